@@ -1,0 +1,29 @@
+"""Which model is adapted."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from trainer.config.model import Section
+
+Family = Literal["sd15", "sdxl"]
+Prediction = Literal["epsilon", "v"]
+
+
+class BaseConfig(Section):
+    """The model that the LoRA adapts."""
+
+    model: str
+    """A .safetensors checkpoint, a diffusers folder, a Hugging Face id (owner/name), or an https link to a .safetensors file."""
+    family: Literal["auto", "sd15", "sdxl"] = "auto"
+    """Which architecture the base is; found out by itself unless you state it."""
+    prediction: Literal["auto", "epsilon", "v"] = "auto"
+    """What the base predicts: the noise (epsilon, most models) or the velocity (v)."""
+    zero_terminal_snr: Literal["auto"] | bool = "auto"
+    """Whether the base was trained with a noise schedule that ends in pure noise (zero terminal SNR)."""
+    vae: str | None = None
+    """A VAE to use instead of the one in the base: a .safetensors file or a diffusers VAE folder."""
+    revision: str | None = None
+    """Which revision (branch, tag or commit) of a Hugging Face base to use."""
+    continue_from: str | None = None
+    """A LoRA file whose weights the training starts from instead of from zero."""

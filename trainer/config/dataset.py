@@ -1,0 +1,45 @@
+"""Which pictures and captions a job trains on."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from trainer.config.model import Section
+
+
+class FolderConfig(Section):
+    """One folder of pictures."""
+
+    path: str
+    """The folder, relative to the job file."""
+    kind: Literal["train", "regularisation", "validation"] = "train"
+    """What the pictures are for: to learn from, to keep the base's idea of the class (regularisation), or only to measure (validation)."""
+    repeats: int | None = Field(default=None, ge=1, le=10_000)
+    """How often each picture is shown per epoch; absent: from impasto.jsonl, a kohya-style folder name such as 10_cat, or 1."""
+    recursive: bool = False
+    """Whether pictures in subfolders belong to it too."""
+    trigger: str | None = None
+    """The word that calls up what is learned; put first unless the caption already holds it; absent: from impasto.jsonl."""
+    class_words: str | None = None
+    """The text used where a picture has no caption; absent: from a kohya-style folder name."""
+    weight: float = Field(default=1.0, ge=0.0, le=100.0)
+    """How much each of these pictures counts in the loss."""
+
+
+class DatasetConfig(Section):
+    """The pictures and captions to learn from."""
+
+    folders: tuple[FolderConfig, ...] = Field(min_length=1)
+    """The folders that make up the dataset."""
+    lines: Literal["caption", "variants"] = "caption"
+    """Whether the lines of a caption file make one caption, or each line is an alternative."""
+    background: str = Field(default="#ffffff", pattern=r"^#[0-9a-fA-F]{6}$")
+    """The colour put behind transparent pictures."""
+    masks: Literal["none", "files", "alpha"] = "none"
+    """Where masks come from: nowhere, NAME-masklabel.png beside the picture, or the picture's transparency."""
+    max_megapixels: float = Field(default=100.0, gt=0.0, le=1000.0)
+    """Larger pictures are refused, so that a hostile or broken file cannot fill the memory."""
+    validation_share: float | Literal["auto"] = "auto"
+    """Share of pictures (0 to 0.5) held out to measure progress; auto: none below 40 pictures, else 0.05."""

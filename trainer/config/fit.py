@@ -1,0 +1,36 @@
+"""How a recipe is made to fit one machine; changes memory and speed, never what is learned beyond rounding."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from trainer.config.model import Section
+
+
+class FitConfig(Section):
+    """How the job is made to fit this machine. A key written here is kept; an absent one is chosen for you."""
+
+    device: str | None = Field(default=None, pattern=r"^(cpu|cuda(:\d+)?)$")
+    """Where to train: cpu, cuda or cuda:1; absent: the best card, else the CPU."""
+    dtype: Literal["bf16", "fp16", "fp32"] | None = None
+    """The number format of the base: bf16 on cards that have it, else fp16; fp32 on the CPU."""
+    quantise: Literal["none", "int8", "nf4"] | None = None
+    """Whether the base is kept in 8 or 4 bits; saves memory, costs some fidelity and speed."""
+    vae_dtype: Literal["fp32", "bf16"] | None = None
+    """The number format of the VAE; fp32 is safest."""
+    micro_batch: int | None = Field(default=None, ge=1, le=512)
+    """How many pictures are computed at once; an effective batch is split into these."""
+    checkpointing: Literal["none", "full"] | tuple[str, ...] | None = None
+    """Gradient checkpointing: none (fast), full (least memory), or a list of UNet blocks such as "down_blocks.1"."""
+    attention: Literal["auto", "flash", "efficient", "math", "cudnn"] | None = None
+    """Which attention kernel PyTorch may use."""
+    vae_tiling: bool | None = None
+    """Whether previews are decoded in tiles, which needs less memory."""
+    threads: int | None = Field(default=None, ge=1, le=256)
+    """CPU threads for the mathematics; absent: as many as there are cores."""
+    deterministic: bool | None = None
+    """Whether every result is exactly repeatable on this machine; always so on the CPU."""
+    cache_gigabytes: float | None = Field(default=None, gt=0.0)
+    """Disk space that cached pictures and texts of one run may take before they are made in portions."""

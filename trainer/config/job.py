@@ -1,0 +1,36 @@
+"""A job: base, dataset, recipe, fit, report and output in one TOML file."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from trainer.config.base import BaseConfig
+from trainer.config.dataset import DatasetConfig
+from trainer.config.fit import FitConfig
+from trainer.config.model import Section
+from trainer.config.output import OutputConfig
+from trainer.config.recipe import RecipeConfig
+from trainer.config.report import ReportConfig
+
+SCHEMA = 1
+
+
+class Job(Section):
+    """Everything one training needs."""
+
+    schema_version: int = Field(default=SCHEMA, alias="schema", ge=1)
+    """The version of this file's form."""
+    name: str = Field(min_length=1, max_length=100)
+    """The name of the LoRA and of its run."""
+    base: BaseConfig
+    """The model that is adapted."""
+    dataset: DatasetConfig
+    """The pictures and captions."""
+    recipe: RecipeConfig = RecipeConfig()
+    """What is learned and how."""
+    fit: FitConfig = FitConfig()
+    """How it is made to fit this machine."""
+    report: ReportConfig = ReportConfig()
+    """What is shown and kept."""
+    output: OutputConfig = OutputConfig()
+    """Where the result goes."""

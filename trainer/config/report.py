@@ -1,0 +1,78 @@
+"""What a run shows and keeps: previews, validation, saving, logging."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from trainer.config.model import Section
+
+
+class PromptConfig(Section):
+    """One picture that is drawn again and again to show progress."""
+
+    prompt: str
+    """What to draw."""
+    negative: str = ""
+    """What to avoid."""
+    width: int | None = Field(default=None, ge=64, le=4096, multiple_of=8)
+    """Width in pixels; absent: the recipe's resolution."""
+    height: int | None = Field(default=None, ge=64, le=4096, multiple_of=8)
+    """Height in pixels; absent: the recipe's resolution."""
+    seed: int = Field(default=1, ge=0, lt=2**63)
+    """The number its noise comes from."""
+    steps: int = Field(default=20, ge=1, le=1000)
+    """How many denoising steps."""
+    guidance: float = Field(default=7.0, ge=0.0, le=100.0)
+    """How strictly the prompt is followed (CFG scale)."""
+    sampler: Literal["euler", "euler_a", "ddim", "dpmpp_2m", "unipc"] = "euler"
+    """The sampler."""
+
+
+class PreviewConfig(Section):
+    """Pictures drawn during the run, the first at step 0 as the baseline."""
+
+    every: int | None = Field(default=None, ge=1)
+    """Draw every so many steps; absent: five times over the run."""
+    prompts: tuple[PromptConfig, ...] = ()
+    """What to draw; empty: no previews."""
+
+
+class ValidationConfig(Section):
+    """Loss on pictures that are not trained on, at fixed noise."""
+
+    every: int | None = Field(default=None, ge=1)
+    """Measure every so many steps; absent: ten times over the run."""
+    timesteps: tuple[int, ...] = (100, 300, 500, 700, 900)
+    """The noise strengths at which it is measured."""
+
+
+class SavingConfig(Section):
+    """LoRA files written during the run, and resumable checkpoints."""
+
+    every_steps: int | None = Field(default=None, ge=1)
+    """Write a LoRA file every so many steps; absent: ten spread over the run."""
+    every_epochs: int | None = Field(default=None, ge=1)
+    """Write a LoRA file every so many epochs."""
+    keep: int | None = Field(default=None, ge=1)
+    """How many of these LoRA files to keep; absent: all."""
+    checkpoint_every: int | None = Field(default=None, ge=1)
+    """Write a resumable checkpoint every so many steps; absent: with each LoRA file and at least every 500 steps."""
+    checkpoint_keep: int = Field(default=2, ge=1, le=1000)
+    """How many resumable checkpoints to keep."""
+
+
+class ReportConfig(Section):
+    """What a run shows and keeps."""
+
+    previews: PreviewConfig = PreviewConfig()
+    """Pictures drawn during the run."""
+    validation: ValidationConfig = ValidationConfig()
+    """Loss on held-out pictures."""
+    saving: SavingConfig = SavingConfig()
+    """LoRA files and checkpoints."""
+    tensorboard: bool = False
+    """Whether curves are also written for TensorBoard."""
+    max_skipped: int = Field(default=20, ge=1)
+    """How many optimizer steps in a row may be skipped for non-finite gradients before the run ends."""
