@@ -1,0 +1,1 @@
+"""Reads model files without torch: headers, what a file is, token counts, bundled assets."""
