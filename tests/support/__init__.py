@@ -1,0 +1,1 @@
+"""Real but tiny material that the tests share."""
