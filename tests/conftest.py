@@ -1,0 +1,61 @@
+"""What every test stands on: no network, one thread, a per-user folder of its own, and no unexpected log."""
+
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+# Before any library is imported, and inherited by the processes that tests start.
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"  # sums in one order on every machine
+os.environ["TOKENIZERS_PARALLELISM"] = "false"  # its thread pool warns when a test starts a process
+os.environ["PYTHONPATH"] = str(ROOT)  # `python -m trainer` works from any folder, installed or not
+
+# These loggers do not hand their records up to the root.
+LIBRARY_LOGGERS = ("diffusers", "transformers", "huggingface_hub")
+
+
+@pytest.fixture(autouse=True)
+def per_user_folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Keep caches, models and the list of runs of each test away from the user's and from other tests'."""
+    folder = tmp_path_factory.mktemp("home")
+    monkeypatch.setenv("IMPASTO_HOME", str(folder))
+    monkeypatch.delenv("IMPASTO_CACHE", raising=False)
+    return folder
+
+
+class Collector(logging.Handler):
+    """Keeps every record once, whichever logger handed it over."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.records: list[logging.LogRecord] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record not in self.records:
+            self.records.append(record)
+
+
+@pytest.fixture(autouse=True)
+def unexpected_logs(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail the test on a record at WARNING or above, unless the mark expects_logs names it, or on a named one missed."""
+    collector = Collector()
+    loggers = [logging.getLogger(), *map(logging.getLogger, LIBRARY_LOGGERS)]
+    for logger in loggers:
+        logger.addHandler(collector)
+    yield
+    for logger in loggers:
+        logger.removeHandler(collector)
+    marker = request.node.get_closest_marker("expects_logs")
+    texts = marker.args if marker else ()
+    messages = [f"{record.levelname} {record.name}: {record.getMessage()}" for record in collector.records]
+    surprises = [message for message in messages if not any(text in message for text in texts)]
+    missed = [text for text in texts if not any(text in message for message in messages)]
+    if surprises:
+        pytest.fail("unexpected log:\n" + "\n".join(surprises), pytrace=False)
+    if missed:
+        pytest.fail(f"expected in the log, and not there: {missed}", pytrace=False)
