@@ -31,7 +31,7 @@ class FolderConfig(Section):
 class DatasetConfig(Section):
     """The pictures and captions to learn from."""
 
-    folders: tuple[FolderConfig, ...] = Field(min_length=1)
+    folders: tuple[FolderConfig, ...] = Field(min_length=1, strict=False)
     """The folders that make up the dataset."""
     lines: Literal["caption", "variants"] = "caption"
     """Whether the lines of a caption file make one caption, or each line is an alternative."""

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from trainer.config.model import Section
+
+
+BlockName = Annotated[str, Field(pattern=r"^(down_blocks\.\d|mid_block|up_blocks\.\d)$", examples=["down_blocks.1", "mid_block", "up_blocks.0"])]
+BlockNames = Annotated[tuple[BlockName, ...], Field(strict=False, min_length=1)]
 
 
 class FitConfig(Section):
@@ -22,7 +26,7 @@ class FitConfig(Section):
     """The number format of the VAE; fp32 is safest."""
     micro_batch: int | None = Field(default=None, ge=1, le=512)
     """How many pictures are computed at once; an effective batch is split into these."""
-    checkpointing: Literal["none", "full"] | tuple[str, ...] | None = None
+    checkpointing: Literal["none", "full"] | BlockNames | None = None
     """Gradient checkpointing: none (fast), full (least memory), or a list of UNet blocks such as "down_blocks.1"."""
     attention: Literal["auto", "flash", "efficient", "math", "cudnn"] | None = None
     """Which attention kernel PyTorch may use."""

@@ -75,8 +75,8 @@ class RecipeConfig(Section):
     """Which text-encoder layer is read, counted as kohya does (1 = last, 2 = penultimate); absent: as the base family is used. SD 1.5 only."""
     token_chunks: Literal[75, 150, 225] = 75
     """How many caption tokens are read at most; longer captions are cut."""
-    resolution: int = Field(default=512, ge=64, le=4096, multiple_of=8)
-    """Side of the square whose area every bucket has, in pixels: 512 for SD 1.5, 1024 for SDXL."""
+    resolution: int | None = Field(default=None, ge=64, le=4096, multiple_of=8)
+    """Side of the square whose area every bucket has, in pixels; absent: 512 for SD 1.5, 1024 for SDXL."""
     pictures: PictureConfig = PictureConfig()
     """How pictures are cropped, flipped and put into buckets."""
     captions: CaptionConfig = CaptionConfig()

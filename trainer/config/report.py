@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from trainer.config.model import Section
+
+
+Timestep = Annotated[int, Field(ge=0, le=999)]
 
 
 class PromptConfig(Section):
@@ -35,7 +38,7 @@ class PreviewConfig(Section):
 
     every: int | None = Field(default=None, ge=1)
     """Draw every so many steps; absent: five times over the run."""
-    prompts: tuple[PromptConfig, ...] = ()
+    prompts: tuple[PromptConfig, ...] = Field(default=(), strict=False)
     """What to draw; empty: no previews."""
 
 
@@ -44,7 +47,7 @@ class ValidationConfig(Section):
 
     every: int | None = Field(default=None, ge=1)
     """Measure every so many steps; absent: ten times over the run."""
-    timesteps: tuple[int, ...] = (100, 300, 500, 700, 900)
+    timesteps: tuple[Timestep, ...] = Field(default=(100, 300, 500, 700, 900), strict=False, min_length=1, max_length=50)
     """The noise strengths at which it is measured."""
 
 
