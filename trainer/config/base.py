@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Literal
+
+from pydantic import Field
 
 from trainer.config.model import Section
 
@@ -13,8 +16,8 @@ Prediction = Literal["epsilon", "v"]
 class BaseConfig(Section):
     """The model that the LoRA adapts."""
 
-    model: str
-    """A .safetensors checkpoint, a diffusers folder, a Hugging Face id (owner/name), or an https link to a .safetensors file."""
+    model: str = Field(min_length=1)
+    """A .safetensors checkpoint, a diffusers folder, a Hugging Face id owner/name, or an https link to a checkpoint."""
     family: Literal["auto", "sd15", "sdxl"] = "auto"
     """Which architecture the base is; found out by itself unless you state it."""
     prediction: Literal["auto", "epsilon", "v"] = "auto"
@@ -27,3 +30,16 @@ class BaseConfig(Section):
     """Which revision (branch, tag or commit) of a Hugging Face base to use."""
     continue_from: str | None = None
     """A LoRA file whose weights the training starts from instead of from zero."""
+
+    def rules(self) -> Iterator[tuple[str, str]]:
+        """Links that can be checked on the way, and zero terminal SNR only where it can be learned from."""
+        if "://" in self.model and not self.model.startswith("https://"):
+            yield "model", "is a link that does not start with https://"
+        if self.zero_terminal_snr is True and self.prediction == "epsilon":
+            yield (
+                "zero_terminal_snr",
+                (
+                    'cannot be true with prediction = "epsilon": guessing noise in pure noise teaches nothing; '
+                    'such bases predict "v"'
+                ),
+            )

@@ -8,15 +8,19 @@ from pydantic import Field
 
 from trainer.config.model import Section
 
-
-BlockName = Annotated[str, Field(pattern=r"^(down_blocks\.\d|mid_block|up_blocks\.\d)$", examples=["down_blocks.1", "mid_block", "up_blocks.0"])]
+BlockName = Annotated[
+    str,
+    Field(
+        pattern=r"^(down_blocks\.\d|mid_block|up_blocks\.\d)$", examples=["down_blocks.1", "mid_block", "up_blocks.0"]
+    ),
+]
 BlockNames = Annotated[tuple[BlockName, ...], Field(strict=False, min_length=1)]
 
 
 class FitConfig(Section):
     """How the job is made to fit this machine. A key written here is kept; an absent one is chosen for you."""
 
-    device: str | None = Field(default=None, pattern=r"^(cpu|cuda(:\d+)?)$")
+    device: str | None = Field(default=None, pattern=r"^(cpu|cuda(:\d+)?)$", examples=["cpu", "cuda", "cuda:1"])
     """Where to train: cpu, cuda or cuda:1; absent: the best card, else the CPU."""
     dtype: Literal["bf16", "fp16", "fp32"] | None = None
     """The number format of the base: bf16 on cards that have it, else fp16; fp32 on the CPU."""

@@ -20,7 +20,12 @@ class Job(Section):
 
     schema_version: int = Field(default=SCHEMA, alias="schema", ge=1)
     """The version of this file's form."""
-    name: str = Field(min_length=1, max_length=100)
+    name: str = Field(
+        min_length=1,
+        max_length=100,
+        pattern=r"^[^\x00-\x1f\x7f]*[^\x00-\x1f\x7f\s.][^\x00-\x1f\x7f]*$",
+        examples=["my-style"],
+    )
     """The name of the LoRA and of its run."""
     base: BaseConfig
     """The model that is adapted."""

@@ -8,7 +8,7 @@ from typing import Any, Self
 from pydantic import BaseModel, ConfigDict, model_validator
 
 
-class RulesBroken(ValueError):
+class BrokenRulesError(ValueError):
     """Rules between keys that a table breaks: pairs of the key, relative to the table, and the reason."""
 
     def __init__(self, problems: tuple[tuple[str, str], ...]) -> None:
@@ -39,7 +39,7 @@ class Section(BaseModel):
     @model_validator(mode="after")
     def _keep_rules(self) -> Self:
         if problems := tuple(self.rules()):
-            raise RulesBroken(problems)
+            raise BrokenRulesError(problems)
         return self
 
     def changed(self, **updates: Any) -> Self:

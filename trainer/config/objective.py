@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Literal
 
 from pydantic import Field
@@ -38,3 +39,13 @@ class ObjectiveConfig(Section):
     """Smallest noise strength used (0 to 999)."""
     timestep_max: int = Field(default=999, ge=0, le=999)
     """Largest noise strength used (0 to 999)."""
+
+    def rules(self) -> Iterator[tuple[str, str]]:
+        """One loss weighting at a time; a range of noise strengths that holds something."""
+        if self.debiased and self.min_snr_gamma is not None:
+            yield (
+                "debiased",
+                "cannot be combined with min_snr_gamma: both weigh the noise strengths; keep one of the two",
+            )
+        if self.timestep_min > self.timestep_max:
+            yield "timestep_min", f"is {self.timestep_min}, which is above timestep_max = {self.timestep_max}"

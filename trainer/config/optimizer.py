@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -14,6 +15,8 @@ Epsilon = Annotated[float, Field(gt=0.0, le=1.0)]
 
 
 class _AdamLike(Section):
+    name: str
+    """Which optimizer."""
     beta1: Beta = 0.9
     """How long the direction of earlier steps is remembered."""
     beta2: Beta = 0.999
@@ -46,6 +49,8 @@ class PagedAdamW8bitConfig(_AdamLike):
 
 
 class _LionLike(Section):
+    name: str
+    """Which optimizer."""
     beta1: Beta = 0.9
     """How much of the remembered direction a step follows."""
     beta2: Beta = 0.99
@@ -87,6 +92,11 @@ class AdafactorConfig(Section):
     """How long the direction of earlier steps is remembered; absent: not at all."""
     weight_decay: WeightDecay = 0.0
     """How strongly weights are pulled back to zero."""
+
+    def rules(self) -> Iterator[tuple[str, str]]:
+        """Warm-up of the relative step needs the relative step; transformers refuses it otherwise."""
+        if self.warmup_init and not self.relative_step:
+            yield "warmup_init", "works only together with relative_step = true"
 
 
 class ProdigyConfig(Section):

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from trainer.config.captions import CaptionConfig
 from trainer.config.model import Section
 from trainer.config.objective import ObjectiveConfig
-from trainer.config.optimizer import AdamWConfig, OptimizerConfig
+from trainer.config.optimizer import AdafactorConfig, AdamWConfig, OptimizerConfig, ScheduleFreeConfig
 from trainer.config.pictures import PictureConfig
 from trainer.config.schedule import ScheduleConfig
 
@@ -17,6 +18,8 @@ Rank = Annotated[int, Field(ge=1, le=1024)]
 Alpha = Annotated[float, Field(gt=0.0, le=4096.0)]
 LearningRate = Annotated[float, Field(ge=0.0, le=100.0)]
 Share = Annotated[float, Field(ge=0.0, lt=1.0)]
+
+LENGTH_KEYS = ("steps", "epochs", "pictures_seen")
 
 
 class TextEncoderConfig(Section):
@@ -27,7 +30,7 @@ class TextEncoderConfig(Section):
     rank: Rank | None = None
     """The size of its adapter; absent: the recipe's rank."""
     alpha: Alpha | None = None
-    """Its strength divider's counterpart; absent: the recipe's alpha."""
+    """The alpha of its adapter, which acts with strength alpha/rank; absent: the recipe's alpha."""
 
 
 class RecipeConfig(Section):
@@ -36,7 +39,7 @@ class RecipeConfig(Section):
     adapter: Literal["lora"] = "lora"
     """The kind of adapter."""
     layers: Literal["attention", "linear", "all"] = "linear"
-    """Which UNet layers learn: attention only, all linear and 1x1 layers (as kohya does), or also the 3x3 convolutions."""
+    """Which UNet layers learn: attention only, all linear and 1x1 layers (as kohya does), or 3x3 convolutions too."""
     rank: Rank = 16
     """How much the LoRA can hold: a higher rank learns more detail, makes a larger file and overfits sooner."""
     alpha: Alpha = 16.0
@@ -72,7 +75,7 @@ class RecipeConfig(Section):
     clip_gradient: float = Field(default=1.0, ge=0.0, le=1e6)
     """Gradients longer than this are shortened to it; 0 switches it off."""
     clip_skip: int | None = Field(default=None, ge=1, le=12)
-    """Which text-encoder layer is read, counted as kohya does (1 = last, 2 = penultimate); absent: as the base family is used. SD 1.5 only."""
+    """Which text-encoder layer is read, as kohya counts: 1 = last, 2 = penultimate; absent: the last. SD 1.5 only."""
     token_chunks: Literal[75, 150, 225] = 75
     """How many caption tokens are read at most; longer captions are cut."""
     resolution: int | None = Field(default=None, ge=64, le=4096, multiple_of=8)
@@ -83,5 +86,31 @@ class RecipeConfig(Section):
     """How captions are turned into what the model reads."""
     objective: ObjectiveConfig = ObjectiveConfig()
     """What the loss measures and which noise is used."""
-    seed: int = Field(default=42, ge=0, lt=2**63)
+    seed: int = Field(default=42, ge=0, le=2**63 - 1)
     """The number all chance in the run comes from: the same seed gives the same LoRA."""
+
+    @field_validator("optimizer", mode="before")
+    @classmethod
+    def _default_optimizer(cls, value: Any) -> Any:
+        """A table of arguments without a name means the default optimizer, as an absent table does."""
+        return {"name": "adamw", **value} if isinstance(value, dict) else value
+
+    def rules(self) -> Iterator[tuple[str, str]]:
+        """One length, something that learns, and no schedule on top of an optimizer that has its own."""
+        lengths = [key for key in LENGTH_KEYS if getattr(self, key) is not None]
+        if len(lengths) > 1:
+            yield lengths[0], f"says how long the run is, and so does {' and '.join(lengths[1:])}; keep one of them"
+        if not any((self.learning_rate, self.text_encoder.learning_rate, self.text_encoder_2.learning_rate)):
+            yield "learning_rate", "is 0, and that of the text encoders too: nothing would be trained"
+        yield from self._schedule_rules()
+
+    def _schedule_rules(self) -> Iterator[tuple[str, str]]:
+        own_rate = isinstance(self.optimizer, AdafactorConfig) and self.optimizer.relative_step
+        if not own_rate and not isinstance(self.optimizer, ScheduleFreeConfig):
+            return
+        who = "Adafactor with relative_step = true" if own_rate else "Schedule-Free AdamW"
+        if self.schedule.kind != "constant":
+            yield "schedule.kind", f'must be "constant": {who} changes its steps by itself'
+        if self.schedule.warmup:
+            own = "optimizer.warmup_init = true" if own_rate else "optimizer.warmup_steps"
+            yield "schedule.warmup", f"must be 0: {who} has its own warm-up, {own}"

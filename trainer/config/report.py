@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
 from pydantic import Field
 
 from trainer.config.model import Section
-
 
 Timestep = Annotated[int, Field(ge=0, le=999)]
 
@@ -15,7 +15,7 @@ Timestep = Annotated[int, Field(ge=0, le=999)]
 class PromptConfig(Section):
     """One picture that is drawn again and again to show progress."""
 
-    prompt: str
+    prompt: str = Field(max_length=10_000)
     """What to draw."""
     negative: str = ""
     """What to avoid."""
@@ -23,7 +23,7 @@ class PromptConfig(Section):
     """Width in pixels; absent: the recipe's resolution."""
     height: int | None = Field(default=None, ge=64, le=4096, multiple_of=8)
     """Height in pixels; absent: the recipe's resolution."""
-    seed: int = Field(default=1, ge=0, lt=2**63)
+    seed: int = Field(default=1, ge=0, le=2**63 - 1)
     """The number its noise comes from."""
     steps: int = Field(default=20, ge=1, le=1000)
     """How many denoising steps."""
@@ -47,7 +47,9 @@ class ValidationConfig(Section):
 
     every: int | None = Field(default=None, ge=1)
     """Measure every so many steps; absent: ten times over the run."""
-    timesteps: tuple[Timestep, ...] = Field(default=(100, 300, 500, 700, 900), strict=False, min_length=1, max_length=50)
+    timesteps: tuple[Timestep, ...] = Field(
+        default=(100, 300, 500, 700, 900), strict=False, min_length=1, max_length=50
+    )
     """The noise strengths at which it is measured."""
 
 
@@ -59,11 +61,16 @@ class SavingConfig(Section):
     every_epochs: int | None = Field(default=None, ge=1)
     """Write a LoRA file every so many epochs."""
     keep: int | None = Field(default=None, ge=1)
-    """How many of these LoRA files to keep; absent: all."""
+    """How many of the LoRA files written during the run to keep, the newest; absent: all."""
     checkpoint_every: int | None = Field(default=None, ge=1)
-    """Write a resumable checkpoint every so many steps; absent: with each LoRA file and at least every 500 steps."""
+    """Write a resumable checkpoint every so many steps; absent: as LoRA files, but at least every 500."""
     checkpoint_keep: int = Field(default=2, ge=1, le=1000)
     """How many resumable checkpoints to keep."""
+
+    def rules(self) -> Iterator[tuple[str, str]]:
+        """One rhythm for LoRA files."""
+        if self.every_steps is not None and self.every_epochs is not None:
+            yield "every_steps", "says how often LoRA files are written, and so does every_epochs; keep one of them"
 
 
 class ReportConfig(Section):

@@ -1,0 +1,147 @@
+"""What each key of a job means and may hold, for error sentences, commented files and the app's forms."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from trainer.config.model import Section
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """One key: its dotted name, what it may hold in words, its default (None: absent or required) and its help text."""
+
+    key: str
+    values: str
+    default: Any
+    required: bool
+    doc: str
+
+
+def fields(section: type[Section], prefix: str = "") -> Iterator[Described]:
+    """Yield every key of ``section`` and of the tables in it, in the order of the file.
+
+    A list of tables gives its keys once, with ``*`` for the place in the list; a table that comes in kinds
+    (the optimizer) gives the keys of every kind, with the kind's name in brackets.
+    """
+    for name, field in section.model_fields.items():
+        key = prefix + (field.alias or name)
+        default = None if field.default is PydanticUndefined else field.default
+        yield Described(
+            key, values_text(field.annotation, field), default, field.is_required(), field.description or ""
+        )
+        kinds = sections_in(field.annotation)
+        for kind in kinds:
+            inner = (
+                key + (f"[{kind_name(kind)}]" if len(kinds) > 1 else "") + (".*" if _is_list(field.annotation) else "")
+            )
+            yield from fields(kind, inner + ".")
+
+
+def sections_in(annotation: Any) -> list[type[Section]]:
+    """The tables that a field with this annotation may hold, itself or as items of its list."""
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        return [annotation]
+    return [section for part in get_args(annotation) if not isinstance(part, str) for section in sections_in(part)]
+
+
+def kind_name(section: type[Section]) -> str:
+    """The word that chooses this kind among others: the default of its ``name`` ("adamw")."""
+    field = section.model_fields.get("name")
+    return field.default if field is not None and isinstance(field.default, str) else ""
+
+
+def choices(annotation: Any) -> list[str]:
+    """The words that a field may hold, if it is a choice; the names of its kinds if it holds a table of one kind."""
+    if get_origin(annotation) is Literal:
+        return [value for value in get_args(annotation) if isinstance(value, str)]
+    kinds = sections_in(annotation)
+    if kinds:
+        return [kind_name(kind) for kind in kinds] if len(kinds) > 1 else []
+    return [word for part in get_args(annotation) for word in choices(part)]
+
+
+def values_text(annotation: Any, field: FieldInfo | None = None) -> str:
+    """What may be written, as words that follow "must be": "a whole number from 1 to 1024"."""
+    constraints = list(field.metadata) if field is not None else []
+    examples = (field.examples if field is not None else None) or []
+    return _words(annotation, constraints, examples)
+
+
+def _words(annotation: Any, constraints: Sequence[Any], examples: Sequence[Any]) -> str:
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        inner, *extra = get_args(annotation)
+        infos = [item for item in extra if isinstance(item, FieldInfo)]
+        more = [constraint for info in infos for constraint in info.metadata]
+        own = [example for info in infos for example in info.examples or ()]
+        return _words(inner, [*constraints, *more], own or examples)
+    if origin in (Union, types.UnionType):
+        parts = [
+            part
+            for part in get_args(annotation)
+            if part is not type(None) and not (part is int and float in get_args(annotation))
+        ]
+        return " or ".join(dict.fromkeys(_words(part, constraints, examples) for part in parts))
+    if origin is Literal:
+        quoted = (
+            [f'"{value}"' for value in get_args(annotation)]
+            if _all_text(annotation)
+            else map(str, get_args(annotation))
+        )
+        return _listed(list(quoted))
+    if origin is tuple:
+        item = _words(get_args(annotation)[0], (), examples)
+        return "a list of tables" if item == "a table" else f"a list, each item {item}"
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        return "a table"
+    return _plain(annotation, constraints, examples)
+
+
+def _plain(annotation: Any, constraints: Sequence[Any], examples: Sequence[Any]) -> str:
+    if annotation is bool:
+        return "true or false"
+    if annotation is str:
+        if examples:
+            return "text such as " + " or ".join(f'"{example}"' for example in examples)
+        longest = _limit(constraints, "max_length")
+        return "text" + (f" of at most {longest} characters" if longest else "")
+    number = "a whole number" if annotation is int else "a number"
+    multiple = _limit(constraints, "multiple_of")
+    return number + _range(constraints) + (f", a multiple of {multiple}" if multiple else "")
+
+
+def _range(constraints: Sequence[Any]) -> str:
+    low, above = _limit(constraints, "ge"), _limit(constraints, "gt")
+    high, below = _limit(constraints, "le"), _limit(constraints, "lt")
+    if low is not None and high is not None:
+        return f" from {_number(low)} to {_number(high)}"
+    words = (("of at least", low), ("above", above), ("up to", high), ("below", below))
+    bounds = [f"{word} {_number(bound)}" for word, bound in words if bound is not None]
+    return " " + " and ".join(bounds) if bounds else ""
+
+
+def _number(value: float) -> str:
+    return str(value) if isinstance(value, int) else f"{value:g}"
+
+
+def _limit(constraints: Sequence[Any], name: str) -> Any:
+    return next((getattr(item, name) for item in constraints if getattr(item, name, None) is not None), None)
+
+
+def _all_text(annotation: Any) -> bool:
+    return all(isinstance(value, str) for value in get_args(annotation))
+
+
+def _listed(words: list[str]) -> str:
+    return words[0] if len(words) == 1 else ", ".join(words[:-1]) + " or " + words[-1]
+
+
+def _is_list(annotation: Any) -> bool:
+    return get_origin(annotation) is tuple or any(_is_list(part) for part in get_args(annotation))

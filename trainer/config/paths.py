@@ -1,0 +1,68 @@
+"""Paths in a job: relative to its file when written, absolute once loaded."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from trainer.config.output import OutputConfig
+
+_HUB_ID = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}", re.ASCII)
+_PATH_START = re.compile(r"[./\\~]|[A-Za-z]:[\\/]")
+_MODEL_FILES = (".safetensors", ".ckpt", ".pt", ".pth", ".bin", ".gguf")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+
+
+def is_base_path(model: str, folder: Path) -> bool:
+    """Whether ``base.model`` names a file or folder rather than a link or a Hugging Face id.
+
+    A path is what starts as paths do, ends as checkpoints do, has not the form owner/name, or exists on disk counted
+    from ``folder``.
+    """
+    if "://" in model:
+        return False
+    if _PATH_START.match(model) or model.lower().endswith(_MODEL_FILES) or not _HUB_ID.fullmatch(model):
+        return True
+    return (folder / model).exists()
+
+
+def absolute(path: str, folder: Path) -> str:
+    """``path`` counted from ``folder``, with ~ for the home folder; symbolic links are left as they are."""
+    # os.path, not Path.resolve: a link to a model drive must stay a link, and ~name of nobody a plain name.
+    return os.path.abspath(folder / os.path.expanduser(path))  # noqa: PTH100, PTH111
+
+
+def make_absolute(data: dict[str, Any], folder: Path) -> list[str]:
+    """Make every path in a job's ``data`` absolute, in place; return the ones that cannot be paths, with the reason.
+
+    Values that are no text are left to validation.
+    """
+    faults = []
+    for key, table, name in _places(data):
+        value = table.get(name)
+        if not isinstance(value, str) or not value:
+            continue
+        if _CONTROL.search(value):
+            # "C:\new" in double quotes is C:, a line break, and ew: TOML is right, and nobody means it.
+            faults.append(f"{key}: holds a line break or the like; write Windows paths in 'single quotes'")
+        elif key != "base.model" or is_base_path(value, folder):
+            table[name] = absolute(value, folder)
+    return faults
+
+
+def _places(data: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any], str]]:
+    """Every place of a path as (dotted key, its table, its name there), the default of output.runs included."""
+    base, dataset = data.get("base"), data.get("dataset")
+    if isinstance(base, dict):
+        yield from ((f"base.{name}", base, name) for name in ("model", "vae", "continue_from"))
+    folders = dataset.get("folders") if isinstance(dataset, dict) else None
+    for number, item in enumerate(folders if isinstance(folders, list) else ()):
+        if isinstance(item, dict):
+            yield f"dataset.folders.{number}.path", item, "path"
+    output = data.setdefault("output", {})
+    if isinstance(output, dict):
+        output.setdefault("runs", OutputConfig.model_fields["runs"].default)
+        yield "output.runs", output, "runs"

@@ -1,0 +1,146 @@
+"""Puts what is wrong with a job into sentences: the dotted key, the reason, and the nearest name that exists."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, get_args
+
+from pydantic import ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
+
+from trainer.config.describe import choices, fields, kind_name, sections_in, values_text
+from trainer.config.model import BrokenRulesError, Section
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where in the schema an error lies: its dotted key, and the field or the tables found there."""
+
+    key: str
+    annotation: Any
+    field: FieldInfo | None
+    tables: Sequence[type[Section]]
+
+
+def problems(error: ValidationError, root: type[Section]) -> tuple[str, ...]:
+    """Word every fault that validation of ``root`` found, one line a key, in the order of the schema."""
+    found: dict[str, str] = {}
+    for detail in error.errors(include_url=False):
+        for key, reason in _reasons(detail, root):
+            found.setdefault(key, reason)
+    return tuple(f"{key}: {reason}" if key else reason for key, reason in found.items())
+
+
+def nearest(word: str, names: Sequence[str]) -> str | None:
+    """The name most like ``word``, if one is alike enough to be meant."""
+    return next(iter(difflib.get_close_matches(word, names, n=1, cutoff=0.6)), None)
+
+
+def unknown_key(key: str, table: Sequence[type[Section]], root: type[Section]) -> str:
+    """Say that the dotted ``key`` does not exist, and which one may be meant: beside it, or elsewhere by that name."""
+    *parents, word = key.split(".")
+    names = [field.alias or name for section in table for name, field in section.model_fields.items()]
+    near = nearest(word, names)
+    if near is not None:
+        return f"there is no such key (did you mean {near}?)"
+    elsewhere = [found.key for found in fields(root) if found.key.rpartition(".")[2] == word]
+    if elsewhere:
+        return f"there is no such key here (did you mean {elsewhere[0]}?)"
+    place = f"[{'.'.join(parents)}]" if parents else "a job"
+    return f"there is no such key; {place} has {', '.join(dict.fromkeys(names))}"
+
+
+def _reasons(detail: ErrorDetails, root: type[Section]) -> Iterator[tuple[str, str]]:
+    place = _place(detail["loc"], root)
+    broken = detail.get("ctx", {}).get("error")
+    if isinstance(broken, BrokenRulesError):
+        for key, reason in broken.problems:
+            yield (f"{place.key}.{key}" if place.key else key), reason
+    elif detail["type"] == "extra_forbidden":
+        yield place.key, unknown_key(place.key, place.tables, root)
+    elif detail["type"] == "missing":
+        doc = place.field.description if place.field is not None else None
+        yield place.key, "is missing" + (f": {doc[:1].lower()}{doc[1:]}" if doc else "")
+    elif detail["type"] == "union_tag_invalid":
+        yield f"{place.key}.name", _bad_choice(detail["input"]["name"], choices(place.annotation))
+    else:
+        yield place.key, _bad_value(place, detail["input"])
+
+
+def _place(loc: Sequence[str | int], root: type[Section]) -> _Place:
+    """Follow pydantic's location through the schema; labels that pydantic adds for union members are no keys."""
+    key: list[str] = []
+    annotation: Any = root
+    field: FieldInfo | None = None
+    tables: Sequence[type[Section]] = [root]
+    for step in loc:
+        if isinstance(step, int):
+            key.append(str(step))
+            annotation, field = _item(annotation), None
+            continue
+        kinds = [table for table in tables if len(tables) > 1 and kind_name(table) == step]
+        if kinds:
+            tables = kinds
+            continue
+        known = _field(tables, step)
+        if known is None:
+            if tables:
+                key.append(step)
+            break
+        key.append(step)
+        field, annotation = known, known.annotation
+        tables = sections_in(annotation)
+    return _Place(".".join(key), annotation, field, tables)
+
+
+def _field(tables: Sequence[type[Section]], key: str) -> FieldInfo | None:
+    for table in tables:
+        for name, field in table.model_fields.items():
+            if (field.alias or name) == key:
+                return field
+    return None
+
+
+def _item(annotation: Any) -> Any:
+    return next((part for part in get_args(annotation) if part is not type(None)), annotation)
+
+
+def _bad_value(place: _Place, value: Any) -> str:
+    words = choices(place.annotation)
+    if isinstance(value, str) and words and not place.tables:
+        near = nearest(value, words)
+        if near is not None:
+            return f"must be {values_text(place.annotation, place.field)}, not {_shown(value)} (did you mean {near}?)"
+    return f"must be {values_text(place.annotation, place.field)}, not {_shown(value)}{_hint(place, value)}"
+
+
+def _bad_choice(value: Any, words: list[str]) -> str:
+    near = nearest(value, words) if isinstance(value, str) else None
+    return f"must be one of {', '.join(words)}, not {_shown(value)}" + (f" (did you mean {near}?)" if near else "")
+
+
+def _hint(place: _Place, value: Any) -> str:
+    wanted = values_text(place.annotation, place.field)
+    if isinstance(value, str) and "number" in wanted and value.replace(".", "", 1).replace("e-", "", 1).isdigit():
+        return f" (write {value} without quotes)"
+    if isinstance(value, str) and value.lower() in ("true", "false", "yes", "no", "on", "off") and "true or" in wanted:
+        return " (write true or false without quotes)"
+    if isinstance(value, float) and value.is_integer() and "whole number" in wanted:
+        return f" (write {int(value)})"
+    return ""
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        text = value if len(value) <= 60 else value[:57] + "..."
+        return f'the text "{text}"' if text else "an empty text"
+    if isinstance(value, list | tuple):
+        return "a list" if value else "an empty list"
+    if isinstance(value, dict):
+        return "a table"
+    return str(value)[:60]
