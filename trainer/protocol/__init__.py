@@ -1,0 +1,1 @@
+"""The border between the processes: run directories, events and commands. Standard library only."""

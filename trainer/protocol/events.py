@@ -1,0 +1,324 @@
+"""The closed set of events that a run writes, one JSON line each, and how they are read back.
+
+An event carries codes and numbers; whoever shows it finds the words. Error and notice events carry their sentence.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import math
+import os
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import ClassVar, Literal
+
+Phase = Literal["download", "load", "check", "cache_pictures", "cache_texts", "train", "preview", "validate", "save"]
+Outcome = Literal["done", "paused", "stopped", "failed"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """What all events share; the writer fills both fields in."""
+
+    type: ClassVar[str]
+    time: float = 0.0
+    """Unix time in seconds."""
+    attempt: int = 0
+    """The number of the start that wrote it, from 1."""
+
+
+@dataclass(frozen=True)
+class AttemptStarted(Event):
+    """A start of the engine; `device` as in the job, such as "cpu" or "cuda:0"."""
+
+    type: ClassVar[str] = "attempt_started"
+    pid: int
+    device: str
+
+
+@dataclass(frozen=True)
+class PhaseStarted(Event):
+    """A phase begins; `total` counts its units (bytes, files, pictures, texts, steps), None when unknown."""
+
+    type: ClassVar[str] = "phase_started"
+    phase: Phase
+    total: int | None
+
+
+@dataclass(frozen=True)
+class PhaseProgress(Event):
+    """How far a phase is, in the units of its total."""
+
+    type: ClassVar[str] = "phase_progress"
+    phase: Phase
+    done: int
+    total: int | None
+
+
+@dataclass(frozen=True)
+class PhaseFinished(Event):
+    """A phase has ended after so many seconds."""
+
+    type: ClassVar[str] = "phase_finished"
+    phase: Phase
+    seconds: float
+
+
+@dataclass(frozen=True)
+class StepEvent(Event):
+    """One optimizer step. Numbers that are not finite are None, since JSON has no word for them."""
+
+    type: ClassVar[str] = "step"
+    step: int
+    """From 1."""
+    epoch: int
+    loss: float | None
+    grad_norm: float | None
+    """Before clipping."""
+    learning_rates: Mapping[str, float]
+    """By part: unet, text_encoder, text_encoder_2."""
+    pictures: int
+    """How many pictures the step learned from."""
+    seconds: float
+    skipped: bool = False
+    """Whether the optimizer stayed where it was because something was not finite."""
+    loss_scale: float | None = None
+    """fp16 only."""
+    memory: int | None = None
+    """Bytes held on the training device, at the peak since the last step; None where that is not known."""
+
+
+@dataclass(frozen=True)
+class Validation(Event):
+    """Loss at fixed noise; `held_out` tells whether on pictures that are not trained on."""
+
+    type: ClassVar[str] = "validation"
+    step: int
+    loss: float | None
+    held_out: bool
+    per_timestep: Mapping[str, float | None]
+    """By timestep, written as text because JSON has only such keys."""
+
+
+@dataclass(frozen=True)
+class Preview(Event):
+    """A picture was drawn; `file` is its name in samples/, `index` the number of its prompt from 0."""
+
+    type: ClassVar[str] = "preview"
+    step: int
+    index: int
+    file: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Saved(Event):
+    """A LoRA file was written and checked; `file` is its name in output/."""
+
+    type: ClassVar[str] = "saved"
+    step: int
+    file: str
+    sha256: str
+
+
+@dataclass(frozen=True)
+class CheckpointEvent(Event):
+    """A resumable checkpoint is complete; `folder` is its name in checkpoints/."""
+
+    type: ClassVar[str] = "checkpoint"
+    step: int
+    folder: str
+
+
+@dataclass(frozen=True)
+class Skipped(Event):
+    """A step changed nothing; `reason` is a code such as "loss", "gradient" or "scale"."""
+
+    type: ClassVar[str] = "skipped"
+    step: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class CommandEvent(Event):
+    """A command was carried out or not; `outcome` as in `commands.CommandOutcome`."""
+
+    type: ClassVar[str] = "command"
+    name: str
+    outcome: str
+    detail: str
+
+
+@dataclass(frozen=True)
+class Notice(Event):
+    """Something that the user should know and that stops nothing."""
+
+    type: ClassVar[str] = "notice"
+    code: str
+    sentence: str
+
+
+@dataclass(frozen=True)
+class ErrorEvent(Event):
+    """Why the attempt ends: what happened and what to do."""
+
+    type: ClassVar[str] = "error"
+    code: str
+    sentence: str
+    remedy: str
+
+
+@dataclass(frozen=True)
+class Finished(Event):
+    """The last event of an attempt; `file` is the name of the LoRA in output/, None when none was written."""
+
+    type: ClassVar[str] = "finished"
+    outcome: Outcome
+    step: int
+    file: str | None
+
+
+@dataclass(frozen=True)
+class Unknown(Event):
+    """A line of another version or a damaged one, kept as it is so that a reader loses nothing."""
+
+    type: ClassVar[str] = "unknown"
+    line: str
+
+
+TYPES: Mapping[str, type[Event]] = {
+    kind.type: kind
+    for kind in (
+        AttemptStarted,
+        PhaseStarted,
+        PhaseProgress,
+        PhaseFinished,
+        StepEvent,
+        Validation,
+        Preview,
+        Saved,
+        CheckpointEvent,
+        Skipped,
+        CommandEvent,
+        Notice,
+        ErrorEvent,
+        Finished,
+    )
+}
+
+
+class EventWriter:
+    """Appends events to a run's `events.jsonl`; at most one may write at a time, the holder of the run's lock."""
+
+    def __init__(self, path: Path, attempt: int) -> None:
+        # Unbuffered: what a full disk refuses must not be tried again behind our back with the next event.
+        self._file = path.open("ab", buffering=0)
+        self._attempt = attempt
+
+    def write(self, event: Event) -> Event:
+        """Append one event, stamped with time and attempt, and return it so. Raises OSError and leaves no half line.
+
+        The line reaches the system at once, so that a kill loses nothing; a power cut may lose the last seconds.
+        """
+        stamped = dataclasses.replace(event, time=time.time(), attempt=self._attempt)
+        line = memoryview((to_line(stamped) + "\n").encode("utf-8"))
+        end = self._file.seek(0, os.SEEK_END)
+        try:
+            while line:
+                line = line[self._file.write(line) :]
+        except OSError:
+            with contextlib.suppress(OSError):
+                self._file.truncate(end)
+            raise
+        return stamped
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def __enter__(self) -> EventWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def to_line(event: Event) -> str:
+    """Return an event as one line of JSON without its end; numbers that are not finite become null."""
+    if isinstance(event, Unknown):
+        return event.line
+    fields = {field.name: getattr(event, field.name) for field in dataclasses.fields(event)}
+    return json.dumps({"type": event.type} | _finite(fields), ensure_ascii=False, allow_nan=False)
+
+
+def from_line(line: str) -> Event:
+    """Return the event in one line of JSON: fields of later versions are left out, other types kept as `Unknown`."""
+    try:
+        fields = json.loads(line)
+        kind = TYPES[fields["type"]]
+        known = {field.name for field in dataclasses.fields(kind)}
+        return kind(**{key: value for key, value in fields.items() if key in known})
+    except (ValueError, KeyError, TypeError):
+        return Unknown(line)
+
+
+def read_events(path: Path, offset: int = 0) -> tuple[list[Event], int]:
+    """Return the events from byte `offset` on and the offset to go on from; an unfinished line is left for then.
+
+    A file that is missing is empty; one shorter than `offset` was replaced and is read from its start.
+    """
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            start = offset if offset <= size else 0
+            file.seek(start)
+            data = file.read()
+    except FileNotFoundError:
+        return [], 0
+    whole = data[: data.rfind(b"\n") + 1]
+    lines = whole.decode("utf-8", errors="replace").split("\n")[:-1]
+    return [from_line(line) for line in lines], start + len(whole)
+
+
+def cut_torn_line(path: Path) -> None:
+    """Remove what a kill or a power cut left after the last whole line."""
+    block = 1 << 16
+    with contextlib.suppress(FileNotFoundError), path.open("r+b") as file:
+        end = file.seek(0, os.SEEK_END)
+        while end:
+            start = max(0, end - block)
+            file.seek(start)
+            found = file.read(end - start).rfind(b"\n")
+            if found >= 0:
+                end = start + found + 1
+                break
+            end = start
+        file.truncate(end)
+
+
+def latest_steps(events: Iterable[Event]) -> dict[int, StepEvent]:
+    """Return each step's event from the latest attempt that made it, in the order of steps."""
+    latest: dict[int, StepEvent] = {}
+    for event in events:
+        if isinstance(event, StepEvent) and (event.step not in latest or event.attempt >= latest[event.step].attempt):
+            latest[event.step] = event
+    return dict(sorted(latest.items()))
+
+
+def _finite(fields: Mapping[str, object]) -> dict[str, object]:
+    return dict(_finite_items(fields))
+
+
+def _finite_items(fields: Mapping[str, object]) -> Iterator[tuple[str, object]]:
+    for key, value in fields.items():
+        if isinstance(value, Mapping):
+            yield key, _finite(value)
+        else:
+            yield key, None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,28 @@
+"""Turns any text into a file name that Windows, Linux and macOS all take."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+_FORBIDDEN = re.compile(r'[<>:"/\\|?*\x00-\x1f\x7f]+')
+# Marks that reverse the direction of text make "gpj.exe" read as "exe.jpg"; lone surrogates cannot be written as UTF-8.
+_INVISIBLE = re.compile("[\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff\ud800-\udfff]+")
+# Windows' devices, whatever extension follows. https://learn.microsoft.com/windows/win32/fileio/naming-a-file
+_RESERVED = re.compile(r"(con|prn|aux|nul|conin\$|conout\$|clock\$|com[0-9¹²³]|lpt[0-9¹²³])(\s*\..*)?", re.IGNORECASE)
+_MOST_BYTES = 120  # of UTF-8; leaves room for "-step00000500.safetensors" in the 255 that file systems take
+
+
+def safe_name(text: str, otherwise: str = "unnamed") -> str:
+    """Return `text` as one path component, letters of every script kept; `otherwise` when nothing of it is left."""
+    name = _INVISIBLE.sub("", unicodedata.normalize("NFC", text))
+    name = _trimmed(_FORBIDDEN.sub("-", name))
+    name = _trimmed(name.encode("utf-8")[:_MOST_BYTES].decode("utf-8", errors="ignore"))
+    if _RESERVED.fullmatch(name):
+        name = f"_{name}"
+    return name or otherwise
+
+
+def _trimmed(name: str) -> str:
+    # A leading dot hides a file, a leading dash looks like an option; Windows drops trailing dots and spaces.
+    return name.strip().lstrip(".- ").rstrip(". ")

@@ -1,0 +1,57 @@
+"""Places on disk: where per-user files lie, and how much room is left."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import sys
+from pathlib import Path
+
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_WINDOWS_FULL = {39, 112}  # ERROR_HANDLE_DISK_FULL, ERROR_DISK_FULL
+
+
+def home() -> Path:
+    """Return Impasto's per-user folder: $IMPASTO_HOME, else where the system keeps the data of programs."""
+    chosen = _from_environment("IMPASTO_HOME")
+    if chosen:
+        return chosen
+    if sys.platform == "win32":
+        return (_from_environment("LOCALAPPDATA") or Path.home() / "AppData" / "Local") / "Impasto"
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Application Support" / "Impasto"
+    return (_from_environment("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "impasto"
+
+
+def cache_folder() -> Path:
+    """Return where cached pictures and texts lie, shared between runs: $IMPASTO_CACHE, else within `home`."""
+    return _from_environment("IMPASTO_CACHE") or home() / "cache"
+
+
+def models_folder() -> Path:
+    """Return where downloaded bases lie."""
+    return home() / "models"
+
+
+def runs_list() -> Path:
+    """Return the file that every start of a run is entered in, one JSON line each."""
+    return home() / "runs.jsonl"
+
+
+def free_bytes(path: Path) -> int:
+    """Return the bytes that may still be written where `path` is or would be; raises OSError when its disk is gone."""
+    place = path.absolute()
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    return shutil.disk_usage(place).free
+
+
+def is_disk_full(error: OSError) -> bool:
+    """Tell whether a write failed for want of room: full disk, used-up quota, or a size limit on files."""
+    return error.errno in _FULL or getattr(error, "winerror", None) in _WINDOWS_FULL
+
+
+def _from_environment(name: str) -> Path | None:
+    value = os.environ.get(name, "")
+    return Path(value).expanduser().absolute() if value else None

@@ -1,0 +1,273 @@
+"""The run directory: one folder that holds a run and is all that the engine and whoever watches it share."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import difflib
+import json
+import os
+import shutil
+import socket
+import time
+import traceback
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from trainer.errors import ImpastoError, RunError
+from trainer.protocol import atomic, locks, places
+from trainer.protocol.commands import void_leftovers
+from trainer.protocol.events import Phase, cut_torn_line
+from trainer.protocol.naming import safe_name
+
+State = Literal["running", "paused", "stopped", "done", "failed"]
+
+# Whoever asks whether a run is alive holds its lock for microseconds; a start must not take that for another engine.
+_PATIENCE = 1.0
+
+
+@dataclass(frozen=True)
+class Status:
+    """How a run stands, rewritten every few seconds; that it is alive the lock tells, not this."""
+
+    state: State
+    phase: Phase | None
+    step: int
+    steps: int
+    attempt: int
+    heartbeat: float
+    """Unix time in seconds."""
+
+
+class RunDirectory:
+    """A run's folder and the names within it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.name = path.name
+        self.job = path / "job.toml"
+        self.listing = path / "dataset.jsonl"
+        self.run = path / "run.json"
+        self.status = path / "status.json"
+        self.events = path / "events.jsonl"
+        self.console = path / "console.log"
+        self.commands = path / "commands"
+        self.checkpoints = path / "checkpoints"
+        self.samples = path / "samples"
+        self.output = path / "output"
+        self.lock = path / "lock"
+
+    @classmethod
+    def create(cls, parent: Path, name: str) -> RunDirectory:
+        """Make a new run's folder in `parent` and enter it in the per-user list.
+
+        The name is made safe for every system and gets "-2", "-3" ... where it is taken. Raises RunError when the
+        folder or the list cannot be written; then nothing is left behind.
+        """
+        try:
+            path = _make_free_folder(parent.absolute(), safe_name(name, "run"))
+        except OSError as error:
+            raise RunError(
+                "run.folder",
+                f"The run's folder cannot be made in {parent}: {error.strerror or error}.",
+                "Choose a folder that you may write to with output.runs in the job, or make room on that disk.",
+            ) from error
+        run = cls(path)
+        try:
+            run._lay_out()
+            _enter_in_list(run.path)
+        except BaseException:
+            shutil.rmtree(path, ignore_errors=True)
+            raise
+        return run
+
+    @classmethod
+    def open(cls, path: Path) -> RunDirectory:
+        """Return the run that `path` holds; raises RunError when it is none."""
+        run = cls(path.absolute())
+        if not run.run.is_file():
+            raise RunError(
+                "run.none",
+                f"{path} is not a run: it holds no run.json." if path.is_dir() else f"There is no run at {path}.",
+                "See `runs` for the runs on this machine.",
+            )
+        return run
+
+    @contextlib.contextmanager
+    def hold(self) -> Iterator[None]:
+        """Hold the run for the engine's life; raises RunError "run.busy" when another engine does.
+
+        The system frees the lock however the process ends. A fault of ours that passes through is written to the
+        console log with its traceback, and says so in a note.
+        """
+        with contextlib.ExitStack() as stack:
+            try:
+                stack.enter_context(locks.held(self.lock, _PATIENCE))
+            except locks.LockBusyError as error:
+                raise RunError(
+                    "run.busy",
+                    f'The run "{self.name}" is already running in another process.',
+                    "Follow it with `watch`, or end it with `stop` first.",
+                ) from error
+            except OSError as error:
+                raise RunError(
+                    "run.lock",
+                    f"The run's lock file {self.lock} cannot be used: {error.strerror or error}.",
+                    "Put the run on a disk that you may write to and that has file locks; some network shares have none.",
+                ) from error
+            with self._faults_recorded():
+                yield
+
+    def is_alive(self) -> bool:
+        """Tell whether an engine holds the run, in this process or another."""
+        return locks.is_held(self.lock)
+
+    def begin_attempt(self, facts: Mapping[str, object]) -> int:
+        """Enter a new start of the engine in run.json and return its number, from 1; call it while holding the run.
+
+        `facts` are JSON values such as versions, device and threads. Cleans up what a killed attempt left: a torn
+        event, temporary files, commands that nobody read.
+        """
+        cut_torn_line(self.events)
+        for folder in (self.path, self.checkpoints, self.samples, self.output):
+            atomic.remove_strays(folder)
+        void_leftovers(self)
+        record = self._record()
+        number = len(self.attempts()) + 1
+        started = {"number": number, "pid": os.getpid(), "host": socket.gethostname(), "started": time.time()}
+        atomic.write_json(self.run, record | {"attempts": [*self.attempts(), started | dict(facts)]})
+        _enter_in_list(self.path)
+        return number
+
+    def attempts(self) -> list[dict[str, object]]:
+        """Return what run.json tells of each start, the first one first."""
+        attempts = self._record().get("attempts", [])
+        return list(attempts) if isinstance(attempts, list) else []
+
+    def write_status(self, status: Status) -> bool:
+        """Replace status.json; returns False when that failed, for a heartbeat is no reason to end a run."""
+        try:
+            atomic.write_json(self.status, dataclasses.asdict(status), durable=False)
+        except OSError:
+            return False
+        return True
+
+    def read_status(self) -> Status | None:
+        """Return the last status; None when there is none that can be read."""
+        try:
+            fields = json.loads(atomic.read_text(self.status))
+            return Status(**{field.name: fields[field.name] for field in dataclasses.fields(Status)})
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def _lay_out(self) -> None:
+        for folder in (self.commands / "done", self.checkpoints, self.samples, self.output):
+            folder.mkdir(parents=True)
+        atomic.write_json(self.run, {"name": self.name, "created": time.time(), "attempts": []})
+
+    def _record(self) -> dict[str, object]:
+        try:
+            record = json.loads(atomic.read_text(self.run))
+        except (OSError, ValueError) as error:
+            raise _damaged(self.run) from error
+        if not isinstance(record, dict):
+            raise _damaged(self.run)
+        return record
+
+    @contextlib.contextmanager
+    def _faults_recorded(self) -> Iterator[None]:
+        try:
+            yield
+        except ImpastoError:
+            raise
+        except Exception as error:
+            with contextlib.suppress(OSError), self.console.open("a", encoding="utf-8", newline="\n") as log:
+                traceback.print_exception(error, file=log)
+                error.add_note(f"Its traceback is in {self.console}.")
+            raise
+
+
+def known_runs() -> list[Path]:
+    """Return the folders of this user's runs that still exist, the latest started first."""
+    try:
+        lines = atomic.read_text(places.runs_list()).splitlines()
+    except (OSError, UnicodeDecodeError):
+        return []
+    paths = dict.fromkeys(_listed_path(line) for line in reversed(lines))
+    return [path for path in paths if path is not None and (path / "run.json").is_file()]
+
+
+def find_run(text: str) -> RunDirectory:
+    """Return the run that `text` names: a path, a name in ./runs, or a name in the per-user list.
+
+    Raises RunError when there is none, with names that are near, or several, with their paths.
+    """
+    for path in (Path(text), Path("runs") / text):
+        if (path / "run.json").is_file():
+            return RunDirectory.open(path)
+    named = [path for path in known_runs() if path.name == text]
+    if len(named) > 1:
+        listed = ", ".join(str(path) for path in named)
+        raise RunError(
+            "run.ambiguous", f'Several runs are called "{text}": {listed}.', "Name the one you mean by its path."
+        )
+    if not named:
+        raise _unknown(text)
+    return RunDirectory.open(named[0])
+
+
+def _unknown(text: str) -> RunError:
+    names = list(dict.fromkeys(path.name for path in known_runs()))
+    near = difflib.get_close_matches(text, names, n=3)
+    remedy = f"Did you mean {' or '.join(near)}? " if near else ""
+    return RunError(
+        "run.unknown", f'There is no run called "{text}".', remedy + "See `runs` for the runs on this machine."
+    )
+
+
+def _damaged(path: Path) -> RunError:
+    return RunError(
+        "run.damaged",
+        f"{path} is damaged or cannot be read, so the run's history is not known.",
+        "Start the job again with `train`; the LoRA files in the run's output folder are untouched.",
+    )
+
+
+def _make_free_folder(parent: Path, name: str) -> Path:
+    parent.mkdir(parents=True, exist_ok=True)
+    number = 1
+    while True:
+        path = parent / (name if number == 1 else f"{name}-{number}")
+        try:
+            path.mkdir()
+        except FileExistsError:
+            number += 1
+        else:
+            return path
+
+
+def _enter_in_list(path: Path) -> None:
+    target = places.runs_list()
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        # Windows emulates appending by seeking first: without the lock two starts could write over each other.
+        with (
+            locks.held(target.with_suffix(".lock"), patience=10.0),
+            target.open("a", encoding="utf-8", newline="\n") as file,
+        ):
+            file.write(json.dumps({"path": str(path), "time": time.time()}, ensure_ascii=False) + "\n")
+    except (OSError, locks.LockBusyError) as error:
+        raise RunError(
+            "run.list",
+            f"The list of runs {target} cannot be written: {error}.",
+            "Make that folder writable, or name another one in the environment variable IMPASTO_HOME.",
+        ) from error
+
+
+def _listed_path(line: str) -> Path | None:
+    try:
+        return Path(json.loads(line)["path"])
+    except (ValueError, KeyError, TypeError):
+        return None
