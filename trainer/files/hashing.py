@@ -1,0 +1,71 @@
+"""SHA-256 of large files, remembered so that an unchanged file is read only once."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from trainer.protocol import atomic, places
+
+_BLOCK = 4 << 20
+_REMEMBERED = 2000  # entries; the oldest are forgotten first
+
+Counter = Callable[[int, int], None]  # bytes done, bytes in all
+
+
+def sha256_file(path: Path, progress: Counter | None = None) -> str:
+    """Return the SHA-256 of a file's bytes as 64 hex digits; raises OSError when it cannot be read.
+
+    A file whose path, size and modification time are those of the last reading is not read again. A file changed
+    while it is being hashed is not remembered.
+    """
+    path = path.absolute()
+    state = _state(path)
+    known = _remembered().get(str(path))
+    if known and known[:2] == state:
+        return str(known[2])
+    digest = _digest(path, state[0], progress)
+    if _state(path) == state:
+        _remember(str(path), [*state, digest])
+    return digest
+
+
+def _state(path: Path) -> list[int]:
+    facts = atomic.long_path(path).stat()
+    return [facts.st_size, facts.st_mtime_ns]
+
+
+def _digest(path: Path, size: int, progress: Counter | None) -> str:
+    digest, done = hashlib.sha256(), 0
+    with atomic.long_path(path).open("rb") as file:
+        while block := file.read(_BLOCK):
+            digest.update(block)
+            done += len(block)
+            if progress:
+                progress(done, size)
+    return digest.hexdigest()
+
+
+def _memory() -> Path:
+    return places.home() / "hashes.json"
+
+
+def _remembered() -> dict[str, list[int | str]]:
+    try:
+        known = json.loads(atomic.read_text(_memory()))
+    except (OSError, ValueError):  # absent, or damaged: nothing is lost but the time to read files once more
+        return {}
+    return known if isinstance(known, dict) else {}
+
+
+def _remember(path: str, entry: list[int | str]) -> None:
+    known = _remembered()
+    known.pop(path, None)
+    known[path] = entry
+    try:
+        places.home().mkdir(parents=True, exist_ok=True)
+        atomic.write_json(_memory(), dict(list(known.items())[-_REMEMBERED:]), durable=False)
+    except OSError:  # a full or read-only disk costs the next start some seconds, no more
+        return

@@ -1,0 +1,175 @@
+"""Reads the header of a safetensors file, refusing broken and hostile ones before anything large is allocated."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any, Literal, NoReturn
+
+from trainer.errors import BaseModelError, LoraFileError
+from trainer.protocol.atomic import long_path
+
+Kind = Literal["base", "lora"]
+
+# safetensors itself takes headers up to 100 MB, whose parsing costs nearly a gigabyte; real ones stay far below these.
+_LARGEST_HEADER: Mapping[Kind, int] = {"base": 32 << 20, "lora": 8 << 20}
+_MOST_TENSORS = 50_000
+_LONGEST_SHAPE = 8
+_WIDTHS = {
+    4: "F4",
+    6: "F6_E2M3 F6_E3M2",
+    8: "BOOL U8 I8 F8_E4M3 F8_E5M2 F8_E8M0 F8_E4M3FNUZ F8_E5M2FNUZ",
+    16: "U16 I16 F16 BF16",
+    32: "U32 I32 F32",
+    64: "U64 I64 F64 C64",
+}
+_BITS = {name: bits for bits, names in _WIDTHS.items() for name in names.split()}
+_NAMED = {"base": "model", "lora": "LoRA"}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """One tensor of a file: its number format as safetensors spells it ("F16"), and its shape."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def bytes(self) -> int:
+        """The bytes its values take in the file."""
+        return prod(self.shape) * _BITS[self.dtype] // 8
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What a safetensors file says of itself: its tensors by name, and its metadata (untrusted text)."""
+
+    tensors: Mapping[str, TensorInfo]
+    metadata: Mapping[str, str]
+
+
+def read_header(path: Path, kind: Kind = "base") -> Header:
+    """Read and check a safetensors header; no tensor data are read.
+
+    Raises BaseModelError or, for kind "lora", LoraFileError when the file is missing, cut off, not safetensors at all
+    (a web page, a Git LFS pointer, a pickle under a false name), or breaks the format's rules.
+    """
+    try:
+        size = long_path(path).stat().st_size
+        with long_path(path).open("rb") as file:
+            start = file.read(512)
+            length = int.from_bytes(start[:8], "little")
+            _check_start(path, kind, start, length, size)
+            file.seek(8)
+            text = file.read(length)
+    except FileNotFoundError:
+        _refuse(kind, "missing", f'"{path}" does not exist.', "Check the path for a typing mistake.")
+    except OSError as error:
+        _refuse(
+            kind,
+            "unreadable",
+            f'"{path}" cannot be read: {error.strerror}.',
+            "Check the disk and your rights to the file.",
+        )
+    return _parse(path, kind, text, size - 8 - length)
+
+
+def _check_start(path: Path, kind: Kind, start: bytes, length: int, size: int) -> None:
+    """Refuse what is no safetensors file by its first bytes, and headers larger than any real one."""
+    again = f"Download the {_NAMED[kind]} again, and compare its size with what the site says."
+    if size == 0:
+        _refuse(kind, "empty", f'"{path}" is empty (0 bytes): its download or copy failed.', again)
+    other = _what_else(start)
+    if other:
+        _refuse(kind, "not_safetensors", f'"{path}" is {other}, not a safetensors file.', again)
+    if len(start) < 9 or start[8:9] != b"{":
+        _refuse(kind, "not_safetensors", f'"{path}" is not a safetensors file: it does not begin with a header.', again)
+    if length > _LARGEST_HEADER[kind]:
+        limit = _LARGEST_HEADER[kind] >> 20
+        sentence = (
+            f'"{path}" claims a header of {length:,} bytes; no real {_NAMED[kind]} has more than {limit} MB of it.'
+        )
+        _refuse(kind, "hostile", sentence, "Do not use this file; get it from a source you trust.")
+    if length > size - 8:
+        _refuse(kind, "truncated", f'"{path}" is cut off: it ends at {size:,} bytes, inside its header.', again)
+
+
+def _what_else(start: bytes) -> str | None:
+    """Name what the first bytes of a file show it to be, if it is a well-known other thing."""
+    text = start.lstrip().lower()
+    if text.startswith((b"<!doctype html", b"<html", b"<?xml")) or b"<html" in text:
+        return "a web page saved under this name (the site wanted a log-in, or the link was to a page)"
+    if start.startswith(b"version https://git-lfs"):
+        return "a Git LFS pointer: the text that stands for the file where `git lfs pull` was not run"
+    if start.startswith(b"PK\x03\x04") or start[:2] in (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05"):
+        return "a PyTorch pickle (.ckpt, .pt) or zip archive under a false name"
+    if start.startswith(b"GGUF"):
+        return "a GGUF file"
+    if text.startswith((b'{"', b"{\n", b"[")):
+        return "a JSON text"
+    return None
+
+
+def _parse(path: Path, kind: Kind, text: bytes, payload: int) -> Header:
+    """Turn the header's JSON into records; `payload` is the number of bytes after it."""
+    if text.count(b'"data_offsets"') > _MOST_TENSORS:
+        sentence = f'"{path}" lists more than {_MOST_TENSORS:,} tensors, more than any real {_NAMED[kind]}.'
+        _refuse(kind, "hostile", sentence, "Do not use this file; get it from a source you trust.")
+    try:
+        entries = json.loads(text)
+        metadata = _metadata(entries.pop("__metadata__", {}))
+        ranges = sorted((*_range(entry), name) for name, entry in entries.items())
+        tensors = {name: _tensor(entry) for name, entry in entries.items()}
+        end = _check_layout(ranges, tensors)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        sentence = f'The header of "{path}" is broken: {error}.'
+        _refuse(kind, "broken", sentence, f"Download the {_NAMED[kind]} again or get it from another source.")
+    if end != payload:
+        state = "cut off" if end > payload else "too long"
+        sentence = f'"{path}" is {state}: its tensors take {end:,} bytes, but {payload:,} are there.'
+        _refuse(kind, "truncated", sentence, f"Download the {_NAMED[kind]} again: the file was not copied whole.")
+    return Header(tensors, metadata)
+
+
+def _metadata(value: Any) -> dict[str, str]:
+    if not isinstance(value, dict) or not all(isinstance(text, str) for text in value.values()):
+        raise ValueError("its metadata are not a table of texts")
+    return value
+
+
+def _range(entry: Any) -> tuple[int, int]:
+    begin, end = entry["data_offsets"]
+    if type(begin) is not int or type(end) is not int or not 0 <= begin <= end:
+        raise ValueError(f"{begin!r} to {end!r} is no range of bytes")
+    return begin, end
+
+
+def _tensor(entry: Any) -> TensorInfo:
+    dtype, shape = entry["dtype"], entry["shape"]
+    if dtype not in _BITS:
+        raise ValueError(f"{str(dtype)[:40]!r} is no number format")
+    if not isinstance(shape, list) or len(shape) > _LONGEST_SHAPE:
+        raise ValueError("a tensor's shape is not a short list")
+    if any(type(length) is not int or length < 0 for length in shape):
+        raise ValueError("a tensor's shape holds something else than counts")
+    return TensorInfo(dtype, tuple(shape))
+
+
+def _check_layout(ranges: list[tuple[int, int, str]], tensors: Mapping[str, TensorInfo]) -> int:
+    """Check that the tensors lie end to end and each takes what its shape needs; return where the last one ends."""
+    position = 0
+    for begin, end, name in ranges:
+        if begin != position:
+            raise ValueError(f'"{name[:80]}" does not begin where the tensor before it ends')
+        if end - begin != tensors[name].bytes:
+            raise ValueError(f'"{name[:80]}" has {end - begin:,} bytes where its shape needs {tensors[name].bytes:,}')
+        position = end
+    return position
+
+
+def _refuse(kind: Kind, code: str, sentence: str, remedy: str) -> NoReturn:
+    error = BaseModelError if kind == "base" else LoraFileError
+    raise error(f"{kind}.{code}", sentence, remedy) from None

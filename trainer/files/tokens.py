@@ -1,0 +1,88 @@
+"""CLIP tokens without torch: counts for captions, and the padded rows that the text encoders take."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Iterator
+from functools import cache
+
+from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
+
+from trainer.files.assets import asset_path
+
+START = 49406
+END = 49407
+CHUNK = 75
+"""Tokens of text in one row of the text encoder, which holds 77 with its start and end."""
+
+_VOCABULARY = "bpe_simple_vocab_16e6.txt.gz"
+_MERGES = 48894
+# CLIP's own rule of what a word is: contractions, runs of letters, single digits, runs of anything else.
+_WORDS = r"""<\|startoftext\|>|<\|endoftext\|>|'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"""
+
+
+class ClipTokens:
+    """CLIP's byte-pair tokenizer; `pad` fills rows up: the end token for CLIP-L, 0 ("!") for OpenCLIP bigG."""
+
+    def __init__(self, pad: int = END) -> None:
+        self.pad = pad
+        self._tokenizer = _tokenizer()
+
+    def count(self, text: str) -> int:
+        """Return how many tokens the text has, start and end not counted."""
+        return len(self._ids(text))
+
+    def encode(self, text: str, chunks: int = CHUNK) -> list[int]:
+        """Return the ids of as many 77-token rows as `chunks` (75, 150 or 225) asks for, one after the other.
+
+        Each row is start, 75 tokens, end. Text beyond `chunks` tokens is left out. Padding follows sd-scripts
+        (peers.md 5.4): with the end token as padding every row ends in it; with another, the end token stands once,
+        right after the text, and a row without text is start, end, padding.
+        """
+        rows = chunks // CHUNK
+        ids = self._ids(text)[:chunks]
+        row: list[int] = []
+        for index in range(rows):
+            row += self._row(ids[index * CHUNK : (index + 1) * CHUNK])
+        return row
+
+    def _row(self, ids: list[int]) -> list[int]:
+        return [START, *ids, END, *[self.pad] * (CHUNK - len(ids))]
+
+    def _ids(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text, add_special_tokens=False).ids
+
+
+def vocabulary() -> tuple[dict[str, int], list[tuple[str, str]]]:
+    """Return CLIP's vocabulary (49,408 tokens by text) and its merges, from the list in `assets/clip`."""
+    with gzip.open(asset_path("clip", _VOCABULARY), "rt", encoding="utf-8") as file:
+        lines = file.read().split("\n")[1 : _MERGES + 1]
+    merges = [(first, second) for first, second in (line.split() for line in lines)]
+    symbols = list(_byte_symbols())
+    words = [*symbols, *(symbol + "</w>" for symbol in symbols), *(first + second for first, second in merges)]
+    words += ["<|startoftext|>", "<|endoftext|>"]
+    return {word: index for index, word in enumerate(words)}, merges
+
+
+def _byte_symbols() -> Iterator[str]:
+    """Give each byte's printable stand-in, in the order of the vocabulary: printable bytes first."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    yield from map(chr, printable)
+    yield from (chr(256 + index) for index in range(256 - len(printable)))
+
+
+@cache
+def _tokenizer() -> Tokenizer:
+    words, merges = vocabulary()
+    tokenizer = Tokenizer(models.BPE(vocab=words, merges=merges, end_of_word_suffix="</w>", unk_token="<|endoftext|>"))
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.NFC(), normalizers.Replace(Regex(r"\s+"), " "), normalizers.Lowercase()]
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(_WORDS), behavior="removed", invert=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False),
+        ]
+    )
+    tokenizer.add_special_tokens([AddedToken(text, special=True) for text in ("<|startoftext|>", "<|endoftext|>")])
+    return tokenizer
