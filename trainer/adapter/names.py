@@ -1,0 +1,187 @@
+"""The layers that can be adapted and what LoRA files call them, by arithmetic from a base's configs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from trainer.config.base import Family
+from trainer.errors import BaseModelError
+
+Part = Literal["unet", "text_encoder", "text_encoder_2"]
+Kind = Literal["attention", "linear", "conv"]
+
+# The projections of a CLIP layer that readers take only together (interop.md section 0).
+TEXT_ATTENTION = ("q_proj", "k_proj", "v_proj", "out_proj")
+
+_KOHYA_PREFIX: dict[tuple[Family, Part], str] = {
+    ("sd15", "unet"): "lora_unet",
+    ("sd15", "text_encoder"): "lora_te",
+    ("sdxl", "unet"): "lora_unet",
+    ("sdxl", "text_encoder"): "lora_te1",
+    ("sdxl", "text_encoder_2"): "lora_te2",
+}
+_RESNET_LDM = {"conv1": "in_layers.2", "conv2": "out_layers.3", "time_emb_proj": "emb_layers.1"}
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One layer of a base that can carry a LoRA."""
+
+    part: Part
+    """The model that the layer belongs to."""
+    module: str
+    """Its path in the UNet as diffusers names it; in a text encoder always with the leading "text_model."."""
+    ldm: str
+    """Its path as single-file (LDM) checkpoints name it; in a text encoder the same as `module`."""
+    kohya: str
+    """Its name in the LoRA file that loads everywhere."""
+    kind: Kind
+    """attention: the query, key, value and output projections; conv: all that LoCon adds; linear: the rest."""
+    kernel: Literal[1, 3] = 1
+    """Side of its kernel; 1 for linear layers. The rank of the 3x3 convolutions is set apart from the others'."""
+
+    @property
+    def down(self) -> str:
+        """The key of the matrix that leads into the rank."""
+        return f"{self.kohya}.lora_down.weight"
+
+    @property
+    def up(self) -> str:
+        """The key of the matrix that leads out of the rank."""
+        return f"{self.kohya}.lora_up.weight"
+
+
+def slots(
+    family: Family, unet_config: Mapping[str, Any], text_configs: Sequence[Mapping[str, Any]]
+) -> tuple[Slot, ...]:
+    """List every layer that can be adapted: UNet in the order of its forward pass, then the text encoders.
+
+    Never read off the modules themselves: transformers 5.6 dropped a level of their names, files keep it
+    (interop.md section 3). Configs are those of diffusers and transformers, of any size. Raises BaseModelError for
+    a UNet with blocks that SD 1.5 and SDXL do not have.
+    """
+    found = list(_unet_slots(family, unet_config))
+    parts: tuple[Part, ...] = ("text_encoder", "text_encoder_2")
+    for part, config in zip(parts, text_configs, strict=False):
+        found += _text_slots(_KOHYA_PREFIX[family, part], part, int(config["num_hidden_layers"]))
+    return tuple(found)
+
+
+def aliases(table: Sequence[Slot]) -> dict[str, Slot]:
+    """Map each flattened name that some program writes for a layer to the layer.
+
+    Flattened means dots as underscores and no leading "lora_", so that `lora_unet_mid_block_...` and
+    `unet.mid_block....` meet. Both block namings, and text encoders with and without "text_model", are there.
+    """
+    prefixes = {
+        "unet": ("unet",),
+        "text_encoder": ("te", "te1", "text_encoder"),
+        "text_encoder_2": ("te2", "text_encoder_2"),
+    }
+    names = {}
+    for slot in table:
+        for prefix in prefixes[slot.part]:
+            for path in {slot.module, slot.ldm, slot.module.removeprefix("text_model.")}:
+                names[f"{prefix}.{path}".replace(".", "_")] = slot
+    return names
+
+
+def _unet_slots(family: Family, config: Mapping[str, Any]) -> Iterator[Slot]:
+    for module, ldm, kind, kernel in _unet_layers(config):
+        path = ldm if family == "sdxl" else module
+        yield Slot("unet", module, ldm, f"lora_unet_{path.replace('.', '_')}", kind, kernel)
+
+
+def _text_slots(prefix: str, part: Part, layers: int) -> Iterator[Slot]:
+    for layer in range(layers):
+        for name in (*(f"self_attn.{name}" for name in TEXT_ATTENTION), "mlp.fc1", "mlp.fc2"):
+            module = f"text_model.encoder.layers.{layer}.{name}"
+            kind: Kind = "attention" if name.startswith("self_attn") else "linear"
+            yield Slot(part, module, module, f"{prefix}_{module.replace('.', '_')}", kind)
+
+
+_Layer = tuple[str, str, Kind, Literal[1, 3]]  # diffusers path, LDM path, kind, kernel
+
+
+def _unet_layers(config: Mapping[str, Any]) -> Iterator[_Layer]:
+    """Walk the UNet as diffusers' UNet2DConditionModel builds it.
+
+    With n resnets in a level, LDM counts n + 1 input blocks (the last one its downsampler, block 0 the first
+    convolution) and n + 1 output blocks a level.
+    """
+    channels = list(config["block_out_channels"])
+    levels, resnets = len(channels), config["layers_per_block"]
+    if not isinstance(resnets, int):
+        raise _unknown(f"a different number of layers in each level ({resnets})")
+    depths = _per_level(config.get("transformer_layers_per_block", 1), levels)
+
+    for level, block in enumerate(config["down_block_types"]):
+        attends = _attends(block, "CrossAttnDownBlock2D", "DownBlock2D")
+        for j in range(resnets):
+            source = channels[max(level - 1, 0)] if j == 0 else channels[level]
+            here, ldm = f"down_blocks.{level}", f"input_blocks.{(resnets + 1) * level + j + 1}"
+            yield from _resnet(f"{here}.resnets.{j}", f"{ldm}.0", shortcut=source != channels[level])
+            if attends:
+                yield from _transformer(f"{here}.attentions.{j}", f"{ldm}.1", depths[level])
+        if level < levels - 1:
+            ldm = f"input_blocks.{(resnets + 1) * (level + 1)}.0.op"
+            yield f"down_blocks.{level}.downsamplers.0.conv", ldm, "conv", 3
+
+    _attends(config.get("mid_block_type", "UNetMidBlock2DCrossAttn"), "UNetMidBlock2DCrossAttn")
+    yield from _resnet("mid_block.resnets.0", "middle_block.0", shortcut=False)
+    yield from _transformer("mid_block.attentions.0", "middle_block.1", depths[-1])
+    yield from _resnet("mid_block.resnets.1", "middle_block.2", shortcut=False)
+
+    for level, block in enumerate(config["up_block_types"]):
+        attends = _attends(block, "CrossAttnUpBlock2D", "UpBlock2D")
+        mirror = levels - 1 - level
+        for j in range(resnets + 1):
+            source = channels[min(mirror + 1, levels - 1)] if j == 0 else channels[mirror]
+            skip = channels[max(mirror - 1, 0)] if j == resnets else channels[mirror]
+            here, ldm = f"up_blocks.{level}", f"output_blocks.{(resnets + 1) * level + j}"
+            yield from _resnet(f"{here}.resnets.{j}", f"{ldm}.0", shortcut=source + skip != channels[mirror])
+            if attends:
+                yield from _transformer(f"{here}.attentions.{j}", f"{ldm}.1", depths[mirror])
+        if level < levels - 1:
+            ldm = f"output_blocks.{(resnets + 1) * level + resnets}.{2 if attends else 1}.conv"
+            yield f"up_blocks.{level}.upsamplers.0.conv", ldm, "conv", 3
+
+
+def _resnet(module: str, ldm: str, *, shortcut: bool) -> Iterator[_Layer]:
+    for name, inner in _RESNET_LDM.items():
+        yield f"{module}.{name}", f"{ldm}.{inner}", "conv", 3 if name.startswith("conv") else 1
+    if shortcut:
+        yield f"{module}.conv_shortcut", f"{ldm}.skip_connection", "conv", 1
+
+
+def _transformer(module: str, ldm: str, depth: int) -> Iterator[_Layer]:
+    yield f"{module}.proj_in", f"{ldm}.proj_in", "linear", 1
+    for block in range(depth):
+        for attention in ("attn1", "attn2"):
+            for name in ("to_q", "to_k", "to_v", "to_out.0"):
+                inner = f"transformer_blocks.{block}.{attention}.{name}"
+                yield f"{module}.{inner}", f"{ldm}.{inner}", "attention", 1
+        for name in ("ff.net.0.proj", "ff.net.2"):
+            inner = f"transformer_blocks.{block}.{name}"
+            yield f"{module}.{inner}", f"{ldm}.{inner}", "linear", 1
+    yield f"{module}.proj_out", f"{ldm}.proj_out", "linear", 1
+
+
+def _per_level(value: int | Sequence[int], levels: int) -> list[int]:
+    return [value] * levels if isinstance(value, int) else list(value)
+
+
+def _attends(block: str | None, attending: str, plain: str | None = None) -> bool:
+    if block not in (attending, plain):
+        raise _unknown(f"a block of the kind {block}")
+    return block == attending
+
+
+def _unknown(what: str) -> BaseModelError:
+    return BaseModelError(
+        "base.architecture",
+        f"The base's UNet has {what}, which neither SD 1.5 nor SDXL has.",
+        "Use a base made for Stable Diffusion 1.5 or SDXL.",
+    )
