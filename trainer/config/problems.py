@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
@@ -46,7 +47,7 @@ def unknown_key(key: str, table: Sequence[type[Section]], root: type[Section]) -
     near = nearest(word, names)
     if near is not None:
         return f"there is no such key (did you mean {near}?)"
-    elsewhere = [found.key for found in fields(root) if found.key.rpartition(".")[2] == word]
+    elsewhere = [found.key for found in fields(root) if found.key.rpartition(".")[2] == word and "[" not in found.key]
     if elsewhere:
         return f"there is no such key here (did you mean {elsewhere[0]}?)"
     place = f"[{'.'.join(parents)}]" if parents else "a job"
@@ -63,7 +64,7 @@ def _reasons(detail: ErrorDetails, root: type[Section]) -> Iterator[tuple[str, s
         yield place.key, unknown_key(place.key, place.tables, root)
     elif detail["type"] == "missing":
         doc = place.field.description if place.field is not None else None
-        yield place.key, "is missing" + (f": {doc[:1].lower()}{doc[1:]}" if doc else "")
+        yield place.key, "is missing" + (f": {doc[:1].lower()}{doc[1:].rstrip('.')}" if doc else "")
     elif detail["type"] == "union_tag_invalid":
         yield f"{place.key}.name", _bad_choice(detail["input"]["name"], choices(place.annotation))
     else:
@@ -140,7 +141,7 @@ def _shown(value: Any) -> str:
         text = value if len(value) <= 60 else value[:57] + "..."
         return f'the text "{text}"' if text else "an empty text"
     if isinstance(value, list | tuple):
-        return "a list" if value else "an empty list"
+        return f"the list {json.dumps(value, default=str, ensure_ascii=False)[:60]}"
     if isinstance(value, dict):
         return "a table"
     return str(value)[:60]

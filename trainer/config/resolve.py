@@ -1,0 +1,270 @@
+"""Freezes a job: every "absent" and "auto" becomes the value that holds for this base, dataset and machine."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainer.config.base import BaseConfig, Family, Prediction
+from trainer.config.fit import FitConfig
+from trainer.config.fit_table import NATIVE_RESOLUTION, row_for
+from trainer.config.job import Job
+from trainer.config.length import resolve_length, steps_per_epoch
+from trainer.config.model import Section
+from trainer.config.optimizer import AdafactorConfig
+from trainer.config.pictures import PictureConfig
+from trainer.config.recipe import RecipeConfig, TextEncoderConfig
+from trainer.config.report import PreviewConfig, ReportConfig, SavingConfig
+from trainer.errors import JobError
+
+FAMILY_NAMES: dict[Family, str] = {"sd15": "SD 1.5", "sdxl": "SDXL"}
+CACHE_GIGABYTES = 40.0
+CHECKPOINT_AT_LEAST_EVERY = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What a fit is chosen for: ``device`` "cpu" or "cuda:0", the card's name and memory, bf16, and CPU cores."""
+
+    device: str
+    card: str | None
+    total_bytes: int | None
+    bf16: bool
+    cores: int
+
+
+def resolve_job(
+    job: Job,
+    *,
+    family: Family,
+    prediction: Prediction,
+    zero_terminal_snr: bool,
+    samples_per_epoch: int,
+    machine: Machine,
+) -> Job:
+    """The job as it will run, ready to be frozen; resolving it again changes nothing.
+
+    ``family``, ``prediction`` and ``zero_terminal_snr`` are what the base is found (or stated) to be,
+    ``samples_per_epoch`` the showings of one epoch, repeats counted. Stated values are kept. What stays absent
+    says "off", "all" or "from the dataset's files", which the dataset's frozen listing holds.
+    Raises JobError naming every key that does not suit this base or machine.
+    """
+    faults = tuple(_faults(job, family, prediction, zero_terminal_snr, machine))
+    if faults:
+        sentence = f"{job.name} cannot run as it is: " + "; ".join(faults)
+        raise JobError("job.unsuitable", sentence, "Change the keys named, or leave them out.", faults)
+    recipe = _resolve_recipe(job.recipe, family, samples_per_epoch)
+    return job.changed(
+        base=job.base.changed(family=family, prediction=prediction, zero_terminal_snr=zero_terminal_snr),
+        recipe=recipe,
+        fit=_resolve_fit(job.fit, family, recipe, machine),
+        report=_resolve_report(job.report, recipe, samples_per_epoch),
+    )
+
+
+def _faults(
+    job: Job, family: Family, prediction: Prediction, zero_terminal_snr: bool, machine: Machine
+) -> Iterator[str]:
+    yield from _base_faults(job.base, family, prediction, zero_terminal_snr)
+    recipe = job.recipe
+    if family == "sd15" and not (recipe.learning_rate or recipe.text_encoder.learning_rate):
+        yield "recipe.text_encoder_2.learning_rate: SD 1.5 has no second text encoder, so nothing would be trained"
+    side = recipe.resolution or NATIVE_RESOLUTION[family]
+    shortest, longest = recipe.pictures.bucket_min, recipe.pictures.bucket_max
+    if recipe.pictures.buckets and shortest is not None and shortest > side:
+        yield f"recipe.pictures.bucket_min: is {shortest}, more than the resolution of {side}; no bucket is left"
+    if recipe.pictures.buckets and longest is not None and longest < side:
+        yield f"recipe.pictures.bucket_max: is {longest}, less than the resolution of {side}; no bucket is left"
+    if recipe.pictures.bucket_step > side:
+        yield f"recipe.pictures.bucket_step: is {recipe.pictures.bucket_step}, more than the resolution of {side}"
+    yield from _machine_faults(job.fit, machine)
+
+
+def _base_faults(base: BaseConfig, family: Family, prediction: Prediction, zero_terminal_snr: bool) -> Iterator[str]:
+    if base.family not in ("auto", family):
+        yield f'base.family: is "{base.family}", but the base is {FAMILY_NAMES[family]}'
+    if zero_terminal_snr and prediction == "epsilon":
+        yield (
+            "base.zero_terminal_snr: the base is marked so, yet predicts epsilon, which cannot be learned from pure "
+            'noise; state base.prediction = "v" or base.zero_terminal_snr = false'
+        )
+
+
+def _machine_faults(fit: FitConfig, machine: Machine) -> Iterator[str]:
+    on_card = _device(fit, machine) != "cpu"
+    if on_card and machine.device == "cpu":
+        yield f'fit.device: is "{fit.device}", but PyTorch finds no NVIDIA card here'
+        return
+    if fit.dtype == "bf16" and on_card and not machine.bf16:
+        yield f'fit.dtype: {machine.card or "this card"} does not compute in bf16; use "fp16"'
+    if fit.vae_dtype == "bf16" and on_card and not machine.bf16:
+        yield f'fit.vae_dtype: {machine.card or "this card"} does not compute in bf16; use "fp32"'
+
+
+def _resolve_recipe(recipe: RecipeConfig, family: Family, samples_per_epoch: int) -> RecipeConfig:
+    resolution = recipe.resolution or NATIVE_RESOLUTION[family]
+    encoders = {
+        name: encoder.changed(rank=encoder.rank or recipe.rank, alpha=encoder.alpha or recipe.alpha)
+        for name, encoder in (("text_encoder", recipe.text_encoder), ("text_encoder_2", recipe.text_encoder_2))
+    }
+    return recipe.changed(
+        **encoders,
+        conv_rank=recipe.conv_rank or recipe.rank,
+        conv_alpha=recipe.conv_alpha or recipe.alpha,
+        steps=resolve_length(recipe, samples_per_epoch).steps,
+        epochs=None,
+        pictures_seen=None,
+        clip_skip=recipe.clip_skip or (1 if family == "sd15" else None),
+        resolution=resolution,
+        pictures=_resolve_buckets(recipe.pictures, resolution),
+    )
+
+
+def _resolve_buckets(pictures: PictureConfig, resolution: int) -> PictureConfig:
+    """Half to twice the resolution: at 1024 this holds 832x1216 and stops before strips such as 256x4096."""
+    step = pictures.bucket_step
+    return pictures.changed(
+        bucket_min=pictures.bucket_min or max(step, resolution // 2 // step * step),
+        bucket_max=pictures.bucket_max or max(step, resolution * 2 // step * step),
+    )
+
+
+def _resolve_fit(fit: FitConfig, family: Family, recipe: RecipeConfig, machine: Machine) -> FitConfig:
+    on_cpu = _device(fit, machine) == "cpu"
+    chosen = _cpu_fit(recipe, machine) if on_cpu else _card_fit(family, recipe, machine)
+    stated = {name: value for name, value in fit if value is not None}
+    fit = chosen.changed(**stated)
+    return fit.changed(
+        device=_device(fit, machine),
+        micro_batch=min(fit.micro_batch or 1, recipe.effective_batch),
+        deterministic=on_cpu or fit.deterministic,
+    )
+
+
+def _device(fit: FitConfig, machine: Machine) -> str:
+    """The stated device, with "cuda" made the very card that the machine describes."""
+    if fit.device is None or (fit.device == "cuda" and machine.device != "cpu"):
+        return machine.device
+    return fit.device
+
+
+def _cpu_fit(recipe: RecipeConfig, machine: Machine) -> FitConfig:
+    return FitConfig(
+        dtype="fp32",
+        quantise="none",
+        vae_dtype="fp32",
+        micro_batch=min(recipe.effective_batch, 4),
+        checkpointing="none",
+        attention="auto",
+        vae_tiling=False,
+        threads=machine.cores,
+        deterministic=True,
+        cache_gigabytes=CACHE_GIGABYTES,
+    )
+
+
+def _card_fit(family: Family, recipe: RecipeConfig, machine: Machine) -> FitConfig:
+    resolution = recipe.resolution or NATIVE_RESOLUTION[family]
+    live_text = bool(recipe.text_encoder.learning_rate or recipe.text_encoder_2.learning_rate)
+    row = row_for(family, machine.total_bytes or 0, resolution, live_text)
+    # Parts as even as can be: an effective batch of 4 on a card for 3 is 2 + 2, not 3 + 1.
+    parts = math.ceil(recipe.effective_batch / row.micro_batch)
+    return FitConfig(
+        dtype="bf16" if machine.bf16 else "fp16",
+        quantise=row.quantise,
+        vae_dtype="fp32",
+        micro_batch=math.ceil(recipe.effective_batch / parts),
+        checkpointing=row.checkpointing,
+        attention="auto",
+        vae_tiling=True,
+        threads=machine.cores,
+        deterministic=False,
+        cache_gigabytes=CACHE_GIGABYTES,
+    )
+
+
+def _resolve_report(report: ReportConfig, recipe: RecipeConfig, samples_per_epoch: int) -> ReportConfig:
+    steps = recipe.steps or 1
+    side = recipe.resolution
+    prompts = tuple(
+        prompt.changed(width=prompt.width or side, height=prompt.height or side) for prompt in report.previews.prompts
+    )
+    previews = PreviewConfig(every=report.previews.every or max(1, steps // 5), prompts=prompts)
+    validation = report.validation.changed(every=report.validation.every or max(1, steps // 10))
+    saving = _resolve_saving(report.saving, steps, steps_per_epoch(samples_per_epoch, recipe.effective_batch))
+    return report.changed(previews=previews, validation=validation, saving=saving)
+
+
+def _resolve_saving(saving: SavingConfig, steps: int, per_epoch: int) -> SavingConfig:
+    every = saving.every_steps or max(1, steps // 10)
+    if saving.every_epochs is not None:
+        every = saving.every_epochs * per_epoch
+    checkpoint = saving.checkpoint_every or min(every, CHECKPOINT_AT_LEAST_EVERY)
+    return saving.changed(every_steps=every, every_epochs=None, checkpoint_every=checkpoint)
+
+
+def effectless(job: Job, family: Family) -> list[tuple[str, str]]:
+    """Settings that change nothing in this job's combination, as (key, reason).
+
+    Ask it of the job as written: only values that differ from the default count, and resolving fills in many.
+    """
+    candidates = (*_recipe_without_effect(job, family), *_text_encoders_without_effect(job, family), *_rest(job))
+    return [
+        (key, reason) for key, section, without_effect, reason in candidates if without_effect and _is_set(section, key)
+    ]
+
+
+_Candidate = tuple[str, Section, bool, str]
+
+
+def _is_set(section: Section, key: str) -> bool:
+    name = key.rpartition(".")[2]
+    return bool(getattr(section, name) != type(section).model_fields[name].default)
+
+
+def _recipe_without_effect(job: Job, family: Family) -> Iterator[_Candidate]:
+    recipe = job.recipe
+    objective, captions, schedule, pictures = recipe.objective, recipe.captions, recipe.schedule, recipe.pictures
+    at = "recipe."
+    yield at + "clip_skip", recipe, family == "sdxl", "SDXL always reads the penultimate layer"
+    for key in ("conv_rank", "conv_alpha"):
+        yield at + key, recipe, recipe.layers != "all", 'no 3x3 convolution learns unless layers = "all"'
+    own_rate = isinstance(recipe.optimizer, AdafactorConfig) and recipe.optimizer.relative_step
+    yield at + "learning_rate", recipe, own_rate and recipe.learning_rate > 0, "Adafactor chooses it (relative_step)"
+    yield at + "objective.huber_c", objective, objective.loss != "huber", 'it belongs to loss = "huber"'
+    yield at + "objective.multires_levels", objective, not objective.multires_discount, "multires_discount is 0"
+    yield at + "objective.unmasked_weight", objective, job.dataset.masks == "none", "dataset.masks is none"
+    fixed_tags = not (captions.shuffle or captions.tag_dropout)
+    yield at + "captions.keep_tokens", captions, fixed_tags, "tags are neither shuffled nor dropped"
+    yield (
+        at + "schedule.end",
+        schedule,
+        schedule.kind in ("constant", "rex"),
+        f'kind = "{schedule.kind}" has none',
+    )
+    yield at + "schedule.cycles", schedule, schedule.kind != "restarts", 'it belongs to kind = "restarts"'
+    yield at + "schedule.power", schedule, schedule.kind != "polynomial", 'it belongs to kind = "polynomial"'
+    for key in ("bucket_min", "bucket_max"):
+        yield at + f"pictures.{key}", pictures, not pictures.buckets, "buckets are off"
+
+
+def _text_encoders_without_effect(job: Job, family: Family) -> Iterator[_Candidate]:
+    for name in ("text_encoder", "text_encoder_2"):
+        encoder: TextEncoderConfig = getattr(job.recipe, name)
+        missing = family == "sd15" and name == "text_encoder_2"
+        why = "SD 1.5 has no second text encoder" if missing else "its learning rate is 0, so it is not trained"
+        yield f"recipe.{name}.learning_rate", encoder, missing, why
+        for key in ("rank", "alpha"):
+            yield f"recipe.{name}.{key}", encoder, missing or not encoder.learning_rate, why
+
+
+def _rest(job: Job) -> Iterator[_Candidate]:
+    previews = job.report.previews
+    yield "report.previews.every", previews, not previews.prompts, "there are no preview prompts"
+    yield "fit.vae_tiling", job.fit, not previews.prompts, "there are no preview prompts to decode"
+    on_cpu = job.fit.device == "cpu" and job.fit.deterministic is False
+    yield "fit.deterministic", job.fit, on_cpu, "the CPU is always deterministic"
+    local = "://" in job.base.model or Path(job.base.model).is_absolute()
+    yield "base.revision", job.base, local, "only bases from Hugging Face have revisions"
