@@ -334,7 +334,7 @@ def restore_old_environment() -> None:
 
 def pip(what: str, arguments: Sequence[str]) -> None:
     """Install into `.venv`; wheels only, because an artist's computer has no compiler."""
-    options = ["--no-input", "--disable-pip-version-check", "--only-binary", ":all:", "--log", str(LOG)]
+    options = ["--no-input", "--disable-pip-version-check", "--only-binary", ":all:"]
     step(what, [str(venv_python()), "-m", "pip", "install", *options, *arguments], shown=True)
 
 
@@ -451,16 +451,16 @@ KNOWN_FAILURES = (
 
 
 def step(what: str, arguments: Sequence[str], shown: bool = False) -> None:
-    """Run one part of the set-up; raises SetupError in words that fit what its output says.
+    """Run one part of the set-up; raises SetupError in words that fit what it wrote into the log.
 
-    With `shown` the program writes to the terminal, with its own progress bars, and keeps the log itself.
+    With `shown` its standard output, where pip draws its progress, goes to the terminal; only its errors to the log.
     """
     say(f"- {what}")
-    if shown:
-        code = subprocess.call(list(arguments), env=environment())
-    else:
-        with LOG.open("a", encoding="utf-8") as log:
-            code = subprocess.call(list(arguments), env=environment(), stdout=log, stderr=subprocess.STDOUT)
+    with LOG.open("a", encoding="utf-8") as log:
+        log.write(f"\n- {what}: {list(arguments)}\n")
+        log.flush()
+        output = None if shown else log
+        code = subprocess.call(list(arguments), env=environment(), stdin=subprocess.DEVNULL, stdout=output, stderr=log)
     if code != 0:
         text = LOG.read_text(encoding="utf-8", errors="replace")[-20_000:]
         known = (failure[1:] for failure in KNOWN_FAILURES if re.search(failure[0], text))

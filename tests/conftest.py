@@ -42,7 +42,7 @@ class Collector(logging.Handler):
 
 @pytest.fixture(autouse=True)
 def unexpected_logs(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Fail the test on a record at WARNING or above, unless the mark expects_logs names it, or on a named one missed."""
+    """Fail the test on a record at WARNING or above that its mark expects_logs does not name, or on one missed."""
     collector = Collector()
     loggers = [logging.getLogger(), *map(logging.getLogger, LIBRARY_LOGGERS)]
     for logger in loggers:
