@@ -1,0 +1,67 @@
+"""Chooses the shape that a picture is trained in: the bucket, its limits, and what cropping to it loses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+
+from trainer.config.pictures import PictureConfig
+from trainer.config.recipe import RecipeConfig
+
+Size = tuple[int, int]
+
+
+def choose_bucket(width: int, height: int, recipe: RecipeConfig) -> Size | None:
+    """Return the (width, height) in which a picture (or stored crop) of this many pixels is trained.
+
+    Every side is a multiple of `bucket_step`, the area at most resolution squared, and the picture is enlarged
+    at most `max_upscale` times, so a small picture gets a smaller bucket, whose sides may fall below `bucket_min`.
+    Of all shapes that allow this the one that crops away least is taken, then the largest. None: even one step
+    by one step would enlarge the picture too much. Raises ValueError when the recipe's resolution is not resolved.
+    """
+    if recipe.resolution is None:
+        raise ValueError("the recipe's resolution has to be resolved before buckets are chosen")
+    return _choose(width, height, recipe.resolution, recipe.pictures)
+
+
+@lru_cache(maxsize=4096)
+def _choose(width: int, height: int, resolution: int, pictures: PictureConfig) -> Size | None:
+    step = pictures.bucket_step
+    widest = int(width * pictures.max_upscale) // step * step
+    tallest = int(height * pictures.max_upscale) // step * step
+    if not pictures.buckets:
+        side = min(widest, tallest, resolution // step * step)
+        return (side, side) if side else None
+    shapes = list(_shapes(widest, tallest, resolution, pictures))
+    # Losses are compared to 1e-9 so that equal ones tie on every machine, and the larger shape wins.
+    return min(
+        shapes, key=lambda shape: (round(crop_loss(width, height, shape), 9), -shape[0] * shape[1], shape), default=None
+    )
+
+
+def _shapes(widest: int, tallest: int, resolution: int, pictures: PictureConfig) -> Iterator[Size]:
+    """Yield for each width the tallest shape within area and limits, and for each height the widest."""
+    step = pictures.bucket_step
+    shortest = -(-(pictures.bucket_min or resolution // 2) // step) * step
+    longest = (pictures.bucket_max or resolution * 2) // step * step
+    widest, tallest = min(widest, longest), min(tallest, longest)
+    lowest_width, lowest_height = (max(min(shortest, limit), step) for limit in (widest, tallest))
+    for width in range(lowest_width, widest + 1, step):
+        height = min(resolution**2 // width // step * step, tallest)
+        if height >= lowest_height:
+            yield width, height
+    for height in range(lowest_height, tallest + 1, step):
+        width = min(resolution**2 // height // step * step, widest)
+        if width >= lowest_width:
+            yield width, height
+
+
+def crop_loss(width: int, height: int, bucket: Size) -> float:
+    """Return the share (0 to 1) of a picture's area that is cut away when it fills the bucket."""
+    wide, narrow = width * bucket[1], height * bucket[0]
+    return 1.0 - min(wide, narrow) / max(wide, narrow)
+
+
+def enlargement(width: int, height: int, bucket: Size) -> float:
+    """Return by which factor the picture's sides grow (below 1: shrink) until it covers the bucket."""
+    return max(bucket[0] / width, bucket[1] / height)

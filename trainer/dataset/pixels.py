@@ -1,0 +1,274 @@
+"""Turns a picture file into upright sRGB pixels, and a sample into the crop that is trained on."""
+
+from __future__ import annotations
+
+import importlib
+import struct
+import threading
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from PIL import ExifTags, Image, ImageCms, ImageFile, UnidentifiedImageError
+
+from trainer.dataset.sampling import Sample
+from trainer.errors import DatasetError
+
+SUFFIXES = frozenset(
+    {".png", ".apng", ".jpg", ".jpeg", ".jpe", ".jfif", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".avif", ".jxl"}
+)
+"""Endings of files that are taken for pictures, in small letters."""
+
+# Only these: Pillow's other readers reach as far as starting Ghostscript for a file that merely calls itself .png.
+_FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF", "GIF", "AVIF", "JXL")
+# What Pillow's readers are known to raise on broken and hostile files.
+_FAULTS = (
+    OSError,
+    SyntaxError,
+    ValueError,
+    TypeError,
+    AttributeError,
+    LookupError,
+    ArithmeticError,
+    EOFError,
+    RuntimeError,
+    MemoryError,
+    struct.error,
+    zlib.error,
+)
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+_PROFILE_SPACES = {"L": "GRAY", "RGB": "RGB", "CMYK": "CMYK", "LAB": "Lab"}
+
+with suppress(ImportError):  # JPEG XL needs this plug-in, which registers itself with Pillow when it is there.
+    importlib.import_module("pillow_jxl")
+
+
+class _OwnPixelLimit:
+    """Lifts Pillow's process-wide pixel limit while at least one picture is being read under our own, stricter check.
+
+    Pillow's limit can be neither set per picture nor below its hard-coded warning, so it steps aside and is put back.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._readers = 0
+        self._theirs: int | None = None
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if self._readers == 0:
+                self._theirs, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
+            self._readers += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._readers -= 1
+            if self._readers == 0:
+                Image.MAX_IMAGE_PIXELS = self._theirs
+
+
+_own_pixel_limit = _OwnPixelLimit()
+
+
+@contextmanager
+def open_picture(path: Path, max_megapixels: float) -> Iterator[ImageFile.ImageFile]:
+    """Open a picture so far that its header is read, at its first frame; faults while it is used are named as well.
+
+    Raises DatasetError when the file is missing, forbidden, empty, no picture, damaged, or larger than allowed;
+    the size is checked before any pixel is decoded.
+    """
+    with _faults_named(path), _own_pixel_limit:
+        Image.init()
+        with Image.open(path, formats=[name for name in _FORMATS if name in Image.OPEN]) as image:
+            megapixels = image.width * image.height / 1e6
+            if megapixels > max_megapixels:
+                raise DatasetError(
+                    "picture.too_large",
+                    f"{path} has {image.width}×{image.height} pixels ({megapixels:.0f} megapixels), more than the"
+                    f" {max_megapixels:g} megapixels that are allowed.",
+                    "Make the picture smaller, or raise dataset.max_megapixels if it is meant to be that large.",
+                )
+            yield image
+
+
+@contextmanager
+def _faults_named(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError as fault:
+        raise DatasetError(
+            "picture.missing", f"{path} does not exist.", "Put the picture back or check the dataset again."
+        ) from fault
+    except PermissionError as fault:
+        raise DatasetError(
+            "picture.forbidden", f"{path} may not be read by this user.", "Change the file's permissions."
+        ) from fault
+    except UnidentifiedImageError as fault:
+        raise DatasetError(*_not_a_picture(path)) from fault
+    except _FAULTS as fault:
+        reason = str(fault) or type(fault).__name__
+        raise DatasetError(
+            "picture.damaged",
+            f"{path} is damaged or cut short ({reason}).",
+            "Save the picture again from its source, or remove it from the folder.",
+        ) from fault
+
+
+def _not_a_picture(path: Path) -> tuple[str, str, str]:
+    if path.stat().st_size == 0:
+        return "picture.empty", f"{path} is empty (0 bytes).", "Copy the picture again, or remove it."
+    if path.suffix.lower() == ".jxl" and "JXL" not in Image.OPEN:
+        remedy = "Save it as PNG, or install the Python package pillow-jxl-plugin."
+        return "picture.jpeg_xl", f"{path} is a JPEG XL picture, which cannot be read here.", remedy
+    sentence = f"{path} is not a picture of a kind that can be read, whatever its name says."
+    return "picture.unreadable", sentence, "Save it as PNG, JPEG or WebP, or remove it from the folder."
+
+
+def orientation(image: ImageFile.ImageFile) -> int:
+    """Return the EXIF orientation (1 to 8) that is still to be applied; 1 when there is none or it makes no sense.
+
+    Pillow turns TIFF pictures itself while it decodes them, and gives their upright size from the start.
+    """
+    if image.format == "TIFF":
+        return 1
+    try:
+        value = image.getexif().get(ExifTags.Base.Orientation, 1)
+    except _FAULTS:  # broken EXIF data beside good pixels
+        return 1
+    return value if value in _TURNS else 1
+
+
+def upright_size(image: ImageFile.ImageFile) -> tuple[int, int]:
+    """Return (width, height) in pixels as the picture is meant to be seen; reads the header only."""
+    width, height = image.size
+    return (height, width) if orientation(image) >= 5 else (width, height)
+
+
+def load_upright(path: Path, background: str, max_megapixels: float) -> Image.Image:
+    """Return the picture as 8-bit sRGB (mode RGB): upright, first frame, transparency laid on the background colour.
+
+    Raises DatasetError like `open_picture`.
+    """
+    colours, alpha = _load_layers(path, max_megapixels)
+    if alpha is None:
+        return colours
+    return Image.composite(colours, Image.new("RGB", colours.size, background), alpha)
+
+
+def load_alpha(path: Path, max_megapixels: float) -> Image.Image | None:
+    """Return the upright picture's opacity (mode L, 255 opaque), None when nothing is transparent."""
+    return _load_layers(path, max_megapixels)[1]
+
+
+def crop_pixels(
+    sample: Sample, background: str, max_megapixels: float
+) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.float32] | None]:
+    """Return what the model is shown, in bucket size: sRGB (height, width, 3), and the mask (height, width), 0 to 1.
+
+    The window is resampled to the bucket in one go (Lanczos, with prefilter when it shrinks), both mirrored when the
+    sample is. Raises DatasetError like `open_picture`.
+    """
+    picture = sample.picture
+    colours, alpha = _load_layers(picture.path, max_megapixels)
+    if alpha is not None:
+        colours = Image.composite(colours, Image.new("RGB", colours.size, background), alpha)
+    mask = alpha if picture.mask == "alpha" else None
+    if picture.mask == "file" and picture.mask_path is not None:
+        mask = load_upright(picture.mask_path, "#000000", max_megapixels).convert("L")
+    pixels = np.asarray(_resample(colours, sample, Image.Resampling.LANCZOS))
+    if mask is None:
+        return pixels, None
+    # Bilinear: Lanczos overshoots at the hard edges that masks are made of.
+    weights = np.asarray(_resample(mask, sample, Image.Resampling.BILINEAR), np.float32) / np.float32(255)
+    return pixels, weights
+
+
+def _resample(image: Image.Image, sample: Sample, how: Image.Resampling) -> Image.Image:
+    left, top, width, height = sample.window
+    # A mask file may have other dimensions than its picture: the window is taken at the same place of it.
+    across, down = image.width / sample.picture.width, image.height / sample.picture.height
+    box = (left * across, top * down, (left + width) * across, (top + height) * down)
+    image = image.resize(sample.picture.bucket, how, box)
+    return image.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if sample.flip else image
+
+
+def _load_layers(path: Path, max_megapixels: float) -> tuple[Image.Image, Image.Image | None]:
+    with open_picture(path, max_megapixels) as image:
+        image.load()
+        turn = _TURNS.get(orientation(image))
+        upright = image.transpose(turn) if turn is not None else image
+        colours, alpha = _split_alpha(_to_eight_bits(upright))
+        return _to_srgb(colours, image.info.get("icc_profile")), alpha
+
+
+def _to_eight_bits(image: Image.Image) -> Image.Image:
+    """Bring the modes of more than 8 bits to grey L by their whole range; Pillow's own conversion clips them to white.
+
+    16-bit colour needs nothing: Pillow reads it as 8-bit RGB. Raises ValueError for numbers of no known range.
+    """
+    if not image.mode.startswith(("I", "F")):
+        return image
+    values = np.asarray(image, np.float64)
+    largest = 1.0 if image.mode == "F" else 65535.0
+    if not (values.size and np.isfinite(values).all() and values.min() >= 0.0 and values.max() <= largest):
+        raise ValueError(f"its brightness values are not within 0 to {largest:g}")
+    grey = Image.fromarray(np.rint(values * (255.0 / largest)).astype(np.uint8))
+    key = image.info.get("transparency")
+    if key is not None:
+        grey.putalpha(Image.fromarray(np.where(values == key, 0, 255).astype(np.uint8)))
+    return grey
+
+
+def _split_alpha(image: Image.Image) -> tuple[Image.Image, Image.Image | None]:
+    """Return the colours (mode L, RGB, CMYK or LAB) and the opacity, None when all of the picture is opaque."""
+    alpha = None
+    if image.has_transparency_data:
+        full = image.convert("RGBA")
+        alpha = full.getchannel("A")
+        grey = image.mode in ("1", "L", "LA", "La")
+        image = full.convert("RGB").getchannel("R") if grey else full.convert("RGB")
+        if alpha.getextrema() == (255, 255):
+            alpha = None
+    if image.mode == "1":
+        image = image.convert("L")
+    return (image if image.mode in _PROFILE_SPACES else image.convert("RGB")), alpha
+
+
+def _to_srgb(colours: Image.Image, profile: bytes | None) -> Image.Image:
+    """Convert from the embedded colour profile, if there is one that fits the pixels; else they count as sRGB."""
+    if colours.mode == "LAB":
+        return _through_profile(colours, ImageCms.ImageCmsProfile(ImageCms.createProfile("LAB")))
+    source = read_profile(profile) if profile else None
+    if source is None or source.profile.xcolor_space.strip() != _PROFILE_SPACES[colours.mode]:
+        return colours.convert("RGB")
+    try:
+        return _through_profile(colours, source)
+    except ImageCms.PyCMSError:  # a profile that opens but cannot be used, such as an output-only one
+        return colours.convert("RGB")
+
+
+def _through_profile(colours: Image.Image, source: ImageCms.ImageCmsProfile) -> Image.Image:
+    # Profiles are made per call: lcms does not promise that threads may share one.
+    converted = ImageCms.profileToProfile(colours, source, ImageCms.createProfile("sRGB"), outputMode="RGB")
+    assert converted is not None  # only conversion in place returns None
+    return converted
+
+
+def read_profile(profile: bytes) -> ImageCms.ImageCmsProfile | None:
+    """Return an embedded ICC profile, None when it is broken."""
+    try:
+        return ImageCms.ImageCmsProfile(BytesIO(profile))
+    except (ImageCms.PyCMSError, OSError, ValueError, TypeError):
+        return None

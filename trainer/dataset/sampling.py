@@ -1,0 +1,162 @@
+"""What each step of a run sees: showings of pictures, dealt into effective batches and split into micro-batches."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+from trainer.config.recipe import RecipeConfig
+from trainer.dataset.captions import compose_caption
+from trainer.dataset.picture import Picture
+from trainer.dataset.randomness import generator
+
+Box = tuple[int, int, int, int]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One showing of a picture: everything about it that chance decides, decided."""
+
+    picture: Picture
+    epoch: int
+    repeat: int
+    """Counts the showings of this content in the epoch; with the epoch and the picture's id it names every stream."""
+    caption: str
+    window: Box
+    """Left, top, width and height of the part, in upright source pixels, that is scaled to the bucket."""
+    flip: bool
+
+
+def draw_sample(picture: Picture, recipe: RecipeConfig, epoch: int, repeat: int) -> Sample:
+    """Return one showing of a picture, a pure function of (seed, epoch, picture, repeat)."""
+    stream = partial(generator, recipe.seed, epoch=epoch, sample=picture.id, repeat=repeat)
+    caption = compose_caption(
+        picture.captions, picture.trigger, picture.class_words, recipe.captions, stream("caption")
+    )
+    across, down = stream("crop").random(2) if recipe.pictures.crop == "random" else (0.5, 0.5)
+    flip = recipe.pictures.flip and bool(stream("flip").random() < 0.5)
+    return Sample(picture, epoch, repeat, caption, crop_window(picture, across, down), flip)
+
+
+def plain_sample(picture: Picture, recipe: RecipeConfig) -> Sample:
+    """Return the picture as validation measures it: centre crop, not flipped, nothing shuffled or dropped."""
+    plain = recipe.captions.model_copy(update={"shuffle": False, "dropout": 0.0, "tag_dropout": 0.0})
+    stream = generator(recipe.seed, "validation", sample=picture.id)
+    caption = compose_caption(picture.captions, picture.trigger, picture.class_words, plain, stream)
+    return Sample(picture, 0, 0, caption, crop_window(picture, 0.5, 0.5), flip=False)
+
+
+def crop_window(picture: Picture, across: float, down: float) -> Box:
+    """Return the largest window of the bucket's shape inside the picture's region, in upright pixels.
+
+    `across` and `down` (0 to 1) say where it lies in the direction that has room: 0 left or top, 0.5 the middle.
+    """
+    left, top, width, height = picture.region()
+    bucket_width, bucket_height = picture.bucket
+    wide = min(max(round(height * bucket_width / bucket_height), 1), width)
+    high = min(max(round(width * bucket_height / bucket_width), 1), height)
+    return left + round(across * (width - wide)), top + round(down * (height - high)), wide, high
+
+
+def micro_conditioning(sample: Sample) -> tuple[int, int, int, int, int, int]:
+    """Return SDXL's (original height, width, crop top, left, target height, width) for a showing, in pixels.
+
+    As diffusers' SDXL LoRA script: the original is the whole upright source picture, the crop offset is the true one
+    in the picture scaled for training (mirrored when the showing is), the target is the bucket. sd-scripts derives
+    its offset from the aspect ratios instead.
+    """
+    picture = sample.picture
+    left, top, wide, high = sample.window
+    bucket_width, bucket_height = picture.bucket
+    if sample.flip:
+        left = picture.width - left - wide
+    crop_top, crop_left = round(top * bucket_height / high), round(left * bucket_width / wide)
+    return picture.height, picture.width, crop_top, crop_left, bucket_height, bucket_width
+
+
+def epoch_showings(pictures: Iterable[Picture], epoch: int) -> list[tuple[Picture, int]]:
+    """Return each (picture, repeat) that an epoch shows, in an order that depends on contents, never on names.
+
+    Training pictures are shown `repeats` times. Regularisation pictures are shown, all together, exactly as often as
+    the training pictures: as in sd-scripts they are cycled when there are fewer and cut when there are more. Unlike
+    there, an epoch goes on in the ring (each picture `repeats` times, by content hash) where the one before ended,
+    so none stays unused.
+    """
+    ordered = sorted(pictures, key=_content_order)
+    shown = [picture for picture in ordered if picture.kind == "train" for _ in range(picture.repeats)]
+    ring = [picture for picture in ordered if picture.kind == "regularisation" for _ in range(picture.repeats)]
+    if ring:
+        start = epoch * len(shown)
+        shown += [ring[place % len(ring)] for place in range(start, start + len(shown))]
+    # Two files with the same bytes count on, so that they never share a stream.
+    seen: Counter[str] = Counter()
+    showings = []
+    for picture in shown:
+        showings.append((picture, seen[picture.id]))
+        seen[picture.id] += 1
+    return showings
+
+
+def samples_per_epoch(pictures: Iterable[Picture]) -> int:
+    """Return how many showings an epoch has, regularisation included."""
+    kept = [picture for picture in pictures if picture.kind != "validation"]
+    trained = sum(picture.repeats for picture in kept if picture.kind == "train")
+    return trained * (2 if any(picture.kind == "regularisation" for picture in kept) else 1)
+
+
+def steps_per_epoch(pictures: Iterable[Picture], recipe: RecipeConfig) -> int:
+    """Return the optimizer steps of an epoch: ceil(showings / effective batch), on every machine."""
+    return -(-samples_per_epoch(pictures) // recipe.effective_batch)
+
+
+def epoch_batches(pictures: Iterable[Picture], recipe: RecipeConfig, epoch: int) -> list[tuple[Sample, ...]]:
+    """Return the effective batches of an epoch, in the order of its steps; nothing is dropped or repeated.
+
+    While a bucket can fill a batch it does so alone; the leftovers of all buckets are dealt bucket after bucket into
+    mixed batches, so that these fall into few micro-batches. Only the last mixed batch may be short.
+    """
+    showings = epoch_showings(pictures, epoch)
+    stream = generator(recipe.seed, "order", epoch=epoch)
+    by_bucket: defaultdict[tuple[int, int], list[tuple[Picture, int]]] = defaultdict(list)
+    for place in stream.random(len(showings)).argsort(kind="stable"):
+        picture, repeat = showings[place]
+        by_bucket[picture.bucket].append((picture, repeat))
+    size = recipe.effective_batch
+    full = [members[: len(members) // size * size] for members in by_bucket.values()]
+    leftovers = [showing for members in by_bucket.values() for showing in members[len(members) // size * size :]]
+    dealt = [part for members in [*full, leftovers] for part in _cut(members, size)]
+    return [
+        tuple(draw_sample(picture, recipe, epoch, repeat) for picture, repeat in dealt[place])
+        for place in stream.random(len(dealt)).argsort(kind="stable")
+    ]
+
+
+def micro_batches(batch: Sequence[Sample], size: int) -> list[tuple[Sample, ...]]:
+    """Split an effective batch into parts of one bucket each and at most `size` samples."""
+    by_bucket: defaultdict[tuple[int, int], list[Sample]] = defaultdict(list)
+    for sample in batch:
+        by_bucket[sample.picture.bucket].append(sample)
+    return [tuple(part) for members in by_bucket.values() for part in _cut(members, size)]
+
+
+def _cut(members: list[T], size: int) -> list[list[T]]:
+    return [members[start : start + size] for start in range(0, len(members), size)]
+
+
+def _content_order(picture: Picture) -> tuple[object, ...]:
+    return (
+        picture.id,
+        picture.kind,
+        picture.captions,
+        picture.trigger,
+        picture.class_words,
+        picture.repeats,
+        picture.weight,
+        picture.crop or (),
+        picture.mask_id or "",
+        picture.path.as_posix(),
+    )
