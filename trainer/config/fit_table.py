@@ -13,6 +13,7 @@ from typing import Literal
 from trainer.config.base import Family
 
 NATIVE_RESOLUTION: dict[Family, int] = {"sd15": 512, "sdxl": 1024}
+LARGEST_MICRO_BATCH = 64  # beyond it no card gets faster
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,4 +68,4 @@ def row_for(family: Family, total_bytes: int, resolution: int, live_text: bool) 
     fitting = rows[-1]
     if fitting.micro_batch * share < 1:
         fitting = next((row for row in reversed(rows) if row.checkpointing == "full"), fitting)
-    return replace(fitting, micro_batch=max(1, int(fitting.micro_batch * share)))
+    return replace(fitting, micro_batch=min(max(1, int(fitting.micro_batch * share)), LARGEST_MICRO_BATCH))

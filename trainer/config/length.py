@@ -36,7 +36,7 @@ def steps_per_epoch(samples: int, effective_batch: int) -> int:
 
 
 def resolve_length(recipe: RecipeConfig, samples_per_epoch: int) -> Length:
-    """The length that ``recipe`` states, or the default one; an epoch has ``samples_per_epoch`` showings (1 or more)."""
+    """The length that ``recipe`` states, or the default one; an epoch has ``samples_per_epoch`` showings (1 up)."""
     per_epoch = steps_per_epoch(samples_per_epoch, recipe.effective_batch)
     steps = recipe.steps or _steps(recipe, samples_per_epoch, per_epoch)
     return length_of(steps, samples_per_epoch, recipe.effective_batch)
@@ -49,13 +49,17 @@ def length_of(steps: int, samples_per_epoch: int, effective_batch: int) -> Lengt
     return Length(steps, steps / per_epoch, whole * samples_per_epoch + min(rest * effective_batch, samples_per_epoch))
 
 
+def default_pictures(samples: int) -> int:
+    """How many pictures are shown when a job states no length; never less than one epoch of ``samples``."""
+    return max(samples, min(max(samples * SHOWINGS, FEWEST_PICTURES), MOST_PICTURES))
+
+
 def _steps(recipe: RecipeConfig, samples: int, per_epoch: int) -> int:
     if recipe.epochs is not None:
         return recipe.epochs * per_epoch
     if recipe.pictures_seen is not None:
         return _steps_to_see(recipe.pictures_seen, samples, per_epoch, recipe.effective_batch)
-    wanted = max(samples, min(max(samples * SHOWINGS, FEWEST_PICTURES), MOST_PICTURES))
-    return _steps_to_see(wanted, samples, per_epoch, recipe.effective_batch)
+    return _steps_to_see(default_pictures(samples), samples, per_epoch, recipe.effective_batch)
 
 
 def _steps_to_see(pictures: int, samples: int, per_epoch: int, effective_batch: int) -> int:

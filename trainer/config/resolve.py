@@ -59,7 +59,7 @@ def resolve_job(
     return job.changed(
         base=job.base.changed(family=family, prediction=prediction, zero_terminal_snr=zero_terminal_snr),
         recipe=recipe,
-        fit=_resolve_fit(job.fit, family, recipe, machine),
+        fit=choose_fit(job.fit, family, recipe, machine),
         report=_resolve_report(job.report, recipe, samples_per_epoch),
     )
 
@@ -131,7 +131,8 @@ def _resolve_buckets(pictures: PictureConfig, resolution: int) -> PictureConfig:
     )
 
 
-def _resolve_fit(fit: FitConfig, family: Family, recipe: RecipeConfig, machine: Machine) -> FitConfig:
+def choose_fit(fit: FitConfig, family: Family, recipe: RecipeConfig, machine: Machine) -> FitConfig:
+    """The whole fit for ``recipe`` on ``machine``: stated keys kept, absent ones from the table by card size."""
     on_cpu = _device(fit, machine) == "cpu"
     chosen = _cpu_fit(recipe, machine) if on_cpu else _card_fit(family, recipe, machine)
     stated = {name: value for name, value in fit if value is not None}

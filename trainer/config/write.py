@@ -1,0 +1,216 @@
+"""Writes job files: exact dumps, with or without comments, and the first job.toml for an artist's pictures."""
+
+from __future__ import annotations
+
+import json
+import os
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pydantic.fields import FieldInfo
+
+from trainer.config.base import Family
+from trainer.config.describe import choices, fields, sections_in, values_text
+from trainer.config.fit import FitConfig
+from trainer.config.fit_table import NATIVE_RESOLUTION
+from trainer.config.job import SCHEMA, Job
+from trainer.config.length import default_pictures
+from trainer.config.model import Section
+from trainer.config.paths import is_base_path
+from trainer.config.recipe import RecipeConfig
+from trainer.config.resolve import FAMILY_NAMES, Machine, choose_fit
+
+WIDTH = 110
+
+
+def dump_job(job: Job, *, comments: bool) -> str:
+    """The job as TOML that loads as an equal Job; absent values are left out.
+
+    With ``comments`` each key is explained, and the absent ones stand there as comments.
+    """
+    return "\n".join(_section_lines(job, "", comments)).strip() + "\n"
+
+
+def toml_value(value: Any) -> str:
+    """A text, number, truth value or list of these as TOML writes it."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        # JSON's escapes are TOML's; only DEL has to be escaped in TOML and stays as it is in JSON.
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(toml_value(item) for item in value) + "]"
+    return repr(value)
+
+
+def _section_lines(section: Section, path: str, comments: bool) -> Iterator[str]:
+    """The lines of a table: first its own keys, then the tables in it, as TOML demands."""
+    tables: list[tuple[str, FieldInfo, Any]] = []
+    for name, field in type(section).model_fields.items():
+        value = getattr(section, name)
+        key = field.alias or name
+        if isinstance(value, Section) or (value and sections_in(field.annotation)):
+            tables.append((f"{path}.{key}" if path else key, field, value))
+        else:
+            yield from _key_lines(key, field, value, comments)
+    for key, field, value in tables:
+        many = isinstance(value, tuple)
+        for item in value if many else (value,):
+            yield ""
+            yield from _comment(field.description or "") if comments else ()
+            yield f"[[{key}]]" if many else f"[{key}]"
+            yield from _section_lines(item, key, comments)
+
+
+def _key_lines(key: str, field: FieldInfo, value: Any, comments: bool) -> Iterator[str]:
+    if comments:
+        yield from _comment(_explained(field))
+    if value is not None:
+        yield f"{key} = {toml_value(value)}"
+    elif comments:
+        yield f"# {key} = <{values_text(field.annotation, field)}>"
+
+
+def _explained(field: FieldInfo) -> str:
+    words = choices(field.annotation)
+    doc = field.description or ""
+    return f"{doc} One of {', '.join(words)}." if len(words) > 1 and not all(word in doc for word in words) else doc
+
+
+def _comment(text: str) -> list[str]:
+    return textwrap.wrap(text, WIDTH, initial_indent="# ", subsequent_indent="# ")
+
+
+def new_job_text(
+    *,
+    name: str,
+    base: str,
+    pictures: Path,
+    folder: Path,
+    family: Family | None,
+    machine: Machine,
+    trigger: str | None = None,
+    count: int | None = None,
+) -> str:
+    """The job.toml that ``trainer new`` writes into ``folder``: essentials first, each explained, fit for ``machine``.
+
+    ``base`` and ``pictures`` are counted from the present folder, ``count`` is how many pictures there are (None: not
+    counted), ``family`` is None while the base is not on this disk. The text loads as a Job; the paths in it are
+    relative where they lie near ``folder``.
+    """
+    recipe = _first_recipe(family, count)
+    job = Job.model_validate(
+        {
+            "schema": SCHEMA,
+            "name": name,
+            "base": {"model": _near(Path(base), folder) if is_base_path(base, Path.cwd()) else base},
+            "dataset": {"folders": [{"path": _near(pictures, folder)} | ({"trigger": trigger} if trigger else {})]},
+            "recipe": recipe,
+            "report": {"previews": {"prompts": [{"prompt": prompt} for prompt in _first_prompts(trigger)]}},
+        }
+    )
+    lines = [
+        *_comment("A LoRA for Impasto. Start it with: python -m trainer train job.toml"),
+        *_comment("Paths are counted from this file. Write Windows paths in 'single quotes'."),
+        *_set_lines(job, ""),
+        "",
+        *_fit_lines(job.recipe, family, machine),
+        "",
+        *_comment("Everything else, as it is unless you say so. Write a key into its table above, or use --set."),
+        *_rest_lines(job),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _first_recipe(family: Family | None, count: int | None) -> dict[str, Any]:
+    """Rank, alpha and rates as artists use them: SD 1.5 with its text encoder at half the rate, SDXL without."""
+    recipe: dict[str, Any] = {
+        "rank": 16,
+        "alpha": 16.0,
+        "learning_rate": 1e-4,
+        "effective_batch": 4,
+        "pictures_seen": default_pictures(count or 1),
+    }
+    if family is not None:
+        recipe["resolution"] = NATIVE_RESOLUTION[family]
+    recipe["text_encoder"] = {"learning_rate": 5e-5 if family == "sd15" else 0.0}
+    return recipe
+
+
+def _first_prompts(trigger: str | None) -> list[str]:
+    """What training should change, in and out of the dataset, and what it should leave alone."""
+    plain = "a house by a lake"
+    return [trigger, f"{trigger}, {plain}", plain] if trigger else ["a portrait of a woman", plain]
+
+
+def _near(path: Path, folder: Path) -> str:
+    """The path as a job in ``folder`` writes it, with slashes: relative if it lies beside or below, else absolute."""
+    absolute, home = path.expanduser().absolute(), folder.absolute()
+    if not absolute.is_relative_to(home.parent):
+        return absolute.as_posix()
+    relative = Path(os.path.relpath(absolute, home)).as_posix()
+    return relative if relative.startswith("..") else f"./{relative}"
+
+
+def _set_lines(section: Section, path: str) -> Iterator[str]:
+    """The lines of the keys that are set, explained; tables after keys."""
+    tables: list[tuple[str, Section, str]] = []
+    for name, field in type(section).model_fields.items():
+        value = getattr(section, name)
+        key = f"{path}.{field.alias or name}" if path else field.alias or name
+        if name not in section.model_fields_set:
+            continue
+        if isinstance(value, Section):
+            tables.append((key, value, f"[{key}]"))
+        elif sections_in(field.annotation):
+            tables.extend((key, item, f"[[{key}]]") for item in value)
+        else:
+            yield from _key_lines(field.alias or name, field, value, comments=True)
+    for key, inner, header in tables:
+        body = list(_set_lines(inner, key))
+        # A table that only holds tables needs no header of its own.
+        yield from ("", header) if body and body[0] else ()
+        yield from body
+
+
+def _fit_lines(recipe: RecipeConfig, family: Family | None, machine: Machine) -> Iterator[str]:
+    if family is None:
+        yield from _comment("The fit for this machine is taken from a table by card size once the base is known.")
+        return
+    fit = choose_fit(FitConfig(), family, recipe, machine)
+    source = f"From a table for {FAMILY_NAMES[family]} on {_machine_name(machine)}, not measured for this very job."
+    yield from _comment(f"{source} Leave a key out and it is chosen anew on the machine that runs the job.")
+    yield "[fit]"
+    for key in ("dtype", "quantise", "micro_batch", "checkpointing"):
+        yield from _key_lines(key, FitConfig.model_fields[key], getattr(fit, key), comments=True)
+
+
+def _machine_name(machine: Machine) -> str:
+    if machine.device == "cpu" or machine.total_bytes is None:
+        return f"the CPU ({machine.cores} cores)"
+    return f"{machine.card or 'a card'} with {machine.total_bytes / 1024**3:.0f} GB"
+
+
+def _rest_lines(job: Job) -> Iterator[str]:
+    """A line for each key that the file does not hold: its dotted name, its default, what it does."""
+    held = set(_held(job.model_dump(by_alias=True, exclude_unset=True), ""))
+    for found in fields(Job):
+        key = found.key.replace(".*", ".0")
+        if key.endswith("[adamw].name"):
+            key = "recipe.optimizer.name"
+        if "[" in key or found.values in ("a table", "a list of tables") or key in held or key.startswith("fit."):
+            continue
+        value = toml_value(found.default) if found.default is not None else f"<{found.values}>"
+        yield f"#   {key} = {value}  # {found.doc}"
+
+
+def _held(value: Any, key: str) -> Iterator[str]:
+    if isinstance(value, tuple):
+        value = {str(number): item for number, item in enumerate(value)}
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            yield from _held(inner, f"{key}.{name}" if key else name)
+    else:
+        yield key
