@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from trainer.protocol.rundir import RunDirectory
+
 ROOT = Path(__file__).resolve().parents[2]
 TORCH = "torch>=2.10,<2.14"
 INDEX = "https://download.pytorch.org/whl/"
@@ -163,6 +165,20 @@ def test_a_failed_step_says_what_happened(run, output, what):
     with pytest.raises(run.SetupError, match=f"making it failed: .*{what}"):
         run.step("making it", [sys.executable, "-c", code, output])
     assert output in run.LOG.read_text(encoding="utf-8")
+
+
+def test_an_environment_that_a_run_needs_is_not_replaced(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(run, "ROOT", ROOT)
+    monkeypatch.setattr(run, "VENV", tmp_path / ".venv")
+    monkeypatch.setattr(run, "OLD_VENV", tmp_path / ".venv-old")
+    run.VENV.mkdir()
+    with RunDirectory.create(tmp_path, "Blüten").hold():
+        with pytest.raises(run.SetupError, match="training is going on \\(Blüten\\)"):
+            run.set_old_environment_aside()
+        assert run.VENV.exists()
+    run.set_old_environment_aside()
+    assert run.OLD_VENV.exists()
+    assert not run.VENV.exists()
 
 
 # --- real set-ups ---------------------------------------------------------------------------------------------------

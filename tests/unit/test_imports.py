@@ -1,0 +1,46 @@
+"""Who may import whom: the contracts in pyproject.toml, and what really lands in a fresh process."""
+
+import pkgutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from importlinter.cli import EXIT_STATUS_SUCCESS, lint_imports
+
+ROOT = Path(__file__).resolve().parents[2]
+HEAVY = {"torch", "diffusers", "transformers", "peft", "accelerate", "bitsandbytes"}
+
+
+def fresh_python(*arguments: str) -> str:
+    """What a new process prints; the test fails with its errors when it fails."""
+    done = subprocess.run([sys.executable, *arguments], cwd=ROOT, capture_output=True, encoding="utf-8", check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def modules(*rooms: str) -> list[str]:
+    """The names of every module in these rooms of the trainer."""
+    names = []
+    for room in rooms:
+        names.append(f"trainer.{room}")
+        folder = ROOT / "trainer" / room
+        names += [info.name for info in pkgutil.walk_packages([str(folder)], f"trainer.{room}.")]
+    return names
+
+
+def test_no_arrow_runs_up(monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    assert lint_imports(no_cache=True) == EXIT_STATUS_SUCCESS, capsys.readouterr().out
+
+
+def test_errors_and_protocol_need_the_standard_library_only():
+    # Isolated and without site-packages: what is not in the standard library cannot be found.
+    imports = ", ".join(modules("errors", "protocol"))
+    fresh_python("-I", "-S", "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r}); import {imports}")
+
+
+@pytest.mark.parametrize("room", ["errors", "protocol", "config", "files", "dataset"])
+def test_rooms_that_the_app_reads_load_no_torch(room):
+    code = f"import sys, {', '.join(modules(room))}; print(*{{name.split('.')[0] for name in sys.modules}})"
+    assert not HEAVY & set(fresh_python("-c", code).split())
