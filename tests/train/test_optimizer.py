@@ -1,0 +1,318 @@
+"""Optimizers: every state survives saving bit for bit, rates are set from outside, averages come and go exactly."""
+
+import json
+import math
+
+import bitsandbytes
+import pytest
+import torch
+from safetensors.torch import load, save
+from schedulefree import AdamWScheduleFree
+from torch.nn import Parameter
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from trainer.config.optimizer import (
+    AdafactorConfig,
+    AdamW8bitConfig,
+    AdamWConfig,
+    Lion8bitConfig,
+    LionConfig,
+    OptimizerConfig,
+    PagedAdamW8bitConfig,
+    ProdigyConfig,
+    ScheduleFreeConfig,
+)
+from trainer.errors import JobError, RunError
+from trainer.training.masters import MasterWeights
+from trainer.training.optimizer import (
+    averaged_weights,
+    build_optimizer,
+    pack_state,
+    set_learning_rates,
+    unpack_state,
+)
+
+CONFIGS: dict[str, OptimizerConfig] = {
+    "adamw": AdamWConfig(),
+    "adamw8bit": AdamW8bitConfig(),
+    "paged_adamw8bit": PagedAdamW8bitConfig(),
+    "lion": LionConfig(),
+    "lion8bit": Lion8bitConfig(),
+    "adafactor": AdafactorConfig(),
+    "adafactor with all modes": AdafactorConfig(
+        relative_step=True, scale_parameter=True, warmup_init=True, beta1=0.9, weight_decay=0.01
+    ),
+    "prodigy": ProdigyConfig(d_coef=20.0),  # so that its guess grows within the few steps here
+    "schedulefree": ScheduleFreeConfig(warmup_steps=2),
+}
+EIGHT_BIT = ("adamw8bit", "paged_adamw8bit", "lion8bit")
+RATE = {"prodigy": 1.0}
+
+
+def make_weights() -> list[Parameter]:
+    """Two matrices large enough for 8-bit state, one of zeros like a fresh `up`, one small, one convolution."""
+    generator = torch.Generator().manual_seed(1)
+    shapes = [(64, 64), (16, 320), (8, 8), (16, 4, 3, 3)]
+    weights = [Parameter(torch.randn(shape, generator=generator)) for shape in shapes]
+    weights[1].data.zero_()
+    return weights
+
+
+def build(name: str, weights: list[Parameter]) -> torch.optim.Optimizer:
+    rate = RATE.get(name, 1e-3)
+    return build_optimizer(CONFIGS[name], {"unet": (rate, weights[:2]), "text_encoder": (rate, weights[2:])})
+
+
+def take_steps(optimizer: torch.optim.Optimizer, weights: list[Parameter], steps: range) -> None:
+    for step in steps:
+        generator = torch.Generator().manual_seed(100 + step)
+        for weight in weights:
+            weight.grad = torch.randn(weight.shape, generator=generator) * 0.1 + 0.2
+        set_learning_rates(optimizer, 1.0 - step / 20)
+        optimizer.step()
+
+
+def through_files(
+    packed: tuple[dict[str, torch.Tensor], dict[str, object]],
+) -> tuple[dict[str, torch.Tensor], dict[str, object]]:
+    """What a checkpoint does to it."""
+    tensors, data = packed
+    return load(save(tensors)), json.loads(json.dumps(data))
+
+
+def flat(optimizer: torch.optim.Optimizer) -> list[tuple[object, ...]]:
+    """Everything in the optimizer with its exact type, in an order that can be compared."""
+
+    def plain(value: object) -> object:
+        if isinstance(value, torch.Tensor):
+            return (str(value.dtype), tuple(value.shape), value.numpy(force=True).tobytes())
+        return (type(value).__name__, value)
+
+    weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+    states = [
+        (number, key, plain(value))
+        for number, weight in enumerate(weights)
+        for key, value in sorted(optimizer.state[weight].items())
+    ]
+    groups = [
+        (number, key, plain(value))
+        for number, group in enumerate(optimizer.param_groups)
+        for key, value in sorted(group.items())
+        if key != "params"
+    ]
+    return states + groups
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_state_survives_saving_bit_for_bit(name: str) -> None:
+    undisturbed = make_weights()
+    optimizer = build(name, undisturbed)
+    take_steps(optimizer, undisturbed, range(6))
+
+    first = make_weights()
+    before = build(name, first)
+    take_steps(before, first, range(3))
+    packed = through_files(pack_state(before))
+    resumed = [Parameter(weight.detach().clone()) for weight in first]
+    after = build(name, resumed)
+    unpack_state(after, *packed)
+    assert flat(after) == flat(before)
+    take_steps(after, resumed, range(3, 6))
+
+    for whole, half in zip(undisturbed, resumed, strict=True):
+        assert torch.equal(whole, half)
+    assert flat(after) == flat(optimizer)
+
+
+@pytest.mark.parametrize("name", EIGHT_BIT)
+def test_large_weights_have_eight_bit_state_and_one_quantisation_map(name: str) -> None:
+    weights = make_weights()
+    optimizer = build(name, weights)
+    take_steps(optimizer, weights, range(1))
+    kinds = [optimizer.state[weight]["state1"].dtype for weight in weights]
+    assert kinds == [torch.uint8, torch.uint8, torch.float32, torch.float32]
+    tensors, _ = pack_state(optimizer)
+    assert [key for key in tensors if "qmap1" in key] == ["0.qmap1"]
+
+    other = make_weights()
+    restored = build(name, other)
+    unpack_state(restored, *through_files(pack_state(optimizer)))
+    assert restored.state[other[0]]["qmap1"] is restored.state[other[1]]["qmap1"]
+
+
+def test_packed_state_does_not_change_with_later_steps() -> None:
+    weights = make_weights()
+    optimizer = build("adamw", weights)
+    take_steps(optimizer, weights, range(1))
+    tensors, _ = pack_state(optimizer)
+    before = {key: tensor.clone() for key, tensor in tensors.items()}
+    take_steps(optimizer, weights, range(1, 2))
+    assert all(torch.equal(tensors[key], before[key]) for key in before)
+
+
+def test_state_of_another_optimizer_is_refused() -> None:
+    weights = make_weights()
+    optimizer = build("adamw", weights)
+    take_steps(optimizer, weights, range(1))
+    with pytest.raises(RunError, match="AdamW over 4 weights, but the job has Prodigy over 4"):
+        unpack_state(build("prodigy", weights), *pack_state(optimizer))
+    with pytest.raises(RunError, match="over 4 weights, but the job has AdamW over 2"):
+        unpack_state(build_optimizer(AdamWConfig(), {"unet": (1.0, weights[:2])}), *pack_state(optimizer))
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_arguments_reach_the_library(name: str) -> None:
+    weights = make_weights()
+    config = CONFIGS[name]
+    group = build(name, weights).param_groups[0]
+    if isinstance(config, AdafactorConfig):
+        expected = {key: getattr(config, key) for key in ("clip_threshold", "decay_rate", "beta1", "weight_decay")}
+        expected |= {key: getattr(config, key) for key in ("relative_step", "scale_parameter", "warmup_init")}
+    else:
+        expected = {"betas": (config.beta1, config.beta2), "weight_decay": config.weight_decay}
+    if isinstance(config, ProdigyConfig):
+        expected |= {key: getattr(config, key) for key in ("d_coef", "d0", "growth_rate", "safeguard_warmup")}
+        expected |= {"use_bias_correction": config.bias_correction, "lr": 1.0, "decouple": True}
+    if isinstance(config, AdamWConfig | AdamW8bitConfig | PagedAdamW8bitConfig | ScheduleFreeConfig):
+        expected["eps"] = config.eps
+    if isinstance(config, AdamWConfig | ScheduleFreeConfig):
+        expected["foreach"] = True
+    assert {key: group[key] for key in expected} == expected
+
+
+def test_steps_equal_the_libraries_own(capsys: pytest.CaptureFixture[str]) -> None:
+    """Our groups and rates lead to what the plain library does with the same numbers."""
+    ours, theirs = make_weights(), make_weights()
+    take_steps(build("adamw8bit", ours), ours, range(3))
+    plain = bitsandbytes.optim.AdamW8bit(theirs, lr=1e-3, weight_decay=0.01)
+    for step in range(3):
+        generator = torch.Generator().manual_seed(100 + step)
+        for weight in theirs:
+            weight.grad = torch.randn(weight.shape, generator=generator) * 0.1 + 0.2
+        plain.param_groups[0]["lr"] = 1e-3 * (1.0 - step / 20)
+        plain.step()
+    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+    build("prodigy", ours)
+    assert capsys.readouterr().out == ""  # Prodigy prints by itself; --json output must stay clean
+
+
+def test_rates_are_the_base_rates_times_the_multiplier() -> None:
+    weights = make_weights()
+    optimizer = build_optimizer(AdamWConfig(), {"unet": (1e-3, weights[:2]), "text_encoder": (1e-4, weights[2:])})
+    assert set_learning_rates(optimizer, 0.5) == {"unet": 5e-4, "text_encoder": 5e-5}
+    assert [group["lr"] for group in optimizer.param_groups] == [5e-4, 5e-5]
+    assert set_learning_rates(optimizer, 0.25) == {"unet": 2.5e-4, "text_encoder": 2.5e-5}
+
+
+def test_prodigy_reports_what_it_found_and_rests_at_zero() -> None:
+    weights = make_weights()
+    optimizer = build("prodigy", weights)
+    assert set_learning_rates(optimizer, 1.0) == {"unet": 1e-6, "text_encoder": 1e-6}
+    before = [weight.detach().clone() for weight in weights]
+    for weight in weights:
+        weight.grad = torch.ones_like(weight)
+    set_learning_rates(optimizer, 0.0)
+    optimizer.step()
+    assert all(torch.equal(weight, old) for weight, old in zip(weights, before, strict=True))
+    take_steps(optimizer, weights, range(4))
+    rates = set_learning_rates(optimizer, 1.0)
+    assert rates["unet"] == optimizer.param_groups[0]["d"] > 1e-6
+
+
+def test_adafactor_says_its_relative_step() -> None:
+    weights = make_weights()
+    optimizer = build("adafactor with all modes", weights)
+    assert set_learning_rates(optimizer, 1.0)["unet"] == pytest.approx(1e-6)
+    take_steps(optimizer, weights, range(3))
+    assert set_learning_rates(optimizer, 1.0)["unet"] == pytest.approx(4e-6)
+    assert optimizer.param_groups[0]["lr"] is None
+    plain = build_optimizer(AdafactorConfig(relative_step=True), {"unet": (1e-3, weights)})
+    assert set_learning_rates(plain, 0.1)["unet"] == 1e-2
+    take_steps(plain, weights, range(1))
+    plain.state[weights[0]]["step"] = 40_000
+    assert set_learning_rates(plain, 0.1)["unet"] == pytest.approx(1 / math.sqrt(40_001))
+
+
+def test_what_a_library_would_refuse_is_said_in_words() -> None:
+    weights = make_weights()
+    with pytest.raises(JobError, match="cannot have different"):
+        build_optimizer(ProdigyConfig(), {"unet": (1.0, weights[:1]), "text_encoder": (0.5, weights[1:])})
+    with pytest.raises(JobError, match="beta1 is 0"):
+        build_optimizer(ScheduleFreeConfig(beta1=0.0), {"unet": (1e-3, weights)})
+
+
+def test_schedule_free_average_comes_and_goes_exactly() -> None:
+    working = {f"w{index}": Parameter(weight.detach().bfloat16()) for index, weight in enumerate(make_weights())}
+    masters = MasterWeights(working)
+    trained = list(masters.masters.values())
+    optimizer = build_optimizer(ScheduleFreeConfig(), {"unet": (1e-2, trained)})
+    assert isinstance(optimizer, AdamWScheduleFree)
+    take_steps(optimizer, trained, range(5))
+    masters.refresh()
+    former = [weight.detach().clone() for weight in trained]
+    state = flat(optimizer)
+
+    # y = (1 - beta) z + beta x, so the average x can be had from what the optimizer holds.
+    expected = [(y.double() - 0.1 * optimizer.state[y]["z"].double()) / 0.9 for y in trained]
+    with averaged_weights(optimizer, masters):
+        for weight, average in zip(trained, expected, strict=True):
+            torch.testing.assert_close(weight.double(), average, rtol=1e-5, atol=1e-6)
+        assert not torch.equal(trained[0], former[0])
+        for key, copy in working.items():
+            assert torch.equal(copy, masters.masters[key].bfloat16())
+    assert all(torch.equal(weight, old) for weight, old in zip(trained, former, strict=True))
+    for key, copy in working.items():
+        assert torch.equal(copy, masters.masters[key].bfloat16())
+    assert flat(optimizer) == state
+
+    with pytest.raises(ZeroDivisionError), averaged_weights(optimizer, masters):
+        _ = 1 / 0
+    assert all(torch.equal(weight, old) for weight, old in zip(trained, former, strict=True))
+    take_steps(optimizer, trained, range(5, 6))
+
+
+def test_other_optimizers_have_no_average() -> None:
+    weights = make_weights()
+    masters = MasterWeights({"w": weights[0]})
+    optimizer = build_optimizer(AdamWConfig(), {"unet": (1e-2, list(masters.masters.values()))})
+    take_steps(optimizer, list(masters.masters.values()), range(2))
+    former = masters.masters["w"].detach().clone()
+    with averaged_weights(optimizer, masters):
+        assert torch.equal(masters.masters["w"], former)
+
+
+class HostReads(TorchDispatchMode):
+    """Counts what makes the host wait for a value."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        if func is torch.ops.aten._local_scalar_dense.default:
+            self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    ("name", "reads"),
+    [
+        ("adamw", 8),  # its own counters, on the host, for each bias correction
+        ("adamw8bit", 0),
+        ("paged_adamw8bit", 0),
+        ("lion", 0),
+        ("lion8bit", 0),
+        ("adafactor", 0),
+        ("adafactor with all modes", 7),  # the weight that began as zeros is too small for its size to count
+        ("prodigy", 8),
+        ("schedulefree", 0),
+    ],
+)
+def test_host_reads_are_those_named(name: str, reads: int) -> None:
+    """HOST_READS in the module says the same in words; four weights, second step."""
+    weights = make_weights()
+    optimizer = build(name, weights)
+    take_steps(optimizer, weights, range(1))
+    for weight in weights:
+        weight.grad = torch.ones_like(weight)
+    with HostReads() as mode:
+        optimizer.step()
+    assert mode.count == reads

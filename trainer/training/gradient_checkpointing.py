@@ -1,0 +1,61 @@
+"""Gradient checkpointing: which blocks forget their activations and compute them again in backward."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+from diffusers.models.unets.unet_2d_condition import UNet2DConditionModel
+from torch import nn
+from transformers import PreTrainedModel
+
+from trainer.errors import JobError
+
+# The switch that diffusers puts into every module that can checkpoint.
+FLAG = "gradient_checkpointing"
+
+
+def set_checkpointing(
+    unet: UNet2DConditionModel,
+    text_encoders: Iterable[PreTrainedModel],
+    choice: Literal["none", "full"] | Sequence[str],
+) -> None:
+    """Switches checkpointing to ``choice``, whatever it was before; gradients stay the same.
+
+    none: nowhere. full: every block of the UNet and every layer of the text encoders. A list: these blocks of the
+    UNet, such as "down_blocks.1" or "mid_block". Text encoders checkpoint in train mode only, which transformers
+    asks for. Raises JobError for a block that the UNet does not have.
+    """
+    blocks = checkpointing_blocks(unet)
+    chosen = () if choice == "none" else tuple(blocks) if choice == "full" else tuple(choice)
+    unknown = [name for name in chosen if name not in blocks]
+    if unknown:
+        raise JobError(
+            "job.checkpointing",
+            f"fit.checkpointing names {', '.join(unknown)}, which this base does not have.",
+            f"Choose from {', '.join(blocks)}, or write none or full.",
+        )
+    for encoder in text_encoders:
+        if choice == "full":
+            encoder.activation_checkpointing_enable({"use_reentrant": False})
+        else:
+            encoder.activation_checkpointing_disable()  # type: ignore[no-untyped-call]
+    unet.enable_gradient_checkpointing()
+    for name, block in blocks.items():
+        if name not in chosen:
+            _switch_off(block)
+
+
+def checkpointing_blocks(unet: UNet2DConditionModel) -> dict[str, nn.Module]:
+    """The UNet's blocks by the names that a job may list, in the order of the forward pass."""
+    down = {f"down_blocks.{index}": block for index, block in enumerate(unet.down_blocks)}
+    middle = {} if unet.mid_block is None else {"mid_block": unet.mid_block}
+    up = {f"up_blocks.{index}": block for index, block in enumerate(unet.up_blocks)}
+    return down | middle | up
+
+
+def _switch_off(block: nn.Module) -> None:
+    """Stops a block, and the transformers inside it that checkpoint by themselves."""
+    for module in block.modules():
+        if hasattr(module, FLAG):
+            setattr(module, FLAG, False)

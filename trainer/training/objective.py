@@ -1,0 +1,177 @@
+"""What is learned from: the noise schedule, the target, the loss with its weights, and how noise is drawn."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from trainer.config.base import Prediction
+from trainer.config.objective import ObjectiveConfig
+
+# Both families were trained with these betas, "scaled_linear": evenly spaced square roots (their scheduler configs).
+BETA_START = 0.00085
+BETA_END = 0.012
+TIMESTEPS = 1000
+# sd-scripts bounds the SNR here in debiased estimation, so that the cleanest timesteps keep some weight.
+MOST_DEBIASED_SNR = 1000.0
+
+
+@dataclass(frozen=True, slots=True)
+class NoiseSchedule:
+    """How much picture and how much noise each of the 1000 timesteps holds, as tables that a step indexes.
+
+    x_t = signal[t] * latents + sigma[t] * noise, with signal = sqrt(alphas_cumprod), sigma = sqrt(1 - alphas_cumprod)
+    and snr = (signal / sigma)^2 (Ho et al. 2020, eq. 4). All tables have shape (1000,) and are computed in float64.
+    """
+
+    prediction: Prediction
+    """What the base predicts: the noise, or the velocity."""
+    alphas_cumprod: Tensor
+    snr: Tensor
+    signal: Tensor
+    sigma: Tensor
+
+    @classmethod
+    def create(cls, prediction: Prediction, zero_terminal_snr: bool) -> NoiseSchedule:
+        """The schedule both families use, in float64 on the CPU; rescaled when the base has zero terminal SNR.
+
+        The SNR is that of the rescaled schedule: sd-scripts reads it off before it rescales, so that its loss weights
+        do not belong to the noise that it adds.
+        """
+        alphas = alphas_cumprod(zero_terminal_snr)
+        return cls(prediction, alphas, alphas / (1.0 - alphas), alphas.sqrt(), (1.0 - alphas).sqrt())
+
+    def to(self, device: torch.device | str, dtype: torch.dtype) -> NoiseSchedule:
+        """The same tables elsewhere; the step computes noisy latents, target and loss in this dtype or a wider one."""
+        tables = (self.alphas_cumprod, self.snr, self.signal, self.sigma)
+        return NoiseSchedule(self.prediction, *(table.to(device, dtype) for table in tables))
+
+    def add_noise(self, latents: Tensor, noise: Tensor, timesteps: Tensor) -> Tensor:
+        """Noisy latents (B,4,h,w) at ``timesteps`` (B,) int64."""
+        return _spread(self.signal[timesteps]) * latents + _spread(self.sigma[timesteps]) * noise
+
+    def target(self, latents: Tensor, noise: Tensor, timesteps: Tensor) -> Tensor:
+        """What the base should predict (B,4,h,w): the noise, or v = signal * noise - sigma * latents.
+
+        v as in Salimans and Ho 2022, section 4.
+        """
+        if self.prediction == "epsilon":
+            return noise
+        return _spread(self.signal[timesteps]) * noise - _spread(self.sigma[timesteps]) * latents
+
+
+def alphas_cumprod(zero_terminal_snr: bool) -> Tensor:
+    """The share of the picture's variance that is left at each timestep, (1000,) float64.
+
+    With ``zero_terminal_snr`` its square root is shifted and scaled so that the last is 0 and the first stays as it
+    was (Lin et al. 2023, "Common Diffusion Noise Schedules and Sample Steps are Flawed", algorithm 1).
+    """
+    betas = torch.linspace(math.sqrt(BETA_START), math.sqrt(BETA_END), TIMESTEPS, dtype=torch.float64) ** 2
+    alphas = torch.cumprod(1.0 - betas, dim=0)
+    if not zero_terminal_snr:
+        return alphas
+    roots = alphas.sqrt()
+    first, last = roots[0], roots[-1]
+    return ((roots - last) * (first / (first - last))) ** 2
+
+
+def picture_losses(prediction: Tensor, target: Tensor, mask: Tensor | None, objective: ObjectiveConfig) -> Tensor:
+    """The loss of each picture (B,): the mean over channels, height and width of the error at each element.
+
+    mse: d^2. huber: 2c (sqrt(d^2 + c^2) - c) with c = ``huber_c``, the smooth pseudo-Huber loss of sd-scripts
+    (loss_type huber with the schedule constant): d^2 for errors far below c, 2c|d| far above.
+    ``mask`` (B,1,h,w) multiplies the errors before the mean, which is not divided by the mask's own mean
+    (sd-scripts' apply_masked_loss): a picture that is masked by half counts half.
+    """
+    if objective.loss == "huber":
+        c = objective.huber_c
+        errors = 2.0 * c * (torch.sqrt((prediction - target) ** 2 + c * c) - c)
+    else:
+        errors = F.mse_loss(prediction, target, reduction="none")
+    if mask is not None:
+        errors = errors * mask
+    return errors.mean(dim=(1, 2, 3))
+
+
+def timestep_weights(schedule: NoiseSchedule, objective: ObjectiveConfig, timesteps: Tensor) -> Tensor:
+    """How much each picture's loss counts for the noise strength it got (B,), in the schedule's dtype.
+
+    min-SNR with gamma g (Hang et al. 2023, section 3.4): min(snr, g) / snr for epsilon, min(snr, g) / (snr + 1) for v.
+    Debiased estimation (Yu et al. 2024; sd-scripts): 1 / sqrt(snr) for epsilon, 1 / (snr + 1) for v, snr at most 1000.
+    Pure noise (zero terminal SNR, t = 999) has snr 0: min-SNR takes the limit of its formula there, 1 for epsilon and
+    0 for v; debiased epsilon, which has no limit, takes the weight of t = 998.
+    """
+    snr = schedule.snr[timesteps]
+    weights = torch.ones_like(snr)
+    epsilon = schedule.prediction == "epsilon"
+    if objective.min_snr_gamma is not None:
+        gamma = objective.min_snr_gamma
+        # min(snr, g) / snr is min(1, g / snr), which a zero does not turn into 0 / 0.
+        weights = weights * (torch.clamp(gamma / snr, max=1.0) if epsilon else torch.clamp(snr, max=gamma) / (snr + 1))
+    if objective.debiased:
+        positive = torch.where(snr > 0.0, snr, schedule.snr[-2]).clamp(max=MOST_DEBIASED_SNR)
+        weights = weights * (torch.rsqrt(positive) if epsilon else 1.0 / (positive + 1.0))
+    return weights
+
+
+def draw_noise(
+    generator: np.random.Generator, shape: tuple[int, ...], objective: ObjectiveConfig
+) -> NDArray[np.float32]:
+    """The noise of one picture, ``shape`` (C,h,w) fp32, from the picture's own stream, so no batch can change it.
+
+    Plain normal noise first, whatever the options; then the noise offset, one normal number per channel times the
+    offset (Guttenberg 2023, "Diffusion with Offset Noise"); then multires noise.
+    """
+    noise = generator.standard_normal(shape, dtype=np.float32)
+    if objective.noise_offset:
+        shift = generator.standard_normal((shape[0], 1, 1), dtype=np.float32)
+        noise = noise + np.float32(objective.noise_offset) * shift
+    if objective.multires_discount:
+        noise = _add_coarser_noise(generator, noise, objective)
+    return noise
+
+
+def draw_timestep(generator: np.random.Generator, objective: ObjectiveConfig) -> int:
+    """A timestep from ``timestep_min`` to ``timestep_max``, both included.
+
+    uniform: all alike. logit_normal: the sigmoid of a normal number says how far along the range (Esser et al. 2024,
+    section 3.1, with mean 0 and deviation 1).
+    """
+    low, high = objective.timestep_min, objective.timestep_max
+    if objective.timesteps == "uniform":
+        return int(generator.integers(low, high, endpoint=True))
+    share = 1.0 / (1.0 + math.exp(-generator.standard_normal()))
+    return min(high, low + int(share * (high - low + 1)))
+
+
+def _add_coarser_noise(
+    generator: np.random.Generator, noise: NDArray[np.float32], objective: ObjectiveConfig
+) -> NDArray[np.float32]:
+    """Multires (pyramid) noise as in sd-scripts (Whitaker 2023): level i is r^i times coarser and weighs discount^i.
+
+    r is drawn anew from 2 to 4 for each level, level 0 is a second noise of full size, levels end when a side is one
+    pixel, and the sum is divided by its deviation: here the picture's own, there that of the whole batch.
+    """
+    channels, height, width = noise.shape
+    total = torch.from_numpy(noise)
+    for level in range(objective.multires_levels):
+        shrink = (2.0 + 2.0 * generator.random()) ** level
+        size = max(1, int(height / shrink)), max(1, int(width / shrink))
+        coarse = torch.from_numpy(generator.standard_normal((1, channels, *size), dtype=np.float32))
+        whole = F.interpolate(coarse, size=(height, width), mode="bilinear", align_corners=False)[0]
+        total = total + whole * objective.multires_discount**level
+        if 1 in size:
+            break
+    result: NDArray[np.float32] = (total / total.std()).numpy()
+    return result
+
+
+def _spread(values: Tensor) -> Tensor:
+    """Numbers per picture (B,) in the shape that multiplies latents, (B,1,1,1)."""
+    return values.view(-1, 1, 1, 1)
