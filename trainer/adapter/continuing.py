@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from torch import Tensor
@@ -16,14 +16,17 @@ from trainer.errors import LoraFileError
 _SETTINGS = {"unet": "recipe", "text_encoder": "recipe.text_encoder", "text_encoder_2": "recipe.text_encoder_2"}
 
 
-def continue_from(path: Path, family: Family, adapter: Adapter, initial: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def continue_from(
+    path: Path, family: Family, table: Sequence[Slot], adapter: Adapter, initial: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
     """Return the weights (fp32, by file key) with which training goes on from a LoRA file.
 
-    `initial` are the weights of a fresh start (`initial_weights`); layers that the file lacks keep them, and do nothing
-    yet. Another alpha than the recipe's is folded into `up`, so the first step sees what the file does. Raises
-    LoraFileError when part of the file would be lost, or its ranks or shapes are not those of recipe and base.
+    `table` holds all layers of the base, text encoders included whether trained or not. `initial` are the weights of a
+    fresh start (`initial_weights`); layers that the file lacks keep them, and do nothing yet. Another alpha than the
+    recipe's is folded into `up`, so the first step sees what the file does. Raises LoraFileError when part of the file
+    would be lost, or its ranks or shapes are not those of recipe and base.
     """
-    lora = read_lora(path, family, adapter.table)
+    lora = read_lora(path, family, table)
     _refuse_losses(path, lora, adapter)
     _refuse_other_ranks(path, lora, adapter)
     weights = dict(initial)

@@ -12,7 +12,7 @@ import torch
 from bitsandbytes.nn.modules import Linear4bit, Linear8bitLt
 from peft import LoraConfig, inject_adapter_in_model
 from peft.tuners.lora import LoraLayer
-from torch import nn
+from torch import Tensor, nn
 
 from trainer.adapter.names import Part, Slot
 
@@ -88,7 +88,8 @@ def _pattern(values: Mapping[str, int], common: float) -> dict[str, int]:
 def _materialise(layer: nn.Module, dtype: torch.dtype) -> Factors:
     assert isinstance(layer, LoraLayer)
     factors = Factors(cast(Factor, layer.lora_A[ADAPTER]), cast(Factor, layer.lora_B[ADAPTER]))
-    device = layer.get_base_weight().device
+    # Not get_base_weight(), which would restore a quantised weight only to say where it lies.
+    device = cast(Tensor, layer.get_base_layer().weight).device
     for factor in factors:
         factor.weight = nn.Parameter(torch.empty(factor.weight.shape, dtype=dtype, device=device))
     return factors
