@@ -1,0 +1,148 @@
+"""Draws pictures through diffusers' own pipelines, from embeddings, so that no text encoder need be in memory."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import torch
+from PIL import Image
+from PIL.PngImagePlugin import PngInfo
+from torch import Tensor
+
+from trainer.base.text import TextConditioning
+from trainer.config.base import Family, Prediction
+from trainer.config.report import PromptConfig
+from trainer.protocol import atomic
+
+SAMPLERS: Mapping[str, tuple[str, dict[str, object]]] = {
+    "euler": ("EulerDiscreteScheduler", {}),
+    "euler_a": ("EulerAncestralDiscreteScheduler", {}),
+    "ddim": ("DDIMScheduler", {"clip_sample": False, "set_alpha_to_one": False}),
+    "dpmpp_2m": ("DPMSolverMultistepScheduler", {"algorithm_type": "dpmsolver++"}),
+    "unipc": ("UniPCMultistepScheduler", {}),
+}
+
+OnStep = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """One picture to draw: its settings with the size filled in, and its embeddings (each a batch of one)."""
+
+    settings: PromptConfig
+    width: int
+    height: int
+    positive: TextConditioning
+    negative: TextConditioning
+
+
+def make_sampler(name: str, prediction: Prediction, *, zero_terminal_snr: bool) -> Any:  # noqa: ANN401
+    """diffusers' scheduler of that name on Stable Diffusion's noise schedule.
+
+    A zero-terminal base needs rescaled betas and trailing timesteps (Lin et al. 2023, section 3).
+    """
+    class_name, options = SAMPLERS[name]
+    return getattr(diffusers, class_name)(
+        num_train_timesteps=1000,
+        beta_start=0.00085,
+        beta_end=0.012,
+        beta_schedule="scaled_linear",
+        prediction_type="v_prediction" if prediction == "v" else "epsilon",
+        rescale_betas_zero_snr=zero_terminal_snr,
+        timestep_spacing="trailing" if zero_terminal_snr else "leading",
+        steps_offset=1,
+        **options,
+    )
+
+
+@torch.no_grad()
+def draw_latents(family: Family, unet: torch.nn.Module, sampler: Any, drawing: Drawing, on_step: OnStep) -> Tensor:  # noqa: ANN401
+    """Denoises one picture; returns scaled latents (1, 4, height/8, width/8) on the UNet's device.
+
+    The first noise is drawn on the CPU, so that a seed gives the same picture on every device.
+    """
+    pipeline = make_pipeline(family, unet, sampler)
+    reference = next(unet.parameters())
+    settings = drawing.settings
+
+    def after_step(_pipe: object, index: int, _timestep: object, values: dict[str, Tensor]) -> dict[str, Tensor]:
+        on_step(index + 1, settings.steps)
+        return values
+
+    result = pipeline(
+        **embeddings(drawing, reference.device, compute_dtype(unet)),
+        width=drawing.width,
+        height=drawing.height,
+        num_inference_steps=settings.steps,
+        guidance_scale=settings.guidance,
+        generator=torch.Generator("cpu").manual_seed(settings.seed),
+        output_type="latent",
+        callback_on_step_end=after_step,
+    )
+    latents: Tensor = result.images
+    return latents
+
+
+def make_pipeline(family: Family, unet: torch.nn.Module, sampler: Any) -> Any:  # noqa: ANN401
+    """diffusers' pipeline around a UNet alone: text is given as embeddings, decoding is done by ``decode``."""
+    absent: dict[str, object] = {"text_encoder": None, "tokenizer": None, "unet": unet, "scheduler": sampler}
+    if family == "sdxl":
+        absent |= {"text_encoder_2": None, "tokenizer_2": None, "add_watermarker": False}
+        pipeline: Any = diffusers.StableDiffusionXLPipeline(vae=None, **absent)
+    else:
+        absent |= {"safety_checker": None, "feature_extractor": None, "requires_safety_checker": False}
+        pipeline = diffusers.StableDiffusionPipeline(vae=None, **absent)
+    pipeline.set_progress_bar_config(disable=True)
+    return pipeline
+
+
+def compute_dtype(unet: torch.nn.Module) -> torch.dtype:
+    """The dtype a UNet computes in; its convolutions are never quantised."""
+    dtype: torch.dtype = unet.conv_in.weight.dtype  # type: ignore[union-attr,assignment]
+    return dtype
+
+
+def embeddings(drawing: Drawing, device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
+    """The pipeline's keyword arguments for the text."""
+    sides = {"": drawing.positive, "negative_": drawing.negative}
+    arguments = {f"{side}prompt_embeds": text.hidden.to(device, dtype) for side, text in sides.items()}
+    for side, text in sides.items():
+        if text.pooled is not None:
+            arguments[f"{side}pooled_prompt_embeds"] = text.pooled.to(device, dtype)
+    return arguments
+
+
+@torch.no_grad()
+def decode(vae: Any, latents: Tensor, *, tiling: bool) -> Image.Image:  # noqa: ANN401
+    """Decodes scaled latents (1, 4, h, w) to an RGB picture; tiles keep the peak of memory low."""
+    vae.enable_tiling() if tiling else vae.disable_tiling()
+    shift = getattr(vae.config, "shift_factor", None) or 0.0
+    pixels = vae.decode(latents.to(vae.device, vae.dtype) / vae.config.scaling_factor + shift).sample[0]
+    levels = ((pixels.float() / 2 + 0.5).clamp(0, 1) * 255).round().to(torch.uint8)
+    return Image.fromarray(levels.permute(1, 2, 0).cpu().numpy())
+
+
+def save_picture(picture: Image.Image, path: Path, settings: Mapping[str, object]) -> None:
+    """Writes a PNG with its settings inside: as JSON, and as the "parameters" line that other programs read."""
+    info = PngInfo()
+    info.add_itxt("impasto", json.dumps(dict(settings), ensure_ascii=False))
+    info.add_itxt("parameters", parameters_line(settings))
+    data = BytesIO()
+    picture.save(data, format="PNG", pnginfo=info)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    atomic.write_bytes(path, data.getvalue())
+
+
+def parameters_line(settings: Mapping[str, object]) -> str:
+    """Settings in the form that A1111 made customary: prompt, negative prompt, then the numbers."""
+    numbers = (
+        f"Steps: {settings['steps']}, Sampler: {settings['sampler']}, CFG scale: {settings['guidance']}, "
+        f"Seed: {settings['seed']}, Size: {settings['width']}x{settings['height']}"
+    )
+    return f"{settings['prompt']}\nNegative prompt: {settings['negative']}\n{numbers}"

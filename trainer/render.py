@@ -1,0 +1,118 @@
+"""Draws pictures with a base and finished LoRAs, in a process of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from PIL import Image
+
+from trainer.adapter.apply import apply_loras
+from trainer.adapter.names import slots
+from trainer.adapter.reading import LoraWeights, read_lora
+from trainer.base.drawing import Drawing, decode, draw_latents, make_sampler, save_picture
+from trainer.base.source import BaseSource, Progress, open_base
+from trainer.base.text import TextConditioning, encode_text, tokenise
+from trainer.config.base import BaseConfig
+from trainer.config.report import PromptConfig
+from trainer.errors import LoraFileError
+
+OnDrawn = Callable[[int, int, Path], None]
+"""Called with how many pictures are done, how many there are in all, and the file just written."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoraUse:
+    """A LoRA file and how strongly it acts (1: as trained)."""
+
+    file: Path
+    strength: float = 1.0
+
+
+class Renderer:
+    """A base with LoRAs in memory, ready to draw."""
+
+    def __init__(
+        self,
+        base: BaseConfig,
+        loras: Sequence[LoraUse],
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        clip_skip: int | None,
+        progress: Progress | None,
+    ) -> None:
+        self.source = open_base(base, progress)
+        self.device = device
+        self.clip_skip = clip_skip
+        read = [(self._read(use.file), use.strength) for use in loras]
+        self.unet = self.source.load_unet(dtype, device)
+        self.encoders = self.source.load_text_encoders(dtype, device)
+        self.vae = self.source.load_vae(torch.float32, device)
+        apply_loras(self.unet, self.encoders, read, dtype=dtype)
+
+    def _read(self, file: Path) -> LoraWeights:
+        """The LoRA's weights; a file of which nothing fits this base is refused, before any weight is loaded."""
+        source = self.source
+        lora = read_lora(file, source.family, slots(source.family, source.unet_config, source.text_configs))
+        if not lora.layers:
+            raise LoraFileError(
+                "lora.nothing_fits",
+                f"Nothing in {file.name} fits this base.",
+                "Choose a LoRA that was made for the family of the base.",
+            )
+        return lora
+
+    def draw(self, prompt: PromptConfig, width: int, height: int) -> Image.Image:
+        """One picture, ``width`` by ``height`` pixels."""
+        source = self.source
+        sampler = make_sampler(prompt.sampler, source.prediction, zero_terminal_snr=source.zero_terminal_snr)
+        positive, negative = (self._encode(text) for text in (prompt.prompt, prompt.negative))
+        drawing = Drawing(prompt, width, height, positive, negative)
+        latents = draw_latents(source.family, self.unet, sampler, drawing, lambda *_: None)
+        return decode(self.vae, latents, tiling=self.device.type != "cpu")
+
+    @torch.no_grad()
+    def _encode(self, text: str) -> TextConditioning:
+        tokens = [ids.to(self.device) for ids in tokenise(self.source.family, [text])]
+        return encode_text(self.source.family, self.encoders, tokens, self.clip_skip)
+
+
+def render(
+    base: BaseConfig,
+    loras: Sequence[LoraUse],
+    prompts: Sequence[PromptConfig],
+    folder: Path,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    on_drawn: OnDrawn,
+    clip_skip: int | None = None,
+    progress: Progress | None = None,
+) -> list[Path]:
+    """Draws every prompt into ``folder`` as 000.png, 001.png ... beside what is there; returns the files.
+
+    Each PNG holds its settings. ``clip_skip`` is in kohya's counting, SD 1.5 only. Raises ImpastoError for a base or LoRA that cannot be used.
+    """
+    renderer = Renderer(base, loras, device=device, dtype=dtype, clip_skip=clip_skip, progress=progress)
+    side = 1024 if renderer.source.family == "sdxl" else 512
+    files = []
+    for prompt in prompts:
+        width, height = prompt.width or side, prompt.height or side
+        path = free_name(folder)
+        used = [f"{use.file.name}:{use.strength:g}" for use in loras]
+        settings = prompt.model_dump() | {"width": width, "height": height, "loras": used, "base": Path(base.model).name}
+        save_picture(renderer.draw(prompt, width, height), path, settings)
+        files.append(path)
+        on_drawn(len(files), len(prompts), path)
+    return files
+
+
+def free_name(folder: Path) -> Path:
+    """The first of 000.png, 001.png ... that does not exist yet."""
+    number = 0
+    while (path := folder / f"{number:03d}.png").exists():
+        number += 1
+    return path

@@ -1,0 +1,119 @@
+"""One attempt at a run: cache, build, restore, loop, export."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from trainer.base.source import BaseSource
+from trainer.config.job import Job
+from trainer.dataset.picture import Picture
+from trainer.protocol import events, places
+from trainer.protocol.rundir import RunDirectory
+from trainer.training import checkpoint as checkpoints
+from trainer.training.build import build_engine, build_parts
+from trainer.training.components import Checkpoints, Previews, Saving, StepEvents, Validation, Wishes, restore
+from trainer.training.control import Control, Order
+from trainer.training.curves import Curves
+from trainer.training.loop import Component, Engine
+from trainer.training.output import Exporter
+from trainer.training.preview import Previewer
+from trainer.training.reporter import Reporter
+from trainer.training.segments import Segment
+from trainer.training.validation import Validator
+
+Ended = tuple[events.Outcome, Path | None]
+
+
+class Attempt:
+    """Everything one start of the engine does between taking the lock and its last event."""
+
+    def __init__(
+        self,
+        run: RunDirectory,
+        job: Job,
+        pictures: Sequence[Picture],
+        source: BaseSource,
+        reporter: Reporter,
+        control: Control,
+        segments: Sequence[Segment],
+    ) -> None:
+        self.run = run
+        self.job = job
+        self.reporter = reporter
+        self.control = control
+        self.segments = segments
+        self.parts = build_parts(job, pictures, source, places.cache_folder())
+        self.validator = Validator(pictures, job, self.parts.assembler, self.parts.device)
+        self.previewer = Previewer(job, source, self.parts.cache, run.samples)
+        self.exporter = Exporter(run, job, source, pictures, self.parts.feed.steps_per_epoch)
+        self.engine: Engine | None = None
+
+    @property
+    def step(self) -> int:
+        """How many optimizer steps are done and would not be lost."""
+        return self.engine.progress.step if self.engine else max(checkpoints.steps_on_disk(self.run.checkpoints), default=0)
+
+    def run_to_end(self, number: int) -> Ended:
+        """Caches, trains and exports; returns how it ended and the LoRA written at the end, if any."""
+        self.reporter.write(events.AttemptStarted(pid=os.getpid(), device=self.job.fit.device or "cpu"))
+        saved = self._find_checkpoint()
+        self.prepare(saved.step if saved else 0)
+        self.reporter.phase("load", 0, 1)
+        self.engine = engine = build_engine(self.job, self.parts, self.segments)
+        if saved:
+            restore(engine, saved)
+        self.reporter.phase("load", 1, 1)
+        keeping = Checkpoints(engine, self.run, self.reporter)
+        saving = Saving(engine, self.exporter, self.reporter)
+        order = engine.train(self.prepare, self._components(engine, number, keeping, saving), self.control)
+        if order is None:
+            return "done", self._finish(engine, saving)
+        return self._interrupt(order, engine, keeping, saving)
+
+    def prepare(self, step: int) -> None:
+        """Caches what ``step`` and the epochs around it need; before training a stop or pause ends it at once."""
+        last = (self.job.recipe.steps or 1) - 1
+        texts = [*self.previewer.texts(), *(sample.caption for sample in self.validator.samples)]
+        self.parts.feed.prepare(min(step, last), texts, self.validator.samples, self._on_phase)
+
+    def _on_phase(self, phase: events.Phase, done: int, total: int) -> None:
+        self.reporter.phase(phase, done, total)
+        if self.engine is None:
+            self.control.raise_if_ordered()
+
+    def _find_checkpoint(self) -> checkpoints.Checkpoint | None:
+        saved, damaged = checkpoints.load_latest(self.run.checkpoints)
+        for folder in damaged:
+            self.reporter.notice("checkpoint.damaged", f"The checkpoint {folder.name} is damaged and was passed over.")
+        return saved
+
+    def _components(self, engine: Engine, number: int, keeping: Checkpoints, saving: Saving) -> list[Component]:
+        """What hangs on the loop, in order: what a checkpoint must know comes before it, what may fail after it."""
+        previews = Previews(engine, self.previewer, self.reporter)
+        components: list[Component] = [
+            StepEvents(engine, self.reporter, self.run, number),
+            Validation(engine, self.validator, self.reporter),
+            keeping,
+            saving,
+            previews,
+            Wishes(self.control, saving, previews, keeping),
+        ]
+        if self.job.report.tensorboard:
+            components.append(Curves(self.run.path / "tensorboard"))
+        return components
+
+    def _finish(self, engine: Engine, saving: Saving) -> Path:
+        best = engine.progress.best_step
+        if best is not None:
+            self.reporter.notice("best", f"Suggested: step {best}, the lowest held-out loss.")
+        return saving.save(engine.progress, final=True)
+
+    def _interrupt(self, order: Order, engine: Engine, keeping: Checkpoints, saving: Saving) -> Ended:
+        """A pause checkpoints; a stop checkpoints and exports what there is."""
+        keeping.save(engine.progress)
+        file = saving.save(engine.progress) if order == "stop" else None
+        outcome: events.Outcome = "stopped" if order == "stop" else "paused"
+        self.control.answer("done", f"{outcome} at step {engine.progress.step}" + (f", wrote {file.name}" if file else ""))
+        return outcome, file

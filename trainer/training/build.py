@@ -1,0 +1,114 @@
+"""Builds the engine of a run from its frozen job and listing: model, adapter, masters, optimizer, feed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from trainer.adapter.attach import Adapter, attach, initial_weights
+from trainer.adapter.continuing import continue_from
+from trainer.base.source import BaseSource
+from trainer.config.job import Job
+from trainer.dataset.picture import Picture
+from trainer.dataset.randomness import generator
+from trainer.training.batch import Assembler
+from trainer.training.cache import Cache
+from trainer.training.gradient_checkpointing import set_checkpointing
+from trainer.training.feed import Feed
+from trainer.training.loop import Engine
+from trainer.training.masters import MasterWeights
+from trainer.training.objective import NoiseSchedule
+from trainer.training.optimizer import build_optimizer
+from trainer.training.precision import DTYPES
+from trainer.training.scaler import LossScaler
+from trainer.training.segments import Segment, multiplier_over
+from trainer.training.step import StepModels
+
+PARTS = ("unet", "text_encoder", "text_encoder_2")
+
+
+def learning_rates(job: Job) -> dict[str, float]:
+    """The learning rate of every part that is trained; parts with rate 0 are left out."""
+    recipe = job.recipe
+    rates = {
+        "unet": recipe.learning_rate,
+        "text_encoder": recipe.text_encoder.learning_rate,
+        "text_encoder_2": recipe.text_encoder_2.learning_rate,
+    }
+    return {part: rate for part, rate in rates.items() if rate > 0}
+
+
+def live_text(job: Job) -> bool:
+    """Whether text encoders are trained, so that captions are encoded in the step and not cached."""
+    return any(part != "unet" for part in learning_rates(job))
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What exists before the model is loaded: everything that deals data."""
+
+    source: BaseSource
+    cache: Cache
+    feed: Feed
+    assembler: Assembler
+    device: torch.device
+
+
+def build_parts(job: Job, pictures: Sequence[Picture], source: BaseSource, cache_folder: Path) -> Parts:
+    """The data side of a run; loads no weights."""
+    device = torch.device(job.fit.device or "cpu")
+    live = live_text(job)
+    cache = Cache(cache_folder, source, job, device)
+    feed = Feed(pictures, job, cache, live_text=live)
+    return Parts(source, cache, feed, Assembler(job, source, cache, live_text=live), device)
+
+
+def build_engine(job: Job, parts: Parts, segments: Sequence[Segment]) -> Engine:
+    """Loads the base, attaches the adapter and readies the optimizer; the run starts at step 0 until restored."""
+    source, device = parts.source, parts.device
+    dtype = DTYPES[job.fit.dtype or "fp32"]
+    unet = source.load_unet(dtype, device, job.fit.quantise or "none")
+    encoders = tuple(source.load_text_encoders(dtype, device)) if live_text(job) else ()
+    adapter = attach_adapter(job, source, unet, encoders, dtype)
+    set_checkpointing(unet, encoders, job.fit.checkpointing or "none")
+    masters = MasterWeights(adapter.parameters)
+    return Engine(
+        job=job,
+        models=StepModels(source.family, unet, encoders, job.recipe.clip_skip, dtype),
+        noise_schedule=NoiseSchedule.create(source.prediction, source.zero_terminal_snr).to(device, torch.float32),
+        adapter=adapter,
+        masters=masters,
+        optimizer=build_optimizer(job.recipe.optimizer, groups(job, adapter, masters)),
+        multiplier=multiplier_over(job.recipe.schedule, segments),
+        feed=parts.feed,
+        assembler=parts.assembler,
+        device=device,
+        scaler=LossScaler() if job.fit.dtype == "fp16" else None,
+    )
+
+
+def attach_adapter(
+    job: Job, source: BaseSource, unet: torch.nn.Module, encoders: Sequence[torch.nn.Module], dtype: torch.dtype
+) -> Adapter:
+    """The adapter at the weights the run starts from: its own first ones, or those of the LoRA it continues."""
+
+    def stream(name: str) -> np.random.Generator:
+        return generator(job.recipe.seed, "adapter", sample=name)
+
+    adapter = attach(source.family, unet, encoders, job.recipe, dtype=dtype, generator=stream)
+    if job.base.continue_from:
+        first = initial_weights(adapter, stream)
+        adapter.load(continue_from(Path(job.base.continue_from), source.family, adapter, first))
+    return adapter
+
+
+def groups(job: Job, adapter: Adapter, masters: MasterWeights) -> dict[str, tuple[float, list[torch.nn.Parameter]]]:
+    """The optimizer's parameter groups: learning rate and masters of each trained part, in table order."""
+    return {
+        part: (rate, [master for key, master in masters.masters.items() if adapter.part_of[key] == part])
+        for part, rate in learning_rates(job).items()
+    }

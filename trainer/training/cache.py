@@ -1,0 +1,190 @@
+"""Latents and text embeddings on disk, keyed by content: each is computed once, verified when read, rebuilt when damaged."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from trainer.base.source import BaseSource
+from trainer.base.text import TextConditioning, encode_text, tokenise
+from trainer.base.vae import encode_latents
+from trainer.config.job import Job
+from trainer.dataset.pixels import crop_pixels
+from trainer.dataset.sampling import Sample
+from trainer.errors import ResumableError
+from trainer.protocol import atomic
+from trainer.training.precision import DTYPES
+
+# Raised when what an entry holds changes, so that entries of older programs are never read.
+FORM = 1
+LATENT_SCALE = 8
+
+OnProgress = Callable[[int, int], None]
+
+
+def content_key(*parts: object) -> str:
+    """SHA-256 over the JSON of ``parts``: equal content gives the same key on every machine."""
+    return hashlib.sha256(json.dumps([FORM, *parts], ensure_ascii=False).encode("utf-8")).hexdigest()
+
+
+def digest(tensors: dict[str, Tensor]) -> str:
+    """SHA-256 over names, dtypes, shapes and bytes of ``tensors`` (on the CPU), independent of their order."""
+    sha = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name].contiguous()
+        sha.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        sha.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return sha.hexdigest()
+
+
+class EntryStore:
+    """A folder of content-addressed safetensors files."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def path(self, key: str) -> Path:
+        """Where the entry ``key`` lies; two letters of the key make the subfolder, so that no folder grows huge."""
+        return self.folder / key[:2] / f"{key}.safetensors"
+
+    def write(self, key: str, tensors: dict[str, Tensor]) -> None:
+        """Writes an entry atomically, with the digest of its content in the header."""
+        tensors = {name: tensor.detach().to("cpu").contiguous() for name, tensor in tensors.items()}
+        target = self.path(key)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        atomic.write_bytes(target, safetensors.torch.save(tensors, {"impasto.digest": digest(tensors)}))
+
+    def read(self, key: str) -> dict[str, Tensor] | None:
+        """The entry's tensors on the CPU, or None when it is absent or damaged."""
+        path = self.path(key)
+        if not path.is_file():
+            return None
+        try:
+            with safetensors.safe_open(path, framework="pt") as file:
+                stated = (file.metadata() or {}).get("impasto.digest")
+                tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
+        except (safetensors.SafetensorError, OSError):
+            return None
+        return tensors if digest(tensors) == stated else None
+
+    def sound(self, key: str) -> bool:
+        """Whether the entry is there and undamaged; a damaged one is removed so that it is made anew."""
+        if self.read(key) is not None:
+            return True
+        self.path(key).unlink(missing_ok=True)
+        return False
+
+
+class Cache:
+    """What a run's frozen samples and texts look like to the model, made by its base's VAE and text encoders."""
+
+    def __init__(self, folder: Path, source: BaseSource, job: Job, device: torch.device) -> None:
+        self.pictures = EntryStore(folder / "pictures")
+        self.texts = EntryStore(folder / "texts")
+        self.source = source
+        self.job = job
+        self.device = device
+
+    def picture_key(self, sample: Sample) -> str:
+        """The key of a sample's latents: picture and mask bytes, crop, bucket, flip, background, VAE and its dtype."""
+        picture = sample.picture
+        return content_key(
+            "picture",
+            picture.id,
+            picture.mask,
+            picture.mask_id,
+            sample.window,
+            picture.bucket,
+            sample.flip,
+            self.job.dataset.background.lower(),
+            self.source.vae_hash,
+            self.job.fit.vae_dtype,
+        )
+
+    def text_key(self, text: str) -> str:
+        """The key of a text's embeddings: the words, the encoders, clip skip, chunks and dtype."""
+        recipe = self.job.recipe
+        return content_key(
+            "text",
+            text,
+            self.source.family,
+            self.source.text_hash,
+            recipe.clip_skip,
+            recipe.token_chunks,
+            self.job.fit.dtype,
+        )
+
+    def ensure_pictures(self, samples: Iterable[Sample], progress: OnProgress) -> None:
+        """Encodes the latents that are missing or damaged; the VAE is loaded only if there are any, and freed after."""
+        wanted = {self.picture_key(sample): sample for sample in samples}
+        missing = [key for key in wanted if not self.pictures.sound(key)]
+        progress(len(wanted) - len(missing), len(wanted))
+        if not missing:
+            return
+        dtype = DTYPES[self.job.fit.vae_dtype or "fp32"]
+        vae = self.source.load_vae(dtype, self.device)
+        for done, key in enumerate(missing, len(wanted) - len(missing) + 1):
+            self.pictures.write(key, self._encode_picture(vae, wanted[key]))
+            progress(done, len(wanted))
+
+    def _encode_picture(self, vae: torch.nn.Module, sample: Sample) -> dict[str, Tensor]:
+        dataset = self.job.dataset
+        pixels, mask = crop_pixels(sample, dataset.background, dataset.max_megapixels)
+        # uint8 0..255 to -1..1, as diffusers' VaeImageProcessor does.
+        image = torch.from_numpy(pixels).permute(2, 0, 1).unsqueeze(0).float().div_(127.5).sub_(1.0)
+        mean, std = encode_latents(vae, image.to(self.device))
+        tensors = {"mean": mean[0], "std": std[0]}
+        if mask is not None:
+            full = torch.from_numpy(mask)[None, None].float()
+            tensors["mask"] = torch.nn.functional.avg_pool2d(full, LATENT_SCALE)[0]
+        return tensors
+
+    def ensure_texts(self, texts: Iterable[str], progress: OnProgress) -> None:
+        """Encodes the texts that are missing or damaged, one at a time so that no text changes another's rounding."""
+        wanted = {self.text_key(text): text for text in texts}
+        missing = [key for key in wanted if not self.texts.sound(key)]
+        progress(len(wanted) - len(missing), len(wanted))
+        if not missing:
+            return
+        encoders = self.source.load_text_encoders(DTYPES[self.job.fit.dtype or "fp32"], self.device)
+        for done, key in enumerate(missing, len(wanted) - len(missing) + 1):
+            text = self.encode_now(encoders, [wanted[key]])
+            tensors = {"hidden": text.hidden[0]}
+            if text.pooled is not None:
+                tensors["pooled"] = text.pooled[0]
+            self.texts.write(key, tensors)
+            progress(done, len(wanted))
+
+    @torch.no_grad()
+    def encode_now(self, encoders: Sequence[torch.nn.Module], texts: Sequence[str]) -> TextConditioning:
+        """Embeddings of ``texts`` by encoders that are in memory, without the disk."""
+        recipe = self.job.recipe
+        tokens = [ids.to(self.device) for ids in tokenise(self.source.family, texts, recipe.token_chunks)]
+        return encode_text(self.source.family, encoders, tokens, recipe.clip_skip)
+
+    def latents(self, sample: Sample) -> dict[str, Tensor]:
+        """``mean`` and ``std`` (4, h/8, w/8) of the latent posterior, unscaled fp32, and ``mask`` (1, h/8, w/8) if any."""
+        return self._entry(self.pictures, self.picture_key(sample), f"the cached picture of {sample.picture.path.name}")
+
+    def text(self, text: str) -> TextConditioning:
+        """A text's embeddings as a batch of one, on the CPU."""
+        entry = self._entry(self.texts, self.text_key(text), "a cached text")
+        pooled = entry.get("pooled")
+        return TextConditioning(entry["hidden"][None], None if pooled is None else pooled[None])
+
+    def _entry(self, store: EntryStore, key: str, what: str) -> dict[str, Tensor]:
+        entry = store.read(key)
+        if entry is None:
+            raise ResumableError(
+                "cache.damaged",
+                f"In the middle of the run, {what} was found missing or damaged on disk ({store.path(key)}).",
+                "Resume the run: what is damaged is made anew. If it happens again, check the disk.",
+            )
+        return entry

@@ -1,0 +1,161 @@
+"""Resumable checkpoints: staged, hashed, verified, renamed into place once; no pickle anywhere."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import safetensors
+import safetensors.torch
+from torch import Tensor
+
+from trainer.errors import ResumableError
+from trainer.protocol import atomic
+from trainer.protocol.places import free_bytes, is_disk_full
+
+MANIFEST = "manifest.json"
+# Room asked for beside the checkpoint itself, so that events and logs can still be written.
+SPARE_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """All that a run needs to go on from ``step`` as if nothing had happened."""
+
+    step: int
+    adapter: dict[str, Tensor]
+    optimizer: dict[str, Tensor]
+    state: dict[str, object]
+
+
+def folder_name(step: int) -> str:
+    """The folder of the checkpoint at ``step``: step-00000500."""
+    return f"step-{step:08d}"
+
+
+def save_checkpoint(parent: Path, checkpoint: Checkpoint) -> Path:
+    """Writes a checkpoint; it is either there whole or not at all.
+
+    Raises ResumableError ("disk.full") when the disk has no room; older checkpoints are untouched then.
+    """
+    tensors = {"adapter.safetensors": checkpoint.adapter, "optimizer.safetensors": checkpoint.optimizer}
+    files = {name: safetensors.torch.save(to_cpu(values)) for name, values in tensors.items()}
+    files["state.json"] = json.dumps(checkpoint.state, indent=1).encode("utf-8")
+    parent.mkdir(parents=True, exist_ok=True)
+    require_space(parent, sum(map(len, files.values())))
+    final = parent / folder_name(checkpoint.step)
+    staging = parent / f".{final.name}.{os.getpid()}"
+    shutil.rmtree(staging, ignore_errors=True)
+    try:
+        staging.mkdir()
+        write_staged(staging, files)
+        shutil.rmtree(final, ignore_errors=True)
+        atomic.replace(staging, final)
+        atomic.sync_directory(parent)
+    except OSError as error:
+        shutil.rmtree(staging, ignore_errors=True)
+        raise as_resumable(error, parent) from error
+    return final
+
+
+def to_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copies for writing, on the CPU and contiguous."""
+    return {name: tensor.detach().to("cpu").contiguous() for name, tensor in tensors.items()}
+
+
+def write_staged(staging: Path, files: Mapping[str, bytes]) -> None:
+    """Writes files and then the manifest with their sizes and hashes, each synced and read back."""
+    manifest = {name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()} for name, data in files.items()}
+    for name, data in files.items():
+        atomic.write_bytes(staging / name, data)
+    if not holds(staging, manifest):
+        raise OSError(errno.EIO, "what was written does not read back the same", str(staging))
+    atomic.write_json(staging / MANIFEST, {"files": manifest})
+    atomic.sync_directory(staging)
+
+
+def holds(folder: Path, manifest: Mapping[str, Mapping[str, object]]) -> bool:
+    """Whether every file of the manifest is there with its size and hash."""
+    for name, facts in manifest.items():
+        path = folder / name
+        if not path.is_file() or path.stat().st_size != facts["bytes"]:
+            return False
+        if hashlib.sha256(path.read_bytes()).hexdigest() != facts["sha256"]:
+            return False
+    return True
+
+
+def require_space(folder: Path, size: int) -> None:
+    """Raises ResumableError when the disk has no room for ``size`` more bytes and a little spare."""
+    free = free_bytes(folder)
+    if free < size + SPARE_BYTES:
+        raise disk_full(folder, f"{size + SPARE_BYTES - free:,} bytes more are needed")
+
+
+def as_resumable(error: OSError, folder: Path) -> ResumableError:
+    """The error of a failed write in words."""
+    if is_disk_full(error):
+        return disk_full(folder, "the disk filled up while writing")
+    return ResumableError(
+        "checkpoint.unwritable",
+        f"The checkpoint could not be written to {folder}: {error.strerror or error}.",
+        "Make the folder writable, then resume the run; nothing up to the last checkpoint is lost.",
+    )
+
+
+def disk_full(folder: Path, detail: str) -> ResumableError:
+    """The disk is full: the run pauses."""
+    return ResumableError(
+        "disk.full",
+        f"There is no room for a checkpoint in {folder}: {detail}. The run was paused.",
+        "Free disk space, then resume the run; nothing up to the last checkpoint is lost.",
+    )
+
+
+def steps_on_disk(parent: Path) -> list[int]:
+    """The steps that have a checkpoint folder, lowest first; half-made ones are not counted."""
+    names = [path.name for path in parent.glob("step-*") if path.is_dir()]
+    return sorted(int(name.removeprefix("step-")) for name in names if name.removeprefix("step-").isdigit())
+
+
+def load_latest(parent: Path) -> tuple[Checkpoint | None, list[Path]]:
+    """The newest sound checkpoint, or None, and the damaged ones that were passed over."""
+    damaged = []
+    for step in reversed(steps_on_disk(parent)):
+        folder = parent / folder_name(step)
+        if (checkpoint := load_checkpoint(folder)) is not None:
+            return checkpoint, damaged
+        damaged.append(folder)
+    return None, damaged
+
+
+def load_checkpoint(folder: Path) -> Checkpoint | None:
+    """The checkpoint in ``folder``, or None when anything in it is missing or damaged."""
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["files"]
+        if not holds(folder, manifest):
+            return None
+        return Checkpoint(
+            step=int(folder.name.removeprefix("step-")),
+            adapter=safetensors.torch.load((folder / "adapter.safetensors").read_bytes()),
+            optimizer=safetensors.torch.load((folder / "optimizer.safetensors").read_bytes()),
+            state=json.loads((folder / "state.json").read_text(encoding="utf-8")),
+        )
+    except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError):
+        return None
+
+
+def prune(parent: Path, keep: int, protect: set[int]) -> None:
+    """Removes all but the newest ``keep`` checkpoints and those of ``protect``, and what dead runs left half-made."""
+    steps = steps_on_disk(parent)
+    for step in steps[:-keep]:
+        if step not in protect:
+            shutil.rmtree(parent / folder_name(step), ignore_errors=True)
+    for leftover in parent.glob(".step-*"):
+        shutil.rmtree(leftover, ignore_errors=True)

@@ -1,0 +1,281 @@
+"""What hangs on the loop: events, validation, checkpoints, saved LoRAs, previews, and the user's wishes."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trainer.protocol import commands, events
+from trainer.protocol.rundir import RunDirectory, Status
+from trainer.training import checkpoint as checkpoints
+from trainer.training.control import Control
+from trainer.training.loop import Engine, Progress, StepResult
+from trainer.training.optimizer import averaged_weights, pack_state, unpack_state
+from trainer.training.output import Exporter
+from trainer.training.preview import Previewer
+from trainer.training.reporter import Reporter
+from trainer.training.validation import Validator
+
+HEARTBEAT_SECONDS = 1.0
+
+
+def due(step: int, every: int | None) -> bool:
+    """Whether something done every so many steps is due now."""
+    return bool(every) and step > 0 and step % (every or 1) == 0
+
+
+@contextmanager
+def as_exported(engine: Engine) -> Iterator[None]:
+    """Inside, the model is as it would be exported: no dropout, and for Schedule-Free the averaged weights."""
+    engine.adapter.training = False
+    try:
+        with averaged_weights(engine.optimizer, engine.masters):
+            yield
+    finally:
+        engine.adapter.training = True
+
+
+class StepEvents:
+    """Writes an event a step and keeps the heartbeat."""
+
+    def __init__(self, engine: Engine, reporter: Reporter, run: RunDirectory, attempt: int) -> None:
+        self.engine = engine
+        self.reporter = reporter
+        self.run = run
+        self.attempt = attempt
+        self._beat = 0.0
+
+    def at_start(self, progress: Progress) -> None:
+        self.reporter.phase("train", progress.step, self.engine.steps)
+        self._heartbeat(progress)
+
+    def after_step(self, progress: Progress, result: StepResult) -> None:
+        self.reporter.phase("train", progress.step, self.engine.steps)
+        memory = peak_memory(self.engine.device)
+        self.reporter.write(
+            events.StepEvent(
+                step=result.step,
+                epoch=result.epoch,
+                loss=result.loss,
+                grad_norm=result.grad_norm,
+                learning_rates=result.learning_rates,
+                pictures=result.pictures,
+                seconds=result.seconds,
+                skipped=not result.moved,
+                loss_scale=result.loss_scale,
+                memory=memory,
+            )
+        )
+        if not result.moved:
+            self.reporter.write(events.Skipped(step=result.step, reason="loss or gradient not finite"))
+        if time.monotonic() - self._beat > HEARTBEAT_SECONDS:
+            self._heartbeat(progress)
+
+    def _heartbeat(self, progress: Progress) -> None:
+        self._beat = time.monotonic()
+        self.run.write_status(
+            Status(
+                phase="train",
+                step=progress.step,
+                steps=self.engine.steps,
+                heartbeat=time.time(),
+                attempt=self.attempt,
+                state="running",
+            )
+        )
+
+
+def peak_memory(device: torch.device) -> int | None:
+    """Peak bytes allocated on the card so far; None on the CPU."""
+    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
+
+
+class Validation:
+    """Measures the held-out loss and remembers the best step."""
+
+    def __init__(self, engine: Engine, validator: Validator, reporter: Reporter) -> None:
+        self.engine = engine
+        self.validator = validator
+        self.reporter = reporter
+
+    def at_start(self, progress: Progress) -> None:
+        if progress.step == 0:
+            self._measure(progress)
+
+    def after_step(self, progress: Progress, result: StepResult) -> None:
+        if due(progress.step, self.engine.job.report.validation.every) or progress.step == self.engine.steps:
+            self._measure(progress)
+
+    def _measure(self, progress: Progress) -> None:
+        self.reporter.phase("validate", 0, len(self.validator.samples))
+        with as_exported(self.engine):
+            measured = self.validator.measure(
+                self.engine.models,
+                self.engine.noise_schedule,
+                lambda done, total: self.reporter.phase("validate", done, total),
+            )
+        self.reporter.write(
+            events.Validation(
+                step=progress.step,
+                loss=measured.loss,
+                held_out=measured.held_out,
+                per_timestep={str(timestep): loss for timestep, loss in measured.per_timestep.items()},
+            )
+        )
+        # Only held-out pictures can tell a best step; the untrained start is no candidate.
+        better = progress.best_loss is None or measured.loss < progress.best_loss
+        if measured.held_out and progress.step > 0 and better:
+            progress.best_step, progress.best_loss = progress.step, measured.loss
+
+
+class Checkpoints:
+    """Writes resumable checkpoints at their times."""
+
+    def __init__(self, engine: Engine, run: RunDirectory, reporter: Reporter) -> None:
+        self.engine = engine
+        self.run = run
+        self.reporter = reporter
+        self.saved_step: int | None = None
+
+    def at_start(self, progress: Progress) -> None:
+        if progress.step == 0:
+            self.save(progress)
+
+    def after_step(self, progress: Progress, result: StepResult) -> None:
+        if due(progress.step, self.engine.job.report.saving.checkpoint_every) or progress.step == self.engine.steps:
+            self.save(progress)
+
+    def save(self, progress: Progress) -> None:
+        """Writes a checkpoint now, unless this step has one from this attempt."""
+        if self.saved_step == progress.step:
+            return
+        self.reporter.phase("save", 0, 1)
+        folder = checkpoints.save_checkpoint(self.run.checkpoints, capture(self.engine))
+        self.saved_step = progress.step
+        protect = {progress.best_step} if progress.best_step is not None else set()
+        checkpoints.prune(self.run.checkpoints, self.engine.job.report.saving.checkpoint_keep, protect)
+        self.reporter.write(events.Checkpoint(step=progress.step, folder=f"checkpoints/{folder.name}"))
+        self.reporter.phase("save", 1, 1)
+
+
+def capture(engine: Engine) -> checkpoints.Checkpoint:
+    """Everything that moves during training, as it is now."""
+    tensors, data = pack_state(engine.optimizer)
+    state: dict[str, object] = {
+        "progress": dataclasses.asdict(engine.progress),
+        "optimizer": data,
+        "scaler": engine.scaler.state() if engine.scaler else None,
+        "fit": engine.job.fit.model_dump(mode="json"),
+    }
+    masters = {key: master.detach() for key, master in engine.masters.masters.items()}
+    return checkpoints.Checkpoint(engine.progress.step, masters, tensors, state)
+
+
+class Saving:
+    """Exports the LoRA at its times; all are kept unless the user sets a limit."""
+
+    def __init__(self, engine: Engine, exporter: Exporter, reporter: Reporter) -> None:
+        self.engine = engine
+        self.exporter = exporter
+        self.reporter = reporter
+
+    def at_start(self, progress: Progress) -> None:
+        if self._due(progress.step) and not self.exporter.step_path(progress.step).exists():
+            self.save(progress)
+
+    def after_step(self, progress: Progress, result: StepResult) -> None:
+        if self._due(progress.step):
+            self.save(progress)
+
+    def _due(self, step: int) -> bool:
+        saving = self.engine.job.report.saving
+        epoch_steps = (saving.every_epochs or 0) * self.engine.feed.steps_per_epoch
+        return step < self.engine.steps and (due(step, saving.every_steps) or due(step, epoch_steps))
+
+    def save(self, progress: Progress, *, final: bool = False) -> Path:
+        """Exports the LoRA now: as a step's file, or as the finished one."""
+        self.reporter.phase("save", 0, 1)
+        with averaged_weights(self.engine.optimizer, self.engine.masters):
+            path, sha256 = self.exporter.export(self.engine.masters.masters, self.engine.adapter, progress, final=final)
+        self.reporter.write(events.Saved(step=progress.step, file=f"output/{path.name}", sha256=sha256))
+        self.reporter.phase("save", 1, 1)
+        if not final:
+            self.exporter.prune(self.engine.job.report.saving.keep)
+        return path
+
+
+class Previews:
+    """Draws the preview prompts at their times, the first at step 0 as the baseline."""
+
+    def __init__(self, engine: Engine, previewer: Previewer, reporter: Reporter) -> None:
+        self.engine = engine
+        self.previewer = previewer
+        self.reporter = reporter
+
+    def at_start(self, progress: Progress) -> None:
+        every = self.engine.job.report.previews.every
+        if (progress.step == 0 or due(progress.step, every)) and not self.previewer.drawn(progress.step):
+            self.draw(progress)
+
+    def after_step(self, progress: Progress, result: StepResult) -> None:
+        if due(progress.step, self.engine.job.report.previews.every) or progress.step == self.engine.steps:
+            self.draw(progress)
+
+    def draw(self, progress: Progress) -> None:
+        """Draws all prompts with the weights as they would be exported now."""
+        if not self.previewer.prompts:
+            return
+        self.reporter.phase("preview", 0, len(self.previewer.prompts))
+        with as_exported(self.engine):
+            self.previewer.draw_all(
+                progress.step,
+                self.engine.models.unet,
+                self.engine.models.text_encoders,
+                lambda index, file, seconds: self.reporter.write(
+                    events.Preview(step=progress.step, index=index, file=f"samples/{file.name}", seconds=seconds)
+                ),
+                lambda done, total: self.reporter.phase("preview", done, total),
+            )
+
+
+class Wishes:
+    """Answers the commands "save" and "sample", which do not end the run."""
+
+    def __init__(self, control: Control, saving: Saving, previews: Previews, checkpoints_: Checkpoints) -> None:
+        self.control = control
+        self.saving = saving
+        self.previews = previews
+        self.checkpoints = checkpoints_
+
+    def at_start(self, progress: Progress) -> None:
+        """Nothing: leftovers of former attempts were voided at the start."""
+
+    def after_step(self, progress: Progress, result: StepResult) -> None:
+        for command in self.control.wishes():
+            detail = self._save(progress) if command.name == "save" else self._sample(progress)
+            commands.finish(command, "done", detail)
+
+    def _save(self, progress: Progress) -> str:
+        self.checkpoints.save(progress)
+        return self.saving.save(progress).name
+
+    def _sample(self, progress: Progress) -> str:
+        self.previews.draw(progress)
+        return f"previews of step {progress.step}"
+
+
+def restore(engine: Engine, saved: checkpoints.Checkpoint) -> None:
+    """Puts a checkpoint back into a freshly built engine."""
+    engine.masters.load(saved.adapter)
+    engine.masters.refresh()
+    state: Mapping[str, Any] = saved.state
+    unpack_state(engine.optimizer, saved.optimizer, state["optimizer"])
+    if engine.scaler:
+        engine.scaler.load(state["scaler"])
+    engine.progress = Progress(**state["progress"])

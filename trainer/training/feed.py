@@ -1,0 +1,92 @@
+"""What each optimizer step trains on: the effective batches in order, and their cached data in portions of epochs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from trainer.config.job import Job
+from trainer.dataset.picture import Picture
+from trainer.dataset.sampling import Sample, epoch_batches, micro_batches, steps_per_epoch
+from trainer.training.cache import LATENT_SCALE, Cache
+
+GIGABYTE = 1e9
+FLOAT_BYTES = 4
+
+OnPhase = Callable[[str, int, int], None]
+"""Called with the phase, how much is done and how much there is in all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Portion:
+    """Consecutive epochs whose cached pictures and texts lie on disk together."""
+
+    first: int
+    last: int
+
+
+class Feed:
+    """Deals the effective batches of a run; a pure function of the frozen listing and job."""
+
+    def __init__(self, pictures: Sequence[Picture], job: Job, cache: Cache, *, live_text: bool) -> None:
+        self.pictures = tuple(pictures)
+        self.job = job
+        self.cache = cache
+        self.live_text = live_text
+        self.steps_per_epoch = steps_per_epoch(self.pictures, job.recipe)
+        self.prepared: Portion | None = None
+        # One epoch is asked for many times in a row; its neighbour once, when a portion is listed.
+        self._epoch = lru_cache(maxsize=2)(self._deal)
+
+    def _deal(self, epoch: int) -> list[tuple[Sample, ...]]:
+        return epoch_batches(self.pictures, self.job.recipe, epoch)
+
+    def epoch_of(self, step: int) -> int:
+        """The epoch (from 0) that optimizer step ``step`` (from 0) belongs to."""
+        return step // self.steps_per_epoch
+
+    def batch(self, step: int) -> tuple[Sample, ...]:
+        """The effective batch of optimizer step ``step`` (from 0)."""
+        return self._epoch(self.epoch_of(step))[step % self.steps_per_epoch]
+
+    def split(self, batch: tuple[Sample, ...]) -> list[tuple[Sample, ...]]:
+        """The batch as same-bucket micro-batches."""
+        return micro_batches(batch, self.job.fit.micro_batch or 1)
+
+    def prepare(self, step: int, extra_texts: Sequence[str], extra_samples: Sequence[Sample], on_phase: OnPhase) -> None:
+        """Encodes what the portion around ``step`` needs, unless that is done already."""
+        epoch = self.epoch_of(step)
+        if self.prepared is not None and self.prepared.first <= epoch <= self.prepared.last:
+            return
+        portion, samples = self._list_portion(epoch)
+        self.cache.ensure_pictures([*samples, *extra_samples], lambda done, total: on_phase("cache_pictures", done, total))
+        if not self.live_text:
+            texts = dict.fromkeys([*(sample.caption for sample in samples), *extra_texts])
+            self.cache.ensure_texts(texts, lambda done, total: on_phase("cache_texts", done, total))
+        self.prepared = portion
+
+    def _list_portion(self, first: int) -> tuple[Portion, list[Sample]]:
+        """The epochs from ``first`` on whose entries fit the disk limit, one at the least, with their distinct samples."""
+        limit = (self.job.fit.cache_gigabytes or float("inf")) * GIGABYTE
+        last_epoch = self.epoch_of((self.job.recipe.steps or 1) - 1)
+        distinct: dict[tuple[str, str], Sample] = {}
+        size = 0.0
+        for epoch in range(first, last_epoch + 1):
+            fresh = {
+                key: sample
+                for batch in self._epoch(epoch)
+                for sample in batch
+                if (key := (self.cache.picture_key(sample), sample.caption)) not in distinct
+            }
+            size += sum(latent_bytes(sample) for sample in fresh.values())
+            if size > limit and epoch > first:
+                return Portion(first, epoch - 1), list(distinct.values())
+            distinct |= fresh
+        return Portion(first, last_epoch), list(distinct.values())
+
+
+def latent_bytes(sample: Sample) -> int:
+    """Bytes that a sample's cached latents take on disk: mean and deviation, 4 channels each, fp32."""
+    width, height = sample.picture.bucket
+    return 2 * 4 * (width // LATENT_SCALE) * (height // LATENT_SCALE) * FLOAT_BYTES

@@ -1,0 +1,196 @@
+"""The training loop: next batch, micro-batches through the step, guard, optimizer, event, then what hangs on it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from trainer.adapter.attach import Adapter
+from trainer.config.job import Job
+from trainer.dataset.sampling import Sample
+from trainer.errors import TrainingFault
+from trainer.training.batch import Assembler
+from trainer.training.control import Control, Order
+from trainer.training.feed import Feed
+from trainer.training.masters import MasterWeights, clip, measure
+from trainer.training.objective import NoiseSchedule
+from trainer.training.optimizer import set_learning_rates
+from trainer.training.scaler import LossScaler
+from trainer.training.schedule import Multiplier
+from trainer.training.step import StepModels, training_step
+
+# Odd multipliers keep the dropout seeds of neighbouring steps and micro-batches apart.
+STEP_STRIDE = 1_000_003
+MICRO_STRIDE = 7_919
+
+
+@dataclass(slots=True)
+class Progress:
+    """The counters of a run; all of them are saved in checkpoints."""
+
+    step: int = 0
+    pictures: int = 0
+    skipped: int = 0
+    skipped_in_row: int = 0
+    back_offs: int = 0
+    best_step: int | None = None
+    best_loss: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """One optimizer step as it is reported."""
+
+    step: int
+    epoch: int
+    loss: float
+    grad_norm: float
+    moved: bool
+    seconds: float
+    pictures: int
+    learning_rates: dict[str, float]
+    loss_scale: float | None
+
+
+class Component(Protocol):
+    """Something that hangs on the loop: checkpoints, saving, previews, validation, events."""
+
+    def at_start(self, progress: Progress) -> None:
+        """Called once before the first step of an attempt: baselines, and what a killed attempt left undone."""
+
+    def after_step(self, progress: Progress, result: StepResult) -> None:
+        """Called after every optimizer step, in the order the components are listed."""
+
+
+@dataclass(slots=True)
+class Engine:
+    """What the loop turns: the model and everything that moves it."""
+
+    job: Job
+    models: StepModels
+    adapter: Adapter
+    noise_schedule: NoiseSchedule
+    masters: MasterWeights
+    optimizer: torch.optim.Optimizer
+    multiplier: Multiplier
+    feed: Feed
+    assembler: Assembler
+    device: torch.device
+    scaler: LossScaler | None = None
+    progress: Progress = field(default_factory=Progress)
+
+    @property
+    def steps(self) -> int:
+        """How many optimizer steps the run has in all."""
+        return self.job.recipe.steps or 0
+
+    def train(self, prepare: Prepare, components: Sequence[Component], control: Control) -> Order | None:
+        """Trains to the last step (returns None) or until an order to end stands (returns it)."""
+        prepare(self.progress.step)
+        for component in components:
+            component.at_start(self.progress)
+        while self.progress.step < self.steps:
+            prepare(self.progress.step)
+            result = self.train_step()
+            for component in components:
+                component.after_step(self.progress, result)
+            if (order := control.order()) is not None:
+                return order
+        return None
+
+    def train_step(self) -> StepResult:
+        """One optimizer step on one effective batch; moves nothing when loss or gradient is not finite."""
+        started = time.monotonic()
+        step = self.progress.step
+        batch = self.feed.batch(step)
+        rates = set_learning_rates(self.optimizer, self.multiplier(step))
+        loss = self.forward_backward(batch)
+        # The only host read of the step that is ours: loss and gradient norm in one tensor.
+        loss_value, norm = measure(loss, self.masters, self.loss_scale).tolist()
+        moved = self.move(loss_value, norm)
+        self.progress.step += 1
+        self.progress.pictures += len(batch)
+        return StepResult(
+            step=self.progress.step,
+            epoch=self.feed.epoch_of(step),
+            loss=loss_value,
+            grad_norm=norm,
+            moved=moved,
+            seconds=time.monotonic() - started,
+            pictures=len(batch),
+            learning_rates=rates,
+            loss_scale=self.scaler.scale if self.scaler else None,
+        )
+
+    @property
+    def loss_scale(self) -> float:
+        """What the loss is multiplied by before backward (fp16 only)."""
+        return self.scaler.scale if self.scaler else 1.0
+
+    def forward_backward(self, batch: tuple[Sample, ...]) -> Tensor:
+        """All micro-batches of an effective batch; their gradients add up in the masters. Returns the summed loss."""
+        total = torch.zeros((), device=self.device)
+        objective = self.job.recipe.objective
+        for index, part in enumerate(self.feed.split(batch)):
+            micro = self.assembler.assemble(part, len(batch)).to(self.device)
+            self.seed_dropout(index)
+            total += training_step(self.models, self.noise_schedule, objective, micro, self.loss_scale)
+            self.masters.accumulate()
+        return total
+
+    def seed_dropout(self, micro_batch: int) -> None:
+        """Seeds the device's own generator, used by dropout alone, from (seed, step, micro-batch)."""
+        recipe = self.job.recipe
+        if recipe.dropout or recipe.rank_dropout or recipe.module_dropout:
+            seed = recipe.seed + STEP_STRIDE * self.progress.step + MICRO_STRIDE * micro_batch
+            torch.manual_seed(seed % 2**63)
+
+    def move(self, loss: float, norm: float) -> bool:
+        """Clips, moves the masters and refreshes the working weights, unless something is not finite."""
+        finite = is_finite(loss) and is_finite(norm)
+        if finite:
+            clip(self.masters, norm, self.job.recipe.clip_gradient, self.loss_scale)
+            self.optimizer.step()
+            self.masters.refresh()
+        self.masters.zero_grad()
+        if self.scaler:
+            self.scaler.update(finite=finite)
+        self.count(finite=finite, loss_finite=is_finite(loss))
+        return finite
+
+    def count(self, *, finite: bool, loss_finite: bool) -> None:
+        """Counts a skipped step, fp16 overflows apart; raises when too many came in a row."""
+        progress = self.progress
+        if finite:
+            progress.skipped_in_row = 0
+            return
+        if self.scaler and loss_finite and self.scaler.may_back_off:
+            progress.back_offs += 1
+            return
+        progress.skipped += 1
+        progress.skipped_in_row += 1
+        if progress.skipped_in_row >= self.job.report.max_skipped:
+            raise TrainingFault(
+                "training.not_finite",
+                f"{progress.skipped_in_row} steps in a row gave a loss or gradient that is not a finite number; "
+                "the weights were not touched by them.",
+                "Lower the learning rate, use bf16 or fp32 instead of fp16, or check the base and VAE; "
+                "the last checkpoint is good.",
+            )
+
+
+class Prepare(Protocol):
+    """Makes sure that what a step needs is cached."""
+
+    def __call__(self, step: int) -> None:
+        """``step`` counts from 0."""
+
+
+def is_finite(number: float) -> bool:
+    """Whether a number is neither infinite nor NaN."""
+    return number - number == 0.0

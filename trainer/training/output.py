@@ -1,0 +1,114 @@
+"""Writes the LoRA files of a run, each with the facts of its frozen job and a preview beside it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from torch import Tensor
+
+from trainer.adapter.attach import Adapter
+from trainer.adapter.export import export_lora
+from trainer.adapter.metadata import ExportFacts, count_tags, lora_metadata, write_side_files
+from trainer.base.source import BaseSource
+from trainer.config.job import Job
+from trainer.dataset.picture import Picture
+from trainer.errors import RunError
+from trainer.protocol.naming import safe_name
+from trainer.protocol.rundir import RunDirectory
+from trainer.training.checkpoint import as_resumable
+from trainer.training.loop import Progress
+from trainer.training.precision import DTYPES
+
+
+class Exporter:
+    """Knows the names and facts of a run's LoRA files."""
+
+    def __init__(
+        self, run: RunDirectory, job: Job, source: BaseSource, pictures: Sequence[Picture], steps_per_epoch: int
+    ) -> None:
+        self.run = run
+        self.job = job
+        self.source = source
+        self.pictures = tuple(pictures)
+        self.steps_per_epoch = steps_per_epoch
+        self.stem = safe_name(job.name, "lora")
+
+    def step_path(self, step: int) -> Path:
+        """Where the LoRA of one step lies: output/NAME-step000500.safetensors."""
+        return self.run.output / f"{self.stem}-step{step:06d}.safetensors"
+
+    def final_path(self) -> Path:
+        """Where the finished LoRA lies: output/NAME.safetensors."""
+        return self.run.output / f"{self.stem}.safetensors"
+
+    def export(
+        self, weights: Mapping[str, Tensor], adapter: Adapter, progress: Progress, *, final: bool
+    ) -> tuple[Path, str]:
+        """Writes the LoRA of this moment, checked; returns its path and SHA-256. Raises ResumableError, LoraFileError."""
+        path = self.final_path() if final else self.step_path(progress.step)
+        facts = self.facts(progress.step)
+        dtype = DTYPES[self.job.output.dtype]
+        try:
+            metadata = lora_metadata(facts, adapter, path.stem)
+            sha256 = export_lora(path, weights, adapter, metadata, dtype=dtype)
+            if self.job.output.diffusers:
+                beside = path.with_name(f"{path.stem}.diffusers.safetensors")
+                export_lora(beside, weights, adapter, metadata, dtype=dtype, naming="diffusers")
+            write_side_files(path, facts, self._preview(progress.step))
+        except OSError as error:
+            raise as_resumable(error, self.run.output) from error
+        return path, sha256
+
+    def _preview(self, step: int) -> Path | None:
+        """The picture of the first prompt at this step, where one was drawn."""
+        picture = self.run.samples / f"step-{step:08d}-0.png"
+        return picture if picture.exists() else None
+
+    def prune(self, keep: int | None) -> None:
+        """Removes all but the newest ``keep`` step files, with what lies beside them; None keeps all."""
+        if keep is None:
+            return
+        for old in sorted(self.run.output.glob(f"{self.stem}-step??????.safetensors"))[:-keep]:
+            for path in self.run.output.glob(f"{old.stem}.*"):
+                path.unlink(missing_ok=True)
+
+    def facts(self, step: int) -> ExportFacts:
+        """What the files tell of this run at ``step``; the same for every attempt."""
+        job, source = self.job, self.source
+        kinds = Counter(picture.kind for picture in self.pictures)
+        trained = [picture for picture in self.pictures if picture.kind == "train"]
+        triggers = dict.fromkeys(picture.trigger for picture in trained if picture.trigger)
+        captions = (caption for picture in trained for caption in picture.captions[:1])
+        return ExportFacts(
+            title=job.name,
+            family=source.family,
+            prediction=source.prediction,
+            zero_terminal_snr=source.zero_terminal_snr,
+            base_name=Path(job.base.model).name,
+            base_sha256=source.file_sha256,
+            recipe=job.recipe,
+            dtype=job.fit.dtype or "fp32",
+            step=step,
+            epoch=self._epochs(step),
+            epochs=self._epochs(job.recipe.steps or 0),
+            pictures=kinds["train"],
+            regularisation_pictures=kinds["regularisation"],
+            started_at=self._started_at(),
+            trigger_words=tuple(triggers),
+            buckets=Counter(picture.bucket for picture in trained),
+            author=job.output.author,
+            licence=job.output.licence,
+            description=job.output.description,
+            tags=count_tags(captions, job.recipe.captions.separator) if job.output.tag_frequency else None,
+        )
+
+    def _epochs(self, step: int) -> int:
+        return -(-step // self.steps_per_epoch)
+
+    def _started_at(self) -> float:
+        started = self.run.attempts()[0].get("started")
+        if not isinstance(started, int | float):
+            raise RunError("run.damaged", "run.json does not say when the run began.", "Start its job again with `train`.")
+        return float(started)

@@ -1,0 +1,94 @@
+"""Pictures drawn during a run from the current LoRA, to show what it has learned so far."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from PIL import Image
+
+from trainer.base.drawing import Drawing, decode, draw_latents, make_sampler, save_picture
+from trainer.base.source import BaseSource
+from trainer.base.text import TextConditioning
+from trainer.config.job import Job
+from trainer.config.report import PromptConfig
+from trainer.training.cache import Cache
+from trainer.training.precision import DTYPES
+
+OnDrawn = Callable[[int, Path, float], None]
+"""Called with the prompt's index, its file and the seconds it took."""
+
+
+class Previewer:
+    """Draws the job's preview prompts with the model that is being trained."""
+
+    def __init__(self, job: Job, source: BaseSource, cache: Cache, folder: Path) -> None:
+        self.job = job
+        self.source = source
+        self.cache = cache
+        self.folder = folder
+
+    @property
+    def prompts(self) -> tuple[PromptConfig, ...]:
+        """What is drawn each time."""
+        return self.job.report.previews.prompts
+
+    def texts(self) -> list[str]:
+        """Every text the previews need, to be encoded with the captions."""
+        return [text for prompt in self.prompts for text in (prompt.prompt, prompt.negative)]
+
+    def path(self, step: int, index: int) -> Path:
+        """Where the picture of one prompt at one step lies: samples/step-00000500-0.png."""
+        return self.folder / f"step-{step:08d}-{index}.png"
+
+    def drawn(self, step: int) -> bool:
+        """Whether every prompt has its picture for this step."""
+        return all(self.path(step, index).exists() for index in range(len(self.prompts)))
+
+    def draw_all(
+        self,
+        step: int,
+        unet: torch.nn.Module,
+        encoders: Sequence[torch.nn.Module],
+        on_drawn: OnDrawn,
+        on_progress: Callable[[int, int], None],
+    ) -> None:
+        """Draws every prompt and writes its picture; ``encoders`` are those in memory, if any.
+
+        All latents are drawn first and the VAE is loaded after, so that both are never needed at once.
+        """
+        total = len(self.prompts)
+        started = time.monotonic()
+        latents = []
+        for index, prompt in enumerate(self.prompts):
+            sampler = make_sampler(
+                prompt.sampler, self.source.prediction, zero_terminal_snr=self.source.zero_terminal_snr
+            )
+            drawing = self._drawing(prompt, encoders)
+            latents.append(draw_latents(self.source.family, unet, sampler, drawing, lambda *_: None))
+            on_progress(index + 1, total)
+        vae = self.source.load_vae(DTYPES[self.job.fit.vae_dtype or "fp32"], self.cache.device)
+        for index, (prompt, drawn) in enumerate(zip(self.prompts, latents, strict=True)):
+            picture = decode(vae, drawn, tiling=bool(self.job.fit.vae_tiling))
+            path = self._write(picture, prompt, step, index)
+            on_drawn(index, path, time.monotonic() - started)
+
+    def _drawing(self, prompt: PromptConfig, encoders: Sequence[torch.nn.Module]) -> Drawing:
+        width, height = self._size(prompt)
+        return Drawing(prompt, width, height, self._text(prompt.prompt, encoders), self._text(prompt.negative, encoders))
+
+    def _text(self, text: str, encoders: Sequence[torch.nn.Module]) -> TextConditioning:
+        return self.cache.encode_now(encoders, [text]) if encoders else self.cache.text(text)
+
+    def _size(self, prompt: PromptConfig) -> tuple[int, int]:
+        resolution = self.job.recipe.resolution or 512
+        return prompt.width or resolution, prompt.height or resolution
+
+    def _write(self, picture: Image.Image, prompt: PromptConfig, step: int, index: int) -> Path:
+        width, height = self._size(prompt)
+        settings = prompt.model_dump() | {"width": width, "height": height, "step": step, "run": self.job.name}
+        path = self.path(step, index)
+        save_picture(picture, path, settings)
+        return path

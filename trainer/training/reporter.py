@@ -1,0 +1,59 @@
+"""Tells what happens: writes events to the run directory and hands them to whoever watches this process."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from types import TracebackType
+
+from trainer.protocol import events
+
+# Phase progress more often than this would only make the file grow.
+PROGRESS_SECONDS = 0.25
+
+OnEvent = Callable[[events.Event], None]
+
+
+class Reporter:
+    """Writes events in order and knows which phase is under way; before a run exists there is no writer."""
+
+    def __init__(self, writer: events.EventWriter | None, on_event: OnEvent) -> None:
+        self.writer = writer
+        self.on_event = on_event
+        self._phase: events.Phase | None = None
+        self._started = 0.0
+        self._last = 0.0
+
+    def __enter__(self) -> Reporter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.end_phase()
+
+    def write(self, event: events.Event) -> None:
+        """Writes one event and passes it on."""
+        self.on_event(self.writer.write(event) if self.writer else event)
+
+    def phase(self, name: events.Phase, done: int, total: int) -> None:
+        """Says how far a phase has come; entering another phase ends the former one."""
+        now = time.monotonic()
+        if name != self._phase:
+            self.end_phase()
+            self._phase, self._started, self._last = name, now, now
+            self.write(events.PhaseStarted(phase=name, total=total))
+        # Training tells its progress through step events.
+        elif name != "train" and (done >= total or now - self._last >= PROGRESS_SECONDS):
+            self._last = now
+            self.write(events.PhaseProgress(phase=name, done=done, total=total))
+
+    def end_phase(self) -> None:
+        """Ends the phase under way, if any."""
+        if self._phase is not None:
+            phase, self._phase = self._phase, None
+            self.write(events.PhaseFinished(phase=phase, seconds=time.monotonic() - self._started))
+
+    def notice(self, code: str, sentence: str) -> None:
+        """Something the user should know that stops nothing."""
+        self.write(events.Notice(code=code, sentence=sentence))

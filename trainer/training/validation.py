@@ -1,0 +1,78 @@
+"""Loss at fixed noise and fixed timesteps, on held-out pictures where there are any."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from trainer.config.job import Job
+from trainer.dataset.picture import Picture
+from trainer.dataset.randomness import generator
+from trainer.dataset.sampling import Sample, plain_sample
+from trainer.training.batch import Assembler
+from trainer.training.objective import NoiseSchedule
+from trainer.training.step import MicroBatch, StepModels, validation_loss
+
+# Without held-out pictures this many training pictures are measured: enough for a smooth curve, quick to compute.
+MOST_TRAINING_PICTURES = 8
+MOST_HELD_OUT = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A validation result: the mean loss and its parts by timestep."""
+
+    loss: float
+    held_out: bool
+    per_timestep: dict[int, float]
+
+
+class Validator:
+    """Measures the plain MSE loss on a fixed set, at the same noise every time."""
+
+    def __init__(self, pictures: Sequence[Picture], job: Job, assembler: Assembler, device: torch.device) -> None:
+        held_out = [picture for picture in pictures if picture.kind == "validation"]
+        self.held_out = bool(held_out)
+        self.job = job
+        self.assembler = assembler
+        self.device = device
+        chosen = held_out or [picture for picture in pictures if picture.kind == "train"]
+        most = MOST_HELD_OUT if held_out else MOST_TRAINING_PICTURES
+        self.samples = tuple(plain_sample(picture, job.recipe) for picture in sorted(chosen, key=lambda p: p.id)[:most])
+
+    def measure(
+        self, models: StepModels, schedule: NoiseSchedule, on_progress: Callable[[int, int], None]
+    ) -> Measured:
+        """The loss now; reads the host once, at the end. ``models`` are left as they were."""
+        losses = []
+        for done, sample in enumerate(self.samples, 1):
+            batch = self._batch(sample).to(self.device)
+            losses.append(validation_loss(models, schedule, batch))
+            on_progress(done, len(self.samples))
+        by_timestep = torch.stack(losses).double().mean(dim=0).tolist()
+        timesteps = self.job.report.validation.timesteps
+        return Measured(
+            loss=sum(by_timestep) / len(by_timestep),
+            held_out=self.held_out,
+            per_timestep=dict(zip(timesteps, by_timestep, strict=True)),
+        )
+
+    def _batch(self, sample: Sample) -> MicroBatch:
+        """One picture at every timestep: the middle of its latent posterior, noise fixed by picture and timestep."""
+        timesteps = self.job.report.validation.timesteps
+        batch = self.assembler.assemble([sample] * len(timesteps), len(timesteps), middle=True)
+        shape = tuple(batch.latents.shape[1:])
+        seed = self.job.recipe.seed
+        noise = [
+            generator(seed, "validation", sample=sample.picture.id, repeat=timestep).standard_normal(shape, dtype=np.float32)
+            for timestep in timesteps
+        ]
+        batch.noise = torch.from_numpy(np.stack(noise))
+        batch.input_noise = None
+        batch.mask = None
+        batch.timesteps = torch.tensor(timesteps, dtype=torch.int64)
+        return batch
+
