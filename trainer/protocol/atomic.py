@@ -82,7 +82,7 @@ def sync_file(path: Path) -> None:
 
 
 def sync_directory(folder: Path) -> None:
-    """Wait until a folder's entries are on the disk, so that a rename survives a power cut; nothing to do on Windows."""
+    """Wait until a folder's entries are on the disk, so that a rename outlives a power cut; not on Windows."""
     if sys.platform == "win32":
         return
     handle = os.open(folder, os.O_RDONLY)

@@ -67,20 +67,19 @@ class RunDirectory:
         folder or the list cannot be written; then nothing is left behind.
         """
         try:
-            path = _make_free_folder(parent.absolute(), safe_name(name, "run"))
+            run = cls(_make_free_folder(parent.absolute(), safe_name(name, "run")))
+            try:
+                run._lay_out()
+                _enter_in_list(run.path)
+            except BaseException:
+                shutil.rmtree(run.path, ignore_errors=True)
+                raise
         except OSError as error:
             raise RunError(
                 "run.folder",
                 f"The run's folder cannot be made in {parent}: {error.strerror or error}.",
                 "Choose a folder that you may write to with output.runs in the job, or make room on that disk.",
             ) from error
-        run = cls(path)
-        try:
-            run._lay_out()
-            _enter_in_list(run.path)
-        except BaseException:
-            shutil.rmtree(path, ignore_errors=True)
-            raise
         return run
 
     @classmethod
@@ -115,7 +114,7 @@ class RunDirectory:
                 raise RunError(
                     "run.lock",
                     f"The run's lock file {self.lock} cannot be used: {error.strerror or error}.",
-                    "Put the run on a disk that you may write to and that has file locks; some network shares have none.",
+                    "Put the run on a disk that you may write to and that has locks; some network shares have none.",
                 ) from error
             with self._faults_recorded():
                 yield

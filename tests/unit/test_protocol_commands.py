@@ -1,0 +1,90 @@
+import json
+
+import pytest
+
+from trainer.protocol import atomic, commands
+from trainer.protocol.commands import Answer
+from trainer.protocol.rundir import RunDirectory
+
+
+@pytest.fixture
+def run(tmp_path):
+    return RunDirectory.create(tmp_path, "style")
+
+
+def files(folder):
+    return sorted(path.name for path in folder.iterdir() if path.name != "done")
+
+
+def test_a_command_is_sent_read_and_answered(run):
+    sent = commands.send(run, "sample", {"prompt": "a 大 house", "count": 2})
+    assert commands.answer(sent) is None
+    (command,) = commands.pending(run)
+    assert (command.name, command.arguments, command.path) == ("sample", {"prompt": "a 大 house", "count": 2}, sent)
+    assert command.sent > 0
+    assert commands.pending(run) == [command]  # looking changes nothing
+    commands.finish(command, "done", "samples/a.png")
+    assert commands.pending(run) == []
+    assert commands.answer(sent) == Answer("done", "samples/a.png")
+    assert files(run.commands) == []
+    kept = json.loads((run.commands / "done" / sent.name).read_text(encoding="utf-8"))
+    assert kept["name"] == "sample"
+    assert kept["arguments"] == {"prompt": "a 大 house", "count": 2}
+    assert kept["finished"] >= kept["sent"]
+
+
+def test_commands_come_in_the_order_they_were_sent(run):
+    sent = [commands.send(run, name) for name in ("save", "sample", "pause", "stop", "save")]
+    assert [command.path for command in commands.pending(run)] == sent
+
+
+def test_an_answer_before_a_kill_is_not_given_twice(run, monkeypatch):
+    sent = commands.send(run, "stop")
+    (command,) = commands.pending(run)
+
+    def killed(self, missing_ok=False):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(sent), "unlink", killed)
+        with pytest.raises(KeyboardInterrupt):
+            commands.finish(command, "done", "step 7")
+    assert files(run.commands) == [sent.name]
+    assert commands.pending(run) == []
+    assert files(run.commands) == []
+    assert commands.answer(sent) == Answer("done", "step 7")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "7",
+        '{"name": "reboot", "arguments": {}, "sent": 1}',
+        '{"name": "stop"}',
+        '{"name": [], "arguments": 1}',
+    ],
+)
+def test_what_is_no_command_is_refused_and_never_seen_again(run, text):
+    path = run.commands / "by-hand.json"
+    path.write_text(text, encoding="utf-8")
+    good = commands.send(run, "save")
+    assert [command.path for command in commands.pending(run)] == [good]
+    assert files(run.commands) == [good.name]
+    assert commands.answer(path).outcome == "refused"
+
+
+def test_a_command_still_being_written_is_not_seen(run):
+    with atomic.staged(run.commands / "1-stop.json") as temporary:
+        temporary.write_text('{"name": "st', encoding="utf-8")
+        assert commands.pending(run) == []
+        temporary.write_text('{"name": "stop", "arguments": {}, "sent": 1}', encoding="utf-8")
+    assert [command.name for command in commands.pending(run)] == ["stop"]
+
+
+def test_leftovers_are_voided(run):
+    sent = [commands.send(run, "stop"), commands.send(run, "save")]
+    commands.void_leftovers(run)
+    assert commands.pending(run) == []
+    assert [commands.answer(path).outcome for path in sent] == ["void", "void"]
