@@ -1,0 +1,208 @@
+"""The objective against diffusers' scheduler, sd-scripts' formulas in float64, and statistics of what is drawn."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from diffusers import DDPMScheduler
+from diffusers.schedulers.scheduling_ddpm import rescale_zero_terminal_snr
+
+from trainer.config.objective import ObjectiveConfig
+from trainer.training.objective import (
+    NoiseSchedule,
+    alphas_cumprod,
+    draw_noise,
+    draw_timestep,
+    picture_losses,
+    timestep_weights,
+)
+
+ALL = torch.arange(1000)
+
+
+def ddpm(prediction: str, zero_terminal_snr: bool) -> DDPMScheduler:
+    return DDPMScheduler(
+        beta_start=0.00085,
+        beta_end=0.012,
+        beta_schedule="scaled_linear",
+        num_train_timesteps=1000,
+        prediction_type="epsilon" if prediction == "epsilon" else "v_prediction",
+        rescale_betas_zero_snr=zero_terminal_snr,
+    )
+
+
+def independent_snr(zero_terminal_snr: bool) -> np.ndarray:
+    """The SNR in float64 by numpy, the rescaling by diffusers' function on float64 betas."""
+    betas = np.linspace(math.sqrt(0.00085), math.sqrt(0.012), 1000) ** 2
+    if zero_terminal_snr:
+        betas = rescale_zero_terminal_snr(torch.from_numpy(betas)).numpy()
+    alphas = np.cumprod(1.0 - betas)
+    return alphas / (1.0 - alphas)
+
+
+@pytest.mark.parametrize("zero_terminal_snr", [False, True])
+def test_alphas_are_those_of_diffusers(zero_terminal_snr: bool) -> None:
+    """diffusers computes them in fp32, which is off by 3e-6 after 1000 products."""
+    ours = alphas_cumprod(zero_terminal_snr)
+    assert ours.dtype == torch.float64
+    theirs = ddpm("epsilon", zero_terminal_snr).alphas_cumprod
+    torch.testing.assert_close(ours, theirs.double(), rtol=0.0, atol=5e-6)
+    assert (ours[-1] == 0.0) == zero_terminal_snr
+    assert ours[0].item() == pytest.approx(1.0 - 0.00085, abs=1e-12)
+    snr = NoiseSchedule.create("v", zero_terminal_snr).snr
+    np.testing.assert_allclose(snr.numpy(), independent_snr(zero_terminal_snr), rtol=1e-9, atol=1e-15)
+
+
+@pytest.mark.parametrize("zero_terminal_snr", [False, True])
+def test_noise_and_velocity_are_those_of_diffusers(zero_terminal_snr: bool) -> None:
+    scheduler = ddpm("v", zero_terminal_snr)
+    schedule = NoiseSchedule.create("v", zero_terminal_snr).to("cpu", torch.float32)
+    generator = torch.Generator().manual_seed(0)
+    latents, noise = (torch.randn(6, 4, 5, 7, generator=generator) for _ in range(2))
+    timesteps = torch.tensor([0, 1, 250, 500, 998, 999])
+    close = {"rtol": 1e-5, "atol": 2e-5}
+    torch.testing.assert_close(
+        schedule.add_noise(latents, noise, timesteps), scheduler.add_noise(latents, noise, timesteps), **close
+    )
+    torch.testing.assert_close(
+        schedule.target(latents, noise, timesteps), scheduler.get_velocity(latents, noise, timesteps), **close
+    )
+    epsilon = NoiseSchedule.create("epsilon", zero_terminal_snr)
+    assert epsilon.target(latents, noise, timesteps) is noise
+
+
+@pytest.mark.parametrize("zero_terminal_snr", [False, True])
+def test_min_snr_weights(zero_terminal_snr: bool) -> None:
+    snr = independent_snr(zero_terminal_snr)
+    objective = ObjectiveConfig(min_snr_gamma=5.0)
+    velocity = timestep_weights(NoiseSchedule.create("v", zero_terminal_snr), objective, ALL)
+    np.testing.assert_allclose(velocity.numpy(), np.minimum(snr, 5.0) / (snr + 1.0), rtol=1e-9)
+    epsilon = timestep_weights(NoiseSchedule.create("epsilon", zero_terminal_snr), objective, ALL)
+    known = snr > 0.0
+    np.testing.assert_allclose(epsilon.numpy()[known], np.minimum(snr, 5.0)[known] / snr[known], rtol=1e-9)
+    assert epsilon[-1] == 1.0  # the limit at pure noise
+
+
+@pytest.mark.parametrize("zero_terminal_snr", [False, True])
+def test_debiased_weights(zero_terminal_snr: bool) -> None:
+    snr = np.minimum(independent_snr(zero_terminal_snr), 1000.0)
+    objective = ObjectiveConfig(debiased=True)
+    velocity = timestep_weights(NoiseSchedule.create("v", zero_terminal_snr), objective, ALL)
+    np.testing.assert_allclose(velocity.numpy(), 1.0 / (snr + 1.0), rtol=1e-6)
+    epsilon = timestep_weights(NoiseSchedule.create("epsilon", zero_terminal_snr), objective, ALL)
+    known = snr > 0.0
+    np.testing.assert_allclose(epsilon.numpy()[known], 1.0 / np.sqrt(snr[known]), rtol=1e-6)
+    assert epsilon[0] == pytest.approx(1.0 / math.sqrt(1000.0))
+    if zero_terminal_snr:
+        assert epsilon[-1] == epsilon[-2]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("prediction", ["epsilon", "v"])
+def test_weights_are_finite_everywhere_and_one_by_default(prediction: str, dtype: torch.dtype) -> None:
+    schedule = NoiseSchedule.create(prediction, True).to("cpu", dtype)
+    for objective in (ObjectiveConfig(min_snr_gamma=5.0), ObjectiveConfig(debiased=True)):
+        weights = timestep_weights(schedule, objective, ALL)
+        assert weights.dtype == dtype
+        assert weights.isfinite().all()
+    assert torch.equal(timestep_weights(schedule, ObjectiveConfig(), ALL), torch.ones(1000, dtype=dtype))
+
+
+def test_losses_and_masks_are_their_formulas() -> None:
+    generator = np.random.default_rng(3)
+    prediction, target = (generator.standard_normal((3, 4, 5, 7)) for _ in range(2))
+    mask = generator.random((3, 1, 5, 7))
+    square = (prediction - target) ** 2
+    huber = 2 * 0.3 * (np.sqrt(square + 0.3**2) - 0.3)
+    for loss, errors in (("mse", square), ("huber", huber)):
+        objective = ObjectiveConfig(loss=loss, huber_c=0.3)
+        tensors = torch.from_numpy(prediction), torch.from_numpy(target)
+        plain = picture_losses(*tensors, None, objective)
+        masked = picture_losses(*tensors, torch.from_numpy(mask), objective)
+        np.testing.assert_allclose(plain.numpy(), errors.mean(axis=(1, 2, 3)), rtol=1e-12)
+        np.testing.assert_allclose(masked.numpy(), (errors * mask).mean(axis=(1, 2, 3)), rtol=1e-12)
+
+
+def test_noise_is_plain_first_and_belongs_to_the_picture() -> None:
+    shape = (4, 24, 16)
+    plain = draw_noise(np.random.default_rng(5), shape, ObjectiveConfig())
+    assert plain.dtype == np.float32
+    assert plain.shape == shape
+    np.testing.assert_array_equal(plain, np.random.default_rng(5).standard_normal(shape, dtype=np.float32))
+    shifted = draw_noise(np.random.default_rng(5), shape, ObjectiveConfig(noise_offset=0.1))
+    difference = shifted - plain
+    assert difference.dtype == np.float32
+    np.testing.assert_allclose(difference, np.broadcast_to(difference[:, :1, :1], shape), atol=1e-6)
+    assert len(np.unique(difference[:, 0, 0])) == 4
+    np.testing.assert_array_equal(
+        draw_noise(np.random.default_rng(5), shape, ObjectiveConfig(multires_discount=0.3)),
+        draw_noise(np.random.default_rng(5), shape, ObjectiveConfig(multires_discount=0.3)),
+    )
+
+
+def test_noise_offset_has_the_stated_strength() -> None:
+    generator = np.random.default_rng(6)
+    objective = ObjectiveConfig(noise_offset=0.5)
+    means = [draw_noise(generator, (4, 16, 16), objective).mean(axis=(1, 2)) for _ in range(500)]
+    # The mean of a channel is the offset's number plus the mean of 256 others.
+    assert np.std(means) == pytest.approx(math.sqrt(0.5**2 + 1 / 256), rel=0.05)
+
+
+def test_multires_noise_has_unit_variance_and_its_share_of_coarse_noise() -> None:
+    generator = np.random.default_rng(7)
+    objective = ObjectiveConfig(multires_discount=0.8)
+    draws = [draw_noise(generator, (4, 48, 32), objective) for _ in range(200)]
+    assert draws[0].dtype == np.float32
+    assert all(draw.std(ddof=1) == pytest.approx(1.0, abs=1e-5) for draw in draws)
+    neighbours = np.mean([(draw[:, :, 1:] * draw[:, :, :-1]).mean() for draw in draws])
+    # White: 0. Here levels 0, 1, 2 and 3 (sizes 1, r, r^2, r^3) weigh 1 + 1, 0.64, 0.41 and 0.26 of the variance.
+    assert 0.15 < neighbours < 0.45
+
+
+def test_multires_noise_against_a_second_implementation() -> None:
+    """Bilinear enlargement written out with numpy, half-pixel centres, edges held."""
+
+    def axis_weights(small: int, large: int) -> np.ndarray:
+        places = np.clip((np.arange(large) + 0.5) * small / large - 0.5, 0.0, None)
+        lower = np.minimum(places.astype(int), small - 1)
+        upper = np.minimum(lower + 1, small - 1)
+        weights = np.zeros((large, small))
+        np.add.at(weights, (np.arange(large), lower), 1.0 - (places - lower))
+        np.add.at(weights, (np.arange(large), upper), places - lower)
+        return weights
+
+    objective = ObjectiveConfig(multires_discount=0.5, multires_levels=3)
+    generator = np.random.default_rng(8)
+    total = generator.standard_normal((4, 40, 24), dtype=np.float32).astype(np.float64)
+    for level in range(3):
+        shrink = (2.0 + 2.0 * generator.random()) ** level
+        height, width = max(1, int(40 / shrink)), max(1, int(24 / shrink))
+        coarse = generator.standard_normal((1, 4, height, width), dtype=np.float32)[0]
+        total += 0.5**level * (axis_weights(height, 40) @ coarse @ axis_weights(width, 24).T)
+    expected = total / total.std(ddof=1)
+    ours = draw_noise(np.random.default_rng(8), (4, 40, 24), objective)
+    np.testing.assert_allclose(ours, expected, atol=2e-6)
+
+
+def test_timesteps_fill_their_range_evenly() -> None:
+    generator = np.random.default_rng(9)
+    objective = ObjectiveConfig(timestep_min=10, timestep_max=19)
+    drawn = [draw_timestep(generator, objective) for _ in range(10_000)]
+    assert set(drawn) == set(range(10, 20))
+    assert isinstance(drawn[0], int)
+    counts = np.bincount(drawn)[10:]
+    assert ((counts - 1000.0) ** 2 / 1000.0).sum() < 27.9  # chi-squared, 9 degrees of freedom, p = 0.001
+    assert draw_timestep(generator, ObjectiveConfig(timestep_min=7, timestep_max=7)) == 7
+
+
+def test_logit_normal_timesteps_prefer_the_middle() -> None:
+    generator = np.random.default_rng(10)
+    objective = ObjectiveConfig(timesteps="logit_normal")
+    drawn = np.array([draw_timestep(generator, objective) for _ in range(20_000)])
+    assert drawn.min() >= 0
+    assert drawn.max() <= 999
+    # The quartiles of the sigmoid of a normal number: sigmoid(-0.6745), 1/2, sigmoid(0.6745).
+    assert np.quantile(drawn / 1000.0, [0.25, 0.5, 0.75]) == pytest.approx([0.3375, 0.5, 0.6625], abs=0.01)
+    edges = ObjectiveConfig(timesteps="logit_normal", timestep_min=998)
+    assert {draw_timestep(generator, edges) for _ in range(200)} == {998, 999}

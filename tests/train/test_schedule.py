@@ -1,0 +1,73 @@
+"""Schedules: diffusers' own where it has the same curve, a float64 formula elsewhere."""
+
+import numpy as np
+import pytest
+import torch
+from diffusers.optimization import get_polynomial_decay_schedule_with_warmup, get_scheduler
+
+from trainer.config.schedule import ScheduleConfig
+from trainer.training.schedule import multiplier, warmup_steps
+
+STEPS = 200
+
+
+def diffusers_curve(name: str, warmup: int, **arguments: float) -> list[float]:
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    if name == "polynomial":
+        scheduler = get_polynomial_decay_schedule_with_warmup(optimizer, warmup, STEPS, **arguments)
+    else:
+        scheduler = get_scheduler(name, optimizer, num_warmup_steps=warmup, num_training_steps=STEPS, **arguments)
+    return [scheduler.lr_lambdas[0](step) for step in range(STEPS + 1)]
+
+
+def our_curve(**schedule: object) -> list[float]:
+    at = multiplier(ScheduleConfig(**schedule), STEPS)
+    return [at(step) for step in range(STEPS + 1)]
+
+
+@pytest.mark.parametrize("warmup", [0, 1, 30])
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        ({"kind": "constant"}, {"name": "constant_with_warmup"}),
+        ({"kind": "linear"}, {"name": "linear"}),
+        ({"kind": "cosine"}, {"name": "cosine"}),
+        ({"kind": "restarts", "cycles": 1}, {"name": "cosine_with_restarts", "num_cycles": 1}),
+        ({"kind": "restarts", "cycles": 3}, {"name": "cosine_with_restarts", "num_cycles": 3}),
+        ({"kind": "polynomial", "power": 2.5}, {"name": "polynomial", "power": 2.5, "lr_end": 0.0}),
+        ({"kind": "polynomial", "power": 1.5, "end": 0.2}, {"name": "polynomial", "power": 1.5, "lr_end": 0.2}),
+        ({"kind": "linear", "end": 0.3}, {"name": "polynomial", "power": 1.0, "lr_end": 0.3}),
+    ],
+    ids=str,
+)
+def test_curve_is_that_of_diffusers(warmup: int, ours: dict[str, object], theirs: dict[str, object]) -> None:
+    assert our_curve(warmup=warmup, **ours) == pytest.approx(diffusers_curve(warmup=warmup, **theirs), abs=1e-12)
+
+
+def test_rex_and_floors_are_their_formulas() -> None:
+    progress = np.clip((np.arange(STEPS + 1) - 20) / (STEPS - 20), 0.0, 1.0)
+    warm = np.arange(STEPS + 1) / 20
+    rex = np.where(warm < 1.0, warm, (1.0 - progress) / (0.5 + 0.5 * (1.0 - progress)))
+    assert our_curve(kind="rex", warmup=20) == pytest.approx(rex, abs=1e-12)
+    cosine = np.where(warm < 1.0, warm, 0.1 + 0.9 * (1.0 + np.cos(np.pi * progress)) / 2.0)
+    assert our_curve(kind="cosine", warmup=20, end=0.1) == pytest.approx(cosine, abs=1e-12)
+    sawtooth = 0.1 + 0.9 * (1.0 + np.cos(np.pi * (2.0 * progress % 1.0))) / 2.0
+    expected = np.where(warm < 1.0, warm, np.where(progress == 1.0, 0.1, sawtooth))
+    assert our_curve(kind="restarts", cycles=2, warmup=20, end=0.1) == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize(("warmup", "steps"), [(0, 0), (0.05, 10), (0.29, 58), (7, 7), (1, 1), (0.001, 0)])
+def test_warmup_is_steps_or_a_share(warmup: float, steps: int) -> None:
+    assert warmup_steps(ScheduleConfig(warmup=warmup), STEPS) == steps
+
+
+@pytest.mark.parametrize("kind", ["constant", "linear", "cosine", "restarts", "polynomial", "rex"])
+def test_every_curve_stays_where_it_ended(kind: str) -> None:
+    at = multiplier(ScheduleConfig(kind=kind, end=0.25), STEPS)
+    last = {"constant": 1.0, "rex": 0.0}.get(kind, 0.25)
+    assert [at(STEPS), at(STEPS + 1), at(10 * STEPS)] == [last] * 3
+
+
+def test_warmup_may_fill_the_whole_run() -> None:
+    at = multiplier(ScheduleConfig(kind="linear", warmup=STEPS), STEPS)
+    assert [at(0), at(50), at(STEPS - 1)] == [0.0, 0.25, 0.995]
