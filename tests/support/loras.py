@@ -1,0 +1,98 @@
+"""Adapters with random weights on tiny bases, and what the bases predict with them."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tests.support.tiny import tiny_models
+from trainer.adapter.attach import Adapter, attach
+from trainer.config.base import Family
+from trainer.config.recipe import RecipeConfig
+from trainer.dataset.randomness import generator
+
+# Every part with a rank of its own and alpha apart from it, so that a mixed-up scale shows.
+EVERYTHING = RecipeConfig.model_validate(
+    {
+        "layers": "all",
+        "rank": 4,
+        "alpha": 2.0,
+        "conv_rank": 3,
+        "conv_alpha": 5.0,
+        "text_encoder": {"learning_rate": 1e-4, "rank": 2, "alpha": 3.0},
+        "text_encoder_2": {"learning_rate": 1e-4, "rank": 5, "alpha": 1.0},
+    }
+)
+
+
+@dataclass
+class Models:
+    """The networks of a tiny base that a LoRA can change, as copies of their own."""
+
+    family: Family
+    unet: Any
+    text_encoders: list[Any]
+
+    @classmethod
+    def copies(cls, family: Family, dtype: torch.dtype = torch.float64) -> Models:
+        # Module.to, because the one of diffusers logs an empty warning for each UNet.
+        models = {part: nn.Module.to(copy.deepcopy(model), dtype) for part, model in tiny_models(family).items()}
+        encoders = [models[part] for part in ("text_encoder", "text_encoder_2") if part in models]
+        return cls(family, models["unet"], encoders)
+
+    @property
+    def parts(self) -> dict[str, Any]:
+        return {"unet": self.unet, **dict(zip(("text_encoder", "text_encoder_2"), self.text_encoders, strict=False))}
+
+    def predict(self) -> Tensor:
+        """Return the UNet's prediction for two fixed noisy latents and captions: (2, 4, 8, 8)."""
+        stream = torch.Generator().manual_seed(3)
+        tokens = torch.randint(1000, 40000, (2, 77), generator=stream)
+        tokens[:, 0], tokens[:, 40:] = 49406, 49407
+        latents = torch.randn(2, 4, 8, 8, generator=stream).to(self.unet.dtype)
+        timesteps = torch.tensor([17, 801])
+        if self.family == "sd15":
+            hidden = self.text_encoders[0](tokens).last_hidden_state
+            return self.unet(latents, timesteps, hidden).sample  # type: ignore[no-any-return]
+        outputs = [encoder(tokens, output_hidden_states=True) for encoder in self.text_encoders]
+        added = {"text_embeds": outputs[1].text_embeds, "time_ids": torch.tensor([[64, 64, 0, 8, 64, 64]] * 2)}
+        hidden = torch.cat([output.hidden_states[-2] for output in outputs], dim=-1)
+        return self.unet(latents, timesteps, hidden, added_cond_kwargs=added).sample  # type: ignore[no-any-return]
+
+    def attach(self, recipe: RecipeConfig = EVERYTHING) -> Adapter:
+        return attach(
+            self.family,
+            self.unet,
+            self.text_encoders,
+            recipe,
+            dtype=self.unet.dtype,
+            generator=lambda name: generator(recipe.seed, "adapter", sample=name),
+        )
+
+
+def random_weights(adapter: Adapter, seed: int = 0) -> dict[str, Tensor]:
+    """Return fp32 weights for all of an adapter, none zero and each exact in fp16, and load them."""
+    stream = torch.Generator().manual_seed(seed)
+    weights = {
+        key: (torch.randn(parameter.shape, generator=stream) * 0.2).half().float()
+        for key, parameter in adapter.parameters.items()
+    }
+    adapter.load(weights)
+    return weights
+
+
+def merge(models: Models, adapter: Adapter, weights: dict[str, Tensor], strength: float = 1.0) -> None:
+    """Add alpha / rank · up @ down to the weights themselves, in float64, as programs that merge do."""
+    for slot in adapter.slots:
+        model = models.parts[slot.part]
+        path = slot.module if hasattr(model, "text_model") or slot.part == "unet" else slot.module[len("text_model.") :]
+        layer = model.get_submodule(path)
+        down, up = weights[slot.down].double(), weights[slot.up].double()
+        delta = up.flatten(1) @ down.flatten(1)
+        scale = strength * adapter.alpha[slot.kohya] / down.shape[0]
+        with torch.no_grad():
+            layer.weight.add_((delta * scale).reshape(layer.weight.shape).to(layer.weight.dtype))
