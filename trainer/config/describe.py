@@ -27,21 +27,22 @@ class Described:
 def fields(section: type[Section], prefix: str = "") -> Iterator[Described]:
     """Yield every key of ``section`` and of the tables in it, in the order of the file.
 
-    A list of tables gives its keys once, with ``*`` for the place in the list; a table that comes in kinds
-    (the optimizer) gives the keys of every kind, with the kind's name in brackets.
+    A list of tables gives its keys once, with ``*`` for the place in the list. A table that comes in kinds (the
+    optimizer) gives ``name``, which chooses the kind, then the keys of every kind, with the kind's name in brackets.
     """
     for name, field in section.model_fields.items():
         key = prefix + (field.alias or name)
         default = None if field.default is PydanticUndefined else field.default
-        yield Described(
-            key, values_text(field.annotation, field), default, field.is_required(), field.description or ""
-        )
+        doc = field.description or ""
+        yield Described(key, values_text(field.annotation, field), default, field.is_required(), doc)
         kinds = sections_in(field.annotation)
-        for kind in kinds:
-            inner = (
-                key + (f"[{kind_name(kind)}]" if len(kinds) > 1 else "") + (".*" if _is_list(field.annotation) else "")
-            )
-            yield from fields(kind, inner + ".")
+        if len(kinds) > 1:
+            yield Described(f"{key}.name", _quoted(choices(field.annotation)), getattr(default, "name", ""), False, doc)
+            for kind in kinds:
+                inside = fields(kind, f"{key}[{kind_name(kind)}].")
+                yield from (each for each in inside if not each.key.endswith("].name"))
+        elif kinds:
+            yield from fields(kinds[0], f"{key}.*." if _is_list(field.annotation) else f"{key}.")
 
 
 def sections_in(annotation: Any) -> list[type[Section]]:
@@ -90,12 +91,7 @@ def _words(annotation: Any, constraints: Sequence[Any], examples: Sequence[Any])
         ]
         return " or ".join(dict.fromkeys(_words(part, constraints, examples) for part in parts))
     if origin is Literal:
-        quoted = (
-            [f'"{value}"' for value in get_args(annotation)]
-            if _all_text(annotation)
-            else map(str, get_args(annotation))
-        )
-        return _listed(list(quoted))
+        return _quoted(get_args(annotation))
     if origin is tuple:
         item = _words(get_args(annotation)[0], (), examples)
         return "a list of tables" if item == "a table" else f"a list, each item {item}"
@@ -135,11 +131,8 @@ def _limit(constraints: Sequence[Any], name: str) -> Any:
     return next((getattr(item, name) for item in constraints if getattr(item, name, None) is not None), None)
 
 
-def _all_text(annotation: Any) -> bool:
-    return all(isinstance(value, str) for value in get_args(annotation))
-
-
-def _listed(words: list[str]) -> str:
+def _quoted(values: Sequence[Any]) -> str:
+    words = [f'"{value}"' if isinstance(value, str) else str(value) for value in values]
     return words[0] if len(words) == 1 else ", ".join(words[:-1]) + " or " + words[-1]
 
 

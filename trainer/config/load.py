@@ -65,7 +65,8 @@ def parse_job(text: str, source: str, folder: Path, overrides: Sequence[str] = (
 def parse_toml(text: str, source: str) -> dict[str, Any]:
     """Parse TOML; JobError naming the line and the likely mistake when it is none."""
     try:
-        return tomllib.loads(text)
+        # With a line break more, an error in the last line is reported there and not "at the end".
+        return tomllib.loads(text + "\n")
     except tomllib.TOMLDecodeError as error:
         reason, line = _toml_reason(str(error), text)
         sentence = f"{source} is not valid TOML: {reason}."

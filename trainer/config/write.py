@@ -198,8 +198,6 @@ def _rest_lines(job: Job) -> Iterator[str]:
     held = set(_held(job.model_dump(by_alias=True, exclude_unset=True), ""))
     for found in fields(Job):
         key = found.key.replace(".*", ".0")
-        if key.endswith("[adamw].name"):
-            key = "recipe.optimizer.name"
         if "[" in key or found.values in ("a table", "a list of tables") or key in held or key.startswith("fit."):
             continue
         value = toml_value(found.default) if found.default is not None else f"<{found.values}>"

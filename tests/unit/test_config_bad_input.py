@@ -1,0 +1,282 @@
+"""What is wrong with a job file is said in a sentence that names the key, with a remedy, and all at once."""
+
+from pathlib import Path
+
+import pytest
+
+from trainer.config.load import load_job
+from trainer.errors import EXIT_BAD_INPUT, JobError
+
+GOOD = """
+schema = 1
+name = "my-style"
+[base]
+model = "model.safetensors"
+[[dataset.folders]]
+path = "pictures"
+"""
+
+
+def complaint(path: Path, *overrides: str) -> JobError:
+    """The error that loading ends in, after checking what every such error must have."""
+    with pytest.raises(JobError) as caught:
+        load_job(path, overrides)
+    error = caught.value
+    assert error.exit_code == EXIT_BAD_INPUT
+    assert error.remedy.endswith((".", "job.toml"))
+    for jargon in ("pydantic", "validation error", "Input should", "type=", "Traceback", "extra_forbidden", "tomllib"):
+        assert jargon not in error.sentence + error.remedy
+    return error
+
+
+def problem(tmp_path: Path, text: str, *overrides: str) -> str:
+    (tmp_path / "job.toml").write_text(text, encoding="utf-8")
+    error = complaint(tmp_path / "job.toml", *overrides)
+    assert len(error.problems) == 1, error.problems
+    assert error.problems[0] in error.sentence
+    assert "job.toml" in error.sentence
+    return error.problems[0]
+
+
+KEYS = {
+    "unknown key": ("[recipe]\nrnak = 8", "recipe.rnak: there is no such key (did you mean rank?)"),
+    "unknown table": ("[recepe]\nrank = 8", "recepe: there is no such key (did you mean recipe?)"),
+    "key of another table": ("[recipe.captions]\nrank = 8", "(did you mean recipe.rank?)"),
+    "key like no other": ("[recipe.schedule]\nxyzzy = 1", "[recipe.schedule] has kind, warmup, end, cycles, power"),
+    "number in quotes": ('[recipe]\nrank = "8"', "recipe.rank: must be a whole number from 1 to 1024, not the text"),
+    "hint to the quotes": ('[recipe]\nlearning_rate = "1e-4"', "(write 1e-4 without quotes)"),
+    "fraction of a rank": ("[recipe]\nrank = 8.5", "recipe.rank: must be a whole number from 1 to 1024, not 8.5"),
+    "whole number as 8.0": ("[recipe]\nrank = 8.0", "(write 8)"),
+    "number too small": ("[recipe]\nrank = 0", "recipe.rank: must be a whole number from 1 to 1024, not 0"),
+    "number too large": ("[recipe.captions]\ndropout = 1.5", "recipe.captions.dropout: must be a number from 0 to 1"),
+    "bound excluded": ("[recipe]\nalpha = 0", "recipe.alpha: must be a number above 0 and up to 4096, not 0"),
+    "infinite": ("[recipe]\nlearning_rate = inf", "recipe.learning_rate: must be a number from 0 to 100, not inf"),
+    "not a number": ("[recipe]\nlearning_rate = nan", "recipe.learning_rate: must be a number from 0 to 100, not nan"),
+    "not a multiple": (
+        "[recipe]\nresolution = 500",
+        "recipe.resolution: must be a whole number from 64 to 4096, a mul",
+    ),
+    "yes for true": ('[recipe.pictures]\nflip = "yes"', 'must be true or false, not the text "yes" (write true or'),
+    "true for a number": ("[recipe]\nrank = true", "recipe.rank: must be a whole number from 1 to 1024, not true"),
+    "misspelt choice": ('[recipe]\nlayers = "atention"', "(did you mean attention?)"),
+    "unknown optimizer": (
+        '[recipe.optimizer]\nname = "adam"',
+        "recipe.optimizer.name: must be one of adamw, adamw8bit",
+    ),
+    "argument of another optimizer": (
+        '[recipe.optimizer]\nname = "prodigy"\neps = 1e-8',
+        "recipe.optimizer.eps: there is",
+    ),
+    "optimizer as text": ('[recipe]\noptimizer = "adamw"', "recipe.optimizer: must be a table"),
+    "value for a table": ("[report]\npreviews = 5", "report.previews: must be a table, not 5"),
+    "table for a value": ("[recipe.rank]\nunet = 5", "recipe.rank: must be a whole number from 1 to 1024, not a table"),
+    "not a colour": ('[dataset]\nbackground = "white"', 'dataset.background: must be text such as "#ffffff"'),
+    "unknown device": ('[fit]\ndevice = "gpu"', 'fit.device: must be text such as "cpu"'),
+    "unknown block": ('[fit]\ncheckpointing = ["middle"]', 'fit.checkpointing: must be "none" or "full" or a list'),
+    "token chunks": ("[recipe]\ntoken_chunks = 77", "recipe.token_chunks: must be 75, 150 or 225, not 77"),
+    "two lengths": ("[recipe]\nsteps = 9\nepochs = 2", "recipe.steps: says how long the run is, and so does epochs"),
+    "nothing trained": ("[recipe]\nlearning_rate = 0", "recipe.learning_rate: is 0, and that of the text encoders too"),
+    "two weightings": (
+        "[recipe.objective]\ndebiased = true\nmin_snr_gamma = 5",
+        "recipe.objective.debiased: cannot be",
+    ),
+    "timesteps reversed": ("[recipe.objective]\ntimestep_min = 9\ntimestep_max = 2", "which is above timestep_max = 2"),
+    "buckets reversed": ("[recipe.pictures]\nbucket_min = 1024\nbucket_max = 512", "above bucket_max = 512"),
+    "warm-up of 1.5": (
+        "[recipe.schedule]\nwarmup = 1.5",
+        "recipe.schedule.warmup: is 1.5: write a whole number of steps",
+    ),
+    "adafactor with a schedule": (
+        '[recipe]\nschedule.kind = "cosine"\noptimizer = {name = "adafactor", relative_step = true}',
+        'recipe.schedule.kind: must be "constant": Adafactor with relative_step',
+    ),
+    "schedule-free with warm-up": (
+        '[recipe]\nschedule.warmup = 10\noptimizer = {name = "schedulefree"}',
+        "recipe.schedule.warmup: must be 0: Schedule-Free AdamW has its own warm-up, optimizer.warmup_steps",
+    ),
+    "adafactor warm-up alone": (
+        '[recipe.optimizer]\nname = "adafactor"\nwarmup_init = true',
+        "recipe.optimizer.warmup_init: works only together with relative_step = true",
+    ),
+    "two saving rhythms": ("[report.saving]\nevery_steps = 5\nevery_epochs = 1", "report.saving.every_steps: says how"),
+    "noise strength": ("[report.validation]\ntimesteps = [1, 1000]", "report.validation.timesteps.1: must be a whole"),
+    "too large a share": (
+        "[dataset]\nvalidation_share = 0.9",
+        "dataset.validation_share: must be a number from 0 to 0.5",
+    ),
+    "folder twice": (
+        '[[dataset.folders]]\npath = "./pictures/"',
+        "dataset.folders.1.path: is the same folder as folders.0",
+    ),
+    "windows path": (
+        '[output]\nruns = "D:\\new"',
+        "output.runs: holds a line break or the like; write Windows paths in",
+    ),
+}
+
+
+@pytest.mark.parametrize(("text", "expected"), KEYS.values(), ids=KEYS.keys())
+def test_bad_key_is_named_with_its_reason(tmp_path: Path, text: str, expected: str) -> None:
+    body = GOOD.replace("[[dataset.folders]]", "[dataset]\nmasks='none'\n[[dataset.folders]]")
+    if text.startswith("[dataset]"):
+        body = GOOD.replace("[[dataset.folders]]", text + "\n[[dataset.folders]]")
+        text = ""
+    assert expected in problem(tmp_path, f"{body}\n{text}\n")
+
+
+REWRITTEN = {
+    "no name": ('name = "my-style"', "", "name: is missing: the name of the LoRA"),
+    "empty name": ('"my-style"', '""', "name: must be text"),
+    "name of dots": ('"my-style"', '".."', "name: must be text"),
+    "no base": ('[base]\nmodel = "model.safetensors"', "", "base: is missing"),
+    "no model": ('model = "model.safetensors"', "", "base.model: is missing: a .safetensors checkpoint"),
+    "empty model": ('"model.safetensors"', '""', "base.model: must be text, not an empty text"),
+    "http link": (
+        '"model.safetensors"',
+        '"http://x.org/m.safetensors"',
+        "base.model: is a link that does not start with",
+    ),
+    "epsilon with zero SNR": (
+        'model = "model.safetensors"',
+        'model = "m.safetensors"\nprediction = "epsilon"\nzero_terminal_snr = true',
+        'base.zero_terminal_snr: cannot be true with prediction = "epsilon"',
+    ),
+    "no pictures": ('[[dataset.folders]]\npath = "pictures"', "", "dataset: is missing"),
+    "no folders": (
+        '[[dataset.folders]]\npath = "pictures"',
+        "[dataset]\nfolders = []",
+        "dataset.folders: must be a list",
+    ),
+    "folder as text": (
+        '[[dataset.folders]]\npath = "pictures"',
+        '[dataset]\nfolders = "pictures"',
+        "dataset.folders: must",
+    ),
+    "nothing to learn from": (
+        'path = "pictures"',
+        'path = "p"\nkind = "validation"',
+        "dataset.folders: holds no folder of",
+    ),
+    "schema in words": ("schema = 1", 'schema = "one"', "schema: must be a whole number"),
+}
+
+
+@pytest.mark.parametrize(("old", "new", "expected"), REWRITTEN.values(), ids=REWRITTEN.keys())
+def test_bad_essentials_are_named(tmp_path: Path, old: str, new: str, expected: str) -> None:
+    assert old in GOOD
+    assert expected in problem(tmp_path, GOOD.replace(old, new))
+
+
+TOML = {
+    "key twice": ("name = 'a'\nname = 'b'", "line 2, name = 'b': the key on this line stands in the file twice"),
+    "table twice": ("[base]\n[base]", "line 2, [base]: this table stands in the file twice"),
+    "key twice in braces": (
+        "a = {b = 1, b = 2}",
+        "line 1, a = {b = 1, b = 2}: the key on this line stands in the file twice",
+    ),
+    "path in double quotes": ('a = "C:\\Users"', 'line 1, a = "C:\\Users": a \\ in double quotes is a special sign'),
+    "unquoted text": ("\n\nname = style", 'line 3, name = style: this is no value; text needs quotes ("like this")'),
+    "True": ("flip = True", "true and false are written small"),
+    "no equals sign": ("name my", "line 1, name my: a line must read key = value"),
+    "two values": ("name = 'a' b", "there is more on this line after the value"),
+    "open text": ("name = 'a\nb = 'c'", "line 1, name = 'a: a text is not closed; its last quote is missing"),
+    "open last text": ('name = "a', 'line 1, name = "a: a text is not closed; its last quote is missing'),
+    "open long text": ("name = '''a\nb", "a text is not closed; its last quote is missing, at the end of the file"),
+    "open list": ("a = [1,\n2", "a list is not closed; its ] is missing, at the end of the file"),
+    "open table name": ("[base\n", "line 1, [base: the name of a table is not closed; its ] is missing"),
+    "not TOML at all": ('{"name": "json"}', 'line 1, {"name": "json"}: a line must read key = value, or [table]'),
+}
+
+
+@pytest.mark.parametrize(("text", "expected"), TOML.values(), ids=TOML.keys())
+def test_broken_toml_names_line_and_mistake(tmp_path: Path, text: str, expected: str) -> None:
+    (tmp_path / "job.toml").write_text(text, encoding="utf-8")
+    error = complaint(tmp_path / "job.toml")
+    assert error.code == "job.toml"
+    assert expected in error.sentence
+    assert "line" in error.remedy or "end of the file" in error.remedy
+
+
+def test_endless_nesting_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "job.toml").write_text("a = " + "[" * 100_000, encoding="utf-8")
+    assert "nested" in complaint(tmp_path / "job.toml").sentence
+
+
+FILES = {
+    "latin-1": (
+        GOOD.replace("my-style", "gemälde").encode("latin-1"),
+        "job.encoding",
+        "line 3 holds a byte that is no UTF-8",
+    ),
+    "UTF-16": (GOOD.encode("utf-16"), "job.encoding", "saved as UTF-16"),
+    "over a mebibyte": (b"#" * (1024 * 1024 + 1), "job.large", "larger than 1 MiB"),
+    "newer schema": (b"schema = 99\nanything = 1", "job.newer", "schema 99, by a newer Impasto"),
+    "schema that never was": (b"schema = -3", "job.schema", "schema -3, which never was one"),
+}
+
+
+@pytest.mark.parametrize(("data", "code", "expected"), FILES.values(), ids=FILES.keys())
+def test_unfit_file_is_refused(tmp_path: Path, data: bytes, code: str, expected: str) -> None:
+    (tmp_path / "job.toml").write_bytes(data)
+    error = complaint(tmp_path / "job.toml")
+    assert error.code == code
+    assert expected in error.sentence
+
+
+def test_missing_file_and_folder_say_what_to_name(tmp_path: Path) -> None:
+    assert "no such file" in complaint(tmp_path / "nothing.toml").sentence
+    (tmp_path / "job.toml").write_text(GOOD, encoding="utf-8")
+    error = complaint(tmp_path)
+    assert "it is a folder" in error.sentence
+    assert str(tmp_path / "job.toml") in error.remedy
+
+
+def test_file_without_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The system's refusal is made here, since an administrator, and so many a test machine, is never refused.
+    def refuse(self: Path, mode: str) -> None:
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "open", refuse)
+    error = complaint(tmp_path / "job.toml")
+    assert error.code == "job.unreadable"
+    assert "you have no permission to read it" in error.sentence
+
+
+OVERRIDES = {
+    "no value": ("recipe.rank", "--set recipe.rank: must be written key=value"),
+    "empty step": ("recipe..rank=3", "--set recipe..rank=3: must be written key=value"),
+    "unknown key": ("recipe.rnak=3", "recipe.rnak: there is no such key (did you mean rank?)"),
+    "bad value": ("recipe.rank=many", 'recipe.rank: must be a whole number from 1 to 1024, not the text "many"'),
+    "no such folder": (
+        "dataset.folders.1.repeats=3",
+        "dataset.folders.1.repeats: there is no such item; dataset.folders has 1",
+    ),
+    "not a place": ("dataset.folders.x.repeats=3", "dataset.folders.x.repeats: there is no such item"),
+    "below a value": ("name.first=3", "name.first: name is a single value"),
+    "smuggled key": ("recipe.rank=1\nseed=2", "recipe.rank: must be a whole number"),
+}
+
+
+@pytest.mark.parametrize(("override", "expected"), OVERRIDES.values(), ids=OVERRIDES.keys())
+def test_bad_override_is_named(tmp_path: Path, override: str, expected: str) -> None:
+    assert expected in problem(tmp_path, GOOD, override)
+
+
+def test_all_problems_of_a_file_come_at_once(tmp_path: Path) -> None:
+    text = (
+        GOOD
+        + "[recipe]\nrnak = 1\nalpha = 0\n[recipe.objective]\ntimestep_min=5\ntimestep_max=1\n[fit]\ndtype = 'fp8'\n"
+    )
+    (tmp_path / "job.toml").write_text(text, encoding="utf-8")
+    error = complaint(tmp_path / "job.toml", "dataset.folders.7.repeats=1", "recipe.seed=-1")
+    named = {line.partition(":")[0] for line in error.problems}
+    assert named == {
+        "recipe.rnak",
+        "recipe.alpha",
+        "recipe.objective.timestep_min",
+        "fit.dtype",
+        "dataset.folders.7.repeats",
+        "recipe.seed",
+    }
+    assert "job.toml has 6 problems:" in error.sentence
+    assert all(line in error.sentence for line in error.problems)

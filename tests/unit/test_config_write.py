@@ -1,0 +1,204 @@
+"""What is written loads as what was meant: dumps for every job, and the first job file for every machine."""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+from pydantic.fields import FieldInfo
+
+from trainer.config.describe import sections_in
+from trainer.config.job import Job
+from trainer.config.load import parse_job
+from trainer.config.model import Section
+from trainer.config.resolve import Machine
+from trainer.config.write import dump_job, new_job_text
+
+CPU = Machine("cpu", None, None, True, 4)
+CARD = Machine("cuda:0", "NVIDIA GeForce RTX 3060", 12 * 1024**3, True, 8)
+OLD_CARD = Machine("cuda:0", "NVIDIA GeForce GTX 1070", 8 * 1024**3, False, 8)
+
+
+def values(annotation: Any, constraints: list[Any]) -> st.SearchStrategy[Any]:
+    """Values that a field takes, made from its annotation alone, so that new fields are covered by themselves."""
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        inner, *extra = get_args(annotation)
+        found = [item for info in extra if isinstance(info, FieldInfo) for item in info.metadata]
+        return values(inner, [*constraints, *found])
+    if origin is Literal:
+        return st.sampled_from(get_args(annotation))
+    if origin is tuple:
+        least = limit(constraints, "min_length") or 0
+        item = get_args(annotation)[0]
+        return st.lists(values(item, []), min_size=least, max_size=max(least, 2)).map(tuple)
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        return tables(annotation)
+    if annotation in (bool, str, int, float):
+        return plain(annotation, constraints)
+    return st.one_of([values(part, constraints) for part in get_args(annotation) if part is not type(None)])
+
+
+def plain(kind: type, constraints: list[Any]) -> st.SearchStrategy[Any]:
+    if kind is bool:
+        return st.booleans()
+    if kind is str:
+        pattern = limit(constraints, "pattern")
+        if pattern is not None and "\\x7f" not in pattern:
+            return st.from_regex(pattern, fullmatch=True).map(str.strip)
+        return st.text(max_size=30) | st.sampled_from(
+            ["a\x7fb", '"quoted"', "C:\\new\\table", "zwei\nZeilen", "日本語", "#"]
+        )
+    low, high = limit(constraints, "ge"), limit(constraints, "le")
+    above, below = limit(constraints, "gt"), limit(constraints, "lt")
+    if kind is int:
+        step = limit(constraints, "multiple_of") or 1
+        return st.integers(-(-(low or 0) // step), (2**40 if high is None else high) // step).map(
+            lambda value: value * step
+        )
+    return st.floats(
+        low if low is not None else above,
+        high if high is not None else below,
+        exclude_min=above is not None,
+        exclude_max=below is not None,
+        allow_nan=False,
+        allow_infinity=False,
+    )
+
+
+def limit(constraints: list[Any], name: str) -> Any:
+    return next((getattr(item, name) for item in constraints if getattr(item, name, None) is not None), None)
+
+
+def tables(section: type[Section]) -> st.SearchStrategy[dict[str, Any]]:
+    required, optional = {}, {}
+    for name, field in section.model_fields.items():
+        wanted = required if field.is_required() or sections_in(field.annotation) or name == "name" else optional
+        wanted[field.alias or name] = st.deferred(lambda field=field: values(field.annotation, list(field.metadata)))
+    return st.fixed_dictionaries(required, optional={key: optional[key] for key in optional})
+
+
+@st.composite
+def jobs(draw: st.DrawFn) -> Job:
+    data = draw(tables(Job)) | {"schema": 1}
+    # Rules between keys that chance rarely keeps.
+    lengths = [key for key in ("steps", "epochs", "pictures_seen") if key in data["recipe"]]
+    for key in lengths[1:]:
+        del data["recipe"][key]
+    data["recipe"]["schedule"] = {key: value for key, value in data["recipe"]["schedule"].items() if key != "warmup"}
+    if data["recipe"]["optimizer"]["name"] in ("schedulefree", "adafactor"):
+        data["recipe"]["schedule"].pop("kind", None)
+        data["recipe"]["optimizer"].pop("warmup_init", None)
+    data["recipe"]["objective"].pop("debiased", None)
+    data["report"]["saving"].pop("every_epochs", None)
+    data["dataset"]["folders"] = [{**each, "kind": "train"} for each in data["dataset"]["folders"]]
+    try:
+        return Job.model_validate(data)
+    except ValidationError:
+        assume(False)
+        raise
+
+
+def reload(text: str) -> Job:
+    """Read without touching paths: a dump holds any text there, loading makes them absolute."""
+    import tomllib
+
+    return Job.model_validate(tomllib.loads(text))
+
+
+@settings(max_examples=60, deadline=None)
+@given(job=jobs(), comments=st.booleans())
+def test_every_job_survives_writing_and_reading(job: Job, comments: bool) -> None:
+    assert reload(dump_job(job, comments=comments)) == job
+
+
+def minimal(**updates: Any) -> Job:
+    return Job.model_validate(
+        {"name": "x", "base": {"model": "a/b"}, "dataset": {"folders": [{"path": "p"}]}} | updates
+    )
+
+
+def test_absent_values_are_left_out_and_explained_in_comments() -> None:
+    assert "min_snr_gamma" not in dump_job(minimal(), comments=False)
+    commented = dump_job(minimal(), comments=True)
+    assert "# min_snr_gamma = <a number above 0 and up to 100>" in commented
+    assert "# Levels how much easy and hard noise strengths count (min-SNR); 5 is usual; absent: off." in commented
+
+
+def test_comments_are_comments_and_short() -> None:
+    for line in dump_job(minimal(), comments=True).splitlines():
+        assert len(line) <= 120
+        assert not line.startswith("# ") or "\n" not in line
+
+
+def test_dump_is_stable() -> None:
+    text = dump_job(minimal(), comments=True)
+    assert dump_job(reload(text), comments=True) == text
+
+
+@pytest.mark.parametrize("machine", [CPU, CARD, OLD_CARD], ids=["cpu", "12 GB", "8 GB without bf16"])
+@pytest.mark.parametrize("family", ["sd15", "sdxl", None])
+def test_a_new_job_loads(tmp_path: Path, machine: Machine, family: Any) -> None:
+    folder = tmp_path / "mein stil"
+    text = new_job_text(
+        name="mein stil",
+        base="owner/name",
+        pictures=tmp_path / "bilder",
+        folder=folder,
+        family=family,
+        machine=machine,
+        trigger="ohwx stil",
+        count=20,
+    )
+    job = parse_job(text, "job.toml", folder)
+    assert job.name == "mein stil"
+    assert job.base.model == "owner/name"
+    assert job.dataset.folders[0].path == str(tmp_path / "bilder")
+    assert job.dataset.folders[0].trigger == "ohwx stil"
+    assert 'path = "../bilder"' in text
+    assert job.recipe.pictures_seen == 2000
+    assert (job.recipe.rank, job.recipe.alpha, job.recipe.learning_rate) == (16, 16.0, 1e-4)
+    assert job.recipe.resolution == {"sd15": 512, "sdxl": 1024, None: None}[family]
+    assert job.recipe.text_encoder.learning_rate == (5e-5 if family == "sd15" else 0.0)
+    assert [prompt.prompt for prompt in job.report.previews.prompts] == [
+        "ohwx stil",
+        "ohwx stil, a house by a lake",
+        "a house by a lake",
+    ]
+
+
+def test_a_new_job_says_where_its_fit_comes_from(tmp_path: Path) -> None:
+    def text(family: Any, machine: Machine) -> str:
+        pictures, folder = tmp_path / "p", tmp_path / "job"
+        made = new_job_text(name="x", base="a/b", pictures=pictures, folder=folder, family=family, machine=machine)
+        return " ".join(made.replace("\n# ", " ").split())
+
+    sdxl = text("sdxl", CARD)
+    assert "From a table for SDXL on NVIDIA GeForce RTX 3060 with 12 GB, not measured for this very job." in sdxl
+    assert 'checkpointing = "full"' in sdxl
+    assert 'dtype = "bf16"' in sdxl
+    assert 'dtype = "fp16"' in text("sd15", OLD_CARD)
+    assert "on the CPU (4 cores)" in text("sd15", CPU)
+    assert 'dtype = "fp32"' in text("sd15", CPU)
+    assert "taken from a table by card size once the base is known" in text(None, CARD)
+
+
+def test_a_new_job_names_every_key_that_it_leaves_out(tmp_path: Path) -> None:
+    made = new_job_text(name="x", base="a/b", pictures=tmp_path, folder=tmp_path / "j", family="sd15", machine=CARD)
+    for key in ("recipe.optimizer.name", "recipe.schedule.kind", "recipe.pictures.flip", "report.saving.keep"):
+        assert f"#   {key} = " in made
+    assert "#   recipe.rank = " not in made
+
+
+def test_paths_of_a_new_job_lead_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    far = tmp_path / "models" / "sd" / "base.safetensors"
+    for base in ("base.safetensors", "models/sd/base.safetensors", str(far)):
+        made = new_job_text(
+            name="x", base=base, pictures=Path("p"), folder=Path("deep/er/job"), family=None, machine=CPU
+        )
+        job = parse_job(made, "job.toml", tmp_path / "deep/er/job")
+        assert Path(job.base.model) == tmp_path / base
+        assert Path(job.dataset.folders[0].path) == tmp_path / "p"
