@@ -76,9 +76,9 @@ def main(words: Sequence[str]) -> int:
     except SetupError as error:
         return fail(str(error), error.remedy)
     except OSError as error:
-        return fail(str(error), f"Check that you may write to {ROOT} and that no other program holds its files.")
+        return fail(str(error), f"Check that you may write to {ROOT} and that no other program holds its files")
     except KeyboardInterrupt:
-        return fail("it was interrupted", "Start again; what was downloaded is kept.")
+        return fail("it was interrupted", "Start again; what was downloaded is kept")
 
 
 def dispatch(command: str, rest: List[str], cpu: bool) -> int:
