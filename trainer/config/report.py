@@ -16,9 +16,9 @@ class PromptConfig(Section):
     """One picture that is drawn again and again to show progress."""
 
     prompt: str = Field(max_length=10_000)
-    """What to draw."""
+    """What the picture shows, as you would prompt it."""
     negative: str = ""
-    """What to avoid."""
+    """What the picture should not show (negative prompt)."""
     width: int | None = Field(default=None, ge=64, le=4096, multiple_of=8)
     """Width in pixels; absent: the recipe's resolution."""
     height: int | None = Field(default=None, ge=64, le=4096, multiple_of=8)
@@ -30,7 +30,7 @@ class PromptConfig(Section):
     guidance: float = Field(default=7.0, ge=0.0, le=100.0)
     """How strictly the prompt is followed (CFG scale)."""
     sampler: Literal["euler", "euler_a", "ddim", "dpmpp_2m", "unipc"] = "euler"
-    """The sampler."""
+    """The rule by which noise becomes a picture; euler is dependable, euler_a adds noise of its own."""
 
 
 class PreviewConfig(Section):

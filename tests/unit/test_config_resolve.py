@@ -1,0 +1,277 @@
+"""A frozen job holds every value that the run needs, chosen for its base, dataset and machine."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainer.config.fit_table import row_for
+from trainer.config.job import Job
+from trainer.config.load import parse_job
+from trainer.config.resolve import Machine, effectless, resolve_job
+from trainer.errors import JobError
+
+GIB = 1024**3
+CPU = Machine("cpu", None, None, True, 6)
+MINIMAL = """
+name = "x"
+[base]
+model = "owner/name"
+[[dataset.folders]]
+path = "pictures"
+"""
+
+
+def job(*overrides: str, more: str = "") -> Job:
+    return parse_job(MINIMAL + more, "job.toml", Path("/jobs"), overrides)
+
+
+def card(gigabytes: float, *, bf16: bool = True) -> Machine:
+    """A card as sold with ``gigabytes``: drivers report a little less."""
+    return Machine("cuda:0", "Test Card", int(gigabytes * GIB * 0.97), bf16, 8)
+
+
+def resolved(made: Job, *, family: Any = "sd15", machine: Machine = CPU, samples: int = 20, **facts: Any) -> Job:
+    known = {"prediction": "epsilon", "zero_terminal_snr": False} | facts
+    return resolve_job(made, family=family, samples_per_epoch=samples, machine=machine, **known)
+
+
+# What may stay absent in a frozen job: it means "off", "all", or "from the dataset's files".
+MEANS_SOMETHING_ABSENT = {
+    "base.vae",
+    "base.revision",
+    "base.continue_from",
+    "recipe.epochs",
+    "recipe.pictures_seen",
+    "recipe.objective.min_snr_gamma",
+    "report.saving.every_epochs",
+    "report.saving.keep",
+    "dataset.folders.0.repeats",
+    "dataset.folders.0.trigger",
+    "dataset.folders.0.class_words",
+}
+
+
+def absent(value: Any, key: str = "") -> set[str]:
+    if isinstance(value, tuple | list):
+        value = {str(number): item for number, item in enumerate(value)}
+    if isinstance(value, dict):
+        return set().union(*(absent(inner, f"{key}.{name}" if key else name) for name, inner in value.items()))
+    return {key} if value is None or value == "auto" else set()
+
+
+@pytest.mark.parametrize("family", ["sd15", "sdxl"])
+@pytest.mark.parametrize("machine", [CPU, card(12), card(8, bf16=False)], ids=["cpu", "12 GB", "8 GB"])
+def test_nothing_is_left_open(family: Any, machine: Machine) -> None:
+    prompts = "[[report.previews.prompts]]\nprompt = 'a'\n"
+    frozen = resolved(job(more=prompts), family=family, machine=machine)
+    # The listing settles the share held out; PyTorch chooses among the kernels it was built with.
+    settled_elsewhere = {"dataset.validation_share", "fit.attention"}
+    expected = MEANS_SOMETHING_ABSENT | settled_elsewhere | ({"recipe.clip_skip"} if family == "sdxl" else set())
+    assert absent(frozen.model_dump()) == expected
+
+
+@pytest.mark.parametrize("family", ["sd15", "sdxl"])
+@pytest.mark.parametrize("machine", [CPU, card(6), card(24)], ids=["cpu", "6 GB", "24 GB"])
+@pytest.mark.parametrize("length", ["recipe.epochs=7", "recipe.pictures_seen=301", "recipe.steps=3", "recipe.rank=8"])
+def test_resolving_twice_changes_nothing(family: Any, machine: Machine, length: str) -> None:
+    once = resolved(job(length, "report.saving.every_epochs=2"), family=family, machine=machine, samples=21)
+    assert resolved(once, family=family, machine=machine, samples=21) == once
+
+
+def test_base_facts_are_frozen() -> None:
+    base = resolved(job(), family="sdxl", prediction="v", zero_terminal_snr=True).base
+    assert (base.family, base.prediction, base.zero_terminal_snr) == ("sdxl", "v", True)
+
+
+@pytest.mark.parametrize(("family", "side", "limits"), [("sd15", 512, (256, 1024)), ("sdxl", 1024, (512, 2048))])
+def test_resolution_and_buckets_follow_the_family(family: Any, side: int, limits: tuple[int, int]) -> None:
+    recipe = resolved(job(), family=family).recipe
+    assert recipe.resolution == side
+    assert (recipe.pictures.bucket_min, recipe.pictures.bucket_max) == limits
+
+
+def test_bucket_limits_are_multiples_of_the_step_and_never_nothing() -> None:
+    pictures = resolved(job("recipe.resolution=136", "recipe.pictures.bucket_step=64")).recipe.pictures
+    assert (pictures.bucket_min, pictures.bucket_max) == (64, 256)
+    pictures = resolved(job("recipe.resolution=96", "recipe.pictures.bucket_step=64")).recipe.pictures
+    assert (pictures.bucket_min, pictures.bucket_max) == (64, 192)
+
+
+def test_ranks_and_alphas_follow_the_recipe() -> None:
+    recipe = resolved(job("recipe.rank=8", "recipe.alpha=4", "recipe.text_encoder.rank=2")).recipe
+    assert (recipe.text_encoder.rank, recipe.text_encoder.alpha) == (2, 4.0)
+    assert (recipe.text_encoder_2.rank, recipe.conv_rank, recipe.conv_alpha) == (8, 8, 4.0)
+
+
+def test_rhythms_are_spread_over_the_run() -> None:
+    report = resolved(job("recipe.steps=1000")).report
+    assert (report.previews.every, report.validation.every) == (200, 100)
+    assert (report.saving.every_steps, report.saving.checkpoint_every) == (100, 100)
+    long = resolved(job("recipe.steps=20000")).report.saving
+    assert (long.every_steps, long.checkpoint_every) == (2000, 500)
+    short = resolved(job("recipe.steps=3")).report
+    assert (short.previews.every, short.validation.every, short.saving.every_steps) == (1, 1, 1)
+
+
+def test_saving_by_epochs_becomes_steps() -> None:
+    saving = resolved(job("report.saving.every_epochs=3"), samples=10).report.saving
+    assert (saving.every_steps, saving.every_epochs) == (9, None)  # 10 pictures in batches of 4: 3 steps an epoch
+
+
+def test_previews_take_the_resolution() -> None:
+    prompts = "[[report.previews.prompts]]\nprompt = 'a'\nwidth = 640\n"
+    (prompt,) = resolved(job(more=prompts)).report.previews.prompts
+    assert (prompt.width, prompt.height) == (640, 512)
+
+
+def test_cpu_is_exact() -> None:
+    fit = resolved(job("recipe.effective_batch=6", "fit.deterministic=false")).fit
+    assert (fit.device, fit.dtype, fit.quantise, fit.checkpointing) == ("cpu", "fp32", "none", "none")
+    assert (fit.micro_batch, fit.threads, fit.deterministic) == (4, 6, True)
+    assert resolved(job("recipe.effective_batch=2")).fit.micro_batch == 2
+
+
+@pytest.mark.parametrize(
+    ("family", "gigabytes", "expected"),
+    [
+        ("sdxl", 4, ("nf4", "full", 1)),
+        ("sdxl", 6, ("int8", "full", 1)),
+        ("sdxl", 8, ("none", "full", 1)),
+        ("sdxl", 11, ("none", "full", 1)),
+        ("sdxl", 12, ("none", "full", 2)),
+        ("sdxl", 16, ("none", "none", 1)),
+        ("sdxl", 24, ("none", "none", 2)),
+        ("sdxl", 80, ("none", "none", 4)),
+        ("sd15", 2, ("none", "full", 1)),
+        ("sd15", 4, ("none", "full", 2)),
+        ("sd15", 6, ("none", "none", 2)),
+        ("sd15", 8, ("none", "none", 4)),
+    ],
+)
+def test_fit_follows_the_card(family: Any, gigabytes: int, expected: tuple[str, str, int]) -> None:
+    fit = resolved(job(), family=family, machine=card(gigabytes)).fit
+    assert (fit.quantise, fit.checkpointing, fit.micro_batch) == expected
+    assert (fit.device, fit.dtype, fit.deterministic) == ("cuda:0", "bf16", False)
+
+
+def test_cards_without_bf16_compute_in_fp16() -> None:
+    assert resolved(job(), machine=card(8, bf16=False)).fit.dtype == "fp16"
+
+
+def test_stated_fit_is_kept() -> None:
+    fit = resolved(job("fit.quantise=nf4", "fit.micro_batch=3", "fit.dtype=fp32"), machine=card(24)).fit
+    assert (fit.quantise, fit.micro_batch, fit.dtype) == ("nf4", 3, "fp32")
+    assert resolved(job("fit.device=cuda"), machine=card(24)).fit.device == "cuda:0"
+    assert resolved(job("fit.device=cpu"), machine=card(24)).fit.dtype == "fp32"
+
+
+def test_parts_of_an_effective_batch_are_even() -> None:
+    assert resolved(job("recipe.effective_batch=5"), family="sdxl", machine=card(32)).fit.micro_batch == 3  # 3 + 2
+    assert resolved(job("recipe.effective_batch=4"), family="sdxl", machine=card(32)).fit.micro_batch == 2  # not 3 + 1
+    assert resolved(job("fit.micro_batch=9"), machine=card(24)).fit.micro_batch == 4
+
+
+def test_table_follows_the_pixels() -> None:
+    assert row_for("sdxl", 16 * GIB, 512, live_text=False).micro_batch == 4
+    large = row_for("sdxl", 16 * GIB, 1536, live_text=False)
+    assert (large.checkpointing, large.micro_batch) == ("full", 1)
+    assert row_for("sdxl", 16 * GIB, 1024, live_text=True).checkpointing == "full"
+    assert row_for("sdxl", 0, 1024, live_text=True).quantise == "nf4"
+
+
+@pytest.mark.parametrize("family", ["sd15", "sdxl"])
+def test_more_memory_never_fits_less(family: Any) -> None:
+    rows = [row_for(family, size * GIB, 1024, live_text=False) for size in range(1, 100)]
+    order = {"nf4": 0, "int8": 1, "none": 2}
+    ranks = [(order[row.quantise], row.checkpointing == "none", row.micro_batch) for row in rows]
+    assert ranks == sorted(ranks)
+
+
+UNSUITABLE = {
+    "other family": (["base.family=sd15"], {"family": "sdxl"}, 'base.family: is "sd15", but the base is SDXL'),
+    "marked and epsilon": ([], {"zero_terminal_snr": True}, "base.zero_terminal_snr: the base is marked so"),
+    "no second encoder": (
+        ["recipe.learning_rate=0", "recipe.text_encoder_2.learning_rate=1e-5"],
+        {},
+        "recipe.text_encoder_2.learning_rate: SD 1.5 has no second text encoder",
+    ),
+    "smallest bucket": (["recipe.pictures.bucket_min=1024"], {}, "recipe.pictures.bucket_min: is 1024, more than"),
+    "largest bucket": (["recipe.pictures.bucket_max=256"], {}, "recipe.pictures.bucket_max: is 256, less than"),
+    "bucket step": (["recipe.pictures.bucket_step=128", "recipe.resolution=64"], {}, "recipe.pictures.bucket_step: is"),
+    "no card": (["fit.device=cuda"], {}, 'fit.device: is "cuda", but PyTorch finds no NVIDIA card here'),
+    "no bf16": (["fit.dtype=bf16"], {"machine": card(8, bf16=False)}, "fit.dtype: Test Card does not compute in bf16"),
+    "no bf16 VAE": (["fit.vae_dtype=bf16"], {"machine": card(8, bf16=False)}, "fit.vae_dtype: Test Card does not"),
+}
+
+
+@pytest.mark.parametrize(("overrides", "facts", "expected"), UNSUITABLE.values(), ids=UNSUITABLE.keys())
+def test_what_does_not_suit_is_named(overrides: list[str], facts: dict[str, Any], expected: str) -> None:
+    with pytest.raises(JobError) as caught:
+        resolved(job(*overrides), **facts)
+    assert len(caught.value.problems) == 1
+    assert caught.value.problems[0].startswith(expected)
+    assert caught.value.problems[0] in caught.value.sentence
+    assert caught.value.code == "job.unsuitable"
+
+
+WITHOUT_EFFECT = {
+    "clip skip on SDXL": ("sdxl", ["recipe.clip_skip=2"], "recipe.clip_skip"),
+    "second encoder on SD 1.5": (
+        "sd15",
+        ["recipe.text_encoder_2.learning_rate=1e-5"],
+        "recipe.text_encoder_2.learning_rate",
+    ),
+    "rank of an untrained encoder": ("sdxl", ["recipe.text_encoder.rank=4"], "recipe.text_encoder.rank"),
+    "convolutions": ("sdxl", ["recipe.conv_rank=4"], "recipe.conv_rank"),
+    "huber": ("sd15", ["recipe.objective.huber_c=0.2"], "recipe.objective.huber_c"),
+    "multires": ("sd15", ["recipe.objective.multires_levels=3"], "recipe.objective.multires_levels"),
+    "masks": ("sd15", ["recipe.objective.unmasked_weight=0.5"], "recipe.objective.unmasked_weight"),
+    "keep tokens": ("sd15", ["recipe.captions.keep_tokens=1"], "recipe.captions.keep_tokens"),
+    "end of constant": ("sd15", ["recipe.schedule.end=0.1"], "recipe.schedule.end"),
+    "cycles of a cosine": (
+        "sd15",
+        ["recipe.schedule.kind=cosine", "recipe.schedule.cycles=3"],
+        "recipe.schedule.cycles",
+    ),
+    "power of a line": ("sd15", ["recipe.schedule.kind=linear", "recipe.schedule.power=2"], "recipe.schedule.power"),
+    "limits of no buckets": (
+        "sd15",
+        ["recipe.pictures.buckets=false", "recipe.pictures.bucket_min=256"],
+        "recipe.pictures.bucket_min",
+    ),
+    "previews of nothing": ("sd15", ["report.previews.every=10"], "report.previews.every"),
+    "revision of a file": ("sd15", ["base.model=./a.safetensors", "base.revision=fp16"], "base.revision"),
+    "CPU not deterministic": ("sd15", ["fit.device=cpu", "fit.deterministic=false"], "fit.deterministic"),
+    "adafactor's own rate": (
+        "sd15",
+        ["recipe.optimizer.name=adafactor", "recipe.optimizer.relative_step=true", "recipe.learning_rate=1e-3"],
+        "recipe.learning_rate",
+    ),
+}
+
+
+@pytest.mark.parametrize(("family", "overrides", "key"), WITHOUT_EFFECT.values(), ids=WITHOUT_EFFECT.keys())
+def test_settings_without_effect_are_found(family: Any, overrides: list[str], key: str) -> None:
+    ((found, reason),) = effectless(job(*overrides), family)
+    assert found == key
+    assert len(reason.split()) >= 3
+
+
+def test_settings_with_effect_are_not_named() -> None:
+    used = job(
+        "recipe.clip_skip=2",
+        "recipe.layers=all",
+        "recipe.conv_rank=4",
+        "recipe.objective.loss=huber",
+        "recipe.objective.huber_c=0.2",
+        "recipe.captions.shuffle=true",
+        "recipe.captions.keep_tokens=1",
+        "recipe.schedule.kind=restarts",
+        "recipe.schedule.cycles=3",
+        "recipe.text_encoder.learning_rate=1e-5",
+        "recipe.text_encoder.rank=4",
+        "base.revision=main",
+    )
+    assert effectless(used, "sd15") == []
+    assert effectless(job(), "sdxl") == []
