@@ -180,6 +180,23 @@ def test_the_status_is_what_was_written_last(run):
         assert RunDirectory.open(run.path).read_status() == status
 
 
+def test_how_a_run_stands_follows_lock_and_status(run):
+    def status(state: str) -> Status:
+        return Status(state=state, phase=None, step=1, steps=10, attempt=1, heartbeat=0.0)
+
+    assert run.state() == "new"
+    with run.hold():
+        run.begin_attempt({})
+        assert run.state() == "running"
+    assert run.state() == "interrupted"  # it died before its first status
+    run.write_status(status("running"))
+    assert run.state() == "interrupted"
+    run.write_status(status("paused"))
+    assert run.state() == "paused"
+    with run.hold():
+        assert run.state() == "running"
+
+
 @pytest.mark.parametrize("text", ["", '{"state": "running"}', "[1]", "{"])
 def test_a_damaged_status_is_none(run, text):
     run.status.write_text(text, encoding="utf-8")

@@ -123,6 +123,15 @@ class RunDirectory:
         """Tell whether an engine holds the run, in this process or another."""
         return locks.is_held(self.lock)
 
+    def state(self) -> State | Literal["new", "interrupted"]:
+        """Tell how the run stands: "interrupted" when its engine died without a word, "new" when none ever began."""
+        if self.is_alive():
+            return "running"
+        status = self.read_status()
+        if status is None:
+            return "interrupted" if self.attempts() else "new"
+        return "interrupted" if status.state == "running" else status.state
+
     def begin_attempt(self, facts: Mapping[str, object]) -> int:
         """Enter a new start of the engine in run.json and return its number, from 1; call it while holding the run.
 
