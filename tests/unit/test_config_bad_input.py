@@ -3,8 +3,13 @@
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from trainer.config.load import load_job
+from trainer.config.describe import fields
+from trainer.config.job import Job
+from trainer.config.load import load_job, parse_job
+from trainer.config.write import toml_value
 from trainer.errors import EXIT_BAD_INPUT, JobError
 
 GOOD = """
@@ -157,6 +162,18 @@ REWRITTEN = {
         'path = "p"\nkind = "validation"',
         "dataset.folders: holds no folder of",
     ),
+    "bad item of folders": (
+        'path = "pictures"',
+        'paht = "pictures"\npath = "p"',
+        "dataset.folders.0.paht: there is no such",
+    ),
+    "folder of a number": (
+        '[[dataset.folders]]\npath = "pictures"',
+        "[dataset]\nfolders = [3]",
+        "dataset.folders.0: must be",
+    ),
+    "key with a dot": ("schema = 1", '"recipe.rank" = 4', '"recipe.rank": there is no such key'),
+    "key of nothing": ("schema = 1", '"" = 4', '"": there is no such key'),
     "schema in words": ("schema = 1", 'schema = "one"', "schema: must be a whole number"),
 }
 
@@ -195,6 +212,11 @@ def test_broken_toml_names_line_and_mistake(tmp_path: Path, text: str, expected:
     assert error.code == "job.toml"
     assert expected in error.sentence
     assert "line" in error.remedy or "end of the file" in error.remedy
+
+
+def test_endless_number_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "job.toml").write_text("a = " + "9" * 5000, encoding="utf-8")
+    assert "a number has thousands of digits" in complaint(tmp_path / "job.toml").sentence
 
 
 def test_endless_nesting_is_refused(tmp_path: Path) -> None:
@@ -253,6 +275,8 @@ OVERRIDES = {
     ),
     "not a place": ("dataset.folders.x.repeats=3", "dataset.folders.x.repeats: there is no such item"),
     "below a value": ("name.first=3", "name.first: name is a single value"),
+    "newer schema": ("schema=2", "schema: must be a whole number from 1 to 1, not 2"),
+    "no text": ("name=\udcff", 'name: must be text such as "my-style", not the text "\\udcff"'),
     "smuggled key": ("recipe.rank=1\nseed=2", "recipe.rank: must be a whole number"),
 }
 
@@ -280,3 +304,25 @@ def test_all_problems_of_a_file_come_at_once(tmp_path: Path) -> None:
     }
     assert "job.toml has 6 problems:" in error.sentence
     assert all(line in error.sentence for line in error.problems)
+
+
+ANY_KEY = st.sampled_from([found.key.replace("*", "0").partition("[")[0] for found in fields(Job)])
+ANY_VALUE = st.recursive(
+    st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3),
+    max_leaves=4,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.tuples(ANY_KEY, ANY_VALUE), min_size=1, max_size=4))
+def test_no_value_of_any_key_ends_in_anything_but_a_job_or_its_problems(pairs: list[tuple[str, object]]) -> None:
+    text = GOOD + "[[report.previews.prompts]]\nprompt = 'a'\n"
+    keys = [f"{key}={toml_value(value)}" for key, value in pairs]
+    try:
+        assert isinstance(parse_job(text, "job.toml", Path("jobs"), keys), Job)
+    except JobError as error:
+        assert error.problems
+        for line in error.problems:
+            assert line.partition(": ")[0] and line.partition(": ")[2], line
+            assert "pydantic" not in line and "Input should" not in line

@@ -155,6 +155,13 @@ def test_fit_follows_the_card(family: Any, gigabytes: int, expected: tuple[str, 
     assert (fit.device, fit.dtype, fit.deterministic) == ("cuda:0", "bf16", False)
 
 
+def test_fit_follows_the_resolution() -> None:
+    fit = resolved(job("recipe.resolution=512"), family="sdxl", machine=card(16)).fit
+    assert (fit.checkpointing, fit.micro_batch) == ("none", 4)
+    fit = resolved(job("recipe.text_encoder.learning_rate=1e-5"), family="sdxl", machine=card(16)).fit
+    assert (fit.checkpointing, fit.micro_batch) == ("full", 2)
+
+
 def test_cards_without_bf16_compute_in_fp16() -> None:
     assert resolved(job(), machine=card(8, bf16=False)).fit.dtype == "fp16"
 

@@ -18,7 +18,7 @@ SCHEMA = 1
 class Job(Section):
     """Everything one training needs."""
 
-    schema_version: int = Field(default=SCHEMA, alias="schema", ge=1)
+    schema_version: int = Field(default=SCHEMA, alias="schema", ge=1, le=SCHEMA)
     """The version of this file's form."""
     name: str = Field(
         min_length=1,

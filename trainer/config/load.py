@@ -58,6 +58,8 @@ def parse_job(text: str, source: str, folder: Path, overrides: Sequence[str] = (
     except ValidationError as error:
         faults = [*faults, *problems(error, Job)]
     if faults:
+        # A command line may hold bytes that are no text, which no terminal would print.
+        faults = [fault.encode("utf-8", "backslashreplace").decode("utf-8") for fault in faults]
         raise JobError("job.invalid", _sentence(source, faults), REMEDY, tuple(faults))
     return job
 
@@ -71,9 +73,10 @@ def parse_toml(text: str, source: str) -> dict[str, Any]:
         reason, line = _toml_reason(str(error), text)
         sentence = f"{source} is not valid TOML: {reason}."
         raise JobError("job.toml", sentence, f"Correct {line} and start again.", (reason,)) from None
-    except RecursionError:
-        sentence = f"{source} is not a job file: its tables or lists are nested without end."
-        raise JobError("job.toml", sentence, REMEDY) from None
+    except (RecursionError, ValueError) as error:
+        # Python refuses to read numbers of more than 4300 digits, and tomllib lets that error through.
+        what = "a number has thousands of digits" if isinstance(error, ValueError) else "it is nested without end"
+        raise JobError("job.toml", f"{source} is not a job file: {what}.", REMEDY) from None
 
 
 def _read(path: Path) -> str:

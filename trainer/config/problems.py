@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
@@ -31,8 +32,10 @@ def problems(error: ValidationError, root: type[Section]) -> tuple[str, ...]:
     found: dict[str, str] = {}
     for detail in error.errors(include_url=False):
         for key, reason in _reasons(detail, root):
-            found.setdefault(key, reason)
-    return tuple(f"{key}: {reason}" if key else reason for key, reason in found.items())
+            # A list whose items are all bad is also too short for pydantic; that is no second fault.
+            if detail["type"] != "too_short" or not any(inner.startswith(f"{key}.") for inner in found):
+                found.setdefault(key, reason)
+    return tuple(f"{key}: {reason}" for key, reason in found.items())
 
 
 def nearest(word: str, names: Sequence[str]) -> str | None:
@@ -40,9 +43,8 @@ def nearest(word: str, names: Sequence[str]) -> str | None:
     return next(iter(difflib.get_close_matches(word, names, n=1, cutoff=0.6)), None)
 
 
-def unknown_key(key: str, table: Sequence[type[Section]], root: type[Section]) -> str:
-    """Say that the dotted ``key`` does not exist, and which one may be meant: beside it, or elsewhere by that name."""
-    *parents, word = key.split(".")
+def unknown_key(word: str, parent: str, table: Sequence[type[Section]], root: type[Section]) -> str:
+    """Say that table ``parent`` has no key ``word``, and which one may be meant: one like it, or the same elsewhere."""
     names = [field.alias or name for section in table for name, field in section.model_fields.items()]
     near = nearest(word, names)
     if near is not None:
@@ -50,7 +52,7 @@ def unknown_key(key: str, table: Sequence[type[Section]], root: type[Section]) -
     elsewhere = [found.key for found in fields(root) if found.key.rpartition(".")[2] == word and "[" not in found.key]
     if elsewhere:
         return f"there is no such key here (did you mean {elsewhere[0]}?)"
-    place = f"[{'.'.join(parents)}]" if parents else "a job"
+    place = f"[{parent}]" if parent else "a job"
     return f"there is no such key; {place} has {', '.join(dict.fromkeys(names))}"
 
 
@@ -61,7 +63,8 @@ def _reasons(detail: ErrorDetails, root: type[Section]) -> Iterator[tuple[str, s
         for key, reason in broken.problems:
             yield (f"{place.key}.{key}" if place.key else key), reason
     elif detail["type"] == "extra_forbidden":
-        yield place.key, unknown_key(place.key, place.tables, root)
+        word = str(detail["loc"][-1])
+        yield place.key, unknown_key(word, place.key.removesuffix(_bare(word)).rstrip("."), place.tables, root)
     elif detail["type"] == "missing":
         doc = place.field.description if place.field is not None else None
         yield place.key, "is missing" + (f": {doc[:1].lower()}{doc[1:].rstrip('.')}" if doc else "")
@@ -89,12 +92,17 @@ def _place(loc: Sequence[str | int], root: type[Section]) -> _Place:
         known = _field(tables, step)
         if known is None:
             if tables:
-                key.append(step)
+                key.append(_bare(step))
             break
         key.append(step)
         field, annotation = known, known.annotation
         tables = sections_in(annotation)
     return _Place(".".join(key), annotation, field, tables)
+
+
+def _bare(key: str) -> str:
+    """A key as it stands in TOML: in quotes unless it is made of letters, digits, - and _."""
+    return key if re.fullmatch(r"[\w-]+", key) else json.dumps(key, ensure_ascii=False)
 
 
 def _field(tables: Sequence[type[Section]], key: str) -> FieldInfo | None:
