@@ -46,11 +46,10 @@ def plain(kind: type, constraints: list[Any]) -> st.SearchStrategy[Any]:
         return st.booleans()
     if kind is str:
         pattern = limit(constraints, "pattern")
-        if pattern is not None and "\\x7f" not in pattern:
-            return st.from_regex(pattern, fullmatch=True).map(str.strip)
-        return st.text(max_size=30) | st.sampled_from(
-            ["a\x7fb", '"quoted"', "C:\\new\\table", "zwei\nZeilen", "日本語", "#"]
-        )
+        if pattern is not None:
+            return st.from_regex(pattern, fullmatch=True)
+        odd = ["a\x7fb", '"quoted"', "C:\\new\\table", "zwei\nZeilen", "日本語", "#", "a\\u0041"]
+        return st.text(min_size=limit(constraints, "min_length") or 0, max_size=30) | st.sampled_from(odd)
     low, high = limit(constraints, "ge"), limit(constraints, "le")
     above, below = limit(constraints, "gt"), limit(constraints, "lt")
     if kind is int:
@@ -91,9 +90,16 @@ def jobs(draw: st.DrawFn) -> Job:
     if data["recipe"]["optimizer"]["name"] in ("schedulefree", "adafactor"):
         data["recipe"]["schedule"].pop("kind", None)
         data["recipe"]["optimizer"].pop("warmup_init", None)
+    for section, low, high in (("objective", "timestep_min", "timestep_max"), ("pictures", "bucket_min", "bucket_max")):
+        if data["recipe"][section].keys() >= {low, high}:
+            pair = sorted((data["recipe"][section][low], data["recipe"][section][high]))
+            data["recipe"][section].update(zip((low, high), pair, strict=True))
     data["recipe"]["objective"].pop("debiased", None)
     data["report"]["saving"].pop("every_epochs", None)
-    data["dataset"]["folders"] = [{**each, "kind": "train"} for each in data["dataset"]["folders"]]
+    data["dataset"]["folders"] = [
+        {**each, "kind": "train", "path": f"{each['path']}/{number}"}
+        for number, each in enumerate(data["dataset"]["folders"])
+    ]
     try:
         return Job.model_validate(data)
     except ValidationError:

@@ -57,14 +57,14 @@ def unknown_key(word: str, parent: str, table: Sequence[type[Section]], root: ty
 
 
 def _reasons(detail: ErrorDetails, root: type[Section]) -> Iterator[tuple[str, str]]:
+    if detail["type"] == "extra_forbidden":
+        table, word = _place(detail["loc"][:-1], root), str(detail["loc"][-1])
+        yield _join(table.key, _bare(word)), unknown_key(word, table.key, table.tables, root)
+        return
     place = _place(detail["loc"], root)
     broken = detail.get("ctx", {}).get("error")
     if isinstance(broken, BrokenRulesError):
-        for key, reason in broken.problems:
-            yield (f"{place.key}.{key}" if place.key else key), reason
-    elif detail["type"] == "extra_forbidden":
-        word = str(detail["loc"][-1])
-        yield place.key, unknown_key(word, place.key.removesuffix(_bare(word)).rstrip("."), place.tables, root)
+        yield from ((_join(place.key, key), reason) for key, reason in broken.problems)
     elif detail["type"] == "missing":
         doc = place.field.description if place.field is not None else None
         yield place.key, "is missing" + (f": {doc[:1].lower()}{doc[1:].rstrip('.')}" if doc else "")
@@ -91,13 +91,15 @@ def _place(loc: Sequence[str | int], root: type[Section]) -> _Place:
             continue
         known = _field(tables, step)
         if known is None:
-            if tables:
-                key.append(_bare(step))
             break
         key.append(step)
         field, annotation = known, known.annotation
         tables = sections_in(annotation)
     return _Place(".".join(key), annotation, field, tables)
+
+
+def _join(table: str, key: str) -> str:
+    return f"{table}.{key}" if table else key
 
 
 def _bare(key: str) -> str:

@@ -5,17 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from trainer.config.base import BaseConfig, Family, Prediction
 from trainer.config.fit import FitConfig
 from trainer.config.fit_table import NATIVE_RESOLUTION, row_for
 from trainer.config.job import Job
 from trainer.config.length import resolve_length, steps_per_epoch
-from trainer.config.model import Section
-from trainer.config.optimizer import AdafactorConfig
 from trainer.config.pictures import PictureConfig
-from trainer.config.recipe import RecipeConfig, TextEncoderConfig
+from trainer.config.recipe import RecipeConfig
 from trainer.config.report import PreviewConfig, ReportConfig, SavingConfig
 from trainer.errors import JobError
 
@@ -204,68 +201,3 @@ def _resolve_saving(saving: SavingConfig, steps: int, per_epoch: int) -> SavingC
         every = saving.every_epochs * per_epoch
     checkpoint = saving.checkpoint_every or min(every, CHECKPOINT_AT_LEAST_EVERY)
     return saving.changed(every_steps=every, every_epochs=None, checkpoint_every=checkpoint)
-
-
-def effectless(job: Job, family: Family) -> list[tuple[str, str]]:
-    """Settings that change nothing in this job's combination, as (key, reason).
-
-    Ask it of the job as written: only values that differ from the default count, and resolving fills in many.
-    """
-    candidates = (*_recipe_without_effect(job, family), *_text_encoders_without_effect(job, family), *_rest(job))
-    return [
-        (key, reason) for key, section, without_effect, reason in candidates if without_effect and _is_set(section, key)
-    ]
-
-
-_Candidate = tuple[str, Section, bool, str]
-
-
-def _is_set(section: Section, key: str) -> bool:
-    name = key.rpartition(".")[2]
-    return bool(getattr(section, name) != type(section).model_fields[name].default)
-
-
-def _recipe_without_effect(job: Job, family: Family) -> Iterator[_Candidate]:
-    recipe = job.recipe
-    objective, captions, schedule, pictures = recipe.objective, recipe.captions, recipe.schedule, recipe.pictures
-    at = "recipe."
-    yield at + "clip_skip", recipe, family == "sdxl", "SDXL always reads the penultimate layer"
-    for key in ("conv_rank", "conv_alpha"):
-        yield at + key, recipe, recipe.layers != "all", 'no 3x3 convolution learns unless layers = "all"'
-    own_rate = isinstance(recipe.optimizer, AdafactorConfig) and recipe.optimizer.relative_step
-    yield at + "learning_rate", recipe, own_rate and recipe.learning_rate > 0, "Adafactor chooses it (relative_step)"
-    yield at + "objective.huber_c", objective, objective.loss != "huber", 'it belongs to loss = "huber"'
-    yield at + "objective.multires_levels", objective, not objective.multires_discount, "multires_discount is 0"
-    yield at + "objective.unmasked_weight", objective, job.dataset.masks == "none", "dataset.masks is none"
-    fixed_tags = not (captions.shuffle or captions.tag_dropout)
-    yield at + "captions.keep_tokens", captions, fixed_tags, "tags are neither shuffled nor dropped"
-    yield (
-        at + "schedule.end",
-        schedule,
-        schedule.kind in ("constant", "rex"),
-        f'kind = "{schedule.kind}" has none',
-    )
-    yield at + "schedule.cycles", schedule, schedule.kind != "restarts", 'it belongs to kind = "restarts"'
-    yield at + "schedule.power", schedule, schedule.kind != "polynomial", 'it belongs to kind = "polynomial"'
-    for key in ("bucket_min", "bucket_max"):
-        yield at + f"pictures.{key}", pictures, not pictures.buckets, "buckets are off"
-
-
-def _text_encoders_without_effect(job: Job, family: Family) -> Iterator[_Candidate]:
-    for name in ("text_encoder", "text_encoder_2"):
-        encoder: TextEncoderConfig = getattr(job.recipe, name)
-        missing = family == "sd15" and name == "text_encoder_2"
-        why = "SD 1.5 has no second text encoder" if missing else "its learning rate is 0, so it is not trained"
-        yield f"recipe.{name}.learning_rate", encoder, missing, why
-        for key in ("rank", "alpha"):
-            yield f"recipe.{name}.{key}", encoder, missing or not encoder.learning_rate, why
-
-
-def _rest(job: Job) -> Iterator[_Candidate]:
-    previews = job.report.previews
-    yield "report.previews.every", previews, not previews.prompts, "there are no preview prompts"
-    yield "fit.vae_tiling", job.fit, not previews.prompts, "there are no preview prompts to decode"
-    on_cpu = job.fit.device == "cpu" and job.fit.deterministic is False
-    yield "fit.deterministic", job.fit, on_cpu, "the CPU is always deterministic"
-    local = "://" in job.base.model or Path(job.base.model).is_absolute()
-    yield "base.revision", job.base, local, "only bases from Hugging Face have revisions"

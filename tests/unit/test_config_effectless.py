@@ -1,0 +1,87 @@
+"""Settings without effect are found and told, the others are left alone."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainer.config.effectless import effectless
+from trainer.config.job import Job
+from trainer.config.load import parse_job
+
+MINIMAL = """
+name = "x"
+[base]
+model = "owner/name"
+[[dataset.folders]]
+path = "pictures"
+"""
+
+
+def job(*overrides: str) -> Job:
+    return parse_job(MINIMAL, "job.toml", Path("/jobs"), overrides)
+
+
+WITHOUT_EFFECT = {
+    "clip skip on SDXL": ("sdxl", ["recipe.clip_skip=2"], "recipe.clip_skip"),
+    "second encoder on SD 1.5": (
+        "sd15",
+        ["recipe.text_encoder_2.learning_rate=1e-5"],
+        "recipe.text_encoder_2.learning_rate",
+    ),
+    "rank of an untrained encoder": ("sdxl", ["recipe.text_encoder.rank=4"], "recipe.text_encoder.rank"),
+    "convolutions": ("sdxl", ["recipe.conv_rank=4"], "recipe.conv_rank"),
+    "huber": ("sd15", ["recipe.objective.huber_c=0.2"], "recipe.objective.huber_c"),
+    "multires": ("sd15", ["recipe.objective.multires_levels=3"], "recipe.objective.multires_levels"),
+    "masks": ("sd15", ["recipe.objective.unmasked_weight=0.5"], "recipe.objective.unmasked_weight"),
+    "keep tokens": ("sd15", ["recipe.captions.keep_tokens=1"], "recipe.captions.keep_tokens"),
+    "end of constant": ("sd15", ["recipe.schedule.end=0.1"], "recipe.schedule.end"),
+    "cycles of a cosine": (
+        "sd15",
+        ["recipe.schedule.kind=cosine", "recipe.schedule.cycles=3"],
+        "recipe.schedule.cycles",
+    ),
+    "power of a line": ("sd15", ["recipe.schedule.kind=linear", "recipe.schedule.power=2"], "recipe.schedule.power"),
+    "limits of no buckets": (
+        "sd15",
+        ["recipe.pictures.buckets=false", "recipe.pictures.bucket_min=256"],
+        "recipe.pictures.bucket_min",
+    ),
+    "previews of nothing": ("sd15", ["report.previews.every=10"], "report.previews.every"),
+    "revision of a file": ("sd15", ["base.model=./a.safetensors", "base.revision=fp16"], "base.revision"),
+    "CPU not deterministic": ("sd15", ["fit.device=cpu", "fit.deterministic=false"], "fit.deterministic"),
+    "AdamW's rate under Prodigy": ("sd15", ["recipe.optimizer.name=prodigy"], "recipe.learning_rate"),
+    "adafactor's own rate": (
+        "sd15",
+        ["recipe.optimizer.name=adafactor", "recipe.optimizer.relative_step=true", "recipe.learning_rate=1e-3"],
+        "recipe.learning_rate",
+    ),
+}
+
+
+@pytest.mark.parametrize(("family", "overrides", "key"), WITHOUT_EFFECT.values(), ids=WITHOUT_EFFECT.keys())
+def test_settings_without_effect_are_found(family: Any, overrides: list[str], key: str) -> None:
+    ((found, reason),) = effectless(job(*overrides), family)
+    assert found == key
+    assert len(reason.split()) >= 3
+
+
+def test_settings_with_effect_are_not_named() -> None:
+    used = job(
+        "recipe.clip_skip=2",
+        "recipe.layers=all",
+        "recipe.conv_rank=4",
+        "recipe.objective.loss=huber",
+        "recipe.objective.huber_c=0.2",
+        "recipe.captions.shuffle=true",
+        "recipe.captions.keep_tokens=1",
+        "recipe.schedule.kind=restarts",
+        "recipe.schedule.cycles=3",
+        "recipe.text_encoder.rank=4",
+        "base.revision=main",
+        "recipe.optimizer.name=prodigy",
+        "recipe.learning_rate=1",
+        "recipe.text_encoder.learning_rate=0.5",
+    )
+    assert effectless(used, "sd15") == []
+    assert effectless(job(), "sdxl") == []
