@@ -23,8 +23,8 @@ def set_checkpointing(
     """Switches checkpointing to ``choice``, whatever it was before; gradients stay the same.
 
     none: nowhere. full: every block of the UNet and every layer of the text encoders. A list: these blocks of the
-    UNet, such as "down_blocks.1" or "mid_block". Text encoders checkpoint in train mode only, which transformers
-    asks for. Raises JobError for a block that the UNet does not have.
+    UNet, such as "down_blocks.1" or "mid_block". Call it again after a text encoder's ``eval()``, which ends it there.
+    Raises JobError for a block that the UNet does not have.
     """
     blocks = checkpointing_blocks(unet)
     chosen = () if choice == "none" else tuple(blocks) if choice == "full" else tuple(choice)
@@ -36,10 +36,7 @@ def set_checkpointing(
             f"Choose from {', '.join(blocks)}, or write none or full.",
         )
     for encoder in text_encoders:
-        if choice == "full":
-            encoder.activation_checkpointing_enable({"use_reentrant": False})
-        else:
-            encoder.activation_checkpointing_disable()  # type: ignore[no-untyped-call]
+        _switch_layers(encoder, on=choice == "full")
     unet.enable_gradient_checkpointing()
     for name, block in blocks.items():
         if name not in chosen:
@@ -59,3 +56,18 @@ def _switch_off(block: nn.Module) -> None:
     for module in block.modules():
         if hasattr(module, FLAG):
             setattr(module, FLAG, False)
+
+
+def _switch_layers(encoder: PreTrainedModel, *, on: bool) -> None:
+    """Lets a text encoder's layers checkpoint, or stops them.
+
+    transformers checkpoints only layers in train mode. So the layer itself is put into it and nothing inside it, where
+    dropouts would wake up.
+    """
+    if on:
+        encoder.activation_checkpointing_enable({"use_reentrant": False})
+    else:
+        encoder.activation_checkpointing_disable()  # type: ignore[no-untyped-call]
+    for module in encoder.modules():
+        if hasattr(module, FLAG):
+            module.training = on

@@ -115,8 +115,9 @@ def timestep_weights(schedule: NoiseSchedule, objective: ObjectiveConfig, timest
         # min(snr, g) / snr is min(1, g / snr), which a zero does not turn into 0 / 0.
         weights = weights * (torch.clamp(gamma / snr, max=1.0) if epsilon else torch.clamp(snr, max=gamma) / (snr + 1))
     if objective.debiased:
-        positive = torch.where(snr > 0.0, snr, schedule.snr[-2]).clamp(max=MOST_DEBIASED_SNR)
-        weights = weights * (torch.rsqrt(positive) if epsilon else 1.0 / (positive + 1.0))
+        capped = snr.clamp(max=MOST_DEBIASED_SNR)
+        positive = torch.where(snr > 0.0, capped, schedule.snr[-2])
+        weights = weights * (torch.rsqrt(positive) if epsilon else 1.0 / (capped + 1.0))
     return weights
 
 
