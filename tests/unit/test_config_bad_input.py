@@ -199,6 +199,7 @@ TOML = {
     "open text": ("name = 'a\nb = 'c'", "line 1, name = 'a: a text is not closed; its last quote is missing"),
     "open last text": ('name = "a', 'line 1, name = "a: a text is not closed; its last quote is missing'),
     "open long text": ("name = '''a\nb", "a text is not closed; its last quote is missing, at the end of the file"),
+    "odd line ends": ("a = '\u2028'\nb = c", "line 2, b = c: this is no value"),
     "open list": ("a = [1,\n2", "a list is not closed; its ] is missing, at the end of the file"),
     "open table name": ("[base\n", "line 1, [base: the name of a table is not closed; its ] is missing"),
     "not TOML at all": ('{"name": "json"}', 'line 1, {"name": "json"}: a line must read key = value, or [table]'),
@@ -277,6 +278,8 @@ OVERRIDES = {
     "below a value": ("name.first=3", "name.first: name is a single value"),
     "newer schema": ("schema=2", "schema: must be a whole number from 1 to 1, not 2"),
     "no text": ("name=\udcff", 'name: must be text such as "my-style", not the text "\\udcff"'),
+    "endless number": ("recipe.rank=" + "9" * 5000, "recipe.rank: must be a whole number"),
+    "endless list": ("recipe.rank=" + "[" * 5000, "recipe.rank: must be a whole number"),
     "smuggled key": ("recipe.rank=1\nseed=2", "recipe.rank: must be a whole number"),
 }
 

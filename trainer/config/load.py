@@ -85,9 +85,8 @@ def _read(path: Path) -> str:
         with path.open("rb") as file:
             data = file.read(LARGEST + 1)
     except OSError as error:
-        raise JobError(
-            "job.unreadable", f"The job file {path} cannot be read: {_why(path, error)}.", _remedy(path)
-        ) from None
+        sentence = f"The job file {path} cannot be read: {_why(path, error)}."
+        raise JobError("job.unreadable", sentence, _remedy(path)) from None
     if len(data) > LARGEST:
         sentence = f"{path} is larger than 1 MiB, so it is not a job file."
         raise JobError("job.large", sentence, "Name the job.toml itself, not a model or a picture.")
@@ -131,8 +130,8 @@ def _toml_reason(message: str, text: str) -> tuple[str, str]:
     number = re.match(r"line (\d+)", where)
     if number is None:
         return f"{plain}, at the end of the file", "the end of the file"
-    line = text.splitlines()[int(number[1]) - 1].strip() if int(number[1]) <= len(text.splitlines()) else ""
-    return f"line {number[1]}, {line[:80]!s}: {plain}", f"line {number[1]}"
+    line = text.split("\n")[int(number[1]) - 1].strip()
+    return f"line {number[1]}, {line[:80]}: {plain}", f"line {number[1]}"
 
 
 def _sentence(source: str, faults: Sequence[str]) -> str:

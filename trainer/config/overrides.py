@@ -32,8 +32,8 @@ def _value(text: str) -> Any:
     """Read a TOML value; a bare word is text, so that no quotes need to survive the shell."""
     try:
         data = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError:
-        return text
+    except (ValueError, RecursionError):
+        return text  # ValueError: TOML's own errors, and numbers of thousands of digits
     return data["value"] if len(data) == 1 else text
 
 
