@@ -42,7 +42,7 @@ def _choose(width: int, height: int, resolution: int, pictures: PictureConfig) -
 def _shapes(widest: int, tallest: int, resolution: int, pictures: PictureConfig) -> Iterator[Size]:
     """Yield for each width the tallest shape within area and limits, and for each height the widest."""
     step = pictures.bucket_step
-    shortest = -(-(pictures.bucket_min or resolution // 2) // step) * step
+    shortest = -(-pictures.bucket_min // step) * step if pictures.bucket_min else resolution // 2 // step * step
     longest = (pictures.bucket_max or resolution * 2) // step * step
     widest, tallest = min(widest, longest), min(tallest, longest)
     lowest_width, lowest_height = (max(min(shortest, limit), step) for limit in (widest, tallest))

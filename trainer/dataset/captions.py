@@ -36,6 +36,11 @@ def compose_caption(
     return _arrange(text, keep, trigger, config, stream)
 
 
+def without_chance(config: CaptionConfig) -> CaptionConfig:
+    """Return the settings with nothing shuffled or dropped; alternatives and wildcards are still chosen."""
+    return config.model_copy(update={"dropout": 0.0, "tag_dropout": 0.0, "shuffle": False})
+
+
 def holds_trigger(text: str, trigger: str) -> bool:
     """Return whether the trigger stands in the text as a whole word, in capitals or not (CLIP reads both alike)."""
     return re.search(rf"(?<!\w){re.escape(trigger)}(?!\w)", text, re.IGNORECASE) is not None

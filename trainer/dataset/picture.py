@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 Kind = Literal["train", "regularisation", "validation"]
+Crop = tuple[float, float, float, float]
 MaskSource = Literal["none", "file", "alpha"]
 
 
@@ -31,14 +32,19 @@ class Picture:
     mask: MaskSource
     mask_path: Path | None
     mask_id: str | None
-    crop: tuple[float, float, float, float] | None
+    crop: Crop | None
     """The part to train on: left, top, right and bottom as fractions of the upright picture."""
     bucket: tuple[int, int]
     """Width and height in pixels of what the model is shown."""
 
     def region(self) -> tuple[int, int, int, int]:
-        """Return the part to train on as (left, top, width, height) in upright pixels, at least one pixel each way."""
-        left, top, right, bottom = self.crop or (0.0, 0.0, 1.0, 1.0)
-        x = min(round(left * self.width), self.width - 1)
-        y = min(round(top * self.height), self.height - 1)
-        return x, y, max(round(right * self.width) - x, 1), max(round(bottom * self.height) - y, 1)
+        """Return the part to train on as (left, top, width, height) in upright pixels."""
+        return region_of(self.width, self.height, self.crop)
+
+
+def region_of(width: int, height: int, crop: Crop | None) -> tuple[int, int, int, int]:
+    """Return a crop of an upright picture as (left, top, width, height) in pixels, at least one pixel each way."""
+    left, top, right, bottom = crop or (0.0, 0.0, 1.0, 1.0)
+    x = min(round(left * width), width - 1)
+    y = min(round(top * height), height - 1)
+    return x, y, max(round(right * width) - x, 1), max(round(bottom * height) - y, 1)

@@ -17,6 +17,7 @@ from PIL import ExifTags, Image, ImageCms, ImageFile, UnidentifiedImageError
 
 from trainer.dataset.sampling import Sample
 from trainer.errors import DatasetError
+from trainer.protocol.atomic import long_path
 
 SUFFIXES = frozenset(
     {".png", ".apng", ".jpg", ".jpeg", ".jpe", ".jfif", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".avif", ".jxl"}
@@ -89,22 +90,28 @@ def open_picture(path: Path, max_megapixels: float) -> Iterator[ImageFile.ImageF
     Raises DatasetError when the file is missing, forbidden, empty, no picture, damaged, or larger than allowed;
     the size is checked before any pixel is decoded.
     """
-    with _faults_named(path), _own_pixel_limit:
+    with faults_named(path), _own_pixel_limit:
         Image.init()
-        with Image.open(path, formats=[name for name in _FORMATS if name in Image.OPEN]) as image:
-            megapixels = image.width * image.height / 1e6
-            if megapixels > max_megapixels:
-                raise DatasetError(
-                    "picture.too_large",
-                    f"{path} has {image.width}×{image.height} pixels ({megapixels:.0f} megapixels), more than the"
-                    f" {max_megapixels:g} megapixels that are allowed.",
-                    "Make the picture smaller, or raise dataset.max_megapixels if it is meant to be that large.",
-                )
+        with Image.open(long_path(path), formats=[name for name in _FORMATS if name in Image.OPEN]) as image:
+            check_megapixels(path, image.width, image.height, max_megapixels)
             yield image
 
 
+def check_megapixels(path: Path, width: int, height: int, max_megapixels: float) -> None:
+    """Raise DatasetError when a picture has more pixels than are allowed."""
+    megapixels = width * height / 1e6
+    if megapixels > max_megapixels:
+        raise DatasetError(
+            "picture.too_large",
+            f"{path} has {width}×{height} pixels ({megapixels:.0f} megapixels), more than the {max_megapixels:g}"
+            " megapixels that are allowed.",
+            "Make the picture smaller, or raise dataset.max_megapixels if it is meant to be that large.",
+        )
+
+
 @contextmanager
-def _faults_named(path: Path) -> Iterator[None]:
+def faults_named(path: Path) -> Iterator[None]:
+    """Turn what goes wrong with a picture's file inside the block into a DatasetError that names it."""
     try:
         yield
     except FileNotFoundError as fault:
@@ -136,13 +143,8 @@ def _not_a_picture(path: Path) -> tuple[str, str, str]:
     return "picture.unreadable", sentence, "Save it as PNG, JPEG or WebP, or remove it from the folder."
 
 
-def orientation(image: ImageFile.ImageFile) -> int:
-    """Return the EXIF orientation (1 to 8) that is still to be applied; 1 when there is none or it makes no sense.
-
-    Pillow turns TIFF pictures itself while it decodes them, and gives their upright size from the start.
-    """
-    if image.format == "TIFF":
-        return 1
+def exif_orientation(image: ImageFile.ImageFile) -> int:
+    """Return the EXIF orientation (1 to 8) of a picture not yet decoded; 1 when there is none or it makes no sense."""
     try:
         value = image.getexif().get(ExifTags.Base.Orientation, 1)
     except _FAULTS:  # broken EXIF data beside good pixels
@@ -153,7 +155,12 @@ def orientation(image: ImageFile.ImageFile) -> int:
 def upright_size(image: ImageFile.ImageFile) -> tuple[int, int]:
     """Return (width, height) in pixels as the picture is meant to be seen; reads the header only."""
     width, height = image.size
-    return (height, width) if orientation(image) >= 5 else (width, height)
+    return (height, width) if _orientation_left(image) >= 5 else (width, height)
+
+
+def _orientation_left(image: ImageFile.ImageFile) -> int:
+    # Pillow turns TIFF pictures itself while it decodes them, and gives their upright size from the start.
+    return 1 if image.format == "TIFF" else exif_orientation(image)
 
 
 def load_upright(path: Path, background: str, max_megapixels: float) -> Image.Image:
@@ -161,15 +168,7 @@ def load_upright(path: Path, background: str, max_megapixels: float) -> Image.Im
 
     Raises DatasetError like `open_picture`.
     """
-    colours, alpha = _load_layers(path, max_megapixels)
-    if alpha is None:
-        return colours
-    return Image.composite(colours, Image.new("RGB", colours.size, background), alpha)
-
-
-def load_alpha(path: Path, max_megapixels: float) -> Image.Image | None:
-    """Return the upright picture's opacity (mode L, 255 opaque), None when nothing is transparent."""
-    return _load_layers(path, max_megapixels)[1]
+    return lay_on(*_load_layers(path, max_megapixels), background)
 
 
 def crop_pixels(
@@ -182,12 +181,10 @@ def crop_pixels(
     """
     picture = sample.picture
     colours, alpha = _load_layers(picture.path, max_megapixels)
-    if alpha is not None:
-        colours = Image.composite(colours, Image.new("RGB", colours.size, background), alpha)
     mask = alpha if picture.mask == "alpha" else None
     if picture.mask == "file" and picture.mask_path is not None:
         mask = load_upright(picture.mask_path, "#000000", max_megapixels).convert("L")
-    pixels = np.asarray(_resample(colours, sample, Image.Resampling.LANCZOS))
+    pixels = np.asarray(_resample(lay_on(colours, alpha, background), sample, Image.Resampling.LANCZOS))
     if mask is None:
         return pixels, None
     # Bilinear: Lanczos overshoots at the hard edges that masks are made of.
@@ -206,11 +203,26 @@ def _resample(image: Image.Image, sample: Sample, how: Image.Resampling) -> Imag
 
 def _load_layers(path: Path, max_megapixels: float) -> tuple[Image.Image, Image.Image | None]:
     with open_picture(path, max_megapixels) as image:
-        image.load()
-        turn = _TURNS.get(orientation(image))
-        upright = image.transpose(turn) if turn is not None else image
-        colours, alpha = _split_alpha(_to_eight_bits(upright))
-        return _to_srgb(colours, image.info.get("icc_profile")), alpha
+        return decode(image)
+
+
+def decode(image: ImageFile.ImageFile) -> tuple[Image.Image, Image.Image | None]:
+    """Return an opened picture's upright colours (mode RGB, sRGB) and opacity (mode L; None when it is opaque).
+
+    Call it inside `open_picture`, which names the faults that decoding meets.
+    """
+    image.load()
+    turn = _TURNS.get(_orientation_left(image))
+    upright = image.transpose(turn) if turn is not None else image
+    colours, alpha = _split_alpha(_to_eight_bits(upright))
+    return _to_srgb(colours, image.info.get("icc_profile")), alpha
+
+
+def lay_on(colours: Image.Image, alpha: Image.Image | None, background: str) -> Image.Image:
+    """Return the colours with a background colour (such as #ffffff) showing through where they are transparent."""
+    if alpha is None:
+        return colours
+    return Image.composite(colours, Image.new("RGB", colours.size, background), alpha)
 
 
 def _to_eight_bits(image: Image.Image) -> Image.Image:

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TypeVar
 
 from trainer.config.recipe import RecipeConfig
-from trainer.dataset.captions import compose_caption
+from trainer.dataset.captions import compose_caption, without_chance
 from trainer.dataset.picture import Picture
 from trainer.dataset.randomness import generator
 
@@ -44,7 +44,7 @@ def draw_sample(picture: Picture, recipe: RecipeConfig, epoch: int, repeat: int)
 
 def plain_sample(picture: Picture, recipe: RecipeConfig) -> Sample:
     """Return the picture as validation measures it: centre crop, not flipped, nothing shuffled or dropped."""
-    plain = recipe.captions.model_copy(update={"shuffle": False, "dropout": 0.0, "tag_dropout": 0.0})
+    plain = without_chance(recipe.captions)
     stream = generator(recipe.seed, "validation", sample=picture.id)
     caption = compose_caption(picture.captions, picture.trigger, picture.class_words, plain, stream)
     return Sample(picture, 0, 0, caption, crop_window(picture, 0.5, 0.5), flip=False)

@@ -1,0 +1,100 @@
+"""Reads captions from .txt and .caption files and from metadata.jsonl; never writes."""
+
+from __future__ import annotations
+
+import codecs
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from trainer.protocol.atomic import long_path
+
+SUFFIXES = (".txt", ".caption")
+"""Endings of caption files; the first wins where a picture has both."""
+METADATA_NAME = "metadata.jsonl"
+COLUMNS = ("text", "prompt", "caption")
+"""Columns of a metadata file that hold the caption; the first that is there wins."""
+
+# Longer than any caption; a larger file is something else, and would only fill the memory.
+_LARGEST = 100_000
+
+Lines = Literal["caption", "variants"]
+
+
+class NotACaptionError(Exception):
+    """A caption file that cannot be used; its text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class CaptionFile:
+    """What a caption file holds, and in which encoding it turned out to be written (utf-8, utf-16 or cp1252)."""
+
+    text: str
+    encoding: Literal["utf-8", "utf-16", "cp1252"]
+
+
+def read_caption_file(path: Path) -> CaptionFile:
+    """Return a caption file's text, any byte order mark removed; raises NotACaptionError.
+
+    Other encodings than UTF-8 are read so that the text can be shown and used, but the file is left as it is: UTF-16
+    when its mark says so, else Windows' cp1252, with the replacement character for the five bytes it does not define.
+    """
+    try:
+        with long_path(path).open("rb") as file:
+            data = file.read(_LARGEST + 1)
+    except OSError as fault:
+        raise NotACaptionError(f"it cannot be read ({fault.strerror or fault})") from fault
+    if len(data) > _LARGEST:
+        raise NotACaptionError(f"it is longer than {_LARGEST:,} bytes")
+    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return CaptionFile(data.decode("utf-16", errors="replace"), "utf-16")
+    if b"\0" in data:
+        raise NotACaptionError("it is not a text file")
+    try:
+        return CaptionFile(data.decode("utf-8-sig"), "utf-8")
+    except UnicodeDecodeError:
+        return CaptionFile(data.decode("cp1252", errors="replace"), "cp1252")
+
+
+def split_caption(text: str, lines: Lines) -> tuple[str, ...]:
+    """Return the alternatives that a caption's text holds: all lines as one, or one a line; none when it is empty."""
+    kept = [line.strip() for line in text.splitlines() if line.strip()]
+    if lines == "variants":
+        return tuple(kept)
+    return (" ".join(kept),) if kept else ()
+
+
+def read_metadata(path: Path) -> tuple[dict[str, str], list[str]]:
+    """Read Hugging Face's metadata.jsonl: captions by `file_name` (relative to its folder), and what is wrong in it.
+
+    Each fault names its line; the other lines are still used. A file that is not there has no captions.
+    """
+    captions: dict[str, str] = {}
+    faults = []
+    try:
+        lines = long_path(path).read_text(encoding="utf-8-sig").split("\n")
+    except FileNotFoundError:
+        return {}, []
+    except (OSError, UnicodeDecodeError) as fault:
+        return {}, [f"it cannot be read ({fault})"]
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            try:
+                name, caption = _metadata_line(line)
+                captions[name] = caption
+            except ValueError as fault:
+                faults.append(f"line {number}: {fault}")
+    return captions, faults
+
+
+def _metadata_line(line: str) -> tuple[str, str]:
+    facts = json.loads(line)
+    if not isinstance(facts, dict) or not isinstance(facts.get("file_name"), str):
+        raise ValueError("it has no file_name")
+    column = next((column for column in COLUMNS if facts.get(column) is not None), None)
+    if column is None:
+        raise ValueError(f"it has no caption (one of {', '.join(COLUMNS)})")
+    if not isinstance(facts[column], str):
+        raise ValueError(f"its {column} is not a text")
+    return facts["file_name"].replace("\\", "/").removeprefix("./"), facts[column]

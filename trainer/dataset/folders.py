@@ -1,0 +1,296 @@
+"""Finds the pictures of a dataset's folders, with what names, neighbours and notes say about them."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NoReturn
+
+from trainer.config.dataset import DatasetConfig, FolderConfig
+from trainer.dataset import caption_files
+from trainer.dataset.findings import Finding
+from trainer.dataset.picture import Crop, Kind
+from trainer.dataset.pixels import SUFFIXES
+from trainer.dataset.sidecar import Sidecar, read_sidecar
+from trainer.errors import DatasetError
+from trainer.protocol.atomic import long_path
+
+_MASK = "-masklabel"
+_CONDITION = "-condlabel"
+_KOHYA_NAME = re.compile(r"([1-9]\d{0,3})_(.*)")
+_MANY_REPEATS = 200
+_OTHER_SUFFIXES = frozenset(
+    {".heic", ".heif", ".psd", ".tga", ".jp2", ".svg", ".ico", ".exr", ".hdr", ".dng", ".cr2", ".nef", ".arw"}
+)
+
+Captions = tuple[str, ...]
+Imported = Mapping[Path, Captions]
+
+
+@dataclass(frozen=True, slots=True)
+class FolderFacts:
+    """What holds for all pictures of one directory."""
+
+    kind: Kind
+    repeats: int
+    weight: float
+    trigger: str
+    class_words: str
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A file that looks like a picture, before anybody has opened it."""
+
+    path: Path
+    folder: FolderFacts
+    captions: Captions
+    mask_path: Path | None
+    crop: Crop | None
+
+
+@dataclass
+class Scan:
+    """What was found; `marks` holds the files concerned by the code of a finding, whose words are in health.py."""
+
+    candidates: list[Candidate] = field(default_factory=list)
+    marks: defaultdict[str, list[Path]] = field(default_factory=lambda: defaultdict(list))
+    findings: list[Finding] = field(default_factory=list)
+
+
+class _Directory:
+    """The files of one directory, its notes, and the captions that its metadata file holds."""
+
+    def __init__(self, path: Path, files: list[Path], notes: Sidecar, metadata: Mapping[str, str]) -> None:
+        self.path, self.files, self.notes, self.metadata = path, files, notes, metadata
+        self._by_stem: defaultdict[str, list[Path]] = defaultdict(list)
+        for file in files:
+            self._by_stem[file.stem].append(file)
+
+    def beside(self, stem: str, suffix: str) -> Path | None:
+        """Return the file of this stem and ending, the ending in capitals or not."""
+        return next((file for file in self._by_stem.get(stem, ()) if file.suffix.lower() == suffix), None)
+
+    def pictures(self, stem: str) -> list[Path]:
+        """Return the pictures of this stem."""
+        return [file for file in self._by_stem.get(stem, ()) if _is_picture(file)]
+
+
+def scan_folders(dataset: DatasetConfig, imported: Imported) -> Scan:
+    """Return every picture of the dataset's folders, by folder and then by name; no picture is opened.
+
+    `imported` captions, by picture, come before those beside the pictures. Raises DatasetError when a folder is
+    missing, no folder, unreadable or without pictures (all such folders at once), or when its notes are damaged.
+    """
+    scan = Scan()
+    problems: list[DatasetError] = []
+    for config in dataset.folders:
+        try:
+            _scan_folder(config, dataset, imported, scan)
+        except DatasetError as error:
+            problems.append(error)
+    if len(problems) > 1:
+        sentences = " ".join(dict.fromkeys(problem.sentence for problem in problems))
+        remedies = " ".join(dict.fromkeys(problem.remedy for problem in problems))
+        raise DatasetError("dataset.folders", sentences, remedies)
+    if problems:
+        raise problems[0]
+    return scan
+
+
+def _scan_folder(config: FolderConfig, dataset: DatasetConfig, imported: Imported, scan: Scan) -> None:
+    root = Path(config.path).absolute()
+    whole = _read_metadata(root, scan)
+    for path, files in _directories(root, config.recursive):
+        above = {} if path == root else _below(whole, path.relative_to(root).as_posix())
+        own = whole if path == root else _read_metadata(path, scan)
+        directory = _Directory(path, files, read_sidecar(path), {**above, **own})
+        facts = _folder_facts(config, root, path, scan)
+        for file in files:
+            if _is_picture(file):
+                _scan_picture(file, directory, facts, dataset, imported, scan)
+        _mark_strays(directory, scan)
+
+
+def _directories(root: Path, recursive: bool) -> list[tuple[Path, list[Path]]]:
+    """Return the directories that hold the folder's pictures, each with its files in the order of their names.
+
+    A folder without pictures of its own but with folders inside that are named as kohya does, such as 10_cat, is
+    taken for a kohya root: those are read.
+    """
+    if recursive:
+        walked = [Path(path) for path, _, _ in os.walk(root, onerror=_refuse)]
+        listed = [(folder, _files(folder)) for folder in sorted(walked) if not _hidden(folder, root)]
+    else:
+        listed = [(root, _files(root))]
+        if not any(_is_picture(file) for file in listed[0][1]):
+            listed = [(folder, _files(folder)) for folder in _subfolders(root) if _KOHYA_NAME.fullmatch(folder.name)]
+    filled = [(folder, files) for folder, files in listed if any(_is_picture(file) for file in files)]
+    if not filled:
+        raise _no_pictures(root)
+    return filled
+
+
+def _files(folder: Path) -> list[Path]:
+    """Return the files of a folder, hidden ones (such as macOS leaves beside others) aside."""
+    try:
+        with os.scandir(long_path(folder)) as entries:
+            names = [entry.name for entry in entries if entry.is_file() and not entry.name.startswith(".")]
+    except OSError as fault:
+        _refuse(fault)
+    return [folder / name for name in sorted(names)]
+
+
+def _refuse(fault: OSError) -> NoReturn:
+    folder = Path(fault.filename)
+    if isinstance(fault, FileNotFoundError):
+        raise _missing(folder) from fault
+    if isinstance(fault, NotADirectoryError):
+        remedy = "Name the folder that holds the pictures."
+        raise DatasetError("dataset.no_folder", f"{folder} is a file, not a folder.", remedy) from fault
+    sentence = f"The folder {folder} cannot be read ({fault.strerror or fault})."
+    remedy = "Change the folder's permissions, or copy the pictures elsewhere."
+    raise DatasetError("dataset.folder_unreadable", sentence, remedy) from fault
+
+
+def _subfolders(root: Path) -> list[Path]:
+    with os.scandir(long_path(root)) as entries:
+        return sorted(root / entry.name for entry in entries if entry.is_dir())
+
+
+def _hidden(path: Path, root: Path) -> bool:
+    return any(part.startswith(".") for part in path.relative_to(root).parts)
+
+
+def _missing(folder: Path) -> DatasetError:
+    siblings = [entry.name for entry in folder.parent.iterdir() if entry.is_dir()] if folder.parent.is_dir() else []
+    near = difflib.get_close_matches(folder.name, siblings, n=1)
+    hint = f" Beside it there is {near[0]}." if near else ""
+    return DatasetError(
+        "dataset.folder_missing",
+        f"The folder {folder} does not exist.{hint}",
+        "Correct the folder's path in the job; paths are relative to the job file.",
+    )
+
+
+def _no_pictures(root: Path) -> DatasetError:
+    below = sum(_is_picture(Path(name)) for _, _, names in os.walk(root) for name in names)
+    if below:
+        sentence = f"The folder {root} holds no pictures itself, but {below} lie in folders inside it."
+        return DatasetError("dataset.folder_empty", sentence, "Set recursive = true for this folder, or name those.")
+    return DatasetError(
+        "dataset.folder_empty",
+        f"The folder {root} holds no pictures.",
+        f"Put pictures into it ({', '.join(sorted(suffix[1:] for suffix in SUFFIXES))}), or name another folder.",
+    )
+
+
+def _folder_facts(config: FolderConfig, root: Path, path: Path, scan: Scan) -> FolderFacts:
+    """Return what holds for a directory: as the job says, else it, or the nearest directory above it in the folder."""
+    chain = [path, *(parent for parent in path.parents if parent.is_relative_to(root))]
+    notes = [read_sidecar(folder).folder for folder in chain]
+    names = [_KOHYA_NAME.fullmatch(folder.name) for folder in chain]
+    repeats = [note.repeats or (int(name[1]) if name else None) for note, name in zip(notes, names, strict=True)]
+    named = next((name for name in names if name), None)
+    if named and not config.repeats and int(named[1]) >= _MANY_REPEATS:
+        scan.marks["folder.many_repeats"].append(path)
+    regularises = config.kind == "train" and any(note.regularisation for note in notes)
+    return FolderFacts(
+        kind="regularisation" if regularises else config.kind,
+        repeats=config.repeats or next((number for number in repeats if number), 1),
+        weight=config.weight,
+        trigger=_first(config.trigger, *(note.trigger for note in notes)).strip(),
+        class_words=_first(config.class_words, named[2] if named else None).strip(),
+    )
+
+
+def _first(*texts: str | None) -> str:
+    return next((text for text in texts if text is not None), "")
+
+
+def _scan_picture(
+    file: Path, directory: _Directory, facts: FolderFacts, dataset: DatasetConfig, imported: Imported, scan: Scan
+) -> None:
+    notes = directory.notes.of(file.name)
+    if notes.excluded:
+        scan.marks["picture.excluded"].append(file)
+        return
+    if len(directory.pictures(file.stem)) > 1:
+        scan.marks["picture.same_stem"].append(file)
+    mask = directory.beside(file.stem + _MASK, ".png")
+    if mask and dataset.masks != "files":
+        scan.marks["mask.unused"].append(mask)
+        mask = None
+    captions = imported.get(file) or _captions(file, directory, facts, dataset, scan)
+    scan.candidates.append(Candidate(file, facts, captions, mask, notes.crop))
+
+
+def _captions(file: Path, directory: _Directory, facts: FolderFacts, dataset: DatasetConfig, scan: Scan) -> Captions:
+    """Return a picture's captions from the first of .txt, .caption and metadata.jsonl, and mark what is doubtful."""
+    sources = [path for suffix in caption_files.SUFFIXES if (path := directory.beside(file.stem, suffix))]
+    texts = [text for path in sources if (text := _caption_text(path, scan)) is not None]
+    if (listed := directory.metadata.get(file.name)) is not None:
+        texts.append(listed)
+    found = [caption_files.split_caption(text, dataset.lines) for text in texts]
+    if len(set(found)) > 1:
+        scan.marks["caption.clash"].append(file)
+    if used := next((alternatives for alternatives in found if alternatives), ()):
+        return used
+    if facts.class_words or facts.trigger:
+        scan.marks["caption.words"].append(file)
+    else:
+        scan.marks["caption.empty" if found else "caption.missing"].append(file)
+    return ()
+
+
+def _caption_text(path: Path, scan: Scan) -> str | None:
+    try:
+        caption = caption_files.read_caption_file(path)
+    except caption_files.NotACaptionError as fault:
+        sentence = f"{path} is not used as a caption: {fault}."
+        scan.findings.append(
+            Finding("caption.unreadable", sentence, "Write the caption again as plain text.", (path,), "error")
+        )
+        return None
+    if caption.encoding != "utf-8":
+        scan.marks[f"caption.{caption.encoding}"].append(path)
+    return caption.text
+
+
+def _read_metadata(folder: Path, scan: Scan) -> dict[str, str]:
+    path = folder / caption_files.METADATA_NAME
+    captions, faults = caption_files.read_metadata(path)
+    for fault in faults:
+        sentence = f"In {path}, {fault}."
+        scan.findings.append(Finding("metadata.damaged", sentence, "Correct that line.", (path,), "error"))
+    for name in captions:
+        if not (folder / name).is_file():
+            scan.marks["metadata.orphan"].append(folder / name)
+    return captions
+
+
+def _below(metadata: Mapping[str, str], inside: str) -> dict[str, str]:
+    """Return the captions of a metadata file higher up for the pictures of a directory inside, by their bare names."""
+    start = inside + "/"
+    return {name.removeprefix(start): text for name, text in metadata.items() if name.startswith(start)}
+
+
+def _mark_strays(directory: _Directory, scan: Scan) -> None:
+    """Mark files that belong to no picture, and pictures of kinds that are not read."""
+    for file in directory.files:
+        suffix = file.suffix.lower()
+        if suffix in caption_files.SUFFIXES and not directory.pictures(file.stem):
+            scan.marks["caption.orphan"].append(file)
+        elif suffix in _OTHER_SUFFIXES:
+            scan.marks["picture.other_kind"].append(file)
+        elif file.stem.endswith(_MASK) and not directory.pictures(file.stem.removesuffix(_MASK)):
+            scan.marks["mask.orphan"].append(file)
+
+
+def _is_picture(path: Path) -> bool:
+    return path.suffix.lower() in SUFFIXES and not path.stem.endswith((_MASK, _CONDITION))

@@ -1,0 +1,122 @@
+"""impasto.jsonl, the notes in a folder of pictures: what is excluded, ratings, crops, and facts of the folder."""
+
+from __future__ import annotations
+
+import json
+import unicodedata
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from trainer.errors import DatasetError
+from trainer.protocol.atomic import read_text, write_text
+
+FILE_NAME = "impasto.jsonl"
+
+Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
+
+
+class _Line(BaseModel):
+    # Keys of other programs and of later versions stay in the file.
+    model_config = ConfigDict(extra="allow", frozen=True, strict=True)
+
+
+class FolderNotes(_Line):
+    """The first line: facts of the whole folder."""
+
+    impasto: Literal[1] = 1
+    repeats: int | None = Field(default=None, ge=1, le=10_000)
+    regularisation: bool = False
+    trigger: str | None = None
+
+
+class PictureNotes(_Line):
+    """Any other line: facts of one picture of this very folder; its crop is left, top, right, bottom when upright."""
+
+    file: str
+    excluded: bool = False
+    rating: int | None = Field(default=None, ge=0, le=10)
+    crop: tuple[Fraction, Fraction, Fraction, Fraction] | None = None
+
+    @model_validator(mode="after")
+    def _crop_has_an_inside(self) -> Self:
+        if self.crop and not (self.crop[0] < self.crop[2] and self.crop[1] < self.crop[3]):
+            raise ValueError("the crop has to be left, top, right, bottom, with left < right and top < bottom")
+        return self
+
+
+@dataclass(frozen=True)
+class Sidecar:
+    """The notes of one folder; pictures by file name, in Unicode's composed form, the same on every system."""
+
+    folder: FolderNotes = field(default_factory=FolderNotes)
+    pictures: Mapping[str, PictureNotes] = field(default_factory=dict)
+
+    def of(self, name: str) -> PictureNotes:
+        """Return what is noted of the picture with this file name; nothing, for most."""
+        return self.pictures.get(_composed(name)) or PictureNotes(file=name)
+
+    def with_folder(self, **facts: object) -> Sidecar:
+        """Return the notes with facts of the folder changed; other keys, unknown ones too, stay."""
+        return Sidecar(
+            FolderNotes.model_validate({**self.folder.model_dump(exclude_unset=True), **facts}), self.pictures
+        )
+
+    def with_picture(self, name: str, **facts: object) -> Sidecar:
+        """Return the notes with facts of one picture changed; other keys, unknown ones too, stay."""
+        notes = PictureNotes.model_validate({**self.of(name).model_dump(exclude_unset=True), **facts})
+        return Sidecar(self.folder, {**self.pictures, _composed(name): notes})
+
+
+def read_sidecar(folder: Path) -> Sidecar:
+    """Return the notes of a folder; empty ones when it has none.
+
+    Raises DatasetError when the file is damaged: to train on pictures that may be excluded would be worse.
+    """
+    path = folder / FILE_NAME
+    try:
+        lines = [line for line in read_text(path).removeprefix("\ufeff").split("\n") if line.strip()]
+    except FileNotFoundError:
+        return Sidecar()
+    except (OSError, UnicodeDecodeError) as fault:
+        raise _damaged(path, str(fault)) from fault
+    head, pictures = FolderNotes(), {}
+    for number, line in enumerate(lines, start=1):
+        try:
+            if number == 1 and "file" not in json.loads(line):
+                head = FolderNotes.model_validate_json(line)
+            else:
+                notes = PictureNotes.model_validate_json(line)
+                pictures[_composed(notes.file)] = notes
+        except (ValueError, TypeError) as fault:  # pydantic's errors are ValueErrors
+            raise _damaged(path, f"line {number}: {_first_reason(fault)}") from fault
+    return Sidecar(head, pictures)
+
+
+def write_sidecar(folder: Path, sidecar: Sidecar) -> None:
+    """Write the notes of a folder in one step; keys that were not set or read are not written."""
+    head = sidecar.folder.model_copy(update={"impasto": 1})
+    lines = [line.model_dump_json(exclude_unset=True) for line in (head, *sidecar.pictures.values())]
+    write_text(folder / FILE_NAME, "\n".join(lines) + "\n")
+
+
+def _first_reason(fault: Exception) -> str:
+    if not isinstance(fault, ValidationError):
+        return str(fault)
+    first = fault.errors()[0]
+    return f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
+
+
+def _damaged(path: Path, reason: str) -> DatasetError:
+    return DatasetError(
+        "sidecar.damaged",
+        f"{path}, which says what is excluded and cropped in this folder, cannot be read: {reason}.",
+        "Correct that line, or move the file away to train without exclusions and crops.",
+    )
+
+
+def _composed(name: str) -> str:
+    return unicodedata.normalize("NFC", name)
