@@ -15,8 +15,6 @@ from trainer.dataset.health import word_copies
 from trainer.dataset.picture import Picture
 from trainer.files.tokens import ClipTokens
 
-Marks = defaultdict[str, list[Path]]
-
 
 def mark_pictures(
     pictures: Sequence[Picture], alike: Iterable[Sequence[int]], recipe: RecipeConfig, scan: Scan
@@ -33,8 +31,8 @@ def mark_pictures(
 
 
 def _mark_copies(pictures: Sequence[Picture], alike: Iterable[Sequence[int]], scan: Scan) -> None:
-    for places in same([picture.id for picture in pictures]):
-        paths = Counter(pictures[place].path for place in places)
+    for copies in same([picture.id for picture in pictures]):
+        paths = Counter(pictures[place].path for place in copies)
         scan.marks["picture.twice"] += [path for path, count in paths.items() if count > 1]
         if len(paths) > 1:
             scan.findings.append(word_copies(list(paths), exact=True))
@@ -56,7 +54,7 @@ def _mark_captions(pictures: Iterable[Picture], recipe: RecipeConfig, scan: Scan
 
 
 def _texts(picture: Picture, recipe: RecipeConfig) -> Iterator[str]:
-    """Yield each of a picture's alternatives as it is read when nothing is dropped; wildcards take any of their parts."""
+    """Yield each of a picture's alternatives as it is read when nothing is dropped, some part of each wildcard taken."""
     whole = without_chance(recipe.captions)
     for caption in picture.captions or ("",):
         yield compose_caption((caption,), picture.trigger, picture.class_words, whole, np.random.default_rng(0))
