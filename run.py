@@ -147,7 +147,8 @@ def python_install_command(system: str) -> str:
         "pacman": "sudo pacman -S python",
         "brew": "brew install python@3.12",
     }
-    return next((command for tool, command in commands.items() if shutil.which(tool)), "see python.org/downloads")
+    found = (command for tool, command in commands.items() if shutil.which(tool))
+    return next(found, "the installer from python.org/downloads")
 
 
 # --- which torch ----------------------------------------------------------------------------------------------------

@@ -5,8 +5,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from importlinter.cli import EXIT_STATUS_SUCCESS, lint_imports
+from PIL import Image
+from safetensors.numpy import save_file
 
 ROOT = Path(__file__).resolve().parents[2]
 HEAVY = {"torch", "diffusers", "transformers", "peft", "accelerate", "bitsandbytes"}
@@ -40,7 +43,31 @@ def test_errors_and_protocol_need_the_standard_library_only():
     fresh_python("-I", "-S", "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r}); import {imports}")
 
 
-@pytest.mark.parametrize("room", ["errors", "protocol", "config", "files", "dataset"])
+@pytest.mark.parametrize("room", ["errors", "protocol", "config", "files", "gpu", "dataset"])
 def test_rooms_that_the_app_reads_load_no_torch(room):
     code = f"import sys, {', '.join(modules(room))}; print(*{{name.split('.')[0] for name in sys.modules}})"
     assert not HEAVY & set(fresh_python("-c", code).split())
+
+
+@pytest.fixture
+def materials(tmp_path):
+    """What the quick commands look at: a folder with a captioned picture, and a LoRA file."""
+    Image.linear_gradient("L").convert("RGB").resize((640, 512)).save(tmp_path / "picture.png")
+    (tmp_path / "picture.txt").write_text("a slope", encoding="utf-8")
+    layer = "lora_unet_down_blocks_0_attentions_0_transformer_blocks_0_attn1_to_q"
+    weights = {"lora_down.weight": np.ones((4, 320)), "lora_up.weight": np.ones((320, 4)), "alpha": np.array(4.0)}
+    save_file(
+        {f"{layer}.{name}": value.astype(np.float16) for name, value in weights.items()}, tmp_path / "lora.safetensors"
+    )
+    return tmp_path
+
+
+@pytest.mark.parametrize("words", [["--help"], ["check", "."], ["inspect", "lora.safetensors"], ["runs"]])
+def test_quick_commands_load_no_torch(words, materials):
+    command = [sys.executable, "-X", "importtime", "-m", "trainer", *words]
+    done = subprocess.run(command, cwd=materials, capture_output=True, encoding="utf-8", check=False)
+    lines = done.stderr.splitlines()
+    imported = {line.rpartition("|")[2].strip() for line in lines if line.startswith("import time:")}
+    assert done.returncode == 0, [line for line in lines if not line.startswith("import time:")]
+    assert "trainer.cli" in imported  # the list is what it should be
+    assert not HEAVY & imported
