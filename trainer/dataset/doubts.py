@@ -54,7 +54,7 @@ def _mark_captions(pictures: Iterable[Picture], recipe: RecipeConfig, scan: Scan
 
 
 def _texts(picture: Picture, recipe: RecipeConfig) -> Iterator[str]:
-    """Yield each of a picture's alternatives as it is read when nothing is dropped, some part of each wildcard taken."""
+    """Yield each of a picture's alternatives as it is read when nothing is dropped, with any part of wildcards."""
     whole = without_chance(recipe.captions)
     for caption in picture.captions or ("",):
         yield compose_caption((caption,), picture.trigger, picture.class_words, whole, np.random.default_rng(0))

@@ -103,6 +103,11 @@ def scan_folders(dataset: DatasetConfig, imported: Imported) -> Scan:
     return scan
 
 
+def picture_files(folder: Path, recursive: bool = False) -> list[Path]:
+    """Return a folder's pictures by name, those of folders inside too if asked; raises DatasetError like a scan."""
+    return [file for _, files in _directories(folder, recursive) for file in files if _is_picture(file)]
+
+
 def _scan_folder(config: FolderConfig, dataset: DatasetConfig, imported: Imported, scan: Scan) -> None:
     root = Path(config.path).absolute()
     whole = _read_metadata(root, scan)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 
 from trainer.config.recipe import RecipeConfig
@@ -54,9 +54,11 @@ def _epoch(pictures: Sequence[Picture], recipe: RecipeConfig) -> str:
 
 def _captions(pictures: Sequence[Picture], recipe: RecipeConfig) -> Iterator[str]:
     shown = [draw_sample(picture, recipe, 0, repeat) for picture, repeat in epoch_showings(pictures, 0)]
-    held_out = [plain_sample(picture, recipe) for picture in pictures if picture.kind == "validation"]
-    for sample in sorted(shown, key=lambda sample: (sample.picture.path, sample.repeat)) + held_out:
-        yield f"  {sample.picture.path.name}: {sample.caption or '(empty)'}"
+    shown += [plain_sample(picture, recipe) for picture in pictures if picture.kind == "validation"]
+    times = Counter((sample.picture.path, sample.picture.kind, sample.caption) for sample in shown)
+    for (path, kind, caption), count in sorted(times.items()):
+        note = " (held out)" if kind == "validation" else f" (×{count})" if count > 1 else ""
+        yield f"  {path.name}: {caption or '(empty)'}{note}"
 
 
 def _plural(count: int, noun: str) -> str:

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from trainer.dataset.findings import first_reason
 from trainer.errors import DatasetError
 from trainer.protocol.atomic import read_text, write_text
 
@@ -92,7 +93,7 @@ def read_sidecar(folder: Path) -> Sidecar:
                 notes = PictureNotes.model_validate_json(line)
                 pictures[_composed(notes.file)] = notes
         except (ValueError, TypeError) as fault:  # pydantic's errors are ValueErrors
-            raise _damaged(path, f"line {number}: {_first_reason(fault)}") from fault
+            raise _damaged(path, f"line {number}: {first_reason(fault)}") from fault
     return Sidecar(head, pictures)
 
 
@@ -101,13 +102,6 @@ def write_sidecar(folder: Path, sidecar: Sidecar) -> None:
     head = sidecar.folder.model_copy(update={"impasto": 1})
     lines = [line.model_dump_json(exclude_unset=True) for line in (head, *sidecar.pictures.values())]
     write_text(folder / FILE_NAME, "\n".join(lines) + "\n")
-
-
-def _first_reason(fault: Exception) -> str:
-    if not isinstance(fault, ValidationError):
-        return str(fault)
-    first = fault.errors()[0]
-    return f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
 
 
 def _damaged(path: Path, reason: str) -> DatasetError:

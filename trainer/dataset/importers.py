@@ -1,0 +1,243 @@
+"""Reads the dataset files of other trainers: kohya's dataset TOML and metadata JSON, and OneTrainer's concepts."""
+
+from __future__ import annotations
+
+import json
+import math
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trainer.config.dataset import DatasetConfig, FolderConfig
+from trainer.dataset.caption_files import NotACaptionError, read_caption_file, split_caption
+from trainer.dataset.findings import first_reason
+from trainer.dataset.folders import picture_files
+from trainer.dataset.picture import Kind
+from trainer.errors import DatasetError
+
+Table = Mapping[str, Any]
+
+# What a subset of kohya's TOML says of the recipe, and how the value changes on the way.
+_KOHYA_SETTINGS: Mapping[str, tuple[str, Callable[[Any], object]]] = {
+    "resolution": ("recipe.resolution", lambda value: _square(value)),
+    "batch_size": ("recipe.effective_batch", int),
+    "enable_bucket": ("recipe.pictures.buckets", bool),
+    "min_bucket_reso": ("recipe.pictures.bucket_min", int),
+    "max_bucket_reso": ("recipe.pictures.bucket_max", int),
+    "bucket_reso_steps": ("recipe.pictures.bucket_step", int),
+    "bucket_no_upscale": ("recipe.pictures.max_upscale", lambda value: 1.0 if value else 16.0),
+    "flip_aug": ("recipe.pictures.flip", bool),
+    "random_crop": ("recipe.pictures.crop", lambda value: "random" if value else "center"),
+    "shuffle_caption": ("recipe.captions.shuffle", bool),
+    "caption_separator": ("recipe.captions.separator", str),
+    "keep_tokens": ("recipe.captions.keep_tokens", int),
+    "keep_tokens_separator": ("recipe.captions.keep_separator", str),
+    "enable_wildcard": ("recipe.captions.wildcards", bool),
+    "caption_prefix": ("recipe.captions.prefix", lambda value: value or ""),
+    "caption_suffix": ("recipe.captions.suffix", lambda value: value or ""),
+    "caption_dropout_rate": ("recipe.captions.dropout", float),
+    "caption_tag_dropout_rate": ("recipe.captions.tag_dropout", float),
+}
+_CONCEPT_KINDS: Mapping[str, Kind] = {"VALIDATION": "validation", "PRIOR_PREDICTION": "regularisation"}
+_KOHYA_FOLDER = {"image_dir", "metadata_file", "num_repeats", "class_tokens", "is_reg", "caption_extension"}
+_KOHYA_DATASET = {"alpha_mask", "validation_split"}
+_KOHYA_HARMLESS = {"cache_info", "network_multiplier", "resize_interpolation", "validation_seed", "subsets"}
+
+
+@dataclass
+class ImportedDataset:
+    """What another trainer's file comes to here."""
+
+    folders: list[FolderConfig] = field(default_factory=list)
+    dataset: dict[str, object] = field(default_factory=dict)
+    """Keys of the job's dataset section besides the folders."""
+    settings: dict[str, object] = field(default_factory=dict)
+    """Values that the file states for the recipe, by dotted key such as recipe.captions.shuffle."""
+    captions: dict[Path, tuple[str, ...]] = field(default_factory=dict)
+    """Captions that do not lie beside their pictures; `read_dataset` takes them."""
+    notes: list[str] = field(default_factory=list)
+    """What is not carried over, a sentence each."""
+
+    def config(self) -> DatasetConfig:
+        """Return the dataset section of a job."""
+        return DatasetConfig.model_validate({"folders": self.folders, **self.dataset})
+
+    def note(self, sentence: str) -> None:
+        """Note once that something is not carried over."""
+        if sentence not in self.notes:
+            self.notes.append(sentence)
+
+    def state(self, key: str, value: object, origin: str) -> None:
+        """Take a value for the recipe; the first of two that differ is kept, since a job has one recipe."""
+        if self.settings.setdefault(key, value) != value:
+            self.note(f"{origin} differs between parts of the dataset; {self.settings[key]!r} is used for all.")
+
+
+def import_dataset(path: Path) -> ImportedDataset:
+    """Read kohya's dataset TOML (.toml) or OneTrainer's concepts or config (.json); paths are relative to the file.
+
+    Raises DatasetError when the file cannot be read, holds no folder of pictures, or values that make no sense.
+    """
+    read = _read_kohya if path.suffix.lower() == ".toml" else _read_onetrainer
+    try:
+        imported = read(path)
+        imported.config()
+    except (OSError, ValueError, TypeError, LookupError, AttributeError) as fault:  # pydantic's are ValueErrors
+        raise DatasetError(
+            "import.unreadable",
+            f"{path} cannot be read as another trainer's dataset: {first_reason(fault)}.",
+            "Give a kohya dataset .toml or a OneTrainer concepts .json, or name the folders in the job yourself.",
+        ) from fault
+    return imported
+
+
+def _read_kohya(path: Path) -> ImportedDataset:
+    data = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+    imported = ImportedDataset()
+    for dataset in data.get("datasets", []):
+        for subset in dataset.get("subsets", []):
+            # The lower level wins, as in sd-scripts.
+            _read_subset({**data.get("general", {}), **dataset, **subset}, path.parent, imported)
+    return imported
+
+
+def _read_subset(table: Table, folder: Path, imported: ImportedDataset) -> None:
+    images = (folder / table["image_dir"]).absolute()
+    imported.folders.append(
+        FolderConfig(
+            path=str(images),
+            kind="regularisation" if table.get("is_reg") else "train",
+            repeats=table.get("num_repeats"),
+            class_words=table.get("class_tokens"),
+        )
+    )
+    if "metadata_file" in table:
+        separator = table.get("caption_separator", ",")
+        captions, missing = read_kohya_metadata(folder / table["metadata_file"], images, separator)
+        imported.captions.update(captions)
+        if missing:
+            imported.note(f"{missing} pictures named in {table['metadata_file']} are not there.")
+    if table.get("alpha_mask"):
+        imported.dataset["masks"] = "alpha"
+    if table.get("validation_split"):
+        imported.dataset["validation_share"] = table["validation_split"]
+    if table.get("enable_wildcard"):
+        imported.dataset["lines"] = "variants"
+    if table.get("caption_extension", ".txt") not in (".txt", ".caption"):
+        imported.note(f"Caption files ending in {table['caption_extension']} are not read; rename them to .txt.")
+    if "conditioning_data_dir" in table:
+        imported.note(
+            "Masks in a folder of their own are not read; copy each beside its picture as NAME-masklabel.png."
+        )
+    for key, value in table.items():
+        if key in _KOHYA_SETTINGS:
+            name, convert = _KOHYA_SETTINGS[key]
+            imported.state(name, convert(value), key)
+        elif value and key not in _KOHYA_FOLDER | _KOHYA_DATASET | _KOHYA_HARMLESS | {"conditioning_data_dir"}:
+            imported.note(f"{key} = {value!r} has no counterpart here.")
+
+
+def read_kohya_metadata(path: Path, images: Path, separator: str = ",") -> tuple[dict[Path, tuple[str, ...]], int]:
+    """Return the captions of kohya's metadata (.json by path or stem, or .jsonl), and how many of them lack a picture.
+
+    A text is the caption, the separator and the tags, as sd-scripts joins them. Raises OSError and ValueError.
+    """
+    text = path.read_text(encoding="utf-8-sig")
+    if path.suffix.lower() == ".jsonl":
+        rows = [json.loads(line) for line in text.splitlines() if line.strip()]
+        entries = [(row["image_path"], row) for row in rows]
+    else:
+        entries = list(json.loads(text).items())
+    present = {picture: picture for picture in picture_files(images)} if images.is_dir() else {}
+    by_stem = {picture.stem: picture for picture in present}
+    captions: dict[Path, tuple[str, ...]] = {}
+    missing = 0
+    for key, row in entries:
+        picture = present.get(images / key) or by_stem.get(key)
+        words = [part.strip() for part in (row.get("caption"), row.get("tags")) if part and part.strip()]
+        if picture is None:
+            missing += 1
+        elif words:
+            captions[picture] = (f"{separator.strip()} ".join(words),)
+    return captions, missing
+
+
+def _read_onetrainer(path: Path) -> ImportedDataset:
+    data = json.loads(path.read_text(encoding="utf-8-sig"))
+    imported = ImportedDataset()
+    for concept in data["concepts"] if isinstance(data, dict) else data:
+        if concept.get("enabled", True):
+            _read_concept(concept, path.parent, imported)
+        else:
+            imported.note(f"The concept {_named(concept)} is switched off and left out.")
+    return imported
+
+
+def _read_concept(concept: Table, folder: Path, imported: ImportedDataset) -> None:
+    kind = concept.get("type", "STANDARD")
+    if kind == "PRIOR_PREDICTION":
+        imported.note(f"{_named(concept)} (prior prediction) becomes a regularisation folder, the nearest thing here.")
+    root = (folder / concept["path"]).absolute()
+    imported.folders.append(
+        FolderConfig(
+            path=str(root),
+            kind=_CONCEPT_KINDS.get(kind, "train"),
+            repeats=_balancing(concept, imported),
+            recursive=bool(concept.get("include_subdirectories", False)),
+            weight=float(concept.get("loss_weight", 1.0)),
+        )
+    )
+    image, text = concept.get("image", {}), concept.get("text", {})
+    # OneTrainer reads each line of a caption file as an alternative.
+    imported.dataset["lines"] = "variants"
+    imported.state("recipe.pictures.flip", bool(image.get("enable_random_flip", True)), "enable_random_flip")
+    crop = "random" if image.get("enable_crop_jitter", True) else "center"
+    imported.state("recipe.pictures.crop", crop, "enable_crop_jitter")
+    for key, value in image.items():
+        if value and key.startswith("enable_") and key not in ("enable_random_flip", "enable_crop_jitter"):
+            imported.note(f"{key} has no counterpart here.")
+    if text.get("enable_tag_shuffling"):
+        imported.state("recipe.captions.shuffle", value=True, origin="enable_tag_shuffling")
+        imported.state("recipe.captions.separator", text.get("tag_delimiter", ","), "tag_delimiter")
+        imported.state("recipe.captions.keep_tokens", int(text.get("keep_tags_count", 1)), "keep_tags_count")
+    imported.captions.update(_prompts(text, root, bool(concept.get("include_subdirectories"))))
+
+
+def _balancing(concept: Table, imported: ImportedDataset) -> int:
+    """Return a concept's repeats; OneTrainer also knows parts of one and numbers of samples, which we do not."""
+    balancing = float(concept.get("balancing", 1.0))
+    if concept.get("balancing_strategy", "REPEATS") != "REPEATS":
+        imported.note(f"{_named(concept)} shows {balancing:g} samples an epoch there; here each picture is shown once.")
+        return 1
+    repeats = max(round(balancing), 1)
+    if repeats != balancing:
+        imported.note(f"{_named(concept)} repeats its pictures {balancing:g} times there, {repeats} times here.")
+    return repeats
+
+
+def _prompts(text: Table, root: Path, recursive: bool) -> Iterator[tuple[Path, tuple[str, ...]]]:
+    """Yield the captions of a concept that takes them from one file for all pictures, or from the file names."""
+    source = text.get("prompt_source", "sample")
+    if source not in ("concept", "filename"):
+        return
+    prompts: tuple[str, ...] = ()
+    if source == "concept":
+        try:
+            prompts = split_caption(read_caption_file(root.parent / text["prompt_path"]).text, "variants")
+        except NotACaptionError as fault:
+            raise ValueError(f"{text['prompt_path']} holds no prompts: {fault}") from fault
+    for picture in picture_files(root, recursive):
+        yield picture, prompts or (picture.stem,)
+
+
+def _named(concept: Table) -> str:
+    return concept.get("name") or Path(concept["path"]).name
+
+
+def _square(resolution: Any) -> int:
+    """Return the side of the square of the same area, as a multiple of 8."""
+    if isinstance(resolution, list):
+        return round(math.sqrt(math.prod(resolution)) / 8) * 8
+    return int(resolution)
