@@ -12,9 +12,8 @@ from trainer.base.source import BaseSource
 from trainer.base.text import TextConditioning, tokenise
 from trainer.base.vae import scale_latents
 from trainer.config.job import Job
-from trainer.dataset.pixels import micro_conditioning
 from trainer.dataset.randomness import Purpose, generator
-from trainer.dataset.sampling import Sample
+from trainer.dataset.sampling import Sample, micro_conditioning
 from trainer.training.cache import Cache
 from trainer.training.objective import draw_noise, draw_timestep
 from trainer.training.step import MicroBatch

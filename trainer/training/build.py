@@ -11,6 +11,7 @@ import torch
 
 from trainer.adapter.attach import Adapter, attach, initial_weights
 from trainer.adapter.continuing import continue_from
+from trainer.adapter.names import slots
 from trainer.base.source import BaseSource
 from trainer.config.job import Job
 from trainer.dataset.picture import Picture
@@ -101,8 +102,9 @@ def attach_adapter(
 
     adapter = attach(source.family, unet, encoders, job.recipe, dtype=dtype, generator=stream)
     if job.base.continue_from:
+        table = slots(source.family, source.unet_config, source.text_configs)
         first = initial_weights(adapter, stream)
-        adapter.load(continue_from(Path(job.base.continue_from), source.family, adapter, first))
+        adapter.load(continue_from(Path(job.base.continue_from), source.family, table, adapter, first))
     return adapter
 
 

@@ -10,21 +10,26 @@ from pathlib import Path
 import safetensors
 import safetensors.torch
 import torch
+from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
 from torch import Tensor
 
+from trainer.base.family import TextEncoder
 from trainer.base.source import BaseSource
 from trainer.base.text import TextConditioning, encode_text, tokenise
 from trainer.base.vae import encode_latents
 from trainer.config.job import Job
+from trainer.dataset.picture import Picture
 from trainer.dataset.pixels import crop_pixels
 from trainer.dataset.sampling import Sample
-from trainer.errors import ResumableError
+from trainer.errors import DatasetError, ResumableError
 from trainer.protocol import atomic
+from trainer.protocol.atomic import long_path
 from trainer.training.precision import DTYPES
 
 # Raised when what an entry holds changes, so that entries of older programs are never read.
 FORM = 1
 LATENT_SCALE = 8
+MOST_NAMED = 5
 
 OnProgress = Callable[[int, int], None]
 
@@ -42,6 +47,26 @@ def digest(tensors: dict[str, Tensor]) -> str:
         sha.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
         sha.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
     return sha.hexdigest()
+
+
+def require_unchanged(pictures: Iterable[Picture]) -> None:
+    """Raises DatasetError naming the pictures and masks whose files are gone or no longer those of the listing."""
+    stated = [(picture.path, picture.id) for picture in pictures]
+    stated += [(picture.mask_path, picture.mask_id) for picture in pictures if picture.mask_path and picture.mask_id]
+    changed = sorted(path for path, sha256 in stated if not path.is_file() or file_digest(path) != sha256)
+    if changed:
+        names = ", ".join(str(path) for path in changed[:MOST_NAMED]) + (" ..." if len(changed) > MOST_NAMED else "")
+        raise DatasetError(
+            "dataset.changed",
+            f"{len(changed)} files of the dataset changed or went missing since the run began, and are not cached: {names}",
+            "Put the files back as they were, or start a new run.",
+        )
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file's bytes, in hex."""
+    with long_path(path).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 class EntryStore:
@@ -91,6 +116,7 @@ class Cache:
         self.source = source
         self.job = job
         self.device = device
+        self.vae_hash, self.text_hash = source.vae_hash, source.text_hash
 
     def picture_key(self, sample: Sample) -> str:
         """The key of a sample's latents: picture and mask bytes, crop, bucket, flip, background, VAE and its dtype."""
@@ -104,7 +130,7 @@ class Cache:
             picture.bucket,
             sample.flip,
             self.job.dataset.background.lower(),
-            self.source.vae_hash,
+            self.vae_hash,
             self.job.fit.vae_dtype,
         )
 
@@ -115,7 +141,7 @@ class Cache:
             "text",
             text,
             self.source.family,
-            self.source.text_hash,
+            self.text_hash,
             recipe.clip_skip,
             recipe.token_chunks,
             self.job.fit.dtype,
@@ -128,13 +154,14 @@ class Cache:
         progress(len(wanted) - len(missing), len(wanted))
         if not missing:
             return
+        require_unchanged({wanted[key].picture for key in missing})
         dtype = DTYPES[self.job.fit.vae_dtype or "fp32"]
         vae = self.source.load_vae(dtype, self.device)
         for done, key in enumerate(missing, len(wanted) - len(missing) + 1):
             self.pictures.write(key, self._encode_picture(vae, wanted[key]))
             progress(done, len(wanted))
 
-    def _encode_picture(self, vae: torch.nn.Module, sample: Sample) -> dict[str, Tensor]:
+    def _encode_picture(self, vae: AutoencoderKL, sample: Sample) -> dict[str, Tensor]:
         dataset = self.job.dataset
         pixels, mask = crop_pixels(sample, dataset.background, dataset.max_megapixels)
         # uint8 0..255 to -1..1, as diffusers' VaeImageProcessor does.
@@ -163,7 +190,7 @@ class Cache:
             progress(done, len(wanted))
 
     @torch.no_grad()
-    def encode_now(self, encoders: Sequence[torch.nn.Module], texts: Sequence[str]) -> TextConditioning:
+    def encode_now(self, encoders: Sequence[TextEncoder], texts: Sequence[str]) -> TextConditioning:
         """Embeddings of ``texts`` by encoders that are in memory, without the disk."""
         recipe = self.job.recipe
         tokens = [ids.to(self.device) for ids in tokenise(self.source.family, texts, recipe.token_chunks)]

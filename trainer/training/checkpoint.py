@@ -126,7 +126,7 @@ def steps_on_disk(parent: Path) -> list[int]:
 
 def load_latest(parent: Path) -> tuple[Checkpoint | None, list[Path]]:
     """The newest sound checkpoint, or None, and the damaged ones that were passed over."""
-    damaged = []
+    damaged: list[Path] = []
     for step in reversed(steps_on_disk(parent)):
         folder = parent / folder_name(step)
         if (checkpoint := load_checkpoint(folder)) is not None:

@@ -160,7 +160,7 @@ class Checkpoints:
         self.saved_step = progress.step
         protect = {progress.best_step} if progress.best_step is not None else set()
         checkpoints.prune(self.run.checkpoints, self.engine.job.report.saving.checkpoint_keep, protect)
-        self.reporter.write(events.Checkpoint(step=progress.step, folder=f"checkpoints/{folder.name}"))
+        self.reporter.write(events.CheckpointEvent(step=progress.step, folder=f"checkpoints/{folder.name}"))
         self.reporter.phase("save", 1, 1)
 
 

@@ -35,7 +35,7 @@ class Control:
         """The order to end that stands, if any."""
         if self._signalled:
             return "pause"
-        for command in commands.pending(self.run.commands):
+        for command in commands.pending(self.run):
             if command.name in ("stop", "pause"):
                 self._accepted.append(command)
                 return "stop" if command.name == "stop" else "pause"
@@ -43,7 +43,7 @@ class Control:
 
     def wishes(self) -> list[commands.Command]:
         """Pending commands that do not end the run: save and sample."""
-        return [command for command in commands.pending(self.run.commands) if command.name in ("save", "sample")]
+        return [command for command in commands.pending(self.run) if command.name in ("save", "sample")]
 
     def raise_if_ordered(self) -> None:
         """Raises Interrupted when an order stands: for phases before training, which have nothing to save."""

@@ -20,7 +20,7 @@ class Curves:
                 "report.tensorboard is on, but TensorBoard is not installed.",
                 "Install it with `pip install tensorboard`, or set report.tensorboard = false.",
             ) from error
-        self.writer = SummaryWriter(str(folder))  # type: ignore[no-untyped-call]
+        self.writer = SummaryWriter(str(folder))
 
     def at_start(self, progress: Progress) -> None:
         """Nothing to draw before the first step."""
@@ -30,5 +30,5 @@ class Curves:
         values = {"loss": result.loss, "gradient_norm": result.grad_norm}
         values |= {f"learning_rate/{part}": rate for part, rate in result.learning_rates.items()}
         for name, value in values.items():
-            self.writer.add_scalar(name, value, result.step)  # type: ignore[no-untyped-call]
-        self.writer.flush()  # type: ignore[no-untyped-call]
+            self.writer.add_scalar(name, value, result.step)
+        self.writer.flush()

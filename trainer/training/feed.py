@@ -9,12 +9,13 @@ from functools import lru_cache
 from trainer.config.job import Job
 from trainer.dataset.picture import Picture
 from trainer.dataset.sampling import Sample, epoch_batches, micro_batches, steps_per_epoch
+from trainer.protocol.events import Phase
 from trainer.training.cache import LATENT_SCALE, Cache
 
 GIGABYTE = 1e9
 FLOAT_BYTES = 4
 
-OnPhase = Callable[[str, int, int], None]
+OnPhase = Callable[[Phase, int, int], None]
 """Called with the phase, how much is done and how much there is in all."""
 
 

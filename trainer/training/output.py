@@ -46,7 +46,7 @@ class Exporter:
     def export(
         self, weights: Mapping[str, Tensor], adapter: Adapter, progress: Progress, *, final: bool
     ) -> tuple[Path, str]:
-        """Writes the LoRA of this moment, checked; returns its path and SHA-256. Raises ResumableError, LoraFileError."""
+        """Writes the LoRA of this moment, checked; returns path and SHA-256. Raises ResumableError, LoraFileError."""
         path = self.final_path() if final else self.step_path(progress.step)
         facts = self.facts(progress.step)
         dtype = DTYPES[self.job.output.dtype]
@@ -87,7 +87,7 @@ class Exporter:
             prediction=source.prediction,
             zero_terminal_snr=source.zero_terminal_snr,
             base_name=Path(job.base.model).name,
-            base_sha256=source.file_sha256,
+            base_sha256=source.files[source.path.name] if source.form == "single" else None,
             recipe=job.recipe,
             dtype=job.fit.dtype or "fp32",
             step=step,
@@ -110,5 +110,6 @@ class Exporter:
     def _started_at(self) -> float:
         started = self.run.attempts()[0].get("started")
         if not isinstance(started, int | float):
-            raise RunError("run.damaged", "run.json does not say when the run began.", "Start its job again with `train`.")
+            sentence = "run.json does not say when the run began."
+            raise RunError("run.damaged", sentence, "Start its job again with `train`.")
         return float(started)

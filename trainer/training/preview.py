@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 
 from trainer.base.drawing import Drawing, decode, draw_latents, make_sampler, save_picture
+from trainer.base.family import TextEncoder
 from trainer.base.source import BaseSource
 from trainer.base.text import TextConditioning
 from trainer.config.job import Job
@@ -51,7 +52,7 @@ class Previewer:
         self,
         step: int,
         unet: torch.nn.Module,
-        encoders: Sequence[torch.nn.Module],
+        encoders: Sequence[TextEncoder],
         on_drawn: OnDrawn,
         on_progress: Callable[[int, int], None],
     ) -> None:
@@ -75,11 +76,12 @@ class Previewer:
             path = self._write(picture, prompt, step, index)
             on_drawn(index, path, time.monotonic() - started)
 
-    def _drawing(self, prompt: PromptConfig, encoders: Sequence[torch.nn.Module]) -> Drawing:
+    def _drawing(self, prompt: PromptConfig, encoders: Sequence[TextEncoder]) -> Drawing:
         width, height = self._size(prompt)
-        return Drawing(prompt, width, height, self._text(prompt.prompt, encoders), self._text(prompt.negative, encoders))
+        positive, negative = (self._text(text, encoders) for text in (prompt.prompt, prompt.negative))
+        return Drawing(prompt, width, height, positive, negative)
 
-    def _text(self, text: str, encoders: Sequence[torch.nn.Module]) -> TextConditioning:
+    def _text(self, text: str, encoders: Sequence[TextEncoder]) -> TextConditioning:
         return self.cache.encode_now(encoders, [text]) if encoders else self.cache.text(text)
 
     def _size(self, prompt: PromptConfig) -> tuple[int, int]:

@@ -17,9 +17,9 @@ OnEvent = Callable[[events.Event], None]
 class Reporter:
     """Writes events in order and knows which phase is under way; before a run exists there is no writer."""
 
-    def __init__(self, writer: events.EventWriter | None, on_event: OnEvent) -> None:
-        self.writer = writer
+    def __init__(self, on_event: OnEvent) -> None:
         self.on_event = on_event
+        self.writer: events.EventWriter | None = None
         self._phase: events.Phase | None = None
         self._started = 0.0
         self._last = 0.0

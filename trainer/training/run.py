@@ -15,7 +15,8 @@ from trainer.config.job import Job
 from trainer.config.load import load_job
 from trainer.config.resolve import resolve_job
 from trainer.config.write import dump_job
-from trainer.dataset.listing import Dataset, read_dataset, read_listing, write_listing
+from trainer.dataset.listing import read_listing, write_listing
+from trainer.dataset.reading import Dataset, read_dataset
 from trainer.dataset.sampling import samples_per_epoch
 from trainer.errors import (
     EXIT_DONE,
@@ -40,14 +41,13 @@ def start(job_path: Path, overrides: Sequence[str], on_event: OnEvent) -> int:
     Nothing is written before the job, its base and its dataset are known to be good. Raises ImpastoError.
     """
     job = load_job(job_path, overrides)
-    early = Reporter(None, on_event)
-    with early:
-        source = open_base(job.base, early.phase)
-        frozen, dataset = freeze(job, source, early)
+    reporter = Reporter(on_event)
+    source = open_base(job.base, reporter.phase)
+    frozen, dataset = freeze(job, source, reporter)
     run = RunDirectory.create(Path(frozen.output.runs), frozen.name)
     atomic.write_text(run.job, dump_job(frozen, comments=False))
     write_listing(run.listing, dataset.pictures)
-    return attempt(run, frozen, source, on_event, [Segment(0, frozen.recipe.steps or 0)])
+    return attempt(run, frozen, source, reporter, [Segment(0, frozen.recipe.steps or 0)])
 
 
 def freeze(job: Job, source: BaseSource, reporter: Reporter) -> tuple[Job, Dataset]:
@@ -94,11 +94,10 @@ def resume(run: RunDirectory, on_event: OnEvent, *, steps: int | None = None, sc
     if steps is not None and steps != job.recipe.steps:
         job, segments = extended(job, steps, schedule, segments)
         atomic.write_text(run.job, dump_job(job, comments=False))
-    early = Reporter(None, on_event)
-    with early:
-        source = open_base(job.base, early.phase)
+    reporter = Reporter(on_event)
+    source = open_base(job.base, reporter.phase)
     require_same_base(facts, source)
-    return attempt(run, job, source, on_event, segments)
+    return attempt(run, job, source, reporter, segments)
 
 
 def extended(job: Job, steps: int, schedule: str, segments: Sequence[Segment]) -> tuple[Job, list[Segment]]:
@@ -128,7 +127,7 @@ def sha256_of(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def attempt(run: RunDirectory, job: Job, source: BaseSource, on_event: OnEvent, segments: Sequence[Segment]) -> int:
+def attempt(run: RunDirectory, job: Job, source: BaseSource, reporter: Reporter, segments: Sequence[Segment]) -> int:
     """One start of the engine on a frozen run, under its lock; every way out leaves a status and a last event."""
     facts = {
         "job_sha256": sha256_of(run.job),
@@ -141,12 +140,8 @@ def attempt(run: RunDirectory, job: Job, source: BaseSource, on_event: OnEvent, 
     with run.hold():
         number = run.begin_attempt(facts)
         control = Control(run)
-        with (
-            events.EventWriter(run.events, number) as writer,
-            Reporter(writer, on_event) as reporter,
-            control.signals(),
-            numerics(job),
-        ):
+        with events.EventWriter(run.events, number) as writer, control.signals(), numerics(job):
+            reporter.writer = writer
             work = Attempt(run, job, read_listing(run.listing), source, reporter, control, segments)
             return conclude(run, job, work, reporter, number)
 

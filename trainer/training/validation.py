@@ -66,10 +66,8 @@ class Validator:
         batch = self.assembler.assemble([sample] * len(timesteps), len(timesteps), middle=True)
         shape = tuple(batch.latents.shape[1:])
         seed = self.job.recipe.seed
-        noise = [
-            generator(seed, "validation", sample=sample.picture.id, repeat=timestep).standard_normal(shape, dtype=np.float32)
-            for timestep in timesteps
-        ]
+        streams = (generator(seed, "validation", sample=sample.picture.id, repeat=timestep) for timestep in timesteps)
+        noise = [stream.standard_normal(shape, dtype=np.float32) for stream in streams]
         batch.noise = torch.from_numpy(np.stack(noise))
         batch.input_noise = None
         batch.mask = None

@@ -1,0 +1,242 @@
+"""Whole runs on tiny bases: train, stop, resume, extend, refuse; the same LoRA from either form of a base."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+import safetensors
+import safetensors.torch
+import torch
+
+from tests.support.jobs import overrides, photographs, write_job
+from tests.support.tiny import tiny_base
+from trainer.adapter.metadata import TIME_KEYS
+from trainer.errors import RunError
+from trainer.protocol import commands, events
+from trainer.protocol.rundir import RunDirectory
+from trainer.training.run import resume, start
+
+
+class Watcher:
+    """Collects the events of runs, and may act at one of them."""
+
+    def __init__(self, act: Callable[[events.Event], None] | None = None) -> None:
+        self.seen: list[events.Event] = []
+        self.act = act
+
+    def __call__(self, event: events.Event) -> None:
+        self.seen.append(event)
+        if self.act:
+            self.act(event)
+
+    def of(self, kind: type[events.Event]) -> list[events.Event]:
+        return [event for event in self.seen if isinstance(event, kind)]
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("shared files ü")
+    photographs(folder / "pictures")
+    return folder
+
+
+def run_of(job: Path, number: int = 1, name: str = "test") -> RunDirectory:
+    return RunDirectory.open(job.parent / "runs" / (name if number == 1 else f"{name}-{number}"))
+
+
+def tensors_sha(path: Path) -> str:
+    data = path.read_bytes()
+    return hashlib.sha256(data[8 + int.from_bytes(data[:8], "little") :]).hexdigest()
+
+
+def metadata(path: Path) -> dict[str, str]:
+    with safetensors.safe_open(path, framework="pt") as file:
+        return {key: value for key, value in file.metadata().items() if key not in TIME_KEYS}
+
+
+def same_lora(first: Path, second: Path) -> bool:
+    return tensors_sha(first) == tensors_sha(second) and metadata(first) == metadata(second)
+
+
+def train(job: Path, settings: Sequence[str] = ()) -> Path:
+    watcher = Watcher()
+    assert start(job, list(settings), watcher) == 0
+    (finished,) = watcher.of(events.Finished)
+    assert isinstance(finished, events.Finished) and finished.outcome == "done"
+    run = RunDirectory.open(max((job.parent / "runs").iterdir(), key=lambda path: path.stat().st_ctime_ns))
+    assert finished.file is not None
+    return run.path / finished.file
+
+
+def stop_at(step: int, job: Path, name: str = "pause") -> Callable[[events.Event], None]:
+    def act(event: events.Event) -> None:
+        if isinstance(event, events.StepEvent) and event.step == step and event.attempt == 1:
+            run = max((job.parent / "runs").iterdir(), key=lambda path: path.stat().st_ctime_ns)
+            commands.send(RunDirectory.open(run), name)  # type: ignore[arg-type]
+
+    return act
+
+
+@pytest.mark.parametrize("family", ["sd15", "sdxl"])
+def test_either_form_of_a_base_gives_the_same_lora(shared: Path, tmp_path: Path, family: str) -> None:
+    loras = []
+    for form in ("folder", "single"):
+        base = tiny_base(family, shared / "bases", form=form)  # type: ignore[arg-type]
+        job = write_job(tmp_path / form, base, shared / "pictures")
+        loras.append(train(job))
+    assert tensors_sha(loras[0]) == tensors_sha(loras[1])
+
+
+def test_a_run_leaves_what_the_design_says(shared: Path, tmp_path: Path) -> None:
+    job = write_job(tmp_path, tiny_base("sd15", shared / "bases"), shared / "pictures")
+    watcher = Watcher()
+    assert start(job, [], watcher) == 0
+    run = run_of(job)
+    names = {path.relative_to(run.path).as_posix() for path in run.path.rglob("*") if path.is_file()}
+    expected = {"job.toml", "dataset.jsonl", "run.json", "status.json", "events.jsonl"}
+    expected |= {f"samples/step-{step:08d}-0.png" for step in (0, 3, 6)}
+    expected |= {f"output/test-step{step:06d}.safetensors" for step in (2, 4)} | {"output/test.safetensors"}
+    expected |= {"output/test.json", "output/test.png", "checkpoints/step-00000006/manifest.json"}
+    assert expected <= names
+    status = run.read_status()
+    assert status is not None and (status.state, status.step) == ("done", 6)
+    written, _ = events.read_events(run.events)
+    assert [event.step for event in written if isinstance(event, events.StepEvent)] == [1, 2, 3, 4, 5, 6]
+    assert [event.step for event in written if isinstance(event, events.Validation)] == [0, 3, 6]
+
+
+def test_pause_and_resume_gives_the_undisturbed_lora(shared: Path, tmp_path: Path) -> None:
+    base = tiny_base("sd15", shared / "bases")
+    whole = train(write_job(tmp_path / "a", base, shared / "pictures"))
+    job = write_job(tmp_path / "b", base, shared / "pictures")
+    assert start(job, [], Watcher(stop_at(3, job))) == 75
+    run = run_of(job)
+    assert run.read_status().state == "paused"  # type: ignore[union-attr]
+    assert resume(run, Watcher()) == 0
+    assert same_lora(whole, run.output / "test.safetensors")
+
+
+OPTIMIZERS = ("adamw", "adamw8bit", "paged_adamw8bit", "lion", "lion8bit", "adafactor", "prodigy", "schedulefree")
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_every_optimizer_resumes_exactly(shared: Path, tmp_path: Path, optimizer: str) -> None:
+    """Rank 64 makes tensors of 4096 elements, from which bitsandbytes keeps 8-bit state."""
+    base = tiny_base("sd15", shared / "bases")
+    settings = overrides({"recipe.rank": 64, "recipe.optimizer.name": optimizer, "recipe.layers": "attention"})
+    settings += ["report.previews.prompts=[]", "recipe.steps=4"]
+    whole = train(write_job(tmp_path / "a", base, shared / "pictures"), settings)
+    job = write_job(tmp_path / "b", base, shared / "pictures")
+    assert start(job, settings, Watcher(stop_at(3, job))) == 75
+    run = run_of(job)
+    if "8bit" in optimizer:
+        saved = safetensors.torch.load_file(run.checkpoints / "step-00000003" / "optimizer.safetensors")
+        assert any(tensor.dtype == torch.uint8 for tensor in saved.values())
+    assert resume(run, Watcher()) == 0
+    assert same_lora(whole, run.output / "test.safetensors")
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_low_precision_resumes_exactly(shared: Path, tmp_path: Path, dtype: str) -> None:
+    base = tiny_base("sdxl", shared / "bases")
+    settings = [f"fit.dtype={dtype}", "recipe.text_encoder.learning_rate=1e-4", "recipe.dropout=0.1"]
+    whole = train(write_job(tmp_path / "a", base, shared / "pictures"), settings)
+    job = write_job(tmp_path / "b", base, shared / "pictures")
+    assert start(job, settings, Watcher(stop_at(3, job))) == 75
+    run = run_of(job)
+    assert resume(run, Watcher()) == 0
+    assert same_lora(whole, run.output / "test.safetensors")
+
+
+def test_stop_exports_and_the_run_can_be_extended(shared: Path, tmp_path: Path) -> None:
+    base = tiny_base("sd15", shared / "bases")
+    job = write_job(tmp_path / "b", base, shared / "pictures")
+    assert start(job, [], Watcher(stop_at(3, job, "stop"))) == 75
+    run = run_of(job)
+    assert (run.output / "test-step000003.safetensors").exists()
+    assert resume(run, Watcher(), steps=8) == 0
+    longer = train(write_job(tmp_path / "a", base, shared / "pictures"), ["recipe.steps=8"])
+    assert tensors_sha(longer) == tensors_sha(run.output / "test.safetensors")
+
+
+def test_a_finished_run_can_be_extended(shared: Path, tmp_path: Path) -> None:
+    base = tiny_base("sd15", shared / "bases")
+    job = write_job(tmp_path / "b", base, shared / "pictures")
+    train(job)
+    run = run_of(job)
+    assert resume(run, Watcher(), steps=8, schedule="restart") == 0
+    longer = train(write_job(tmp_path / "a", base, shared / "pictures"), ["recipe.steps=8"])
+    assert tensors_sha(longer) == tensors_sha(run.output / "test.safetensors")  # the schedule is constant
+
+
+def test_resume_refuses_a_changed_job(shared: Path, tmp_path: Path) -> None:
+    job = write_job(tmp_path / "b", tiny_base("sd15", shared / "bases"), shared / "pictures")
+    assert start(job, [], Watcher(stop_at(3, job))) == 75
+    run = run_of(job)
+    run.job.write_text(run.job.read_text(encoding="utf-8").replace("alpha = 2.0", "alpha = 4.0"), encoding="utf-8")
+    with pytest.raises(RunError) as refused:
+        resume(run, Watcher())
+    assert refused.value.code == "run.job_changed"
+
+
+def test_resume_refuses_a_changed_base(shared: Path, tmp_path: Path) -> None:
+    base = tiny_base("sd15", tmp_path / "bases", form="single")
+    job = write_job(tmp_path / "b", base, shared / "pictures")
+    assert start(job, [], Watcher(stop_at(3, job))) == 75
+    tiny_base("sd15", tmp_path / "other", form="single", seed=1).replace(base)
+    with pytest.raises(RunError) as refused:
+        resume(run_of(job), Watcher())
+    assert refused.value.code == "run.base_changed"
+
+
+def test_a_damaged_checkpoint_is_passed_over(shared: Path, tmp_path: Path) -> None:
+    base = tiny_base("sd15", shared / "bases")
+    whole = train(write_job(tmp_path / "a", base, shared / "pictures"))
+    job = write_job(tmp_path / "b", base, shared / "pictures")
+    assert start(job, [], Watcher(stop_at(3, job))) == 75
+    run = run_of(job)
+    damaged = run.checkpoints / "step-00000003" / "adapter.safetensors"
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"\x7f")
+    watcher = Watcher()
+    assert resume(run, watcher) == 0
+    assert [event.code for event in watcher.of(events.Notice)] == ["checkpoint.damaged"]  # type: ignore[attr-defined]
+    assert same_lora(whole, run.output / "test.safetensors")
+
+
+def test_a_damaged_cache_entry_is_made_anew(shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = tmp_path / "cache"
+    monkeypatch.setenv("IMPASTO_CACHE", str(cache))
+    base = tiny_base("sd15", shared / "bases")
+    whole = train(write_job(tmp_path / "a", base, shared / "pictures"))
+    for entry in cache.rglob("*.safetensors"):
+        data = bytearray(entry.read_bytes())
+        data[-1] ^= 0xFF
+        entry.write_bytes(data)
+    again = train(write_job(tmp_path / "b", base, shared / "pictures"))
+    assert same_lora(whole, again)
+
+
+def test_portions_change_nothing(shared: Path, tmp_path: Path) -> None:
+    """A disk limit below one epoch makes a portion of every epoch."""
+    base = tiny_base("sd15", shared / "bases")
+    settings = ["recipe.pictures.crop=random", "recipe.captions.shuffle=true"]
+    whole = train(write_job(tmp_path / "a", base, shared / "pictures"), settings)
+    job = write_job(tmp_path / "b", base, shared / "pictures")
+    portioned = train(job, [*settings, "fit.cache_gigabytes=1e-9"])
+    assert tensors_sha(whole) == tensors_sha(portioned)
+
+
+def test_a_preview_holds_its_settings(shared: Path, tmp_path: Path) -> None:
+    from PIL import Image
+
+    job = write_job(tmp_path, tiny_base("sdxl", shared / "bases"), shared / "pictures")
+    train(job)
+    with Image.open(run_of(job).samples / "step-00000003-0.png") as picture:
+        assert picture.size == (64, 64)
+        settings = json.loads(picture.text["impasto"])  # type: ignore[attr-defined]
+        assert settings["prompt"] == "sks, a cat" and settings["step"] == 3
+        assert "Seed: 1" in picture.text["parameters"]  # type: ignore[attr-defined]

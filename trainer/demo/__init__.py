@@ -1,0 +1,108 @@
+"""The demo: trains a real LoRA on the bundled base and shows the same prompts without and with it."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+
+from trainer.config.base import BaseConfig
+from trainer.config.report import PromptConfig
+from trainer.demo.sheet import Row, draw_sheet
+from trainer.demo.style import style_progress
+from trainer.files.assets import asset_path
+from trainer.protocol import atomic, events
+from trainer.protocol.rundir import RunDirectory
+from trainer.render import LoraUse, Renderer
+from trainer.training.reporter import OnEvent
+from trainer.training.run import start
+
+SIDE = 128
+PREVIEW_STEPS = 20
+GUIDANCE = 5.0
+SHEET = "before-and-after.png"
+
+
+@dataclass(frozen=True, slots=True)
+class DemoResult:
+    """What the demo shows."""
+
+    run: Path
+    lora: Path
+    sheet: Path
+    style: float
+    """How far prompts outside the dataset went from the base's look (0) to the dataset's (1)."""
+    held_out_before: float
+    held_out_after: float
+
+    @property
+    def held_out_fall(self) -> float:
+        """By what share the held-out loss fell."""
+        return 1 - self.held_out_after / self.held_out_before
+
+
+def run(folder: Path, on_event: OnEvent) -> DemoResult:
+    """Trains the demo job in ``folder`` and writes the picture of its effect there. Raises ImpastoError."""
+    folder.mkdir(parents=True, exist_ok=True)
+    job = folder / "job.toml"
+    atomic.write_text(job, job_text())
+    former = set((folder / "runs").glob("*"))
+    start(job, [], on_event)
+    (new,) = set((folder / "runs").glob("*")) - former
+    finished = RunDirectory.open(new)
+    lora = finished.output / "neon.safetensors"
+    sheet, style = compare(lora, folder / SHEET)
+    before, after = held_out_losses(finished)
+    return DemoResult(finished.path, lora, sheet, style, before, after)
+
+
+def job_text() -> str:
+    """The demo job, with the bundled base and pictures where they lie on this machine."""
+    template = asset_path("demo", "job.toml").read_text(encoding="utf-8")
+    return template.replace("@BASE@", asset_path("demo", "base").as_posix()).replace(
+        "@PICTURES@", asset_path("demo", "pictures").as_posix()
+    )
+
+
+def prompts() -> Mapping[str, Any]:
+    """The trigger, and the prompts inside and outside the dataset."""
+    return tomllib.loads(asset_path("demo", "prompts.toml").read_text(encoding="utf-8"))
+
+
+def compare(lora: Path, sheet: Path) -> tuple[Path, float]:
+    """Draws every prompt without and with the LoRA from the same noise; returns the sheet and the style's progress."""
+    words = prompts()
+    inside, outside = list(words["inside"]), list(words["outside"])
+    before = draw(inside + outside, [])
+    after = draw([f"{words['trigger']}, {text}" for text in inside + outside], [LoraUse(lora)])
+    rows = [Row("base", before), Row("base + LoRA", after)]
+    draw_sheet(rows, inside + outside, len(inside)).save(sheet)
+    return sheet, style_progress(before[len(inside) :], after[len(inside) :], dataset_pictures())
+
+
+def draw(texts: Sequence[str], loras: Sequence[LoraUse]) -> list[Image.Image]:
+    """One picture a prompt by the bundled base with ``loras``; the same noise for every prompt's place in the list."""
+    base = BaseConfig(model=str(asset_path("demo", "base")))
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    renderer = Renderer(base, loras, device=device, dtype=torch.float32, clip_skip=None, progress=None)
+    settings = [
+        PromptConfig(prompt=text, seed=seed, steps=PREVIEW_STEPS, guidance=GUIDANCE) for seed, text in enumerate(texts)
+    ]
+    return [renderer.draw(prompt, SIDE, SIDE) for prompt in settings]
+
+
+def dataset_pictures() -> list[Image.Image]:
+    """The demo's training pictures."""
+    return [Image.open(path).convert("RGB") for path in sorted(asset_path("demo", "pictures").glob("*.png"))]
+
+
+def held_out_losses(finished: RunDirectory) -> tuple[float, float]:
+    """The held-out loss at the start and at the end of a run."""
+    written, _ = events.read_events(finished.events)
+    losses = [event.loss for event in written if isinstance(event, events.Validation) and event.loss is not None]
+    return losses[0], losses[-1]
