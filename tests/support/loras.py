@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import copy
+import gzip
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
+from diffusers import UNet2DConditionModel
 from torch import Tensor, nn
+from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
 
 from tests.support.tiny import tiny_models
 from trainer.adapter.attach import Adapter, attach
@@ -29,6 +33,42 @@ EVERYTHING = RecipeConfig.model_validate(
 )
 
 
+_GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "names"
+_CLIP_L = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12}
+_CLIP_G = {"hidden_size": 1280, "intermediate_size": 5120, "num_hidden_layers": 32, "num_attention_heads": 20}
+_UNETS: dict[Family, dict[str, Any]] = {
+    "sd15": {"cross_attention_dim": 768, "attention_head_dim": 8},
+    "sdxl": {
+        "block_out_channels": (320, 640, 1280),
+        "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"),
+        "up_block_types": ("CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"),
+        "transformer_layers_per_block": (1, 2, 10),
+        "attention_head_dim": (5, 10, 20),
+        "cross_attention_dim": 2048,
+        "use_linear_projection": True,
+        "addition_embed_type": "text_time",
+        "addition_time_embed_dim": 256,
+        "projection_class_embeddings_input_dim": 2816,
+    },
+}
+
+
+def full_size(family: Family) -> tuple[Any, list[Any]]:
+    """Return UNet and text encoders in full size on the meta device."""
+    with torch.device("meta"):
+        unet = UNet2DConditionModel(**_UNETS[family])
+        encoders: list[Any] = [CLIPTextModel(CLIPTextConfig(**_CLIP_L))]
+        if family == "sdxl":
+            encoders.append(CLIPTextModelWithProjection(CLIPTextConfig(**_CLIP_G)))
+    return unet, encoders
+
+
+def golden_rows(family: Family) -> list[list[str]]:
+    """Return (name, set, shape of down, shape of up) of each layer that sd-scripts adapts."""
+    text = gzip.decompress((_GOLDEN / f"{family}.tsv.gz").read_bytes()).decode()
+    return [line.split("\t") for line in text.splitlines()]
+
+
 @dataclass
 class Models:
     """The networks of a tiny base that a LoRA can change, as copies of their own."""
@@ -40,9 +80,12 @@ class Models:
     @classmethod
     def copies(cls, family: Family, dtype: torch.dtype = torch.float64) -> Models:
         # Module.to, because the one of diffusers logs an empty warning for each UNet.
-        models = {part: nn.Module.to(copy.deepcopy(model), dtype) for part, model in tiny_models(family).items()}
-        encoders = [models[part] for part in ("text_encoder", "text_encoder_2") if part in models]
-        return cls(family, models["unet"], encoders)
+        models = {
+            part: nn.Module.to(copy.deepcopy(model), dtype)
+            for part, model in tiny_models(family).items()
+            if part != "vae"
+        }
+        return cls(family, models.pop("unet"), list(models.values()))
 
     @property
     def parts(self) -> dict[str, Any]:

@@ -155,7 +155,7 @@ def _drop_out(adapter: Adapter, recipe: RecipeConfig, down: nn.Module, inputs: o
         axis = 1 if isinstance(down, nn.Conv2d) else output.ndim - 1
         shape = [size if dim in (0, axis) else 1 for dim, size in enumerate(output.shape)]
         kept = torch.rand(shape, device=output.device) >= recipe.rank_dropout
-        output = output * (kept / (1 - recipe.rank_dropout)).to(output.dtype)
+        output = output * (kept.to(output.dtype) / (1 - recipe.rank_dropout))
     if recipe.module_dropout:
         kept = torch.rand((), device=output.device) >= recipe.module_dropout
         output = output * kept.to(output.dtype)

@@ -43,13 +43,13 @@ def export_lora(
     entries = json.loads(serialised[8:start])
     payload = memoryview(serialised)[start:]
     header = _header(entries, {**metadata, **_hashes(entries, payload, metadata)})
+    whole = hashlib.sha256(header)
+    whole.update(payload)
     with atomic.staged(path) as temporary:
         with temporary.open("wb") as file:
             file.write(header)
             file.write(payload)
-        _check_written(temporary, adapter.table, naming, hashlib.sha256(payload).hexdigest())
-    whole = hashlib.sha256(header)
-    whole.update(payload)
+        _check_written(temporary, adapter.table, naming, whole.hexdigest())
     return whole.hexdigest()
 
 
@@ -133,7 +133,7 @@ def _check_written(written: Path, table: Sequence[Slot], naming: Naming, digest:
     halved = [key for key in header.tensors if key in expected and not header.tensors.keys() >= set(expected[key])]
     with safe_open(written, framework="pt") as file:
         broken = [key for key in header.tensors if not file.get_tensor(key).isfinite().all()]
-    if unknown or halved or broken or _payload_digest(written) != digest:
+    if unknown or halved or broken or _digest(written) != digest:
         first = next(iter(unknown + halved + broken), "its bytes")
         raise LoraFileError(
             "lora.damaged",
@@ -142,7 +142,6 @@ def _check_written(written: Path, table: Sequence[Slot], naming: Naming, digest:
         )
 
 
-def _payload_digest(written: Path) -> str:
+def _digest(written: Path) -> str:
     with written.open("rb") as file:
-        file.seek(8 + int.from_bytes(file.read(8), "little"))
         return hashlib.file_digest(file, "sha256").hexdigest()

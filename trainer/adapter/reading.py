@@ -38,6 +38,7 @@ _REFUSED = {
     "OFT": (".oft_",),
     "a full difference": (".diff", ".diff_b"),
 }
+_FORMATS = ("F16", "BF16", "F32", "F64", "F8_E4M3", "F8_E5M2")
 # Width of the text that a UNet's cross-attention reads, which tells the families apart.
 _WIDTHS = {768: "SD 1.5", 1024: "SD 2", 2048: "SDXL"}
 _FAMILY_NAMES: dict[Family, str] = {"sd15": "SD 1.5", "sdxl": "SDXL"}
@@ -82,6 +83,7 @@ def read_lora(path: Path, family: Family, table: Sequence[Slot]) -> LoraWeights:
     _refuse_other_kinds(path, header)
     _refuse_other_family(path, header, family)
     keys, unmatched = _sort_keys(path, header, table)
+    _refuse_other_formats(path, header, keys)
     if not keys:
         raise LoraFileError(
             "lora.unknown",
@@ -152,6 +154,14 @@ def _sort_keys(path: Path, header: Header, table: Sequence[Slot]) -> tuple[dict[
     return keys, unmatched
 
 
+def _refuse_other_formats(path: Path, header: Header, keys: Mapping[Slot, Mapping[str, str]]) -> None:
+    """Refuse matrices of integers, which are packed by some rule of their own, and formats that PyTorch lacks."""
+    for roles in keys.values():
+        for role, key in roles.items():
+            if role != "alpha" and header.tensors[key].dtype not in _FORMATS:
+                raise _broken(path, f"has a number format that no LoRA has, {header.tensors[key].dtype}, at {key}")
+
+
 def _flatten(module: str) -> str:
     """Bring a layer's name in any naming to the form that `names.aliases` lists."""
     name = module.replace(".processor.", ".").replace(".", "_").removeprefix("lora_")
@@ -204,6 +214,8 @@ class _StatedAlpha:
         if self._stated.get(f"{slot.part}.use_dora"):
             raise _broken(self._path, "says that it is a DoRA but lacks its magnitudes")
         pattern = self._stated.get(f"{slot.part}.alpha_pattern") or {}
+        if not isinstance(pattern, dict):
+            raise _broken(self._path, f"states an alpha_pattern that is not a table: {pattern!r}")
         own = [value for name, value in pattern.items() if f".{slot.module}".endswith(f".{name}")]
         alpha = own[0] if own else self._stated.get(f"{slot.part}.lora_alpha", rank)
         if not isinstance(alpha, int | float):

@@ -1,0 +1,364 @@
+"""LoRA files of every naming read alike, continued from, drawn with, and refused with a sentence and a remedy."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from tests.support.loras import EVERYTHING, Models, merge, random_weights
+from trainer.adapter.apply import apply_loras
+from trainer.adapter.attach import Adapter, initial_weights
+from trainer.adapter.continuing import continue_from
+from trainer.adapter.export import export_lora
+from trainer.adapter.names import Slot
+from trainer.adapter.reading import LoraWeights, read_lora
+from trainer.config.base import Family
+from trainer.config.recipe import RecipeConfig
+from trainer.dataset.randomness import generator
+from trainer.errors import LoraFileError
+
+FAMILIES: list[Family] = ["sd15", "sdxl"]
+Rename = Callable[[Slot], tuple[str, str, str | None]]
+
+
+def flat(prefix: str, path: str) -> str:
+    return f"lora_{prefix}_{path.replace('.', '_')}"
+
+
+def kohya(slot: Slot) -> tuple[str, str, str | None]:
+    return slot.down, slot.up, f"{slot.kohya}.alpha"
+
+
+def other_blocks(slot: Slot) -> tuple[str, str, str | None]:
+    """The block naming that sd-scripts does not write for the family, text encoders as transformers 5.6 has them."""
+    prefix = {"unet": "unet", "text_encoder": "te1", "text_encoder_2": "te2"}[slot.part]
+    path = slot.ldm if slot.kohya.endswith(slot.module.replace(".", "_")) else slot.module
+    name = flat(prefix, path.removeprefix("text_model."))
+    return f"{name}.lora_down.weight", f"{name}.lora_up.weight", f"{name}.alpha"
+
+
+def peft(slot: Slot) -> tuple[str, str, str | None]:
+    return f"{slot.part}.{slot.module}.lora_A.weight", f"{slot.part}.{slot.module}.lora_B.default.weight", None
+
+
+def diffusers(slot: Slot) -> tuple[str, str, str | None]:
+    path = f"{slot.part}.{slot.module.removeprefix('text_model.')}"
+    return f"{path}.lora.down.weight", f"{path}.lora.up.weight", None
+
+
+def first_diffusers(slot: Slot) -> tuple[str, str, str | None]:
+    """As diffusers wrote attention before PEFT: a processor between, and the layer's name run into the suffix."""
+    path = f"{slot.part}.{slot.module}".removesuffix(".0").replace(".to_", ".processor.to_")
+    joint = "_lora" if ".processor." in path else ".lora_linear_layer"
+    return f"{path}{joint}.down.weight", f"{path}{joint}.up.weight", None
+
+
+@cache
+def attached(family: Family, recipe: RecipeConfig = EVERYTHING) -> tuple[Models, Adapter, dict[str, Tensor]]:
+    """Return models with an adapter of random weights; shared between tests, so treat all three as read-only."""
+    models = Models.copies(family)
+    adapter = models.attach(recipe)
+    return models, adapter, random_weights(adapter)
+
+
+def write(path: Path, adapter: Adapter, weights: dict[str, Tensor], rename: Rename, **metadata: str) -> Path:
+    tensors = {}
+    for slot in adapter.slots:
+        down, up, alpha = rename(slot)
+        tensors[down], tensors[up] = weights[slot.down], weights[slot.up]
+        if alpha:
+            tensors[alpha] = torch.tensor(adapter.alpha[slot.kohya])
+    safetensors.torch.save_file(tensors, path, metadata)
+    return path
+
+
+@pytest.mark.parametrize("rename", [kohya, other_blocks, peft, diffusers, first_diffusers])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_naming_is_read_alike(family: Family, rename: Rename, tmp_path: Path) -> None:
+    _, adapter, weights = attached(family)
+    lora = read_lora(write(tmp_path / "a.safetensors", adapter, weights, rename), family, adapter.table)
+    assert lora.unmatched == ()
+    assert tuple(lora.layers) == adapter.slots
+    stated = rename(adapter.slots[0])[2] is not None
+    for slot, layer in lora.layers.items():
+        assert torch.equal(layer.down, weights[slot.down])
+        assert torch.equal(layer.up, weights[slot.up])
+        assert layer.alpha == (adapter.alpha[slot.kohya] if stated else layer.rank)
+
+
+def test_alpha_is_found_in_diffusers_metadata(tmp_path: Path) -> None:
+    _, adapter, weights = attached("sdxl")
+    stated = {
+        "unet.lora_alpha": 8,
+        "unet.alpha_pattern": {"down_blocks.0.resnets.0.conv1": 2.5},
+        "text_encoder.lora_alpha": 3,
+        "text_encoder.use_rslora": True,
+        "text_encoder.alpha_pattern": None,
+    }
+    metadata = {"lora_adapter_metadata": json.dumps(stated)}
+    path = write(tmp_path / "a.safetensors", adapter, weights, peft, **metadata)
+    for slot, layer in read_lora(path, "sdxl", adapter.table).layers.items():
+        expected = {"unet": 8.0, "text_encoder": 3.0 * layer.rank**0.5, "text_encoder_2": layer.rank}[slot.part]
+        assert layer.alpha == (2.5 if slot.module == "down_blocks.0.resnets.0.conv1" else expected)
+
+
+def test_keys_that_fit_nothing_are_named(tmp_path: Path) -> None:
+    _, adapter, weights = attached("sdxl")
+    path = write(tmp_path / "a.safetensors", adapter, weights, kohya)
+    strange = {
+        "lora_te2_text_projection.lora_down.weight": torch.ones(2, 2),
+        "bundle_emb.x.clip_l": torch.ones(1, 2),
+    }
+    safetensors.torch.save_file(safetensors.torch.load_file(path) | strange, path)
+    assert set(read_lora(path, "sdxl", adapter.table).unmatched) == set(strange)
+    with pytest.raises(LoraFileError, match="2 keys that fit no layer"):
+        continued(path, "sdxl", adapter)
+
+
+@pytest.mark.parametrize(
+    ("key", "word"),
+    [
+        ("lora_unet_mid_block_attentions_0_proj_in.dora_scale", "DoRA"),
+        ("unet.mid_block.attentions.0.proj_in.lora_magnitude_vector", "DoRA"),
+        ("lora_unet_mid_block_attentions_0_proj_in.hada_w1_a", "LoHa"),
+        ("lora_unet_mid_block_attentions_0_proj_in.lokr_w1", "LoKr"),
+        ("lora_unet_mid_block_resnets_0_conv1.lora_mid.weight", "Tucker"),
+        ("lora_unet_mid_block_attentions_0_proj_in.oft_blocks", "OFT"),
+        ("lora_unet_mid_block_attentions_0_proj_in.diff", "full difference"),
+    ],
+)
+def test_other_kinds_are_refused_by_name(key: str, word: str, tmp_path: Path) -> None:
+    _, adapter, weights = attached("sd15")
+    path = write(tmp_path / "a.safetensors", adapter, weights, kohya)
+    safetensors.torch.save_file(safetensors.torch.load_file(path) | {key: torch.ones(2)}, path)
+    with pytest.raises(LoraFileError, match=word) as caught:
+        read_lora(path, "sd15", adapter.table)
+    assert caught.value.code == "lora.kind"
+
+
+@pytest.mark.parametrize(("width", "made_for"), [(2048, "SDXL"), (1024, "SD 2")])
+@pytest.mark.parametrize("naming", ["kohya", "peft"])
+def test_another_family_is_told_by_its_text_width(width: int, made_for: str, naming: str, tmp_path: Path) -> None:
+    _, adapter, _ = attached("sd15")
+    name = "lora_unet_down_blocks_1_attentions_0_transformer_blocks_0_attn2_to_k"
+    keys = {"down": f"{name}.lora_down.weight", "up": f"{name}.lora_up.weight"}
+    if naming == "peft":
+        path = "unet.down_blocks.1.attentions.0.transformer_blocks.0.attn2.to_k"
+        keys = {"down": f"{path}.lora_A.weight", "up": f"{path}.lora_B.weight"}
+    tensors = {keys["down"]: torch.ones(4, width), keys["up"]: torch.ones(640, 4)}
+    safetensors.torch.save_file(tensors, tmp_path / "a.safetensors")
+    with pytest.raises(LoraFileError, match=f"made for {made_for}, but the base is SD 1.5"):
+        read_lora(tmp_path / "a.safetensors", "sd15", adapter.table)
+
+
+def drop_up(tensors: dict[str, Tensor], slot: Slot) -> None:
+    del tensors[slot.up]
+
+
+def put_nan(tensors: dict[str, Tensor], slot: Slot) -> None:
+    tensors[slot.down][0, 0] = float("nan")
+
+
+def other_rank(tensors: dict[str, Tensor], slot: Slot) -> None:
+    tensors[slot.down] = torch.ones(9, *tensors[slot.down].shape[1:])
+
+
+def empty_rank(tensors: dict[str, Tensor], slot: Slot) -> None:
+    tensors[slot.down], tensors[slot.up] = tensors[slot.down][:0], tensors[slot.up][:, :0]
+
+
+def vector(tensors: dict[str, Tensor], slot: Slot) -> None:
+    tensors[slot.down] = torch.ones(4)
+
+
+def long_alpha(tensors: dict[str, Tensor], slot: Slot) -> None:
+    tensors[f"{slot.kohya}.alpha"] = torch.ones(2)
+
+
+def zero_alpha(tensors: dict[str, Tensor], slot: Slot) -> None:
+    tensors[f"{slot.kohya}.alpha"] = torch.tensor(float("inf"))
+
+
+def integers(tensors: dict[str, Tensor], slot: Slot) -> None:
+    tensors[slot.down] = tensors[slot.down].to(torch.int8)
+
+
+def twice(tensors: dict[str, Tensor], slot: Slot) -> None:
+    tensors[f"{slot.part}.{slot.module}.lora_A.weight"] = tensors[slot.down].clone()
+
+
+def nothing_known(tensors: dict[str, Tensor], slot: Slot) -> None:
+    tensors.clear()
+    tensors["lora_unet_double_blocks_0_img_attn_proj.lora_down.weight"] = torch.ones(2, 2)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "sentence"),
+    [
+        (drop_up, "half of a layer"),
+        (put_nan, "not numbers"),
+        (other_rank, "do not fit each other"),
+        (empty_rank, "do not fit each other"),
+        (vector, "do not fit each other"),
+        (long_alpha, "not one number"),
+        (zero_alpha, "not numbers"),
+        (integers, "number format"),
+        (twice, "twice"),
+        (nothing_known, "no LoRA layer of SD 1.5"),
+    ],
+)
+def test_broken_files_are_refused(
+    spoil: Callable[[dict[str, Tensor], Slot], None], sentence: str, tmp_path: Path
+) -> None:
+    _, adapter, weights = attached("sd15")
+    path = write(tmp_path / "a.safetensors", adapter, weights, kohya)
+    tensors = safetensors.torch.load_file(path)
+    spoil(tensors, adapter.slots[3])
+    safetensors.torch.save_file(tensors, path)
+    with pytest.raises(LoraFileError, match=sentence) as caught:
+        read_lora(path, "sd15", adapter.table)
+    assert caught.value.remedy
+
+
+@pytest.mark.parametrize("data", [b"", b"<html>log in</html>", b"PK\x03\x04 pickle", None])
+def test_what_is_no_safetensors_file_is_refused(data: bytes | None, tmp_path: Path) -> None:
+    _, adapter, weights = attached("sd15")
+    path = write(tmp_path / "a.safetensors", adapter, weights, kohya)
+    path.write_bytes(path.read_bytes()[:-100] if data is None else data)
+    with pytest.raises(LoraFileError):
+        read_lora(path, "sd15", adapter.table)
+    with pytest.raises(LoraFileError):
+        read_lora(tmp_path / "missing.safetensors", "sd15", adapter.table)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["not json", '{"unet.lora_alpha": "eight"}', '{"unet.use_dora": true}', '{"unet.alpha_pattern": [1]}', "[1]" * 2],
+)
+def test_metadata_that_makes_no_sense_is_refused(text: str, tmp_path: Path) -> None:
+    _, adapter, weights = attached("sd15")
+    path = write(tmp_path / "a.safetensors", adapter, weights, peft, lora_adapter_metadata=text)
+    with pytest.raises(LoraFileError):
+        read_lora(path, "sd15", adapter.table)
+
+
+def continued(path: Path, family: Family, adapter: Adapter) -> dict[str, Tensor]:
+    initial = initial_weights(adapter, lambda name: generator(42, "adapter", sample=name))
+    return continue_from(path, family, adapter.table, adapter, initial)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_training_goes_on_from_what_the_file_does(family: Family, tmp_path: Path) -> None:
+    models, adapter, weights = attached(family)
+    path = tmp_path / "a.safetensors"
+    export_lora(path, weights, adapter, {})
+    other_alphas = {"alpha": 7.0, "conv_alpha": 1.0, "text_encoder": {"learning_rate": 1e-4, "rank": 2, "alpha": 9.0}}
+    again = Models.copies(family)
+    recipe = RecipeConfig.model_validate(EVERYTHING.model_dump() | other_alphas)
+    continuing = again.attach(recipe)
+    continuing.load(continued(path, family, continuing))
+    expected, found = models.predict(), again.predict()
+    assert (found - expected).norm() < 1e-6 * expected.norm()
+
+
+def test_layers_that_the_file_lacks_start_afresh(tmp_path: Path) -> None:
+    models, small, weights = attached("sdxl", RecipeConfig(layers="attention", rank=4, alpha=4.0))
+    path = tmp_path / "a.safetensors"
+    export_lora(path, weights, small, {})
+    again = Models.copies("sdxl")
+    large = again.attach(RecipeConfig(layers="all", rank=4, alpha=4.0))
+    start = continued(path, "sdxl", large)
+    large.load(start)
+    expected, found = models.predict(), again.predict()
+    assert (found - expected).norm() < 1e-12 * expected.norm()
+    fresh = [slot for slot in large.slots if slot.kohya not in small.rank]
+    assert fresh
+    assert all(start[slot.down].any() and not start[slot.up].any() for slot in fresh)
+
+
+@pytest.mark.parametrize(
+    ("changes", "remedy"),
+    [
+        ({"rank": 8}, "Set recipe.rank = 4."),
+        ({"conv_rank": 8}, "Set recipe.conv_rank = 3."),
+        ({"text_encoder": {"learning_rate": 1.0, "rank": 8}}, "Set recipe.text_encoder.rank = 2."),
+        (
+            {"conv_rank": 8, "text_encoder_2": {"learning_rate": 1.0, "rank": 8}},
+            "Set recipe.conv_rank = 3 and recipe.text_encoder_2.rank = 5.",
+        ),
+        ({"text_encoder": {}}, "Set recipe.text_encoder.learning_rate above 0."),
+        ({"layers": "linear"}, 'Set recipe.layers = "all".'),
+        ({"layers": "attention"}, 'Set recipe.layers = "all".'),
+    ],
+)
+def test_recipes_that_would_lose_something_are_refused_with_the_setting(
+    changes: dict[str, Any], remedy: str, tmp_path: Path
+) -> None:
+    _, adapter, weights = attached("sdxl")
+    path = tmp_path / "a.safetensors"
+    export_lora(path, weights, adapter, {})
+    recipe = RecipeConfig.model_validate(EVERYTHING.model_dump() | changes)
+    with pytest.raises(LoraFileError) as caught:
+        continued(path, "sdxl", Models.copies("sdxl").attach(recipe))
+    assert caught.value.remedy == remedy
+
+
+def test_resized_files_and_other_sizes_of_base_are_refused(tmp_path: Path) -> None:
+    _, adapter, weights = attached("sd15")
+    path = tmp_path / "a.safetensors"
+    export_lora(path, weights, adapter, {})
+    tensors = safetensors.torch.load_file(path)
+    linear = [slot for slot in adapter.slots if slot.kernel == 1 and slot.part == "unet"]
+    for slot, rank in zip(linear, (1, 2), strict=False):
+        tensors[slot.down], tensors[slot.up] = tensors[slot.down][:rank], tensors[slot.up][:, :rank].contiguous()
+    safetensors.torch.save_file(tensors, path)
+    with pytest.raises(LoraFileError, match=r"recipe\.rank is not 1 and 2") as caught:
+        continued(path, "sd15", adapter)
+    assert "not resized" in caught.value.remedy
+
+    tensors = {key: tensor for key, tensor in tensors.items() if linear[3].kohya in key}
+    tensors[linear[3].down] = torch.ones(4, 640)
+    safetensors.torch.save_file(tensors, path)
+    with pytest.raises(LoraFileError, match="does not fit this base: at " + linear[3].kohya):
+        continued(path, "sd15", adapter)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_drawing_with_loras_adds_them_by_strength(family: Family, tmp_path: Path) -> None:
+    drawn, merged = Models.copies(family), Models.copies(family)
+    loras: list[tuple[LoraWeights, float]] = []
+    recipes = (EVERYTHING, RecipeConfig(layers="attention", rank=3, alpha=7.0), EVERYTHING)
+    for seed, (recipe, strength) in enumerate(zip(recipes, (0.8, -0.5, 0.0), strict=True)):
+        adapter = Models.copies(family).attach(recipe)
+        weights = random_weights(adapter, seed)
+        path = tmp_path / f"{seed}.safetensors"
+        export_lora(path, weights, adapter, {})
+        loras.append((read_lora(path, family, adapter.table), strength))
+        merge(merged, adapter, weights, strength)
+    apply_loras(drawn.unet, drawn.text_encoders, loras, dtype=torch.float64)
+    expected, found = merged.predict(), drawn.predict()
+    assert (found - expected).norm() < 1e-6 * expected.norm()
+    assert not any(parameter.requires_grad for model in drawn.parts.values() for parameter in model.parameters())
+
+
+def test_matrices_written_for_the_other_kind_of_layer_are_understood(tmp_path: Path) -> None:
+    """SD 1.5's proj_in is a 1x1 convolution; some programs write it as a matrix (interop.md section 7, proj_2d)."""
+    models, adapter, weights = attached("sd15")
+    flattened = {
+        key: tensor.flatten(1) if tensor.shape[2:] == (1, 1) and "proj_" in key else tensor
+        for key, tensor in weights.items()
+    }
+    assert flattened["lora_unet_mid_block_attentions_0_proj_in.lora_up.weight"].ndim == 2
+    path = write(tmp_path / "a.safetensors", adapter, flattened, kohya)
+    drawn = Models.copies("sd15")
+    apply_loras(drawn.unet, drawn.text_encoders, [(read_lora(path, "sd15", adapter.table), 1.0)], dtype=torch.float64)
+    expected, found = models.predict(), drawn.predict()
+    assert (found - expected).norm() < 1e-6 * expected.norm()
