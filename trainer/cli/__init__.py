@@ -1,0 +1,52 @@
+"""The command line, thin: words in, words out. Commands import what they need when they run: help is instant."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import sys
+from collections.abc import Sequence
+
+from trainer import __version__
+from trainer.cli import datasets, doctor, drawing, jobs, runs, storage
+from trainer.cli.outcome import guarded
+
+_DESCRIPTION = """\
+Impasto trains SD 1.5 and SDXL LoRAs: from a folder of pictures to a file that loads everywhere.
+
+first steps:
+  python -m trainer doctor                                      does this machine have what it takes?
+  python -m trainer check ./pictures                            what is wrong or doubtful in the pictures?
+  python -m trainer new --base model.safetensors --pictures ./pictures my-style
+  python -m trainer train my-style/job.toml                     Ctrl-C pauses; nothing is lost
+  python -m trainer resume my-style                             goes on where it stopped
+"""
+_EPILOG = """\
+`python -m trainer COMMAND --help` explains a command. RUN is the name or the folder of a run, as `runs` lists them.
+exit codes: 0 done, 75 paused or stopped and can be resumed, 2 something in your input needs a change, 1 a fault.
+"""
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run the command that `words` (absent: the process's own) name; return the exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        # Windows' pipes and old consoles take one small alphabet unless told otherwise.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(encoding="utf-8", errors="replace")
+    options = _parser().parse_args(words)
+    return guarded(lambda: int(options.command(options)), debug=options.debug)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m trainer",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"Impasto {__version__}")
+    parser.add_argument("--debug", action="store_true", help="show where a fault of Impasto itself happened")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for group in (jobs, runs, datasets, drawing, doctor, storage):
+        group.add_commands(commands)
+    return parser

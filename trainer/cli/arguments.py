@@ -1,0 +1,37 @@
+"""Defines commands and the words that several of them share."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import TypeAlias
+
+Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+
+
+def add_command(
+    commands: Commands, name: str, what: str, run: Callable[[argparse.Namespace], int]
+) -> argparse.ArgumentParser:
+    """Define a command that does `what` by calling `run`, which returns the exit code."""
+    parser = commands.add_parser(name, help=what, description=f"{what[0].upper()}{what[1:]}.")
+    # Also behind the command, where people write it; suppressed, so that its absence there does not unset the other.
+    parser.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+    parser.set_defaults(command=run)
+    return parser
+
+
+def add_run(parser: argparse.ArgumentParser) -> None:
+    """Define RUN."""
+    parser.add_argument("run", metavar="RUN", help="the run's name or folder; `runs` lists them")
+
+
+def add_base(parser: argparse.ArgumentParser) -> None:
+    """Define --base."""
+    parser.add_argument(
+        "--base", required=True, help=".safetensors checkpoint, diffusers folder, owner/name, or https link"
+    )
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """Define --json, for every command that shows a run's events."""
+    parser.add_argument("--json", action="store_true", help="print the run's events as JSON lines, for programs")

@@ -1,0 +1,184 @@
+"""The commands that look at files before anything is trained: check a dataset, inspect a model file."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trainer.cli import words
+from trainer.cli.arguments import Commands, add_command
+from trainer.errors import EXIT_BAD_INPUT, EXIT_DONE, DatasetError, LoraFileError
+from trainer.protocol import events
+
+if TYPE_CHECKING:
+    from trainer.config.dataset import DatasetConfig
+    from trainer.config.recipe import RecipeConfig
+    from trainer.dataset.findings import Finding
+    from trainer.dataset.listing import Dataset
+    from trainer.dataset.picture import Kind, Picture
+    from trainer.files.identify import BaseIdentity
+
+_SEVERITIES = {"error": "Error", "warning": "Warning", "info": "Note"}
+_MOST_PATHS = 10
+
+
+def add_commands(commands: Commands) -> None:
+    """Define the words of each command."""
+    what = "say all that is wrong or doubtful in a dataset, and what an epoch will see"
+    check = add_command(commands, "check", what, run_check)
+    check.add_argument("dataset", metavar="DATASET", type=Path, help="a folder of pictures, or a job.toml")
+    check.add_argument("--recursive", action="store_true", help="with a folder: look into its subfolders too")
+    check.add_argument(
+        "--resolution", type=int, metavar="PIXELS", help="512 for SD 1.5, 1024 for SDXL (default: the job's)"
+    )
+    check.add_argument(
+        "--show-captions", action="store_true", help="list every picture of the first epoch with its text"
+    )
+    check.add_argument("--all", action="store_true", help=f"name all files of a finding, not just {_MOST_PATHS}")
+
+    inspect = add_command(commands, "inspect", "say what a base model or LoRA file is", run_inspect)
+    inspect.add_argument("file", metavar="FILE", type=Path, help="a .safetensors file or a diffusers folder")
+
+
+def run_check(options: argparse.Namespace) -> int:
+    """Check a dataset; the exit code is 2 when pictures cannot be used."""
+    from trainer.dataset.listing import read_dataset
+
+    dataset, recipe = _what_to_check(options)
+    with _progress() as progress:
+        found = read_dataset(dataset, recipe, progress)
+    _print_summary(found, recipe)
+    for severity, title in _SEVERITIES.items():
+        for finding in found.findings:
+            if finding.severity == severity:
+                _print_finding(title, finding, _MOST_PATHS if not options.all else len(finding.paths))
+    if options.show_captions:
+        _print_captions(found.pictures, recipe)
+    return EXIT_BAD_INPUT if any(finding.severity == "error" for finding in found.findings) else EXIT_DONE
+
+
+def _what_to_check(options: argparse.Namespace) -> tuple[DatasetConfig, RecipeConfig]:
+    """Return a job's dataset and recipe, or a folder with the recipe as it is unless one says otherwise."""
+    from trainer.config.dataset import DatasetConfig, FolderConfig
+    from trainer.config.load import load_job
+    from trainer.config.recipe import RecipeConfig
+
+    if options.dataset.suffix == ".toml":
+        job = load_job(options.dataset)
+        resolution = options.resolution or job.recipe.resolution or _native_resolution(job.base.model)
+        return job.dataset, job.recipe.changed(resolution=resolution)
+    if options.dataset.is_file():
+        raise DatasetError(
+            "dataset.file",
+            f"{options.dataset} is a file.",
+            "Name the folder that holds the pictures, or a job.toml.",
+        )
+    folder = FolderConfig(path=str(options.dataset.absolute()), recursive=options.recursive)
+    return DatasetConfig(folders=(folder,)), RecipeConfig().changed(resolution=options.resolution or 1024)
+
+
+def _native_resolution(base: str) -> int:
+    """Return the resolution that a base was made for; SDXL's where the base is not on this disk."""
+    from trainer.config.fit_table import NATIVE_RESOLUTION
+    from trainer.files.identify import identify_base
+
+    return NATIVE_RESOLUTION[identify_base(Path(base)).family if Path(base).exists() else "sdxl"]
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[int, int], None]]:
+    """Give a function that shows how far the check is, on stderr: the findings are the result."""
+    from trainer.cli.display import open_display
+
+    with open_display(sys.stderr, as_json=False) as show:
+        show(events.PhaseStarted("check", None))
+        yield lambda done, total: show(events.PhaseProgress("check", done, total))
+
+
+def _print_summary(found: Dataset, recipe: RecipeConfig) -> None:
+    from trainer.dataset.sampling import samples_per_epoch, steps_per_epoch
+
+    kinds = Counter(picture.kind for picture in found.pictures)
+    named: dict[Kind, str] = {
+        "train": "to train on",
+        "regularisation": "for regularisation",
+        "validation": "held out to measure",
+    }
+    print(
+        ", ".join(
+            f"{words.counted(kinds[kind], 'picture', 'pictures')} {text}" for kind, text in named.items() if kinds[kind]
+        )
+    )
+    if not kinds["train"]:
+        return
+    showings, steps = samples_per_epoch(found.pictures), steps_per_epoch(found.pictures, recipe)
+    print(
+        f"An epoch shows {words.counted(showings, 'picture', 'pictures')} in {words.counted(steps, 'step', 'steps')}"
+        f" of {recipe.effective_batch}, at {recipe.resolution} pixels in these sizes:"
+    )
+    sizes = Counter(picture.bucket for picture in found.pictures if picture.kind == "train")
+    for (width, height), number in sizes.most_common():
+        print(f"  {width}×{height}: {words.counted(number, 'picture', 'pictures')}")
+
+
+def _print_finding(title: str, finding: Finding, most: int) -> None:
+    print(f"\n{title}: {finding.sentence}")
+    if finding.remedy:
+        print(f"  What to do: {finding.remedy}")
+    for path in finding.paths[:most]:
+        print(f"  {path}")
+    if len(finding.paths) > most:
+        print(f"  and {len(finding.paths) - most:,} more; --all names them")
+
+
+def _print_captions(pictures: tuple[Picture, ...], recipe: RecipeConfig) -> None:
+    from trainer.dataset.sampling import epoch_batches
+
+    print("\nWhat the first epoch will see, in its order:")
+    for number, batch in enumerate(epoch_batches(pictures, recipe, 0), start=1):
+        for sample in batch:
+            print(f"  step {number}: {sample.picture.path.name}: {sample.caption or '(no text)'}")
+
+
+def run_inspect(options: argparse.Namespace) -> int:
+    """Say what a file is: a base, a LoRA, or what else."""
+    from trainer.errors import BaseModelError
+    from trainer.files.identify import identify_base
+
+    try:
+        identity = identify_base(options.file)
+    except BaseModelError as error:
+        if error.code != "base.other_model" or not _print_lora(options.file):
+            raise
+        return EXIT_DONE
+    _print_base(options.file, identity)
+    return EXIT_DONE
+
+
+def _print_base(path: Path, identity: BaseIdentity) -> None:
+    print(f"{path} is a base that LoRAs can be trained on.")
+    for sentence in identity.evidence:
+        print(f"  {sentence}")
+    if identity.prediction is None:
+        print('  Nothing tells what it predicts: state base.prediction = "epsilon" or "v" in the job.')
+    if not identity.has_vae:
+        print("  It has no VAE: name one under base.vae in the job.")
+
+
+def _print_lora(path: Path) -> bool:
+    """Say what a LoRA holds; False when the file is none."""
+    from trainer.files.identify import identify_lora
+
+    try:
+        identity = identify_lora(path)
+    except LoraFileError:
+        return False
+    print(f"{path} is a LoRA.")
+    for sentence in identity.evidence:
+        print(f"  {sentence}")
+    return True

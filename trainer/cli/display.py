@@ -1,0 +1,138 @@
+"""Shows a run's events: bars and figures on a terminal, plain lines elsewhere, or the events as JSON lines."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import TextIO
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from trainer.cli import words
+from trainer.cli.story import Story
+from trainer.protocol import events
+
+OnEvent = Callable[[events.Event], None]
+
+# Plain lines go to files and to other programs: one every ten seconds tells enough.
+_PLAIN_SECONDS = 10.0
+_BAR_WIDTH = 30
+# These come again and again while training; a bar is shown only as long as one is under way.
+_PASSING: tuple[events.Phase, ...] = ("preview", "validate", "save")
+
+
+@contextmanager
+def open_display(stream: TextIO, *, as_json: bool, past: Iterable[events.Event] = ()) -> Iterator[OnEvent]:
+    """Give the function that shows events on `stream` while the block lasts; `past` ones only set the scene."""
+    if as_json:
+        for event in past:
+            stream.write(events.to_line(event) + "\n")
+        yield lambda event: _write_line(stream, events.to_line(_stamped(event)))
+        return
+    story = Story()
+    for event in past:
+        story.tell(event)
+    console = Console(file=stream, highlight=False, markup=False, emoji=False)
+    if not console.is_terminal:
+        plain = PlainDisplay(stream, story)
+        yield lambda event: plain.show(_stamped(event))
+        return
+    display = LiveDisplay(console, story)
+    with Live(console=console, get_renderable=display.picture, refresh_per_second=4):
+        yield lambda event: display.show(_stamped(event))
+
+
+class LiveDisplay:
+    """Keeps bars and figures at the bottom of a terminal, and writes what is worth keeping above them."""
+
+    def __init__(self, console: Console, story: Story) -> None:
+        self._console = console
+        self._story = story
+        self._lock = threading.Lock()  # rich draws from a thread of its own
+
+    def picture(self) -> Group:
+        """Return what the terminal shows now."""
+        with self._lock:
+            return picture(self._story, time.time())
+
+    def show(self, event: events.Event) -> None:
+        """Take in one event."""
+        with self._lock:
+            self._story.tell(event)
+        if told := words.sentence(event):
+            self._console.print(told)
+
+
+class PlainDisplay:
+    """Writes lines: each phase's beginning, its progress now and then, and whatever else an event says."""
+
+    def __init__(self, stream: TextIO, story: Story) -> None:
+        self._stream = stream
+        self._story = story
+        self._last = 0.0
+
+    def show(self, event: events.Event) -> None:
+        """Take in one event."""
+        entered = self._story.current
+        self._story.tell(event)
+        line = words.sentence(event) or self._progress(event, entered)
+        if line:
+            _write_line(self._stream, line)
+
+    def _progress(self, event: events.Event, entered: events.Phase | None) -> str | None:
+        match event:
+            case events.PhaseStarted() if event.phase not in _PASSING and self._story.phases[event.phase].done == 0:
+                self._last = event.time
+                total = f": {words.amount(event.phase, event.total)}" if event.total else ""
+                return f"{words.PHASES[event.phase]}{total}"
+            case events.PhaseProgress() if self._due(event):
+                return self._bar_in_words(event.phase, event.time)
+            case events.StepEvent() if self._due(event) or event.step == self._story.phases["train"].total:
+                return f"{self._bar_in_words('train', event.time)} · {words.figures(self._story)}"
+            case events.PhaseFinished() if event.phase not in (*_PASSING, "train"):
+                return f"{words.PHASES[event.phase]}: done in {words.duration(event.seconds)}"
+            case _:
+                return None
+
+    def _due(self, event: events.Event) -> bool:
+        due = event.time - self._last >= _PLAIN_SECONDS
+        if due:
+            self._last = event.time
+        return due
+
+    def _bar_in_words(self, phase: events.Phase, now: float) -> str:
+        state = self._story.phases[phase]
+        left = self._story.seconds_left(phase, now)
+        rest = f", {words.duration(left)} left" if left is not None else ""
+        return f"{words.PHASES[phase]} {words.progress(phase, state.done, state.total)}{rest}"
+
+
+def picture(story: Story, now: float) -> Group:
+    """Return what a terminal shows of a story: a row with bar, count and time for each phase, and the figures."""
+    rows = Table.grid(padding=(0, 1))
+    for phase, state in story.phases.items():
+        running = story.current == phase
+        if phase in _PASSING and not running:
+            continue
+        left = story.seconds_left(phase, now) if running else None
+        timing = f"{words.duration(left)} left" if left is not None else words.duration(state.elapsed(now))
+        bar = ProgressBar(state.total, state.done, width=_BAR_WIDTH, pulse=state.total is None and running)
+        rows.add_row(words.PHASES[phase], bar, words.progress(phase, state.done, state.total), timing)
+    return Group(rows, Text(words.figures(story)))
+
+
+def _stamped(event: events.Event) -> events.Event:
+    """Return the event with a time: those from before there is a run have passed no writer that gives them one."""
+    return event if event.time else dataclasses.replace(event, time=time.time())
+
+
+def _write_line(stream: TextIO, line: str) -> None:
+    stream.write(line + "\n")
+    stream.flush()

@@ -1,0 +1,218 @@
+"""The command that looks at this machine and says what would keep training from working."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import re
+import struct
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from trainer.cli import words
+from trainer.cli.arguments import Commands, add_command
+from trainer.errors import EXIT_DONE, EXIT_FAULT, ImpastoError
+from trainer.protocol import places
+
+if TYPE_CHECKING:
+    from trainer.gpu import Card
+
+_LIBRARIES = (
+    "torch",
+    "diffusers",
+    "transformers",
+    "peft",
+    "bitsandbytes",
+    "accelerate",
+    "safetensors",
+    "numpy",
+    "pillow",
+)
+_REBUILD = "Run `python run.py rebuild`, or reinstall Impasto in your own environment."
+_ENOUGH_BYTES = 10 << 30
+_SELF_TEST_SECONDS = 300
+# Runs in a process of its own: a broken torch may crash the process that imports it, and this one must tell of it.
+_SELF_TEST = """
+import json, warnings
+warnings.simplefilter("ignore")
+import torch
+found = {"torch": torch.__version__, "cards": []}
+devices = [torch.device("cpu"), *(torch.device("cuda", number) for number in range(torch.cuda.device_count()))]
+for device in devices:
+    weight = torch.full((64, 64), 0.5, device=device, requires_grad=True)
+    (weight @ weight).sum().backward()
+    assert torch.equal(weight.grad, torch.full_like(weight, 64.0)), f"{device} computes wrongly"
+    if device.type == "cuda":
+        found["cards"].append(torch.cuda.get_device_name(device))
+try:
+    import bitsandbytes
+    weight = torch.nn.Parameter(torch.ones(64, 64, device=devices[-1]))
+    optimizer = bitsandbytes.optim.AdamW8bit([weight])
+    weight.grad = torch.ones_like(weight)
+    optimizer.step()
+    assert optimizer.state[weight]["state1"].dtype == torch.uint8 and weight.max() < 1, "its optimizer did not step"
+except Exception as error:
+    found["bitsandbytes"] = f"{type(error).__name__}: {error}"
+print(json.dumps(found))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing looked at: whether training works with it, what was found, and what to do if not."""
+
+    verdict: Literal["ok", "doubtful", "broken"]
+    sentence: str
+    remedy: str = ""
+
+
+def add_commands(commands: Commands) -> None:
+    """Define the words of the command."""
+    what = "look at this machine and say what would keep training from working"
+    doctor = add_command(commands, "doctor", what, run_doctor)
+    doctor.add_argument("--quick", action="store_true", help="leave out the self test, which imports PyTorch")
+
+
+def run_doctor(options: argparse.Namespace) -> int:
+    """Print every check; the exit code is 1 when something keeps training from working."""
+    marks = {"ok": "ok      ", "doubtful": "doubtful", "broken": "BROKEN  "}
+    broken = False
+    for check in examine(self_test=not options.quick):
+        print(f"{marks[check.verdict]}  {check.sentence}", flush=True)
+        if check.remedy:
+            print(f"          What to do: {check.remedy}")
+        broken = broken or check.verdict == "broken"
+    print("\nSomething keeps training from working; see above." if broken else "\nTraining can work here.")
+    return EXIT_FAULT if broken else EXIT_DONE
+
+
+def examine(*, self_test: bool) -> Iterator[Check]:
+    """Yield what was found, one thing after the other, the slow ones last."""
+    yield _check_python()
+    yield from _check_libraries()
+    found, check_of_driver = _find_cards()
+    yield check_of_driver
+    yield from (_describe(card) for card in found)
+    yield _check_build(found)
+    yield from _check_folders()
+    if self_test:
+        yield from _run_self_test(found)
+
+
+def _check_python() -> Check:
+    bits = struct.calcsize("P") * 8
+    sentence = f"Python {platform.python_version()} ({bits} bit) on {platform.platform()}"
+    if bits == 64 and (3, 11) <= sys.version_info[:2] <= (3, 14):
+        return Check("ok", sentence)
+    return Check("broken", sentence, "Impasto needs a 64-bit Python 3.11 to 3.14.")
+
+
+def _check_libraries() -> Iterator[Check]:
+    found, missing = [], []
+    for name in _LIBRARIES:
+        try:
+            found.append(f"{name} {metadata.version(name)}")
+        except metadata.PackageNotFoundError:
+            missing.append(name)
+    yield Check("ok", "Libraries: " + ", ".join(found))
+    if missing:
+        yield Check("broken", f"Not installed: {', '.join(missing)}", _REBUILD)
+
+
+def _find_cards() -> tuple[list[Card], Check]:
+    from trainer import gpu
+
+    try:
+        found = gpu.cards()
+    except ImpastoError as error:
+        return [], Check("broken", error.sentence, error.remedy)
+    if not found:
+        return [], Check("ok", "No NVIDIA card or driver: training runs on the CPU, which is slow.")
+    cuda = ".".join(map(str, found[0].cuda))
+    return found, Check("ok", f"NVIDIA driver {found[0].driver}, CUDA {cuda}")
+
+
+def _describe(card: Card) -> Check:
+    facts = f"compute capability {card.capability[0]}.{card.capability[1]}, {'bf16' if card.bf16 else 'fp16 only'}"
+    memory = f"{words.size(card.free_bytes)} of {words.size(card.total_bytes)} free"
+    sentence = f"Card {card.index}: {card.name}, {memory}, {facts}"
+    used = ", ".join(f"{use.name} {words.size(use.bytes)}" if use.bytes is not None else use.name for use in card.uses)
+    if card.free_bytes < card.total_bytes // 2:
+        return Check(
+            "doubtful", f"{sentence}; used by: {used or 'programs unknown'}", "Close what you do not need on it."
+        )
+    return Check("ok", sentence + (f"; used by: {used}" if used else ""))
+
+
+def _check_build(found: list[Card]) -> Check:
+    """Judge by its files which machines the installed torch was built for."""
+    try:
+        version = metadata.version("torch")
+        text = Path(str(metadata.distribution("torch").locate_file("torch/version.py"))).read_text(encoding="utf-8")
+    except (metadata.PackageNotFoundError, OSError):
+        return Check("broken", "PyTorch is not installed, or its files are damaged", _REBUILD)
+    match = re.search(r"^cuda\b.*= *'([\d.]+)'", text, re.MULTILINE)
+    if match:
+        return Check("ok", f"PyTorch {version} is built for CUDA {match[1]}")
+    if found:
+        return Check("broken", f"PyTorch {version} is built for CPUs only, so it cannot use the card", _REBUILD)
+    return Check("ok", f"PyTorch {version} is built for CPUs")
+
+
+def _check_folders() -> Iterator[Check]:
+    named = {"The cache": places.cache_folder(), "Downloaded models": places.models_folder(), "This folder": Path.cwd()}
+    for name, folder in named.items():
+        try:
+            free = places.free_bytes(folder)
+            _try_to_write(folder)
+        except OSError as error:
+            reason = error.strerror or str(error)
+            yield Check(
+                "broken", f"{name}, {folder}: cannot be written: {reason}", "Make it writable, or choose another."
+            )
+            continue
+        sentence = f"{name}: {folder}, {words.size(free)} free"
+        if free < _ENOUGH_BYTES:
+            yield Check("doubtful", sentence, "Make room: pictures, bases and checkpoints of SDXL take gigabytes.")
+        else:
+            yield Check("ok", sentence)
+
+
+def _try_to_write(folder: Path) -> None:
+    while not folder.exists():
+        folder = folder.parent
+    with tempfile.TemporaryFile(dir=folder) as file:
+        file.write(b"x")
+
+
+def _run_self_test(found: list[Card]) -> Iterator[Check]:
+    # -P: a folder called torch in the present one is not ours.
+    command = [sys.executable, "-P", "-c", _SELF_TEST]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, encoding="utf-8", errors="replace", timeout=_SELF_TEST_SECONDS
+        )
+    except subprocess.TimeoutExpired:
+        yield Check("broken", f"The self test did not end within {_SELF_TEST_SECONDS} seconds", _REBUILD)
+        return
+    if done.returncode != 0:
+        last = (done.stderr.strip().splitlines() or ["it ended without a word"])[-1]
+        yield Check("broken", f"PyTorch does not work: {last} (exit code {done.returncode})", _REBUILD)
+        return
+    told = json.loads(done.stdout.splitlines()[-1])
+    yield Check("ok", f"Self test: PyTorch computes on {', '.join(['the CPU', *told['cards']])}")
+    if len(told["cards"]) < len(found):
+        seen = words.counted(len(told["cards"]), "card", "cards")
+        yield Check("broken", f"PyTorch sees {seen} of {len(found)}", _REBUILD)
+    if "bitsandbytes" in told:
+        remedy = f"8-bit optimizers and quantised bases need it. {_REBUILD}"
+        yield Check("doubtful", f"bitsandbytes does not work: {told['bitsandbytes']}", remedy)
+    else:
+        yield Check("ok", "Self test: bitsandbytes takes an 8-bit optimizer step")

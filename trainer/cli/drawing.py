@@ -1,0 +1,136 @@
+"""The commands that draw: render pictures with a base and LoRAs, and the demo."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from trainer.cli.arguments import Commands, add_base, add_command, add_json
+from trainer.cli.jobs import shown
+from trainer.errors import EXIT_DONE, JobError
+
+if TYPE_CHECKING:
+    from trainer.config.base import BaseConfig
+    from trainer.config.model import Section
+    from trainer.config.report import PromptConfig
+    from trainer.render import LoraUse
+
+    _Section = TypeVar("_Section", bound=Section)
+
+
+def add_commands(commands: Commands) -> None:
+    """Define the words of each command."""
+    render = add_command(commands, "render", "draw pictures with a base and finished LoRAs", run_render)
+    add_base(render)
+    render.add_argument("--prompt", action="append", required=True, help="what to draw; repeatable")
+    render.add_argument(
+        "--lora",
+        action="append",
+        default=[],
+        metavar="FILE[:STRENGTH]",
+        help="a LoRA, such as style.safetensors:0.8; repeatable",
+    )
+    render.add_argument("--negative", default="", help="what to avoid")
+    render.add_argument("--width", type=int, help="in pixels (default 512 for SD 1.5, 1024 for SDXL)")
+    render.add_argument("--height", type=int, help="in pixels")
+    render.add_argument("--seed", type=int, default=1, help="the number the noise comes from (default 1)")
+    render.add_argument("--steps", type=int, default=20, help="denoising steps (default 20)")
+    render.add_argument("--guidance", type=float, default=7.0, help="how strictly the prompt is followed (default 7)")
+    render.add_argument("--sampler", default="euler", help="euler, euler_a, ddim, dpmpp_2m or unipc")
+    render.add_argument("--clip-skip", type=int, help="as kohya counts: 1 last layer, 2 the one before; SD 1.5 only")
+    render.add_argument("--device", help="cpu, cuda or cuda:1 (default: the best card, else the CPU)")
+    render.add_argument("--out", type=Path, default=Path("pictures"), help="the folder to draw into (default pictures)")
+
+    what = "train a small LoRA on the bundled base and show before and after"
+    demo = add_command(commands, "demo", what, run_demo)
+    demo.add_argument("--out", type=Path, default=Path("demo"), help="the folder for the demo's job, run and picture")
+    add_json(demo)
+
+
+def run_render(options: argparse.Namespace) -> int:
+    """Draw every prompt and print the files."""
+    base, prompts = _what_to_draw(options)
+    loras = [_lora(text) for text in options.lora]
+    import torch
+
+    from trainer.cli.display import open_display
+    from trainer.render import render
+    from trainer.training.machine import this_machine
+    from trainer.training.reporter import Reporter
+
+    machine = this_machine(options.device)
+    half = torch.bfloat16 if machine.bf16 else torch.float16
+    options.out.mkdir(parents=True, exist_ok=True)
+    with open_display(sys.stderr, as_json=False) as show, Reporter(show) as reporter:
+        render(
+            base,
+            loras,
+            prompts,
+            options.out,
+            device=torch.device(machine.device),
+            dtype=torch.float32 if machine.device == "cpu" else half,
+            on_drawn=lambda done, total, file: print(file, flush=True),
+            clip_skip=options.clip_skip,
+            progress=reporter.phase,
+        )
+    return EXIT_DONE
+
+
+def _what_to_draw(options: argparse.Namespace) -> tuple[BaseConfig, list[PromptConfig]]:
+    """Return base and prompts as they would stand in a job; raises JobError naming every value that cannot be."""
+    from trainer.config.base import BaseConfig
+    from trainer.config.fit import FitConfig
+    from trainer.config.paths import absolute, is_base_path
+    from trainer.config.recipe import RecipeConfig
+    from trainer.config.report import PromptConfig
+
+    here = Path.cwd()
+    model = absolute(options.base, here) if is_base_path(options.base, here) else options.base
+    keys = ("negative", "width", "height", "seed", "steps", "guidance", "sampler")
+    settings = {key: getattr(options, key) for key in keys}
+    _checked(FitConfig, device=options.device)
+    _checked(RecipeConfig, clip_skip=options.clip_skip)
+    return _checked(BaseConfig, model=model), [
+        _checked(PromptConfig, prompt=text, **settings) for text in options.prompt
+    ]
+
+
+def _checked(section: type[_Section], **values: object) -> _Section:
+    from pydantic import ValidationError
+
+    from trainer.config.problems import problems
+
+    try:
+        return section.model_validate(values)
+    except ValidationError as error:
+        faults = problems(error, section)
+        sentence = "This cannot be drawn: " + "; ".join(faults)
+        remedy = "Correct what is named; `python -m trainer render --help` explains each word."
+        raise JobError("render.settings", sentence, remedy, faults) from error
+
+
+def _lora(text: str) -> LoraUse:
+    """Return the LoRA that FILE or FILE:STRENGTH names; a colon of a Windows drive is no strength."""
+    from trainer.render import LoraUse
+
+    file, _, strength = text.rpartition(":")
+    try:
+        return LoraUse(Path(text)) if Path(text).exists() else LoraUse(Path(file), float(strength))
+    except ValueError:
+        return LoraUse(Path(text))
+
+
+def run_demo(options: argparse.Namespace) -> int:
+    """Train the demo's LoRA and say where to look."""
+    with shown(as_json=options.json) as on_event:
+        from trainer import demo
+
+        result = demo.run(options.out, on_event)
+    if not options.json:
+        print(f"Before and after, side by side: {result.sheet}")
+        print(f"The LoRA: {result.lora}")
+        print(f"The pictures outside the dataset went {result.style:.0%} of the way to its style;")
+        print(f"the loss on pictures held out of training fell by {result.held_out_fall:.0%}.")
+    return EXIT_DONE

@@ -1,0 +1,151 @@
+"""The commands that make and run jobs: new, train, resume."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trainer.cli.arguments import Commands, add_base, add_command, add_json, add_run
+from trainer.errors import ImpastoError, JobError
+from trainer.protocol import atomic, events
+from trainer.protocol.naming import safe_name
+from trainer.protocol.rundir import find_run
+
+if TYPE_CHECKING:
+    from trainer.config.base import Family
+    from trainer.config.resolve import Machine
+
+
+def add_commands(commands: Commands) -> None:
+    """Define the words of each command."""
+    new = add_command(commands, "new", "write a commented job.toml for your pictures and this machine", run_new)
+    new.add_argument("name", metavar="NAME", help="the LoRA's name; the job goes into a new folder of that name")
+    add_base(new)
+    new.add_argument("--pictures", required=True, type=Path, help="the folder with your pictures")
+    new.add_argument("--trigger", help="the word that will call up what is learned")
+
+    train = add_command(commands, "train", "train the LoRA that a job describes; Ctrl-C pauses", run_train)
+    train.add_argument("job", metavar="JOB", type=Path, help="the job.toml")
+    train.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="override a key, such as recipe.rank=32; repeatable",
+    )
+    add_json(train)
+
+    resume = add_command(commands, "resume", "go on with a paused, stopped, broken-off or finished run", run_resume)
+    add_run(resume)
+    resume.add_argument("--steps", type=int, help="the length the run shall have in all, to extend it")
+    resume.add_argument(
+        "--schedule",
+        choices=("stretch", "hold"),
+        default="stretch",
+        help="with --steps: stretch the learning-rate curve over the new length (default), or hold its last value",
+    )
+    add_json(resume)
+
+
+def run_new(options: argparse.Namespace) -> int:
+    """Write NAME/job.toml."""
+    from trainer.config.write import new_job_text
+
+    folder = Path(safe_name(options.name, "job"))
+    target = folder / "job.toml"
+    if target.exists():
+        raise JobError("job.exists", f"{target} exists already.", "Choose another name, or delete that file first.")
+    family = _family_of(options.base)
+    text = new_job_text(
+        name=options.name,
+        base=options.base,
+        pictures=options.pictures,
+        folder=folder,
+        family=family,
+        machine=_machine(),
+        trigger=options.trigger,
+        count=_count_pictures(options.pictures),
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    atomic.write_text(target, text)
+    print(f"Wrote {target}. Look it over, then start with: python -m trainer train {target}")
+    return 0
+
+
+def run_train(options: argparse.Namespace) -> int:
+    """Train a job from its beginning."""
+    with shown(as_json=options.json) as on_event:
+        from trainer.training.run import start
+
+        return start(options.job, options.set, on_event)
+
+
+def run_resume(options: argparse.Namespace) -> int:
+    """Go on with a run."""
+    run = find_run(options.run)
+    with shown(as_json=options.json) as on_event:
+        from trainer.training.run import resume
+
+        return resume(run, on_event, steps=options.steps, schedule=options.schedule)
+
+
+@contextmanager
+def shown(*, as_json: bool) -> Iterator[Callable[[events.Event], None]]:
+    """Give the function that shows the events of a run in this process.
+
+    An error that ends it is told once: as an event in JSON for programs, else by whoever catches it.
+    """
+    from trainer.cli.display import open_display
+
+    told: list[str] = []
+
+    with open_display(sys.stdout, as_json=as_json) as show:
+
+        def on_event(event: events.Event) -> None:
+            if isinstance(event, events.ErrorEvent):
+                told.append(event.code)
+            if as_json or not isinstance(event, events.ErrorEvent):
+                show(event)
+
+        try:
+            yield on_event
+        except ImpastoError as error:
+            if error.code not in told:
+                on_event(events.ErrorEvent(error.code, error.sentence, error.remedy))
+            raise
+
+
+def _family_of(base: str) -> Family | None:
+    """Return the family of a base that lies on this disk; None for one that is yet to be fetched."""
+    from trainer.config.paths import is_base_path
+
+    if not is_base_path(base, Path.cwd()):
+        return None
+    from trainer.files.identify import identify_base
+
+    return identify_base(Path(base).expanduser()).family
+
+
+def _count_pictures(folder: Path) -> int:
+    """Return how many pictures a dataset folder holds; raises DatasetError when there is nothing to train on."""
+    from trainer.config.dataset import DatasetConfig, FolderConfig
+    from trainer.dataset.folders import scan_folders
+
+    return len(scan_folders(DatasetConfig(folders=(FolderConfig(path=str(folder.absolute())),)), {}).candidates)
+
+
+def _machine() -> Machine:
+    """Return what a fit is chosen for: the card with the most memory, else the CPU."""
+    from trainer import gpu
+    from trainer.config.resolve import Machine
+
+    cores = os.cpu_count() or 1
+    card = max(gpu.cards(), key=lambda card: card.total_bytes, default=None)
+    if card is None:
+        return Machine("cpu", None, None, bf16=True, cores=cores)
+    return Machine(f"cuda:{card.index}", card.name, card.total_bytes, card.bf16, cores)

@@ -1,0 +1,73 @@
+"""Runs a command and turns what becomes of it into words on stderr and an exit code; no traceback for users' errors."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+import traceback
+from collections.abc import Callable
+
+from trainer.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAULT, EXIT_RESUMABLE, ImpastoError, JobError
+from trainer.protocol.places import is_disk_full
+
+# What a file system refuses for a reason that the user can do something about.
+_REFUSALS = {
+    errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.EINVAL,
+}  # fmt: skip
+
+
+def guarded(command: Callable[[], int], *, debug: bool) -> int:
+    """Return a command's exit code: its own, or that of the error it raised after telling it on stderr."""
+    try:
+        return command()
+    except ImpastoError as error:
+        say(in_words(error))
+        return error.exit_code
+    except KeyboardInterrupt:
+        say("Interrupted. Whatever was saved before is kept; start again to go on.")
+        return EXIT_RESUMABLE
+    except BrokenPipeError:
+        # Whoever read our output has left, as `| head` does. Nothing more can be written, at exit neither.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_DONE
+    except OSError as error:
+        if not (is_disk_full(error) or error.errno in _REFUSALS):
+            return _fault(error, debug=debug)
+        say(file_error_in_words(error))
+        return EXIT_BAD_INPUT
+    except Exception as error:  # noqa: BLE001 - the edge of the process
+        return _fault(error, debug=debug)
+
+
+def in_words(error: ImpastoError) -> str:
+    """Return an error as the user reads it: what happened, each problem on a line of its own, what to do."""
+    problems = error.problems if isinstance(error, JobError) else ()
+    # Sentences may hold their problems already; none is told twice.
+    listed = [f"  {problem}" for problem in problems if problem not in error.sentence]
+    return "\n".join([f"Error: {error.sentence}", *listed, f"What to do: {error.remedy}"])
+
+
+def file_error_in_words(error: OSError) -> str:
+    """Return what a file system refused, and what to do."""
+    where = f": {error.filename}" if error.filename else ""
+    if is_disk_full(error):
+        return f"Error: The disk is full{where}.\nWhat to do: Make room on it and start again."
+    reason = error.strerror or str(error)
+    return f"Error: {reason}{where}.\nWhat to do: Check that the path is right and that you may read and write there."
+
+
+def say(text: str) -> None:
+    """Write a line for the user that is not the command's result."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def _fault(error: Exception, *, debug: bool) -> int:
+    if debug:
+        traceback.print_exception(error)
+    else:
+        # hold() leaves a note where it wrote the traceback; only without one --debug is needed.
+        where = " ".join(getattr(error, "__notes__", ())) or "Repeat the command with --debug to see where."
+        say(f"Error: Something in Impasto went wrong: {type(error).__name__}: {error}")
+        say(f"What to do: {where} Please report it.")
+    return EXIT_FAULT

@@ -1,0 +1,146 @@
+"""The commands that speak to runs, through nothing but the run directory: stop, pause, save, sample, watch, runs."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import get_args
+
+from trainer.cli import words
+from trainer.cli.arguments import Commands, add_command, add_json, add_run
+from trainer.cli.outcome import say
+from trainer.errors import EXIT_DONE, EXIT_FAULT, EXIT_RESUMABLE, RunError
+from trainer.protocol import commands as protocol
+from trainer.protocol import events
+from trainer.protocol.rundir import RunDirectory, find_run, known_runs
+
+_POLL = 0.2
+_HELP: dict[protocol.CommandName, str] = {
+    "stop": "save a checkpoint and the LoRA as it is, then end the run; `resume` can still go on",
+    "pause": "save a checkpoint, free the card and end; `resume` goes on",
+    "save": "write the LoRA and a checkpoint now, and go on training",
+    "sample": "draw the previews now, and go on training",
+}
+_ENDING = ("stop", "pause")
+_EXIT_CODES = {"done": EXIT_DONE, "paused": EXIT_RESUMABLE, "stopped": EXIT_RESUMABLE, "failed": EXIT_FAULT}
+
+
+def add_commands(commands: Commands) -> None:
+    """Define the words of each command."""
+    for name in get_args(protocol.CommandName):
+        ask = add_command(commands, name, _HELP[name], run_command)
+        add_run(ask)
+        ask.add_argument(
+            "--timeout",
+            type=float,
+            default=600.0,
+            metavar="SECONDS",
+            help="how long to wait for the outcome (default 600)",
+        )
+        ask.set_defaults(name=name)
+    watch = add_command(commands, "watch", "follow a run until it ends; Ctrl-C stops watching, not the run", run_watch)
+    add_run(watch)
+    add_json(watch)
+    add_command(commands, "runs", "list the runs on this machine, the latest first", run_runs)
+
+
+def run_command(options: argparse.Namespace) -> int:
+    """Ask something of a running engine, wait for what becomes of it, and say it."""
+    run = find_run(options.run)
+    if not run.is_alive():
+        raise RunError(
+            "run.not_running",
+            f'The run "{run.name}" is not running: it is {run.state()}.',
+            "`python -m trainer resume` starts it again." if run.state() != "done" else "There is nothing to do.",
+        )
+    answer = _wait_for_answer(run, options.name, options.timeout)
+    if answer is None:
+        print(f'The run "{run.name}" ended before it read this: it is {run.state()}.')
+        return EXIT_DONE if options.name in _ENDING else EXIT_FAULT
+    print(f"{options.name}: {answer.outcome}{', ' if answer.detail else ''}{answer.detail}")
+    return EXIT_DONE if answer.outcome == "done" else EXIT_FAULT
+
+
+def _wait_for_answer(run: RunDirectory, name: protocol.CommandName, timeout: float) -> protocol.Answer | None:
+    """Send a command and return its answer (to stop and pause: once the engine has ended); None if it ended without."""
+    sent = protocol.send(run, name)
+    deadline = time.monotonic() + timeout
+    while True:
+        alive = run.is_alive()  # asked first: an engine answers and then ends
+        answer = protocol.answer(sent)
+        if not alive or (answer is not None and not (name in _ENDING and answer.outcome == "done")):
+            return answer
+        if time.monotonic() >= deadline:
+            late = f"no answer within {timeout:g} seconds; the run will read it at its next step"
+            return answer or protocol.Answer("failed", late)
+        time.sleep(_POLL)
+
+
+def run_watch(options: argparse.Namespace) -> int:
+    """Show a run's events until it ends; the exit code is that of the run."""
+    from trainer.cli.display import open_display
+
+    run = find_run(options.run)
+    past, offset = events.read_events(run.events)
+    last = past[-1] if past else None
+    seen = len(past)
+    try:
+        with open_display(sys.stdout, as_json=options.json, past=past) as show:
+            for event in _follow(run, offset):
+                last, seen = event, seen + 1
+                show(event)
+    except KeyboardInterrupt:
+        return EXIT_DONE
+    if isinstance(last, events.Finished):
+        if seen == len(past) and not options.json:
+            print(words.finish(last))
+        return _EXIT_CODES[last.outcome]
+    return _tell_broken_off(run)
+
+
+def _tell_broken_off(run: RunDirectory) -> int:
+    if run.state() == "new":
+        raise RunError("run.new", f'The run "{run.name}" never began.', "Start its job again with `train`.")
+    say(
+        f'The run "{run.name}" ended without a word: it was killed, or the machine went down.\n'
+        f"What to do: `python -m trainer resume {run.name}` goes on from its last checkpoint; "
+        f"if it ends so again, see {run.console}."
+    )
+    return EXIT_RESUMABLE
+
+
+def _follow(run: RunDirectory, offset: int) -> Iterator[events.Event]:
+    """Yield events from byte `offset` on as they are written, until the engine has ended and all are read."""
+    while True:
+        alive = run.is_alive()
+        new, offset = events.read_events(run.events, offset)
+        yield from new
+        if not new:
+            if not alive:
+                return
+            time.sleep(_POLL)
+
+
+def run_runs(options: argparse.Namespace) -> int:
+    """List the runs of this user, the latest started first."""
+    rows = [_row(RunDirectory.open(path)) for path in known_runs()]
+    if rows:
+        print(words.columns([("RUN", "STATE", "STEP", "STARTED", "FOLDER"), *rows]))
+    else:
+        say("There are no runs yet. `python -m trainer train job.toml` starts one.")
+    return EXIT_DONE
+
+
+def _row(run: RunDirectory) -> tuple[str, ...]:
+    try:
+        state, attempts = run.state(), run.attempts()
+    except RunError:
+        return run.name, "damaged", "", "", str(run.path)
+    status = run.read_status()
+    step = f"{status.step}/{status.steps}" if status else ""
+    started = attempts[-1].get("started") if attempts else None
+    when = f"{datetime.fromtimestamp(started, UTC).astimezone():%Y-%m-%d %H:%M}" if isinstance(started, float) else ""
+    return run.name, state, step, when, str(run.path)

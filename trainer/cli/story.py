@@ -1,0 +1,116 @@
+"""What a run's events add up to: phases with their progress and the time they still need, and the latest figures."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from trainer.protocol import events
+
+# Of the moving average that is shown as the loss; single steps jump too much to be read.
+_DECAY = 0.98
+# Steps that speed is measured over: enough to even out buckets, few enough to follow a change.
+_WINDOW = 50
+
+
+@dataclass
+class PhaseState:
+    """How far one phase is; `seconds` counts its finished stretches, for training is left and taken up again."""
+
+    done: int = 0
+    total: int | None = None
+    started: float | None = None
+    seconds: float = 0.0
+
+    def elapsed(self, now: float) -> float:
+        """Return the seconds spent in it so far."""
+        return self.seconds + (max(0.0, now - self.started) if self.started is not None else 0.0)
+
+
+@dataclass
+class Story:
+    """A run as far as its events tell; `tell` takes the next one."""
+
+    phases: dict[events.Phase, PhaseState] = field(default_factory=dict)
+    current: events.Phase | None = None
+    device: str = ""
+    attempt: int = 0
+    step: events.StepEvent | None = None
+    skipped: int = 0
+    finished: events.Finished | None = None
+    error: events.ErrorEvent | None = None
+    _average: float = 0.0
+    _weight: float = 0.0
+    _recent: deque[events.StepEvent] = field(default_factory=lambda: deque(maxlen=_WINDOW))
+
+    def tell(self, event: events.Event) -> None:
+        """Take in the next event."""
+        match event:
+            case events.AttemptStarted():
+                self._begin(event)
+            case events.PhaseStarted():
+                self._enter(event)
+            case events.PhaseProgress():
+                state = self._phase(event.phase)
+                state.done, state.total = event.done, event.total
+            case events.PhaseFinished():
+                self._leave(event)
+            case events.StepEvent():
+                self._take_step(event)
+            case events.Finished():
+                self.finished = event
+            case events.ErrorEvent():
+                self.error = event
+
+    @property
+    def loss(self) -> float | None:
+        """The loss as an average over about the last fifty steps, without the pull towards zero at the start."""
+        return self._average / self._weight if self._weight else None
+
+    @property
+    def pictures_per_second(self) -> float | None:
+        """Pictures learned from in a second of training, over the last steps."""
+        seconds = sum(step.seconds for step in self._recent)
+        return sum(step.pictures for step in self._recent) / seconds if seconds > 0 else None
+
+    def seconds_left(self, phase: events.Phase, now: float) -> float | None:
+        """Return how long a phase will still take at its present speed; None while nothing can be said."""
+        state = self._phase(phase)
+        if state.total is None:
+            return None
+        left = max(0, state.total - state.done)
+        if phase == "train":
+            return left * sum(step.seconds for step in self._recent) / len(self._recent) if self._recent else None
+        return left * state.elapsed(now) / state.done if state.done else None
+
+    def _begin(self, event: events.AttemptStarted) -> None:
+        self.phases.clear()
+        self._recent.clear()
+        self.current = self.finished = self.error = None
+        self.device, self.attempt = event.device, event.attempt
+
+    def _enter(self, event: events.PhaseStarted) -> None:
+        state = self._phase(event.phase)
+        state.total, state.started = event.total, event.time
+        if event.phase != "train":  # its steps go on counting; the others start afresh each time
+            state.done, state.seconds = 0, 0.0
+        self.current = event.phase
+
+    def _leave(self, event: events.PhaseFinished) -> None:
+        state = self._phase(event.phase)
+        state.seconds, state.started = state.seconds + event.seconds, None
+        if event.phase != "train" and state.total is not None:
+            state.done = state.total
+        self.current = None
+
+    def _take_step(self, event: events.StepEvent) -> None:
+        self.step = event
+        self._phase("train").done = event.step
+        self._recent.append(event)
+        self.skipped += event.skipped
+        if event.loss is not None and not event.skipped:
+            self._average = _DECAY * self._average + (1 - _DECAY) * event.loss
+            self._weight = _DECAY * self._weight + (1 - _DECAY)
+
+    def _phase(self, phase: events.Phase) -> PhaseState:
+        return self.phases.setdefault(phase, PhaseState())
