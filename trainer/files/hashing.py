@@ -26,19 +26,15 @@ def sha256_file(path: Path, progress: Counter | None = None) -> str:
     known = _remembered().get(str(path))
     if known and known[:2] == state:
         return str(known[2])
-    digest = _digest(path, state[0], progress)
+    digest = digest_file(path, progress)
     if _state(path) == state:
-        _remember(str(path), [*state, digest])
+        remember_sha256(path, digest)
     return digest
 
 
-def _state(path: Path) -> list[int]:
-    facts = atomic.long_path(path).stat()
-    return [facts.st_size, facts.st_mtime_ns]
-
-
-def _digest(path: Path, size: int, progress: Counter | None) -> str:
-    digest, done = hashlib.sha256(), 0
+def digest_file(path: Path, progress: Counter | None = None) -> str:
+    """Return the SHA-256 of a file's bytes as 64 hex digits, reading all of it; raises OSError."""
+    digest, done, size = hashlib.sha256(), 0, _state(path)[0]
     with atomic.long_path(path).open("rb") as file:
         while block := file.read(_BLOCK):
             digest.update(block)
@@ -46,6 +42,24 @@ def _digest(path: Path, size: int, progress: Counter | None) -> str:
             if progress:
                 progress(done, size)
     return digest.hexdigest()
+
+
+def remember_sha256(path: Path, digest: str) -> None:
+    """Remember the SHA-256 of a file that was computed while it was written."""
+    path = path.absolute()
+    known = _remembered()
+    known.pop(str(path), None)
+    known[str(path)] = [*_state(path), digest]
+    try:
+        places.home().mkdir(parents=True, exist_ok=True)
+        atomic.write_json(_memory(), dict(list(known.items())[-_REMEMBERED:]), durable=False)
+    except OSError:  # a full or read-only disk costs the next start some seconds, no more
+        return
+
+
+def _state(path: Path) -> list[int]:
+    facts = atomic.long_path(path).stat()
+    return [facts.st_size, facts.st_mtime_ns]
 
 
 def _memory() -> Path:
@@ -58,14 +72,3 @@ def _remembered() -> dict[str, list[int | str]]:
     except (OSError, ValueError):  # absent, or damaged: nothing is lost but the time to read files once more
         return {}
     return known if isinstance(known, dict) else {}
-
-
-def _remember(path: str, entry: list[int | str]) -> None:
-    known = _remembered()
-    known.pop(path, None)
-    known[path] = entry
-    try:
-        places.home().mkdir(parents=True, exist_ok=True)
-        atomic.write_json(_memory(), dict(list(known.items())[-_REMEMBERED:]), durable=False)
-    except OSError:  # a full or read-only disk costs the next start some seconds, no more
-        return

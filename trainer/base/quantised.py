@@ -1,0 +1,76 @@
+"""Frozen linear layers kept in 4 or 8 bits through bitsandbytes."""
+
+from __future__ import annotations
+
+from typing import Literal, cast
+
+import torch
+from bitsandbytes.autograd._functions import MatMul8bitFp
+from bitsandbytes.nn.modules import Int8Params, Linear4bit, Linear8bitLt, Params4bit
+from torch import Tensor, nn
+
+from trainer.base.placing import Placer
+
+Quantisation = Literal["int8", "nf4"]
+_BLOCKS = "transformer_blocks"
+
+
+class FrozenInt8Linear(Linear8bitLt):
+    """Weights in int8 with one scale a row; they are brought back to the input's dtype for the product.
+
+    bitsandbytes' own forward on a GPU also rounds the inputs to int8, row by row, by way of fp16, and logs a line each
+    time: bf16 activations past 65504 turn infinite, and the gradients belong to other outputs than those computed. Its
+    function for CPUs has neither fault; this layer uses that one everywhere.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return x (..., inputs) times the weights' values, plus bias; gradients flow to x alone."""
+        if cast(Int8Params, self.weight).CB is not None:
+            self.init_8bit_state()  # type: ignore[no-untyped-call]
+        product: Tensor = MatMul8bitFp.apply(x, self.weight, None, self.bias, self.state)
+        return product
+
+
+class FrozenNF4Linear(Linear4bit):
+    """Weights as NF4 with doubly quantised scales; the product is made in the input's dtype."""
+
+    def __init__(self, inputs: int, outputs: int, *, bias: bool, dtype: torch.dtype, device: str) -> None:
+        super().__init__(  # type: ignore[no-untyped-call]
+            inputs, outputs, bias, compute_dtype=dtype, compress_statistics=True, quant_type="nf4", device=device
+        )
+        # On CPUs with AVX512-BF16 a pass without gradient would repack the weights for a product that has none,
+        # and every later training step would lose the gradient to the layers before.
+        self.support_avx512bf16_for_cpu = False
+
+
+def quantise_linears(model: nn.Module, kind: Quantisation, dtype: torch.dtype, device: torch.device) -> Placer:
+    """Exchange the empty linear layers inside transformer blocks, and return what quantises each weight as it comes.
+
+    Sets the marks by which PEFT chooses its layers for quantised weights.
+    """
+    for name, module in list(model.named_modules()):
+        if isinstance(module, nn.Linear) and _BLOCKS in name:
+            model.set_submodule(name, _empty(module, kind, dtype))
+    setattr(model, "is_loaded_in_4bit" if kind == "nf4" else "is_loaded_in_8bit", True)
+
+    def place(module: nn.Module, leaf: str, tensor: Tensor) -> bool:
+        if leaf != "weight" or not isinstance(module, (FrozenInt8Linear, FrozenNF4Linear)):
+            return False
+        if isinstance(module, FrozenNF4Linear):
+            module.weight = Params4bit(
+                tensor, requires_grad=False, compress_statistics=True, quant_type="nf4", module=module
+            ).to(device)  # type: ignore[misc]
+        else:
+            module.weight = Int8Params(tensor, requires_grad=False, has_fp16_weights=False).to(device)  # type: ignore[misc]
+        return True
+
+    return place
+
+
+def _empty(linear: nn.Linear, kind: Quantisation, dtype: torch.dtype) -> nn.Module:
+    bias = linear.bias is not None
+    if kind == "nf4":
+        return FrozenNF4Linear(linear.in_features, linear.out_features, bias=bias, dtype=dtype, device="meta")
+    return FrozenInt8Linear(
+        linear.in_features, linear.out_features, bias, has_fp16_weights=False, device=torch.device("meta")
+    )

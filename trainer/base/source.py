@@ -1,0 +1,264 @@
+"""A base: found, identified, and its models loaded one tensor at a time from either form."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import torch
+from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
+from diffusers.models.unets.unet_2d_condition import UNet2DConditionModel
+from huggingface_hub.errors import StrictDataclassError
+from torch import nn
+from transformers import CLIPTextConfig
+
+from trainer.base.families import FAMILIES
+from trainer.base.family import TextEncoder
+from trainer.base.fetch import fetch_base
+from trainer.base.naming import Stored, text_encoder_of_single_file, unet_of_single_file, vae_of_file
+from trainer.base.placing import place_weights
+from trainer.base.quantised import quantise_linears
+from trainer.base.stored import StoredWeights
+from trainer.config.base import BaseConfig, Family, Prediction
+from trainer.errors import BaseModelError
+from trainer.files.architecture import NAMES, Config
+from trainer.files.hashing import sha256_file
+from trainer.files.identify import BaseIdentity, identify_base, identify_vae
+from trainer.files.weights import weight_files
+
+Progress = Callable[[str, int, int], None]
+"""Called with a phase ("download", "check", "load"), how much of it is done, and how much there is."""
+
+_Model = TypeVar("_Model", bound=nn.Module)
+_Naming = Callable[[Stored, nn.Module], Stored]
+
+
+def open_base(config: BaseConfig, progress: Progress | None = None) -> BaseSource:
+    """Find the base, downloading it where needed, and say what it is; no weights are loaded.
+
+    Raises BaseModelError when it cannot be had, is no usable base, is not of the family that `config` states, lacks a
+    VAE, or when nothing tells what it predicts and `config` does not either.
+    """
+    fetched = fetch_base(config.model, config.revision, progress)
+    identity = identify_base(fetched.path)
+    if config.family != "auto" and config.family != identity.family:
+        stated = NAMES[config.family]
+        sentence = f'"{config.model}" is {NAMES[identity.family]}, but family = "{config.family}" states {stated}.'
+        raise BaseModelError(
+            "base.wrong_family", sentence, f"Remove family under [base], or choose a base of {stated}."
+        )
+    prediction, zero_snr = _target(config, identity)
+    if config.vae is None and not identity.has_vae:
+        remedy = "Name a VAE under base.vae: a .safetensors file or a diffusers VAE folder."
+        raise BaseModelError("base.no_vae", f'"{config.model}" has no VAE in it.', remedy)
+    vae = Path(config.vae) if config.vae is not None else None
+    return BaseSource(fetched.path, identity, prediction, zero_snr, vae, fetched.revision, progress)
+
+
+def _target(config: BaseConfig, identity: BaseIdentity) -> tuple[Prediction, bool]:
+    """Take what the user states, else what was found; ask where neither says it."""
+    prediction = identity.prediction if config.prediction == "auto" else config.prediction
+    zero_snr = identity.zero_terminal_snr if config.zero_terminal_snr == "auto" else config.zero_terminal_snr
+    if prediction == "epsilon" and zero_snr is None:
+        zero_snr = False  # at the last step of such a schedule the noise could not be told from nothing
+    if prediction is not None and zero_snr is not None:
+        return prediction, zero_snr
+    missing = 'prediction = "v" (or "epsilon")' if prediction is None else "zero_terminal_snr = true (or false)"
+    sentence = f'Nothing decides how "{config.model}" was trained. {identity.evidence[-1]}'
+    remedy = f"Look it up on the model's page and write {missing} under [base]."
+    raise BaseModelError("base.undecided", sentence, remedy)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Where one model's weights lie, what it is built from, and how its tensors get the model's names."""
+
+    files: tuple[Path, ...]
+    config: Config
+    naming: _Naming
+
+    def digest(self, hashes: Mapping[Path, str]) -> str:
+        """Return a hash of the files' content and the config: equal only where the model is."""
+        content = [self.config, sorted(hashes[path] for path in self.files)]
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+class BaseSource:
+    """A base that models can be loaded from; see `open_base`.
+
+    `family`, `prediction` and `zero_terminal_snr` say what it is and `evidence` how that was found; `unet_config`,
+    `vae_config` and `text_configs` are diffusers' and transformers' configs. `revision` is the commit of a Hub base.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        identity: BaseIdentity,
+        prediction: Prediction,
+        zero_terminal_snr: bool,
+        vae: Path | None,
+        revision: str | None,
+        progress: Progress | None,
+    ) -> None:
+        self.path = path
+        self.form: Literal["single", "folder"] = identity.form
+        self.family: Family = identity.family
+        self.prediction: Prediction = prediction
+        self.zero_terminal_snr = zero_terminal_snr
+        self.evidence = identity.evidence
+        self.revision = revision
+        self._progress = progress
+        self._facts = FAMILIES[self.family]
+        self._unet = self._part("unet", identity, unet_of_single_file)
+        self._texts = [
+            self._part(facts.part, identity, partial(text_encoder_of_single_file, facts))
+            for facts in self._facts.text_encoders
+        ]
+        self._vae = self._vae_part(identity, vae)
+
+    @property
+    def unet_config(self) -> Config:
+        """The UNet's diffusers config."""
+        return self._unet.config
+
+    @property
+    def vae_config(self) -> Config:
+        """The VAE's diffusers config."""
+        return self._vae.config
+
+    @property
+    def text_configs(self) -> tuple[Config, ...]:
+        """Each text encoder's transformers config."""
+        return tuple(part.config for part in self._texts)
+
+    @property
+    def description(self) -> str:
+        """What it is, on one line."""
+        ending = ", zero terminal SNR" if self.zero_terminal_snr else ""
+        return f"{self.path.name}: {NAMES[self.family]}, predicts {self.prediction}{ending}"
+
+    @cached_property
+    def files(self) -> dict[str, str]:
+        """The SHA-256 of every file that weights come from, by its path within the base (or its name, for a VAE)."""
+        named = {self._name(path): path for part in (self._unet, self._vae, *self._texts) for path in part.files}
+        return {name: self._hashes[path] for name, path in named.items()}
+
+    @property
+    def unet_hash(self) -> str:
+        """A hash of the UNet's content: its files and config."""
+        return self._unet.digest(self._hashes)
+
+    @property
+    def vae_hash(self) -> str:
+        """A hash of the VAE's content: its files and config."""
+        return self._vae.digest(self._hashes)
+
+    @property
+    def text_hash(self) -> str:
+        """A hash of all text encoders' content: their files and configs."""
+        return hashlib.sha256("".join(part.digest(self._hashes) for part in self._texts).encode()).hexdigest()
+
+    def load_unet(
+        self, dtype: torch.dtype, device: torch.device | str, quantise: Literal["none", "int8", "nf4"] = "none"
+    ) -> UNet2DConditionModel:
+        """Load the UNet frozen, in eval mode; "int8" and "nf4" quantise the linear layers inside transformer blocks."""
+        unet = self.empty_unet()
+        placer = None if quantise == "none" else quantise_linears(unet, quantise, dtype, torch.device(device))
+        return self._filled(unet, self._unet, dtype, device, placer)
+
+    def load_vae(self, dtype: torch.dtype, device: torch.device | str) -> AutoencoderKL:
+        """Load the VAE frozen, in eval mode."""
+        vae: AutoencoderKL = _diffusers_model(AutoencoderKL, self.vae_config, str(self.path))
+        return self._filled(vae, self._vae, dtype, device)
+
+    def load_text_encoders(self, dtype: torch.dtype, device: torch.device | str) -> list[TextEncoder]:
+        """Load the text encoders frozen, in eval mode, in the family's order."""
+        empty = zip(self.empty_text_encoders(), self._texts, strict=True)
+        return [self._filled(encoder, part, dtype, device) for encoder, part in empty]
+
+    def empty_unet(self) -> UNet2DConditionModel:
+        """Build the UNet on the meta device."""
+        unet: UNet2DConditionModel = _diffusers_model(UNet2DConditionModel, self.unet_config, str(self.path))
+        return unet
+
+    def empty_text_encoders(self) -> list[TextEncoder]:
+        """Build the text encoders on the meta device."""
+        return [
+            _clip_model(facts.model_class, config, str(self.path))
+            for facts, config in zip(self._facts.text_encoders, self.text_configs, strict=True)
+        ]
+
+    def _part(self, name: str, identity: BaseIdentity, naming: _Naming) -> _Part:
+        if identity.form == "folder":
+            return _Part(weight_files(self.path, name), identity.configs[name], lambda stored, _: stored)
+        return _Part((self.path,), identity.configs[name], naming)
+
+    def _vae_part(self, identity: BaseIdentity, other: Path | None) -> _Part:
+        if other is None:
+            files = weight_files(self.path, "vae") if identity.form == "folder" else (self.path,)
+            return _Part(files, identity.configs["vae"], vae_of_file)
+        files, config = identify_vae(other)
+        return _Part(files, config or identity.configs["vae"], vae_of_file)
+
+    def _filled(
+        self,
+        model: _Model,
+        part: _Part,
+        dtype: torch.dtype,
+        device: torch.device | str,
+        placer: Callable[[nn.Module, str, torch.Tensor], bool] | None = None,
+    ) -> _Model:
+        with StoredWeights(part.files) as stored:
+            place_weights(
+                model,
+                part.naming(stored, model),
+                source=f'"{part.files[0]}"',
+                dtype=dtype,
+                device=torch.device(device),
+                placer=placer,
+                progress=self._progress and (lambda done, total: self._tell("load", done, total)),
+            )
+        return model
+
+    @cached_property
+    def _hashes(self) -> dict[Path, str]:
+        files = sorted({path for part in (self._unet, self._vae, *self._texts) for path in part.files})
+        return {path: sha256_file(path, lambda done, total: self._tell("check", done, total)) for path in files}
+
+    def _name(self, path: Path) -> str:
+        return (
+            path.relative_to(self.path).as_posix()
+            if path.is_relative_to(self.path) and path != self.path
+            else path.name
+        )
+
+    def _tell(self, phase: str, done: int, total: int) -> None:
+        if self._progress:
+            self._progress(phase, done, total)
+
+
+def _diffusers_model(kind: Callable[..., _Model], config: Config, source: str) -> _Model:
+    """Build a diffusers model on the meta device; keys it does not know, of other versions, are left out."""
+    known = inspect.signature(kind).parameters
+    return _built(lambda: kind(**{key: value for key, value in config.items() if key in known}), source)
+
+
+def _clip_model(kind: type[Any], config: Config, source: str) -> Any:
+    """Build a text encoder on the meta device."""
+    known = inspect.signature(CLIPTextConfig.__init__).parameters
+    return _built(lambda: kind(CLIPTextConfig(**{key: value for key, value in config.items() if key in known})), source)
+
+
+def _built(build: Callable[[], _Model], source: str) -> _Model:
+    try:
+        with torch.device("meta"):
+            return build().eval().requires_grad_(False)
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, StrictDataclassError) as error:
+        sentence = f'No model can be built from the configs of "{source}": {error}.'
+        raise BaseModelError("base.broken_config", sentence, "Get the model again or from another source.") from error
