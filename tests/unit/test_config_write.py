@@ -133,10 +133,14 @@ def test_absent_values_are_left_out_and_explained_in_comments() -> None:
     assert "# Levels how much easy and hard noise strengths count (min-SNR); 5 is usual; absent: off." in commented
 
 
-def test_comments_are_comments_and_short() -> None:
-    for line in dump_job(minimal(), comments=True).splitlines():
-        assert len(line) <= 120
-        assert not line.startswith("# ") or "\n" not in line
+def test_comments_stand_above_what_they_explain_and_are_short() -> None:
+    commented = dump_job(minimal(), comments=True)
+    assert "# The model that is adapted.\n[base]\n" in commented
+    assert "# One of constant, linear, cosine, restarts, polynomial, rex.\nkind = " in commented
+    assert max(map(len, commented.splitlines())) <= 110
+    lines = commented.splitlines()
+    bare = [line for line in lines if line and not line.startswith("#")]
+    assert bare == [line for line in dump_job(minimal(), comments=False).splitlines() if line]
 
 
 def test_dump_is_stable() -> None:

@@ -137,4 +137,4 @@ def _quoted(values: Sequence[Any]) -> str:
 
 
 def _is_list(annotation: Any) -> bool:
-    return get_origin(annotation) is tuple or any(_is_list(part) for part in get_args(annotation))
+    return get_origin(annotation) is tuple
