@@ -1,0 +1,242 @@
+import io
+import json
+import os
+import threading
+
+import pytest
+from rich.console import Console
+
+from trainer.cli import words
+from trainer.cli.display import open_display, picture
+from trainer.cli.story import Story
+from trainer.protocol import events
+from trainer.protocol.events import PhaseFinished, PhaseProgress, PhaseStarted, StepEvent
+
+
+def step(number, at, *, loss=0.5, seconds=2.0, pictures=4, skipped=False, memory=None):
+    return StepEvent(
+        number, 0, loss, 1.0, {"unet": 1e-4}, pictures, seconds, skipped, None, memory, time=float(at), attempt=1
+    )
+
+
+def told(*happened):
+    story = Story()
+    for event in happened:
+        story.tell(event)
+    return story
+
+
+def plain(*happened, past=()):
+    stream = io.StringIO()
+    with open_display(stream, as_json=False, past=past) as show:
+        for event in happened:
+            show(event)
+    return stream.getvalue().splitlines()
+
+
+def on_terminal(story, now):
+    console = Console(file=io.StringIO(), width=100, force_terminal=False)
+    console.print(picture(story, now))
+    return console.file.getvalue()
+
+
+def test_the_loss_shown_is_an_average_that_starts_at_the_first_loss():
+    story = told(step(1, 10, loss=0.8))
+    assert story.loss == pytest.approx(0.8)
+    losses = [0.8, 0.2, 0.5, 0.9]
+    story = told(*(step(number, number, loss=loss) for number, loss in enumerate(losses, 1)))
+    # The same by its definition: weights that fall by 0.98 with age, divided by their sum.
+    weights = [0.98**age for age in reversed(range(len(losses)))]
+    assert story.loss == pytest.approx(sum(w * x for w, x in zip(weights, losses, strict=True)) / sum(weights))
+
+
+def test_steps_that_were_skipped_count_apart_and_leave_the_average_alone():
+    story = told(step(1, 10, loss=0.8), step(2, 12, loss=None, skipped=True), step(3, 14, loss=9.0, skipped=True))
+    assert story.loss == pytest.approx(0.8)
+    assert story.skipped == 2
+    assert "2 steps skipped" in words.figures(story)
+
+
+def test_the_time_left_follows_the_latest_steps():
+    steps = [step(number, number, seconds=100.0) for number in range(1, 11)]
+    steps += [step(number, number, seconds=2.0) for number in range(11, 61)]
+    story = told(PhaseStarted("train", 160, time=1.0), *steps)
+    assert story.seconds_left("train", now=1e9) == pytest.approx(200.0)
+    assert story.pictures_per_second == pytest.approx(2.0)
+
+
+def test_the_time_left_of_other_phases_follows_their_progress():
+    story = told(PhaseStarted("cache_pictures", 40, time=100.0))
+    assert story.seconds_left("cache_pictures", 105.0) is None
+    story.tell(PhaseProgress("cache_pictures", 10, 40, time=120.0))
+    assert story.seconds_left("cache_pictures", 120.0) == pytest.approx(60.0)
+    assert told(PhaseStarted("download", None, time=1.0)).seconds_left("download", 2.0) is None
+
+
+def test_training_that_makes_way_for_a_preview_goes_on_where_it_was():
+    story = told(
+        PhaseStarted("train", 10, time=0.0),
+        step(1, 5),
+        PhaseFinished("train", 5.0, time=5.0),
+        PhaseStarted("preview", 2, time=5.0),
+        PhaseProgress("preview", 1, 2, time=8.0),
+    )
+    assert story.current == "preview"
+    assert "Draw previews" in on_terminal(story, 8.0)
+    for event in (PhaseFinished("preview", 5.0, time=10.0), PhaseStarted("train", 10, time=10.0)):
+        story.tell(event)
+    assert (story.current, story.phases["train"].done) == ("train", 1)
+    assert story.phases["train"].elapsed(12.0) == pytest.approx(7.0)
+    assert "Draw previews" not in on_terminal(story, 12.0)
+    for event in (PhaseFinished("train", 2.0), PhaseStarted("preview", 2, time=20.0)):
+        story.tell(event)
+    assert story.phases["preview"].done == 0  # a new round
+
+
+def test_a_new_attempt_starts_a_new_picture():
+    story = told(
+        events.AttemptStarted(1, "cpu", attempt=1),
+        PhaseStarted("cache_texts", 3, time=1.0),
+        events.Finished("paused", 5, None),
+        events.AttemptStarted(2, "cuda:0", attempt=2),
+    )
+    assert story.phases == {}
+    assert story.finished is None
+    assert (story.device, story.attempt) == ("cuda:0", 2)
+
+
+def test_a_terminal_shows_bar_count_time_left_and_figures():
+    story = told(PhaseStarted("train", 100, time=0.0), step(40, 80, loss=0.1234, memory=7 * 2**30 + 2**28))
+    shown = on_terminal(story, 80.0)
+    for text in (
+        "Train",
+        "40/100",
+        "2:00 left",
+        "loss 0.1234",
+        "1e-04 unet",
+        "2 pictures/s",
+        "7.2 GiB",
+        "epoch 1",
+        "━",
+    ):
+        assert text.replace("1e-04", "0.0001") in shown
+
+
+def test_plain_lines_tell_beginnings_progress_now_and_then_and_ends():
+    happened = [
+        PhaseStarted("cache_pictures", 40, time=100.0),
+        *(PhaseProgress("cache_pictures", number, 40, time=100.0 + number) for number in range(1, 41)),
+        PhaseFinished("cache_pictures", 40.0, time=140.0),
+        PhaseStarted("train", 30, time=140.0),
+        *(step(number, 140 + 2 * number) for number in range(1, 31)),
+        PhaseFinished("train", 60.0, time=200.0),
+    ]
+    lines = plain(*happened)
+    assert lines[:2] == ["Encode pictures: 40", "Encode pictures 10/40, 0:30 left"]
+    assert lines[5:7] == ["Encode pictures: done in 0:40", "Train: 30"]
+    assert lines[7].startswith("Train 5/30, 0:50 left · epoch 1 · loss 0.5000 (now 0.5000)")
+    assert lines[-1].startswith("Train 30/30")
+    assert len(lines) == 13
+
+
+def test_the_last_step_is_always_told():
+    lines = plain(PhaseStarted("train", 3, time=1.0), step(1, 1.1), step(2, 1.2), step(3, 1.3))
+    assert [line.split(",")[0] for line in lines] == ["Train: 3", "Train 3/3"]
+
+
+def test_the_past_sets_the_scene_and_is_not_told_again():
+    past = [PhaseStarted("train", 10, time=1.0), events.Notice("a", "Old news."), step(1, 2.0, loss=0.9)]
+    lines = plain(events.Notice("b", "Fresh news."), step(2, 30.0, loss=0.1), past=past)
+    assert lines[0] == "Fresh news."
+    assert lines[1].startswith("Train 2/10")
+    assert "now 0.1000" in lines[1]
+    assert len(lines) == 2
+
+
+def test_json_lines_are_the_events_themselves_with_the_past_first():
+    stream = io.StringIO()
+    past, later = events.Notice("a", "b", time=1.0, attempt=1), step(1, 2.0)
+    with open_display(stream, as_json=True, past=[past]) as show:
+        show(later)
+        show(PhaseStarted("check", 3))
+    lines = stream.getvalue().splitlines()
+    assert [events.from_line(line) for line in lines[:2]] == [past, later]
+    assert json.loads(lines[2])["time"] > 0  # from before there is a run
+
+
+@pytest.mark.parametrize(
+    ("event", "text"),
+    [
+        (events.AttemptStarted(7, "cuda:0", attempt=2), "Started on cuda:0 (attempt 2)."),
+        (events.Validation(1200, 0.25, True, {}), "Step 1,200: loss 0.2500 at fixed noise on held-out pictures."),
+        (events.Validation(5, None, False, {}), "Step 5: loss not finite at fixed noise on training pictures."),
+        (events.Preview(5, 0, "a.png", 1.26), "Step 5: drew a.png in 1.3 s."),
+        (events.Saved(5, "a.safetensors", ""), "Step 5: wrote a.safetensors."),
+        (events.CommandEvent("save", "done", "a.safetensors"), "save: done, a.safetensors."),
+        (events.Notice("x", "The disk is nearly full."), "The disk is nearly full."),
+        (events.ErrorEvent("x", "It broke.", "Mend it."), "Error: It broke.\nWhat to do: Mend it."),
+        (events.Finished("done", 30, "a.safetensors"), "Done after 30 steps. The LoRA is a.safetensors."),
+        (events.Finished("failed", 3, None), "Failed at step 3."),
+        (events.CheckpointEvent(5, "step-00000005"), None),
+        (events.Skipped(5, "loss"), None),
+        (events.Unknown("{}"), None),
+    ],
+)
+def test_each_event_has_its_sentence(event, text):
+    assert words.sentence(event) == text
+
+
+def test_a_run_that_can_go_on_says_how():
+    assert "resume" in words.finish(events.Finished("paused", 3, None))
+    assert "resume" not in words.finish(events.Finished("done", 3, None))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0, "0:00"), (59.6, "1:00"), (725, "12:05"), (3599.9, "1:00:00"), (11525, "3:12:05")]
+)
+def test_durations(seconds, text):
+    assert words.duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("number", "text"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (5 << 20, "5.0 MiB"), (3 << 40, "3072.0 GiB")]
+)
+def test_sizes(number, text):
+    assert words.size(number) == text
+
+
+def test_every_phase_and_outcome_has_its_words():
+    from typing import get_args
+
+    assert set(words.PHASES) == set(get_args(events.Phase))
+    assert set(words.OUTCOMES) == set(get_args(events.Outcome))
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs a pseudo-terminal")
+def test_on_a_real_terminal_bars_move_and_sentences_stay():
+    import pty
+
+    leader, follower = pty.openpty()
+    shown = bytearray()
+
+    def read():
+        while True:
+            try:
+                shown.extend(os.read(leader, 65536))
+            except OSError:  # the other end is closed
+                return
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    with os.fdopen(follower, "w", encoding="utf-8") as stream, open_display(stream, as_json=False) as show:
+        show(PhaseStarted("train", 2, time=1.0))
+        show(step(1, 2.0))
+        show(events.Notice("a", "Something [bold]worth[/bold] knowing."))
+        show(step(2, 3.0))
+        show(PhaseFinished("train", 2.0, time=3.0))
+    reader.join()
+    os.close(leader)
+    text = shown.decode("utf-8")
+    assert "Something [bold]worth[/bold] knowing." in text  # names of files are no markup
+    assert "2/2" in text
+    assert "\x1b[" in text

@@ -1,0 +1,178 @@
+import argparse
+import io
+import os
+import subprocess
+import sys
+
+import pytest
+
+from trainer import cli
+from trainer.cli import outcome
+from trainer.errors import JobError, ResumableError, TrainingFault
+
+COMMANDS = [
+    "new",
+    "train",
+    "resume",
+    "stop",
+    "pause",
+    "save",
+    "sample",
+    "watch",
+    "runs",
+    "check",
+    "inspect",
+    "render",
+    "demo",
+    "doctor",
+    "prune",
+]  # as the README shows them
+
+
+def failing(error):
+    def command():
+        raise error
+
+    return command
+
+
+def in_child(*words, **options):
+    return subprocess.run([sys.executable, "-m", "trainer", *words], capture_output=True, **options)
+
+
+def test_help_names_every_command():
+    done = in_child("--help")
+    assert done.returncode == 0
+    text = done.stdout.decode("utf-8")
+    assert all(f"\n    {command} " in text for command in COMMANDS)
+    assert "exit codes: 0 done, 75" in text
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_each_command_explains_itself(command, capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main([command, "--help"])
+    assert ended.value.code == 0
+    text = capsys.readouterr().out
+    assert text.startswith(f"usage: python -m trainer {command}")
+    assert "  " in text
+
+
+def test_every_option_is_explained():
+    parsers = [
+        parser
+        for action in cli._parser()._actions
+        if isinstance(action, argparse._SubParsersAction)
+        for parser in action.choices.values()
+    ]
+    assert len(parsers) == len(COMMANDS)
+    for parser in parsers:
+        assert all(action.help for action in parser._actions), parser.prog
+        assert parser.description
+
+
+def test_no_command_loads_torch_or_other_weights_before_it_is_needed():
+    code = (
+        "import sys\nfrom trainer import cli\n"
+        "for words in (['runs'], ['check', 'missing'], ['inspect', 'missing'], ['stop', 'x']): cli.main(words)\n"
+        "heavy = {'torch', 'diffusers', 'transformers', 'peft', 'accelerate', 'bitsandbytes', 'scipy'}\n"
+        "print(sorted(heavy & set(sys.modules)))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_help_loads_the_standard_library_and_our_own_floor_alone():
+    code = (
+        "import sys, trainer.cli\n"
+        "loaded = {name.partition('.')[0] for name in sys.modules}\n"
+        "print(sorted(loaded - set(sys.stdlib_module_names) - {'trainer', '__main__'}))\n"
+    )
+    done = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("words", [[], ["fly"], ["train"], ["resume", "x", "--steps", "many"]])
+def test_words_that_make_no_command_end_in_code_2(words, capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(words)
+    assert ended.value.code == 2
+    assert "usage:" in capsys.readouterr().err
+
+
+def test_a_users_error_is_a_sentence_its_problems_and_the_remedy(capsys):
+    error = JobError("job.invalid", "job.toml has 2 problems:\n  a: wrong", "Correct it.", ("a: wrong", "b: missing"))
+    assert outcome.guarded(failing(error), debug=False) == 2
+    expected = "Error: job.toml has 2 problems:\n  a: wrong\n  b: missing\nWhat to do: Correct it.\n"
+    assert capsys.readouterr() == ("", expected)
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [(ResumableError("a", "b", "c"), 75), (TrainingFault("a", "b", "c"), 1), (KeyboardInterrupt(), 75)],
+)
+def test_each_error_has_its_exit_code(error, code, capsys):
+    assert outcome.guarded(failing(error), debug=False) == code
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_what_the_disk_refuses_is_told_with_the_file(tmp_path, capsys):
+    missing = tmp_path / "Größe" / "x"
+    assert outcome.guarded(lambda: len(missing.read_bytes()), debug=False) == 2
+    said = capsys.readouterr().err
+    assert str(missing) in said
+    assert "What to do:" in said
+    assert outcome.guarded(failing(OSError(28, "No space left on device", "/big")), debug=False) == 2
+    assert "The disk is full: /big." in capsys.readouterr().err
+
+
+def test_a_fault_of_ours_is_one_sentence_and_with_debug_a_traceback(capsys):
+    fault = RuntimeError("the dog ate it")
+    assert outcome.guarded(failing(fault), debug=False) == 1
+    said = capsys.readouterr().err
+    assert "RuntimeError: the dog ate it" in said
+    assert "--debug" in said
+    assert "Traceback" not in said
+    fault.add_note("Its traceback is in console.log.")
+    assert outcome.guarded(failing(fault), debug=False) == 1
+    assert "Its traceback is in console.log." in capsys.readouterr().err
+    assert outcome.guarded(failing(fault), debug=True) == 1
+    assert "Traceback" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["--debug", "runs"], ["runs", "--debug"], ["runs"]])
+def test_debug_may_stand_before_or_behind_the_command(words, monkeypatch):
+    asked = []
+    monkeypatch.setattr(cli, "guarded", lambda command, *, debug: asked.append(debug) or 0)
+    cli.main(words)
+    assert asked == ["--debug" in words]
+
+
+def test_output_is_utf_8_whatever_the_console_was_told(tmp_path):
+    done = in_child("stop", "größe 大", env=os.environ | {"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"})
+    assert "größe 大" in done.stderr.decode("utf-8")
+    assert done.returncode == 2
+
+
+def test_a_reader_that_leaves_ends_us_in_peace():
+    with subprocess.Popen(
+        [sys.executable, "-c", "import sys\nfrom trainer.cli.outcome import guarded\n"
+         "def flood():\n    while True: print('x' * 1000, flush=True)\n"
+         "sys.exit(guarded(flood, debug=False))"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    ) as child:  # fmt: skip
+        child.stdout.read(10)
+        child.stdout.close()
+        assert child.stderr.read() == b""
+    assert child.returncode == 0
+
+
+def test_the_version_is_told(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["--version"])
+    assert capsys.readouterr().out.startswith("Impasto ")
+
+
+def test_streams_of_other_kinds_are_left_alone(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
+    assert cli.main(["runs"]) == 0

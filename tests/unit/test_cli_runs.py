@@ -1,0 +1,198 @@
+"""The commands that speak to runs, against an engine in a process of its own that does nothing but keep the protocol."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from trainer import cli
+from trainer.protocol import commands, events
+from trainer.protocol.rundir import RunDirectory, Status
+
+ENGINE = """
+import sys, time
+from pathlib import Path
+from trainer.protocol import commands, events
+from trainer.protocol.rundir import RunDirectory, Status
+
+run, answers = RunDirectory.open(Path(sys.argv[1])), sys.argv[2]
+with run.hold(), events.EventWriter(run.events, run.begin_attempt({})) as writer:
+    def tell(event): writer.write(event)
+    def status(state): run.write_status(Status(state, "train", 7, 10, 1, time.time()))
+    status("running")
+    tell(events.AttemptStarted(1, "cpu"))
+    tell(events.PhaseStarted("train", 10))
+    for step in range(1, 8):
+        tell(events.StepEvent(step, 0, 0.5, 1.0, {"unet": 1e-4}, 4, 1.0))
+    print("ready", flush=True)
+    while answers == "yes":
+        for command in commands.pending(run):
+            if command.name in ("save", "sample"):
+                commands.finish(command, "done", command.name + "d it") if command.name == "save" else commands.finish(
+                    command, "refused", "there are no prompts")
+                continue
+            outcome = "stopped" if command.name == "stop" else "paused"
+            tell(events.Finished(outcome, 7, None))
+            status(outcome)
+            commands.finish(command, "done", "step 7")
+            sys.exit(75)
+        time.sleep(0.01)
+    sys.stdin.readline()
+    if answers == "dies":
+        tell(events.Finished("done", 10, "style.safetensors"))
+        status("done")
+"""
+
+
+@pytest.fixture
+def run(tmp_path):
+    return RunDirectory.create(tmp_path / "runs", "my-style")
+
+
+@pytest.fixture
+def engine(run):
+    """Starts the engine: answers "yes" to commands, "never" (killed in the end) or "dies" (ends when told)."""
+    children = []
+
+    def start(answers):
+        child = subprocess.Popen(
+            [sys.executable, "-c", ENGINE, str(run.path), answers],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        children.append(child)
+        assert child.stdout.readline() == "ready\n"
+        return child
+
+    yield start
+    for child in children:
+        child.kill()
+        child.wait()
+        child.stdin.close()
+        child.stdout.close()
+
+
+@pytest.mark.parametrize(("name", "state"), [("stop", "stopped"), ("pause", "paused")])
+def test_stop_and_pause_wait_until_the_engine_has_ended(run, engine, capsys, name, state):
+    child = engine("yes")
+    assert cli.main([name, "my-style"]) == 0
+    assert capsys.readouterr().out == f"{name}: done, step 7\n"
+    assert not run.is_alive()
+    assert child.wait() == 75
+    assert run.state() == state
+
+
+def test_save_and_sample_tell_the_outcome_and_the_run_goes_on(run, engine, capsys):
+    engine("yes")
+    assert cli.main(["save", str(run.path)]) == 0
+    assert capsys.readouterr().out == "save: done, saved it\n"
+    assert cli.main(["sample", "my-style"]) == 1
+    assert capsys.readouterr().out == "sample: refused, there are no prompts\n"
+    assert run.is_alive()
+
+
+def test_a_run_that_does_not_answer_is_given_up_in_time(run, engine, capsys):
+    engine("never")
+    assert cli.main(["pause", "my-style", "--timeout", "0"]) == 1
+    assert "no answer within 0 seconds" in capsys.readouterr().out
+    assert len(commands.pending(run)) == 1  # it will still be read
+
+
+def test_a_run_that_ends_before_it_reads_is_told_so(run, engine, capsys, monkeypatch):
+    child = engine("dies")
+    real_send = commands.send
+
+    def send_and_end(*arguments):
+        sent = real_send(*arguments)
+        child.stdin.write("end\n")
+        child.stdin.flush()
+        return sent
+
+    monkeypatch.setattr(commands, "send", send_and_end)
+    assert cli.main(["save", "my-style"]) == 1
+    assert "ended before it read this: it is done" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["stop", "pause", "save", "sample"])
+def test_a_run_that_is_not_running_takes_no_commands(run, capsys, name):
+    assert cli.main([name, "my-style"]) == 2
+    said = capsys.readouterr().err
+    assert 'The run "my-style" is not running: it is new.' in said
+    assert "What to do:" in said
+    assert list(run.commands.glob("*.json")) == []
+
+
+def test_an_unknown_run_is_told_with_near_names(run, capsys):
+    assert cli.main(["stop", "my-stile"]) == 2
+    assert "Did you mean my-style?" in capsys.readouterr().err
+
+
+def test_watching_follows_a_run_until_it_ends(run, engine):
+    child = engine("dies")
+    with subprocess.Popen(
+        [sys.executable, "-m", "trainer", "watch", "my-style", "--json"], stdout=subprocess.PIPE, text=True
+    ) as watcher:
+        lines = [watcher.stdout.readline() for _ in range(9)]  # all that there is so far
+        child.stdin.write("end\n")
+        child.stdin.flush()
+        lines += watcher.stdout.readlines()
+    assert watcher.returncode == 0
+    seen = [events.from_line(line.strip()) for line in lines]
+    assert seen == events.read_events(run.events)[0]
+    assert isinstance(seen[-1], events.Finished)
+
+
+def test_watching_a_run_that_ended_tells_how(run, engine, capsys):
+    engine("yes")
+    assert cli.main(["stop", "my-style"]) == 0
+    capsys.readouterr()
+    assert cli.main(["watch", "my-style"]) == 75
+    assert capsys.readouterr().out.startswith("Stopped at step 7.")
+
+
+def test_watching_a_run_that_was_killed_says_how_to_go_on(run, engine, capsys):
+    child = engine("never")
+    child.kill()
+    child.wait()
+    assert cli.main(["watch", "my-style"]) == 75
+    said = capsys.readouterr()
+    assert "ended without a word" in said.err
+    assert "resume my-style" in said.err
+
+
+def test_watching_a_run_that_never_began_is_an_error(run, capsys):
+    assert cli.main(["watch", "my-style"]) == 2
+    assert "never began" in capsys.readouterr().err
+
+
+def test_the_list_tells_how_each_run_stands(run, engine, tmp_path, capsys):
+    engine("never")
+    broken = RunDirectory.create(tmp_path / "other runs", "bröken")
+    broken.run.write_text("{", encoding="utf-8")
+    paused = RunDirectory.create(tmp_path, "b")
+    paused.begin_attempt({})
+    paused.write_status(Status("paused", None, 120, 1500, 1, 0.0))
+    assert cli.main(["runs"]) == 0
+    heading, *lines = capsys.readouterr().out.splitlines()
+    assert heading.split() == ["RUN", "STATE", "STEP", "STARTED", "FOLDER"]
+    assert [line.split()[:2] for line in lines] == [["b", "paused"], ["bröken", "damaged"], ["my-style", "running"]]
+    assert lines[0].split()[2] == "120/1500"
+    assert lines[2].split()[2] == "7/10"
+    assert lines[1].endswith(str(broken.path))
+
+
+def test_without_runs_the_list_says_how_to_start_one(capsys):
+    assert cli.main(["runs"]) == 0
+    assert "There are no runs yet" in capsys.readouterr().err
+
+
+def test_json_of_a_finished_run_is_its_whole_history(run, engine, capsys):
+    engine("yes")
+    cli.main(["pause", "my-style"])
+    capsys.readouterr()
+    assert cli.main(["watch", "my-style", "--json"]) == 75
+    lines = capsys.readouterr().out.splitlines()
+    assert [json.loads(line)["type"] for line in lines[:2]] == ["attempt_started", "phase_started"]
+    assert json.loads(lines[-1])["outcome"] == "paused"
