@@ -68,7 +68,7 @@ _RULES: Mapping[str, _Rule] = {
     "picture.rotated": _Rule(
         "info",
         "{pictures} turned upright as the camera noted (EXIF).",
-        "Nothing to do.",
+        "",
     ),
     "picture.animated": _Rule(
         "info",
@@ -78,7 +78,7 @@ _RULES: Mapping[str, _Rule] = {
     "picture.excluded": _Rule(
         "info",
         "{pictures} excluded by impasto.jsonl.",
-        "Nothing to do.",
+        "",
     ),
     "caption.missing": _Rule(
         "warning",
@@ -128,7 +128,7 @@ _RULES: Mapping[str, _Rule] = {
     "trigger.absent": _Rule(
         "info",
         "{pictures} whose caption does not hold the trigger: it is put first.",
-        "Nothing to do.",
+        "",
     ),
     "mask.missing": _Rule(
         "info",
@@ -153,7 +153,7 @@ _RULES: Mapping[str, _Rule] = {
     "bucket.lonely": _Rule(
         "info",
         "{pictures} in buckets too small to fill a batch: batched with other shapes, which is a little slower.",
-        "Nothing to do; crops of like shape would be quicker.",
+        "",
     ),
     "folder.many_repeats": _Rule(
         "warning",

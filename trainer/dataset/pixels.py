@@ -125,7 +125,7 @@ def faults_named(path: Path) -> Iterator[None]:
     except UnidentifiedImageError as fault:
         raise DatasetError(*_not_a_picture(path)) from fault
     except _FAULTS as fault:
-        reason = str(fault) or type(fault).__name__
+        reason = " ".join(str(fault).split()) or type(fault).__name__
         raise DatasetError(
             "picture.damaged",
             f"{path} is damaged or cut short ({reason}).",
@@ -159,8 +159,8 @@ def upright_size(image: ImageFile.ImageFile) -> tuple[int, int]:
 
 
 def _orientation_left(image: ImageFile.ImageFile) -> int:
-    # Pillow turns TIFF pictures itself while it decodes them, and gives their upright size from the start.
-    return 1 if image.format == "TIFF" else exif_orientation(image)
+    # Pillow turns TIFF pictures, and libjxl JPEG XL ones, while they are decoded; their size is upright from the start.
+    return 1 if image.format in ("TIFF", "JXL") else exif_orientation(image)
 
 
 def load_upright(path: Path, background: str, max_megapixels: float) -> Image.Image:
@@ -187,17 +187,32 @@ def crop_pixels(
     pixels = np.asarray(_resample(lay_on(colours, alpha, background), sample, Image.Resampling.LANCZOS))
     if mask is None:
         return pixels, None
-    # Bilinear: Lanczos overshoots at the hard edges that masks are made of.
-    weights = np.asarray(_resample(mask, sample, Image.Resampling.BILINEAR), np.float32) / np.float32(255)
+    # By area: Lanczos overshoots at the hard edges that masks are made of.
+    weights = np.asarray(_resample(mask, sample, Image.Resampling.BOX), np.float32) / np.float32(255)
     return pixels, weights
 
 
 def _resample(image: Image.Image, sample: Sample, how: Image.Resampling) -> Image.Image:
-    left, top, width, height = sample.window
+    picture = sample.picture
     # A mask file may have other dimensions than its picture: the window is taken at the same place of it.
-    across, down = image.width / sample.picture.width, image.height / sample.picture.height
-    box = (left * across, top * down, (left + width) * across, (top + height) * down)
-    image = image.resize(sample.picture.bucket, how, box)
+    across, down = image.width / picture.width, image.height / picture.height
+    left, top, width, height = sample.window
+    if picture.crop is not None:
+        # The filter reaches a little beyond the window, as if the whole picture had been scaled; but what the artist
+        # cut off must not shine in.
+        x, y, wide, high = picture.region()
+        with _own_pixel_limit:
+            image = image.crop(
+                (round(x * across), round(y * down), round((x + wide) * across), round((y + high) * down))
+            )
+        left, top = left - x, top - y
+    box = (
+        left * across,
+        top * down,
+        min((left + width) * across, image.width),
+        min((top + height) * down, image.height),
+    )
+    image = image.resize(picture.bucket, how, box)
     return image.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if sample.flip else image
 
 
