@@ -13,10 +13,10 @@ from trainer.config.job import Job
 from trainer.config.length import resolve_length, steps_per_epoch
 from trainer.config.pictures import PictureConfig
 from trainer.config.recipe import RecipeConfig
-from trainer.config.report import PreviewConfig, ReportConfig, SavingConfig
+from trainer.config.report import ReportConfig, SavingConfig
 from trainer.errors import JobError
+from trainer.files.architecture import NAMES
 
-FAMILY_NAMES: dict[Family, str] = {"sd15": "SD 1.5", "sdxl": "SDXL"}
 CACHE_GIGABYTES = 40.0
 CHECKPOINT_AT_LEAST_EVERY = 500
 
@@ -81,7 +81,7 @@ def _faults(
 
 def _base_faults(base: BaseConfig, family: Family, prediction: Prediction, zero_terminal_snr: bool) -> Iterator[str]:
     if base.family not in ("auto", family):
-        yield f'base.family: is "{base.family}", but the base is {FAMILY_NAMES[family]}'
+        yield f'base.family: is "{base.family}", but the base is {NAMES[family]}'
     if zero_terminal_snr and prediction == "epsilon":
         yield (
             "base.zero_terminal_snr: the base is marked so, yet predicts epsilon, which cannot be learned from pure "
@@ -189,7 +189,7 @@ def _resolve_report(report: ReportConfig, recipe: RecipeConfig, samples_per_epoc
     prompts = tuple(
         prompt.changed(width=prompt.width or side, height=prompt.height or side) for prompt in report.previews.prompts
     )
-    previews = PreviewConfig(every=report.previews.every or max(1, steps // 5), prompts=prompts)
+    previews = report.previews.changed(every=report.previews.every or max(1, steps // 5), prompts=prompts)
     validation = report.validation.changed(every=report.validation.every or max(1, steps // 10))
     saving = _resolve_saving(report.saving, steps, steps_per_epoch(samples_per_epoch, recipe.effective_batch))
     return report.changed(previews=previews, validation=validation, saving=saving)

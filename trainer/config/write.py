@@ -20,7 +20,8 @@ from trainer.config.length import default_pictures
 from trainer.config.model import Section
 from trainer.config.paths import is_base_path
 from trainer.config.recipe import RecipeConfig
-from trainer.config.resolve import FAMILY_NAMES, Machine, choose_fit
+from trainer.config.resolve import Machine, choose_fit
+from trainer.files.architecture import NAMES
 
 WIDTH = 110
 
@@ -180,7 +181,7 @@ def _fit_lines(recipe: RecipeConfig, family: Family | None, machine: Machine) ->
         yield from _comment("The fit for this machine is taken from a table by card size once the base is known.")
         return
     fit = choose_fit(FitConfig(), family, recipe, machine)
-    source = f"From a table for {FAMILY_NAMES[family]} on {_machine_name(machine)}, not measured for this very job."
+    source = f"From a table for {NAMES[family]} on {_machine_name(machine)}, not measured for this very job."
     yield from _comment(f"{source} Leave a key out and it is chosen anew on the machine that runs the job.")
     yield "[fit]"
     for key in ("dtype", "quantise", "micro_batch", "checkpointing"):
