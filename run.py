@@ -24,6 +24,7 @@ import sys
 import time
 import urllib.request
 from pathlib import Path
+from subprocess import DEVNULL, PIPE, TimeoutExpired, run
 from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 ROOT = Path(__file__).resolve().parent
@@ -41,11 +42,6 @@ NEEDED_BYTES = {"cpu": 4 * GIB, "gpu": 14 * GIB}
 LONGEST_WINDOWS_ROOT = 80
 # What a shell, conda or an IDE leaves behind would make pip and Python look in other environments than ours.
 LEAKS = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__", "PIP_TARGET", "PIP_PREFIX", "PIP_USER")
-
-# Prints the names of runs that are training; asked of another process, since the rest of Impasto may be half replaced.
-RUNS_ALIVE = """import sys; sys.path.insert(0, sys.argv[1])
-from trainer.protocol.rundir import RunDirectory, known_runs
-print(*(run.name for run in known_runs() if RunDirectory.open(run).is_alive()), sep=", ")"""
 
 
 class SetupError(Exception):
@@ -67,12 +63,12 @@ class Gpu(NamedTuple):
 def main(words: Sequence[str]) -> int:
     """Do what the command line says; return the exit code."""
     cpu = list(words[:1]) == ["--cpu"]
-    command, rest = (words[1:] if cpu else words)[:1], list((words[1:] if cpu else words)[1:])
-    if not command or command[0] in ("-h", "--help", "help"):
+    command, *rest = words[cpu:] or ["help"]
+    if command in ("-h", "--help", "help"):
         say(__doc__)
         return 0
     try:
-        return dispatch(command[0], rest, cpu)
+        return dispatch(command, rest, cpu)
     except SetupError as error:
         return fail(str(error), error.remedy)
     except OSError as error:
@@ -85,6 +81,7 @@ def dispatch(command: str, rest: List[str], cpu: bool) -> int:
     """Go on with a Python that fits, prepare the environment, and hand over to the command."""
     if not python_fits(sys.version_info[:2], struct.calcsize("P") * 8):
         return hand_over([find_python(), str(ROOT / "run.py"), *sys.argv[1:]])
+    sys.path.insert(0, str(ROOT))  # trainer.protocol has the locks, and needs the standard library only as well
     if command == "update":
         pull()
         # The pull may have replaced the file that is running: the new one goes on.
@@ -101,7 +98,7 @@ def dispatch(command: str, rest: List[str], cpu: bool) -> int:
     return hand_over([prepare([], cpu), "-m", "trainer", command, *rest])
 
 
-# --- which Python ---------------------------------------------------------------------------------------------------
+# --- which Python, and which torch -----------------------------------------------------------------------------------
 
 
 def python_fits(version: Tuple[int, ...], bits: int) -> bool:
@@ -151,9 +148,6 @@ def python_install_command(system: str) -> str:
     return next(found, "the installer from python.org/downloads")
 
 
-# --- which torch ----------------------------------------------------------------------------------------------------
-
-
 def torch_arguments(system: str, gpu: Optional[Gpu], torch: str) -> List[str]:
     """Return pip's arguments for the torch build that runs here; `torch` is the requirement with its bounds.
 
@@ -165,16 +159,16 @@ def torch_arguments(system: str, gpu: Optional[Gpu], torch: str) -> List[str]:
         # The public index's own build brings 2.5 GB of CUDA libraries on Linux, and none on Windows.
         return [torch, "--index-url", TORCH_INDEX + "cpu"] if system == "Linux" else [torch]
     without = "set up without the card: run.py --cpu rebuild"
-    if gpu.capability is not None and gpu.capability < (5, 0):
+    capability = gpu.capability or (7, 5)  # only drivers that are too old anyway do not tell
+    if capability < (5, 0):
         raise SetupError(f"the {gpu.name} is too old for every torch build there is", without.capitalize())
-    blackwell = gpu.capability is not None and gpu.capability >= (10, 0)
-    needed = 13 if blackwell else 12
+    needed = 13 if capability >= (10, 0) else 12
     if gpu.cuda < (needed, 0):
         raise SetupError(
             f"the driver of the {gpu.name} is too old: it speaks CUDA {gpu.cuda[0]}.{gpu.cuda[1]}, not {needed}.0",
             f"Update the driver (nvidia.com/drivers) and start again, or {without}",
         )
-    if gpu.cuda < (13, 0) or (gpu.capability is not None and gpu.capability < (7, 5)):
+    if gpu.cuda < (13, 0) or capability < (7, 5):
         return [torch, "--index-url", TORCH_INDEX + "cu126"]
     # The public index's own build is for CUDA 13 on Linux and for the CPU on Windows.
     return [torch] if system == "Linux" else [torch, "--index-url", TORCH_INDEX + "cu130"]
@@ -197,13 +191,11 @@ def parse_gpu(banner: str, query: str) -> Optional[Gpu]:
     if not cuda:
         return None
     version = (int(cuda.group(1)), int(cuda.group(2)))
-    cards = [
-        (int(major), int(minor), name) for major, minor, name in re.findall(r"(?m)^(\d+)\.(\d+), *(.+?)\s*$", query)
-    ]
-    if not cards:
+    lines = re.findall(r"(?m)^(\d+)\.(\d+), *(.+?)\s*$", query)
+    if not lines:
         return Gpu("NVIDIA card", None, version)
-    major, minor, name = max(cards)
-    return Gpu(name, (major, minor), version)
+    capability, name = max(((int(major), int(minor)), name) for major, minor, name in lines)
+    return Gpu(name, capability, version)
 
 
 def reachable(url: str) -> bool:
@@ -275,7 +267,7 @@ def add_extras(extras: Sequence[str]) -> None:
     stamp = read_stamp()
     every = sorted({*stamp["extras"], *extras})
     begin_log([])
-    pip("installing what {} needs".format(" and ".join(extras)), ["--constraint", str(PINS), *requirements(every)])
+    pip(f"installing what {', '.join(extras)} needs", ["--constraint", str(PINS), *requirements(every)])
     write_stamp({**stamp, "requirements": requirements(every), "extras": every})
 
 
@@ -314,10 +306,12 @@ def set_old_environment_aside() -> None:
     """Rename `.venv`, so that it can come back; raises SetupError while a run needs it."""
     if not VENV.exists():
         return
-    remedy = "Wait for it, or pause it with: trainer pause RUN; then start again"
-    alive = ask([sys.executable, "-c", RUNS_ALIVE, str(ROOT)]).strip()
+    from trainer.protocol.rundir import RunDirectory, known_runs
+
+    remedy = "Wait for it, or pause it with: run.py pause RUN; then start again"
+    alive = [run.name for run in known_runs() if RunDirectory(run).is_alive()]
     if alive:
-        raise SetupError(f"training is going on ({alive}), and it needs the environment as it is", remedy)
+        raise SetupError(f"training is going on ({', '.join(alive)}), and it needs the environment as it is", remedy)
     shutil.rmtree(str(OLD_VENV), ignore_errors=True)
     try:
         VENV.rename(OLD_VENV)
@@ -383,29 +377,13 @@ def write_stamp(stamp: Dict[str, Any]) -> None:
 @contextlib.contextmanager
 def setup_lock() -> Iterator[None]:
     """Hold the one right to change the environment, waiting for another start that holds it."""
+    from trainer.protocol.locks import held, is_held
+
     STATE.mkdir(exist_ok=True)
-    with (STATE / "lock").open("a+") as file:
-        if not try_lock(file.fileno()):
-            say("Another start is setting up; waiting for it.")
-            while not try_lock(file.fileno()):
-                time.sleep(1)
+    if is_held(STATE / "lock"):
+        say("Another start is setting up; waiting for it.")
+    with held(STATE / "lock", patience=float("inf")):
         yield
-
-
-def try_lock(descriptor: int) -> bool:
-    """Take the operating system's lock on an open file, which ends with the process; tell whether it was free."""
-    try:
-        if sys.platform == "win32":
-            import msvcrt
-
-            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
-        else:
-            import fcntl
-
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
 
 
 def pull() -> None:
@@ -429,24 +407,24 @@ def pull() -> None:
 KNOWN_FAILURES = (
     ("No space left|Errno 28|WinError 112", "the disk is full", "Free some space and start again"),
     (
-        "CERTIFICATE_VERIFY|SSLError|ProxyError|407 Proxy",
-        "a proxy or virus scanner stands before the package index",
-        "Set HTTPS_PROXY, or let that program allow Python, and start again",
+        "CERTIFICATE_VERIFY|SSLError|ProxyError",
+        "a proxy or virus scanner is in between",
+        "Let it allow Python, or set HTTPS_PROXY",
     ),
     (
-        "NewConnection|NameResolution|Max retries|ConnectionReset|ReadTimeout|unreachable",
+        "NewConnection|NameResolution|Max retries",
         "the package index cannot be reached",
-        "Check the internet connection and start again; what was downloaded is kept",
+        "Connect to the internet and start again",
     ),
     (
         "No matching distribution",
-        "the package index has no build of a library for this Python and system",
-        "Install Python 3.12, which has the most, and start again",
+        "the index has no build of a library for this Python",
+        "Install Python 3.12 and start again",
     ),
     (
         r"WinError 126|WinError 1114|c10\.dll",
         "Microsoft's C++ runtime is missing",
-        "Run: winget install -e --id Microsoft.VCRedist.2015+.x64 and start again",
+        "Run: winget install Microsoft.VCRedist.2015+.x64",
     ),
 )
 
@@ -460,13 +438,14 @@ def step(what: str, arguments: Sequence[str], shown: bool = False) -> None:
     with LOG.open("a", encoding="utf-8") as log:
         log.write(f"\n- {what}: {list(arguments)}\n")
         log.flush()
+        start = log.tell()
         output = None if shown else log
-        code = subprocess.call(list(arguments), env=environment(), stdin=subprocess.DEVNULL, stdout=output, stderr=log)
+        code = subprocess.call(list(arguments), env=environment(), stdin=DEVNULL, stdout=output, stderr=log)
     if code != 0:
-        text = LOG.read_text(encoding="utf-8", errors="replace")[-20_000:]
+        text = LOG.read_bytes()[start:].decode("utf-8", "replace")
         known = (failure[1:] for failure in KNOWN_FAILURES if re.search(failure[0], text))
-        reason, remedy = next(known, (f"the step ended with code {code}", "Read the end of the log, and start again"))
-        raise SetupError(f"{what} failed: {reason}", remedy)
+        reason, remedy = next(known, (f"it ended with code {code}", "Read the end of the log, and start again"))
+        raise SetupError(f"{what} failed: {reason}", f"{remedy}. The log: {LOG}")
 
 
 def begin_log(arguments: Sequence[str]) -> None:
@@ -486,15 +465,8 @@ def environment() -> Dict[str, str]:
 def ask(arguments: Sequence[str]) -> str:
     """Return what a program prints; empty where it is missing, fails, or says nothing for 20 seconds."""
     try:
-        answer = subprocess.run(
-            list(arguments),
-            env=environment(),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            timeout=20,
-        )
-    except (OSError, subprocess.TimeoutExpired):
+        answer = run(list(arguments), env=environment(), stdin=DEVNULL, stdout=PIPE, stderr=DEVNULL, timeout=20)
+    except (OSError, TimeoutExpired):
         return ""
     return answer.stdout.decode("utf-8", "replace") if answer.returncode == 0 else ""
 
@@ -518,9 +490,7 @@ def say(text: Optional[str]) -> None:
 
 def fail(what: str, remedy: str) -> int:
     """Print what failed and what to do; return the exit code for a fault."""
-    say(f"\nImpasto could not be set up: {what}.\nWhat to do: {remedy}.")
-    if LOG.exists():
-        say(f"The log: {LOG}")
+    say(f"\nImpasto could not be set up: {what}.\nWhat to do: {remedy}")
     return 1
 
 
