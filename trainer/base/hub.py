@@ -18,7 +18,7 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
-from huggingface_hub.utils import tqdm
+from huggingface_hub.utils.tqdm import tqdm
 
 from trainer.errors import BaseModelError
 from trainer.files.configs import PARTS
@@ -133,7 +133,7 @@ def _download(
 def _bar(progress: Progress | None, before: int, total: int) -> type[tqdm]:
     """Make a class that takes the place of the library's progress bar, writes nothing, and tells `progress`."""
 
-    class Bar(tqdm):  # type: ignore[misc]
+    class Bar(tqdm):
         def update(self, n: float | None = 1) -> bool | None:
             self.n += n or 0
             if progress:

@@ -2,77 +2,35 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NoReturn
 
-from trainer.errors import BaseModelError
-from trainer.files.architecture import (
-    CHOOSE_A_BASE,
-    NAMES,
-    Config,
-    Family,
-    refuse_channels,
-    refuse_distilled,
-    refuse_text_width,
-)
-from trainer.files.configs import EMBEDDED, PARTS, bundled_configs, embedded_configs, folder_configs, read_json
+from trainer.errors import BaseModelError, LoraFileError
+from trainer.files.architecture import NAMES, Config, Family
+from trainer.files.configs import PARTS, folder_configs, read_json
 from trainer.files.header import Header, read_header
 from trainer.files.prediction import Prediction, folder_target, single_file_target
+from trainer.files.single import has_vae, single_file_architecture
 from trainer.files.weights import weight_files
 
-_UNET = "model.diffusion_model."
-_VAE = "first_stage_model."
 _GET_A_VAE = "Give a .safetensors VAE of SD 1.5 or SDXL, or a diffusers folder of one."
 _OLD_SCALING = 0.18215  # diffusers' default, which old VAE folders leave out
 _PICKLES = {".ckpt", ".pt", ".pth", ".bin", ".pkl"}
-_TEXT_ENCODERS: Mapping[Family, tuple[str, ...]] = {
-    "sd15": ("cond_stage_model.transformer.",),
-    "sdxl": ("conditioner.embedders.0.transformer.", "conditioner.embedders.1.model."),
-}
-# The deepest layer of some blocks, which distilled bases lack.
-_DEEPEST: Mapping[Family, tuple[str, ...]] = {
-    "sd15": tuple(
-        f"{_UNET}{block}.1.transformer_blocks.0.attn2.to_k.weight"
-        for block in ("input_blocks.2", "input_blocks.8", "middle_block", "output_blocks.3", "output_blocks.11")
-    ),
-    "sdxl": tuple(
-        f"{_UNET}{block}.1.transformer_blocks.{depth}.attn2.to_k.weight"
-        for block, depth in (("input_blocks.5", 1), ("input_blocks.8", 9), ("middle_block", 9), ("output_blocks.2", 9))
-    ),
-}
-# Parts of tensor names by which other kinds of file show themselves; the first that is found decides.
-_OTHERS: tuple[tuple[tuple[str, ...], str, str], ...] = (
-    (
-        ("lora_down.", "lora_up.", ".lora_A.", ".lora_B.", ".lora.down.", "lora_linear_layer.", ".hada_w1", ".lokr_w1"),
-        "a LoRA, not a base",
-        "Give the model the LoRA was made for as the base; to train on from a LoRA name it under base.continue_from.",
-    ),
-    (("control_model.", "controlnet_", "input_hint_block."), "a ControlNet", CHOOSE_A_BASE),
-    (("image_proj.", "ip_adapter."), "an IP-Adapter", CHOOSE_A_BASE),
-    (("motion_modules.",), "an AnimateDiff motion module", CHOOSE_A_BASE),
-    (("double_blocks.", "single_transformer_blocks."), "a Flux model", CHOOSE_A_BASE),
-    (("joint_blocks.", "text_encoders.clip_g.transformer."), "an SD 3 model", CHOOSE_A_BASE),
-    (("adaln_single.",), "a PixArt model", CHOOSE_A_BASE),
-    (("cap_embedder.",), "a Lumina or Z-Image model", CHOOSE_A_BASE),
-    (("clip_txt_mapper.", "clf.1."), "a Stable Cascade model", CHOOSE_A_BASE),
-    (("edm_vpred.sigma_max", "edm_mean", "edm_std"), "an EDM model (CosXL, Playground)", CHOOSE_A_BASE),
-    (("cond_stage_model.model.",), "an SD 2 model", CHOOSE_A_BASE),
+# Names end so in every way of writing a LoRA; the part before is the layer.
+_LORA_LAYER = re.compile(
+    r"(?P<layer>.+?)(?:\.lora_(?:down|A)(?:\.default)?\.weight|[._]lora(?:_linear_layer)?\.down\.weight|\.(?:hada|lokr)_w1(?:_a)?)"
 )
-# Whole files of one part, by a tensor that only it has.
-_PARTS: tuple[tuple[str, str, str], ...] = (
-    ("emb_params", "a textual-inversion embedding", CHOOSE_A_BASE),
-    ("string_to_param.*", "a textual-inversion embedding", CHOOSE_A_BASE),
-    ("clip_g", "a textual-inversion embedding", CHOOSE_A_BASE),
-    (f"{_VAE}encoder.conv_in.weight", "a VAE alone", "Name it under base.vae, and a whole model under base.model."),
-    ("encoder.conv_in.weight", "a VAE alone", "Name it under base.vae, and a whole model under base.model."),
-    ("input_blocks.0.0.weight", "a UNet alone", "Get the whole model (with text encoders and VAE) as one file."),
-    ("time_embedding.linear_1.weight", "a UNet alone", "Give the diffusers folder that it belongs to."),
-    ("text_model.embeddings.token_embedding.weight", "a text encoder alone", CHOOSE_A_BASE),
-    ("embeddings.token_embedding.weight", "a text encoder alone", CHOOSE_A_BASE),
-    ("token_embedding.weight", "a text encoder alone", CHOOSE_A_BASE),
-)
+_LORA_KINDS = {
+    "dora_scale": "DoRA",
+    ".hada_": "LoHa",
+    ".lokr_": "LoKr",
+    ".lora_mid.": "LoCon with Tucker decomposition",
+}
+_LORA_FAMILIES: Mapping[int, Family] = {768: "sd15", 2048: "sdxl"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,19 +60,11 @@ def identify_base(path: Path) -> BaseIdentity:
         )
         raise BaseModelError("base.pickle", sentence, remedy)
     header = read_header(path)
-    _refuse_other_kinds(path, header)
-    _refuse_parts(path, header)
-    family, configs, how = _architecture(path, header)
-    _require_text_encoders(path, header, family)
+    family, configs, how = single_file_architecture(path, header)
     target = single_file_target(path, header)
+    evidence = (how, *target.evidence)
     return BaseIdentity(
-        "single",
-        family,
-        target.prediction,
-        target.zero_terminal_snr,
-        (how, *target.evidence),
-        configs,
-        f"{_VAE}encoder.conv_in.weight" in header.tensors,
+        "single", family, target.prediction, target.zero_terminal_snr, evidence, configs, has_vae(header)
     )
 
 
@@ -140,56 +90,68 @@ def identify_vae(path: Path) -> tuple[tuple[Path, ...], Config | None]:
     return (path,), None
 
 
+@dataclass(frozen=True, slots=True)
+class LoraIdentity:
+    """What a LoRA file is by its header; `family` is None where no layer tells it."""
+
+    kind: str
+    family: Family | None
+    layers: Mapping[str, int]
+    ranks: tuple[int, ...]
+    evidence: tuple[str, ...]
+    metadata: Mapping[str, str]
+
+
+def identify_lora(path: Path) -> LoraIdentity:
+    """Read a LoRA file's header; raises LoraFileError when it is broken or no LoRA."""
+    header = read_header(path, "lora")
+    found = {match["layer"]: name for name in header.tensors if (match := _LORA_LAYER.fullmatch(name))}
+    if not found:
+        first = next(iter(header.tensors), "nothing at all")
+        sentence = f'"{path}" is no LoRA: it begins with "{first[:80]}".'
+        raise LoraFileError("lora.unknown", sentence, "Choose a LoRA file.")
+    kind = next((kind for mark, kind in _LORA_KINDS.items() if any(mark in name for name in header.tensors)), "LoRA")
+    family = _lora_family(found, header)
+    layers = Counter(_lora_part(layer) for layer in found)
+    ranks = tuple(sorted({header.tensors[name].shape[0] for name in found.values() if header.tensors[name].shape}))
+    return LoraIdentity(kind, family, layers, ranks, _lora_story(kind, family, layers, ranks), header.metadata)
+
+
+def _lora_family(found: Mapping[str, str], header: Header) -> Family | None:
+    """Tell the family by the text's width where cross-attention is adapted, else by the layers' names."""
+    for layer, name in found.items():
+        shape = header.tensors[name].shape
+        if layer.endswith(("attn2_to_k", "attn2.to_k")) and len(shape) == 2 and shape[1] in _LORA_FAMILIES:
+            return _LORA_FAMILIES[shape[1]]
+    if any(layer.startswith(("lora_te1_", "lora_te2_", "text_encoder_2.")) for layer in found):
+        return "sdxl"
+    return "sd15" if any(layer.startswith("lora_te_") for layer in found) else None
+
+
+def _lora_part(layer: str) -> str:
+    if layer.startswith(("lora_te2", "text_encoder_2")):
+        return "text encoder 2"
+    return "text encoder" if layer.startswith(("lora_te", "text_encoder")) else "UNet"
+
+
+def _lora_story(kind: str, family: Family | None, layers: Mapping[str, int], ranks: tuple[int, ...]) -> tuple[str, ...]:
+    made_for = f"for {NAMES[family]}" if family else "for an unknown base"
+    counts = ", ".join(f"{count} layers of the {part}" for part, count in layers.items())
+    ends = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]} to {ranks[-1]}" if ranks else "no rank"
+    return (f"It is a {kind} {made_for}, of {ends}.", f"It adapts {counts}.")
+
+
 def _identify_folder(path: Path) -> BaseIdentity:
     family, configs = folder_configs(path)
     target = folder_target(path, configs.get("scheduler"))
     how = f"It is {NAMES[family]}: a diffusers folder with that UNet."
-    has_vae = "vae" in configs
     for part in PARTS[family]:
         if part in configs:
             weight_files(path, part)
     evidence = (how, *target.evidence)
-    return BaseIdentity("folder", family, target.prediction, target.zero_terminal_snr, evidence, configs, has_vae)
-
-
-def _refuse_other_kinds(path: Path, header: Header) -> None:
-    for marks, kind, remedy in _OTHERS:
-        if any(mark in name for name in header.tensors for mark in marks):
-            raise BaseModelError("base.other_model", f'"{path}" is {kind}.', remedy)
-
-
-def _refuse_parts(path: Path, header: Header) -> None:
-    if f"{_UNET}input_blocks.0.0.weight" in header.tensors:
-        return
-    for mark, kind, remedy in _PARTS:
-        if mark in header.tensors:
-            raise BaseModelError("base.part_alone", f'"{path}" is {kind}.', remedy)
-    first = next(iter(header.tensors), "nothing at all")
-    raise BaseModelError(
-        "base.unknown", f'"{path}" holds no model that is known here: it begins with "{first[:80]}".', CHOOSE_A_BASE
+    return BaseIdentity(
+        "folder", family, target.prediction, target.zero_terminal_snr, evidence, configs, "vae" in configs
     )
-
-
-def _architecture(path: Path, header: Header) -> tuple[Family, Mapping[str, Config], str]:
-    """Tell the family by the shapes that decide it, or by the configs that a small file carries."""
-    if EMBEDDED in header.metadata:
-        family, configs = embedded_configs(str(path), header.metadata[EMBEDDED])
-        return family, configs, f"It is {NAMES[family]}: the configs in its metadata say so."
-    family = _family_by_shapes(path, header)
-    return family, bundled_configs(family), f"It is {NAMES[family]}: the shapes of its UNet are those of that model."
-
-
-def _family_by_shapes(path: Path, header: Header) -> Family:
-    channels = _inputs(header, f"{_UNET}input_blocks.0.0.weight")
-    if channels != 4:
-        refuse_channels(str(path), channels)
-    width = _inputs(header, next((name for name in header.tensors if name.endswith("attn2.to_k.weight")), ""))
-    if width not in (768, 2048):
-        refuse_text_width(str(path), width)
-    family: Family = "sd15" if width == 768 else "sdxl"
-    if any(name not in header.tensors for name in _DEEPEST[family]):
-        refuse_distilled(str(path), family, "layers are missing")
-    return family
 
 
 def _refuse_pickle(path: Path) -> NoReturn:
@@ -197,20 +159,3 @@ def _refuse_pickle(path: Path) -> NoReturn:
     sentence = f'"{path}" is a pickle ({path.suffix}): loading one can run any program hidden in it.'
     remedy = "Get the .safetensors form of this model; most sites offer both, and ComfyUI saves a loaded one as such."
     raise BaseModelError("base.pickle", sentence, remedy)
-
-
-def _inputs(header: Header, name: str) -> int:
-    """Return how many inputs a layer takes by its weight's shape; 0 when there is no such weight."""
-    info = header.tensors.get(name)
-    return info.shape[1] if info and len(info.shape) > 1 else 0
-
-
-def _require_text_encoders(path: Path, header: Header, family: Family) -> None:
-    missing = [
-        prefix for prefix in _TEXT_ENCODERS[family] if not any(name.startswith(prefix) for name in header.tensors)
-    ]
-    if missing:
-        sentence = f'"{path}" is an {NAMES[family]} UNet without its text encoders.'
-        raise BaseModelError(
-            "base.part_alone", sentence, "Get the whole model (with text encoders and VAE) as one file or folder."
-        )
