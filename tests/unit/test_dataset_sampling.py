@@ -1,0 +1,257 @@
+"""Effective batches, windows and micro-conditioning: what each step of a run sees."""
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support.pictures import make_picture, recipe_of
+from trainer.config.recipe import RecipeConfig
+from trainer.dataset.picture import Picture
+from trainer.dataset.sampling import (
+    Sample,
+    crop_window,
+    draw_sample,
+    epoch_batches,
+    epoch_showings,
+    micro_batches,
+    micro_conditioning,
+    plain_sample,
+    samples_per_epoch,
+    steps_per_epoch,
+)
+
+BUCKETS = ((128, 128), (64, 192), (192, 64))
+CHANCY = recipe_of(
+    128,
+    effective_batch=4,
+    seed=3,
+    pictures={"crop": "random", "flip": True},
+    captions={"shuffle": True, "dropout": 0.1},
+)
+
+
+def pictures_of(*counts: int, **facts: object) -> list[Picture]:
+    """So many pictures for each bucket, numbered through."""
+    buckets = [bucket for bucket, count in zip(BUCKETS, counts, strict=False) for _ in range(count)]
+    return [
+        make_picture(number, bucket=bucket, width=200, height=300, captions=("a, b, c, d",), **facts)
+        for number, bucket in enumerate(buckets)
+    ]
+
+
+def showing(sample: Sample) -> tuple[str, int]:
+    return sample.picture.id, sample.repeat
+
+
+@given(
+    counts=st.tuples(*[st.integers(0, 13)] * 3).filter(any),
+    repeats=st.integers(1, 3),
+    size=st.integers(1, 9),
+    epoch=st.integers(0, 5),
+)
+def test_an_epoch_shows_everything_once_in_as_few_steps_as_can_be(
+    counts: tuple[int, int, int], repeats: int, size: int, epoch: int
+) -> None:
+    pictures = pictures_of(*counts, repeats=repeats)
+    recipe = recipe_of(128, effective_batch=size)
+    batches = epoch_batches(pictures, recipe, epoch)
+    shown = Counter(showing(sample) for batch in batches for sample in batch)
+    assert shown == Counter({(picture.id, repeat): 1 for picture in pictures for repeat in range(repeats)})
+    total = sum(counts) * repeats
+    assert len(batches) == -(-total // size) == steps_per_epoch(pictures, recipe)
+    assert samples_per_epoch(pictures) == total
+    assert sorted(len(batch) for batch in batches)[1:] == [size] * (len(batches) - 1)
+    pure = sum(count * repeats // size for count in counts)
+    assert sum(len({sample.picture.bucket for sample in batch}) == 1 for batch in batches if len(batch) == size) >= pure
+
+
+def test_a_bucket_fills_its_own_batches_while_it_can() -> None:
+    batches = epoch_batches(pictures_of(9, 6, 3), recipe_of(128, effective_batch=4), 0)
+    pure = Counter(batch[0].picture.bucket for batch in batches if len({s.picture.bucket for s in batch}) == 1)
+    assert pure[BUCKETS[0]] >= 2
+    assert pure[BUCKETS[1]] >= 1
+    assert len(batches) == 5
+
+
+def test_leftovers_of_many_buckets_share_batches() -> None:
+    pictures = pictures_of(1, 1, 1)
+    batches = epoch_batches(pictures, recipe_of(128, effective_batch=4), 0)
+    assert [len(batch) for batch in batches] == [3]
+    assert {sample.picture.bucket for sample in batches[0]} == set(BUCKETS)
+
+
+def test_batches_do_not_depend_on_the_order_or_names_of_files() -> None:
+    pictures = pictures_of(9, 6, 3, repeats=2)
+    renamed = [replace(picture, path=Path(f"elsewhere/{99 - n}.jpg")) for n, picture in enumerate(pictures)][::-1]
+
+    def seen(batches: list[tuple[Sample, ...]]) -> list[list[object]]:
+        return [[(showing(s), s.caption, s.window, s.flip) for s in batch] for batch in batches]
+
+    assert seen(epoch_batches(pictures, CHANCY, 2)) == seen(epoch_batches(renamed, CHANCY, 2))
+
+
+def test_epochs_and_seeds_deal_differently() -> None:
+    pictures = pictures_of(12)
+    first = [[showing(s) for s in batch] for batch in epoch_batches(pictures, CHANCY, 0)]
+    assert first == [[showing(s) for s in batch] for batch in epoch_batches(pictures, CHANCY, 0)]
+    assert first != [[showing(s) for s in batch] for batch in epoch_batches(pictures, CHANCY, 1)]
+    assert first != [[showing(s) for s in batch] for batch in epoch_batches(pictures, CHANCY.changed(seed=4), 0)]
+
+
+def test_mixed_batches_come_at_any_time_of_the_epoch() -> None:
+    pictures = pictures_of(8, 9, 1)
+    places = {
+        place
+        for epoch in range(40)
+        for place, batch in enumerate(epoch_batches(pictures, CHANCY, epoch))
+        if len({sample.picture.bucket for sample in batch}) > 1
+    }
+    assert places == set(range(5))
+
+
+@given(counts=st.tuples(*[st.integers(0, 9)] * 3).filter(any), size=st.integers(1, 5))
+def test_micro_batches_split_by_bucket_and_lose_nothing(counts: tuple[int, int, int], size: int) -> None:
+    for batch in epoch_batches(pictures_of(*counts), recipe_of(128, effective_batch=7), 0):
+        parts = micro_batches(batch, size)
+        assert sorted(map(showing, batch)) == sorted(showing(sample) for part in parts for sample in part)
+        assert all(len({sample.picture.bucket for sample in part}) == 1 and len(part) <= size for part in parts)
+        held = Counter(sample.picture.bucket for sample in batch)
+        assert len(parts) == sum(-(-number // size) for number in held.values())
+
+
+def test_regularisation_matches_the_training_showings() -> None:
+    trained = pictures_of(4, repeats=3)
+    few = [make_picture(100 + n, kind="regularisation") for n in range(5)]
+    shown = Counter(picture.id for picture, _ in epoch_showings([*trained, *few], 0) if picture.kind != "train")
+    assert sum(shown.values()) == 12
+    assert sorted(shown.values()) == [2, 2, 2, 3, 3]
+    assert samples_per_epoch([*trained, *few]) == 24
+    assert steps_per_epoch([*trained, *few], recipe_of(128, effective_batch=5)) == 5
+
+
+def test_more_regularisation_pictures_than_needed_are_all_used_over_the_epochs() -> None:
+    trained = pictures_of(4)
+    many = [make_picture(100 + n, kind="regularisation") for n in range(10)]
+    epochs = [
+        [picture.id for picture, _ in epoch_showings([*trained, *many], epoch) if picture.kind != "train"]
+        for epoch in range(5)
+    ]
+    assert [len(set(shown)) for shown in epochs] == [4] * 5
+    assert Counter(id for shown in epochs for id in shown) == Counter({picture.id: 2 for picture in many})
+
+
+def test_repeats_weigh_regularisation_pictures_in_the_ring() -> None:
+    pictures = [
+        *pictures_of(6),
+        make_picture(7, kind="regularisation", repeats=2),
+        make_picture(8, kind="regularisation"),
+    ]
+    shown = Counter(picture.id for picture, _ in epoch_showings(pictures, 0) if picture.kind != "train")
+    assert sorted(shown.values()) == [2, 4]
+
+
+def test_validation_pictures_are_never_shown() -> None:
+    pictures = [*pictures_of(3), make_picture(9, kind="validation")]
+    assert samples_per_epoch(pictures) == 3
+    assert all(picture.kind == "train" for picture, _ in epoch_showings(pictures, 0))
+
+
+def test_two_files_of_the_same_bytes_never_share_a_stream() -> None:
+    one = make_picture(1, repeats=2, width=300)
+    other = replace(one, path=Path("copy.png"), repeats=3)
+    samples = [draw_sample(picture, CHANCY, 0, repeat) for picture, repeat in epoch_showings([one, other], 0)]
+    assert sorted(sample.repeat for sample in samples) == [0, 1, 2, 3, 4]
+
+
+def test_a_sample_is_a_function_of_seed_epoch_content_and_repeat() -> None:
+    picture = make_picture(5, width=400, height=200, captions=("a, b, c, d, e, f",))
+    moved = replace(picture, path=Path("other.png"))
+    sample = draw_sample(picture, CHANCY, 3, 1)
+    assert replace(draw_sample(moved, CHANCY, 3, 1), picture=picture) == sample
+    others = [
+        draw_sample(picture, CHANCY, 4, 1),
+        draw_sample(picture, CHANCY, 3, 2),
+        draw_sample(picture, CHANCY.changed(seed=4), 3, 1),
+    ]
+    assert all((other.caption, other.window) != (sample.caption, sample.window) for other in others)
+
+
+def test_settings_of_one_stream_do_not_move_the_others() -> None:
+    picture = make_picture(5, width=400, height=200, captions=("a, b, c, d, e, f",))
+    plain = CHANCY.changed(captions={})
+    assert draw_sample(picture, plain, 0, 0).window == draw_sample(picture, CHANCY, 0, 0).window
+    assert draw_sample(picture, plain, 0, 0).flip == draw_sample(picture, CHANCY, 0, 0).flip
+
+
+def test_half_of_the_showings_are_mirrored_and_crops_reach_all_places() -> None:
+    picture = make_picture(5, width=130, height=128)
+    samples = [draw_sample(picture, CHANCY, epoch, 0) for epoch in range(600)]
+    assert 240 < sum(sample.flip for sample in samples) < 360
+    assert {sample.window[0] for sample in samples} == {0, 1, 2}
+
+
+def test_plain_samples_know_no_chance() -> None:
+    picture = make_picture(5, width=400, height=200, captions=("a, b, c, d",), trigger="zwx")
+    sample = plain_sample(picture, CHANCY)
+    assert (sample.caption, sample.window, sample.flip) == ("zwx, a, b, c, d", (100, 0, 200, 200), False)
+
+
+@given(
+    width=st.integers(1, 5000),
+    height=st.integers(1, 5000),
+    bucket=st.sampled_from([(64, 64), (832, 1216), (1216, 832)]),
+    crop=st.sampled_from([None, (0.0, 0.0, 0.5, 1.0), (0.25, 0.1, 0.9, 0.4), (0.9999, 0.9999, 1.0, 1.0)]),
+    across=st.floats(0, 1),
+    down=st.floats(0, 1),
+)
+def test_windows_lie_inside_and_have_the_shape_of_the_bucket(
+    width: int,
+    height: int,
+    bucket: tuple[int, int],
+    crop: tuple[float, float, float, float] | None,
+    across: float,
+    down: float,
+) -> None:
+    picture = make_picture(width=width, height=height, bucket=bucket, crop=crop)
+    x, y, wide, high = picture.region()
+    left, top, window_width, window_height = crop_window(picture, across, down)
+    assert 0 <= x <= left
+    assert left + window_width <= x + wide <= width
+    assert 0 <= y <= top
+    assert top + window_height <= y + high <= height
+    assert window_width == wide or window_height == high
+    assert abs(window_width - window_height * bucket[0] / bucket[1]) <= 1.5 or min(window_width, window_height) == 1
+
+
+def test_centre_windows() -> None:
+    assert crop_window(make_picture(width=300, height=200, bucket=(64, 64)), 0.5, 0.5) == (50, 0, 200, 200)
+    assert crop_window(make_picture(width=200, height=300, bucket=(64, 64)), 0.5, 0.5) == (0, 50, 200, 200)
+    cropped = make_picture(width=400, height=400, bucket=(64, 128), crop=(0.5, 0.0, 1.0, 0.5))
+    assert crop_window(cropped, 0.5, 0.5) == (250, 0, 100, 200)
+
+
+def conditioning(picture: Picture, window: tuple[int, int, int, int], *, flip: bool = False) -> tuple[int, ...]:
+    return micro_conditioning(Sample(picture, 0, 0, "", window, flip))
+
+
+def test_micro_conditioning_by_hand() -> None:
+    """A picture of 3000×2000, scaled to 1536×1024 for a bucket of 1024: centre crop begins 256 pixels from the left."""
+    picture = make_picture(width=3000, height=2000, bucket=(1024, 1024))
+    assert conditioning(picture, (500, 0, 2000, 2000)) == (2000, 3000, 0, 256, 1024, 1024)
+    assert conditioning(picture, (0, 0, 2000, 2000)) == (2000, 3000, 0, 0, 1024, 1024)
+    assert conditioning(picture, (0, 0, 2000, 2000), flip=True) == (2000, 3000, 0, 512, 1024, 1024)
+    portrait = make_picture(width=832, height=2432, bucket=(832, 1216))
+    assert conditioning(portrait, (0, 1000, 832, 1216), flip=True) == (2432, 832, 1000, 0, 1216, 832)
+
+
+@pytest.mark.parametrize("size", [1, 3, 8])
+def test_the_effective_batch_alone_decides_the_steps(size: int) -> None:
+    assert steps_per_epoch(pictures_of(5, 4, 3), recipe_of(128, effective_batch=size)) == -(-12 // size)
+
+
+def test_unresolved_recipes_can_be_sampled() -> None:
+    assert len(epoch_batches(pictures_of(3), RecipeConfig(), 0)) == 1
