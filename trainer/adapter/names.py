@@ -22,6 +22,12 @@ _KOHYA_PREFIX: dict[tuple[Family, Part], str] = {
     ("sdxl", "text_encoder"): "lora_te1",
     ("sdxl", "text_encoder_2"): "lora_te2",
 }
+# What UNet2DConditionModel takes where a config is silent, as old ones are on these.
+_DIFFUSERS_DEFAULTS = {
+    "layers_per_block": 2,
+    "transformer_layers_per_block": 1,
+    "mid_block_type": "UNetMidBlock2DCrossAttn",
+}
 _RESNET_LDM = {"conv1": "in_layers.2", "conv2": "out_layers.3", "time_emb_proj": "emb_layers.1"}
 
 
@@ -111,11 +117,12 @@ def _unet_layers(config: Mapping[str, Any]) -> Iterator[_Layer]:
     With n resnets in a level, LDM counts n + 1 input blocks (the last one its downsampler, block 0 the first
     convolution) and n + 1 output blocks a level.
     """
+    config = {**_DIFFUSERS_DEFAULTS, **config}
     channels = list(config["block_out_channels"])
     levels, resnets = len(channels), config["layers_per_block"]
     if not isinstance(resnets, int):
         raise _unknown(f"a different number of layers in each level ({resnets})")
-    depths = _per_level(config.get("transformer_layers_per_block", 1), levels)
+    depths = _per_level(config["transformer_layers_per_block"], levels)
 
     for level, block in enumerate(config["down_block_types"]):
         attends = _attends(block, "CrossAttnDownBlock2D", "DownBlock2D")
@@ -129,7 +136,7 @@ def _unet_layers(config: Mapping[str, Any]) -> Iterator[_Layer]:
             ldm = f"input_blocks.{(resnets + 1) * (level + 1)}.0.op"
             yield f"down_blocks.{level}.downsamplers.0.conv", ldm, "conv", 3
 
-    _attends(config.get("mid_block_type", "UNetMidBlock2DCrossAttn"), "UNetMidBlock2DCrossAttn")
+    _attends(config["mid_block_type"], "UNetMidBlock2DCrossAttn")
     yield from _resnet("mid_block.resnets.0", "middle_block.0", shortcut=False)
     yield from _transformer("mid_block.attentions.0", "middle_block.1", depths[-1])
     yield from _resnet("mid_block.resnets.1", "middle_block.2", shortcut=False)

@@ -16,6 +16,7 @@ from torch import Tensor
 from trainer.adapter.names import Slot, aliases
 from trainer.config.base import Family
 from trainer.errors import LoraFileError
+from trainer.files.architecture import NAMES
 from trainer.files.header import Header, read_header
 from trainer.protocol.atomic import long_path
 
@@ -31,17 +32,17 @@ _ROLES = {"A": "down", "B": "up"}
 
 # Marks of other kinds of adapter, in the order in which they are looked for.
 _REFUSED = {
-    "DoRA": ("dora_scale", "lora_magnitude_vector"),
-    "LoHa": (".hada_",),
-    "LoKr": (".lokr_",),
-    "LoCon with Tucker decomposition": (".lora_mid.",),
-    "OFT": (".oft_",),
-    "a full difference": (".diff", ".diff_b"),
+    "DoRA": r"\.(dora_scale|lora_magnitude_vector)",
+    "LoHa": r"\.hada_",
+    "LoKr": r"\.lokr_",
+    "LoCon with Tucker decomposition": r"\.lora_mid\.",
+    "OFT": r"\.oft_",
+    "a full difference": r"\.diff(_b)?$",
 }
+_LARGEST_ALPHA = 1e9
 _FORMATS = ("F16", "BF16", "F32", "F64", "F8_E4M3", "F8_E5M2")
 # Width of the text that a UNet's cross-attention reads, which tells the families apart.
 _WIDTHS = {768: "SD 1.5", 1024: "SD 2", 2048: "SDXL"}
-_FAMILY_NAMES: dict[Family, str] = {"sd15": "SD 1.5", "sdxl": "SDXL"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +88,7 @@ def read_lora(path: Path, family: Family, table: Sequence[Slot]) -> LoraWeights:
     if not keys:
         raise LoraFileError(
             "lora.unknown",
-            f"{path.name} holds no LoRA layer of {_FAMILY_NAMES[family]}; its first key is "
+            f"{path.name} holds no LoRA layer of {NAMES[family]}; its first key is "
             f"{next(iter(header.tensors), 'missing')}.",
             "Choose a LoRA file that was made for the family of the base.",
         )
@@ -112,8 +113,8 @@ def fitted(slot: Slot, tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def _refuse_other_kinds(path: Path, header: Header) -> None:
-    for kind, marks in _REFUSED.items():
-        found = next((key for key in header.tensors if any(mark in key for mark in marks)), None)
+    for kind, mark in _REFUSED.items():
+        found = next((key for key in header.tensors if re.search(mark, key)), None)
         if found is not None:
             raise LoraFileError(
                 "lora.kind",
@@ -128,11 +129,11 @@ def _refuse_other_family(path: Path, header: Header, family: Family) -> None:
         if match is None or _role(match) != "down" or not _flatten(match["module"]).endswith("attn2_to_k"):
             continue
         made_for = _WIDTHS.get(info.shape[-1] if len(info.shape) == 2 else 0)
-        if made_for not in (None, _FAMILY_NAMES[family]):
+        if made_for not in (None, NAMES[family]):
             raise LoraFileError(
                 "lora.family",
-                f"{path.name} was made for {made_for}, but the base is {_FAMILY_NAMES[family]}.",
-                f"Choose a LoRA made for {_FAMILY_NAMES[family]}, or a base that fits this one.",
+                f"{path.name} was made for {made_for}, but the base is {NAMES[family]}.",
+                f"Choose a LoRA made for {NAMES[family]}, or a base that fits this one.",
             )
         return
 
@@ -189,7 +190,7 @@ def _read_layer(path: Path, slot: Slot, keys: Mapping[str, str], file: Any, alph
 
 
 def _read_tensor(path: Path, key: str, file: Any) -> Tensor:
-    tensor: Tensor = file.get_tensor(key).to(torch.float32)
+    tensor: Tensor = file.get_tensor(key).to(torch.float32, copy=True)  # else fp32 files stay open as long as it lives
     if not tensor.isfinite().all():
         raise LoraFileError(
             "lora.not_finite",
@@ -206,20 +207,22 @@ class _StatedAlpha:
         self._path = path
         try:
             stated = json.loads(metadata.get("lora_adapter_metadata", "{}"))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise _broken(path, f"has lora_adapter_metadata that cannot be read ({error})") from error
-        self._stated: dict[str, Any] = stated if isinstance(stated, dict) else {}
+        if not isinstance(stated, dict):
+            raise _broken(path, "has lora_adapter_metadata that are not a table")
+        self._stated: dict[str, Any] = stated
 
     def __call__(self, slot: Slot, rank: int) -> float:
         if self._stated.get(f"{slot.part}.use_dora"):
             raise _broken(self._path, "says that it is a DoRA but lacks its magnitudes")
         pattern = self._stated.get(f"{slot.part}.alpha_pattern") or {}
         if not isinstance(pattern, dict):
-            raise _broken(self._path, f"states an alpha_pattern that is not a table: {pattern!r}")
+            raise _broken(self._path, "states an alpha_pattern that is not a table")
         own = [value for name, value in pattern.items() if f".{slot.module}".endswith(f".{name}")]
         alpha = own[0] if own else self._stated.get(f"{slot.part}.lora_alpha", rank)
-        if not isinstance(alpha, int | float):
-            raise _broken(self._path, f"states an alpha that is not a number: {alpha!r}")
+        if not (isinstance(alpha, int | float) and abs(alpha) < _LARGEST_ALPHA):
+            raise _broken(self._path, f"states an alpha that cannot be: {str(alpha)[:40]}")
         # Rank-stabilised LoRA acts with alpha / sqrt(rank) (PEFT's use_rslora).
         return alpha * rank**0.5 if self._stated.get(f"{slot.part}.use_rslora") else float(alpha)
 
