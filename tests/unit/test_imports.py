@@ -1,8 +1,12 @@
 """Who may import whom: the contracts in pyproject.toml, and what really lands in a fresh process."""
 
+import ast
 import pkgutil
+import re
 import subprocess
 import sys
+import tomllib
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import numpy as np
@@ -71,3 +75,17 @@ def test_quick_commands_load_no_torch(words, materials):
     assert done.returncode == 0, [line for line in lines if not line.startswith("import time:")]
     assert "trainer.cli" in imported  # the list is what it should be
     assert not HEAVY & imported
+
+
+def test_what_is_imported_is_declared_and_what_is_declared_is_imported():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    declared = {re.split("[<>=]", line)[0] for line in project["dependencies"]}
+    trees = [ast.parse(file.read_text(encoding="utf-8")) for file in (ROOT / "trainer").rglob("*.py")]
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    names |= {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module}
+    packages = {name.split(".")[0] for name in names} - sys.stdlib_module_names - {"trainer"}
+    owners = packages_distributions()
+    imported = {re.sub("[-_.]+", "-", owners.get(package, [package])[0].lower()) for package in packages}
+    # pydantic-core is pydantic's other half, in one version with it; accelerate is there for peft and diffusers.
+    assert imported - {"pydantic-core"} == declared - {"accelerate"}
