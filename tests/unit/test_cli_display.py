@@ -108,18 +108,9 @@ def test_a_new_attempt_starts_a_new_picture():
 def test_a_terminal_shows_bar_count_time_left_and_figures():
     story = told(PhaseStarted("train", 100, time=0.0), step(40, 80, loss=0.1234, memory=7 * 2**30 + 2**28))
     shown = on_terminal(story, 80.0)
-    for text in (
-        "Train",
-        "40/100",
-        "2:00 left",
-        "loss 0.1234",
-        "1e-04 unet",
-        "2 pictures/s",
-        "7.2 GiB",
-        "epoch 1",
-        "━",
-    ):
-        assert text.replace("1e-04", "0.0001") in shown
+    for text in ("Train", "━", "40/100", "2:00 left"):
+        assert text in shown
+    assert "epoch 1 · loss 0.1234 (now 0.1234) · learning rate 0.0001 unet · 2 pictures/s · 7.2 GiB" in shown
 
 
 def test_plain_lines_tell_beginnings_progress_now_and_then_and_ends():
@@ -137,6 +128,22 @@ def test_plain_lines_tell_beginnings_progress_now_and_then_and_ends():
     assert lines[7].startswith("Train 5/30, 0:50 left · epoch 1 · loss 0.5000 (now 0.5000)")
     assert lines[-1].startswith("Train 30/30")
     assert len(lines) == 13
+
+
+def test_a_phase_that_is_taken_up_again_is_told_once():
+    rounds = [
+        event
+        for at in (1.0, 100.0)
+        for event in (
+            PhaseStarted("load", 2, time=at),
+            PhaseFinished("load", 1.0, time=at + 1),
+            PhaseStarted("train", 9, time=at + 2),
+            PhaseFinished("train", 2.0, time=at + 4),
+            PhaseStarted("preview", 2, time=at + 4),
+            PhaseFinished("preview", 2.0, time=at + 6),
+        )
+    ]
+    assert plain(*rounds) == ["Load the base: 2", "Load the base: done in 0:01", "Train: 9"]
 
 
 def test_the_last_step_is_always_told():

@@ -10,23 +10,8 @@ from trainer import cli
 from trainer.cli import outcome
 from trainer.errors import JobError, ResumableError, TrainingFault
 
-COMMANDS = [
-    "new",
-    "train",
-    "resume",
-    "stop",
-    "pause",
-    "save",
-    "sample",
-    "watch",
-    "runs",
-    "check",
-    "inspect",
-    "render",
-    "demo",
-    "doctor",
-    "prune",
-]  # as the README shows them
+# As the README shows them.
+COMMANDS = "new train resume stop pause save sample watch runs check inspect render demo doctor prune".split()  # noqa: SIM905
 
 
 def failing(error):

@@ -1,4 +1,4 @@
-"""The commands that speak to runs, against an engine in a process of its own that does nothing but keep the protocol."""
+"""The commands that speak to runs, against an engine in a process of its own that only keeps the protocol."""
 
 import json
 import subprocess

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from trainer import __version__
 from trainer.cli import datasets, doctor, drawing, jobs, runs, storage
+from trainer.cli.libraries import quieten
 from trainer.cli.outcome import guarded
 
 _DESCRIPTION = """\
@@ -34,6 +35,7 @@ def main(words: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(encoding="utf-8", errors="replace")
     options = _parser().parse_args(words)
+    quieten(debug=options.debug)
     return guarded(lambda: int(options.command(options)), debug=options.debug)
 
 

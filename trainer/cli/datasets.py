@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainer.cli import words
 from trainer.cli.arguments import Commands, add_command
 from trainer.errors import EXIT_BAD_INPUT, EXIT_DONE, DatasetError, LoraFileError
 from trainer.protocol import events
@@ -19,12 +17,11 @@ if TYPE_CHECKING:
     from trainer.config.dataset import DatasetConfig
     from trainer.config.recipe import RecipeConfig
     from trainer.dataset.findings import Finding
-    from trainer.dataset.listing import Dataset
-    from trainer.dataset.picture import Kind, Picture
     from trainer.files.identify import BaseIdentity
 
 _SEVERITIES = {"error": "Error", "warning": "Warning", "info": "Note"}
 _MOST_PATHS = 10
+_LONGEST_VALUE = 100
 
 
 def add_commands(commands: Commands) -> None:
@@ -37,7 +34,7 @@ def add_commands(commands: Commands) -> None:
         "--resolution", type=int, metavar="PIXELS", help="512 for SD 1.5, 1024 for SDXL (default: the job's)"
     )
     check.add_argument(
-        "--show-captions", action="store_true", help="list every picture of the first epoch with its text"
+        "--show-captions", action="store_true", help="show the text of every picture as the first epoch reads it"
     )
     check.add_argument("--all", action="store_true", help=f"name all files of a finding, not just {_MOST_PATHS}")
 
@@ -48,17 +45,17 @@ def add_commands(commands: Commands) -> None:
 def run_check(options: argparse.Namespace) -> int:
     """Check a dataset; the exit code is 2 when pictures cannot be used."""
     from trainer.dataset.listing import read_dataset
+    from trainer.dataset.report import describe
 
     dataset, recipe = _what_to_check(options)
     with _progress() as progress:
         found = read_dataset(dataset, recipe, progress)
-    _print_summary(found, recipe)
+    if found.pictures:
+        print("\n".join(describe(found, recipe, show_captions=options.show_captions)))
     for severity, title in _SEVERITIES.items():
         for finding in found.findings:
             if finding.severity == severity:
                 _print_finding(title, finding, _MOST_PATHS if not options.all else len(finding.paths))
-    if options.show_captions:
-        _print_captions(found.pictures, recipe)
     return EXIT_BAD_INPUT if any(finding.severity == "error" for finding in found.findings) else EXIT_DONE
 
 
@@ -100,32 +97,6 @@ def _progress() -> Iterator[Callable[[int, int], None]]:
         yield lambda done, total: show(events.PhaseProgress("check", done, total))
 
 
-def _print_summary(found: Dataset, recipe: RecipeConfig) -> None:
-    from trainer.dataset.sampling import samples_per_epoch, steps_per_epoch
-
-    kinds = Counter(picture.kind for picture in found.pictures)
-    named: dict[Kind, str] = {
-        "train": "to train on",
-        "regularisation": "for regularisation",
-        "validation": "held out to measure",
-    }
-    print(
-        ", ".join(
-            f"{words.counted(kinds[kind], 'picture', 'pictures')} {text}" for kind, text in named.items() if kinds[kind]
-        )
-    )
-    if not kinds["train"]:
-        return
-    showings, steps = samples_per_epoch(found.pictures), steps_per_epoch(found.pictures, recipe)
-    print(
-        f"An epoch shows {words.counted(showings, 'picture', 'pictures')} in {words.counted(steps, 'step', 'steps')}"
-        f" of {recipe.effective_batch}, at {recipe.resolution} pixels in these sizes:"
-    )
-    sizes = Counter(picture.bucket for picture in found.pictures if picture.kind == "train")
-    for (width, height), number in sizes.most_common():
-        print(f"  {width}×{height}: {words.counted(number, 'picture', 'pictures')}")
-
-
 def _print_finding(title: str, finding: Finding, most: int) -> None:
     print(f"\n{title}: {finding.sentence}")
     if finding.remedy:
@@ -134,15 +105,6 @@ def _print_finding(title: str, finding: Finding, most: int) -> None:
         print(f"  {path}")
     if len(finding.paths) > most:
         print(f"  and {len(finding.paths) - most:,} more; --all names them")
-
-
-def _print_captions(pictures: tuple[Picture, ...], recipe: RecipeConfig) -> None:
-    from trainer.dataset.sampling import epoch_batches
-
-    print("\nWhat the first epoch will see, in its order:")
-    for number, batch in enumerate(epoch_batches(pictures, recipe, 0), start=1):
-        for sample in batch:
-            print(f"  step {number}: {sample.picture.path.name}: {sample.caption or '(no text)'}")
 
 
 def run_inspect(options: argparse.Namespace) -> int:
@@ -181,4 +143,12 @@ def _print_lora(path: Path) -> bool:
     print(f"{path} is a LoRA.")
     for sentence in identity.evidence:
         print(f"  {sentence}")
+    for key, value in sorted(identity.metadata.items()):
+        print(f"  {_printable(key)}: {_printable(value)}")
     return True
+
+
+def _printable(text: str) -> str:
+    """Return a file's own text fit for a terminal: anybody may have written it, control codes included."""
+    cut = text if len(text) <= _LONGEST_VALUE else text[:_LONGEST_VALUE] + "..."
+    return "".join(letter if letter.isprintable() else " " for letter in cut)

@@ -71,24 +71,26 @@ class LiveDisplay:
 
 
 class PlainDisplay:
-    """Writes lines: each phase's beginning, its progress now and then, and whatever else an event says."""
+    """Writes lines: a phase's first beginning and end, its progress now and then, and whatever else an event says."""
 
     def __init__(self, stream: TextIO, story: Story) -> None:
         self._stream = stream
         self._story = story
         self._last = 0.0
+        self._begun: set[events.Phase] = set()
+        self._ended: set[events.Phase] = set()
 
     def show(self, event: events.Event) -> None:
         """Take in one event."""
-        entered = self._story.current
         self._story.tell(event)
-        line = words.sentence(event) or self._progress(event, entered)
+        line = words.sentence(event) or self._progress(event)
         if line:
             _write_line(self._stream, line)
 
-    def _progress(self, event: events.Event, entered: events.Phase | None) -> str | None:
+    def _progress(self, event: events.Event) -> str | None:
         match event:
-            case events.PhaseStarted() if event.phase not in _PASSING and self._story.phases[event.phase].done == 0:
+            case events.PhaseStarted() if event.phase not in (*_PASSING, *self._begun):
+                self._begun.add(event.phase)
                 self._last = event.time
                 total = f": {words.amount(event.phase, event.total)}" if event.total else ""
                 return f"{words.PHASES[event.phase]}{total}"
@@ -96,7 +98,8 @@ class PlainDisplay:
                 return self._bar_in_words(event.phase, event.time)
             case events.StepEvent() if self._due(event) or event.step == self._story.phases["train"].total:
                 return f"{self._bar_in_words('train', event.time)} · {words.figures(self._story)}"
-            case events.PhaseFinished() if event.phase not in (*_PASSING, "train"):
+            case events.PhaseFinished() if event.phase not in (*_PASSING, "train", *self._ended):
+                self._ended.add(event.phase)
                 return f"{words.PHASES[event.phase]}: done in {words.duration(event.seconds)}"
             case _:
                 return None

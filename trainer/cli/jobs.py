@@ -42,12 +42,13 @@ def add_commands(commands: Commands) -> None:
 
     resume = add_command(commands, "resume", "go on with a paused, stopped, broken-off or finished run", run_resume)
     add_run(resume)
-    resume.add_argument("--steps", type=int, help="the length the run shall have in all, to extend it")
+    resume.add_argument("--steps", type=int, help="how many steps the run shall have in all, to extend it")
     resume.add_argument(
         "--schedule",
-        choices=("stretch", "hold"),
+        choices=("stretch", "hold", "restart"),
         default="stretch",
-        help="with --steps: stretch the learning-rate curve over the new length (default), or hold its last value",
+        help="with --steps: stretch the learning-rate curve over the new length (default), hold its last value, "
+        "or run it once more over the added steps",
     )
     add_json(resume)
 
