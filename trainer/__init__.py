@@ -6,4 +6,8 @@ import logging
 # library imports it, this package was imported before.
 logging.getLogger("bitsandbytes.backends.cpu.ops").addFilter(lambda record: "gemm_4bit_forward" not in str(record.msg))
 
+# diffusers' pipelines make transformers look for picture processors; ours take no pictures, so the one without
+# torchvision does as well.
+logging.getLogger("transformers.utils.import_utils").addFilter(lambda record: "torchvision" not in str(record.msg))
+
 __version__ = "0.1.0"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from io import BytesIO
@@ -75,16 +76,19 @@ def draw_latents(family: Family, unet: torch.nn.Module, sampler: Any, drawing: D
         on_step(index + 1, settings.steps)
         return values
 
-    result = pipeline(
-        **embeddings(drawing, reference.device, compute_dtype(unet)),
-        width=drawing.width,
-        height=drawing.height,
-        num_inference_steps=settings.steps,
-        guidance_scale=settings.guidance,
-        generator=torch.Generator("cpu").manual_seed(settings.seed),
-        output_type="latent",
-        callback_on_step_end=after_step,
-    )
+    with warnings.catch_warnings():
+        # diffusers' schedulers hand tensors to numpy, whose 2.x asks tensors for an argument that torch does not know.
+        warnings.filterwarnings("ignore", "__array__ implementation doesn't accept a copy", DeprecationWarning)
+        result = pipeline(
+            **embeddings(drawing, reference.device, compute_dtype(unet)),
+            width=drawing.width,
+            height=drawing.height,
+            num_inference_steps=settings.steps,
+            guidance_scale=settings.guidance,
+            generator=torch.Generator("cpu").manual_seed(settings.seed),
+            output_type="latent",
+            callback_on_step_end=after_step,
+        )
     latents: Tensor = result.images
     return latents
 

@@ -12,6 +12,7 @@ from trainer.dataset.picture import Picture
 from trainer.protocol import events, places
 from trainer.protocol.rundir import RunDirectory
 from trainer.training import checkpoint as checkpoints
+from trainer.training.attention import attention
 from trainer.training.build import build_engine, build_parts
 from trainer.training.components import Checkpoints, Previews, Saving, StepEvents, Validation, Wishes, restore
 from trainer.training.control import Control, Order
@@ -67,7 +68,8 @@ class Attempt:
         self.reporter.phase("load", 1, 1)
         keeping = Checkpoints(engine, self.run, self.reporter)
         saving = Saving(engine, self.exporter, self.reporter)
-        order = engine.train(self.prepare, self._components(engine, number, keeping, saving), self.control)
+        with attention(self.job.fit.attention or "auto", engine.device, engine.models.dtype):
+            order = engine.train(self.prepare, self._components(engine, number, keeping, saving), self.control)
         if order is None:
             return "done", self._finish(engine, saving)
         return self._interrupt(order, engine, keeping, saving)

@@ -24,6 +24,7 @@ from trainer.dataset.sampling import Sample
 from trainer.errors import DatasetError, ResumableError
 from trainer.protocol import atomic
 from trainer.protocol.atomic import long_path
+from trainer.training.attention import attention
 from trainer.training.precision import DTYPES
 
 # Raised when what an entry holds changes, so that entries of older programs are never read.
@@ -157,15 +158,17 @@ class Cache:
         require_unchanged({wanted[key].picture for key in missing})
         dtype = DTYPES[self.job.fit.vae_dtype or "fp32"]
         vae = self.source.load_vae(dtype, self.device)
-        for done, key in enumerate(missing, len(wanted) - len(missing) + 1):
-            self.pictures.write(key, self._encode_picture(vae, wanted[key]))
-            progress(done, len(wanted))
+        # A kernel that the job forces on the UNet may not suit the VAE's one wide head.
+        with attention("auto", self.device, dtype):
+            for done, key in enumerate(missing, len(wanted) - len(missing) + 1):
+                self.pictures.write(key, self._encode_picture(vae, wanted[key]))
+                progress(done, len(wanted))
 
     def _encode_picture(self, vae: AutoencoderKL, sample: Sample) -> dict[str, Tensor]:
         dataset = self.job.dataset
         pixels, mask = crop_pixels(sample, dataset.background, dataset.max_megapixels)
         # uint8 0..255 to -1..1, as diffusers' VaeImageProcessor does.
-        image = torch.from_numpy(pixels).permute(2, 0, 1).unsqueeze(0).float().div_(127.5).sub_(1.0)
+        image = torch.tensor(pixels).permute(2, 0, 1).unsqueeze(0).float().div_(127.5).sub_(1.0)
         mean, std = encode_latents(vae, image.to(self.device))
         tensors = {"mean": mean[0], "std": std[0]}
         if mask is not None:

@@ -15,6 +15,7 @@ from trainer.base.source import BaseSource
 from trainer.base.text import TextConditioning
 from trainer.config.job import Job
 from trainer.config.report import PromptConfig
+from trainer.training.attention import attention
 from trainer.training.cache import Cache
 from trainer.training.precision import DTYPES
 
@@ -71,10 +72,11 @@ class Previewer:
             latents.append(draw_latents(self.source.family, unet, sampler, drawing, lambda *_: None))
             on_progress(index + 1, total)
         vae = self.source.load_vae(DTYPES[self.job.fit.vae_dtype or "fp32"], self.cache.device)
-        for index, (prompt, drawn) in enumerate(zip(self.prompts, latents, strict=True)):
-            picture = decode(vae, drawn, tiling=bool(self.job.fit.vae_tiling))
-            path = self._write(picture, prompt, step, index)
-            on_drawn(index, path, time.monotonic() - started)
+        # A kernel that the job forces on the UNet may not suit the VAE's one wide head.
+        with attention("auto", vae.device, vae.dtype):
+            pictures = [decode(vae, drawn, tiling=bool(self.job.fit.vae_tiling)) for drawn in latents]
+        for index, (prompt, picture) in enumerate(zip(self.prompts, pictures, strict=True)):
+            on_drawn(index, self._write(picture, prompt, step, index), time.monotonic() - started)
 
     def _drawing(self, prompt: PromptConfig, encoders: Sequence[TextEncoder]) -> Drawing:
         width, height = self._size(prompt)

@@ -6,7 +6,7 @@ import hashlib
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -15,8 +15,7 @@ from trainer.config.job import Job
 from trainer.config.load import load_job
 from trainer.config.resolve import resolve_job
 from trainer.config.write import dump_job
-from trainer.dataset.listing import read_listing, write_listing
-from trainer.dataset.reading import Dataset, read_dataset
+from trainer.dataset.listing import Dataset, read_dataset, read_listing, write_listing
 from trainer.dataset.sampling import samples_per_epoch
 from trainer.errors import (
     EXIT_DONE,
@@ -33,6 +32,9 @@ from trainer.training.control import Control, Interrupted
 from trainer.training.machine import numerics, this_machine, versions
 from trainer.training.reporter import OnEvent, Reporter
 from trainer.training.segments import Segment
+
+
+Extension = Literal["stretch", "hold", "restart"]
 
 
 def start(job_path: Path, overrides: Sequence[str], on_event: OnEvent) -> int:
@@ -72,11 +74,11 @@ def freeze(job: Job, source: BaseSource, reporter: Reporter) -> tuple[Job, Datas
     return resolve_job(job, samples_per_epoch=samples_per_epoch(dataset.pictures), **facts), dataset
 
 
-def resume(run: RunDirectory, on_event: OnEvent, *, steps: int | None = None, schedule: str = "stretch") -> int:
+def resume(run: RunDirectory, on_event: OnEvent, *, steps: int | None = None, schedule: Extension = "stretch") -> int:
     """Goes on with a run from its last sound checkpoint; returns the exit code.
 
-    ``steps`` extends (or shortens) the run. ``schedule`` says what becomes of the learning rate then: "stretch"
-    computes its curve over the new length, "restart" runs the curve once more over the added steps.
+    ``steps`` gives the run another length. ``schedule`` says what becomes of the learning rate then: "stretch" lays its
+    curve over the new length, "hold" keeps its last value, "restart" runs the curve once more over the added steps.
     Raises RunError when job or base are not those the run was started with.
     """
     former = run.attempts()
@@ -100,9 +102,11 @@ def resume(run: RunDirectory, on_event: OnEvent, *, steps: int | None = None, sc
     return attempt(run, job, source, reporter, segments)
 
 
-def extended(job: Job, steps: int, schedule: str, segments: Sequence[Segment]) -> tuple[Job, list[Segment]]:
+def extended(job: Job, steps: int, schedule: Extension, segments: Sequence[Segment]) -> tuple[Job, list[Segment]]:
     """The job with another length, and the stretches of steps that the schedule's curve is laid over."""
     longer = job.model_copy(update={"recipe": job.recipe.model_copy(update={"steps": steps})})
+    if schedule == "hold":
+        return longer, list(segments)
     if schedule == "restart" and steps > segments[-1].last:
         return longer, [*segments, Segment(segments[-1].last, steps)]
     return longer, [Segment(0, steps)]
