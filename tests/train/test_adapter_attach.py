@@ -31,7 +31,7 @@ def recipe(**changes: Any) -> RecipeConfig:
 
 
 def sd_scripts_targets(unet: nn.Module) -> dict[str, str]:
-    """Find layers as sd-scripts does: by the class around them (peers.md 5.1); path to "plain" or "conv"."""
+    """Find layers as sd-scripts does: by the class around them (networks/lora.py); path to "plain" or "conv"."""
     found = {}
     for name, module in unet.named_modules():
         inside = type(module).__name__
@@ -143,7 +143,12 @@ def test_start_values_are_kaiming_and_depend_on_seed_and_layer_alone() -> None:
     ],
 )
 def test_the_recipe_says_what_is_trained(changes: dict[str, Any], parts: set[str], kinds: set[str]) -> None:
-    adapter = Models.copies("sdxl", torch.float32).attach(recipe(**changes))
+    models = Models.copies("sdxl", torch.float32)
+    for model in models.parts.values():
+        model.requires_grad_(True)
+    adapter = models.attach(recipe(**changes))
+    trained = {id(p) for model in models.parts.values() for p in model.parameters() if p.requires_grad}
+    assert trained == {id(parameter) for parameter in adapter.parameters.values()}
     assert {slot.part for slot in adapter.slots} == set(adapter.part_of.values()) == parts
     assert {slot.kind for slot in adapter.slots} == kinds
     expected = [slot for slot in adapter.table if slot in adapter.slots]

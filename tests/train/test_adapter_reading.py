@@ -358,7 +358,7 @@ def test_drawing_with_loras_adds_them_by_strength(family: Family, tmp_path: Path
 
 
 def test_matrices_written_for_the_other_kind_of_layer_are_understood(tmp_path: Path) -> None:
-    """SD 1.5's proj_in is a 1x1 convolution; some programs write it as a matrix (interop.md section 7, proj_2d)."""
+    """SD 1.5's proj_in is a 1x1 convolution; some programs write it as a matrix."""
     models, adapter, weights = attached("sd15")
     flattened = {
         key: tensor.flatten(1) if tensor.shape[2:] == (1, 1) and "proj_" in key else tensor

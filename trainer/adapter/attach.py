@@ -97,7 +97,7 @@ def attach(
 def initial_weights(adapter: Adapter, generator: Callable[[str], np.random.Generator]) -> dict[str, Tensor]:
     """Draw the weights an adapter starts from, in fp32 by file key: `down` uniform, `up` zero, so it does nothing yet.
 
-    The bound 1/sqrt(fan_in) is what kaiming_uniform(a=sqrt(5)) comes to, as in sd-scripts and PEFT (peers.md 5.1).
+    The bound 1/sqrt(fan_in) is what kaiming_uniform(a=sqrt(5)) comes to, as in sd-scripts and PEFT.
     """
     weights = {}
     for slot in adapter.slots:
@@ -142,7 +142,7 @@ def _adopt(adapter: Adapter, slot: Slot, factors: Factors, recipe: RecipeConfig)
 
 
 def _drop_out(adapter: Adapter, recipe: RecipeConfig, down: nn.Module, inputs: object, output: Tensor) -> Tensor | None:
-    """Apply the three dropouts to what `down` gives, as sd-scripts does (peers.md 5.1).
+    """Apply the three dropouts to what `down` gives, as sd-scripts does (its networks/lora.py).
 
     They draw from the device's own stream (no host read); checkpointing restores that stream when it recomputes.
     Rank dropout scales up what is left; module dropout, as in sd-scripts, does not.

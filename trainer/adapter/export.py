@@ -81,7 +81,7 @@ def _tensors(weights: Mapping[str, Tensor], adapter: Adapter, dtype: torch.dtype
 def _missing_projections(adapter: Adapter) -> Iterator[tuple[Slot, Slot]]:
     """Find the untrained projections of partly trained text layers, each with a trained one of that layer.
 
-    A1111 and diffusers drop or refuse text layers in which q, k, v and out are not all there (interop.md section 3).
+    A1111 and diffusers drop or refuse text layers in which q, k, v and out are not all there.
     """
     trained = {_layer_of(slot): slot for slot in adapter.slots if slot.module.endswith(TEXT_ATTENTION)}
     for slot in adapter.table:
@@ -115,7 +115,7 @@ def _header(entries: Mapping[str, Any], metadata: Mapping[str, str]) -> bytes:
 
 
 def _hashes(entries: Mapping[str, Any], payload: memoryview, metadata: Mapping[str, str]) -> dict[str, str]:
-    """Compute the hashes by which programs know a LoRA, as sd-scripts does (interop.md section 4).
+    """Compute the hashes by which programs know a LoRA, as sd-scripts does (precalculate_safetensors_hashes).
 
     None depends on the other metadata: the legacy one is over bytes of the file as it would be with `ss_*` keys alone.
     """

@@ -18,7 +18,7 @@ from trainer.protocol import atomic
 # Two runs of one recipe differ in these keys of their files' metadata and in no other.
 TIME_KEYS = ("ss_training_started_at", "modelspec.date")
 
-# ComfyUI reads headers up to 1 MiB (interop.md section 4): a thousand tags keep far below it.
+# ComfyUI reads headers up to 1 MiB: a thousand tags keep far below it.
 _MOST_TAGS = 1000
 _BASE_VERSIONS: dict[Family, str] = {"sd15": "sd_v1", "sdxl": "sdxl_base_v1-0"}
 _ARCHITECTURES: dict[Family, str] = {
@@ -82,7 +82,8 @@ def lora_metadata(facts: ExportFacts, adapter: Adapter, output_name: str) -> dic
     """Return the metadata of one file, hashes apart, which its export adds.
 
     `output_name` is the file's stem: A1111 and Forge make it the name by which prompts call the LoRA, so each saved
-    step needs its own. Keys and their texts are sd-scripts' and ModelSpec 1.0.1's (interop.md section 4).
+    step needs its own. Keys and their texts are sd-scripts' and ModelSpec 1.0.1's
+    (https://github.com/Stability-AI/ModelSpec).
     """
     return {**_network(facts, adapter), **_training(facts), "ss_output_name": output_name, **_model_spec(facts)}
 

@@ -12,7 +12,7 @@ from trainer.errors import BaseModelError
 Part = Literal["unet", "text_encoder", "text_encoder_2"]
 Kind = Literal["attention", "linear", "conv"]
 
-# The projections of a CLIP layer that readers take only together (interop.md section 0).
+# The projections of a CLIP layer that A1111 and diffusers take only together.
 TEXT_ATTENTION = ("q_proj", "k_proj", "v_proj", "out_proj")
 
 _KOHYA_PREFIX: dict[tuple[Family, Part], str] = {
@@ -64,8 +64,8 @@ def slots(
 ) -> tuple[Slot, ...]:
     """List every layer that can be adapted: UNet in the order of its forward pass, then the text encoders.
 
-    Never read off the modules themselves: transformers 5.6 dropped a level of their names, files keep it
-    (interop.md section 3). Configs are those of diffusers and transformers, of any size. Raises BaseModelError for
+    Never read off the modules themselves: transformers 5.6 dropped a level of their names, and other programs
+    look for it in files. Configs are those of diffusers and transformers, of any size. Raises BaseModelError for
     a UNet with blocks that SD 1.5 and SDXL do not have.
     """
     found = list(_unet_slots(family, unet_config))
