@@ -98,6 +98,12 @@ def test_bucket_limits_are_multiples_of_the_step_and_never_nothing() -> None:
     assert (pictures.bucket_min, pictures.bucket_max) == (64, 192)
 
 
+def test_bucket_limits_may_be_the_resolution_itself() -> None:
+    limits = ("recipe.pictures.bucket_min=512", "recipe.pictures.bucket_max=512", "recipe.pictures.bucket_step=512")
+    pictures = resolved(job(*limits)).recipe.pictures
+    assert (pictures.bucket_min, pictures.bucket_max) == (512, 512)
+
+
 def test_ranks_and_alphas_follow_the_recipe() -> None:
     recipe = resolved(job("recipe.rank=8", "recipe.alpha=4", "recipe.text_encoder.rank=2")).recipe
     assert (recipe.text_encoder.rank, recipe.text_encoder.alpha) == (2, 4.0)
