@@ -1,0 +1,151 @@
+"""Caches hold what the pipelines compute, follow content alone, and heal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from diffusers import AutoencoderKL
+from PIL import Image, ImageCms, ImageOps
+
+from tests.support.jobs import photographs, write_job
+from tests.support.tiny import tiny_base
+from trainer.base.source import open_base
+from trainer.config.job import Job
+from trainer.config.load import load_job
+from trainer.config.resolve import resolve_job
+from trainer.dataset.listing import read_dataset
+from trainer.dataset.picture import Picture
+from trainer.dataset.sampling import Sample, epoch_batches
+from trainer.errors import DatasetError, ResumableError
+from trainer.training.build import Parts, build_parts
+from trainer.training.machine import this_machine
+
+SHUFFLED = (
+    "recipe.captions.shuffle=true",
+    "recipe.captions.tag_dropout=0.3",
+    "recipe.captions.dropout=0.2",
+    "recipe.pictures.crop=random",
+    "recipe.pictures.flip=true",
+)
+
+
+def prepared(folder: Path, settings: tuple[str, ...] = ()) -> tuple[Job, tuple[Picture, ...], Parts]:
+    base = tiny_base("sdxl", folder / "bases")
+    pictures = folder / "pictures"
+    job = load_job(write_job(folder, base, pictures if pictures.exists() else photographs(pictures)), settings)
+    source = open_base(job.base)
+    frozen = resolve_job(
+        job,
+        family="sdxl",
+        prediction="epsilon",
+        zero_terminal_snr=False,
+        samples_per_epoch=6,
+        machine=this_machine("cpu"),
+    )
+    listed = read_dataset(frozen.dataset, frozen.recipe).pictures
+    return frozen, listed, build_parts(frozen, listed, source, folder / "cache")
+
+
+def showings(job: Job, pictures: tuple[Picture, ...], epochs: int) -> Iterator[Sample]:
+    for epoch in range(epochs):
+        for batch in epoch_batches(pictures, job.recipe, epoch):
+            yield from batch
+
+
+def quiet(done: int, total: int) -> None:
+    """Progress that nobody watches."""
+
+
+def test_cached_equals_uncached_with_random_crops_shuffle_and_dropout(tmp_path: Path) -> None:
+    """Against Pillow and the VAE of diffusers, and the text encoders without the cache."""
+    job, pictures, parts = prepared(tmp_path, SHUFFLED)
+    samples = list(showings(job, pictures, 2))
+    parts.cache.ensure_pictures(samples, quiet)
+    parts.cache.ensure_texts([sample.caption for sample in samples], quiet)
+    vae = AutoencoderKL.from_pretrained(Path(job.base.model) / "vae")
+    encoders = parts.source.load_text_encoders(torch.float32, "cpu")
+    assert len({sample.caption for sample in samples}) > len(pictures)  # it does shuffle
+    for sample in samples:
+        latents, text = parts.cache.latents(sample), parts.cache.text(sample.caption)
+        expected = vae.encode(pixels_by_pillow(sample)).latent_dist
+        torch.testing.assert_close(latents["mean"], expected.mean[0], rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(latents["std"], expected.std[0], rtol=1e-5, atol=1e-5)
+        fresh = parts.cache.encode_now(encoders, [sample.caption])
+        torch.testing.assert_close(text.hidden, fresh.hidden, rtol=1e-5, atol=1e-5)
+        assert text.pooled is not None and fresh.pooled is not None
+        torch.testing.assert_close(text.pooled, fresh.pooled, rtol=1e-5, atol=1e-5)
+
+
+def pixels_by_pillow(sample: Sample) -> torch.Tensor:
+    left, top, width, height = sample.window
+    with Image.open(sample.picture.path) as image:
+        upright = ImageOps.exif_transpose(image).convert("RGB")
+        if profile := image.info.get("icc_profile"):  # the rocket's photographer left one
+            source = ImageCms.ImageCmsProfile(BytesIO(profile))
+            upright = ImageCms.profileToProfile(upright, source, ImageCms.createProfile("sRGB"))
+    box = (left, top, left + width, top + height)
+    resized = upright.resize(sample.picture.bucket, Image.Resampling.LANCZOS, box=box)
+    values = np.asarray(ImageOps.mirror(resized) if sample.flip else resized, dtype=np.float32) / 127.5 - 1
+    return torch.from_numpy(values).permute(2, 0, 1)[None]
+
+
+def test_only_a_changed_picture_is_encoded_again(tmp_path: Path) -> None:
+    job, pictures, parts = prepared(tmp_path)
+    parts.cache.ensure_pictures(showings(job, pictures, 1), quiet)
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "cache").rglob("*.safetensors")}
+    photo = tmp_path / "pictures" / "astronaut.png"
+    with Image.open(photo) as image:
+        ImageOps.invert(image.convert("RGB")).save(photo)
+    job, pictures, parts = prepared(tmp_path)
+    parts.cache.ensure_pictures(showings(job, pictures, 1), quiet)
+    after = {path: path.stat().st_mtime_ns for path in (tmp_path / "cache").rglob("*.safetensors")}
+    assert len(after) == len(before) + 1 and before.items() <= after.items()
+
+
+@pytest.mark.parametrize(
+    "setting",
+    ["recipe.resolution=96", "recipe.pictures.flip=true", "dataset.background='#102030'", "fit.vae_dtype=bf16"],
+)
+def test_another_setting_never_reads_a_stale_picture(tmp_path: Path, setting: str) -> None:
+    job, pictures, parts = prepared(tmp_path)
+    keys = {parts.cache.picture_key(sample) for sample in showings(job, pictures, 4)}
+    job, pictures, parts = prepared(tmp_path, (setting,))
+    others = {parts.cache.picture_key(sample) for sample in showings(job, pictures, 4)}
+    assert (keys < others) if "flip" in setting else keys.isdisjoint(others)
+
+
+@pytest.mark.parametrize("setting", ["recipe.token_chunks=150", "fit.dtype=bf16"])
+def test_another_setting_never_reads_a_stale_text(tmp_path: Path, setting: str) -> None:
+    _, _, parts = prepared(tmp_path)
+    _, _, others = prepared(tmp_path, (setting,))
+    assert parts.cache.text_key("a cat") != others.cache.text_key("a cat")
+
+
+def test_a_damaged_entry_is_noticed_when_read_and_made_anew_when_prepared(tmp_path: Path) -> None:
+    job, pictures, parts = prepared(tmp_path)
+    sample = next(showings(job, pictures, 1))
+    parts.cache.ensure_pictures([sample], quiet)
+    good = parts.cache.latents(sample)
+    path = parts.cache.pictures.path(parts.cache.picture_key(sample))
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 0xFF
+    path.write_bytes(data)
+    with pytest.raises(ResumableError) as noticed:
+        parts.cache.latents(sample)
+    assert noticed.value.code == "cache.damaged"
+    parts.cache.ensure_pictures([sample], quiet)
+    assert torch.equal(parts.cache.latents(sample)["mean"], good["mean"])
+
+
+def test_a_picture_that_changed_since_the_listing_is_refused_by_name(tmp_path: Path) -> None:
+    job, pictures, parts = prepared(tmp_path)
+    photo = tmp_path / "pictures" / "camera.png"
+    photo.write_bytes((tmp_path / "pictures" / "astronaut.png").read_bytes())
+    with pytest.raises(DatasetError) as refused:
+        parts.cache.ensure_pictures(showings(job, pictures, 1), quiet)
+    assert refused.value.code == "dataset.changed" and "camera.png" in refused.value.sentence

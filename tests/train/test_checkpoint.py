@@ -1,0 +1,92 @@
+"""Checkpoints are whole or absent: damaged, half-written, and on a full disk."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from trainer.errors import ResumableError
+from trainer.training import checkpoint as checkpoints
+from trainer.training.checkpoint import Checkpoint, load_latest, prune, save_checkpoint, steps_on_disk
+
+
+def sample(step: int, size: int = 8) -> Checkpoint:
+    weights = torch.arange(size, dtype=torch.float32) + step
+    return Checkpoint(step, {"a.lora_up.weight": weights}, {"0.exp_avg": weights * 2}, {"progress": {"step": step}})
+
+
+def test_what_was_saved_comes_back(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, sample(5))
+    loaded, damaged = load_latest(tmp_path)
+    assert loaded is not None and damaged == []
+    assert loaded.step == 5 and loaded.state == {"progress": {"step": 5}}
+    assert torch.equal(loaded.adapter["a.lora_up.weight"], sample(5).adapter["a.lora_up.weight"])
+    assert torch.equal(loaded.optimizer["0.exp_avg"], sample(5).optimizer["0.exp_avg"])
+
+
+@pytest.mark.parametrize("name", ["adapter.safetensors", "optimizer.safetensors", "state.json", "manifest.json"])
+@pytest.mark.parametrize("damage", ["flipped", "cut", "gone"])
+def test_a_damaged_one_is_passed_over(tmp_path: Path, name: str, damage: str) -> None:
+    save_checkpoint(tmp_path, sample(5))
+    newest = save_checkpoint(tmp_path, sample(6))
+    target = newest / name
+    data = target.read_bytes()
+    if damage == "gone":
+        target.unlink()
+    else:
+        middle = len(data) // 2
+        target.write_bytes(data[:-3] if damage == "cut" else data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :])
+    loaded, damaged = load_latest(tmp_path)
+    assert loaded is not None and loaded.step == 5
+    assert damaged == [newest]
+
+
+def test_saving_again_replaces_and_leftovers_do_not_count(tmp_path: Path) -> None:
+    (tmp_path / ".step-00000007.123").mkdir()
+    save_checkpoint(tmp_path, sample(5))
+    save_checkpoint(tmp_path, sample(5, size=16))
+    assert steps_on_disk(tmp_path) == [5]
+    loaded, _ = load_latest(tmp_path)
+    assert loaded is not None and loaded.adapter["a.lora_up.weight"].numel() == 16
+
+
+def test_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
+    for step in range(1, 7):
+        save_checkpoint(tmp_path, sample(step))
+    (tmp_path / ".step-00000009.99").mkdir()
+    prune(tmp_path, 2, protect={3})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000003", "step-00000005", "step-00000006"]
+
+
+def test_too_little_room_is_said_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoints, "free_bytes", lambda _: 1000)
+    with pytest.raises(ResumableError) as refused:
+        save_checkpoint(tmp_path, sample(5))
+    assert refused.value.code == "disk.full" and list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no limit on file sizes to stand for a full disk")
+def test_a_disk_that_fills_up_while_writing_leaves_the_old_one(tmp_path: Path) -> None:
+    """A child process may write files of 64 KiB at most, so the system refuses like a full disk does."""
+    save_checkpoint(tmp_path, sample(5))
+    script = """
+import resource, signal, sys
+from pathlib import Path
+from tests.train.test_checkpoint import sample
+from trainer.errors import ResumableError
+from trainer.training.checkpoint import save_checkpoint
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (65536, 65536))
+try:
+    save_checkpoint(Path(sys.argv[1]), sample(6, size=100_000))
+except ResumableError as error:
+    sys.exit(0 if error.code == "disk.full" else 3)
+sys.exit(4)
+"""
+    root = Path(__file__).resolve().parents[2]
+    assert subprocess.run([sys.executable, "-c", script, str(tmp_path)], cwd=root, check=False).returncode == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000005"]
