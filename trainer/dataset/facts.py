@@ -25,6 +25,7 @@ from trainer.dataset.pixels import (
     read_profile,
     upright_size,
 )
+from trainer.dataset.png import is_whole
 from trainer.errors import DatasetError
 from trainer.protocol.atomic import long_path
 
@@ -99,6 +100,8 @@ def _facts(path: Path, max_megapixels: float) -> PictureFacts:
         with _large_picture if width * height > _LARGE_MEGAPIXELS * 1e6 else nullcontext():
             colours, alpha = decode(image)
             prints = fingerprint(lay_on(colours, alpha, "#ffffff"))
+        if image.format == "PNG" and not is_whole(path):
+            raise OSError("its data end before its last row")
         return PictureFacts(
             id=sha256_of(path),
             width=width,

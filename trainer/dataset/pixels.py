@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import struct
 import threading
+import warnings
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -56,31 +57,37 @@ with suppress(ImportError):  # JPEG XL needs this plug-in, which registers itsel
     importlib.import_module("pillow_jxl")
 
 
-class _OwnPixelLimit:
-    """Lifts Pillow's process-wide pixel limit while at least one picture is being read under our own, stricter check.
+class _PillowAside:
+    """Puts Pillow's process-wide pixel limit and its warnings aside while at least one picture is being read.
 
-    Pillow's limit can be neither set per picture nor below its hard-coded warning, so it steps aside and is put back.
+    Our own check is stricter than the limit, which can be neither set per picture nor below a warning; the warnings are
+    about odd metadata, and what matters of those becomes a finding. Both are put back when the last reader leaves.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._readers = 0
-        self._theirs: int | None = None
+        self._limit: int | None = None
+        self._warnings = warnings.catch_warnings()
 
     def __enter__(self) -> None:
         with self._lock:
             if self._readers == 0:
-                self._theirs, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
+                self._limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
+                self._warnings = warnings.catch_warnings()
+                self._warnings.__enter__()
+                warnings.filterwarnings("ignore", module=r"PIL\.")
             self._readers += 1
 
     def __exit__(self, *_: object) -> None:
         with self._lock:
             self._readers -= 1
             if self._readers == 0:
-                Image.MAX_IMAGE_PIXELS = self._theirs
+                self._warnings.__exit__(None, None, None)
+                Image.MAX_IMAGE_PIXELS = self._limit
 
 
-_own_pixel_limit = _OwnPixelLimit()
+_pillow_aside = _PillowAside()
 
 
 @contextmanager
@@ -90,7 +97,7 @@ def open_picture(path: Path, max_megapixels: float) -> Iterator[ImageFile.ImageF
     Raises DatasetError when the file is missing, forbidden, empty, no picture, damaged, or larger than allowed;
     the size is checked before any pixel is decoded.
     """
-    with faults_named(path), _own_pixel_limit:
+    with faults_named(path), _pillow_aside:
         Image.init()
         with Image.open(long_path(path), formats=[name for name in _FORMATS if name in Image.OPEN]) as image:
             check_megapixels(path, image.width, image.height, max_megapixels)
@@ -201,7 +208,7 @@ def _resample(image: Image.Image, sample: Sample, how: Image.Resampling) -> Imag
         # The filter reaches a little beyond the window, as if the whole picture had been scaled; but what the artist
         # cut off must not shine in.
         x, y, wide, high = picture.region()
-        with _own_pixel_limit:
+        with _pillow_aside:
             image = image.crop(
                 (round(x * across), round(y * down), round((x + wide) * across), round((y + high) * down))
             )
