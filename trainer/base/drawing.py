@@ -98,10 +98,10 @@ def make_pipeline(family: Family, unet: torch.nn.Module, sampler: Any) -> Any:  
     absent: dict[str, object] = {"text_encoder": None, "tokenizer": None, "unet": unet, "scheduler": sampler}
     if family == "sdxl":
         absent |= {"text_encoder_2": None, "tokenizer_2": None, "add_watermarker": False}
-        pipeline: Any = diffusers.StableDiffusionXLPipeline(vae=None, **absent)  # type: ignore[no-untyped-call]
+        pipeline: Any = diffusers.StableDiffusionXLPipeline(vae=None, **absent)
     else:
         absent |= {"safety_checker": None, "feature_extractor": None, "requires_safety_checker": False}
-        pipeline = diffusers.StableDiffusionPipeline(vae=None, **absent)  # type: ignore[no-untyped-call]
+        pipeline = diffusers.StableDiffusionPipeline(vae=None, **absent)
     pipeline.set_progress_bar_config(disable=True)
     return pipeline
 

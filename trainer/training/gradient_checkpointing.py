@@ -67,7 +67,7 @@ def _switch_layers(encoder: PreTrainedModel, *, on: bool) -> None:
     if on:
         encoder.activation_checkpointing_enable({"use_reentrant": False})
     else:
-        encoder.activation_checkpointing_disable()  # type: ignore[no-untyped-call]
+        encoder.activation_checkpointing_disable()
     for module in encoder.modules():
         if hasattr(module, FLAG):
             module.training = on

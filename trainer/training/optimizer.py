@@ -198,7 +198,7 @@ def _adam_arguments(config: AdamWConfig | AdamW8bitConfig | PagedAdamW8bitConfig
 def _adafactor(config: AdafactorConfig, table: list[dict[str, Any]]) -> Optimizer:
     from transformers.optimization import Adafactor
 
-    return Adafactor(  # type: ignore[no-untyped-call]
+    return Adafactor(
         table,
         lr=None,
         clip_threshold=config.clip_threshold,
