@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import httpx2
 from huggingface_hub import HfApi, hf_hub_download
@@ -28,6 +28,7 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 _WEIGHTS = re.compile(
     r"(?:diffusion_pytorch_model|model)(?P<variant>\.[a-z0-9]+)?(?:-\d+-of-\d+)?\.safetensors(?:\.index\.json)?"
 )
+_LOG_IN = 401  # what the Hub answers strangers who ask for what is not there, or not public
 _GO_ONLINE = "Connect to the internet and start again, or give the path of a base that is on this machine."
 
 Progress = Callable[[str, int, int], None]
@@ -62,8 +63,8 @@ def fetch_from_hub(
         if not places.is_disk_full(error):
             raise
         _refuse_full(model)
-    _remember(key, path, commit)
-    _remember(f"{model}@{commit}", path, commit)
+    for name in (key, f"{model}@{commit}"):
+        _remember(name, path, commit, names)
     return path, commit
 
 
@@ -162,14 +163,14 @@ def _refuse_full(model: str) -> NoReturn:
     )
 
 
-def _refuse(model: str, revision: str | None, error: Exception) -> NoReturn:
+def _refuse(model: str, revision: str | None, error: HfHubHTTPError | HFValidationError) -> NoReturn:
     """Say why the Hub gave nothing."""
     if isinstance(error, GatedRepoError):
         sentence = f'"{model}" is only given to those who accepted its terms.'
         remedy = f"Accept them on https://huggingface.co/{model}, then run `hf auth login` and start again."
     elif isinstance(error, RevisionNotFoundError):
         sentence, remedy = f'"{model}" has no revision "{revision}".', "Correct base.revision, or remove it."
-    elif isinstance(error, RepositoryNotFoundError | HFValidationError):
+    elif isinstance(error, RepositoryNotFoundError | HFValidationError) or error.response.status_code == _LOG_IN:
         sentence = f'There is no "{model}" on this machine, nor a public model of that name on the Hugging Face Hub.'
         remedy = "Check the name; for a private model run `hf auth login` first."
     else:
@@ -190,13 +191,16 @@ def _record() -> Path:
 
 
 def _known(key: str) -> tuple[Path, str] | None:
-    """Return a base that was downloaded whole before, and is still there."""
+    """Return a base that was downloaded whole before, and is still whole."""
     entry = _entries().get(key)
-    path = _cache() / entry["path"] if entry else None
-    return (path, entry["commit"]) if entry and path and path.exists() else None
+    if entry is None:
+        return None
+    path, commit = _cache() / entry["path"], str(entry["commit"])
+    whole = all(_is_cached(key.partition("@")[0], commit, name) for name in entry["files"])
+    return (path, commit) if whole else None
 
 
-def _entries() -> dict[str, dict[str, str]]:
+def _entries() -> dict[str, Any]:
     try:
         entries = json.loads(atomic.read_text(_record()))
     except (OSError, ValueError):  # nothing was downloaded yet, or the record is damaged: the Hub is asked again
@@ -204,6 +208,6 @@ def _entries() -> dict[str, dict[str, str]]:
     return entries if isinstance(entries, dict) else {}
 
 
-def _remember(key: str, path: Path, commit: str) -> None:
-    entry = {"path": path.relative_to(_cache()).as_posix(), "commit": commit}
+def _remember(key: str, path: Path, commit: str, files: Sequence[str]) -> None:
+    entry = {"path": path.relative_to(_cache()).as_posix(), "commit": commit, "files": list(files)}
     atomic.write_json(_record(), {**_entries(), key: entry})

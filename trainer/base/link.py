@@ -21,7 +21,7 @@ from trainer.protocol.naming import safe_name
 
 _LOOPBACK = {"127.0.0.1", "::1", "localhost"}
 _EXPECTED = re.compile(r"sha256=([0-9a-fA-F]{64})")
-_BLOCK = 1 << 20
+_PARTIAL, _RANGE_REFUSED = 206, 416  # HTTP
 _TIMEOUT = 30.0  # seconds without a single byte
 
 Progress = Callable[[str, int, int], None]
@@ -95,18 +95,18 @@ class _Download:
             httpx2.Client(follow_redirects=True, timeout=_TIMEOUT, event_hooks={"request": [_check_request]}) as client,
             client.stream("GET", self.address, headers=headers) as response,
         ):
-            if response.status_code == httpx2.codes.REQUESTED_RANGE_NOT_SATISFIABLE:
-                self.part.unlink()  # the part is longer than the file now there
-                raise httpx2.RemoteProtocolError("the file on the server has changed")
+            if response.status_code == _RANGE_REFUSED and self.part.exists():
+                self.part.unlink()  # it is longer than the file that is now there
+                return self._attempt()
             self._check_response(response)
             name = self._name(response)
-            start = self._have() if response.status_code == httpx2.codes.PARTIAL_CONTENT else 0
+            start = self._have() if response.status_code == _PARTIAL else 0
             length = response.headers.get("content-length")
             total = start + int(length) if length else 0
             self._check_room(total - start)
             self._write_notes({"name": name, "validator": _validator(response)})
             with self.part.open("ab" if start else "wb") as file:
-                for block in response.iter_raw(_BLOCK):
+                for block in response.iter_raw():
                     file.write(block)
                     start += len(block)
                     if self.progress:
