@@ -159,6 +159,13 @@ def test_offline_and_never_downloaded() -> None:
     assert "Connect" in caught.value.remedy
 
 
+def test_the_hub_fails_in_the_middle(server: Server) -> None:
+    server.pages[f"/{MODEL}/resolve/{COMMIT}/unet/config.json"] = Page(b"", 403)
+    with pytest.raises(BaseModelError, match="cannot be reached") as caught:
+        fetch_from_hub(MODEL, None, None, server.address)
+    assert caught.value.code == "base.offline"
+
+
 def test_too_little_room(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub.places, "free_bytes", lambda path: 1000)
     with pytest.raises(BaseModelError, match="GB more"):

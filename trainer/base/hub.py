@@ -14,6 +14,7 @@ from huggingface_hub.errors import (
     GatedRepoError,
     HfHubHTTPError,
     HFValidationError,
+    LocalEntryNotFoundError,
     OfflineModeIsEnabled,
     RepositoryNotFoundError,
     RevisionNotFoundError,
@@ -40,7 +41,8 @@ def fetch_from_hub(
     """Return where a Hub base lies on this machine, and its commit, downloading what is not here yet.
 
     A commit that is here needs no network; a branch or tag is looked up, and taken as last seen when the Hub cannot be
-    reached. Raises BaseModelError when it does not exist, is closed, holds no usable files, or there is no room.
+    reached. Raises BaseModelError when it does not exist, is closed, holds no usable files, or there is no room,
+    and OSError when writing fails.
     """
     key = f"{model}@{revision or 'main'}"
     known = _known(key)
@@ -52,17 +54,13 @@ def fetch_from_hub(
         commit, names = str(info.sha), needed_files(model, list(sizes))
         _check_room(model, sum(sizes[name] for name in names if not _is_cached(model, commit, name)))
         path = _download(model, commit, names, sizes, progress, endpoint)
-    except (httpx2.TransportError, OfflineModeIsEnabled) as error:
+    except (httpx2.TransportError, OfflineModeIsEnabled, LocalEntryNotFoundError) as error:
         if known:
             return known
-        sentence = f'"{model}" is not on this machine and the Hugging Face Hub cannot be reached: {error}.'
+        sentence = f'"{model}" is not whole on this machine and the Hugging Face Hub cannot be reached: {error}.'
         raise BaseModelError("base.offline", sentence, _GO_ONLINE) from error
     except (HfHubHTTPError, HFValidationError) as error:
         _refuse(model, revision, error)
-    except OSError as error:
-        if not places.is_disk_full(error):
-            raise
-        _refuse_full(model)
     for name in (key, f"{model}@{commit}"):
         _remember(name, path, commit, names)
     return path, commit
@@ -154,13 +152,6 @@ def _check_room(model: str, needed: int) -> None:
             f'"{model}" needs {needed / 1e9:.1f} GB more on the disk of "{_cache()}", which has {free / 1e9:.1f} GB.'
         )
         raise BaseModelError("base.disk_full", sentence, "Make room, or set IMPASTO_HOME to a folder on another disk.")
-
-
-def _refuse_full(model: str) -> NoReturn:
-    sentence = f'The disk of "{_cache()}" filled up while "{model}" was downloaded; what is here is kept.'
-    raise BaseModelError(
-        "base.disk_full", sentence, "Make room and start again: the download goes on where it stopped."
-    )
 
 
 def _refuse(model: str, revision: str | None, error: HfHubHTTPError | HFValidationError) -> NoReturn:

@@ -32,7 +32,7 @@ def fetch_link(link: str, progress: Progress | None = None) -> Path:
 
     An interrupted download goes on where it stopped if the server lets it. With `#sha256=...` at the link's end the
     file must have that hash. Raises BaseModelError when the file cannot be had, is no .safetensors file, is not the one
-    expected, or there is no room.
+    expected, or there is no room, and OSError when writing fails.
     """
     address, fragment = urldefrag(link)
     _check_scheme(httpx2.URL(address))
@@ -71,12 +71,6 @@ class _Download:
         except locks.LockBusyError as error:
             sentence = f'"{self.shown}" is being downloaded by another process.'
             raise BaseModelError("base.download_busy", sentence, "Wait for it, then start again.") from error
-        except OSError as error:
-            if not places.is_disk_full(error):
-                raise
-            sentence = f'The disk of "{self.folder}" filled up; {self._have():,} bytes of "{self.shown}" are kept.'
-            remedy = "Make room and start again: the download goes on where it stopped."
-            raise BaseModelError("base.disk_full", sentence, remedy) from error
 
     def _run(self) -> Path:
         while True:
