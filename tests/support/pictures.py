@@ -21,9 +21,9 @@ PHOTOS = Path(skimage.__file__).parent / "data"
 
 @cache
 def photograph(name: str = "astronaut.png") -> Image.Image:
-    """A photograph that ships inside scikit-image's wheel, as RGB."""
+    """A photograph that ships inside scikit-image's wheel, as RGB without its profile."""
     with Image.open(PHOTOS / name) as image:
-        return image.convert("RGB")
+        return Image.fromarray(np.asarray(image.convert("RGB")))
 
 
 def pixels_of(image: Image.Image) -> npt.NDArray[np.int16]:

@@ -196,7 +196,7 @@ def test_spaces_and_letters_of_other_scripts(tmp_path: Path) -> None:
 
 
 def refusal(*folders: Path, **facts: object) -> DatasetError:
-    stated = [FolderConfig.model_validate({"path": str(folder), **facts}) for folder in folders]
+    stated = [FolderConfig.model_validate({"path": str(path), **facts}) for path in folders]
     config = DatasetConfig(folders=tuple(stated))
     with pytest.raises(DatasetError) as caught:
         scan_folders(config, {})
@@ -239,18 +239,16 @@ def test_damaged_notes_stop(tmp_path: Path) -> None:
     assert refusal(tmp_path).code == "sidecar.damaged"
 
 
-class TestUnreadable:
-    """A folder that this user may not read; the error is made where the system's call fails, since root may read all."""
+@pytest.mark.parametrize("recursive", [False, True])
+def test_an_unreadable_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recursive: bool) -> None:
+    """The error is made where the system's call fails, since root may read everything."""
+    fill(tmp_path, a_png="")
 
-    @pytest.mark.parametrize("recursive", [False, True])
-    def test_folder(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recursive: bool) -> None:
-        fill(tmp_path, a_png="")
+    def refuse(path: object = ".") -> None:
+        raise PermissionError(13, "Permission denied", str(path))
 
-        def refuse(path: object = ".") -> None:
-            raise PermissionError(13, "Permission denied", str(path))
-
-        monkeypatch.setattr(os, "scandir", refuse)
-        assert refusal(tmp_path, recursive=recursive).code == "dataset.folder_unreadable"
+    monkeypatch.setattr(os, "scandir", refuse)
+    assert refusal(tmp_path, recursive=recursive).code == "dataset.folder_unreadable"
 
 
 def test_a_file_name_that_is_no_unicode(tmp_path: Path) -> None:

@@ -6,11 +6,11 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 from PIL import Image
 
 _DCT = np.cos(np.pi / 64 * np.outer(np.arange(8), 2 * np.arange(32) + 1))
 _COLOUR_CELLS = 4
+_BYTES = 64
 # Measured on scikit-image's photographs and on 300 flat drawings: re-saved, halved and slightly cropped copies and a
 # stereo pair stay below both limits, different pictures stay above one of them, however simple they are.
 _SHAPE_LIMIT = 24
@@ -40,12 +40,13 @@ def alike(fingerprints: Sequence[bytes]) -> list[list[int]]:
 
     Compares all pairs: about half a second for 5,000 pictures.
     """
-    raw = np.frombuffer(b"".join(fingerprints), np.uint8).reshape(len(fingerprints), -1)
-    shapes: npt.NDArray[np.uint64] = raw[:, :16].copy().view(np.uint64)
+    raw = np.frombuffer(b"".join(fingerprints), np.uint8).reshape(-1, _BYTES)
+    low, rising = (np.ascontiguousarray(raw[:, start : start + 8]).view(np.uint64)[:, 0] for start in (0, 8))
     colours = raw[:, 16:].astype(np.int16)
     leader = list(range(len(fingerprints)))
     for place in range(len(fingerprints) - 1):
-        distance = np.bitwise_count(shapes[place + 1 :] ^ shapes[place]).sum(axis=1, dtype=np.int64)
+        rest = slice(place + 1, None)
+        distance = np.bitwise_count(low[rest] ^ low[place]) + np.bitwise_count(rising[rest] ^ rising[place])
         for other in place + 1 + np.flatnonzero(distance <= _SHAPE_LIMIT):
             if np.abs(colours[other] - colours[place]).max() <= _COLOUR_LIMIT:
                 leader[_root(leader, int(other))] = _root(leader, place)

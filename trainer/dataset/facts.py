@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Literal
 
 from PIL import ImageFile
 
@@ -20,9 +19,7 @@ from trainer.dataset.pixels import (
     decode,
     exif_orientation,
     faults_named,
-    lay_on,
     open_picture,
-    read_profile,
     upright_size,
 )
 from trainer.dataset.png import is_whole
@@ -98,8 +95,8 @@ def _facts(path: Path, max_megapixels: float) -> PictureFacts:
         # A JPEG decoded small is read to its end all the same, in a third of the time.
         image.draft(None, _DRAFT)
         with _large_picture if width * height > _LARGE_MEGAPIXELS * 1e6 else nullcontext():
-            colours, alpha = decode(image)
-            prints = fingerprint(lay_on(colours, alpha, "#ffffff"))
+            layers = decode(image)
+            prints = fingerprint(layers.on("#ffffff"))
         if image.format == "PNG" and not is_whole(path):
             raise OSError("its data end before its last row")
         return PictureFacts(
@@ -109,8 +106,8 @@ def _facts(path: Path, max_megapixels: float) -> PictureFacts:
             format=image.format or "",
             animated=_animated(image),
             rotated=rotated,
-            transparent=alpha is not None,
-            profile=_profile(image),
+            transparent=layers.alpha is not None,
+            profile=layers.profile,
             fingerprint=prints.hex(),
         )
 
@@ -124,10 +121,3 @@ def sha256_of(path: Path) -> str:
 def _animated(image: ImageFile.ImageFile) -> bool:
     # A phone's JPEG may carry a second picture, such as a depth map: that is no animation.
     return image.format != "MPO" and bool(getattr(image, "is_animated", False))
-
-
-def _profile(image: ImageFile.ImageFile) -> Literal["none", "good", "broken"]:
-    data = image.info.get("icc_profile")
-    if not data:
-        return "none"
-    return "good" if read_profile(data) else "broken"

@@ -9,8 +9,10 @@ import warnings
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -52,6 +54,23 @@ _TURNS = {
     8: Image.Transpose.ROTATE_90,
 }
 _PROFILE_SPACES = {"L": "GRAY", "RGB": "RGB", "CMYK": "CMYK", "LAB": "Lab"}
+
+
+@dataclass(frozen=True, slots=True)
+class Layers:
+    """The pixels of a picture, upright: colours (mode RGB, sRGB), and opacity (mode L), None when all is opaque."""
+
+    colours: Image.Image
+    alpha: Image.Image | None
+    profile: Literal["none", "good", "broken"]
+    """Whether the colours came from an embedded profile; where that was broken they were taken as sRGB."""
+
+    def on(self, background: str) -> Image.Image:
+        """Return the colours with a background colour (such as #ffffff) showing through where they are transparent."""
+        if self.alpha is None:
+            return self.colours
+        return Image.composite(self.colours, Image.new("RGB", self.colours.size, background), self.alpha)
+
 
 with suppress(ImportError):  # JPEG XL needs this plug-in, which registers itself with Pillow when it is there.
     importlib.import_module("pillow_jxl")
@@ -175,7 +194,7 @@ def load_upright(path: Path, background: str, max_megapixels: float) -> Image.Im
 
     Raises DatasetError like `open_picture`.
     """
-    return lay_on(*_load_layers(path, max_megapixels), background)
+    return _load_layers(path, max_megapixels).on(background)
 
 
 def crop_pixels(
@@ -187,64 +206,62 @@ def crop_pixels(
     sample is. Raises DatasetError like `open_picture`.
     """
     picture = sample.picture
-    colours, alpha = _load_layers(picture.path, max_megapixels)
-    mask = alpha if picture.mask == "alpha" else None
+    layers = _load_layers(picture.path, max_megapixels)
+    pixels = np.asarray(_crop_colours(layers.on(background), sample))
+    mask = layers.alpha if picture.mask == "alpha" else None
     if picture.mask == "file" and picture.mask_path is not None:
         mask = load_upright(picture.mask_path, "#000000", max_megapixels).convert("L")
-    pixels = np.asarray(_resample(lay_on(colours, alpha, background), sample, Image.Resampling.LANCZOS))
     if mask is None:
         return pixels, None
-    # By area: Lanczos overshoots at the hard edges that masks are made of.
-    weights = np.asarray(_resample(mask, sample, Image.Resampling.BOX), np.float32) / np.float32(255)
-    return pixels, weights
+    return pixels, np.asarray(_crop_mask(mask, sample), np.float32) / np.float32(255)
 
 
-def _resample(image: Image.Image, sample: Sample, how: Image.Resampling) -> Image.Image:
-    picture = sample.picture
-    # A mask file may have other dimensions than its picture: the window is taken at the same place of it.
-    across, down = image.width / picture.width, image.height / picture.height
+def _crop_colours(image: Image.Image, sample: Sample) -> Image.Image:
     left, top, width, height = sample.window
-    if picture.crop is not None:
+    if sample.picture.crop is not None:
         # The filter reaches a little beyond the window, as if the whole picture had been scaled; but what the artist
         # cut off must not shine in.
-        x, y, wide, high = picture.region()
+        x, y, wide, high = sample.picture.region()
         with _pillow_aside:
-            image = image.crop(
-                (round(x * across), round(y * down), round((x + wide) * across), round((y + high) * down))
-            )
+            image = image.crop((x, y, x + wide, y + high))
         left, top = left - x, top - y
-    box = (
-        left * across,
-        top * down,
-        min((left + width) * across, image.width),
-        min((top + height) * down, image.height),
-    )
-    image = image.resize(picture.bucket, how, box)
+    return _to_bucket(image, (left, top, left + width, top + height), sample, Image.Resampling.LANCZOS)
+
+
+def _crop_mask(mask: Image.Image, sample: Sample) -> Image.Image:
+    # A mask file may have other dimensions than its picture: the window is taken at the same place of it. Resampled
+    # by area, since Lanczos overshoots at the hard edges that masks are made of.
+    across, down = mask.width / sample.picture.width, mask.height / sample.picture.height
+    left, top, width, height = sample.window
+    right, bottom = min((left + width) * across, mask.width), min((top + height) * down, mask.height)
+    return _to_bucket(mask, (left * across, top * down, right, bottom), sample, Image.Resampling.BOX)
+
+
+def _to_bucket(
+    image: Image.Image, box: tuple[float, float, float, float], sample: Sample, how: Image.Resampling
+) -> Image.Image:
+    image = image.resize(sample.picture.bucket, how, box)
     return image.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if sample.flip else image
 
 
-def _load_layers(path: Path, max_megapixels: float) -> tuple[Image.Image, Image.Image | None]:
+def _load_layers(path: Path, max_megapixels: float) -> Layers:
     with open_picture(path, max_megapixels) as image:
         return decode(image)
 
 
-def decode(image: ImageFile.ImageFile) -> tuple[Image.Image, Image.Image | None]:
-    """Return an opened picture's upright colours (mode RGB, sRGB) and opacity (mode L; None when it is opaque).
-
-    Call it inside `open_picture`, which names the faults that decoding meets.
-    """
+def decode(image: ImageFile.ImageFile) -> Layers:
+    """Return the pixels of an opened picture; call it inside `open_picture`, which names the faults it meets."""
     image.load()
     turn = _TURNS.get(_orientation_left(image))
     upright = image.transpose(turn) if turn is not None else image
     colours, alpha = _split_alpha(_to_eight_bits(upright))
-    return _to_srgb(colours, image.info.get("icc_profile")), alpha
-
-
-def lay_on(colours: Image.Image, alpha: Image.Image | None, background: str) -> Image.Image:
-    """Return the colours with a background colour (such as #ffffff) showing through where they are transparent."""
-    if alpha is None:
-        return colours
-    return Image.composite(colours, Image.new("RGB", colours.size, background), alpha)
+    data = image.info.get("icc_profile")
+    if colours.mode == "LAB":
+        data = ImageCms.ImageCmsProfile(ImageCms.createProfile("LAB")).tobytes()
+    transform = _transform_to_srgb(data, colours.mode) if data else None
+    if transform is None:
+        return Layers(colours.convert("RGB"), alpha, "broken" if data else "none")
+    return Layers(transform.apply(colours), alpha, "good")
 
 
 def _to_eight_bits(image: Image.Image) -> Image.Image:
@@ -254,11 +271,11 @@ def _to_eight_bits(image: Image.Image) -> Image.Image:
     """
     if not image.mode.startswith(("I", "F")):
         return image
-    values = np.asarray(image, np.float64)
+    values = np.asarray(image, np.float32)
     largest = 1.0 if image.mode == "F" else 65535.0
     if not (values.size and np.isfinite(values).all() and values.min() >= 0.0 and values.max() <= largest):
         raise ValueError(f"its brightness values are not within 0 to {largest:g}")
-    grey = Image.fromarray(np.rint(values * (255.0 / largest)).astype(np.uint8))
+    grey = Image.fromarray(np.rint(values * np.float32(255.0 / largest)).astype(np.uint8))
     key = image.info.get("transparency")
     if key is not None:
         grey.putalpha(Image.fromarray(np.where(values == key, 0, 255).astype(np.uint8)))
@@ -280,29 +297,13 @@ def _split_alpha(image: Image.Image) -> tuple[Image.Image, Image.Image | None]:
     return (image if image.mode in _PROFILE_SPACES else image.convert("RGB")), alpha
 
 
-def _to_srgb(colours: Image.Image, profile: bytes | None) -> Image.Image:
-    """Convert from the embedded colour profile, if there is one that fits the pixels; else they count as sRGB."""
-    if colours.mode == "LAB":
-        return _through_profile(colours, ImageCms.ImageCmsProfile(ImageCms.createProfile("LAB")))
-    source = read_profile(profile) if profile else None
-    if source is None or source.profile.xcolor_space.strip() != _PROFILE_SPACES[colours.mode]:
-        return colours.convert("RGB")
+def _transform_to_srgb(profile: bytes, mode: str) -> ImageCms.ImageCmsTransform | None:
+    """Return the conversion from an embedded profile, None when that is broken or meant for another kind of pixels."""
+    # Profiles are made per picture: lcms does not promise that threads may share one.
     try:
-        return _through_profile(colours, source)
-    except ImageCms.PyCMSError:  # a profile that opens but cannot be used, such as an output-only one
-        return colours.convert("RGB")
-
-
-def _through_profile(colours: Image.Image, source: ImageCms.ImageCmsProfile) -> Image.Image:
-    # Profiles are made per call: lcms does not promise that threads may share one.
-    converted = ImageCms.profileToProfile(colours, source, ImageCms.createProfile("sRGB"), outputMode="RGB")
-    assert converted is not None  # only conversion in place returns None
-    return converted
-
-
-def read_profile(profile: bytes) -> ImageCms.ImageCmsProfile | None:
-    """Return an embedded ICC profile, None when it is broken."""
-    try:
-        return ImageCms.ImageCmsProfile(BytesIO(profile))
+        source = ImageCms.ImageCmsProfile(BytesIO(profile))
+        if source.profile.xcolor_space.strip() != _PROFILE_SPACES[mode]:
+            return None
+        return ImageCms.buildTransform(source, ImageCms.createProfile("sRGB"), mode, "RGB")
     except (ImageCms.PyCMSError, OSError, ValueError, TypeError):
         return None

@@ -1,0 +1,210 @@
+"""Datasets of kohya and OneTrainer: folders, settings, captions, and what is not carried over."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.support.pictures import photograph, recipe_of
+from trainer.config.dataset import FolderConfig
+from trainer.config.recipe import RecipeConfig
+from trainer.dataset.importers import ImportedDataset, import_dataset, read_kohya_metadata
+from trainer.dataset.listing import read_dataset
+from trainer.errors import DatasetError
+
+KOHYA = """
+[general]
+shuffle_caption = true
+keep_tokens = 2
+caption_extension = ".txt"
+
+[[datasets]]
+resolution = [768, 512]
+batch_size = 3
+enable_bucket = true
+bucket_no_upscale = true
+max_bucket_reso = 1536
+
+  [[datasets.subsets]]
+  image_dir = "dog"
+  num_repeats = 5
+  class_tokens = "sks dog"
+  caption_prefix = "photo of"
+  color_aug = true
+  flip_aug = false
+
+  [[datasets.subsets]]
+  image_dir = "reg"
+  is_reg = true
+  keep_tokens = 1
+  alpha_mask = true
+"""
+
+CONCEPTS = [
+    {
+        "__version": 2,
+        "name": "cats",
+        "path": "cats",
+        "include_subdirectories": True,
+        "balancing": 2.0,
+        "loss_weight": 0.5,
+        "image": {"enable_crop_jitter": False, "enable_random_flip": False, "enable_random_hue": True},
+        "text": {
+            "prompt_source": "sample",
+            "enable_tag_shuffling": True,
+            "tag_delimiter": ";",
+            "keep_tags_count": 3,
+        },
+    },
+    {"path": "held", "type": "VALIDATION", "balancing": 1.5, "text": {"prompt_source": "filename"}},
+    {"path": "prior", "type": "PRIOR_PREDICTION", "balancing": 9, "balancing_strategy": "SAMPLES"},
+    {"path": "off", "name": "off", "enabled": False},
+]
+
+
+def picture(path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    photograph().resize((128, 128)).save(path)
+    return path
+
+
+def imported_from(path: Path, text: str) -> ImportedDataset:
+    path.write_text(text, encoding="utf-8")
+    return import_dataset(path)
+
+
+def test_kohya_folders_and_settings(tmp_path: Path) -> None:
+    imported = imported_from(tmp_path / "data.toml", KOHYA)
+    assert imported.folders == [
+        FolderConfig(path=str(tmp_path / "dog"), repeats=5, class_words="sks dog"),
+        FolderConfig(path=str(tmp_path / "reg"), kind="regularisation"),
+    ]
+    assert imported.dataset == {"masks": "alpha"}
+    assert imported.settings == {
+        "recipe.resolution": 624,
+        "recipe.effective_batch": 3,
+        "recipe.pictures.buckets": True,
+        "recipe.pictures.max_upscale": 1.0,
+        "recipe.pictures.bucket_max": 1536,
+        "recipe.pictures.flip": False,
+        "recipe.captions.shuffle": True,
+        "recipe.captions.keep_tokens": 2,
+        "recipe.captions.prefix": "photo of",
+    }
+    assert len(imported.notes) == 2
+    assert "color_aug" in imported.notes[0]
+    assert "keep_tokens differs" in imported.notes[1]
+
+
+def test_the_settings_are_valid_for_a_recipe(tmp_path: Path) -> None:
+    tree: dict[str, dict[str, object]] = {"pictures": {}, "captions": {}}
+    plain = {}
+    for key, value in imported_from(tmp_path / "data.toml", KOHYA).settings.items():
+        match key.split("."):
+            case ["recipe", section, name]:
+                tree[section][name] = value
+            case ["recipe", name]:
+                plain[name] = value
+    recipe = RecipeConfig.model_validate({**plain, **tree})
+    assert recipe.captions.keep_tokens == 2
+
+
+@pytest.mark.parametrize("form", ["absolute", "relative", "stem", "jsonl"])
+def test_kohya_metadata_in_all_its_forms(tmp_path: Path, form: str) -> None:
+    images = tmp_path / "images"
+    first, second = picture(images / "a.png"), picture(images / "b ü.png")
+    key = {"absolute": str, "relative": lambda path: path.name, "stem": lambda path: path.stem, "jsonl": str}[form]
+    rows = {
+        key(first): {"caption": "a dog", "tags": "1dog, solo", "train_resolution": [512, 512]},
+        key(second): {"tags": "2dogs"},
+        key(images / "gone.png"): {"caption": "gone"},
+    }
+    if form == "jsonl":
+        path = tmp_path / "meta.jsonl"
+        lines = [json.dumps({"image_path": name, **row}) for name, row in rows.items()]
+        path.write_text("\n".join(lines), encoding="utf-8")
+    else:
+        path = tmp_path / "meta.json"
+        path.write_text(json.dumps(rows), encoding="utf-8")
+    assert read_kohya_metadata(path, images) == ({first: ("a dog, 1dog, solo",), second: ("2dogs",)}, 1)
+
+
+def test_kohya_metadata_through_the_toml_reaches_the_dataset(tmp_path: Path) -> None:
+    path = picture(tmp_path / "images" / "a.png")
+    path.with_suffix(".txt").write_text("beside", encoding="utf-8")
+    (tmp_path / "meta.json").write_text(json.dumps({"a": {"caption": "a dog"}}), encoding="utf-8")
+    text = '[[datasets]]\n[[datasets.subsets]]\nimage_dir = "images"\nmetadata_file = "meta.json"\n'
+    imported = imported_from(tmp_path / "data.toml", text)
+    dataset = read_dataset(imported.config(), recipe_of(128), imported=imported.captions)
+    assert [record.captions for record in dataset.pictures] == [("a dog",)]
+
+
+def test_onetrainer_concepts(tmp_path: Path) -> None:
+    held = picture(tmp_path / "held" / "a red fox.png")
+    imported = imported_from(tmp_path / "concepts.json", json.dumps(CONCEPTS))
+    assert imported.folders == [
+        FolderConfig(path=str(tmp_path / "cats"), repeats=2, recursive=True, weight=0.5),
+        FolderConfig(path=str(tmp_path / "held"), kind="validation", repeats=2),
+        FolderConfig(path=str(tmp_path / "prior"), kind="regularisation", repeats=1),
+    ]
+    assert imported.dataset == {"lines": "variants"}
+    assert imported.captions == {held: ("a red fox",)}
+    assert imported.settings == {
+        "recipe.pictures.flip": False,
+        "recipe.pictures.crop": "center",
+        "recipe.captions.shuffle": True,
+        "recipe.captions.separator": ";",
+        "recipe.captions.keep_tokens": 3,
+    }
+    notes = " ".join(imported.notes)
+    for word in (
+        "enable_random_hue",
+        "1.5 times",
+        "9 samples",
+        "prior prediction",
+        "off is switched off",
+        "flip differs",
+    ):
+        assert word in notes
+
+
+def test_onetrainers_whole_config_with_one_file_of_prompts(tmp_path: Path) -> None:
+    first = picture(tmp_path / "cats" / "inner" / "a.png")
+    (tmp_path / "prompts.txt").write_text("a cat\nthe cat\n", encoding="utf-8")
+    concept = {
+        "path": "cats",
+        "include_subdirectories": True,
+        "text": {"prompt_source": "concept", "prompt_path": "prompts.txt"},
+    }
+    imported = imported_from(tmp_path / "config.json", json.dumps({"model_type": "SDXL", "concepts": [concept]}))
+    assert imported.captions == {first: ("a cat", "the cat")}
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.toml", "not = = toml"),
+        ("a.toml", ""),
+        ("a.toml", "[[datasets]]\n[[datasets.subsets]]\nnum_repeats = 3\n"),
+        ("a.toml", '[[datasets]]\n[[datasets.subsets]]\nimage_dir = "x"\nnum_repeats = -3\n'),
+        ("a.toml", '[[datasets]]\n[[datasets.subsets]]\nimage_dir = "x"\nmetadata_file = "gone.json"\n'),
+        ("a.toml", '[[datasets]]\n[[datasets.subsets]]\nimage_dir = "x"\nresolution = "big"\n'),
+        ("a.json", "{"),
+        ("a.json", "17"),
+        ("a.json", "[1]"),
+        ("a.json", "[]"),
+        ("a.json", '[{"name": "no path"}]'),
+        ("a.json", '[{"path": "x", "text": {"prompt_source": "concept", "prompt_path": "gone.txt"}}]'),
+        ("a.json", '[{"path": "x", "balancing": "much"}]'),
+    ],
+)
+def test_files_that_make_no_sense(tmp_path: Path, name: str, text: str) -> None:
+    with pytest.raises(DatasetError) as caught:
+        imported_from(tmp_path / name, text)
+    assert caught.value.code == "import.unreadable"
+    assert caught.value.remedy
+
+
+def test_a_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(DatasetError):
+        import_dataset(tmp_path / "gone.toml")

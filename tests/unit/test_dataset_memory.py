@@ -1,0 +1,116 @@
+"""A second check of unchanged pictures is quick; a changed one is looked at again; the memory may fail."""
+
+import os
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.support.pictures import PHOTOS, photograph
+from trainer.dataset import facts
+from trainer.dataset.facts import inspect_pictures, sha256_of
+from trainer.dataset.memory import PictureFacts
+from trainer.errors import DatasetError
+
+PAST = time.time_ns() - 10**12
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The pictures that were really opened, in the test's own list."""
+    paths: list[Path] = []
+    real = facts.open_picture
+
+    def watch(path: Path, max_megapixels: float) -> object:
+        paths.append(path)
+        return real(path, max_megapixels)
+
+    monkeypatch.setattr(facts, "open_picture", watch)
+    return paths
+
+
+def settled(path: Path, source: str = "chelsea.png", when: int = PAST) -> Path:
+    shutil.copy(PHOTOS / source, path)
+    os.utime(path, ns=(when, when))
+    return path
+
+
+def test_facts_of_a_photograph(tmp_path: Path) -> None:
+    path = settled(tmp_path / "a.png")
+    found = inspect_pictures([path], 100)[path]
+    assert isinstance(found, PictureFacts)
+    assert found.id == sha256_of(path)
+    assert (found.width, found.height, found.format, found.profile) == (451, 300, "PNG", "good")
+    assert not (found.rotated or found.animated or found.transparent)
+
+
+def test_the_second_time_nothing_is_opened(tmp_path: Path, opened: list[Path]) -> None:
+    paths = [settled(tmp_path / f"{number} ü.png") for number in range(3)]
+    first = inspect_pictures(paths, 100)
+    assert sorted(opened) == paths
+    assert inspect_pictures(paths, 100) == first
+    assert len(opened) == 3
+
+
+def test_a_changed_picture_alone_is_opened_again(tmp_path: Path, opened: list[Path]) -> None:
+    paths = [settled(tmp_path / f"{number}.png") for number in range(3)]
+    before = inspect_pictures(paths, 100)
+    opened.clear()
+    settled(paths[1], "coffee.png")
+    settled(paths[2], when=PAST + 1)
+    after = inspect_pictures(paths, 100)
+    assert sorted(opened) == paths[1:]
+    assert (before[paths[1]] != after[paths[1]], before[paths[2]] == after[paths[2]]) == (True, True)
+
+
+def test_a_picture_changed_just_now_is_not_trusted(tmp_path: Path, opened: list[Path]) -> None:
+    path = settled(tmp_path / "a.png", when=time.time_ns())
+    inspect_pictures([path], 100)
+    inspect_pictures([path], 100)
+    assert opened == [path, path]
+
+
+def test_a_limit_lowered_later_still_holds(tmp_path: Path) -> None:
+    path = settled(tmp_path / "a.png")
+    assert isinstance(inspect_pictures([path], 100)[path], PictureFacts)
+    error = inspect_pictures([path], 0.1)[path]
+    assert isinstance(error, DatasetError)
+    assert error.code == "picture.too_large"
+
+
+@pytest.mark.parametrize("damage", [b"", b"no database at all", b"SQLite format 3\0" + bytes(200)])
+def test_a_damaged_memory_is_begun_anew(
+    tmp_path: Path, per_user_folder: Path, opened: list[Path], damage: bytes
+) -> None:
+    path = settled(tmp_path / "a.png")
+    database = per_user_folder / "cache" / "pictures.sqlite"
+    database.parent.mkdir()
+    database.write_bytes(damage)
+    first = inspect_pictures([path], 100)
+    assert inspect_pictures([path], 100) == first
+    assert opened == [path]
+
+
+def test_without_a_place_to_remember_all_still_works(tmp_path: Path, per_user_folder: Path, opened: list[Path]) -> None:
+    (per_user_folder / "cache").write_text("a file in its place", encoding="utf-8")
+    path = settled(tmp_path / "a.png")
+    for _ in range(2):
+        assert isinstance(inspect_pictures([path], 100)[path], PictureFacts)
+    assert opened == [path, path]
+
+
+def test_progress_counts_every_file_once(tmp_path: Path) -> None:
+    paths = [settled(tmp_path / f"{number}.png") for number in range(4)]
+    inspect_pictures(paths[:2], 100)
+    calls: list[tuple[int, int]] = []
+    inspect_pictures([*paths, paths[0]], 100, lambda done, total: calls.append((done, total)))
+    assert calls == [(3, 4), (4, 4)]
+
+
+def test_a_small_jpeg_decode_finds_the_same_as_a_full_one(tmp_path: Path) -> None:
+    path = tmp_path / "a.jpg"
+    photograph("retina.jpg").save(path, quality=90)
+    found = inspect_pictures([path], 100)[path]
+    assert isinstance(found, PictureFacts)
+    assert (found.width, found.height) == (1411, 1411)
