@@ -30,13 +30,20 @@ exit codes: 0 done, 75 paused or stopped and can be resumed, 2 something in your
 
 def main(words: Sequence[str] | None = None) -> int:
     """Run the command that `words` (absent: the process's own) name; return the exit code."""
+    options = _parser().parse_args(words)
+    if words is None:
+        _prepare_process(debug=options.debug)
+    return guarded(lambda: int(options.command(options)), debug=options.debug)
+
+
+def _prepare_process(*, debug: bool) -> None:
+    """Set what holds for the whole process; whoever calls `main` with words of its own keeps its settings."""
     for stream in (sys.stdout, sys.stderr):
         # Windows' pipes and old consoles take one small alphabet unless told otherwise.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(encoding="utf-8", errors="replace")
-    options = _parser().parse_args(words)
-    quieten(debug=options.debug)
-    return guarded(lambda: int(options.command(options)), debug=options.debug)
+    if not debug:
+        quieten()
 
 
 def _parser() -> argparse.ArgumentParser:

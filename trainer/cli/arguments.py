@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
+
+from trainer.errors import JobError
+
+if TYPE_CHECKING:
+    from trainer.config.model import Section
+
+    _Section = TypeVar("_Section", bound=Section)
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
@@ -18,6 +25,14 @@ def add_command(
     parser.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     parser.set_defaults(command=run)
     return parser
+
+
+def positive(text: str) -> int:
+    """Read a whole number of at least 1, for argparse."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return number
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:
@@ -35,3 +50,19 @@ def add_base(parser: argparse.ArgumentParser) -> None:
 def add_json(parser: argparse.ArgumentParser) -> None:
     """Define --json, for every command that shows a run's events."""
     parser.add_argument("--json", action="store_true", help="print the run's events as JSON lines, for programs")
+
+
+def checked(section: type[_Section], **values: object) -> _Section:
+    """Return a table of a job made of words of the command line; raises JobError naming each that cannot be."""
+    from pydantic import ValidationError
+
+    from trainer.config.problems import problems
+
+    try:
+        return section.model_validate(values)
+    except ValidationError as error:
+        faults = problems(error, section)
+        sentence = "These settings cannot be used: " + "; ".join(faults) + "."
+        raise JobError(
+            "settings.invalid", sentence, "Correct what is named; --help explains each word.", faults
+        ) from error

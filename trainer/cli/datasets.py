@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainer.cli.arguments import Commands, add_command
+from trainer.cli.arguments import Commands, add_command, checked
 from trainer.errors import EXIT_BAD_INPUT, EXIT_DONE, DatasetError, LoraFileError
 from trainer.protocol import events
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from trainer.config.dataset import DatasetConfig
     from trainer.config.recipe import RecipeConfig
     from trainer.dataset.findings import Finding
+    from trainer.dataset.folders import Imported
     from trainer.files.identify import BaseIdentity
 
 _SEVERITIES = {"error": "Error", "warning": "Warning", "info": "Note"}
@@ -28,7 +29,12 @@ def add_commands(commands: Commands) -> None:
     """Define the words of each command."""
     what = "say all that is wrong or doubtful in a dataset, and what an epoch will see"
     check = add_command(commands, "check", what, run_check)
-    check.add_argument("dataset", metavar="DATASET", type=Path, help="a folder of pictures, or a job.toml")
+    check.add_argument(
+        "dataset",
+        metavar="DATASET",
+        type=Path,
+        help="a folder of pictures, a job.toml, kohya's dataset .toml or OneTrainer's concepts .json",
+    )
     check.add_argument("--recursive", action="store_true", help="with a folder: look into its subfolders too")
     check.add_argument(
         "--resolution", type=int, metavar="PIXELS", help="512 for SD 1.5, 1024 for SDXL (default: the job's)"
@@ -47,36 +53,56 @@ def run_check(options: argparse.Namespace) -> int:
     from trainer.dataset.listing import read_dataset
     from trainer.dataset.report import describe
 
-    dataset, recipe = _what_to_check(options)
+    dataset, recipe, captions = _what_to_check(options)
     with _progress() as progress:
-        found = read_dataset(dataset, recipe, progress)
+        found = read_dataset(dataset, recipe, progress, captions)
     if found.pictures:
         print("\n".join(describe(found, recipe, show_captions=options.show_captions)))
-    for severity, title in _SEVERITIES.items():
-        for finding in found.findings:
-            if finding.severity == severity:
-                _print_finding(title, finding, _MOST_PATHS if not options.all else len(finding.paths))
+    for finding in found.findings:
+        _print_finding(finding, len(finding.paths) if options.all else _MOST_PATHS)
     return EXIT_BAD_INPUT if any(finding.severity == "error" for finding in found.findings) else EXIT_DONE
 
 
-def _what_to_check(options: argparse.Namespace) -> tuple[DatasetConfig, RecipeConfig]:
-    """Return a job's dataset and recipe, or a folder with the recipe as it is unless one says otherwise."""
+def _what_to_check(options: argparse.Namespace) -> tuple[DatasetConfig, RecipeConfig, Imported]:
+    """Return dataset and recipe of a job, a folder or another trainer's file, and captions that only this one holds."""
     from trainer.config.dataset import DatasetConfig, FolderConfig
     from trainer.config.load import load_job
     from trainer.config.recipe import RecipeConfig
 
-    if options.dataset.suffix == ".toml":
-        job = load_job(options.dataset)
-        resolution = options.resolution or job.recipe.resolution or _native_resolution(job.base.model)
-        return job.dataset, job.recipe.changed(resolution=resolution)
-    if options.dataset.is_file():
-        raise DatasetError(
-            "dataset.file",
-            f"{options.dataset} is a file.",
-            "Name the folder that holds the pictures, or a job.toml.",
-        )
-    folder = FolderConfig(path=str(options.dataset.absolute()), recursive=options.recursive)
-    return DatasetConfig(folders=(folder,)), RecipeConfig().changed(resolution=options.resolution or 1024)
+    path: Path = options.dataset
+    stated = checked(RecipeConfig, resolution=options.resolution).resolution
+    if path.suffix.lower() == ".json" or _is_kohya(path):
+        return _import(path, stated)
+    if path.suffix.lower() == ".toml":
+        job = load_job(path)
+        resolution = stated or job.recipe.resolution or _native_resolution(job.base.model)
+        return job.dataset, job.recipe.changed(resolution=resolution), {}
+    if path.is_file():
+        remedy = "Name the folder that holds the pictures, or a job.toml."
+        raise DatasetError("dataset.file", f"{path} is a file.", remedy)
+    folder = FolderConfig(path=str(path.absolute()), recursive=options.recursive)
+    return DatasetConfig(folders=(folder,)), RecipeConfig(resolution=stated or 1024), {}
+
+
+def _is_kohya(path: Path) -> bool:
+    """Tell whether a TOML file is kohya's dataset file: it has [[datasets]], where a job has [dataset]."""
+    if path.suffix.lower() != ".toml" or not path.is_file():
+        return False
+    return "[[datasets" in path.read_text(encoding="utf-8", errors="replace")
+
+
+def _import(path: Path, resolution: int | None) -> tuple[DatasetConfig, RecipeConfig, Imported]:
+    """Read another trainer's file, and say what it asks of the recipe and what is not carried over."""
+    from trainer.config.recipe import RecipeConfig
+    from trainer.dataset.importers import import_dataset
+
+    imported = import_dataset(path)
+    for key, value in imported.settings.items():
+        print(f"It asks for {key} = {value!r}: write that into the job.")
+    for note in imported.notes:
+        print(note)
+    asked = resolution or imported.settings.get("recipe.resolution", 1024)
+    return imported.config(), checked(RecipeConfig, resolution=asked), imported.captions
 
 
 def _native_resolution(base: str) -> int:
@@ -97,8 +123,8 @@ def _progress() -> Iterator[Callable[[int, int], None]]:
         yield lambda done, total: show(events.PhaseProgress("check", done, total))
 
 
-def _print_finding(title: str, finding: Finding, most: int) -> None:
-    print(f"\n{title}: {finding.sentence}")
+def _print_finding(finding: Finding, most: int) -> None:
+    print(f"\n{_SEVERITIES[finding.severity]}: {finding.sentence}")
     if finding.remedy:
         print(f"  What to do: {finding.remedy}")
     for path in finding.paths[:most]:

@@ -5,19 +5,16 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
-from trainer.cli.arguments import Commands, add_base, add_command, add_json
+from trainer.cli.arguments import Commands, add_base, add_command, add_json, checked
 from trainer.cli.jobs import shown
-from trainer.errors import EXIT_DONE, JobError
+from trainer.errors import EXIT_DONE
 
 if TYPE_CHECKING:
     from trainer.config.base import BaseConfig
-    from trainer.config.model import Section
     from trainer.config.report import PromptConfig
     from trainer.render import LoraUse
-
-    _Section = TypeVar("_Section", bound=Section)
 
 
 def add_commands(commands: Commands) -> None:
@@ -90,25 +87,9 @@ def _what_to_draw(options: argparse.Namespace) -> tuple[BaseConfig, list[PromptC
     model = absolute(options.base, here) if is_base_path(options.base, here) else options.base
     keys = ("negative", "width", "height", "seed", "steps", "guidance", "sampler")
     settings = {key: getattr(options, key) for key in keys}
-    _checked(FitConfig, device=options.device)
-    _checked(RecipeConfig, clip_skip=options.clip_skip)
-    return _checked(BaseConfig, model=model), [
-        _checked(PromptConfig, prompt=text, **settings) for text in options.prompt
-    ]
-
-
-def _checked(section: type[_Section], **values: object) -> _Section:
-    from pydantic import ValidationError
-
-    from trainer.config.problems import problems
-
-    try:
-        return section.model_validate(values)
-    except ValidationError as error:
-        faults = problems(error, section)
-        sentence = "This cannot be drawn: " + "; ".join(faults)
-        remedy = "Correct what is named; `python -m trainer render --help` explains each word."
-        raise JobError("render.settings", sentence, remedy, faults) from error
+    checked(FitConfig, device=options.device)
+    checked(RecipeConfig, clip_skip=options.clip_skip)
+    return checked(BaseConfig, model=model), [checked(PromptConfig, prompt=text, **settings) for text in options.prompt]
 
 
 def _lora(text: str) -> LoraUse:

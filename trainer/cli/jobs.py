@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainer.cli.arguments import Commands, add_base, add_command, add_json, add_run
+from trainer.cli.arguments import Commands, add_base, add_command, add_json, add_run, positive
 from trainer.errors import ImpastoError, JobError
 from trainer.protocol import atomic, events
 from trainer.protocol.naming import safe_name
@@ -42,7 +42,7 @@ def add_commands(commands: Commands) -> None:
 
     resume = add_command(commands, "resume", "go on with a paused, stopped, broken-off or finished run", run_resume)
     add_run(resume)
-    resume.add_argument("--steps", type=int, help="how many steps the run shall have in all, to extend it")
+    resume.add_argument("--steps", type=positive, help="how many steps the run shall have in all, to extend it")
     resume.add_argument(
         "--schedule",
         choices=("stretch", "hold", "restart"),

@@ -7,10 +7,8 @@ import os
 import warnings
 
 
-def quieten(*, debug: bool) -> None:
+def quieten() -> None:
     """Silence the libraries' notices, warnings and bars below errors; call it before the first of them is imported."""
-    if debug:
-        return
     for name in ("TRANSFORMERS_VERBOSITY", "DIFFUSERS_VERBOSITY", "HF_HUB_VERBOSITY"):
         os.environ.setdefault(name, "error")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")

@@ -1,0 +1,118 @@
+"""The commands that need torch, from the words on: doctor, train, resume, render, prune."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.jobs import photographs, write_job
+from tests.support.tiny import tiny_base
+from trainer import cli
+from trainer.cli import doctor
+from trainer.protocol import events, places
+from trainer.protocol.rundir import RunDirectory
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("command line ü")
+    base = tiny_base("sd15", folder / "base", form="single")
+    return write_job(folder / "job", base, photographs(folder / "pictures", count=4))
+
+
+def entries() -> set[Path]:
+    return set(places.cache_folder().glob("*/??/*.safetensors"))
+
+
+def test_the_doctor_really_computes():
+    assert [check.verdict for check in doctor._run_self_test([])] == ["ok", "ok"]
+
+
+def test_a_job_is_trained_drawn_with_and_its_cache_pruned(job, tmp_path, capsys):
+    assert cli.main(["train", str(job), "--set", "recipe.steps=2", "--set", "name=whole"]) == 0
+    told = capsys.readouterr().out.splitlines()
+    assert "Train: 2" in told
+    assert told[-1] == "Done after 2 steps. The LoRA is output/whole.safetensors."
+    run = RunDirectory.open(job.parent / "runs" / "whole")
+    lora, base = run.output / "whole.safetensors", next(job.parent.parent.glob("base/*.safetensors"))
+
+    settings = ["--steps", "2", "--width", "64", "--height", "64", "--out", str(tmp_path / "drawn ü")]
+    words = ["render", "--base", str(base), "--lora", f"{lora}:0.8", "--prompt", "a cat", "--prompt", "a dog"]
+    assert cli.main([*words, *settings]) == 0
+    drawn = [Path(line) for line in capsys.readouterr().out.splitlines()]
+    assert [path.read_bytes()[:4] for path in drawn] == [b"\x89PNG"] * 2
+
+    assert cli.main(["resume", "whole", "--steps", "3", "--json"]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert lines[-1]["type"] == "finished"
+    assert lines[-1]["step"] == 3
+
+    before = entries()
+    assert before
+    assert cli.main(["prune", "--dry-run"]) == 0
+    assert capsys.readouterr().out.startswith(f"Would delete {len(before)} entries")
+    assert entries() == before
+    assert cli.main(["prune"]) == 0
+    assert entries() == set()
+
+
+def test_ctrl_c_pauses_and_resume_finishes_with_a_pruned_cache(job, capsys):
+    flags = {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP} if sys.platform == "win32" else {}
+    rare = [f"report.{rhythm}=1000" for rhythm in ("validation.every", "previews.every", "saving.every_steps")]
+    settings = [word for value in ("recipe.steps=1000", "name=paused", *rare) for word in ("--set", value)]
+    child = subprocess.Popen(
+        [sys.executable, "-m", "trainer", "train", str(job), *settings, "--json"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, encoding="utf-8", **flags,
+    )  # fmt: skip
+    with child:
+        while '"type": "step"' not in child.stdout.readline():
+            assert child.poll() is None, child.stderr.read()
+        child.send_signal(signal.CTRL_BREAK_EVENT if sys.platform == "win32" else signal.SIGINT)
+        last = events.from_line(child.stdout.read().splitlines()[-1])
+        assert child.stderr.read() == ""
+    assert child.returncode == 75
+    assert isinstance(last, events.Finished)
+    assert last.outcome == "paused"
+
+    kept = entries()
+    stray = places.cache_folder() / "pictures" / "ab" / ("0" * 64 + ".safetensors")
+    stray.parent.mkdir(exist_ok=True)
+    stray.write_bytes(b"of a run that is over")
+    assert cli.main(["prune"]) == 0
+    assert entries() == kept
+    assert not stray.exists()
+
+    capsys.readouterr()
+    assert cli.main(["resume", "paused", "--steps", str(last.step + 1)]) == 0
+    assert f"Done after {last.step + 1} steps." in capsys.readouterr().out
+
+
+def test_pruning_deletes_nothing_when_a_runs_need_is_unknown(job, capsys):
+    folder = places.cache_folder() / "texts" / "ab"
+    folder.mkdir(parents=True)
+    (folder / ("1" * 64 + ".safetensors")).write_bytes(b"x")
+    run = RunDirectory.create(job.parent / "runs", "lost")
+    run.begin_attempt({})
+    text = job.read_text(encoding="utf-8")
+    run.job.write_text(text.replace(".safetensors", "-gone.safetensors"), encoding="utf-8")
+    run.listing.write_text("", encoding="utf-8")
+    assert cli.main(["prune"]) == 2
+    said = capsys.readouterr().err
+    assert 'What the run "lost" still needs' in said
+    assert str(run.path) in said
+    assert len(entries()) == 1
+
+
+def test_a_broken_job_in_json_is_an_event_too(tmp_path, capsys):
+    (tmp_path / "job.toml").write_text("name = 7", encoding="utf-8")
+    assert cli.main(["train", str(tmp_path / "job.toml"), "--json"]) == 2
+    told = capsys.readouterr()
+    (event,) = (events.from_line(line) for line in told.out.splitlines())
+    assert isinstance(event, events.ErrorEvent)
+    assert event.code == "job.invalid"
+    assert "What to do:" in told.err
+    assert os.listdir(tmp_path) == ["job.toml"]  # noqa: PTH208 - names are enough

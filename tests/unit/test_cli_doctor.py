@@ -1,0 +1,141 @@
+import platform
+import sys
+from importlib import metadata
+
+import pytest
+
+from trainer import cli, gpu
+from trainer.cli import doctor
+from trainer.errors import ImpastoError
+from trainer.protocol import places
+
+GIB = 1 << 30
+
+
+def card(free=20 * GIB, uses=()):
+    return gpu.Card(0, "GPU-0", "NVIDIA GeForce RTX 4090", 24 * GIB, free, "581.15", (13, 1), (8, 9), tuple(uses))
+
+
+def found(**options):
+    return list(doctor.examine(self_test=False, **options))
+
+
+def build(tmp_path, monkeypatch, text):
+    """A torch whose files say this of its build."""
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "version.py").write_text(text, encoding="utf-8")
+    real = metadata.distribution
+
+    class Built:
+        version = "2.13.0"
+
+        def locate_file(self, path):
+            return tmp_path / path
+
+    monkeypatch.setattr(metadata, "distribution", lambda name: Built() if name == "torch" else real(name))
+
+
+@pytest.fixture(autouse=True)
+def no_card(monkeypatch):
+    monkeypatch.setattr(gpu, "cards", list)
+
+
+def test_this_machine_is_told_of(capsys):
+    assert cli.main(["doctor", "--quick"]) == 0
+    told = capsys.readouterr().out
+    assert f"Python {platform.python_version()} (64 bit)" in told
+    assert f"torch {metadata.version('torch')}" in told
+    assert "Training can work here." in told
+
+
+def test_a_card_is_described_with_who_uses_it(monkeypatch):
+    uses = [gpu.Use(1, "game.exe", 2 * GIB), gpu.Use(2, "dwm.exe", None)]
+    monkeypatch.setattr(gpu, "cards", lambda: [card(uses=uses)])
+    (told,) = (check for check in found() if "RTX 4090" in check.sentence)
+    assert told.verdict == "ok"
+    assert "20.0 GiB of 24.0 GiB free, compute capability 8.9, bf16" in told.sentence
+    assert told.sentence.endswith("; used by: game.exe 2.0 GiB, dwm.exe")
+
+
+def test_a_card_that_others_fill_is_doubtful(monkeypatch):
+    monkeypatch.setattr(gpu, "cards", lambda: [card(free=2 * GIB)])
+    (told,) = (check for check in found() if "RTX 4090" in check.sentence)
+    assert told.verdict == "doubtful"
+    assert "programs unknown" in told.sentence
+    assert told.remedy
+
+
+def test_a_torch_for_cpus_beside_a_card_is_broken(tmp_path, monkeypatch, capsys):
+    build(tmp_path, monkeypatch, "__version__ = '2.13.0+cpu'\ncuda: Optional[str] = None\nhip: Optional[str] = None\n")
+    monkeypatch.setattr(gpu, "cards", lambda: [card()])
+    assert cli.main(["doctor", "--quick"]) == 1
+    told = capsys.readouterr().out
+    assert "BROKEN    PyTorch" in told
+    assert "cannot use the card" in told
+    assert "run.py rebuild" in told
+
+
+def test_a_torch_for_cards_is_told_with_its_cuda(tmp_path, monkeypatch):
+    build(tmp_path, monkeypatch, "__version__ = '2.13.0'\ncuda: Optional[str] = '13.0'\n")
+    assert any("built for CUDA 13.0" in check.sentence for check in found())
+
+
+def test_a_broken_driver_and_missing_libraries_are_told(monkeypatch):
+    def cards():
+        raise ImpastoError("gpu.driver", "The NVIDIA driver does not work.", "Restart.")
+
+    def version(name):
+        if name in ("torch", "peft"):
+            raise metadata.PackageNotFoundError(name)
+        return "1.0"
+
+    monkeypatch.setattr(gpu, "cards", cards)
+    monkeypatch.setattr(metadata, "version", version)
+    broken = [check.sentence for check in found() if check.verdict == "broken"]
+    assert broken == [
+        "Not installed: torch, peft",
+        "The NVIDIA driver does not work.",
+        "PyTorch is not installed, or its files are damaged",
+    ]
+
+
+def test_little_room_is_doubtful_and_a_file_in_the_way_is_broken(tmp_path, monkeypatch):
+    monkeypatch.setattr(places, "free_bytes", lambda _: 1 * GIB)
+    assert sum(check.verdict == "doubtful" and "1.0 GiB free" in check.sentence for check in found()) == 3
+    monkeypatch.undo()
+    monkeypatch.setattr(gpu, "cards", list)
+    (tmp_path / "file").write_bytes(b"")
+    monkeypatch.setenv("IMPASTO_CACHE", str(tmp_path / "file" / "cache"))
+    (told,) = (check for check in found() if check.verdict == "broken")
+    assert told.sentence.startswith("The cache, ")
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("import sys; sys.exit('torch is missing its DLL')", "PyTorch does not work: torch is missing its DLL"),
+        ("import os; os._exit(7)", "it ended without a word (exit code 7)"),
+        ("import time; time.sleep(60)", "did not end within"),
+    ],
+)
+def test_a_self_test_that_fails_crashes_or_hangs_is_told(monkeypatch, script, words):
+    monkeypatch.setattr(doctor, "_SELF_TEST", script)
+    monkeypatch.setattr(doctor, "_SELF_TEST_SECONDS", 0.5 if "sleep" in script else 60)
+    (told,) = doctor._run_self_test([])
+    assert told.verdict == "broken"
+    assert words in told.sentence
+
+
+def test_a_card_that_torch_does_not_see_and_bitsandbytes_that_fails_are_told(monkeypatch):
+    answer = '{"cards": [], "bitsandbytes": "OSError: no library"}'
+    monkeypatch.setattr(doctor, "_SELF_TEST", f"print({answer!r})")
+    verdicts = [(check.verdict, check.sentence) for check in doctor._run_self_test([card()])]
+    assert verdicts[1:] == [
+        ("broken", "PyTorch sees 0 cards of 1"),
+        ("doubtful", "bitsandbytes does not work: OSError: no library"),
+    ]
+
+
+def test_an_old_python_is_broken(monkeypatch):
+    monkeypatch.setattr(sys, "version_info", (3, 10, 0))
+    assert doctor._check_python().verdict == "broken"

@@ -1,0 +1,157 @@
+"""The commands that look at files: check, inspect, new."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.support.jobs import photographs
+from trainer import cli, gpu
+from trainer.cli import jobs
+from trainer.config.load import load_job
+from trainer.protocol.naming import safe_name
+
+GIB = 1 << 30
+CARD = gpu.Card(0, "GPU-0", "NVIDIA GeForce RTX 4090", 24 * GIB, 23 * GIB, "581.15", (13, 1), (8, 9), ())
+
+
+@pytest.fixture
+def pictures(tmp_path):
+    return photographs(tmp_path / "pictures ü", count=3)
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(gpu, "cards", list)
+    return tmp_path
+
+
+def test_a_dataset_is_described_with_its_findings_and_captions(pictures, capsys):
+    assert cli.main(["check", str(pictures), "--resolution", "64", "--show-captions"]) == 0
+    told = capsys.readouterr()
+    assert told.out.startswith("3 pictures to learn from\n")
+    assert "astronaut.png: a portrait of an astronaut, flag" in told.out
+    assert "Check the pictures" in told.err  # progress is not the result
+
+
+def test_faulty_pictures_are_named_with_the_remedy_and_end_in_code_2(pictures, capsys):
+    (pictures / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\nxx")
+    assert cli.main(["check", str(pictures), "--resolution", "64"]) == 2
+    told = capsys.readouterr().out
+    assert "\nError: " in told
+    assert f"\n  {pictures / 'broken.png'}\n" in told
+    assert "What to do:" in told
+    assert "3 pictures to learn from" in told
+
+
+def test_long_lists_of_files_are_cut_unless_asked_for(tmp_path, capsys):
+    folder = photographs(tmp_path / "many", count=1)
+    data = (folder / "astronaut.png").read_bytes()
+    for number in range(14):  # the same picture, again and again, without captions
+        (folder / f"{number:02d}.png").write_bytes(data)
+    cli.main(["check", str(folder), "--resolution", "64"])
+    short = capsys.readouterr().out
+    assert "--all names them" in short
+    cli.main(["check", str(folder), "--resolution", "64", "--all"])
+    full = capsys.readouterr().out
+    assert "--all names them" not in full
+    assert full.count("13.png") > short.count("13.png")
+
+
+@pytest.mark.parametrize("name", ["missing", "note.txt"])
+def test_what_is_no_dataset_is_an_error(tmp_path, capsys, name):
+    (tmp_path / "note.txt").write_text("x", encoding="utf-8")
+    assert cli.main(["check", str(tmp_path / name)]) == 2
+    assert "What to do:" in capsys.readouterr().err
+
+
+def test_a_resolution_that_cannot_be_is_an_error_of_the_user(pictures, capsys):
+    assert cli.main(["check", str(pictures), "--resolution", "1001"]) == 2
+    assert "resolution: must be a whole number" in capsys.readouterr().err
+
+
+def test_kohyas_dataset_files_are_read_and_what_they_ask_for_is_told(pictures, tmp_path, capsys):
+    file = tmp_path / "dataset.toml"
+    file.write_text(
+        f"[general]\nshuffle_caption = true\n[[datasets]]\nresolution = 64\n"
+        f"[[datasets.subsets]]\nimage_dir = '{pictures}'\nnum_repeats = 5\n",
+        encoding="utf-8",
+    )
+    assert cli.main(["check", str(file)]) == 0
+    told = capsys.readouterr().out
+    assert "recipe.captions.shuffle = True" in told
+    assert "shown 15 times an epoch" in told
+
+
+def test_new_writes_a_job_that_loads_and_counts_the_pictures(here, pictures, capsys):
+    assert cli.main(["new", "--base", "owner/name", "--pictures", str(pictures), "Größe: 1", "--trigger", "sks"]) == 0
+    written = here / safe_name("Größe: 1") / "job.toml"
+    job = load_job(written)
+    assert job.name == "Größe: 1"
+    assert Path(job.dataset.folders[0].path) == pictures
+    assert job.dataset.folders[0].trigger == "sks"
+    assert str(written.relative_to(here)) in capsys.readouterr().out
+
+
+def test_new_fits_the_job_to_the_largest_card(monkeypatch):
+    small = gpu.Card(1, "GPU-1", "small", 4 * GIB, 4 * GIB, "581.15", (13, 1), (7, 5), ())
+    monkeypatch.setattr(gpu, "cards", lambda: [small, CARD])
+    machine = jobs._machine()
+    assert (machine.device, machine.card, machine.total_bytes, machine.bf16) == ("cuda:0", CARD.name, 24 * GIB, True)
+    monkeypatch.setattr(gpu, "cards", list)
+    assert (jobs._machine().device, jobs._machine().total_bytes) == ("cpu", None)
+
+
+def test_new_overwrites_nothing(here, pictures, capsys):
+    words = ["new", "--base", "owner/name", "--pictures", str(pictures), "a"]
+    assert cli.main(words) == 0
+    (here / "a" / "job.toml").write_text("mine", encoding="utf-8")
+    assert cli.main(words) == 2
+    assert "exists already" in capsys.readouterr().err
+    assert (here / "a" / "job.toml").read_text(encoding="utf-8") == "mine"
+
+
+@pytest.mark.parametrize(("base", "pictures_given"), [("missing.safetensors", True), ("owner/name", False)])
+def test_new_checks_what_it_is_given_before_it_writes(here, pictures, capsys, base, pictures_given):
+    folder = pictures if pictures_given else here / "nowhere"
+    assert cli.main(["new", "--base", base, "--pictures", str(folder), "a"]) == 2
+    assert "What to do:" in capsys.readouterr().err
+    assert not (here / "a").exists()
+
+
+def safetensors(path, names, metadata):
+    header = {name: {"dtype": "F16", "shape": shape, "data_offsets": [0, 0]} for name, shape in names.items()}
+    size = 0
+    for entry in header.values():
+        length = 2 * entry["shape"][0] * (entry["shape"][1] if len(entry["shape"]) > 1 else 1)
+        entry["data_offsets"] = [size, size + length]
+        size += length
+    text = json.dumps({"__metadata__": metadata, **header}).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + bytes(size))
+    return path
+
+
+def test_inspect_tells_a_lora_with_its_metadata_made_safe_for_a_terminal(tmp_path, capsys):
+    layer = "lora_unet_down_blocks_0_attentions_0_transformer_blocks_0_attn1_to_q"
+    file = safetensors(
+        tmp_path / "style.safetensors",
+        {f"{layer}.lora_down.weight": [4, 320], f"{layer}.lora_up.weight": [320, 4]},
+        {"modelspec.title": "nice\x1b[2Jname", "ss_comment": "x" * 5000},
+    )
+    assert cli.main(["inspect", str(file)]) == 0
+    told = capsys.readouterr().out
+    assert told.startswith(f"{file} is a LoRA.\n")
+    assert "rank 4" in told
+    assert "modelspec.title: nice [2Jname" in told
+    assert "\x1b" not in told
+    assert max(map(len, told.splitlines())) < 200
+
+
+@pytest.mark.parametrize("data", [b"", b"<html>not found</html>", b"\xff" * 100])
+def test_inspect_says_what_is_no_model(tmp_path, capsys, data):
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(data)
+    assert cli.main(["inspect", str(file)]) == 2
+    assert "What to do:" in capsys.readouterr().err
+    assert cli.main(["inspect", str(tmp_path / "missing.safetensors")]) == 2
