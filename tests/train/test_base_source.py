@@ -56,6 +56,7 @@ def test_every_weight_is_the_original(bases: Path, family: Family, form: Any) ->
         got = loaded.state_dict()
         assert set(got) == set(wanted)
         assert all(torch.equal(got[name], wanted[name]) for name in wanted)
+        assert all(p.untyped_storage().nbytes() == p.nbytes for p in loaded.parameters())  # no slice keeps a whole
         assert not loaded.training
         assert not any(parameter.requires_grad for parameter in loaded.parameters())
         assert {name for name, _ in loaded.named_buffers()} == {name for name, _ in original.named_buffers()}
@@ -227,6 +228,8 @@ def test_the_users_word_goes_before_the_files(bases: Path) -> None:
     path = tiny_base("sd15", bases, form="single", prediction="v")
     assert opened(path).prediction == "v"
     assert opened(path, prediction="epsilon").prediction == "epsilon"
+    zero = opened(tiny_base("sd15", bases, form="single", prediction="v", zero_terminal_snr=True), prediction="epsilon")
+    assert (zero.prediction, zero.zero_terminal_snr) == ("epsilon", False)
 
 
 def test_a_missing_path_names_its_neighbour(bases: Path, tmp_path: Path) -> None:

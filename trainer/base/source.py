@@ -65,8 +65,8 @@ def _target(config: BaseConfig, identity: BaseIdentity) -> tuple[Prediction, boo
     """Take what the user states, else what was found; ask where neither says it."""
     prediction = identity.prediction if config.prediction == "auto" else config.prediction
     zero_snr = identity.zero_terminal_snr if config.zero_terminal_snr == "auto" else config.zero_terminal_snr
-    if prediction == "epsilon" and zero_snr is None:
-        zero_snr = False  # at the last step of such a schedule the noise could not be told from nothing
+    if config.prediction == "epsilon" and config.zero_terminal_snr == "auto":
+        zero_snr = False  # what was found belongs to a v base: noise cannot be learned from pure noise
     if prediction is not None and zero_snr is not None:
         return prediction, zero_snr
     missing = 'prediction = "v" (or "epsilon")' if prediction is None else "zero_terminal_snr = true (or false)"
