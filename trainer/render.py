@@ -13,7 +13,7 @@ from trainer.adapter.apply import apply_loras
 from trainer.adapter.names import slots
 from trainer.adapter.reading import LoraWeights, read_lora
 from trainer.base.drawing import Drawing, decode, draw_latents, make_sampler, save_picture
-from trainer.base.source import BaseSource, Progress, open_base
+from trainer.base.source import Progress, open_base
 from trainer.base.text import TextConditioning, encode_text, tokenise
 from trainer.config.base import BaseConfig
 from trainer.config.report import PromptConfig
@@ -94,7 +94,8 @@ def render(
 ) -> list[Path]:
     """Draws every prompt into ``folder`` as 000.png, 001.png ... beside what is there; returns the files.
 
-    Each PNG holds its settings. ``clip_skip`` is in kohya's counting, SD 1.5 only. Raises ImpastoError for a base or LoRA that cannot be used.
+    Each PNG holds its settings. ``clip_skip`` is in kohya's counting, SD 1.5 only. Raises ImpastoError for a base or
+    LoRA that cannot be used.
     """
     renderer = Renderer(base, loras, device=device, dtype=dtype, clip_skip=clip_skip, progress=progress)
     side = 1024 if renderer.source.family == "sdxl" else 512
@@ -103,7 +104,12 @@ def render(
         width, height = prompt.width or side, prompt.height or side
         path = free_name(folder)
         used = [f"{use.file.name}:{use.strength:g}" for use in loras]
-        settings = prompt.model_dump() | {"width": width, "height": height, "loras": used, "base": Path(base.model).name}
+        settings = prompt.model_dump() | {
+            "width": width,
+            "height": height,
+            "loras": used,
+            "base": Path(base.model).name,
+        }
         save_picture(renderer.draw(prompt, width, height), path, settings)
         files.append(path)
         on_drawn(len(files), len(prompts), path)

@@ -28,7 +28,6 @@ from tests.support.jobs import photographs, write_job
 from tests.support.tiny import tiny_base
 from trainer.adapter.metadata import TIME_KEYS
 
-
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -41,7 +40,7 @@ def facts_of(lora: Path) -> tuple[str, dict[str, str]]:
 
 
 def run_trainer(arguments: Sequence[str], home: Path, kill_after: int | None, delay: float) -> tuple[int, list[str]]:
-    """Runs the trainer; kills it ``delay`` seconds after its event number ``kill_after``. Returns code and event types."""
+    """Runs the trainer, killed ``delay`` seconds after event ``kill_after``; returns exit code and event names."""
     environment = os.environ | {"IMPASTO_HOME": str(home), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "trainer", *arguments, "--json"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, encoding="utf-8", env=environment, cwd=ROOT)

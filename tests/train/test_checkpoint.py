@@ -39,7 +39,9 @@ def test_a_damaged_one_is_passed_over(tmp_path: Path, name: str, damage: str) ->
         target.unlink()
     else:
         middle = len(data) // 2
-        target.write_bytes(data[:-3] if damage == "cut" else data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :])
+        target.write_bytes(
+            data[:-3] if damage == "cut" else data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]
+        )
     loaded, damaged = load_latest(tmp_path)
     assert loaded is not None and loaded.step == 5
     assert damaged == [newest]

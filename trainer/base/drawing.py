@@ -43,7 +43,7 @@ class Drawing:
     negative: TextConditioning
 
 
-def make_sampler(name: str, prediction: Prediction, *, zero_terminal_snr: bool) -> Any:  # noqa: ANN401
+def make_sampler(name: str, prediction: Prediction, *, zero_terminal_snr: bool) -> Any:
     """diffusers' scheduler of that name on Stable Diffusion's noise schedule.
 
     A zero-terminal base needs rescaled betas and trailing timesteps (Lin et al. 2023, section 3).
@@ -63,7 +63,7 @@ def make_sampler(name: str, prediction: Prediction, *, zero_terminal_snr: bool) 
 
 
 @torch.no_grad()
-def draw_latents(family: Family, unet: torch.nn.Module, sampler: Any, drawing: Drawing, on_step: OnStep) -> Tensor:  # noqa: ANN401
+def draw_latents(family: Family, unet: torch.nn.Module, sampler: Any, drawing: Drawing, on_step: OnStep) -> Tensor:
     """Denoises one picture; returns scaled latents (1, 4, height/8, width/8) on the UNet's device.
 
     The first noise is drawn on the CPU, so that a seed gives the same picture on every device.
@@ -93,7 +93,7 @@ def draw_latents(family: Family, unet: torch.nn.Module, sampler: Any, drawing: D
     return latents
 
 
-def make_pipeline(family: Family, unet: torch.nn.Module, sampler: Any) -> Any:  # noqa: ANN401
+def make_pipeline(family: Family, unet: torch.nn.Module, sampler: Any) -> Any:
     """diffusers' pipeline around a UNet alone: text is given as embeddings, decoding is done by ``decode``."""
     absent: dict[str, object] = {"text_encoder": None, "tokenizer": None, "unet": unet, "scheduler": sampler}
     if family == "sdxl":
@@ -123,7 +123,7 @@ def embeddings(drawing: Drawing, device: torch.device, dtype: torch.dtype) -> di
 
 
 @torch.no_grad()
-def decode(vae: Any, latents: Tensor, *, tiling: bool) -> Image.Image:  # noqa: ANN401
+def decode(vae: Any, latents: Tensor, *, tiling: bool) -> Image.Image:
     """Decodes scaled latents (1, 4, h, w) to an RGB picture; tiles keep the peak of memory low."""
     vae.enable_tiling() if tiling else vae.disable_tiling()
     shift = getattr(vae.config, "shift_factor", None) or 0.0

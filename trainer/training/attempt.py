@@ -54,7 +54,11 @@ class Attempt:
     @property
     def step(self) -> int:
         """How many optimizer steps are done and would not be lost."""
-        return self.engine.progress.step if self.engine else max(checkpoints.steps_on_disk(self.run.checkpoints), default=0)
+        return (
+            self.engine.progress.step
+            if self.engine
+            else max(checkpoints.steps_on_disk(self.run.checkpoints), default=0)
+        )
 
     def run_to_end(self, number: int) -> Ended:
         """Caches, trains and exports; returns how it ended and the LoRA written at the end, if any."""
@@ -117,5 +121,7 @@ class Attempt:
         keeping.save(engine.progress)
         file = saving.save(engine.progress) if order == "stop" else None
         outcome: events.Outcome = "stopped" if order == "stop" else "paused"
-        self.control.answer("done", f"{outcome} at step {engine.progress.step}" + (f", wrote {file.name}" if file else ""))
+        self.control.answer(
+            "done", f"{outcome} at step {engine.progress.step}" + (f", wrote {file.name}" if file else "")
+        )
         return outcome, file

@@ -41,7 +41,9 @@ class Assembler:
         """
         objective = self.job.recipe.objective
         entries = [self.cache.latents(sample) for sample in samples]
-        latents = [self._draw_latents(sample, entry, middle=middle) for sample, entry in zip(samples, entries, strict=True)]
+        latents = [
+            self._draw_latents(sample, entry, middle=middle) for sample, entry in zip(samples, entries, strict=True)
+        ]
         shape = tuple(latents[0].shape)
         noise = [draw_noise(self.stream(sample, "noise"), shape, objective) for sample in samples]
         timesteps = [draw_timestep(self.stream(sample, "timestep"), objective) for sample in samples]

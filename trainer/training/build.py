@@ -18,8 +18,8 @@ from trainer.dataset.picture import Picture
 from trainer.dataset.randomness import generator
 from trainer.training.batch import Assembler
 from trainer.training.cache import Cache
-from trainer.training.gradient_checkpointing import set_checkpointing
 from trainer.training.feed import Feed
+from trainer.training.gradient_checkpointing import set_checkpointing
 from trainer.training.loop import Engine
 from trainer.training.masters import MasterWeights
 from trainer.training.objective import NoiseSchedule

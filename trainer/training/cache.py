@@ -1,4 +1,4 @@
-"""Latents and text embeddings on disk, keyed by content: each is computed once, verified when read, rebuilt when damaged."""
+"""Latents and text embeddings on disk, keyed by content: computed once, verified when read, rebuilt when damaged."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def require_unchanged(pictures: Iterable[Picture]) -> None:
         names = ", ".join(str(path) for path in changed[:MOST_NAMED]) + (" ..." if len(changed) > MOST_NAMED else "")
         raise DatasetError(
             "dataset.changed",
-            f"{len(changed)} files of the dataset changed or went missing since the run began, and are not cached: {names}",
+            f"{len(changed)} files of the dataset changed or are gone since the run began, and are not cached: {names}",
             "Put the files back as they were, or start a new run.",
         )
 
@@ -200,7 +200,7 @@ class Cache:
         return encode_text(self.source.family, encoders, tokens, recipe.clip_skip)
 
     def latents(self, sample: Sample) -> dict[str, Tensor]:
-        """``mean`` and ``std`` (4, h/8, w/8) of the latent posterior, unscaled fp32, and ``mask`` (1, h/8, w/8) if any."""
+        """``mean`` and ``std`` (4, h/8, w/8) of the posterior, unscaled fp32; ``mask`` (1, h/8, w/8) if any."""
         return self._entry(self.pictures, self.picture_key(sample), f"the cached picture of {sample.picture.path.name}")
 
     def text(self, text: str) -> TextConditioning:

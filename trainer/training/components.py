@@ -52,10 +52,12 @@ class StepEvents:
         self._beat = 0.0
 
     def at_start(self, progress: Progress) -> None:
+        """Shows how far the run is already."""
         self.reporter.phase("train", progress.step, self.engine.steps)
         self._heartbeat(progress)
 
     def after_step(self, progress: Progress, result: StepResult) -> None:
+        """Writes the step's event and, now and then, the heartbeat."""
         self.reporter.phase("train", progress.step, self.engine.steps)
         memory = peak_memory(self.engine.device)
         self.reporter.write(
@@ -105,10 +107,12 @@ class Validation:
         self.reporter = reporter
 
     def at_start(self, progress: Progress) -> None:
+        """Measures the untrained start."""
         if progress.step == 0:
             self._measure(progress)
 
     def after_step(self, progress: Progress, result: StepResult) -> None:
+        """Measures when it is time, and after the last step."""
         if due(progress.step, self.engine.job.report.validation.every) or progress.step == self.engine.steps:
             self._measure(progress)
 
@@ -144,10 +148,12 @@ class Checkpoints:
         self.saved_step: int | None = None
 
     def at_start(self, progress: Progress) -> None:
+        """Saves the start, so that a resume never begins from nothing."""
         if progress.step == 0:
             self.save(progress)
 
     def after_step(self, progress: Progress, result: StepResult) -> None:
+        """Saves when it is time, and after the last step."""
         if due(progress.step, self.engine.job.report.saving.checkpoint_every) or progress.step == self.engine.steps:
             self.save(progress)
 
@@ -186,10 +192,12 @@ class Saving:
         self.reporter = reporter
 
     def at_start(self, progress: Progress) -> None:
+        """Exports what a killed attempt had no time for."""
         if self._due(progress.step) and not self.exporter.step_path(progress.step).exists():
             self.save(progress)
 
     def after_step(self, progress: Progress, result: StepResult) -> None:
+        """Exports when it is time."""
         if self._due(progress.step):
             self.save(progress)
 
@@ -219,11 +227,13 @@ class Previews:
         self.reporter = reporter
 
     def at_start(self, progress: Progress) -> None:
+        """Draws the baseline, or what a killed attempt had no time for."""
         every = self.engine.job.report.previews.every
         if (progress.step == 0 or due(progress.step, every)) and not self.previewer.drawn(progress.step):
             self.draw(progress)
 
     def after_step(self, progress: Progress, result: StepResult) -> None:
+        """Draws when it is time, and after the last step."""
         if due(progress.step, self.engine.job.report.previews.every) or progress.step == self.engine.steps:
             self.draw(progress)
 
@@ -257,6 +267,7 @@ class Wishes:
         """Nothing: leftovers of former attempts were voided at the start."""
 
     def after_step(self, progress: Progress, result: StepResult) -> None:
+        """Does what was asked for and answers."""
         for command in self.control.wishes():
             detail = self._save(progress) if command.name == "save" else self._sample(progress)
             commands.finish(command, "done", detail)

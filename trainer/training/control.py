@@ -15,7 +15,7 @@ from trainer.protocol.rundir import RunDirectory
 Order = Literal["pause", "stop"]
 
 
-class Interrupted(Exception):  # noqa: N818 - not an error: the user asked for it
+class Interrupted(Exception):
     """Raised between two units of work of a phase that has nothing to save."""
 
     def __init__(self, order: Order) -> None:

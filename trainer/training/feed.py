@@ -55,20 +55,24 @@ class Feed:
         """The batch as same-bucket micro-batches."""
         return micro_batches(batch, self.job.fit.micro_batch or 1)
 
-    def prepare(self, step: int, extra_texts: Sequence[str], extra_samples: Sequence[Sample], on_phase: OnPhase) -> None:
+    def prepare(
+        self, step: int, extra_texts: Sequence[str], extra_samples: Sequence[Sample], on_phase: OnPhase
+    ) -> None:
         """Encodes what the portion around ``step`` needs, unless that is done already."""
         epoch = self.epoch_of(step)
         if self.prepared is not None and self.prepared.first <= epoch <= self.prepared.last:
             return
         portion, samples = self._list_portion(epoch)
-        self.cache.ensure_pictures([*samples, *extra_samples], lambda done, total: on_phase("cache_pictures", done, total))
+        self.cache.ensure_pictures(
+            [*samples, *extra_samples], lambda done, total: on_phase("cache_pictures", done, total)
+        )
         if not self.live_text:
             texts = dict.fromkeys([*(sample.caption for sample in samples), *extra_texts])
             self.cache.ensure_texts(texts, lambda done, total: on_phase("cache_texts", done, total))
         self.prepared = portion
 
     def _list_portion(self, first: int) -> tuple[Portion, list[Sample]]:
-        """The epochs from ``first`` on whose entries fit the disk limit, one at the least, with their distinct samples."""
+        """The epochs from ``first`` on that fit the disk limit, at least one, with their distinct samples."""
         limit = (self.job.fit.cache_gigabytes or float("inf")) * GIGABYTE
         last_epoch = self.epoch_of((self.job.recipe.steps or 1) - 1)
         distinct: dict[tuple[str, str], Sample] = {}

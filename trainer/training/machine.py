@@ -14,7 +14,17 @@ from trainer.config.job import Job
 from trainer.config.resolve import Machine
 from trainer.errors import JobError
 
-LIBRARIES = ("torch", "diffusers", "transformers", "peft", "bitsandbytes", "accelerate", "safetensors", "numpy", "pillow")
+LIBRARIES = (
+    "torch",
+    "diffusers",
+    "transformers",
+    "peft",
+    "bitsandbytes",
+    "accelerate",
+    "safetensors",
+    "numpy",
+    "pillow",
+)
 
 
 def this_machine(wanted: str | None) -> Machine:
@@ -30,7 +40,7 @@ def this_machine(wanted: str | None) -> Machine:
         raise JobError(
             "fit.device",
             f"fit.device is {wanted}, but PyTorch sees {torch.cuda.device_count()} CUDA cards here.",
-            "Set fit.device to a card that is there, or remove the line; `python -m trainer doctor` lists what is seen.",
+            "Set fit.device to a card that is there, or remove the line; `python -m trainer doctor` lists them.",
         )
     properties = torch.cuda.get_device_properties(index)
     bf16 = properties.major >= 8  # earlier generations only emulate bf16, slowly

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
 from trainer.base.source import BaseSource, open_base
+from trainer.config.effectless import effectless
+from trainer.config.identity import differences, identity
 from trainer.config.job import Job
+from trainer.config.length import resolve_length
 from trainer.config.load import load_job
 from trainer.config.resolve import resolve_job
 from trainer.config.write import dump_job
@@ -33,7 +35,6 @@ from trainer.training.machine import numerics, this_machine, versions
 from trainer.training.reporter import OnEvent, Reporter
 from trainer.training.segments import Segment
 
-
 Extension = Literal["stretch", "hold", "restart"]
 
 
@@ -45,6 +46,7 @@ def start(job_path: Path, overrides: Sequence[str], on_event: OnEvent) -> int:
     job = load_job(job_path, overrides)
     reporter = Reporter(on_event)
     source = open_base(job.base, reporter.phase)
+    reporter.notice("base", source.description)
     frozen, dataset = freeze(job, source, reporter)
     run = RunDirectory.create(Path(frozen.output.runs), frozen.name)
     atomic.write_text(run.job, dump_job(frozen, comments=False))
@@ -71,7 +73,11 @@ def freeze(job: Job, source: BaseSource, reporter: Reporter) -> tuple[Job, Datas
             "No picture is left to train on.",
             "Run `python -m trainer check` on the folder: it names what is wrong with each picture.",
         )
-    return resolve_job(job, samples_per_epoch=samples_per_epoch(dataset.pictures), **facts), dataset
+    showings = samples_per_epoch(dataset.pictures)
+    reporter.notice("length", f"Length: {resolve_length(job.recipe, showings)}.")
+    for key, reason in effectless(job, source.family):
+        reporter.notice("no_effect", f"{key} has no effect: {reason}.")
+    return resolve_job(job, samples_per_epoch=showings, **facts), dataset
 
 
 def resume(run: RunDirectory, on_event: OnEvent, *, steps: int | None = None, schedule: Extension = "stretch") -> int:
@@ -84,15 +90,10 @@ def resume(run: RunDirectory, on_event: OnEvent, *, steps: int | None = None, sc
     former = run.attempts()
     if not former:
         raise RunError("run.empty", f"The run {run.name} never started.", "Start its job again with `train`.")
-    facts = former[-1]
-    if facts.get("job_sha256") != sha256_of(run.job):
-        raise RunError(
-            "run.job_changed",
-            f"The frozen job {run.job} was changed after the run started, so going on would not give the same LoRA.",
-            "Put the file back as it was, or start a new run from the changed job.",
-        )
+    facts: Mapping[str, Any] = former[-1]
     job = load_job(run.job)
-    segments = [Segment(*pair) for pair in facts["segments"]]  # type: ignore[attr-defined]
+    require_same_job(facts, job)
+    segments = [Segment(*pair) for pair in facts["segments"]]
     if steps is not None and steps != job.recipe.steps:
         job, segments = extended(job, steps, schedule, segments)
         atomic.write_text(run.job, dump_job(job, comments=False))
@@ -102,9 +103,25 @@ def resume(run: RunDirectory, on_event: OnEvent, *, steps: int | None = None, sc
     return attempt(run, job, source, reporter, segments)
 
 
+def require_same_job(facts: Mapping[str, Any], job: Job) -> None:
+    """Raises RunError naming every key of the frozen job that decides what is learned and was changed since."""
+    changed = differences(facts["job"], frozen_identity(job))
+    if changed:
+        raise RunError(
+            "run.job_changed",
+            "The run's frozen job.toml was changed, so going on would not give the same LoRA: " + "; ".join(changed),
+            "Put these keys back as they were, or start a new run from the changed job.",
+        )
+
+
+def frozen_identity(job: Job) -> dict[str, object]:
+    """What of a frozen job must stay as it is; its length too, which only ``resume --steps`` may change."""
+    return identity(job) | {"recipe.steps": job.recipe.steps}
+
+
 def extended(job: Job, steps: int, schedule: Extension, segments: Sequence[Segment]) -> tuple[Job, list[Segment]]:
     """The job with another length, and the stretches of steps that the schedule's curve is laid over."""
-    longer = job.model_copy(update={"recipe": job.recipe.model_copy(update={"steps": steps})})
+    longer = job.changed(recipe=job.recipe.changed(steps=steps))
     if schedule == "hold":
         return longer, list(segments)
     if schedule == "restart" and steps > segments[-1].last:
@@ -112,7 +129,7 @@ def extended(job: Job, steps: int, schedule: Extension, segments: Sequence[Segme
     return longer, [Segment(0, steps)]
 
 
-def require_same_base(facts: dict[str, object], source: BaseSource) -> None:
+def require_same_base(facts: Mapping[str, object], source: BaseSource) -> None:
     """Raises RunError when a file of the base is not the one that the run was started with."""
     stated = facts.get("base")
     if stated == source.files:
@@ -126,15 +143,10 @@ def require_same_base(facts: dict[str, object], source: BaseSource) -> None:
     )
 
 
-def sha256_of(path: Path) -> str:
-    """SHA-256 of a small file, in hex."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
 def attempt(run: RunDirectory, job: Job, source: BaseSource, reporter: Reporter, segments: Sequence[Segment]) -> int:
     """One start of the engine on a frozen run, under its lock; every way out leaves a status and a last event."""
     facts = {
-        "job_sha256": sha256_of(run.job),
+        "job": frozen_identity(job),
         "base": source.files,
         "segments": [[segment.first, segment.last] for segment in segments],
         "device": job.fit.device,
@@ -185,7 +197,7 @@ def out_of_memory(reporter: Reporter, error: torch.OutOfMemoryError) -> Resumabl
     told = ResumableError(
         "memory.exhausted",
         f"The graphics card ran out of memory: {str(error).splitlines()[0]}",
-        "Close other programs that use the card, or set fit.micro_batch = 1 and fit.checkpointing = \"full\", "
+        'Close other programs that use the card, or set fit.micro_batch = 1 and fit.checkpointing = "full", '
         "then start again; what was trained up to the last checkpoint is kept.",
     )
     reporter.write(events.ErrorEvent(code=told.code, sentence=told.sentence, remedy=told.remedy))

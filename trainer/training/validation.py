@@ -43,9 +43,7 @@ class Validator:
         most = MOST_HELD_OUT if held_out else MOST_TRAINING_PICTURES
         self.samples = tuple(plain_sample(picture, job.recipe) for picture in sorted(chosen, key=lambda p: p.id)[:most])
 
-    def measure(
-        self, models: StepModels, schedule: NoiseSchedule, on_progress: Callable[[int, int], None]
-    ) -> Measured:
+    def measure(self, models: StepModels, schedule: NoiseSchedule, on_progress: Callable[[int, int], None]) -> Measured:
         """The loss now; reads the host once, at the end. ``models`` are left as they were."""
         losses = []
         for done, sample in enumerate(self.samples, 1):
@@ -73,4 +71,3 @@ class Validator:
         batch.mask = None
         batch.timesteps = torch.tensor(timesteps, dtype=torch.int64)
         return batch
-
