@@ -81,7 +81,7 @@ def test_settings_with_effect_are_not_named() -> None:
         "base.revision=main",
         "recipe.optimizer.name=prodigy",
         "recipe.learning_rate=1",
-        "recipe.text_encoder.learning_rate=0.5",
+        "recipe.text_encoder.learning_rate=1",
     )
     assert effectless(used, "sd15") == []
     assert effectless(job(), "sdxl") == []

@@ -138,6 +138,11 @@ class ScheduleFreeConfig(Section):
     warmup_steps: int = Field(default=0, ge=0)
     """Its own warm-up, in steps."""
 
+    def rules(self) -> Iterator[tuple[str, str]]:
+        """The average is found by taking the latest weights out of those trained on, which beta1 = 0 makes the same."""
+        if self.beta1 == 0.0:
+            yield "beta1", "must be above 0, or there is no average to export"
+
 
 OptimizerConfig = (
     AdamWConfig

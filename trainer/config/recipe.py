@@ -10,7 +10,7 @@ from pydantic import Field, field_validator
 from trainer.config.captions import CaptionConfig
 from trainer.config.model import Section
 from trainer.config.objective import ObjectiveConfig
-from trainer.config.optimizer import AdafactorConfig, AdamWConfig, OptimizerConfig, ScheduleFreeConfig
+from trainer.config.optimizer import AdafactorConfig, AdamWConfig, OptimizerConfig, ProdigyConfig, ScheduleFreeConfig
 from trainer.config.pictures import PictureConfig
 from trainer.config.schedule import ScheduleConfig
 
@@ -96,12 +96,15 @@ class RecipeConfig(Section):
         return {"name": "adamw", **value} if isinstance(value, dict) else value
 
     def rules(self) -> Iterator[tuple[str, str]]:
-        """One length, something that learns, and no schedule on top of an optimizer that has its own."""
+        """One length, something that learns, and rates and a schedule that the optimizer can use."""
         lengths = [key for key in LENGTH_KEYS if getattr(self, key) is not None]
         if len(lengths) > 1:
             yield lengths[0], f"says how long the run is, and so does {' and '.join(lengths[1:])}; keep one of them"
         if not any((self.learning_rate, self.text_encoder.learning_rate, self.text_encoder_2.learning_rate)):
             yield "learning_rate", "is 0, and that of the text encoders too: nothing would be trained"
+        rates = {self.learning_rate, self.text_encoder.learning_rate, self.text_encoder_2.learning_rate} - {0.0}
+        if isinstance(self.optimizer, ProdigyConfig) and len(rates) > 1:
+            yield "learning_rate", "must be that of the trained text encoders: Prodigy finds one rate for all parts"
         yield from self._schedule_rules()
 
     def _schedule_rules(self) -> Iterator[tuple[str, str]]:

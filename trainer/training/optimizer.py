@@ -26,7 +26,7 @@ from trainer.config.optimizer import (
     ProdigyConfig,
     ScheduleFreeConfig,
 )
-from trainer.errors import JobError, RunError
+from trainer.errors import RunError
 from trainer.training.masters import MasterWeights
 
 HOST_READS: Mapping[str, str] = {
@@ -54,7 +54,7 @@ def build_optimizer(config: OptimizerConfig, groups: Mapping[str, tuple[float, S
 
     Each group keeps its ``part`` and its ``base_lr``, from which :func:`set_learning_rates` makes the rate of every
     step; ``base_lr`` is None where Adafactor chooses the rate itself. Schedule-Free is put into train mode.
-    Raises JobError for what the library would refuse.
+    What a library would refuse, such as two rates under Prodigy, the job's own rules have refused before.
     """
     own_rate = isinstance(config, AdafactorConfig) and config.relative_step
     table = [
@@ -214,12 +214,6 @@ def _adafactor(config: AdafactorConfig, table: list[dict[str, Any]]) -> Optimize
 def _prodigy(config: ProdigyConfig, table: list[dict[str, Any]]) -> Optimizer:
     from prodigyopt import Prodigy
 
-    if len({group["lr"] for group in table}) > 1:
-        raise JobError(
-            "job.optimizer",
-            "Prodigy finds one learning rate for everything, so UNet and text encoders cannot have different ones.",
-            "Give every trained part the same learning rate (1.0), or choose another optimizer.",
-        )
     for group in table:
         # Given as an argument instead, the library prints a line about it.
         group["weight_decay"] = config.weight_decay
@@ -235,12 +229,6 @@ def _prodigy(config: ProdigyConfig, table: list[dict[str, Any]]) -> Optimizer:
 
 
 def _schedule_free(config: ScheduleFreeConfig, table: list[dict[str, Any]]) -> Optimizer:
-    if config.beta1 == 0.0:
-        raise JobError(
-            "job.optimizer",
-            "Schedule-Free cannot find its average when beta1 is 0.",
-            "Set recipe.optimizer.beta1 above 0; 0.9 is usual.",
-        )
     optimizer = AdamWScheduleFree(
         table,
         betas=(config.beta1, config.beta2),
