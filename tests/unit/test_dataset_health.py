@@ -97,7 +97,18 @@ def test_copies_and_near_copies_are_named_together(good: Path) -> None:
     found = check(good)
     assert names(found["picture.same"]) == ["coffee.png", "copy.png"]
     assert names(found["picture.near"]) == ["again.jpg", "chelsea.png"]
-    assert "again.jpg, chelsea.png" in found["picture.near"].sentence
+    assert found["picture.same"].sentence == "coffee.png and copy.png are exactly the same."
+    assert found["picture.near"].sentence == "again.jpg and chelsea.png are nearly the same."
+
+
+def test_many_groups_of_copies_become_one_finding() -> None:
+    groups = [[Path(f"{number}.png"), Path(f"{number}.jpg"), Path("x.png")] for number in range(9)]
+    assert len(health.word_copies(groups[:8], exact=False)) == 8
+    (finding,) = health.word_copies(groups, exact=False)
+    assert (finding.code, len(finding.paths)) == ("picture.near", 27)
+    assert finding.sentence == "27 pictures in 9 groups that are nearly the same."
+    (finding,) = health.word_copies([[Path(f"{number}.png") for number in range(6)]], exact=True)
+    assert finding.sentence == "0.png, 1.png, 2.png, 3.png and 2 more pictures are exactly the same."
 
 
 def test_a_validation_picture_that_is_nearly_learned(good: Path, tmp_path: Path) -> None:

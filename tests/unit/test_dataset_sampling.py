@@ -244,6 +244,8 @@ def test_micro_conditioning_by_hand() -> None:
     assert conditioning(picture, (500, 0, 2000, 2000)) == (2000, 3000, 0, 256, 1024, 1024)
     assert conditioning(picture, (0, 0, 2000, 2000)) == (2000, 3000, 0, 0, 1024, 1024)
     assert conditioning(picture, (0, 0, 2000, 2000), flip=True) == (2000, 3000, 0, 512, 1024, 1024)
+    tall = make_picture(width=2000, height=3000, bucket=(1024, 1024))
+    assert conditioning(tall, (0, 500, 2000, 2000)) == (3000, 2000, 256, 0, 1024, 1024)
     portrait = make_picture(width=832, height=2432, bucket=(832, 1216))
     assert conditioning(portrait, (0, 1000, 832, 1216), flip=True) == (2432, 832, 1000, 0, 1216, 832)
 

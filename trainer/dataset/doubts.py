@@ -31,17 +31,16 @@ def mark_pictures(
 
 
 def _mark_copies(pictures: Sequence[Picture], alike: Iterable[Sequence[int]], scan: Scan) -> None:
-    for copies in same([picture.id for picture in pictures]):
-        paths = Counter(pictures[place].path for place in copies)
+    copies = [Counter(pictures[place].path for place in places) for places in same([p.id for p in pictures])]
+    for paths in copies:
         scan.marks["picture.twice"] += [path for path, count in paths.items() if count > 1]
-        if len(paths) > 1:
-            scan.findings.append(word_copies(list(paths), exact=True))
-    for places in alike:
-        group = [pictures[place] for place in places]
-        if len({picture.id for picture in group}) > 1:
-            scan.findings.append(word_copies([picture.path for picture in group], exact=False))
+    groups = [[pictures[place] for place in places] for places in alike]
+    for group in groups:
         if {"train", "validation"} <= {picture.kind for picture in group}:
             scan.marks["picture.held_out_near"] += [p.path for p in group if p.kind == "validation"]
+    near = [[picture.path for picture in group] for group in groups if len({picture.id for picture in group}) > 1]
+    scan.findings += word_copies([list(paths) for paths in copies if len(paths) > 1], exact=True)
+    scan.findings += word_copies(near, exact=False)
 
 
 def _mark_captions(pictures: Iterable[Picture], recipe: RecipeConfig, scan: Scan) -> None:

@@ -90,26 +90,30 @@ def _inspect(path: Path, max_megapixels: float) -> tuple[State | None, Inspectio
 
 def _facts(path: Path, max_megapixels: float) -> PictureFacts:
     with open_picture(path, max_megapixels) as image:
-        width, height = upright_size(image)
-        rotated = exif_orientation(image) != 1
-        # A JPEG decoded small is read to its end all the same, in a third of the time.
-        image.draft(None, _DRAFT)
-        with _large_picture if width * height > _LARGE_MEGAPIXELS * 1e6 else nullcontext():
-            layers = decode(image)
-            prints = fingerprint(layers.on("#ffffff"))
-        if image.format == "PNG" and not is_whole(path):
-            raise OSError("its data end before its last row")
-        return PictureFacts(
-            id=sha256_of(path),
-            width=width,
-            height=height,
-            format=image.format or "",
-            animated=_animated(image),
-            rotated=rotated,
-            transparent=layers.alpha is not None,
-            profile=layers.profile,
-            fingerprint=prints.hex(),
-        )
+        large = image.width * image.height > _LARGE_MEGAPIXELS * 1e6
+        with _large_picture if large else nullcontext():
+            return _facts_of(path, image)
+
+
+def _facts_of(path: Path, image: ImageFile.ImageFile) -> PictureFacts:
+    width, height = upright_size(image)
+    rotated = exif_orientation(image) != 1
+    # A JPEG decoded small is read to its end all the same, in a third of the time.
+    image.draft(None, _DRAFT)
+    layers = decode(image)
+    if image.format == "PNG" and not is_whole(path):
+        raise OSError("its data end before its last row")
+    return PictureFacts(
+        id=sha256_of(path),
+        width=width,
+        height=height,
+        format=image.format or "",
+        animated=_animated(image),
+        rotated=rotated,
+        transparent=layers.alpha is not None,
+        profile=layers.profile,
+        fingerprint=fingerprint(layers.on("#ffffff")).hex(),
+    )
 
 
 def sha256_of(path: Path) -> str:

@@ -162,6 +162,7 @@ _RULES: Mapping[str, _Rule] = {
     ),
 }
 _NAMED = 4
+_NAMED_GROUPS = 8
 _ORDER: Mapping[Severity, int] = {"error": 0, "warning": 1, "info": 2}
 
 
@@ -170,15 +171,20 @@ def word_marks(marks: Mapping[str, Sequence[Path]]) -> list[Finding]:
     return [_worded(code, paths) for code, paths in marks.items() if paths]
 
 
-def word_copies(names: Sequence[Path], *, exact: bool) -> Finding:
-    """Return the finding of a group of pictures that are the same, or nearly."""
-    listed = ", ".join(path.name for path in names[:_NAMED]) + (" and others" if len(names) > _NAMED else "")
-    if exact:
-        sentence = f"{len(names)} pictures with exactly the same content: {listed}. They count more than you may want."
-        return Finding("picture.same", sentence, "Remove all but one, or use repeats.", tuple(names))
-    sentence = f"{len(names)} pictures that are nearly the same: {listed}."
-    remedy = "Keep the best one; many near-duplicates teach that picture instead of the subject."
-    return Finding("picture.near", sentence, remedy, tuple(names))
+def word_copies(groups: Sequence[Sequence[Path]], *, exact: bool) -> list[Finding]:
+    """Return a finding for each group of pictures that are the same, or nearly; one for all where groups are many."""
+    code, how = ("picture.same", "exactly the same") if exact else ("picture.near", "nearly the same")
+    remedy = "Remove all but one, or use repeats." if exact else "Keep the best of each; many teach that one picture."
+    if len(groups) > _NAMED_GROUPS:
+        paths = tuple(path for group in groups for path in group)
+        return [Finding(code, f"{len(paths)} pictures in {len(groups)} groups that are {how}.", remedy, paths)]
+    return [Finding(code, f"{_listed(group)} are {how}.", remedy, tuple(group)) for group in groups]
+
+
+def _listed(paths: Sequence[Path]) -> str:
+    if len(paths) > _NAMED:
+        return ", ".join(path.name for path in paths[:_NAMED]) + f" and {len(paths) - _NAMED} more pictures"
+    return ", ".join(path.name for path in paths[:-1]) + f" and {paths[-1].name}"
 
 
 def by_severity(findings: Sequence[Finding]) -> tuple[Finding, ...]:

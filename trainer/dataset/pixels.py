@@ -179,7 +179,7 @@ def exif_orientation(image: ImageFile.ImageFile) -> int:
 
 
 def upright_size(image: ImageFile.ImageFile) -> tuple[int, int]:
-    """Return (width, height) in pixels as the picture is meant to be seen; reads the header only."""
+    """Return (width, height) in pixels as the picture is meant to be seen; decodes only PNG, whose EXIF may come last."""
     width, height = image.size
     return (height, width) if _orientation_left(image) >= 5 else (width, height)
 
