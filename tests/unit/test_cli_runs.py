@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -26,7 +27,7 @@ with run.hold(), events.EventWriter(run.events, run.begin_attempt({})) as writer
     for step in range(1, 8):
         tell(events.StepEvent(step, 0, 0.5, 1.0, {"unet": 1e-4}, 4, 1.0))
     print("ready", flush=True)
-    while answers == "yes":
+    while answers in ("yes", "slowly"):
         for command in commands.pending(run):
             if command.name in ("save", "sample"):
                 commands.finish(command, "done", command.name + "d it") if command.name == "save" else commands.finish(
@@ -36,10 +37,12 @@ with run.hold(), events.EventWriter(run.events, run.begin_attempt({})) as writer
             tell(events.Finished(outcome, 7, None))
             status(outcome)
             commands.finish(command, "done", "step 7")
+            if answers == "slowly": sys.stdin.readline()
             sys.exit(75)
         time.sleep(0.01)
     sys.stdin.readline()
     if answers == "dies":
+        for step in (8, 9, 10): tell(events.Skipped(step, "loss"))
         tell(events.Finished("done", 10, "style.safetensors"))
         status("done")
 """
@@ -52,7 +55,7 @@ def run(tmp_path):
 
 @pytest.fixture
 def engine(run):
-    """Starts the engine: answers "yes" to commands, "never" (killed in the end) or "dies" (ends when told)."""
+    """Starts the engine: answers "yes", "slowly" (ends when told), "never", or "dies" (ends when told)."""
     children = []
 
     def start(answers):
@@ -82,6 +85,22 @@ def test_stop_and_pause_wait_until_the_engine_has_ended(run, engine, capsys, nam
     assert not run.is_alive()
     assert child.wait() == 75
     assert run.state() == state
+
+
+def test_a_stop_is_over_only_when_the_engine_has_ended(run, engine):
+    child = engine("slowly")
+    codes = []
+    asking = threading.Thread(target=lambda: codes.append(cli.main(["stop", "my-style"])))
+    asking.start()
+    done = run.commands / "done"
+    while not any(done.iterdir()):
+        assert asking.is_alive()
+    asking.join(timeout=1.0)
+    assert asking.is_alive()  # answered, and the card not yet free
+    child.stdin.write("end\n")
+    child.stdin.flush()
+    asking.join()
+    assert codes == [0]
 
 
 def test_save_and_sample_tell_the_outcome_and_the_run_goes_on(run, engine, capsys):
