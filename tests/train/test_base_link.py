@@ -96,7 +96,7 @@ def test_a_file_that_changed_meanwhile_is_begun_anew(server: Server, body: bytes
     page.breaks = [1_000_000, 0]
     with pytest.raises(BaseModelError, match="stopped"):
         fetch_link(f"{server.address}/m.safetensors")
-    changed = body[:-1_000_000] + b"\x01" * 1_000_000
+    changed = body[:1000] + b"\x01" * (len(body) - 1000)  # other values behind the same header
     server.pages["/m.safetensors"] = Page(changed, etag=etag)
     assert fetch_link(f"{server.address}/m.safetensors").read_bytes() == changed
 
