@@ -321,6 +321,19 @@ def test_recipes_that_would_lose_something_are_refused_with_the_setting(
     assert caught.value.remedy == remedy
 
 
+def test_layers_that_do_nothing_may_be_lost(tmp_path: Path) -> None:
+    """As those with which exporters complete the projections of a text layer."""
+    _, adapter, weights = attached("sdxl")
+    silent = {slot.up: torch.zeros_like(weights[slot.up]) for slot in adapter.slots if slot.part == "text_encoder_2"}
+    path = tmp_path / "a.safetensors"
+    export_lora(path, weights | silent, adapter, {})
+    recipe = RecipeConfig.model_validate(EVERYTHING.model_dump() | {"text_encoder_2": {}})
+    fewer = Models.copies("sdxl").attach(recipe)
+    start = continued(path, "sdxl", fewer)
+    assert start.keys() == fewer.parameters.keys()
+    assert all(torch.equal(tensor, weights[key]) for key, tensor in start.items())
+
+
 def test_resized_files_and_other_sizes_of_base_are_refused(tmp_path: Path) -> None:
     _, adapter, weights = attached("sd15")
     path = tmp_path / "a.safetensors"
