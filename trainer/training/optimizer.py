@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -249,17 +248,10 @@ def _relative_step(optimizer: Optimizer, group: Mapping[str, Any]) -> float:
 
 
 def _bitsandbytes() -> ModuleType:
-    """bitsandbytes' optimizers, imported only when asked for, without its hint to install kernels that it lacks."""
-    logger = logging.getLogger("bitsandbytes.backends.cpu.ops")
-    logger.addFilter(_is_no_hint)
+    """bitsandbytes' optimizers, imported only when asked for: a machine where it is broken can do without."""
     import bitsandbytes.optim
 
-    logger.removeFilter(_is_no_hint)
     return bitsandbytes.optim
-
-
-def _is_no_hint(record: logging.LogRecord) -> bool:
-    return "gemm_4bit_forward" not in record.msg
 
 
 def _place(optimizer: Any, tensor: Tensor, key: str, weight: Parameter) -> Tensor:
