@@ -57,16 +57,15 @@ def test_files_cut_short(tmp_path: Path, suffix: str, share: float) -> None:
         (b"\x89PNG\r\n\x1a\n", "picture.unreadable"),
         (b"\xff\xd8\xff\xe0", "picture.unreadable"),
         (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "picture.unreadable"),
-        (b"RIFF\x10\0\0\0WEBPVP8 ", "picture.unreadable"),
-        (b"II*\0\xff\xff\xff\xff", "picture.damaged"),
+        (b"RIFF\x10\0\0\0WEBPVP8 ", "picture.damaged"),
+        (b"II*\0\xff\xff\xff\xff", "picture.unreadable"),
         (bytes(4096), "picture.unreadable"),
     ],
 )
 def test_files_that_are_no_pictures(tmp_path: Path, data: bytes, code: str) -> None:
     path = tmp_path / "a.png"
     path.write_bytes(data)
-    error = refusal(path)
-    assert error.code in (code, "picture.damaged", "picture.unreadable") if data else error.code == code
+    assert refusal(path).code == code
 
 
 @pytest.mark.parametrize(("width", "height"), [(14000, 14000), (9000, 12000), (2_000_000_000, 2_000_000_000)])

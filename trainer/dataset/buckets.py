@@ -16,8 +16,8 @@ def choose_bucket(width: int, height: int, recipe: RecipeConfig) -> Size | None:
 
     Every side is a multiple of `bucket_step`, the area at most resolution squared, and the picture is enlarged
     at most `max_upscale` times, so a small picture gets a smaller bucket, whose sides may fall below `bucket_min`.
-    Of all shapes that allow this the one that crops away least is taken, then the largest. None: even one step
-    by one step would enlarge the picture too much. Raises ValueError when the recipe's resolution is not resolved.
+    Of all shapes that allow this and cannot grow, the one that crops away least is taken. None: even one step by
+    one step would enlarge the picture too much. Raises ValueError when the recipe's resolution is not resolved.
     """
     if recipe.resolution is None:
         raise ValueError("the recipe's resolution has to be resolved before buckets are chosen")
@@ -33,10 +33,8 @@ def _choose(width: int, height: int, resolution: int, pictures: PictureConfig) -
         side = min(widest, tallest, resolution // step * step)
         return (side, side) if side else None
     shapes = list(_shapes(widest, tallest, resolution, pictures))
-    # Losses are compared to 1e-9 so that equal ones tie on every machine, and the larger shape wins.
-    return min(
-        shapes, key=lambda shape: (round(crop_loss(width, height, shape), 9), -shape[0] * shape[1], shape), default=None
-    )
+    # Compared to 1e-9, so that equal losses tie on every machine and the shape itself decides.
+    return min(shapes, key=lambda shape: (round(crop_loss(width, height, shape), 9), shape), default=None)
 
 
 def _shapes(widest: int, tallest: int, resolution: int, pictures: PictureConfig) -> Iterator[Size]:

@@ -179,7 +179,7 @@ def exif_orientation(image: ImageFile.ImageFile) -> int:
 
 
 def upright_size(image: ImageFile.ImageFile) -> tuple[int, int]:
-    """Return (width, height) in pixels as the picture is meant to be seen; only PNG is decoded for it (EXIF comes last)."""
+    """Return (width, height) in pixels as the picture is meant to be seen; decodes PNG, whose EXIF may come last."""
     width, height = image.size
     return (height, width) if _orientation_left(image) >= 5 else (width, height)
 
