@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from trainer.adapter.attach import Adapter, attach, initial_weights
 from trainer.adapter.continuing import continue_from
@@ -28,8 +29,6 @@ from trainer.training.precision import DTYPES
 from trainer.training.scaler import LossScaler
 from trainer.training.segments import Segment, multiplier_over
 from trainer.training.step import StepModels
-
-PARTS = ("unet", "text_encoder", "text_encoder_2")
 
 
 def learning_rates(job: Job) -> dict[str, float]:
@@ -74,9 +73,10 @@ def build_engine(job: Job, parts: Parts, segments: Sequence[Segment]) -> Engine:
     dtype = DTYPES[job.fit.dtype or "fp32"]
     unet = source.load_unet(dtype, device, job.fit.quantise or "none")
     encoders = tuple(source.load_text_encoders(dtype, device)) if live_text(job) else ()
-    adapter = attach_adapter(job, source, unet, encoders, dtype)
+    adapter, first = attach_adapter(job, source, unet, encoders, dtype)
     set_checkpointing(unet, encoders, job.fit.checkpointing or "none")
     masters = MasterWeights(adapter.parameters)
+    masters.load(first)  # in fp32: the working weights hold them rounded to the base's dtype
     return Engine(
         job=job,
         models=StepModels(source.family, unet, encoders, job.recipe.clip_skip, dtype),
@@ -94,18 +94,18 @@ def build_engine(job: Job, parts: Parts, segments: Sequence[Segment]) -> Engine:
 
 def attach_adapter(
     job: Job, source: BaseSource, unet: torch.nn.Module, encoders: Sequence[torch.nn.Module], dtype: torch.dtype
-) -> Adapter:
-    """The adapter at the weights the run starts from: its own first ones, or those of the LoRA it continues."""
+) -> tuple[Adapter, dict[str, Tensor]]:
+    """The adapter and, in fp32, the weights the run starts from: fresh ones, or those of the LoRA it continues."""
 
     def stream(name: str) -> np.random.Generator:
         return generator(job.recipe.seed, "adapter", sample=name)
 
     adapter = attach(source.family, unet, encoders, job.recipe, dtype=dtype, generator=stream)
+    first = initial_weights(adapter, stream)
     if job.base.continue_from:
         table = slots(source.family, source.unet_config, source.text_configs)
-        first = initial_weights(adapter, stream)
-        adapter.load(continue_from(Path(job.base.continue_from), source.family, table, adapter, first))
-    return adapter
+        first = continue_from(Path(job.base.continue_from), source.family, table, adapter, first)
+    return adapter, first
 
 
 def groups(job: Job, adapter: Adapter, masters: MasterWeights) -> dict[str, tuple[float, list[torch.nn.Parameter]]]:
