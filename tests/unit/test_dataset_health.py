@@ -138,6 +138,11 @@ def test_captions_longer_than_what_is_read(good: Path) -> None:
     assert names(check(good, recipe_of(128, captions={"suffix": "dog " * 8}))["caption.long"])[:1] == ["chelsea.png"]
 
 
+def test_class_words_longer_than_what_is_read(good: Path) -> None:
+    (good / "chelsea.txt").unlink()
+    assert names(check(good, class_words="cat " * 80)["caption.long"]) == ["chelsea.png"]
+
+
 def test_a_trigger_that_captions_lack(good: Path) -> None:
     (good / "chelsea.txt").write_text("a zwx cat", encoding="utf-8")
     finding = check(good, trigger="zwx")["trigger.absent"]
@@ -178,6 +183,8 @@ def test_lonely_buckets_are_told_where_there_are_several(good: Path) -> None:
     save(good / "wide.png", "cell.png", (384, 128))
     assert names(check(good)["bucket.lonely"]) == ["wide.png"]
     assert "bucket.lonely" not in check(good, repeats=4)
+    (good / "wide.png").unlink()
+    assert "bucket.lonely" not in check(good, recipe_of(128, effective_batch=9))
 
 
 def test_errors_come_first(good: Path) -> None:

@@ -4,6 +4,7 @@ import os
 from dataclasses import replace
 from pathlib import Path, PurePath
 
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -73,6 +74,22 @@ def test_validation_folders_replace_the_automatic_share(tmp_path: Path) -> None:
 
     assert held_out() == 1
     assert held_out(validation_share=0.25) == 1 + 2
+
+
+def test_a_validation_folder_leaves_all_of_many_training_pictures(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    for number in range(41):
+        path = tmp_path / ("held" if number == 40 else "train") / f"{number}.png"
+        path.parent.mkdir(exist_ok=True)
+        Image.fromarray(random.integers(256, size=(64, 64, 3), dtype=np.uint8)).save(path)
+    train = FolderConfig(path=str(tmp_path / "train"))
+    held = FolderConfig(path=str(tmp_path / "held"), kind="validation")
+
+    def held_out(*folders: FolderConfig) -> int:
+        pictures = read_dataset(DatasetConfig(folders=folders), recipe_of(64)).pictures
+        return sum(picture.kind == "validation" for picture in pictures)
+
+    assert (held_out(train), held_out(train, held)) == (2, 1)
 
 
 def test_the_share_is_taken_from_training_pictures_alone(tmp_path: Path) -> None:
