@@ -107,7 +107,7 @@ class Validation(Event):
 
 @dataclass(frozen=True)
 class Preview(Event):
-    """A picture was drawn; `file` is its name in samples/, `index` the number of its prompt from 0."""
+    """A picture was drawn; `file` is relative to the run directory, `index` the number of its prompt from 0."""
 
     type: ClassVar[str] = "preview"
     step: int
@@ -118,7 +118,7 @@ class Preview(Event):
 
 @dataclass(frozen=True)
 class Saved(Event):
-    """A LoRA file was written and checked; `file` is its name in output/."""
+    """A LoRA file was written and checked; `file` is relative to the run directory."""
 
     type: ClassVar[str] = "saved"
     step: int
@@ -175,7 +175,7 @@ class ErrorEvent(Event):
 
 @dataclass(frozen=True)
 class Finished(Event):
-    """The last event of an attempt; `file` is the name of the LoRA in output/, None when none was written."""
+    """The last event of an attempt; `file` is the LoRA, relative to the run directory, None when none was written."""
 
     type: ClassVar[str] = "finished"
     outcome: Outcome
