@@ -13,11 +13,12 @@ from trainer.adapter.apply import apply_loras
 from trainer.adapter.names import slots
 from trainer.adapter.reading import LoraWeights, read_lora
 from trainer.base.drawing import Drawing, decode, draw_latents, make_sampler, save_picture
-from trainer.base.source import Progress, open_base
+from trainer.base.source import open_base
 from trainer.base.text import TextConditioning, encode_text, tokenise
 from trainer.config.base import BaseConfig
 from trainer.config.report import PromptConfig
 from trainer.errors import LoraFileError
+from trainer.protocol.events import OnPhase
 
 OnDrawn = Callable[[int, int, Path], None]
 """Called with how many pictures are done, how many there are in all, and the file just written."""
@@ -42,7 +43,7 @@ class Renderer:
         device: torch.device,
         dtype: torch.dtype,
         clip_skip: int | None,
-        progress: Progress | None,
+        progress: OnPhase | None,
     ) -> None:
         self.source = open_base(base, progress)
         self.device = device
@@ -90,7 +91,7 @@ def render(
     dtype: torch.dtype,
     on_drawn: OnDrawn,
     clip_skip: int | None = None,
-    progress: Progress | None = None,
+    progress: OnPhase | None = None,
 ) -> list[Path]:
     """Draws every prompt into ``folder`` as 000.png, 001.png ... beside what is there; returns the files.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,8 +11,7 @@ from trainer.base.link import fetch_link
 from trainer.config.paths import absolute, is_base_path
 from trainer.errors import BaseModelError
 from trainer.protocol import places
-
-Progress = Callable[[str, int, int], None]
+from trainer.protocol.events import OnPhase
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +22,7 @@ class Fetched:
     revision: str | None = None
 
 
-def fetch_base(model: str, revision: str | None = None, progress: Progress | None = None) -> Fetched:
+def fetch_base(model: str, revision: str | None = None, progress: OnPhase | None = None) -> Fetched:
     """Return where the base lies, after downloading it unless it is here already; raises BaseModelError."""
     try:
         if "://" in model:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -24,6 +24,7 @@ from huggingface_hub.utils.tqdm import tqdm
 from trainer.errors import BaseModelError
 from trainer.files.configs import PARTS
 from trainer.protocol import atomic, places
+from trainer.protocol.events import OnPhase
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _WEIGHTS = re.compile(
@@ -32,11 +33,9 @@ _WEIGHTS = re.compile(
 _LOG_IN = 401  # what the Hub answers strangers who ask for what is not there, or not public
 _GO_ONLINE = "Connect to the internet and start again, or give the path of a base that is on this machine."
 
-Progress = Callable[[str, int, int], None]
-
 
 def fetch_from_hub(
-    model: str, revision: str | None = None, progress: Progress | None = None, endpoint: str | None = None
+    model: str, revision: str | None = None, progress: OnPhase | None = None, endpoint: str | None = None
 ) -> tuple[Path, str]:
     """Return where a Hub base lies on this machine, and its commit, downloading what is not here yet.
 
@@ -112,7 +111,7 @@ def _download(
     commit: str,
     names: Sequence[str],
     sizes: dict[str, int],
-    progress: Progress | None,
+    progress: OnPhase | None,
     endpoint: str | None,
 ) -> Path:
     """Fetch the files one after the other; those that are here, whole or in part, are not fetched again."""
@@ -129,7 +128,7 @@ def _download(
     return Path(paths[0]).parent if names[0] == "model_index.json" else Path(paths[0])
 
 
-def _bar(progress: Progress | None, before: int, total: int) -> type[tqdm]:
+def _bar(progress: OnPhase | None, before: int, total: int) -> type[tqdm]:
     """Make a class that takes the place of the library's progress bar, writes nothing, and tells `progress`."""
 
     class Bar(tqdm):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable
 from email.message import Message
 from pathlib import Path
 from typing import Any, NoReturn
@@ -17,6 +16,7 @@ from trainer.errors import BaseModelError
 from trainer.files.hashing import digest_file, remember_sha256
 from trainer.files.header import read_header
 from trainer.protocol import atomic, locks, places
+from trainer.protocol.events import OnPhase
 from trainer.protocol.naming import safe_name
 
 _LOOPBACK = {"127.0.0.1", "::1", "localhost"}
@@ -24,10 +24,8 @@ _EXPECTED = re.compile(r"sha256=([0-9a-fA-F]{64})")
 _PARTIAL, _RANGE_REFUSED = 206, 416  # HTTP
 _TIMEOUT = 30.0  # seconds without a single byte
 
-Progress = Callable[[str, int, int], None]
 
-
-def fetch_link(link: str, progress: Progress | None = None) -> Path:
+def fetch_link(link: str, progress: OnPhase | None = None) -> Path:
     """Return where the file of an https link lies on this machine, downloading what is not here yet.
 
     An interrupted download goes on where it stopped if the server lets it. With `#sha256=...` at the link's end the
@@ -44,7 +42,7 @@ def fetch_link(link: str, progress: Progress | None = None) -> Path:
 class _Download:
     """One link's folder: the file once it is whole, before that the part that is here."""
 
-    def __init__(self, address: str, expected: str | None, progress: Progress | None) -> None:
+    def __init__(self, address: str, expected: str | None, progress: OnPhase | None) -> None:
         self.address = address
         self.shown = address.partition("?")[0]  # what follows may hold the user's token
         self.expected = expected

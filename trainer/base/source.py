@@ -31,15 +31,13 @@ from trainer.files.architecture import NAMES, Config
 from trainer.files.hashing import sha256_file
 from trainer.files.identify import BaseIdentity, identify_base, identify_vae
 from trainer.files.weights import weight_files
-
-Progress = Callable[[str, int, int], None]
-"""Called with a phase ("download", "check", "load"), how much of it is done, and how much there is."""
+from trainer.protocol.events import OnPhase, Phase
 
 _Model = TypeVar("_Model", bound=nn.Module)
 _Naming = Callable[[Stored, nn.Module], Stored]
 
 
-def open_base(config: BaseConfig, progress: Progress | None = None) -> BaseSource:
+def open_base(config: BaseConfig, progress: OnPhase | None = None) -> BaseSource:
     """Find the base, downloading it where needed, and say what it is; no weights are loaded.
 
     Raises BaseModelError when it cannot be had, is no usable base, is not of the family that `config` states, lacks a
@@ -104,7 +102,7 @@ class BaseSource:
         zero_terminal_snr: bool,
         vae: Path | None,
         revision: str | None,
-        progress: Progress | None,
+        progress: OnPhase | None,
     ) -> None:
         self.path = path
         self.form: Literal["single", "folder"] = identity.form
@@ -238,7 +236,7 @@ class BaseSource:
             else path.name
         )
 
-    def _tell(self, phase: str, done: int, total: int) -> None:
+    def _tell(self, phase: Phase, done: int, total: int) -> None:
         if self._progress:
             self._progress(phase, done, total)
 

@@ -11,7 +11,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -19,6 +19,9 @@ from typing import ClassVar, Literal
 
 Phase = Literal["download", "load", "check", "cache_pictures", "cache_texts", "train", "preview", "validate", "save"]
 Outcome = Literal["done", "paused", "stopped", "failed"]
+
+OnPhase = Callable[[Phase, int, int], None]
+"""Called with a phase, how much of it is done, and how much there is in all."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 from trainer.config.job import Job
 from trainer.dataset.picture import Picture
 from trainer.dataset.sampling import Sample, epoch_batches, micro_batches, steps_per_epoch
-from trainer.protocol.events import Phase
+from trainer.protocol.events import OnPhase
 from trainer.training.cache import LATENT_SCALE, Cache
 
 GIGABYTE = 1e9
 FLOAT_BYTES = 4
 # Listing a showing takes about 0.1 ms: a portion that nothing else bounds is listed within some ten seconds.
 MOST_SHOWINGS = 100_000
-
-OnPhase = Callable[[Phase, int, int], None]
-"""Called with the phase, how much is done and how much there is in all."""
 
 
 @dataclass(frozen=True, slots=True)
