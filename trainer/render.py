@@ -24,6 +24,10 @@ OnDrawn = Callable[[int, int, Path], None]
 """Called with how many pictures are done, how many there are in all, and the file just written."""
 
 
+OnNotice = Callable[[str, str], None]
+"""Called with the code and the sentence of something that the user should know."""
+
+
 @dataclass(frozen=True, slots=True)
 class LoraUse:
     """A LoRA file and how strongly it acts (1: as trained)."""
@@ -44,18 +48,19 @@ class Renderer:
         dtype: torch.dtype,
         clip_skip: int | None,
         progress: OnPhase | None,
+        on_notice: OnNotice,
     ) -> None:
         self.source = open_base(base, progress)
         self.device = device
         self.clip_skip = clip_skip
-        read = [(self._read(use.file), use.strength) for use in loras]
+        read = [(self._read(use.file, on_notice), use.strength) for use in loras]
         self.unet = self.source.load_unet(dtype, device)
         self.encoders = self.source.load_text_encoders(dtype, device)
         self.vae = self.source.load_vae(torch.float32, device)
         apply_loras(self.unet, self.encoders, read, dtype=dtype)
 
-    def _read(self, file: Path) -> LoraWeights:
-        """The LoRA's weights; a file of which nothing fits this base is refused, before any weight is loaded."""
+    def _read(self, file: Path, on_notice: OnNotice) -> LoraWeights:
+        """The LoRA's weights, before those of the base; what does not fit is told, a file that fits nowhere refused."""
         source = self.source
         lora = read_lora(file, source.family, slots(source.family, source.unet_config, source.text_configs))
         if not lora.layers:
@@ -64,6 +69,9 @@ class Renderer:
                 f"Nothing in {file.name} fits this base.",
                 "Choose a LoRA that was made for the family of the base.",
             )
+        if lora.unmatched:
+            count, first = len(lora.unmatched), lora.unmatched[0]
+            on_notice("lora.unmatched", f"{file.name}: {count} keys fit no layer of this base, first {first}.")
         return lora
 
     def draw(self, prompt: PromptConfig, width: int, height: int) -> Image.Image:
@@ -92,13 +100,16 @@ def render(
     on_drawn: OnDrawn,
     clip_skip: int | None = None,
     progress: OnPhase | None = None,
+    on_notice: OnNotice,
 ) -> list[Path]:
     """Draws every prompt into ``folder`` as 000.png, 001.png ... beside what is there; returns the files.
 
     Each PNG holds its settings. ``clip_skip`` is in kohya's counting, SD 1.5 only. Raises ImpastoError for a base or
     LoRA that cannot be used.
     """
-    renderer = Renderer(base, loras, device=device, dtype=dtype, clip_skip=clip_skip, progress=progress)
+    renderer = Renderer(
+        base, loras, device=device, dtype=dtype, clip_skip=clip_skip, progress=progress, on_notice=on_notice
+    )
     side = 1024 if renderer.source.family == "sdxl" else 512
     files = []
     for prompt in prompts:

@@ -82,6 +82,7 @@ def test_equals_the_pipeline(loras: dict[str, Path], tmp_path: Path, family: str
         device=torch.device("cpu"),
         dtype=torch.float32,
         on_drawn=lambda *_: None,
+        on_notice=lambda *_: None,
     )
     drawn = np.asarray(Image.open(file), np.int16)
     expected = by_diffusers(base, family, loras[family] if with_lora else None)

@@ -71,6 +71,7 @@ def run_render(options: argparse.Namespace) -> int:
             on_drawn=lambda done, total, file: print(file, flush=True),
             clip_skip=options.clip_skip,
             progress=reporter.phase,
+            on_notice=reporter.notice,
         )
     return EXIT_DONE
 

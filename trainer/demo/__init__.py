@@ -89,7 +89,9 @@ def draw(texts: Sequence[str], loras: Sequence[LoraUse]) -> list[Image.Image]:
     """One picture a prompt by the bundled base with ``loras``; the same noise for every prompt's place in the list."""
     base = BaseConfig(model=str(asset_path("demo", "base")))
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    renderer = Renderer(base, loras, device=device, dtype=torch.float32, clip_skip=None, progress=None)
+    renderer = Renderer(
+        base, loras, device=device, dtype=torch.float32, clip_skip=None, progress=None, on_notice=lambda *_: None
+    )
     settings = [
         PromptConfig(prompt=text, seed=seed, steps=PREVIEW_STEPS, guidance=GUIDANCE) for seed, text in enumerate(texts)
     ]
