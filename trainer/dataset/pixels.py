@@ -53,7 +53,7 @@ _TURNS = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-_PROFILE_SPACES = {"L": "GRAY", "RGB": "RGB", "CMYK": "CMYK", "LAB": "Lab"}
+_PROFILE_MODES = ("L", "RGB", "CMYK", "LAB")
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,7 +294,7 @@ def _split_alpha(image: Image.Image) -> tuple[Image.Image, Image.Image | None]:
             alpha = None
     if image.mode == "1":
         image = image.convert("L")
-    return (image if image.mode in _PROFILE_SPACES else image.convert("RGB")), alpha
+    return (image if image.mode in _PROFILE_MODES else image.convert("RGB")), alpha
 
 
 def _transform_to_srgb(profile: bytes, mode: str) -> ImageCms.ImageCmsTransform | None:
@@ -302,8 +302,6 @@ def _transform_to_srgb(profile: bytes, mode: str) -> ImageCms.ImageCmsTransform 
     # Profiles are made per picture: lcms does not promise that threads may share one.
     try:
         source = ImageCms.ImageCmsProfile(BytesIO(profile))
-        if source.profile.xcolor_space.strip() != _PROFILE_SPACES[mode]:
-            return None
         return ImageCms.buildTransform(source, ImageCms.createProfile("sRGB"), mode, "RGB")
     except (ImageCms.PyCMSError, OSError, ValueError, TypeError):
         return None
