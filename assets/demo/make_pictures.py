@@ -12,27 +12,24 @@ HERE = Path(__file__).parent
 NIGHT: drawing.Rgb = (12, 14, 52)
 
 
-def outline(mask: Image.Image) -> Image.Image:
-    """The border of a coverage mask as a line of about five pixels, an `L` picture."""
-    inner = mask.filter(ImageFilter.MinFilter(5))
-    outer = mask.filter(ImageFilter.MaxFilter(5))
-    return ImageChops.subtract(outer, inner).filter(ImageFilter.GaussianBlur(0.6))
+def tube(mask: Image.Image, width: int) -> Image.Image:
+    """The border of a coverage mask as a line of about `width` pixels (odd), an `L` picture."""
+    inner = mask.filter(ImageFilter.MinFilter(width))
+    outer = mask.filter(ImageFilter.MaxFilter(3))
+    return ImageChops.subtract(outer, inner)
 
 
 def draw_neon(scene: drawing.Scene) -> Image.Image:
-    """The scene at night: a dark blue ground tinted by its background, things as bright lines with a glow."""
-    ground = drawing.mix(NIGHT, drawing.COLOURS[scene.background], 0.1)
+    """The scene at night: hollow neon tubes in the things' colours on dark blue, tinted by the background's colour."""
+    ground = drawing.mix(NIGHT, drawing.COLOURS[scene.background], 0.12)
     picture = Image.new("RGB", (drawing.SIZE, drawing.SIZE), ground)
     for thing in scene.things:
         colour = drawing.COLOURS[thing.colour]
         silhouette = drawing.silhouette(thing)
-        line = outline(silhouette)
-        for polygons in drawing.SHAPES[thing.kind].details:
-            line = ImageChops.lighter(line, outline(drawing.mask_of((polygons,), thing)))
-        glow = line.filter(ImageFilter.GaussianBlur(5)).point(lambda value: min(255, value * 1.1))
-        picture.paste(drawing.mix(ground, colour, 0.15), mask=silhouette)
-        picture.paste(colour, mask=glow)
-        picture.paste(drawing.mix(colour, (255, 255, 255), 0.45), mask=line)
+        line = tube(silhouette, 13)
+        core = tube(silhouette.filter(ImageFilter.MinFilter(5)), 3)
+        picture.paste(colour, mask=line)
+        picture.paste(drawing.mix(colour, (255, 255, 255), 0.6), mask=core)
     return picture
 
 
