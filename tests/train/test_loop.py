@@ -20,7 +20,7 @@ def engine(tmp_path: Path) -> Engine:
     samples = list(showings(job, pictures, 3))
     parts.cache.ensure_pictures(samples, quiet)
     parts.cache.ensure_texts([sample.caption for sample in samples], quiet)
-    return build_engine(job, parts, [Segment(0, 6)])
+    return build_engine(job, parts, [Segment(0, 6)], fresh=True)
 
 
 def snapshot(engine: Engine) -> list[torch.Tensor]:
@@ -35,7 +35,7 @@ def poison(engine: Engine) -> None:
 def test_a_good_step_moves_the_weights(engine: Engine) -> None:
     before = snapshot(engine)
     result = engine.train_step()
-    assert result.moved and result.step == engine.progress.step == 1 and engine.progress.pictures == 3
+    assert result.skipped is None and result.step == engine.progress.step == 1 and engine.progress.pictures == 3
     assert any(not torch.equal(old, new) for old, new in zip(before, snapshot(engine), strict=True))
 
 
@@ -44,7 +44,7 @@ def test_a_step_that_is_not_finite_moves_nothing_and_is_counted(engine: Engine) 
     before = snapshot(engine)
     poison(engine)
     result = engine.train_step()
-    assert not result.moved and engine.progress.skipped == 1 and engine.progress.step == 2
+    assert result.skipped == "loss" and engine.progress.skipped == 1 and engine.progress.step == 2
     assert all(torch.equal(old, new) for old, new in zip(before, snapshot(engine), strict=True))
 
 
@@ -62,5 +62,5 @@ def test_a_good_step_ends_the_row(engine: Engine) -> None:
     engine.train_step()
     engine.train_step()
     hook.remove()
-    assert engine.train_step().moved
+    assert engine.train_step().skipped is None
     assert (engine.progress.skipped, engine.progress.skipped_in_row) == (2, 0)

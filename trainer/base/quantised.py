@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import sys
 from typing import Literal, cast
 
 import torch
@@ -13,6 +15,7 @@ from trainer.base.placing import Placer
 
 Quantisation = Literal["int8", "nf4"]
 _BLOCKS = "transformer_blocks"
+_MALLOC_TRIM = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
 
 
 class FrozenInt8Linear(Linear8bitLt):
@@ -62,9 +65,20 @@ def quantise_linears(model: nn.Module, kind: Quantisation, dtype: torch.dtype, d
             ).to(device)  # type: ignore[misc]
         else:
             module.weight = Int8Params(tensor, requires_grad=False, has_fp16_weights=False).to(device)  # type: ignore[misc]
+        _return_freed_memory()
         return True
 
     return place
+
+
+def _return_freed_memory() -> None:
+    """Give freed pages back to the system, where the C library keeps them.
+
+    Small weights that stay lie between large ones that were freed: without this, glibc's heap grows to two and a half
+    times what is kept. Costs a second for SDXL.
+    """
+    if _MALLOC_TRIM:
+        _MALLOC_TRIM(0)
 
 
 def _empty(linear: nn.Linear, kind: Quantisation, dtype: torch.dtype) -> nn.Module:

@@ -59,7 +59,6 @@ def run_render(options: argparse.Namespace) -> int:
 
     machine = this_machine(options.device)
     half = torch.bfloat16 if machine.bf16 else torch.float16
-    options.out.mkdir(parents=True, exist_ok=True)
     with open_display(sys.stderr, as_json=False) as show, Reporter(show) as reporter:
         render(
             base,

@@ -74,7 +74,7 @@ def run_new(options: argparse.Namespace) -> int:
     )
     folder.mkdir(parents=True, exist_ok=True)
     atomic.write_text(target, text)
-    print(f"Wrote {target}. Look it over, then start with: python -m trainer train {target}")
+    print(f"Wrote {target}. Look it over, then start with: python -m trainer train {quoted(target)}")
     return 0
 
 

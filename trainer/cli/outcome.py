@@ -14,6 +14,7 @@ from trainer.protocol.places import is_disk_full
 # What a file system refuses for a reason that the user can do something about.
 _REFUSALS = {
     errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.EINVAL,
+    errno.EEXIST,  # a file where a folder should be made
 }  # fmt: skip
 
 

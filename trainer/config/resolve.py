@@ -106,6 +106,8 @@ def _resolve_recipe(recipe: RecipeConfig, family: Family, samples_per_epoch: int
         name: encoder.changed(rank=encoder.rank or recipe.rank, alpha=encoder.alpha or recipe.alpha)
         for name, encoder in (("text_encoder", recipe.text_encoder), ("text_encoder_2", recipe.text_encoder_2))
     }
+    if family == "sd15":
+        encoders["text_encoder_2"] = encoders["text_encoder_2"].changed(learning_rate=0.0)
     return recipe.changed(
         **encoders,
         conv_rank=recipe.conv_rank or recipe.rank,

@@ -179,7 +179,7 @@ def _missing(folder: Path) -> DatasetError:
     return DatasetError(
         "dataset.folder_missing",
         f"The folder {folder} does not exist.{hint}",
-        "Correct the folder's path in the job; paths are relative to the job file.",
+        "Correct the folder's path; in a job it is counted from the job file.",
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,12 +11,12 @@ from trainer.base.source import BaseSource
 from trainer.config.job import Job
 from trainer.dataset.picture import Picture
 from trainer.protocol import events, places
-from trainer.protocol.rundir import RunDirectory
+from trainer.protocol.rundir import RunDirectory, State, Status
 from trainer.training import checkpoint as checkpoints
 from trainer.training.attention import attention
 from trainer.training.build import build_engine, build_parts
 from trainer.training.components import Checkpoints, Previews, Saving, StepEvents, Validation, Wishes, restore
-from trainer.training.control import Control, Order
+from trainer.training.control import Control, Interrupted, Order
 from trainer.training.curves import Curves
 from trainer.training.loop import Component, Engine
 from trainer.training.output import Exporter
@@ -25,6 +26,8 @@ from trainer.training.segments import Segment
 from trainer.training.validation import Validator
 
 Ended = tuple[events.Outcome, Path | None]
+
+OUTCOMES: dict[Order, events.Outcome] = {"pause": "paused", "stop": "stopped"}
 
 
 class Attempt:
@@ -51,43 +54,56 @@ class Attempt:
         self.exporter = Exporter(run, job, source, pictures, self.parts.feed.steps_per_epoch)
         self.engine: Engine | None = None
 
+    def status(self, phase: events.Phase | None, number: int, state: State) -> Status:
+        """How the run stands now; ``number`` is that of the attempt."""
+        engine, steps = self.engine, self.job.recipe.steps or 0
+        step = engine.progress.step if engine and state == "running" else self.step
+        return Status(state=state, phase=phase, step=step, steps=steps, attempt=number, heartbeat=time.time())
+
     @property
     def step(self) -> int:
         """How many optimizer steps are done and would not be lost."""
-        return (
-            self.engine.progress.step
-            if self.engine
-            else max(checkpoints.steps_on_disk(self.run.checkpoints), default=0)
-        )
+        return max(checkpoints.steps_on_disk(self.run.checkpoints), default=0)
 
     def run_to_end(self, number: int) -> Ended:
         """Caches, trains and exports; returns how it ended and the LoRA written at the end, if any."""
         self.reporter.write(events.AttemptStarted(pid=os.getpid(), device=self.job.fit.device or "cpu"))
         saved = self._find_checkpoint()
-        self.prepare(saved.step if saved else 0)
-        self.reporter.phase("load", 0, 1)
-        self.engine = engine = build_engine(self.job, self.parts, self.segments)
-        if saved:
-            restore(engine, saved)
-        self.reporter.phase("load", 1, 1)
+        self.run.write_status(self.status(None, number, "running"))
+        try:
+            self.prepare(saved.step if saved else 0)
+        except Interrupted as interruption:
+            return self._interrupt_early(interruption.order)
+        engine = self._load(saved)
         keeping = Checkpoints(engine, self.run, self.reporter)
         saving = Saving(engine, self.exporter, self.reporter)
+        components = self._components(engine, keeping, saving)
         with attention(self.job.fit.attention or "auto", engine.device, engine.models.dtype):
-            order = engine.train(self.prepare, self._components(engine, number, keeping, saving), self.control)
+            try:
+                order = engine.train(self.prepare, components, self.control)
+            except Interrupted as interruption:  # between two steps, while a portion was cached
+                order = interruption.order
         if order is None:
             return "done", self._finish(engine, saving)
         return self._interrupt(order, engine, keeping, saving)
 
+    def _load(self, saved: checkpoints.Checkpoint | None) -> Engine:
+        self.reporter.phase("load", 0, 1)
+        self.engine = engine = build_engine(self.job, self.parts, self.segments, fresh=saved is None)
+        if saved:
+            restore(engine, saved)
+        self.reporter.phase("load", 1, 1)
+        return engine
+
     def prepare(self, step: int) -> None:
-        """Caches what ``step`` and the epochs around it need; before training a stop or pause ends it at once."""
+        """Caches what ``step`` and the epochs around it need; raises Interrupted when an order to end stands."""
         last = (self.job.recipe.steps or 1) - 1
         texts = [*self.previewer.texts(), *(sample.caption for sample in self.validator.samples)]
         self.parts.feed.prepare(min(step, last), texts, self.validator.samples, self._on_phase)
 
     def _on_phase(self, phase: events.Phase, done: int, total: int) -> None:
         self.reporter.phase(phase, done, total)
-        if self.engine is None:
-            self.control.raise_if_ordered()
+        self.control.raise_if_ordered()
 
     def _find_checkpoint(self) -> checkpoints.Checkpoint | None:
         saved, damaged = checkpoints.load_latest(self.run.checkpoints)
@@ -95,16 +111,16 @@ class Attempt:
             self.reporter.notice("checkpoint.damaged", f"The checkpoint {folder.name} is damaged and was passed over.")
         return saved
 
-    def _components(self, engine: Engine, number: int, keeping: Checkpoints, saving: Saving) -> list[Component]:
+    def _components(self, engine: Engine, keeping: Checkpoints, saving: Saving) -> list[Component]:
         """What hangs on the loop, in order: what a checkpoint must know comes before it, what may fail after it."""
-        previews = Previews(engine, self.previewer, self.reporter)
+        previews = Previews(engine, self.previewer, self.exporter, self.reporter)
         components: list[Component] = [
-            StepEvents(engine, self.reporter, self.run, number),
+            StepEvents(engine, self.reporter),
             Validation(engine, self.validator, self.reporter),
             keeping,
             saving,
             previews,
-            Wishes(self.control, saving, previews, keeping),
+            Wishes(self.control, self.reporter, saving, previews, keeping),
         ]
         if self.job.report.tensorboard:
             components.append(Curves(self.run.path / "tensorboard"))
@@ -120,8 +136,12 @@ class Attempt:
         """A pause checkpoints; a stop checkpoints and exports what there is."""
         keeping.save(engine.progress)
         file = saving.save(engine.progress) if order == "stop" else None
-        outcome: events.Outcome = "stopped" if order == "stop" else "paused"
-        self.control.answer(
-            "done", f"{outcome} at step {engine.progress.step}" + (f", wrote {file.name}" if file else "")
-        )
+        outcome = OUTCOMES[order]
+        detail = f"{outcome} at step {engine.progress.step}" + (f", wrote {file.name}" if file else "")
+        self.control.answer(self.reporter, "done", detail)
         return outcome, file
+
+    def _interrupt_early(self, order: Order) -> Ended:
+        """Before the model is loaded there is nothing to save that is not on the disk."""
+        self.control.answer(self.reporter, "done", f"{OUTCOMES[order]} before training went on, at step {self.step}")
+        return OUTCOMES[order], None

@@ -67,13 +67,17 @@ def build_parts(job: Job, pictures: Sequence[Picture], source: BaseSource, cache
     return Parts(source, cache, feed, Assembler(job, source, cache, live_text=live), device)
 
 
-def build_engine(job: Job, parts: Parts, segments: Sequence[Segment]) -> Engine:
-    """Loads the base, attaches the adapter and readies the optimizer; the run starts at step 0 until restored."""
+def build_engine(job: Job, parts: Parts, segments: Sequence[Segment], *, fresh: bool) -> Engine:
+    """Loads the base, attaches the adapter and readies the optimizer, at step 0.
+
+    With ``fresh`` the weights are those that a run starts from; else a checkpoint is to be put in, and the LoRA that
+    the run once continued is not looked at again.
+    """
     source, device = parts.source, parts.device
     dtype = DTYPES[job.fit.dtype or "fp32"]
     unet = source.load_unet(dtype, device, job.fit.quantise or "none")
     encoders = tuple(source.load_text_encoders(dtype, device)) if live_text(job) else ()
-    adapter, first = attach_adapter(job, source, unet, encoders, dtype)
+    adapter, first = attach_adapter(job, source, unet, encoders, dtype, fresh=fresh)
     set_checkpointing(unet, encoders, job.fit.checkpointing or "none")
     masters = MasterWeights(adapter.parameters)
     masters.load(first)  # in fp32: the working weights hold them rounded to the base's dtype
@@ -93,7 +97,13 @@ def build_engine(job: Job, parts: Parts, segments: Sequence[Segment]) -> Engine:
 
 
 def attach_adapter(
-    job: Job, source: BaseSource, unet: torch.nn.Module, encoders: Sequence[torch.nn.Module], dtype: torch.dtype
+    job: Job,
+    source: BaseSource,
+    unet: torch.nn.Module,
+    encoders: Sequence[torch.nn.Module],
+    dtype: torch.dtype,
+    *,
+    fresh: bool,
 ) -> tuple[Adapter, dict[str, Tensor]]:
     """The adapter and, in fp32, the weights the run starts from: fresh ones, or those of the LoRA it continues."""
 
@@ -102,7 +112,7 @@ def attach_adapter(
 
     adapter = attach(source.family, unet, encoders, job.recipe, dtype=dtype, generator=stream)
     first = initial_weights(adapter, stream)
-    if job.base.continue_from:
+    if fresh and job.base.continue_from:
         table = slots(source.family, source.unet_config, source.text_configs)
         first = continue_from(Path(job.base.continue_from), source.family, table, adapter, first)
     return adapter, first

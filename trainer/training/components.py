@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,18 +10,17 @@ from typing import Any
 
 import torch
 
-from trainer.protocol import commands, events
-from trainer.protocol.rundir import RunDirectory, Status
+from trainer.errors import ImpastoError
+from trainer.protocol import events
+from trainer.protocol.rundir import RunDirectory
 from trainer.training import checkpoint as checkpoints
-from trainer.training.control import Control
-from trainer.training.loop import Engine, Progress, StepResult
+from trainer.training.control import Control, answer
+from trainer.training.loop import Engine, Progress, StepResult, is_finite
 from trainer.training.optimizer import averaged_weights, pack_state, unpack_state
 from trainer.training.output import Exporter
 from trainer.training.preview import Previewer
 from trainer.training.reporter import Reporter
 from trainer.training.validation import Validator
-
-HEARTBEAT_SECONDS = 1.0
 
 
 def due(step: int, every: int | None) -> bool:
@@ -44,17 +42,13 @@ def as_exported(engine: Engine) -> Iterator[None]:
 class StepEvents:
     """Writes an event a step and keeps the heartbeat."""
 
-    def __init__(self, engine: Engine, reporter: Reporter, run: RunDirectory, attempt: int) -> None:
+    def __init__(self, engine: Engine, reporter: Reporter) -> None:
         self.engine = engine
         self.reporter = reporter
-        self.run = run
-        self.attempt = attempt
-        self._beat = 0.0
 
     def at_start(self, progress: Progress) -> None:
         """Shows how far the run is already."""
         self.reporter.phase("train", progress.step, self.engine.steps)
-        self._heartbeat(progress)
 
     def after_step(self, progress: Progress, result: StepResult) -> None:
         """Writes the step's event and, now and then, the heartbeat."""
@@ -69,33 +63,22 @@ class StepEvents:
                 learning_rates=result.learning_rates,
                 pictures=result.pictures,
                 seconds=result.seconds,
-                skipped=not result.moved,
+                skipped=result.skipped is not None,
                 loss_scale=result.loss_scale,
                 memory=memory,
             )
         )
-        if not result.moved:
-            self.reporter.write(events.Skipped(step=result.step, reason="loss or gradient not finite"))
-        if time.monotonic() - self._beat > HEARTBEAT_SECONDS:
-            self._heartbeat(progress)
-
-    def _heartbeat(self, progress: Progress) -> None:
-        self._beat = time.monotonic()
-        self.run.write_status(
-            Status(
-                phase="train",
-                step=progress.step,
-                steps=self.engine.steps,
-                heartbeat=time.time(),
-                attempt=self.attempt,
-                state="running",
-            )
-        )
+        if result.skipped:
+            self.reporter.write(events.Skipped(step=result.step, reason=result.skipped))
 
 
 def peak_memory(device: torch.device) -> int | None:
-    """Peak bytes allocated on the card so far; None on the CPU."""
-    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
+    """Peak bytes allocated on the card since this was last asked; None on the CPU."""
+    if device.type != "cuda":
+        return None
+    peak = torch.cuda.max_memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    return peak
 
 
 class Validation:
@@ -133,7 +116,7 @@ class Validation:
             )
         )
         # Only held-out pictures can tell a best step; the untrained start is no candidate.
-        better = progress.best_loss is None or measured.loss < progress.best_loss
+        better = is_finite(measured.loss) and (progress.best_loss is None or measured.loss < progress.best_loss)
         if measured.held_out and progress.step > 0 and better:
             progress.best_step, progress.best_loss = progress.step, measured.loss
 
@@ -154,7 +137,8 @@ class Checkpoints:
 
     def after_step(self, progress: Progress, result: StepResult) -> None:
         """Saves when it is time, and after the last step."""
-        if due(progress.step, self.engine.job.report.saving.checkpoint_every) or progress.step == self.engine.steps:
+        last_or_best = progress.step in (self.engine.steps, progress.best_step)
+        if last_or_best or due(progress.step, self.engine.job.report.saving.checkpoint_every):
             self.save(progress)
 
     def save(self, progress: Progress) -> None:
@@ -164,7 +148,8 @@ class Checkpoints:
         self.reporter.phase("save", 0, 1)
         folder = checkpoints.save_checkpoint(self.run.checkpoints, capture(self.engine))
         self.saved_step = progress.step
-        protect = {progress.best_step} if progress.best_step is not None else set()
+        # The one just written too: damaged ones that were passed over still count among the newest.
+        protect = {step for step in (progress.step, progress.best_step) if step is not None}
         checkpoints.prune(self.run.checkpoints, self.engine.job.report.saving.checkpoint_keep, protect)
         self.reporter.write(events.CheckpointEvent(step=progress.step, folder=f"checkpoints/{folder.name}"))
         self.reporter.phase("save", 1, 1)
@@ -193,18 +178,19 @@ class Saving:
 
     def at_start(self, progress: Progress) -> None:
         """Exports what a killed attempt had no time for."""
-        if self._due(progress.step) and not self.exporter.step_path(progress.step).exists():
+        if self._due(progress) and not self.exporter.step_path(progress.step).exists():
             self.save(progress)
 
     def after_step(self, progress: Progress, result: StepResult) -> None:
         """Exports when it is time."""
-        if self._due(progress.step):
+        if self._due(progress):
             self.save(progress)
 
-    def _due(self, step: int) -> bool:
-        saving = self.engine.job.report.saving
-        epoch_steps = (saving.every_epochs or 0) * self.engine.feed.steps_per_epoch
-        return step < self.engine.steps and (due(step, saving.every_steps) or due(step, epoch_steps))
+    def _due(self, progress: Progress) -> bool:
+        """At its times and at the best step so far; the finished file stands for the last step."""
+        step = progress.step
+        in_time = due(step, self.engine.job.report.saving.every_steps)
+        return step < self.engine.steps and (in_time or step == progress.best_step)
 
     def save(self, progress: Progress, *, final: bool = False) -> Path:
         """Exports the LoRA now: as a step's file, or as the finished one."""
@@ -214,28 +200,31 @@ class Saving:
         self.reporter.write(events.Saved(step=progress.step, file=f"output/{path.name}", sha256=sha256))
         self.reporter.phase("save", 1, 1)
         if not final:
-            self.exporter.prune(self.engine.job.report.saving.keep)
+            self.exporter.prune(self.engine.job.report.saving.keep, progress.best_step)
         return path
 
 
 class Previews:
     """Draws the preview prompts at their times, the first at step 0 as the baseline."""
 
-    def __init__(self, engine: Engine, previewer: Previewer, reporter: Reporter) -> None:
+    def __init__(self, engine: Engine, previewer: Previewer, exporter: Exporter, reporter: Reporter) -> None:
         self.engine = engine
         self.previewer = previewer
+        self.exporter = exporter
         self.reporter = reporter
 
     def at_start(self, progress: Progress) -> None:
         """Draws the baseline, or what a killed attempt had no time for."""
-        every = self.engine.job.report.previews.every
-        if (progress.step == 0 or due(progress.step, every)) and not self.previewer.drawn(progress.step):
+        if (progress.step == 0 or self._due(progress.step)) and not self.previewer.drawn(progress.step):
             self.draw(progress)
 
     def after_step(self, progress: Progress, result: StepResult) -> None:
         """Draws when it is time, and after the last step."""
-        if due(progress.step, self.engine.job.report.previews.every) or progress.step == self.engine.steps:
+        if self._due(progress.step):
             self.draw(progress)
+
+    def _due(self, step: int) -> bool:
+        return step == self.engine.steps or due(step, self.engine.job.report.previews.every)
 
     def draw(self, progress: Progress) -> None:
         """Draws all prompts with the weights as they would be exported now."""
@@ -252,28 +241,36 @@ class Previews:
                 ),
                 lambda done, total: self.reporter.phase("preview", done, total),
             )
+        self.exporter.add_preview(progress.step)
 
 
 class Wishes:
     """Answers the commands "save" and "sample", which do not end the run."""
 
-    def __init__(self, control: Control, saving: Saving, previews: Previews, checkpoints_: Checkpoints) -> None:
+    def __init__(
+        self, control: Control, reporter: Reporter, saving: Saving, previews: Previews, keeping: Checkpoints
+    ) -> None:
         self.control = control
+        self.reporter = reporter
         self.saving = saving
         self.previews = previews
-        self.checkpoints = checkpoints_
+        self.keeping = keeping
 
     def at_start(self, progress: Progress) -> None:
         """Nothing: leftovers of former attempts were voided at the start."""
 
     def after_step(self, progress: Progress, result: StepResult) -> None:
-        """Does what was asked for and answers."""
+        """Does what was asked for and answers; what fails is answered too before it ends the run."""
         for command in self.control.wishes():
-            detail = self._save(progress) if command.name == "save" else self._sample(progress)
-            commands.finish(command, "done", detail)
+            try:
+                detail = self._save(progress) if command.name == "save" else self._sample(progress)
+            except ImpastoError as error:
+                answer(self.reporter, command, "failed", error.sentence)
+                raise
+            answer(self.reporter, command, "done", detail)
 
     def _save(self, progress: Progress) -> str:
-        self.checkpoints.save(progress)
+        self.keeping.save(progress)
         return self.saving.save(progress).name
 
     def _sample(self, progress: Progress) -> str:
@@ -284,7 +281,6 @@ class Wishes:
 def restore(engine: Engine, saved: checkpoints.Checkpoint) -> None:
     """Puts a checkpoint back into a freshly built engine."""
     engine.masters.load(saved.adapter)
-    engine.masters.refresh()
     state: Mapping[str, Any] = saved.state
     unpack_state(engine.optimizer, saved.optimizer, state["optimizer"])
     if engine.scaler:

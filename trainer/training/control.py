@@ -9,8 +9,9 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Literal
 
-from trainer.protocol import commands
+from trainer.protocol import commands, events
 from trainer.protocol.rundir import RunDirectory
+from trainer.training.reporter import Reporter
 
 Order = Literal["pause", "stop"]
 
@@ -21,6 +22,12 @@ class Interrupted(Exception):
     def __init__(self, order: Order) -> None:
         super().__init__(order)
         self.order = order
+
+
+def answer(reporter: Reporter, command: commands.Command, outcome: commands.CommandOutcome, detail: str) -> None:
+    """Says what became of a command: to who sent it, and among the events."""
+    commands.finish(command, outcome, detail)
+    reporter.write(events.CommandEvent(name=command.name, outcome=outcome, detail=detail))
 
 
 class Control:
@@ -50,19 +57,19 @@ class Control:
         if (order := self.order()) is not None:
             raise Interrupted(order)
 
-    def answer(self, outcome: commands.CommandOutcome, detail: str) -> None:
+    def answer(self, reporter: Reporter, outcome: commands.CommandOutcome, detail: str) -> None:
         """Says what became of the order that ended the run."""
         for command in {command.path: command for command in self._accepted}.values():
-            commands.finish(command, outcome, detail)
+            answer(reporter, command, outcome, detail)
         self._accepted.clear()
 
     @contextmanager
     def signals(self) -> Iterator[None]:
-        """Turns SIGINT, SIGTERM and Windows' SIGBREAK into a pause while inside; main thread only."""
+        """Turns Ctrl-C, a request to end and a closed terminal into a pause while inside; main thread only."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        names = ("SIGINT", "SIGTERM", "SIGBREAK")
+        names = ("SIGINT", "SIGTERM", "SIGBREAK", "SIGHUP")
         former = {number: signal.getsignal(number) for name in names if (number := getattr(signal, name, None))}
         for number in former:
             signal.signal(number, self._on_signal)

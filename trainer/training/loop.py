@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -29,6 +29,9 @@ STEP_STRIDE = 1_000_003
 MICRO_STRIDE = 7_919
 
 
+SkipReason = Literal["loss", "gradient", "scale"]
+
+
 @dataclass(slots=True)
 class Progress:
     """The counters of a run; all of them are saved in checkpoints."""
@@ -50,7 +53,8 @@ class StepResult:
     epoch: int
     loss: float
     grad_norm: float
-    moved: bool
+    skipped: SkipReason | None
+    """Why nothing was moved; None when the step moved the weights."""
     seconds: float
     pictures: int
     learning_rates: dict[str, float]
@@ -99,7 +103,8 @@ class Engine:
             result = self.train_step()
             for component in components:
                 component.after_step(self.progress, result)
-            if (order := control.order()) is not None:
+            # An order that comes during the last step comes too late: the run is done.
+            if self.progress.step < self.steps and (order := control.order()) is not None:
                 return order
         return None
 
@@ -112,7 +117,7 @@ class Engine:
         loss = self.forward_backward(batch)
         # The only host read of the step that is ours: loss and gradient norm in one tensor.
         loss_value, norm = measure(loss, self.masters, self.loss_scale).tolist()
-        moved = self.move(loss_value, norm)
+        skipped = self.move(loss_value, norm)
         self.progress.step += 1
         self.progress.pictures += len(batch)
         return StepResult(
@@ -120,7 +125,7 @@ class Engine:
             epoch=self.feed.epoch_of(step),
             loss=loss_value,
             grad_norm=norm,
-            moved=moved,
+            skipped=skipped,
             seconds=time.monotonic() - started,
             pictures=len(batch),
             learning_rates=rates,
@@ -150,30 +155,37 @@ class Engine:
             seed = recipe.seed + STEP_STRIDE * self.progress.step + MICRO_STRIDE * micro_batch
             torch.manual_seed(seed % 2**63)
 
-    def move(self, loss: float, norm: float) -> bool:
+    def move(self, loss: float, norm: float) -> SkipReason | None:
         """Clips, moves the masters and refreshes the working weights, unless something is not finite."""
-        finite = is_finite(loss) and is_finite(norm)
-        if finite:
+        reason = self.reason_to_skip(loss, norm)
+        if reason is None:
             clip(self.masters, norm, self.job.recipe.clip_gradient, self.loss_scale)
             self.optimizer.step()
             self.masters.refresh()
         self.masters.zero_grad()
         if self.scaler:
-            self.scaler.update(finite=finite)
-        self.count(finite=finite, loss_finite=is_finite(loss))
-        return finite
+            self.scaler.update(finite=reason is None)
+        self.count(reason)
+        return reason
 
-    def count(self, *, finite: bool, loss_finite: bool) -> None:
-        """Counts a skipped step, fp16 overflows apart; raises when too many came in a row."""
+    def reason_to_skip(self, loss: float, norm: float) -> SkipReason | None:
+        """What is not finite, if anything; a gradient that a smaller loss scale can save is the scale's fault."""
+        if not is_finite(loss):
+            return "loss"
+        if is_finite(norm):
+            return None
+        return "scale" if self.scaler and self.scaler.may_back_off else "gradient"
+
+    def count(self, reason: SkipReason | None) -> None:
+        """Counts a skipped step, fp16 overflows apart; raises TrainingFault when too many came in a row."""
         progress = self.progress
-        if finite:
+        if reason is None:
             progress.skipped_in_row = 0
-            return
-        if self.scaler and loss_finite and self.scaler.may_back_off:
+        elif reason == "scale":
             progress.back_offs += 1
-            return
-        progress.skipped += 1
-        progress.skipped_in_row += 1
+        else:
+            progress.skipped += 1
+            progress.skipped_in_row += 1
         if progress.skipped_in_row >= self.job.report.max_skipped:
             raise TrainingFault(
                 "training.not_finite",

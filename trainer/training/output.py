@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,11 +16,17 @@ from trainer.base.source import BaseSource
 from trainer.config.job import Job
 from trainer.dataset.picture import Picture
 from trainer.errors import RunError
+from trainer.protocol import atomic
 from trainer.protocol.naming import safe_name
 from trainer.protocol.rundir import RunDirectory
 from trainer.training.checkpoint import as_resumable
 from trainer.training.loop import Progress
 from trainer.training.precision import DTYPES
+
+
+def step_of(path: Path) -> int:
+    """The step in the name of a step's LoRA file."""
+    return int(path.stem.rpartition("-step")[2])
 
 
 class Exporter:
@@ -52,11 +59,12 @@ class Exporter:
         dtype = DTYPES[self.job.output.dtype]
         try:
             metadata = lora_metadata(facts, adapter, path.stem)
-            sha256 = export_lora(path, weights, adapter, metadata, dtype=dtype)
             if self.job.output.diffusers:
                 beside = path.with_name(f"{path.stem}.diffusers.safetensors")
                 export_lora(beside, weights, adapter, metadata, dtype=dtype, naming="diffusers")
             write_side_files(path, facts, self._preview(progress.step))
+            # Last: where this file is, the others are.
+            sha256 = export_lora(path, weights, adapter, metadata, dtype=dtype)
         except OSError as error:
             raise as_resumable(error, self.run.output) from error
         return path, sha256
@@ -66,13 +74,21 @@ class Exporter:
         picture = self.run.samples / f"step-{step:08d}-0.png"
         return picture if picture.exists() else None
 
-    def prune(self, keep: int | None) -> None:
-        """Removes all but the newest ``keep`` step files, with what lies beside them; None keeps all."""
+    def add_preview(self, step: int) -> None:
+        """Puts a step's picture beside its LoRA, where both exist."""
+        lora, picture = self.step_path(step), self._preview(step)
+        if picture and lora.exists():
+            atomic.write_bytes(lora.with_suffix(".png"), picture.read_bytes())
+
+    def prune(self, keep: int | None, protect: int | None) -> None:
+        """Removes all but the newest ``keep`` step files and that of step ``protect``; None keeps all."""
         if keep is None:
             return
-        for old in sorted(self.run.output.glob(f"{self.stem}-step??????.safetensors"))[:-keep]:
-            for path in self.run.output.glob(f"{old.stem}.*"):
-                path.unlink(missing_ok=True)
+        stem = glob.escape(self.stem)
+        for old in sorted(self.run.output.glob(f"{stem}-step*[0-9].safetensors"), key=step_of)[:-keep]:
+            if step_of(old) != protect:
+                for path in self.run.output.glob(f"{glob.escape(old.stem)}.*"):
+                    path.unlink(missing_ok=True)
 
     def facts(self, step: int) -> ExportFacts:
         """What the files tell of this run at ``step``; the same for every attempt."""

@@ -10,8 +10,11 @@ from trainer.protocol import events
 
 # Phase progress more often than this would only make the file grow.
 PROGRESS_SECONDS = 0.25
+BEAT_SECONDS = 1.0
 
 OnEvent = Callable[[events.Event], None]
+OnBeat = Callable[[events.Phase], object]
+"""Called with the phase under way, about once a second."""
 
 
 class Reporter:
@@ -19,7 +22,9 @@ class Reporter:
 
     def __init__(self, on_event: OnEvent) -> None:
         self.on_event = on_event
+        self.on_beat: OnBeat = lambda _phase: None
         self.writer: events.EventWriter | None = None
+        self._beat = 0.0
         self._phase: events.Phase | None = None
         self._started = 0.0
         self._last = 0.0
@@ -33,8 +38,14 @@ class Reporter:
         self.end_phase()
 
     def write(self, event: events.Event) -> None:
-        """Writes one event and passes it on."""
-        self.on_event(self.writer.write(event) if self.writer else event)
+        """Writes one event and passes it on; a watcher who has left (a closed terminal or pipe) ends no run."""
+        stamped = self.writer.write(event) if self.writer else event
+        try:
+            self.on_event(stamped)
+        except OSError:
+            if self.writer is None:
+                raise
+            self.on_event = lambda _: None  # the run directory has it all
 
     def phase(self, name: events.Phase, done: int, total: int) -> None:
         """Says how far a phase has come; entering another phase ends the former one."""
@@ -47,6 +58,9 @@ class Reporter:
         elif name != "train" and (done >= total or now - self._last >= PROGRESS_SECONDS):
             self._last = now
             self.write(events.PhaseProgress(phase=name, done=done, total=total))
+        if now - self._beat >= BEAT_SECONDS:
+            self._beat = now
+            self.on_beat(name)
 
     def end_phase(self) -> None:
         """Ends the phase under way, if any."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,14 +28,23 @@ from trainer.errors import (
     RunError,
 )
 from trainer.protocol import atomic, events
-from trainer.protocol.rundir import RunDirectory, Status
+from trainer.protocol.places import is_disk_full
+from trainer.protocol.rundir import RunDirectory
 from trainer.training.attempt import Attempt
-from trainer.training.control import Control, Interrupted
+from trainer.training.cache import file_digest
+from trainer.training.checkpoint import disk_full, steps_on_disk
+from trainer.training.control import Control
 from trainer.training.machine import numerics, this_machine, versions
 from trainer.training.reporter import OnEvent, Reporter
 from trainer.training.segments import Segment
 
 Extension = Literal["stretch", "hold", "restart"]
+
+EXTENSIONS: dict[Extension, str] = {
+    "stretch": "The run now has {steps} steps; the learning rate's curve is stretched over all of them.",
+    "hold": "The run now has {steps} steps; the learning rate stays at its last value over the added ones.",
+    "restart": "The run now has {steps} steps; the learning rate's curve runs once more over the added ones.",
+}
 
 
 def start(job_path: Path, overrides: Sequence[str], on_event: OnEvent) -> int:
@@ -91,21 +100,45 @@ def resume(run: RunDirectory, on_event: OnEvent, *, steps: int | None = None, sc
     if not former:
         raise RunError("run.empty", f"The run {run.name} never started.", "Start its job again with `train`.")
     facts: Mapping[str, Any] = former[-1]
-    job = load_job(run.job)
+    job = as_last_started(load_job(run.job), former)
     require_same_job(facts, job)
+    this_machine(job.fit.device)
     segments = [Segment(*pair) for pair in facts["segments"]]
-    if steps is not None and steps != job.recipe.steps:
-        job, segments = extended(job, steps, schedule, segments)
-        atomic.write_text(run.job, dump_job(job, comments=False))
     reporter = Reporter(on_event)
+    if steps is not None and steps != job.recipe.steps:
+        require_longer(run, steps)
+        job, segments = extended(job, steps, schedule, segments)
+        reporter.notice("schedule", EXTENSIONS[schedule].format(steps=steps))
     source = open_base(job.base, reporter.phase)
     require_same_base(facts, source)
+    require_same_listing(facts, run)
     return attempt(run, job, source, reporter, segments)
+
+
+def as_last_started(job: Job, former: Sequence[Mapping[str, Any]]) -> Job:
+    """The frozen job with the length of the last attempt: a kill may have come between run.json and job.toml."""
+    lengths = [facts["job"]["recipe.steps"] for facts in former]
+    if job.recipe.steps not in lengths:
+        return job
+    return job.changed(recipe=job.recipe.changed(steps=lengths[-1]))
+
+
+def require_longer(run: RunDirectory, steps: int) -> None:
+    """Raises RunError when the run has already gone further than ``steps``."""
+    done = max(steps_on_disk(run.checkpoints), default=0)
+    if steps < done:
+        raise RunError(
+            "run.shorter",
+            f"The run has done {done} steps already, so it cannot end at {steps}.",
+            f"Give --steps of {done} or more, or take an earlier LoRA from its output folder.",
+        )
 
 
 def require_same_job(facts: Mapping[str, Any], job: Job) -> None:
     """Raises RunError naming every key of the frozen job that decides what is learned and was changed since."""
-    changed = differences(facts["job"], frozen_identity(job))
+    # Only what was stated then: a key that a later version adds has its default, which is what was done before.
+    now = {key: value for key, value in frozen_identity(job).items() if key in facts["job"]}
+    changed = differences(facts["job"], now)
     if changed:
         raise RunError(
             "run.job_changed",
@@ -122,11 +155,10 @@ def frozen_identity(job: Job) -> dict[str, object]:
 def extended(job: Job, steps: int, schedule: Extension, segments: Sequence[Segment]) -> tuple[Job, list[Segment]]:
     """The job with another length, and the stretches of steps that the schedule's curve is laid over."""
     longer = job.changed(recipe=job.recipe.changed(steps=steps))
-    if schedule == "hold":
-        return longer, list(segments)
-    if schedule == "restart" and steps > segments[-1].last:
-        return longer, [*segments, Segment(segments[-1].last, steps)]
-    return longer, [Segment(0, steps)]
+    former = segments[-1].last
+    if schedule == "stretch" or steps <= former:
+        return longer, [Segment(0, steps)]
+    return longer, [*segments, Segment(former, steps, held=schedule == "hold")]
 
 
 def require_same_base(facts: Mapping[str, object], source: BaseSource) -> None:
@@ -143,48 +175,62 @@ def require_same_base(facts: Mapping[str, object], source: BaseSource) -> None:
     )
 
 
+def require_same_listing(facts: Mapping[str, Any], run: RunDirectory) -> None:
+    """Raises RunError when the frozen listing of pictures and captions was edited."""
+    if facts["listing"] != file_digest(run.listing):
+        raise RunError(
+            "run.listing_changed",
+            f"The run's frozen list of pictures, {run.listing}, was changed, so going on would not give the same LoRA.",
+            "Put the file back as it was, or start a new run.",
+        )
+
+
 def attempt(run: RunDirectory, job: Job, source: BaseSource, reporter: Reporter, segments: Sequence[Segment]) -> int:
     """One start of the engine on a frozen run, under its lock; every way out leaves a status and a last event."""
     facts = {
         "job": frozen_identity(job),
         "base": source.files,
-        "segments": [[segment.first, segment.last] for segment in segments],
+        "listing": file_digest(run.listing),
+        "segments": [[segment.first, segment.last, segment.held] for segment in segments],
         "device": job.fit.device,
         "threads": job.fit.threads,
         "versions": versions(),
     }
+    pictures = read_listing(run.listing)
     with run.hold():
         number = run.begin_attempt(facts)
+        atomic.write_text(run.job, dump_job(job, comments=False))
         control = Control(run)
         with events.EventWriter(run.events, number) as writer, control.signals(), numerics(job):
             reporter.writer = writer
-            work = Attempt(run, job, read_listing(run.listing), source, reporter, control, segments)
-            return conclude(run, job, work, reporter, number)
+            work = Attempt(run, job, pictures, source, reporter, control, segments)
+            reporter.on_beat = lambda phase: run.write_status(work.status(phase, number, "running"))
+            return conclude(run, work, reporter, number)
 
 
-def conclude(run: RunDirectory, job: Job, work: Attempt, reporter: Reporter, number: int) -> int:
-    """Runs the attempt and says how it ended, in the last event, the status and the exit code."""
+def conclude(run: RunDirectory, work: Attempt, reporter: Reporter, number: int) -> int:
+    """Runs the attempt and says how it ended, in the status, the last event and the exit code."""
 
-    def ended(outcome: events.Outcome, file: Path | None = None) -> None:
-        step, steps = work.step, job.recipe.steps or 0
-        reporter.end_phase()
-        reporter.write(events.Finished(outcome=outcome, step=step, file=f"output/{file.name}" if file else None))
-        run.write_status(
-            Status(phase=None, step=step, steps=steps, heartbeat=time.time(), attempt=number, state=outcome)
-        )
+    def ended(outcome: events.Outcome, file: Path | None = None, error: ImpastoError | None = None) -> None:
+        run.write_status(work.status(None, number, outcome))
+        # On a full disk these may not be written; the status above takes the place of what it replaces.
+        with suppress(OSError):
+            reporter.end_phase()
+            if error:
+                reporter.write(events.ErrorEvent(code=error.code, sentence=error.sentence, remedy=error.remedy))
+            name = f"output/{file.name}" if file else None
+            reporter.write(events.Finished(outcome=outcome, step=work.step, file=name))
 
     try:
         outcome, file = work.run_to_end(number)
-    except (Interrupted, KeyboardInterrupt) as interruption:
-        stopped = isinstance(interruption, Interrupted) and interruption.order == "stop"
-        outcome, file = ("stopped" if stopped else "paused"), None
-    except torch.OutOfMemoryError as error:
-        ended("failed")
-        raise out_of_memory(reporter, error) from error
-    except ImpastoError as error:
-        reporter.write(events.ErrorEvent(code=error.code, sentence=error.sentence, remedy=error.remedy))
-        ended("paused" if isinstance(error, ResumableError) else "failed")
-        raise
+    except KeyboardInterrupt:
+        outcome, file = "paused", None
+    except (ImpastoError, OSError, torch.OutOfMemoryError) as error:
+        told = in_words(error, run)
+        ended("paused" if isinstance(told, ResumableError) else "failed", error=told)
+        if told is None or told is error:
+            raise
+        raise told from error
     except Exception:
         ended("failed")
         raise
@@ -192,13 +238,15 @@ def conclude(run: RunDirectory, job: Job, work: Attempt, reporter: Reporter, num
     return EXIT_DONE if outcome == "done" else EXIT_RESUMABLE
 
 
-def out_of_memory(reporter: Reporter, error: torch.OutOfMemoryError) -> ResumableError:
-    """Out of memory in words."""
-    told = ResumableError(
+def in_words(error: Exception, run: RunDirectory) -> ImpastoError | None:
+    """The error as a user can act on it; None for a fault of ours."""
+    if isinstance(error, ImpastoError):
+        return error
+    if isinstance(error, OSError):
+        return disk_full(run.path, error.strerror or str(error)) if is_disk_full(error) else None
+    return ResumableError(
         "memory.exhausted",
         f"The graphics card ran out of memory: {str(error).splitlines()[0]}",
         'Close other programs that use the card, or set fit.micro_batch = 1 and fit.checkpointing = "full", '
         "then start again; what was trained up to the last checkpoint is kept.",
     )
-    reporter.write(events.ErrorEvent(code=told.code, sentence=told.sentence, remedy=told.remedy))
-    return told

@@ -15,17 +15,22 @@ class Segment:
 
     first: int
     last: int
+    held: bool = False
+    """Whether instead the rate stays at the last value of the segment before."""
 
 
 def multiplier_over(schedule: ScheduleConfig, segments: Sequence[Segment]) -> Multiplier:
-    """The schedule run once over each segment; steps beyond the last segment keep its end."""
-    curves = [(segment, multiplier(schedule, segment.last - segment.first)) for segment in segments]
+    """The schedule run once over each segment that is not held; there must be one that is not, at the front."""
 
     def at(step: int) -> float:
-        for segment, curve in curves:
+        former = segments[0]
+        for segment in segments:
+            if not segment.held:
+                former = segment
             if step < segment.last:
-                return curve(step - segment.first)
-        segment, curve = curves[-1]
-        return curve(step - segment.first)
+                break
+        # In a held segment: the rate of the last step that was not.
+        within = min(step, former.last - 1) - former.first
+        return multiplier(schedule, former.last - former.first)(within)
 
     return at
