@@ -1,6 +1,6 @@
 """Loads a full-size SDXL single file and says how much private memory that took at its peak.
 
-    python -m tests.bench.full_size /scratch/sdxl.safetensors [--dtype bf16] [--keep]
+    python -m tests.bench.full_size /scratch/sdxl.safetensors [--dtype bf16] [--quantise nf4] [--keep]
 
 Writes the file first (7 GB of random fp16 weights), unless it is there. Exits with 1 when the peak is past 1.2 times
 the bytes kept plus 1 GB.
@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import psutil
@@ -100,11 +101,13 @@ def _full_tensors() -> dict[str, Tensor]:
         return single_file_tensors("sdxl", {part: model.state_dict() for part, model in models.items()}, configs)
 
 
-def load_everything(path: Path, dtype: torch.dtype) -> list[nn.Module]:
+def load_everything(
+    path: Path, dtype: torch.dtype, quantise: Literal["none", "int8", "nf4"] = "none"
+) -> list[nn.Module]:
     """Load all models of a base: the VAE in fp32, the others in `dtype`."""
     source = open_base(BaseConfig(model=str(path)))
     return [
-        source.load_unet(dtype, "cpu"),
+        source.load_unet(dtype, "cpu", quantise),
         source.load_vae(torch.float32, "cpu"),
         *source.load_text_encoders(dtype, "cpu"),
     ]
@@ -115,6 +118,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("file", type=Path)
     parser.add_argument("--dtype", choices=_DTYPES, default="bf16")
+    parser.add_argument("--quantise", choices=("none", "int8", "nf4"), default="none")
     parser.add_argument("--keep", action="store_true", help="do not delete the file afterwards")
     options = parser.parse_args()
     if not options.file.exists():
@@ -122,7 +126,7 @@ def main() -> int:
     _say(f"{options.file}: {options.file.stat().st_size / 1e9:.2f} GB")
     before, start = psutil.Process().memory_full_info().uss, time.perf_counter()
     with watched_memory() as peak:
-        models = load_everything(options.file, _DTYPES[options.dtype])
+        models = load_everything(options.file, _DTYPES[options.dtype], options.quantise)
     kept = sum(parameter.nbytes for model in models for parameter in model.parameters())
     limit = 1.2 * kept + 1e9
     _say(f"loaded in {time.perf_counter() - start:.1f} s, {kept / 1e9:.2f} GB kept")
