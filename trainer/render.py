@@ -110,6 +110,7 @@ def render(
     renderer = Renderer(
         base, loras, device=device, dtype=dtype, clip_skip=clip_skip, progress=progress, on_notice=on_notice
     )
+    folder.mkdir(parents=True, exist_ok=True)  # nothing is left when base or LoRA are refused
     side = 1024 if renderer.source.family == "sdxl" else 512
     files = []
     for prompt in prompts:

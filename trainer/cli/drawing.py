@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainer.cli.arguments import Commands, add_base, add_command, add_json, checked
 from trainer.cli.jobs import shown
-from trainer.errors import EXIT_DONE
+from trainer.errors import EXIT_DONE, LoraFileError
 
 if TYPE_CHECKING:
     from trainer.config.base import BaseConfig
@@ -96,11 +97,19 @@ def _lora(text: str) -> LoraUse:
     """Return the LoRA that FILE or FILE:STRENGTH names; a colon of a Windows drive is no strength."""
     from trainer.render import LoraUse
 
-    file, _, strength = text.rpartition(":")
-    try:
-        return LoraUse(Path(text)) if Path(text).exists() else LoraUse(Path(file), float(strength))
-    except ValueError:
+    file, _, stated = text.rpartition(":")
+    if not file or Path(text).exists():
         return LoraUse(Path(text))
+    try:
+        strength = float(stated)
+    except ValueError:
+        if not Path(file).is_file():
+            return LoraUse(Path(text))
+        strength = math.nan
+    if not math.isfinite(strength):
+        sentence = f'The strength of {file}, "{stated}", is not a number.'
+        raise LoraFileError("lora.strength", sentence, "Write it behind the colon, such as style.safetensors:0.8.")
+    return LoraUse(Path(file), strength)
 
 
 def run_demo(options: argparse.Namespace) -> int:

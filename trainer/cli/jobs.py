@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trainer.cli import words
 from trainer.cli.arguments import Commands, add_base, add_command, add_json, add_run, positive
 from trainer.errors import ImpastoError, JobError
 from trainer.protocol import atomic, events
@@ -74,7 +75,7 @@ def run_new(options: argparse.Namespace) -> int:
     )
     folder.mkdir(parents=True, exist_ok=True)
     atomic.write_text(target, text)
-    print(f"Wrote {target}. Look it over, then start with: python -m trainer train {quoted(target)}")
+    print(f"Wrote {target}. Look it over, then start with: python -m trainer train {words.quoted(target)}")
     return 0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from trainer.cli.story import Story
 from trainer.protocol import events
@@ -108,6 +109,11 @@ def finish(event: events.Finished) -> str:
         return f"Done after {counted(event.step, 'step', 'steps')}.{wrote}"
     again = " `python -m trainer resume RUN` goes on from there." if event.outcome != "failed" else ""
     return f"{OUTCOMES[event.outcome]} at step {event.step:,}.{wrote}{again}"
+
+
+def quoted(path: Path) -> str:
+    """Return a path as it is typed in a command of any shell."""
+    return f'"{path}"' if " " in str(path) else str(path)
 
 
 def columns(rows: Sequence[Sequence[str]]) -> str:
