@@ -146,8 +146,8 @@ def _identify_folder(path: Path) -> BaseIdentity:
     target = folder_target(path, configs.get("scheduler"))
     how = f"It is {NAMES[family]}: a diffusers folder with that UNet."
     for part in PARTS[family]:
-        if part in configs:
-            weight_files(path, part)
+        for file in weight_files(path, part) if part in configs else ():
+            read_header(file)
     evidence = (how, *target.evidence)
     return BaseIdentity(
         "folder", family, target.prediction, target.zero_terminal_snr, evidence, configs, "vae" in configs
