@@ -54,7 +54,9 @@ def run_command(options: argparse.Namespace) -> int:
         raise RunError(
             "run.not_running",
             f'The run "{run.name}" is not running: it is {run.state()}.',
-            "`python -m trainer resume` starts it again." if run.state() != "done" else "There is nothing to do.",
+            f"`python -m trainer resume {words.quoted(run.name)}` starts it again."
+            if run.state() != "done"
+            else "There is nothing to do.",
         )
     answer = _wait_for_answer(run, options.name, options.timeout)
     if answer is None:
@@ -106,7 +108,7 @@ def _tell_broken_off(run: RunDirectory) -> int:
         raise RunError("run.new", f'The run "{run.name}" never began.', "Start its job again with `train`.")
     say(
         f'The run "{run.name}" ended without a word: it was killed, or the machine went down.\n'
-        f"What to do: `python -m trainer resume {run.name}` goes on from its last checkpoint; "
+        f"What to do: `python -m trainer resume {words.quoted(run.name)}` goes on from its last checkpoint; "
         f"if it ends so again, see {run.console}."
     )
     return EXIT_RESUMABLE

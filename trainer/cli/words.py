@@ -111,9 +111,9 @@ def finish(event: events.Finished) -> str:
     return f"{OUTCOMES[event.outcome]} at step {event.step:,}.{wrote}{again}"
 
 
-def quoted(path: Path) -> str:
-    """Return a path as it is typed in a command of any shell."""
-    return f'"{path}"' if " " in str(path) else str(path)
+def quoted(word: str | Path) -> str:
+    """Return a path or name as it is typed in a command of any shell."""
+    return f'"{word}"' if " " in str(word) else str(word)
 
 
 def columns(rows: Sequence[Sequence[str]]) -> str:
