@@ -13,8 +13,10 @@ from PIL import Image
 
 from trainer.config.base import BaseConfig
 from trainer.config.report import PromptConfig
+from trainer.config.write import toml_value
 from trainer.demo.sheet import Row, draw_sheet
 from trainer.demo.style import style_progress
+from trainer.errors import EXIT_DONE, ResumableError
 from trainer.files.assets import asset_path
 from trainer.protocol import atomic, events
 from trainer.protocol.rundir import RunDirectory
@@ -24,7 +26,7 @@ from trainer.training.run import start
 
 SIDE = 128
 PREVIEW_STEPS = 20
-GUIDANCE = 5.0
+GUIDANCE = 2.0
 SHEET = "before-and-after.png"
 
 
@@ -52,9 +54,15 @@ def run(folder: Path, on_event: OnEvent) -> DemoResult:
     job = folder / "job.toml"
     atomic.write_text(job, job_text())
     former = set((folder / "runs").glob("*"))
-    start(job, [], on_event)
+    code = start(job, [], on_event)
     (new,) = set((folder / "runs").glob("*")) - former
     finished = RunDirectory.open(new)
+    if code != EXIT_DONE:
+        raise ResumableError(
+            "demo.stopped",
+            f"The demo was stopped before its LoRA was done; the run is {new}.",
+            f"Go on with `python -m trainer resume {new}`, or start the demo again.",
+        )
     lora = finished.output / "neon.safetensors"
     sheet, style = compare(lora, folder / SHEET)
     before, after = held_out_losses(finished)
@@ -64,9 +72,8 @@ def run(folder: Path, on_event: OnEvent) -> DemoResult:
 def job_text() -> str:
     """The demo job, with the bundled base and pictures where they lie on this machine."""
     template = asset_path("demo", "job.toml").read_text(encoding="utf-8")
-    return template.replace("@BASE@", asset_path("demo", "base").as_posix()).replace(
-        "@PICTURES@", asset_path("demo", "pictures").as_posix()
-    )
+    base, pictures = (toml_value(str(asset_path("demo", name))) for name in ("base", "pictures"))
+    return template.replace("@BASE@", base).replace("@PICTURES@", pictures)
 
 
 def prompts() -> Mapping[str, Any]:
