@@ -489,7 +489,7 @@ PICTURES: dict[str, tuple[str, Arrange]] = {
 KINDS = {**JOB_FILES, **BASES, **DATASETS, **LORAS, **PLACES, **RUNS, **PICTURES}
 
 # Seen only when the weights themselves are loaded: the run is there by then, and says that it failed.
-FOUND_BY_THE_ENGINE = {"tensors that the configs do not describe", *LORAS}
+FOUND_BY_THE_ENGINE = {"tensors that the configs do not describe"}
 
 
 def tree(folder: Path) -> dict[str, str]:

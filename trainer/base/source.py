@@ -227,7 +227,7 @@ class BaseSource:
     @cached_property
     def _hashes(self) -> dict[Path, str]:
         files = sorted({path for part in (self._unet, self._vae, *self._texts) for path in part.files})
-        return {path: sha256_file(path, lambda done, total: self._tell("check", done, total)) for path in files}
+        return {path: sha256_file(path, lambda done, total: self._tell("load", done, total)) for path in files}
 
     def _name(self, path: Path) -> str:
         return (

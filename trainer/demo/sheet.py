@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from PIL import Image, ImageDraw, ImageFont
 
 SCALE = 2
+COLUMNS = 6
 GAP = 12
-LABEL_HEIGHT = 84
+LABEL_HEIGHT = 90
 TITLE_WIDTH = 130
 LETTERS_PER_LINE = 30
 PAPER, INK, FAINT = "#f6f4f0", "#22201d", "#8a857c"
@@ -25,7 +26,21 @@ class Row:
 
 
 def draw_sheet(rows: Sequence[Row], prompts: Sequence[str], inside: int) -> Image.Image:
-    """One column a prompt, one row each, prompts below; the first ``inside`` columns are marked as trained on."""
+    """The rows with prompts below, wrapped after COLUMNS; the first ``inside`` prompts are marked as trained on."""
+    bands = []
+    for start in range(0, len(prompts), COLUMNS):
+        part = slice(start, start + COLUMNS)
+        cut = [Row(row.title, row.pictures[part]) for row in rows]
+        bands.append(draw_band(cut, prompts[part], inside - start))
+    size = (bands[0].width, sum(band.height for band in bands))
+    sheet = Image.new("RGB", size, PAPER)
+    for number, band in enumerate(bands):
+        sheet.paste(band, (0, number * bands[0].height))
+    return sheet
+
+
+def draw_band(rows: Sequence[Row], prompts: Sequence[str], inside: int) -> Image.Image:
+    """One column a prompt, one row each, prompts below."""
     side = rows[0].pictures[0].width * SCALE
     columns = len(prompts)
     size = (TITLE_WIDTH + columns * (side + GAP) + GAP, GAP + len(rows) * (side + GAP) + LABEL_HEIGHT)

@@ -31,6 +31,7 @@ from trainer.protocol import atomic, events
 from trainer.protocol.places import is_disk_full
 from trainer.protocol.rundir import RunDirectory
 from trainer.training.attempt import Attempt
+from trainer.training.build import attach_adapter, live_text
 from trainer.training.cache import file_digest
 from trainer.training.checkpoint import disk_full, steps_on_disk
 from trainer.training.control import Control
@@ -55,8 +56,9 @@ def start(job_path: Path, overrides: Sequence[str], on_event: OnEvent) -> int:
     job = load_job(job_path, overrides)
     reporter = Reporter(on_event)
     source = open_base(job.base, reporter.phase)
-    reporter.notice("base", source.description)
+    reporter.notice("base", " ".join([f"{source.description}.", *source.evidence]))
     frozen, dataset = freeze(job, source, reporter)
+    require_usable_lora(frozen, source)
     run = RunDirectory.create(Path(frozen.output.runs), frozen.name)
     atomic.write_text(run.job, dump_job(frozen, comments=False))
     write_listing(run.listing, dataset.pictures)
@@ -86,7 +88,17 @@ def freeze(job: Job, source: BaseSource, reporter: Reporter) -> tuple[Job, Datas
     reporter.notice("length", f"Length: {resolve_length(job.recipe, showings)}.")
     for key, reason in effectless(job, source.family):
         reporter.notice("no_effect", f"{key} has no effect: {reason}.")
-    return resolve_job(job, samples_per_epoch=showings, **facts), dataset
+    frozen = resolve_job(job, samples_per_epoch=showings, **facts)
+    if source.revision:  # a branch may move on; the run stays with the commit it began with
+        frozen = frozen.changed(base=frozen.base.changed(revision=source.revision))
+    return frozen, dataset
+
+
+def require_usable_lora(job: Job, source: BaseSource) -> None:
+    """Raises LoraFileError when the LoRA to continue from does not fit; it is tried on empty models."""
+    if job.base.continue_from:
+        encoders = source.empty_text_encoders() if live_text(job) else ()
+        attach_adapter(job, source, source.empty_unet(), encoders, torch.float32, fresh=True)
 
 
 def resume(run: RunDirectory, on_event: OnEvent, *, steps: int | None = None, schedule: Extension = "stretch") -> int:
@@ -177,7 +189,7 @@ def require_same_base(facts: Mapping[str, object], source: BaseSource) -> None:
 
 def require_same_listing(facts: Mapping[str, Any], run: RunDirectory) -> None:
     """Raises RunError when the frozen listing of pictures and captions was edited."""
-    if facts["listing"] != file_digest(run.listing):
+    if facts.get("listing") != file_digest(run.listing):
         raise RunError(
             "run.listing_changed",
             f"The run's frozen list of pictures, {run.listing}, was changed, so going on would not give the same LoRA.",
