@@ -69,6 +69,7 @@ class Campaign:
     def __init__(self, folder: Path, family: str, settings: Sequence[str], seed: int) -> None:
         self.folder = folder
         self.chance = random.Random(seed)
+        self.killed = 0
         self.settings = [part for setting in settings for part in ("--set", setting)]
         self.base = tiny_base(family, folder / "bases")  # type: ignore[arg-type]
         self.pictures = photographs(folder / "pictures")
@@ -85,9 +86,10 @@ class Campaign:
         """One run that is killed, maybe twice, and resumed to its end; returns what was done in words."""
         job, home = self.job(f"trial {number}"), self.folder / f"home {number}"
         run = job.parent / "runs" / "test"
-        story = self.attempt(["train", str(job), *self.settings], home)
+        story = self.attempt(["train", str(job), *self.settings], home, len(self.events))
         for _ in range(1 if number % 3 == 0 else 0):
-            story += ", then " + self.attempt(self.go_on(job, run), home)
+            # What is left of a run has fewer events than the whole.
+            story += ", then " + self.attempt(self.go_on(job, run), home, len(self.events) // 4)
         code, _ = run_trainer(self.go_on(job, run), home, None, 0)
         assert code == 0, f"{story}: the resumed run ended with {code}"
         assert facts_of(run / "output" / "test.safetensors") == self.truth, f"{story}: the LoRA differs"
@@ -103,11 +105,12 @@ class Campaign:
             run.rename(run.with_name("never started"))
         return ["train", str(job), *self.settings]
 
-    def attempt(self, arguments: Sequence[str], home: Path) -> str:
-        """One attempt that is killed at a random event."""
-        at = self.chance.randrange(1, len(self.events))
+    def attempt(self, arguments: Sequence[str], home: Path, most: int) -> str:
+        """One attempt that is killed at a random one of its first ``most`` events; a late kill may miss its end."""
+        at = self.chance.randrange(1, most)
         delay = self.chance.choice([0.0, 0.0, 0.01, 0.05, 0.2])
         code, seen = run_trainer(arguments, home, at, delay)
+        self.killed += code != 0
         return f"killed {delay} s after event {at} ({seen[min(at, len(seen)) - 1]}), exit {code}"
 
 
@@ -121,10 +124,12 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="impasto kill ü ") as folder:
         campaign = Campaign(Path(folder), options.family, options.set, options.seed)
-        for number in range(1, options.kills + 1):
+        number = 0
+        while campaign.killed < options.kills:
+            number += 1
             sys.stdout.write(f"{number:3d} equal: {campaign.trial(number)}\n")
             sys.stdout.flush()
-    sys.stdout.write(f"{options.kills} trials, every LoRA equal to the undisturbed one\n")
+    sys.stdout.write(f"{campaign.killed} kills in {number} runs, every LoRA equal to the undisturbed one\n")
 
 
 if __name__ == "__main__":
