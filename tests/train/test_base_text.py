@@ -114,7 +114,7 @@ def test_long_texts_are_encoded_row_by_row(family: Family, chunks: int, length: 
 
 
 def kohya_rows(ids: list[int], rows: int, pad: int) -> list[int]:
-    """sd-scripts' way: tokenise to rows x 75 + 2, cut into rows, then mend each row's ends (peers.md 5.4)."""
+    """sd-scripts' way: tokenise to rows x 75 + 2, cut into rows, then mend each row's ends."""
     ids = [START, *ids[: rows * 75], END]
     ids += [pad] * (rows * 75 + 2 - len(ids))
     out: list[int] = []

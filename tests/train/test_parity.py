@@ -83,7 +83,7 @@ def conditions(models: Models, batch: MicroBatch) -> tuple[Tensor, dict[str, Ten
 def reference_loss(
     models: Models, scheduler: DDPMScheduler, objective: ObjectiveConfig, batch: MicroBatch, *, plain: bool = False
 ) -> Tensor:
-    """The weighted losses (B,), picture by picture, in the order that peers.md 5.2 gives."""
+    """The weighted losses (B,), picture by picture, in the order of sd-scripts."""
     hidden, added = conditions(models, batch)
     input_noise = batch.noise if batch.input_noise is None else batch.input_noise
     noisy = scheduler.add_noise(batch.latents, input_noise, batch.timesteps)

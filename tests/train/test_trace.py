@@ -144,7 +144,7 @@ def sdxl() -> Traced:
 
 
 def test_sdxl_at_1024_without_checkpointing(sdxl: Traced) -> None:
-    """A micro-step of one picture; perf.md section A4 measured 10.4 k operations and 6.29 GiB of activations."""
+    """A micro-step of one picture; elsewhere PEFT was counted at 10.4 k operations and 6.29 GiB."""
     set_checkpointing(sdxl.models.unet, (), "none")
     batch = meta_batch(sdxl, 1)
     with Allocations() as mode:

@@ -15,7 +15,7 @@ from trainer.files.tokens import END
 def condition(rows: Sequence[EncodedRows], clip_skip: int | None) -> tuple[Tensor, Tensor]:
     """Return both encoders' hidden states before the last, joined (rows, 77, 2048), and the pooled text (rows, 1280).
 
-    SDXL is defined on the layer before the last, so `clip_skip` has no effect here, as in sd-scripts (peers.md 5.4).
+    SDXL is defined on the layer before the last, so `clip_skip` has no effect here, as in sd-scripts.
     """
     first, second = rows
     assert first.output.hidden_states is not None

@@ -40,7 +40,7 @@ def encode_text(
 
     With one row of 77 it equals the pipelines' `encode_prompt`; `clip_skip` is in kohya's counting (2 = diffusers' 1).
     Longer texts are encoded row by row and joined as start, all rows' 75 states, end, as sd-scripts does; SDXL's pooled
-    text is the first row's (peers.md 5.4).
+    text is the first row's.
     """
     encoded = [_encode_rows(encoder, ids.reshape(-1, _ROW)) for encoder, ids in zip(encoders, tokens, strict=True)]
     hidden, pooled = FAMILIES[family].condition(encoded, clip_skip)

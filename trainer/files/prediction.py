@@ -35,7 +35,7 @@ class Target:
 def single_file_target(path: Path, header: Header) -> Target:
     """Decide by marker tensors, then metadata, then a .yaml of the same name; without any of them by custom epsilon.
 
-    A file name such as "vpred" is a hint that custom does not hold: then nothing is decided (interop.md section 6).
+    A file name such as "vpred" is a hint that custom does not hold: then nothing is decided.
     """
     return (
         _from_markers(header)

@@ -35,9 +35,9 @@ class ClipTokens:
     def encode(self, text: str, chunks: int = CHUNK) -> list[int]:
         """Return the ids of as many 77-token rows as `chunks` (75, 150 or 225) asks for, one after the other.
 
-        Each row is start, 75 tokens, end. Text beyond `chunks` tokens is left out. Padding follows sd-scripts
-        (peers.md 5.4): with the end token as padding every row ends in it; with another, the end token stands once,
-        right after the text, and a row without text is start, end, padding.
+        Each row is start, 75 tokens, end. Text beyond `chunks` tokens is left out. Padding follows sd-scripts:
+        with the end token as padding every row ends in it; with another, the end token stands once, right after the
+        text, and a row without text is start, end, padding.
         """
         rows = chunks // CHUNK
         ids = self._ids(text)[:chunks]
