@@ -11,8 +11,30 @@ from pathlib import Path
 import pytest
 
 from tests.support.bad_input import FOUND_BY_THE_ENGINE, KINDS, Place, kohya
+from tests.support.jobs import photographs, write_job
+from tests.support.tiny import tiny_base
 from trainer import cli
 from trainer.protocol.rundir import RunDirectory
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("shared")
+    base = tiny_base("sd15", folder, form="single").rename(folder / "base.safetensors")
+    photographs(folder / "pictures", count=3)
+    job = write_job(folder, base, folder / "pictures", "made")
+    rare = ("recipe.steps=2", "report.previews.prompts=[]", "report.validation.every=9", "recipe.layers=attention")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("IMPASTO_HOME", str(folder / "home"))
+        assert cli.main(["train", str(job), *(word for setting in rare for word in ("--set", setting))]) == 0
+    return folder
+
+
+@pytest.fixture
+def place(tmp_path: Path, shared: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("IMPASTO_CACHE", str(shared / "cache"))
+    return Place(tmp_path, shared)
 
 
 def tree(folder: Path) -> dict[str, str]:
