@@ -221,14 +221,20 @@ def test_a_damaged_cache_entry_is_made_anew(shared: Path, tmp_path: Path, monkey
     assert same_lora(whole, again)
 
 
-def test_portions_change_nothing(shared: Path, tmp_path: Path) -> None:
-    """A disk limit below one epoch makes a portion of every epoch."""
+def test_portions_change_nothing(shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk limit below one epoch makes a portion of every epoch; what a past one wrote makes room for the next."""
     base = tiny_base("sd15", shared / "bases")
-    settings = ["recipe.pictures.crop=random", "recipe.captions.shuffle=true"]
+    settings = ["recipe.pictures.crop=random", "recipe.captions.shuffle=true", "report.previews.prompts=[]"]
     whole = train(write_job(tmp_path / "a", base, shared / "pictures"), settings)
+    monkeypatch.setenv("IMPASTO_CACHE", str(tmp_path / "cache"))
     job = write_job(tmp_path / "b", base, shared / "pictures")
-    portioned = train(job, [*settings, "fit.cache_gigabytes=1e-9"])
-    assert tensors_sha(whole) == tensors_sha(portioned)
+    watcher = Watcher()
+    assert start(job, [*settings, "fit.cache_gigabytes=1e-9"], watcher) == 0
+    portions = [event for event in watcher.of(events.PhaseStarted) if event.phase == "cache_pictures"]  # type: ignore[attr-defined]
+    assert len(portions) == 2 * 3  # two steps an epoch, six steps; loading the VAE parts each in two
+    assert tensors_sha(whole) == tensors_sha(run_of(job).output / "test.safetensors")
+    # The last epoch's six pictures, and the six that are measured.
+    assert len(list((tmp_path / "cache" / "pictures").rglob("*.safetensors"))) <= 12
 
 
 def test_a_preview_holds_its_settings(shared: Path, tmp_path: Path) -> None:

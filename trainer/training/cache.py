@@ -75,6 +75,7 @@ class EntryStore:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.written: set[str] = set()
 
     def path(self, key: str) -> Path:
         """Where the entry ``key`` lies; two letters of the key make the subfolder, so that no folder grows huge."""
@@ -86,6 +87,13 @@ class EntryStore:
         target = self.path(key)
         target.parent.mkdir(parents=True, exist_ok=True)
         atomic.write_bytes(target, safetensors.torch.save(tensors, {"impasto.digest": digest(tensors)}))
+        self.written.add(key)
+
+    def drop_written(self, keep: set[str]) -> None:
+        """Deletes the entries that this process wrote and that are not among ``keep``."""
+        for key in self.written - keep:
+            self.path(key).unlink(missing_ok=True)
+        self.written &= keep
 
     def read(self, key: str) -> dict[str, Tensor] | None:
         """The entry's tensors on the CPU, or None when it is absent or damaged."""
@@ -175,6 +183,11 @@ class Cache:
             full = torch.from_numpy(mask)[None, None].float()
             tensors["mask"] = torch.nn.functional.avg_pool2d(full, LATENT_SCALE)[0]
         return tensors
+
+    def drop_all_but(self, samples: Iterable[Sample], texts: Iterable[str]) -> None:
+        """Makes room: of what this process wrote only the entries of ``samples`` and ``texts`` stay."""
+        self.pictures.drop_written({self.picture_key(sample) for sample in samples})
+        self.texts.drop_written({self.text_key(text) for text in texts})
 
     def ensure_texts(self, texts: Iterable[str], progress: OnProgress) -> None:
         """Encodes the texts that are missing or damaged, one at a time so that no text changes another's rounding."""

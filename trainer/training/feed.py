@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+from trainer.base.source import BaseSource
 from trainer.config.job import Job
 from trainer.dataset.picture import Picture
 from trainer.dataset.sampling import Sample, epoch_batches, micro_batches, steps_per_epoch
@@ -36,6 +37,7 @@ class Feed:
         self.live_text = live_text
         self.steps_per_epoch = steps_per_epoch(self.pictures, job.recipe)
         self.prepared: Portion | None = None
+        self._text_bytes = 0 if live_text else text_bytes(job, cache.source)
         # One epoch is asked for many times in a row; its neighbour once, when a portion is listed.
         self._epoch = lru_cache(maxsize=2)(self._deal)
 
@@ -62,11 +64,12 @@ class Feed:
         if self.prepared is not None and self.prepared.first <= epoch <= self.prepared.last:
             return
         portion, samples = self._list_portion(epoch)
-        self.cache.ensure_pictures(
-            [*samples, *extra_samples], lambda done, total: on_phase("cache_pictures", done, total)
-        )
+        samples += extra_samples
+        texts = dict.fromkeys([*(sample.caption for sample in samples), *extra_texts])
+        if self.prepared is not None:
+            self.cache.drop_all_but(samples, texts)
+        self.cache.ensure_pictures(samples, lambda done, total: on_phase("cache_pictures", done, total))
         if not self.live_text:
-            texts = dict.fromkeys([*(sample.caption for sample in samples), *extra_texts])
             self.cache.ensure_texts(texts, lambda done, total: on_phase("cache_texts", done, total))
         self.prepared = portion
 
@@ -83,12 +86,18 @@ class Feed:
                 for sample in batch
                 if (key := (self.cache.picture_key(sample), sample.caption)) not in distinct
             }
-            size += sum(latent_bytes(sample) for sample in fresh.values())
+            size += sum(latent_bytes(sample) + self._text_bytes for sample in fresh.values())
             showings += sum(map(len, self._epoch(epoch)))
             if epoch > first and (size > limit or showings > MOST_SHOWINGS):
                 return Portion(first, epoch - 1), list(distinct.values())
             distinct |= fresh
         return Portion(first, last_epoch), list(distinct.values())
+
+
+def text_bytes(job: Job, source: BaseSource) -> int:
+    """Bytes that a cached caption takes on disk at most, counted for every showing that differs: fp32."""
+    width = sum(int(config["hidden_size"]) for config in source.text_configs)
+    return (job.recipe.token_chunks + 2) * width * FLOAT_BYTES
 
 
 def latent_bytes(sample: Sample) -> int:

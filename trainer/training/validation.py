@@ -46,21 +46,22 @@ class Validator:
     def measure(self, models: StepModels, schedule: NoiseSchedule, on_progress: Callable[[int, int], None]) -> Measured:
         """The loss now; reads the host once, at the end. ``models`` are left as they were."""
         losses = []
+        timesteps = self.job.report.validation.timesteps
+        size = self.job.fit.micro_batch or 1
         for done, sample in enumerate(self.samples, 1):
-            batch = self._batch(sample).to(self.device)
-            losses.append(validation_loss(models, schedule, batch))
+            parts = [timesteps[start : start + size] for start in range(0, len(timesteps), size)]
+            batches = (self._batch(sample, part).to(self.device) for part in parts)
+            losses.append(torch.cat([validation_loss(models, schedule, batch) for batch in batches]))
             on_progress(done, len(self.samples))
         by_timestep = torch.stack(losses).double().mean(dim=0).tolist()
-        timesteps = self.job.report.validation.timesteps
         return Measured(
             loss=sum(by_timestep) / len(by_timestep),
             held_out=self.held_out,
             per_timestep=dict(zip(timesteps, by_timestep, strict=True)),
         )
 
-    def _batch(self, sample: Sample) -> MicroBatch:
-        """One picture at every timestep: the middle of its latent posterior, noise fixed by picture and timestep."""
-        timesteps = self.job.report.validation.timesteps
+    def _batch(self, sample: Sample, timesteps: Sequence[int]) -> MicroBatch:
+        """One picture at some timesteps: the middle of its latent posterior, noise fixed by picture and timestep."""
         batch = self.assembler.assemble([sample] * len(timesteps), len(timesteps), middle=True)
         shape = tuple(batch.latents.shape[1:])
         seed = self.job.recipe.seed
