@@ -24,9 +24,6 @@ from trainer.render import LoraUse, Renderer
 from trainer.training.reporter import OnEvent
 from trainer.training.run import start
 
-SIDE = 128
-PREVIEW_STEPS = 20
-GUIDANCE = 2.0
 SHEET = "before-and-after.png"
 
 
@@ -77,7 +74,7 @@ def job_text() -> str:
 
 
 def prompts() -> Mapping[str, Any]:
-    """The trigger, and the prompts inside and outside the dataset."""
+    """The trigger, the prompts inside and outside the dataset, and how to draw them."""
     return tomllib.loads(asset_path("demo", "prompts.toml").read_text(encoding="utf-8"))
 
 
@@ -99,10 +96,13 @@ def draw(texts: Sequence[str], loras: Sequence[LoraUse]) -> list[Image.Image]:
     renderer = Renderer(
         base, loras, device=device, dtype=torch.float32, clip_skip=None, progress=None, on_notice=lambda *_: None
     )
+    drawing = prompts()["drawing"]
+    side = drawing["size"]
     settings = [
-        PromptConfig(prompt=text, seed=seed, steps=PREVIEW_STEPS, guidance=GUIDANCE) for seed, text in enumerate(texts)
+        PromptConfig(prompt=text, seed=seed, steps=drawing["steps"], guidance=drawing["guidance"])
+        for seed, text in enumerate(texts)
     ]
-    return [renderer.draw(prompt, SIDE, SIDE) for prompt in settings]
+    return [renderer.draw(prompt, side, side) for prompt in settings]
 
 
 def dataset_pictures() -> list[Image.Image]:
