@@ -36,6 +36,10 @@ class FitConfig(Section):
     """Which attention kernel PyTorch may use."""
     vae_tiling: bool | None = None
     """Whether previews are decoded in tiles, which needs less memory."""
+    preview_offload: bool | None = None
+    """Whether the UNet leaves the card while previews are decoded; needs less memory, costs seconds a preview."""
+    allow_quantised: bool = False
+    """Whether a plan may quantise the base although an unquantised one fits, and a run may step down to that."""
     threads: int | None = Field(default=None, ge=1, le=256)
     """CPU threads for the mathematics; absent: as many as there are cores."""
     deterministic: bool | None = None

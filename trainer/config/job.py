@@ -7,6 +7,7 @@ from pydantic import Field
 from trainer.config.base import BaseConfig
 from trainer.config.dataset import DatasetConfig
 from trainer.config.fit import FitConfig
+from trainer.config.ladder import RungConfig
 from trainer.config.model import Section
 from trainer.config.output import OutputConfig
 from trainer.config.recipe import RecipeConfig
@@ -35,6 +36,8 @@ class Job(Section):
     """What is learned and how."""
     fit: FitConfig = FitConfig()
     """How it is made to fit this machine."""
+    ladder: tuple[RungConfig, ...] = Field(default=(), strict=False)
+    """Written by the planner into a run's frozen job: what changes, in order, each time memory runs out."""
     report: ReportConfig = ReportConfig()
     """What is shown and kept."""
     output: OutputConfig = OutputConfig()

@@ -1,0 +1,82 @@
+"""What a forecast says, as plain data: written into run directories, printed as JSON, read by the app."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+ForecastPhase = Literal[
+    "load",
+    "quantise",
+    "cache_pictures",
+    "cache_texts",
+    "first_step",
+    "train",
+    "validate",
+    "preview",
+    "checkpoint",
+    "save",
+]
+
+
+@dataclass(frozen=True)
+class Peak:
+    """A named high point of a phase."""
+
+    name: str
+    """In words, such as "backward of the first up block"."""
+    module: str
+    stage: str
+    allocated: int
+    """Bytes that the allocator has handed out at that moment."""
+    by_kind: Mapping[str, int]
+    """Those bytes by kind of storage: weights, adapter, gradients, optimizer, activations, temporary, workspace."""
+    largest: tuple[tuple[str, int], ...]
+    """The modules that hold most of it then, with their bytes, the largest first."""
+
+
+@dataclass(frozen=True)
+class PhaseForecast:
+    """What one phase needs."""
+
+    phase: ForecastPhase
+    allocated: int
+    """Peak bytes handed out by PyTorch's allocator, as torch.cuda.max_memory_allocated counts."""
+    reserved: int
+    """Peak bytes it takes from the driver when nothing limits it, as torch.cuda.max_memory_reserved counts."""
+    host: int
+    """Peak bytes of private main memory."""
+    seconds: float
+    """Of the whole run spent in this phase."""
+    peaks: tuple[Peak, ...] = ()
+    """In the order of time; the highest decides."""
+    timeline: tuple[tuple[int, int], ...] = ()
+    """(allocated, reserved) at evenly spaced moments of the phase, for drawing; at most a few hundred."""
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What a job needs on one card, before it starts."""
+
+    card: str
+    phases: tuple[PhaseForecast, ...]
+    allocated: int
+    """The highest of all phases."""
+    reserved: int
+    outside: int
+    """Bytes that the driver counts for this process beyond the allocator: CUDA context, libraries."""
+    margin: int
+    """Bytes kept free because forecasts err."""
+    budget: int
+    """Bytes that the allocator may take: free memory less ``outside`` and ``margin``."""
+    fits: bool
+    """Whether the replay within the budget, retries included, ends without out-of-memory."""
+    seconds: float
+    """Of the whole run."""
+    step_seconds: Mapping[str, float]
+    """Of one optimizer step by bucket, such as "1024x1024"."""
+    exact: bool = True
+    """False where numbers were interpolated or stand on no trace: then they are estimates."""
+    error: float = 0.0
+    """The share by which an estimate may be off; 0 for an exact forecast."""
