@@ -1,0 +1,127 @@
+"""Tapes on disk come back as they were, damaged ones count as absent, and the folder stays within its bound."""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from trainer.memory.store import TapeStore, read, write
+from trainer.memory.tape import Storage, Tape, Work
+
+
+def tape(seed: int = 0, count: int = 200) -> Tape:
+    """A tape of every kind of event: births, deaths of its own and of others' storages, and what stays."""
+    chance = random.Random(seed)
+    kinds = ("weights", "adapter", "gradients", "optimizer", "activations", "temporary", "workspace")
+    storages = tuple(
+        Storage(
+            bytes=chance.randrange(1, 2**36),
+            kind=chance.choice(kinds),
+            module=f"unet.up_blocks.{index % 4}.été",
+            stage=chance.choice(("forward", "backward")),
+            name=f"master {index}" if index % 3 == 0 else None,
+        )
+        for index in range(count)
+    )
+    born = [index for index in range(count) if index % 7]  # every seventh comes from an earlier tape
+    dying = [~index for index in range(count) if index % 3 == 0]
+    return Tape(
+        name=f"micro {seed}",
+        storages=storages,
+        events=np.array(born + dying, dtype=np.int32),
+        work=(Work("conv", "bfloat16", "forward", 2**50, 3 * 2**40, 7), Work("other", "float32", "", 0, 12, 1)),
+    )
+
+
+def equal(one: Tape, other: Tape) -> bool:
+    same_events = one.events.dtype == other.events.dtype and np.array_equal(one.events, other.events)
+    return same_events and (one.name, one.storages, one.work) == (other.name, other.storages, other.work)
+
+
+def same(found: tuple[Tape, ...] | None, wanted: tuple[Tape, ...]) -> bool:
+    return found is not None and len(found) == len(wanted) and all(map(equal, found, wanted))
+
+
+def test_tapes_come_back_as_they_were(tmp_path: Path) -> None:
+    tapes = (tape(1), tape(2, 1), Tape("empty", (), np.zeros(0, np.int32), ()))
+    store = TapeStore(tmp_path / "a folder ü")
+    assert store.load("absent") is None
+    store.save("some key", tapes)
+    assert same(store.load("some key"), tapes)
+    assert [path.name for path in store.folder.iterdir()] == ["some key.npz"]
+
+
+def test_equal_tapes_give_equal_files(tmp_path: Path) -> None:
+    for name in ("a.npz", "b.npz"):
+        write(tmp_path / name, [tape(5)])
+    assert (tmp_path / "a.npz").read_bytes() == (tmp_path / "b.npz").read_bytes()
+
+
+def test_repeated_layers_take_little_room(tmp_path: Path) -> None:
+    layers = tape(3).storages * 100
+    events = np.arange(len(layers), dtype=np.int32)
+    write(tmp_path / "a.npz", [Tape("", layers, np.concatenate([events, ~events]), ())])
+    assert (tmp_path / "a.npz").stat().st_size < len(layers)
+
+
+def test_a_damaged_entry_is_a_miss_and_goes(tmp_path: Path) -> None:
+    store, whole = TapeStore(tmp_path), (tape(1), tape(2))
+    store.save("key", whole)
+    path = tmp_path / "key.npz"
+    sound = path.read_bytes()
+    chance = random.Random(1)
+    for _ in range(150):
+        damaged = bytearray(sound)
+        if chance.random() < 0.3:
+            damaged = damaged[: chance.randrange(len(damaged))]
+        else:
+            for _ in range(chance.randrange(1, 8)):
+                damaged[chance.randrange(len(damaged))] = chance.randrange(256)
+        path.write_bytes(damaged)
+        found = store.load("key")
+        # Some bytes of an archive say nothing, such as dates: then all is as it was.
+        assert same(found, whole) if found is not None else not path.exists()
+    path.write_bytes(b"")
+    assert store.load("key") is None
+
+
+def test_entries_of_another_form_are_misses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "key.npz", [tape()])
+    monkeypatch.setattr("trainer.memory.store.FORM", 2)
+    assert read(tmp_path / "key.npz") is None
+
+
+def test_shipped_tapes_come_first(tmp_path: Path) -> None:
+    shipped = TapeStore(tmp_path / "shipped")
+    shipped.save("key", [tape(1)])
+    store = TapeStore(tmp_path / "own", shipped.folder)
+    store.save("key", [tape(2)])
+    assert same(store.load("key"), (tape(1),))
+    (shipped.folder / "key.npz").write_bytes(b"damaged")
+    assert same(store.load("key"), (tape(2),))
+    assert (shipped.folder / "key.npz").exists(), "what ships is left alone"
+
+
+def test_the_oldest_used_make_room(tmp_path: Path) -> None:
+    store = TapeStore(tmp_path)
+    store.save("a", [tape(1)])
+    size = (tmp_path / "a.npz").stat().st_size
+    store.most_bytes = 3 * size + size // 2
+    for key in ("b", "c"):
+        store.save(key, [tape(1)])
+    for age, key in enumerate(("c", "b", "a")):
+        os.utime(tmp_path / f"{key}.npz", (1000 - age, 1000 - age))
+    assert store.load("a") is not None  # used now, so b is the oldest
+    store.save("d", [tape(1)])
+    assert sorted(path.stem for path in tmp_path.iterdir()) == ["a", "c", "d"]
+
+
+def test_the_newest_stays_even_when_it_is_too_large_alone(tmp_path: Path) -> None:
+    store = TapeStore(tmp_path, most_bytes=10)
+    store.save("a", [tape(1)])
+    store.save("b", [tape(1)])
+    assert [path.stem for path in tmp_path.iterdir()] == ["b"]
