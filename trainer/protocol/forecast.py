@@ -80,3 +80,5 @@ class Forecast:
     """False where numbers were interpolated or stand on no trace: then they are estimates."""
     error: float = 0.0
     """The share by which an estimate may be off; 0 for an exact forecast."""
+    time_factor: float = 1.0
+    """What finished runs of this machine had all seconds here multiplied with, so that the next correction can undo it."""
