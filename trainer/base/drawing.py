@@ -29,6 +29,8 @@ SAMPLERS: Mapping[str, tuple[str, dict[str, object]]] = {
     "unipc": ("UniPCMultistepScheduler", {}),
 }
 
+TILE = 512  # pixels a side
+
 OnStep = Callable[[int, int], None]
 
 
@@ -46,10 +48,11 @@ class Drawing:
 def make_sampler(name: str, prediction: Prediction, *, zero_terminal_snr: bool) -> Any:
     """diffusers' scheduler of that name on Stable Diffusion's noise schedule.
 
-    A zero-terminal base needs rescaled betas and trailing timesteps (Lin et al. 2023, section 3).
+    A zero-terminal base needs rescaled betas and trailing timesteps (Lin et al. 2023, section 3). Its timesteps stay
+    in main memory: it looks them up in each step, and would wait for the device every time.
     """
     class_name, options = SAMPLERS[name]
-    return getattr(diffusers, class_name)(
+    sampler = getattr(diffusers, class_name)(
         num_train_timesteps=1000,
         beta_start=0.00085,
         beta_end=0.012,
@@ -60,6 +63,9 @@ def make_sampler(name: str, prediction: Prediction, *, zero_terminal_snr: bool) 
         steps_offset=1,
         **options,
     )
+    set_timesteps = sampler.set_timesteps
+    sampler.set_timesteps = lambda steps, device=None: set_timesteps(steps, device="cpu")
+    return sampler
 
 
 @torch.no_grad()
@@ -122,14 +128,24 @@ def embeddings(drawing: Drawing, device: torch.device, dtype: torch.dtype) -> di
     return arguments
 
 
-@torch.no_grad()
 def decode(vae: Any, latents: Tensor, *, tiling: bool) -> Image.Image:
     """Decodes scaled latents (1, 4, h, w) to an RGB picture; tiles keep the peak of memory low."""
+    return Image.fromarray(decode_levels(vae, latents, tiling=tiling).permute(1, 2, 0).cpu().numpy())
+
+
+@torch.no_grad()
+def decode_levels(vae: Any, latents: Tensor, *, tiling: bool) -> Tensor:
+    """The picture as uint8 (3, H, W), still on the device: all that decoding does there, so forecasts can trace it.
+
+    Left to itself diffusers cuts tiles as large as the pictures that the VAE was trained on: SDXL at 1024 would be
+    one tile, and need all the memory that tiling is to save.
+    """
     vae.enable_tiling() if tiling else vae.disable_tiling()
+    vae.tile_sample_min_size = TILE
+    vae.tile_latent_min_size = TILE >> (len(vae.config.block_out_channels) - 1)
     shift = getattr(vae.config, "shift_factor", None) or 0.0
-    pixels = vae.decode(latents.to(vae.device, vae.dtype) / vae.config.scaling_factor + shift).sample[0]
-    levels = ((pixels.float() / 2 + 0.5).clamp(0, 1) * 255).round().to(torch.uint8)
-    return Image.fromarray(levels.permute(1, 2, 0).cpu().numpy())
+    pixels: Tensor = vae.decode(latents.to(vae.device, vae.dtype) / vae.config.scaling_factor + shift).sample[0]
+    return ((pixels.float() / 2 + 0.5).clamp(0, 1) * 255).round().to(torch.uint8)
 
 
 def save_picture(picture: Image.Image, path: Path, settings: Mapping[str, object]) -> None:

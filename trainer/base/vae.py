@@ -20,11 +20,21 @@ def encode_latents(vae: AutoencoderKL, pixels: Tensor) -> tuple[Tensor, Tensor]:
     below fp32, is encoded again in fp32 by itself; raises BaseModelError when that fails too. Reads one flag from the
     device.
     """
-    mean, std = _posterior(vae, pixels)
-    finite = (mean.isfinite() & std.isfinite()).flatten(1).all(dim=1)
+    mean, std, finite = posterior(vae, pixels)
     for index in (~finite).nonzero().flatten().tolist():
         mean[index], std[index] = _posterior_in_fp32(vae, pixels[index])
     return mean, std
+
+
+@torch.no_grad()
+def posterior(vae: AutoencoderKL, pixels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean and standard deviation of the posterior, fp32, and whether a picture's are finite (B,); reads nothing back.
+
+    All that encoding does on the device, so that forecasts can trace it.
+    """
+    encoded = vae.encode(pixels.to(vae.dtype)).latent_dist
+    mean, std = encoded.mean.float(), encoded.std.float()
+    return mean, std, (mean.isfinite() & std.isfinite()).flatten(1).all(dim=1)
 
 
 def scale_latents(vae_config: Mapping[str, Any], latents: Tensor) -> Tensor:
@@ -33,20 +43,15 @@ def scale_latents(vae_config: Mapping[str, Any], latents: Tensor) -> Tensor:
     return (latents - shift) * scale
 
 
-def _posterior(vae: AutoencoderKL, pixels: Tensor) -> tuple[Tensor, Tensor]:
-    posterior = vae.encode(pixels.to(vae.dtype)).latent_dist
-    return posterior.mean.float(), posterior.std.float()
-
-
 def _posterior_in_fp32(vae: AutoencoderKL, pixels: Tensor) -> tuple[Tensor, Tensor]:
     """Encode one picture (3, H, W) in fp32; bf16 and fp16 weights survive the way there and back exactly."""
     dtype = vae.dtype
     nn.Module.to(vae, torch.float32)  # diffusers' own `to` warns of an empty list of modules
     try:
-        mean, std = _posterior(vae, pixels[None])
+        mean, std, finite = posterior(vae, pixels[None])
     finally:
         nn.Module.to(vae, dtype)
-    if not (mean.isfinite() & std.isfinite()).all():
+    if not finite.all():
         raise BaseModelError(
             "base.vae_not_finite",
             "The VAE turns a picture into numbers that are not finite (NaN or infinity), even in full precision.",
