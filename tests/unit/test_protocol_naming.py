@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from trainer.errors import RunError
 from trainer.protocol import places
 from trainer.protocol.naming import safe_name
 
@@ -64,6 +65,22 @@ def test_per_user_places_follow_the_environment(tmp_path, monkeypatch):
     assert places.runs_list() == tmp_path / "home" / "runs.jsonl"
     monkeypatch.setenv("IMPASTO_CACHE", str(tmp_path / "fast disk"))
     assert places.cache_folder() == tmp_path / "fast disk"
+
+
+@pytest.mark.parametrize(("text", "limit"), [(None, 60 * 10**9), ("", 60 * 10**9), (" 2.5 ", 25 * 10**8), ("0", 0)])
+def test_the_caches_limit_is_the_users_or_sixty_gigabytes(monkeypatch, text, limit):
+    monkeypatch.delenv("IMPASTO_CACHE_GB", raising=False)
+    if text is not None:
+        monkeypatch.setenv("IMPASTO_CACHE_GB", text)
+    assert places.cache_limit() == limit
+
+
+@pytest.mark.parametrize("text", ["much", "-1", "nan", "inf", "1e400"])
+def test_a_limit_of_the_cache_that_is_no_number_is_refused(monkeypatch, text):
+    monkeypatch.setenv("IMPASTO_CACHE_GB", text)
+    with pytest.raises(RunError, match=f'IMPASTO_CACHE_GB is "{text}"') as refused:
+        places.cache_limit()
+    assert refused.value.code == "cache.limit"
 
 
 @pytest.mark.parametrize(

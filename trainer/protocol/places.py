@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 import shutil
 import sys
 from pathlib import Path
 
+from trainer.errors import RunError
+
+# Room for one run of the largest kind (fit.cache_gigabytes) and for the leavings of some smaller ones.
+_CACHE_GIGABYTES = 60.0
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _WINDOWS_FULL = {39, 112}  # ERROR_HANDLE_DISK_FULL, ERROR_DISK_FULL
 
@@ -27,6 +32,25 @@ def home() -> Path:
 def cache_folder() -> Path:
     """Return where cached pictures and texts lie, shared between runs: $IMPASTO_CACHE, else within `home`."""
     return _from_environment("IMPASTO_CACHE") or home() / "cache"
+
+
+def cache_limit() -> int:
+    """Return the bytes that the cached pictures and texts of all runs may take: $IMPASTO_CACHE_GB, else 60 GB.
+
+    Raises RunError when the variable holds no number.
+    """
+    text = os.environ.get("IMPASTO_CACHE_GB", "").strip()
+    try:
+        gigabytes = float(text) if text else _CACHE_GIGABYTES
+    except ValueError:
+        gigabytes = math.nan
+    if not 0.0 <= gigabytes < math.inf:
+        raise RunError(
+            "cache.limit",
+            f'The environment variable IMPASTO_CACHE_GB is "{text}", which is no number of gigabytes.',
+            f"Set it to a number such as {_CACHE_GIGABYTES:g}, or remove it.",
+        )
+    return int(gigabytes * 1e9)
 
 
 def models_folder() -> Path:

@@ -21,6 +21,7 @@ from trainer.training.curves import Curves
 from trainer.training.loop import Component, Engine
 from trainer.training.output import Exporter
 from trainer.training.preview import Previewer
+from trainer.training.pruning import tell_trimmed
 from trainer.training.reporter import Reporter
 from trainer.training.segments import Segment
 from trainer.training.validation import Validator
@@ -99,7 +100,8 @@ class Attempt:
         """Caches what ``step`` and the epochs around it need; raises Interrupted when an order to end stands."""
         last = (self.job.recipe.steps or 1) - 1
         texts = [*self.previewer.texts(), *(sample.caption for sample in self.validator.samples)]
-        self.parts.feed.prepare(min(step, last), texts, self.validator.samples, self._on_phase)
+        if self.parts.feed.prepare(min(step, last), texts, self.validator.samples, self._on_phase):
+            tell_trimmed(self.reporter)
 
     def _on_phase(self, phase: events.Phase, done: int, total: int) -> None:
         self.reporter.phase(phase, done, total)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
@@ -109,11 +110,14 @@ class EntryStore:
         return tensors if digest(tensors) == stated else None
 
     def sound(self, key: str) -> bool:
-        """Whether the entry is there and undamaged; a damaged one is removed so that it is made anew."""
-        if self.read(key) is not None:
-            return True
-        self.path(key).unlink(missing_ok=True)
-        return False
+        """Whether the entry is there and undamaged, and thereby used; a damaged one is removed to be made anew."""
+        path = self.path(key)
+        if self.read(key) is None:
+            path.unlink(missing_ok=True)
+            return False
+        # The time of change tells when it was used last: systems keep no time of access that can be relied on.
+        os.utime(path)
+        return True
 
 
 class Cache:

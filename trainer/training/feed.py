@@ -58,11 +58,11 @@ class Feed:
 
     def prepare(
         self, step: int, extra_texts: Sequence[str], extra_samples: Sequence[Sample], on_phase: OnPhase
-    ) -> None:
-        """Encodes what the portion around ``step`` needs, unless that is done already."""
+    ) -> bool:
+        """Encodes what the portion around ``step`` needs, unless that is done already; returns whether it was not."""
         epoch = self.epoch_of(step)
         if self.prepared is not None and self.prepared.first <= epoch <= self.prepared.last:
-            return
+            return False
         portion, samples = self._list_portion(epoch)
         samples += extra_samples
         texts = dict.fromkeys([*(sample.caption for sample in samples), *extra_texts])
@@ -72,6 +72,7 @@ class Feed:
         if not self.live_text:
             self.cache.ensure_texts(texts, lambda done, total: on_phase("cache_texts", done, total))
         self.prepared = portion
+        return True
 
     def _list_portion(self, first: int) -> tuple[Portion, list[Sample]]:
         """The epochs from ``first`` on that fit the disk limit, at least one, with their distinct samples."""

@@ -28,7 +28,7 @@ from trainer.errors import (
     RunError,
 )
 from trainer.protocol import atomic, events
-from trainer.protocol.places import is_disk_full
+from trainer.protocol.places import cache_limit, is_disk_full
 from trainer.protocol.rundir import RunDirectory
 from trainer.training.attempt import Attempt
 from trainer.training.build import attach_adapter, live_text
@@ -54,6 +54,7 @@ def start(job_path: Path, overrides: Sequence[str], on_event: OnEvent) -> int:
     Nothing is written before the job, its base and its dataset are known to be good. Raises ImpastoError.
     """
     job = load_job(job_path, overrides)
+    cache_limit()  # one that is no number is refused now, not in the middle
     reporter = Reporter(on_event)
     source = open_base(job.base, reporter.phase)
     reporter.notice("base", " ".join([f"{source.description}.", *source.evidence]))
@@ -115,6 +116,7 @@ def resume(run: RunDirectory, on_event: OnEvent, *, steps: int | None = None, sc
     job = as_last_started(load_job(run.job), former)
     require_same_job(facts, job)
     this_machine(job.fit.device)
+    cache_limit()
     segments = [Segment(*pair) for pair in facts["segments"]]
     reporter = Reporter(on_event)
     if steps is not None and steps != job.recipe.steps:

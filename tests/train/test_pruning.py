@@ -1,0 +1,122 @@
+"""The cache's limit: what is unused for longest goes first, and what resumable runs need stays."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.support.jobs import photographs, write_job
+from tests.support.tiny import tiny_base
+from tests.train.test_cache import prepared, quiet, showings
+from tests.train.test_run import Watcher, run_of, stop_at, tensors_sha, train
+from trainer.errors import RunError
+from trainer.protocol import events, places
+from trainer.protocol.rundir import RunDirectory
+from trainer.training.pruning import trim
+from trainer.training.run import resume, start
+
+QUICK = ["report.previews.prompts=[]", "recipe.layers=attention"]
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    return write_job(
+        tmp_path / "job", tiny_base("sd15", tmp_path / "bases"), photographs(tmp_path / "pictures", count=3)
+    )
+
+
+def entry(number: int, size: int = 1000) -> Path:
+    """An entry of no run, used longer ago the lower its number."""
+    path = places.cache_folder() / "pictures" / "ab" / f"{number:064x}.safetensors"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(bytes(size))
+    os.utime(path, (number, number))
+    return path
+
+
+def entries() -> set[Path]:
+    return set(places.cache_folder().glob("*/??/*.safetensors"))
+
+
+def notices(watcher: Watcher) -> dict[str, str]:
+    return {event.code: event.sentence for event in watcher.seen if isinstance(event, events.Notice)}
+
+
+def lost_run(job: Path) -> RunDirectory:
+    """A run of whose base nothing is left, so that nobody can tell what it needs."""
+    run = RunDirectory.create(job.parent / "runs", "lost")
+    run.begin_attempt({})
+    text = job.read_text(encoding="utf-8")
+    run.job.write_text(text.replace("tiny-sd15", "gone"), encoding="utf-8")
+    run.listing.write_text("", encoding="utf-8")
+    return run
+
+
+def test_below_the_limit_nothing_is_looked_at_closer(job: Path) -> None:
+    entry(1)
+    lost_run(job)
+    assert trim(1000) is None
+    assert len(entries()) == 1
+
+
+def test_what_is_unused_for_longest_goes_until_the_rest_fits() -> None:
+    kept, newest = entry(3), entry(4)
+    oldest, old = entry(1), entry(2)
+    trimmed = trim(2500)
+    assert trimmed is not None
+    assert (trimmed.deleted, trimmed.deleted_bytes, trimmed.kept, trimmed.kept_bytes) == (2, 2000, 2, 2000)
+    assert entries() == {kept, newest}
+    assert not oldest.exists() and not old.exists()
+
+
+def test_an_entry_found_sound_counts_as_used(tmp_path: Path) -> None:
+    job, pictures, parts = prepared(tmp_path)
+    sample = next(showings(job, pictures, 1))
+    path = parts.cache.pictures.path(parts.cache.picture_key(sample))
+    parts.cache.ensure_pictures([sample], quiet)
+    os.utime(path, (1, 1))
+    parts.cache.ensure_pictures([sample], quiet)
+    assert path.stat().st_mtime > 1e9
+
+
+def test_above_the_limit_a_run_trims_the_cache_but_not_what_runs_need(
+    job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert start(job, QUICK, Watcher(stop_at(3, job))) == 75
+    needed_by_the_paused = entries()
+    stray = entry(1)
+    whole = train(job, ["name=whole", *QUICK, "recipe.pictures.flip=true"])
+    assert stray.exists()
+
+    monkeypatch.setenv("IMPASTO_CACHE_GB", "0")
+    watcher = Watcher()
+    assert start(job, ["name=again", *QUICK, "recipe.pictures.flip=true"], watcher) == 0
+    told = notices(watcher)
+    assert "1 entries" in told["cache.trimmed"] and not stray.exists()
+    assert "Resumable runs need" in told["cache.above_limit"]
+    assert tensors_sha(whole) == tensors_sha(run_of(job, name="again").output / "again.safetensors")
+    assert needed_by_the_paused <= entries()
+    monkeypatch.delenv("IMPASTO_CACHE_GB")
+    assert resume(run_of(job), Watcher()) == 0
+
+
+def test_a_run_whose_need_is_unknown_keeps_the_cache_and_stops_nobody(
+    job: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stray, lost = entry(1), lost_run(job)
+    monkeypatch.setenv("IMPASTO_CACHE_GB", "0")
+    watcher = Watcher()
+    assert start(job, QUICK, watcher) == 0
+    assert 'What the run "lost" still needs' in notices(watcher)["cache.untrimmed"]
+    assert stray.exists() and lost.path.exists()
+    with pytest.raises(RunError, match="lost"):
+        trim(0)
+
+
+def test_a_limit_that_is_no_number_is_refused_before_a_run_is_made(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("IMPASTO_CACHE_GB", "much")
+    with pytest.raises(RunError, match="IMPASTO_CACHE_GB"):
+        start(job, QUICK, Watcher())
+    assert not (job.parent / "runs").exists()
