@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import PureWindowsPath
-from typing import Any
+from typing import Any, Literal
 
 import pynvml
 
@@ -20,6 +20,17 @@ _BROKEN = {
     pynvml.NVML_ERROR_GPU_IS_LOST: "a card no longer answers",
     pynvml.NVML_ERROR_FUNCTION_NOT_FOUND: "its library is damaged or far too old",
 }
+# By first compute capability, newest first; source: NVIDIA's table at https://developer.nvidia.com/cuda-gpus.
+_GENERATIONS = {
+    (10, 0): "Blackwell",
+    (9, 0): "Hopper",
+    (8, 9): "Ada",
+    (8, 0): "Ampere",
+    (7, 5): "Turing",
+    (7, 0): "Volta",
+    (6, 0): "Pascal",
+    (5, 0): "Maxwell",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +40,8 @@ class Use:
     pid: int
     name: str
     bytes: int | None
+    kind: Literal["compute", "graphics"] = "compute"
+    """Graphics is whatever draws, even if it computes too, as the desktop and browsers do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +57,52 @@ class Card:
     cuda: tuple[int, int]
     """The newest CUDA version that the driver speaks."""
     capability: tuple[int, int]
-    """CUDA compute capability: 7.5 is Turing, 8.x Ampere and Ada, 9.0 Hopper, 10 and 12 Blackwell."""
+    """CUDA compute capability, which tells the generation."""
     uses: tuple[Use, ...]
+    """Who else holds memory of it, the largest first."""
+    load: int | None = None
+    """Per cent of the last moment in which it was busy; None where the driver does not tell."""
+    temperature: int | None = None
+    """Of the chip in degrees Celsius; None where the driver does not tell."""
 
     @property
     def bf16(self) -> bool:
         """Whether it computes in bf16 itself: since Ampere."""
-        return self.capability >= (8, 0)
+        return computes_bf16(self.capability)
+
+    @property
+    def generation(self) -> str:
+        """Its architecture, such as "Ampere"; "older" before Maxwell."""
+        return generation(self.capability)
+
+
+def computes_bf16(capability: tuple[int, int]) -> bool:
+    """Tell whether cards of a compute capability compute in bf16 themselves: since Ampere; earlier ones emulate it."""
+    return capability >= (8, 0)
+
+
+def generation(capability: tuple[int, int]) -> str:
+    """Return the architecture's name of a compute capability, such as "Ampere"; "older" before Maxwell."""
+    return next((name for first, name in _GENERATIONS.items() if capability >= first), "older")
+
+
+def cublas_workspace(capability: tuple[int, int], *, deterministic: bool) -> str:
+    """Return the CUBLAS_WORKSPACE_CONFIG that a run trains with: pairs of KiB and count, taken twice by a process.
+
+    Stated, because PyTorch's default changed between the versions we support: 32 MiB is the default of Hopper in all,
+    of consumer Blackwell only in newer ones (parseChosenWorkspaceSize in ATen/cuda/CublasHandlePool.cpp), and a
+    forecast must know. Deterministic algorithms allow only ":4096:8" and ":16:8".
+    """
+    return ":4096:8" if deterministic or capability >= (9, 0) else ":4096:2:16:8"
+
+
+def card_with_uuid(uuid: str, found: list[Card]) -> Card | None:
+    """Return the one of the driver's cards that PyTorch means by `uuid`, which it gives without the "GPU-" before.
+
+    None where the driver does not list it: a slice of a shared card, or a container that hides NVML.
+    """
+    wanted = uuid.lower().removeprefix("gpu-")
+    return next((card for card in found if card.uuid.lower().removeprefix("gpu-") == wanted), None)
 
 
 def cards() -> list[Card]:
@@ -93,14 +145,24 @@ def _card(index: int, driver: str, cuda: tuple[int, int]) -> Card:
         cuda=cuda,
         capability=pynvml.nvmlDeviceGetCudaComputeCapability(handle),
         uses=_uses(handle),
+        load=_load(handle),
+        temperature=_told(pynvml.nvmlDeviceGetTemperature, handle, pynvml.NVML_TEMPERATURE_GPU),
     )
+
+
+def _load(handle: object) -> int | None:
+    rates = _told(pynvml.nvmlDeviceGetUtilizationRates, handle)
+    return None if rates is None else int(rates.gpu)
 
 
 def _uses(handle: object) -> tuple[Use, ...]:
     """Return the programs that compute or draw on a card, the largest first; drivers need not tell all of them."""
-    asked = (pynvml.nvmlDeviceGetComputeRunningProcesses, pynvml.nvmlDeviceGetGraphicsRunningProcesses)
-    found = {process.pid: process for ask in asked for process in _told(ask, handle) or ()}
-    uses = [Use(pid, _program(pid), process.usedGpuMemory) for pid, process in found.items()]
+    computing = _told(pynvml.nvmlDeviceGetComputeRunningProcesses, handle) or ()
+    drawing = _told(pynvml.nvmlDeviceGetGraphicsRunningProcesses, handle) or ()
+    kinds: dict[int, Literal["compute", "graphics"]] = {process.pid: "compute" for process in computing}
+    kinds |= {process.pid: "graphics" for process in drawing}
+    sizes = {process.pid: process.usedGpuMemory for process in (*computing, *drawing)}
+    uses = [Use(pid, _program(pid), size, kinds[pid]) for pid, size in sizes.items()]
     return tuple(sorted(uses, key=lambda use: (-(use.bytes or 0), use.pid)))
 
 
@@ -110,9 +172,9 @@ def _program(pid: int) -> str:
     return PureWindowsPath(path.split(" ")[0] if path.startswith("/") else path).name
 
 
-def _told(ask: Callable[[Any], Any], about: object) -> Any:
+def _told(ask: Callable[..., Any], *about: object) -> Any:
     """Return what the driver tells about something; None where this card or user is not told."""
     try:
-        return ask(about)
+        return ask(*about)
     except pynvml.NVMLError:
         return None

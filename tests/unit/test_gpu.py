@@ -3,6 +3,7 @@
 # ruff: noqa: N802 - the functions bear the names of the driver
 
 import ctypes
+import dataclasses
 import shutil
 import subprocess
 import sys
@@ -65,6 +66,16 @@ class Driver:
         major._obj.value, minor._obj.value = ((8, 9), (6, 1))[self._index(handle)]
         return pynvml.NVML_SUCCESS
 
+    def nvmlDeviceGetUtilizationRates(self, handle, rates):
+        if self._index(handle) == 1:
+            return pynvml.NVML_ERROR_NOT_SUPPORTED
+        rates._obj.gpu, rates._obj.memory = 37, 5
+        return pynvml.NVML_SUCCESS
+
+    def nvmlDeviceGetTemperature(self, handle, sensor, temperature):
+        temperature._obj.value = (61, 45)[self._index(handle)]
+        return pynvml.NVML_SUCCESS
+
     def nvmlDeviceGetComputeRunningProcesses_v3(self, handle, count, processes):
         return self._processes(handle, count, processes, {11: 3 * GIB, 12: 1 * GIB})
 
@@ -112,12 +123,52 @@ def test_cards_are_read_with_who_uses_them(driver):
         driver="581.15",
         cuda=(13, 1),
         capability=(8, 9),
-        uses=(gpu.Use(11, "python", 3 * GIB), gpu.Use(13, "unknown", 2 * GIB), gpu.Use(12, "game.exe", 1 * GIB)),
+        uses=(
+            gpu.Use(11, "python", 3 * GIB, "compute"),
+            gpu.Use(13, "unknown", 2 * GIB, "graphics"),
+            gpu.Use(12, "game.exe", 1 * GIB, "graphics"),
+        ),
+        load=37,
+        temperature=61,
     )
     assert (second.index, second.name, second.capability) == (1, "NVIDIA GeForce GTX 1080", (6, 1))
     assert second.uses == (gpu.Use(11, "python", None), gpu.Use(12, "game.exe", None))
+    assert (second.load, second.temperature) == (None, 45)
     assert (first.bf16, second.bf16) == (True, False)
+    assert (first.generation, second.generation) == ("Ada", "Pascal")
     assert driver.initialised == 0
+
+
+@pytest.mark.parametrize(
+    ("capability", "name"),
+    [
+        ((3, 7), "older"),
+        ((5, 2), "Maxwell"),
+        ((7, 0), "Volta"),
+        ((7, 5), "Turing"),
+        ((8, 6), "Ampere"),
+        ((9, 0), "Hopper"),
+        ((10, 0), "Blackwell"),
+        ((12, 1), "Blackwell"),
+    ],
+)
+def test_generations(capability, name):
+    assert gpu.generation(capability) == name
+
+
+def test_the_workspace_of_cublas_is_stated():
+    """Sizes as recorded on real cards: 8,519,680 bytes on consumer cards and 33,554,432 on Hopper."""
+    assert gpu.cublas_workspace((8, 6), deterministic=False) == ":4096:2:16:8"
+    assert gpu.cublas_workspace((9, 0), deterministic=False) == ":4096:8"
+    assert gpu.cublas_workspace((8, 6), deterministic=True) == ":4096:8"
+
+
+def test_a_card_is_found_by_the_uuid_that_torch_gives(driver):
+    uuid = "6f8ab3e1-3c40-5d9b-9a52-c9b1b7f00001"
+    found = [dataclasses.replace(card, uuid=f"GPU-{number}{uuid[1:]}") for number, card in enumerate(gpu.cards())]
+    assert gpu.card_with_uuid(f"1{uuid[1:]}".upper(), found) == found[1]
+    assert gpu.card_with_uuid(found[0].uuid, found) == found[0]
+    assert gpu.card_with_uuid(uuid, found) is None
 
 
 @pytest.mark.parametrize(

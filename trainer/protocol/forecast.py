@@ -81,4 +81,4 @@ class Forecast:
     error: float = 0.0
     """The share by which an estimate may be off; 0 for an exact forecast."""
     time_factor: float = 1.0
-    """What finished runs of this machine had all seconds here multiplied with, so that the next correction can undo it."""
+    """What finished runs had all seconds here multiplied with, so that the next correction can undo it."""

@@ -3,28 +3,16 @@
 from __future__ import annotations
 
 import os
-import platform
 from collections.abc import Iterator
-from contextlib import contextmanager
-from importlib.metadata import version
+from contextlib import contextmanager, suppress
 
 import torch
 
+from trainer import gpu
 from trainer.config.job import Job
 from trainer.config.resolve import Machine
-from trainer.errors import JobError
-
-LIBRARIES = (
-    "torch",
-    "diffusers",
-    "transformers",
-    "peft",
-    "bitsandbytes",
-    "accelerate",
-    "safetensors",
-    "numpy",
-    "pillow",
-)
+from trainer.errors import ImpastoError, JobError
+from trainer.protocol.versions import versions as versions
 
 
 def this_machine(wanted: str | None) -> Machine:
@@ -42,20 +30,31 @@ def this_machine(wanted: str | None) -> Machine:
             f"fit.device is {wanted}, but PyTorch sees {torch.cuda.device_count()} CUDA cards here.",
             "Set fit.device to a card that is there, or remove the line; `python -m trainer doctor` lists them.",
         )
-    properties = torch.cuda.get_device_properties(index)
-    bf16 = properties.major >= 8  # earlier generations only emulate bf16, slowly
-    return Machine(f"cuda:{index}", properties.name, properties.total_memory, bf16, cores)
+    card = card_of(index)
+    return Machine(f"cuda:{index}", card.name, card.total_bytes, card.bf16, cores)
 
 
 def best_card() -> str:
     """The card with the most free memory."""
-    free = [torch.cuda.mem_get_info(index)[0] for index in range(torch.cuda.device_count())]
+    free = [card_of(index).free_bytes for index in range(torch.cuda.device_count())]
     return f"cuda:{free.index(max(free))}"
 
 
-def versions() -> dict[str, str]:
-    """The versions that a result may depend on."""
-    return {"python": platform.python_version(), **{name: version(name) for name in LIBRARIES}}
+def card_of(index: int) -> gpu.Card:
+    """PyTorch's card ``index`` as the driver describes it, or as PyTorch does where the driver lists it not.
+
+    Asking the driver takes no memory; asking PyTorch for what is free makes a CUDA context of hundreds of MiB.
+    """
+    properties = torch.cuda.get_device_properties(index)
+    found: list[gpu.Card] = []
+    with suppress(ImpastoError):  # PyTorch speaks to the card, so training can do without what NVML tells
+        found = gpu.cards()
+    card = gpu.card_with_uuid(str(properties.uuid), found)
+    if card is not None:
+        return card
+    free, total = torch.cuda.mem_get_info(index)
+    capability = (properties.major, properties.minor)
+    return gpu.Card(index, str(properties.uuid), properties.name, total, free, "unknown", (0, 0), capability, uses=())
 
 
 @contextmanager
@@ -64,9 +63,11 @@ def numerics(job: Job) -> Iterator[None]:
     threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     if job.fit.threads:
         torch.set_num_threads(job.fit.threads)
-    if job.fit.deterministic:
-        # cuBLAS is repeatable only with a fixed workspace; it reads this when its first handle is made.
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    if job.fit.device and job.fit.device.startswith("cuda"):
+        capability = torch.cuda.get_device_capability(job.fit.device)
+        workspace = gpu.cublas_workspace(capability, deterministic=bool(job.fit.deterministic))
+        # Read when the first matrices are multiplied. What the user set stays, and is read by the forecast as well.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", workspace)
     torch.use_deterministic_algorithms(bool(job.fit.deterministic))
     try:
         yield

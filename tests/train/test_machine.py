@@ -1,0 +1,78 @@
+"""Which card a run takes and how it is described, with PyTorch's and the driver's answers written here."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from trainer import gpu
+from trainer.config.job import Job
+from trainer.errors import ImpastoError
+from trainer.training import machine
+
+GIB = 1 << 30
+UUID = "6f8ab3e1-3c40-5d9b-9a52-c9b1b7f0000{}"
+
+
+def listed(number, free):
+    """A card as the driver lists it."""
+    return gpu.Card(
+        number, "GPU-" + UUID.format(number), f"Card {number}", 8 * GIB, free, "581.15", (13, 0), (7, 5), ()
+    )
+
+
+@pytest.fixture
+def two_cards(monkeypatch):
+    """PyTorch counts them the other way round than the driver does."""
+    cuda = torch.cuda
+    monkeypatch.setattr(cuda, "is_available", lambda: True)
+    monkeypatch.setattr(cuda, "device_count", lambda: 2)
+    seen = [
+        SimpleNamespace(uuid=UUID.format(1), name="Torch 0", major=7, minor=5),
+        SimpleNamespace(uuid=UUID.format(0), name="Torch 1", major=8, minor=6),
+    ]
+    monkeypatch.setattr(cuda, "get_device_properties", seen.__getitem__)
+    monkeypatch.setattr(cuda, "get_device_capability", lambda device: (8, 6))
+    monkeypatch.setattr(cuda, "mem_get_info", lambda index: ((3 + index) * GIB, 12 * GIB))
+    monkeypatch.setattr(gpu, "cards", lambda: [listed(0, 2 * GIB), listed(1, 7 * GIB)])
+
+
+@pytest.mark.usefixtures("two_cards")
+def test_the_card_with_most_free_memory_is_taken_as_the_driver_describes_it():
+    found = machine.this_machine(None)
+    assert (found.device, found.card, found.total_bytes, found.bf16) == ("cuda:0", "Card 1", 8 * GIB, False)
+    assert machine.this_machine("cuda:1").card == "Card 0"
+
+
+def broken():
+    raise ImpastoError("gpu.driver", "The NVIDIA driver does not work.", "Restart.")
+
+
+@pytest.mark.usefixtures("two_cards")
+@pytest.mark.parametrize("cards", [list, broken])
+def test_torch_describes_a_card_that_the_driver_does_not_list(monkeypatch, cards):
+    monkeypatch.setattr(gpu, "cards", cards)
+    found = machine.this_machine(None)
+    assert (found.device, found.card, found.total_bytes, found.bf16) == ("cuda:1", "Torch 1", 12 * GIB, True)
+
+
+@pytest.mark.usefixtures("two_cards")
+@pytest.mark.parametrize(
+    ("deterministic", "before", "inside"),
+    [(False, None, ":4096:2:16:8"), (True, None, ":4096:8"), (True, ":16:8", ":16:8")],
+)
+def test_the_workspace_of_cublas_is_stated_unless_the_user_did(monkeypatch, deterministic, before, inside):
+    name = "CUBLAS_WORKSPACE_CONFIG"
+    monkeypatch.setenv(name, "anything")  # so that it is put back afterwards
+    monkeypatch.delenv(name) if before is None else monkeypatch.setenv(name, before)
+    job = Job.model_validate(
+        {
+            "schema": 1,
+            "name": "x",
+            "base": {"model": "base.safetensors"},
+            "dataset": {"folders": [{"path": "pictures"}]},
+            "fit": {"device": "cuda:1", "deterministic": deterministic},
+        }
+    )
+    with machine.numerics(job):
+        assert machine.os.environ[name] == inside
