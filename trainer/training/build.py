@@ -78,12 +78,20 @@ def build_engine(job: Job, parts: Parts, segments: Sequence[Segment], *, fresh: 
     unet = source.load_unet(dtype, device, job.fit.quantise or "none")
     encoders = tuple(source.load_text_encoders(dtype, device)) if live_text(job) else ()
     adapter, first = attach_adapter(job, source, unet, encoders, dtype, fresh=fresh)
-    set_checkpointing(unet, encoders, job.fit.checkpointing or "none")
+    models = StepModels(source.family, unet, encoders, job.recipe.clip_skip, dtype)
+    engine = put_together(job, parts, segments, models, adapter)
+    engine.masters.load(first)  # in fp32: the working weights hold them rounded to the base's dtype
+    return engine
+
+
+def put_together(job: Job, parts: Parts, segments: Sequence[Segment], models: StepModels, adapter: Adapter) -> Engine:
+    """What trains ``models``, whose adapter is attached: masters, optimizer and schedule, at step 0."""
+    set_checkpointing(models.unet, models.text_encoders, job.fit.checkpointing or "none")
     masters = MasterWeights(adapter.parameters)
-    masters.load(first)  # in fp32: the working weights hold them rounded to the base's dtype
+    source, device = parts.source, parts.device
     return Engine(
         job=job,
-        models=StepModels(source.family, unet, encoders, job.recipe.clip_skip, dtype),
+        models=models,
         noise_schedule=NoiseSchedule.create(source.prediction, source.zero_terminal_snr).to(device, torch.float32),
         adapter=adapter,
         masters=masters,

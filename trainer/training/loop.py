@@ -22,7 +22,7 @@ from trainer.training.objective import NoiseSchedule
 from trainer.training.optimizer import set_learning_rates
 from trainer.training.scaler import LossScaler
 from trainer.training.schedule import Multiplier
-from trainer.training.step import StepModels, training_step
+from trainer.training.step import MicroBatch, StepModels, training_step
 
 # Odd multipliers keep the dropout seeds of neighbouring steps and micro-batches apart.
 STEP_STRIDE = 1_000_003
@@ -140,13 +140,16 @@ class Engine:
     def forward_backward(self, batch: tuple[Sample, ...]) -> Tensor:
         """All micro-batches of an effective batch; their gradients add up in the masters. Returns the summed loss."""
         total = torch.zeros((), device=self.device)
-        objective = self.job.recipe.objective
         for index, part in enumerate(self.feed.split(batch)):
-            micro = self.assembler.assemble(part, len(batch)).to(self.device)
             self.seed_dropout(index)
-            total += training_step(self.models, self.noise_schedule, objective, micro, self.loss_scale)
+            total += self.micro_step(self.assembler.assemble(part, len(batch)))
             self.masters.accumulate()
         return total
+
+    def micro_step(self, micro: MicroBatch) -> Tensor:
+        """Forward and backward of one micro-batch, which leaves the device with this call. Returns its loss."""
+        objective = self.job.recipe.objective
+        return training_step(self.models, self.noise_schedule, objective, micro.to(self.device), self.loss_scale)
 
     def seed_dropout(self, micro_batch: int) -> None:
         """Seeds the device's own generator, used by dropout alone, from (seed, step, micro-batch)."""
