@@ -23,6 +23,7 @@ from trainer.training.output import Exporter
 from trainer.training.preview import Previewer
 from trainer.training.pruning import tell_trimmed
 from trainer.training.reporter import Reporter
+from trainer.training.room import release
 from trainer.training.segments import Segment
 from trainer.training.validation import Validator
 
@@ -93,6 +94,7 @@ class Attempt:
         self.engine = engine = build_engine(self.job, self.parts, self.segments, fresh=saved is None)
         if saved:
             restore(engine, saved)
+        release(engine.device)  # of what quantising needed
         self.reporter.phase("load", 1, 1)
         return engine
 

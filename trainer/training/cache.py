@@ -27,6 +27,7 @@ from trainer.protocol import atomic
 from trainer.protocol.atomic import long_path
 from trainer.training.attention import attention
 from trainer.training.precision import DTYPES
+from trainer.training.room import release
 
 # Raised when what an entry holds changes, so that entries of older programs are never read.
 FORM = 1
@@ -168,13 +169,19 @@ class Cache:
         if not missing:
             return
         require_unchanged({wanted[key].picture for key in missing})
+        self._encode_pictures(
+            {key: wanted[key] for key in missing}, lambda left: progress(len(wanted) - left, len(wanted))
+        )
+        release(self.device)
+
+    def _encode_pictures(self, missing: dict[str, Sample], left: Callable[[int], None]) -> None:
         dtype = DTYPES[self.job.fit.vae_dtype or "fp32"]
         vae = self.source.load_vae(dtype, self.device)
         # A kernel that the job forces on the UNet may not suit the VAE's one wide head.
         with attention("auto", self.device, dtype):
-            for done, key in enumerate(missing, len(wanted) - len(missing) + 1):
-                self.pictures.write(key, self._encode_picture(vae, wanted[key]))
-                progress(done, len(wanted))
+            for done, (key, sample) in enumerate(missing.items(), 1):
+                self.pictures.write(key, self._encode_picture(vae, sample))
+                left(len(missing) - done)
 
     def _encode_picture(self, vae: AutoencoderKL, sample: Sample) -> dict[str, Tensor]:
         dataset = self.job.dataset
@@ -200,14 +207,20 @@ class Cache:
         progress(len(wanted) - len(missing), len(wanted))
         if not missing:
             return
+        self._encode_texts(
+            {key: wanted[key] for key in missing}, lambda left: progress(len(wanted) - left, len(wanted))
+        )
+        release(self.device)
+
+    def _encode_texts(self, missing: dict[str, str], left: Callable[[int], None]) -> None:
         encoders = self.source.load_text_encoders(DTYPES[self.job.fit.dtype or "fp32"], self.device)
-        for done, key in enumerate(missing, len(wanted) - len(missing) + 1):
-            text = self.encode_now(encoders, [wanted[key]])
+        for done, (key, words) in enumerate(missing.items(), 1):
+            text = self.encode_now(encoders, [words])
             tensors = {"hidden": text.hidden[0]}
             if text.pooled is not None:
                 tensors["pooled"] = text.pooled[0]
             self.texts.write(key, tensors)
-            progress(done, len(wanted))
+            left(len(missing) - done)
 
     @torch.no_grad()
     def encode_now(self, encoders: Sequence[TextEncoder], texts: Sequence[str]) -> TextConditioning:

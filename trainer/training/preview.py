@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
 from PIL import Image
+from torch import Tensor
 
 from trainer.base.drawing import Drawing, decode, draw_latents, make_sampler, save_picture
 from trainer.base.family import TextEncoder
@@ -18,6 +20,7 @@ from trainer.config.report import PromptConfig
 from trainer.training.attention import attention
 from trainer.training.cache import Cache
 from trainer.training.precision import DTYPES
+from trainer.training.room import away, release
 
 OnDrawn = Callable[[int, Path, float], None]
 """Called with the prompt's index, its file and the seconds it took."""
@@ -61,22 +64,29 @@ class Previewer:
 
         All latents are drawn first and the VAE is loaded after, so that both are never needed at once.
         """
-        total = len(self.prompts)
         started = time.monotonic()
         latents = []
         for index, prompt in enumerate(self.prompts):
-            sampler = make_sampler(
-                prompt.sampler, self.source.prediction, zero_terminal_snr=self.source.zero_terminal_snr
-            )
-            drawing = self._drawing(prompt, encoders)
-            latents.append(draw_latents(self.source.family, unet, sampler, drawing, lambda *_: None))
-            on_progress(index + 1, total)
+            latents.append(self._draw(prompt, unet, encoders))
+            on_progress(index + 1, len(self.prompts))
+        with away(unet) if self.job.fit.preview_offload else nullcontext():
+            release(self.cache.device)
+            pictures = self._decode(latents)
+            release(self.cache.device)
+        for index, (prompt, picture) in enumerate(zip(self.prompts, pictures, strict=True)):
+            on_drawn(index, self._write(picture, prompt, step, index), time.monotonic() - started)
+
+    def _draw(self, prompt: PromptConfig, unet: torch.nn.Module, encoders: Sequence[TextEncoder]) -> Tensor:
+        source = self.source
+        sampler = make_sampler(prompt.sampler, source.prediction, zero_terminal_snr=source.zero_terminal_snr)
+        return draw_latents(source.family, unet, sampler, self._drawing(prompt, encoders), lambda *_: None)
+
+    def _decode(self, latents: Sequence[Tensor]) -> list[Image.Image]:
+        """The pictures, by a VAE that is loaded for them and gone afterwards."""
         vae = self.source.load_vae(DTYPES[self.job.fit.vae_dtype or "fp32"], self.cache.device)
         # A kernel that the job forces on the UNet may not suit the VAE's one wide head.
         with attention("auto", vae.device, vae.dtype):
-            pictures = [decode(vae, drawn, tiling=bool(self.job.fit.vae_tiling)) for drawn in latents]
-        for index, (prompt, picture) in enumerate(zip(self.prompts, pictures, strict=True)):
-            on_drawn(index, self._write(picture, prompt, step, index), time.monotonic() - started)
+            return [decode(vae, drawn, tiling=bool(self.job.fit.vae_tiling)) for drawn in latents]
 
     def _drawing(self, prompt: PromptConfig, encoders: Sequence[TextEncoder]) -> Drawing:
         width, height = self._size(prompt)

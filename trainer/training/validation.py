@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from trainer.config.job import Job
 from trainer.dataset.picture import Picture
@@ -50,8 +51,8 @@ class Validator:
         size = self.job.fit.micro_batch or 1
         for done, sample in enumerate(self.samples, 1):
             parts = [timesteps[start : start + size] for start in range(0, len(timesteps), size)]
-            batches = (self._batch(sample, part).to(self.device) for part in parts)
-            losses.append(torch.cat([validation_loss(models, schedule, batch) for batch in batches]))
+            batches = (self._batch(sample, part) for part in parts)
+            losses.append(losses_of_picture(models, schedule, batches, self.device))
             on_progress(done, len(self.samples))
         by_timestep = torch.stack(losses).double().mean(dim=0).tolist()
         return Measured(
@@ -72,3 +73,10 @@ class Validator:
         batch.mask = None
         batch.timesteps = torch.tensor(timesteps, dtype=torch.int64)
         return batch
+
+
+def losses_of_picture(
+    models: StepModels, schedule: NoiseSchedule, batches: Iterable[MicroBatch], device: torch.device
+) -> Tensor:
+    """The losses of all ``batches`` in a row, on ``device``; reads nothing back, so that forecasts can trace it."""
+    return torch.cat([validation_loss(models, schedule, batch.to(device)) for batch in batches])
