@@ -1,0 +1,249 @@
+"""Tapes played through the allocator's model: what is handed out and taken at every moment, and what lives then."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainer.memory.allocator import Allocator, AllocatorSettings, OutOfMemory
+from trainer.memory.tape import Storage, StorageKind, Tape
+
+K = TypeVar("K", bound=str)
+Bytes = NDArray[np.int64]
+WorkspaceBytes = Callable[[Storage], int]
+"""How large a storage of kind "workspace" is on one card: what a trace on no card cannot know."""
+
+
+class Kept(NamedTuple):
+    """A named storage that outlived its tape."""
+
+    handle: int
+    storage: Storage
+
+
+class Moment(NamedTuple):
+    """A place in what was replayed: the tape's index and the event's in it, after which this holds."""
+
+    tape: int
+    event: int
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """What one tape did to memory; arrays have an entry for each of its events, of bytes after that event."""
+
+    tape: Tape
+    before: Mapping[str, Storage]
+    """The named storages that lived when it began."""
+    allocated: Bytes
+    reserved: Bytes
+    requested: Bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Where memory ran out."""
+
+    moment: Moment
+    storage: Storage
+    """What was being asked for."""
+    error: OutOfMemory
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """What a sequence of tapes did to memory; a tape in which it ran out has only the events before that."""
+
+    played: tuple[Played, ...]
+    failure: Failure | None
+
+    def peak_allocated(self) -> Moment:
+        """The first moment at which most was handed out."""
+        return _highest([played.allocated for played in self.played])
+
+    def peak_reserved(self) -> Moment:
+        """The first moment at which most was taken from the driver."""
+        return _highest([played.reserved for played in self.played])
+
+    def peak_requested(self) -> Moment:
+        """The first moment at which the storages alive summed to most."""
+        return _highest([played.requested for played in self.played])
+
+    def allocated(self, moment: Moment) -> int:
+        """Bytes handed out at a moment."""
+        return int(self.played[moment.tape].allocated[moment.event])
+
+    def reserved(self, moment: Moment) -> int:
+        """Bytes taken from the driver at a moment."""
+        return int(self.played[moment.tape].reserved[moment.event])
+
+    def alive(self, moment: Moment) -> tuple[Storage, ...]:
+        """The storages that live at a moment, those left by earlier tapes first."""
+        played = self.played[moment.tape]
+        tape = played.tape
+        events = tape.events[: moment.event + 1]
+        born = np.zeros(len(tape.storages), dtype=bool)
+        born[events[events >= 0]] = True
+        died = ~events[events < 0]
+        ended = {tape.storages[index].name for index in died[~born[died]]}
+        born[died] = False
+        earlier = [storage for name, storage in played.before.items() if name not in ended]
+        return (*earlier, *(tape.storages[index] for index in np.flatnonzero(born)))
+
+    def timeline(self, samples: int) -> tuple[tuple[int, int], ...]:
+        """(allocated, reserved) of at most ``samples`` evenly spaced stretches of events, the highest of each."""
+        allocated = np.concatenate([np.zeros(0, np.int64), *(played.allocated for played in self.played)])
+        reserved = np.concatenate([np.zeros(0, np.int64), *(played.reserved for played in self.played)])
+        count = min(samples, len(allocated))
+        if not count:
+            return ()
+        starts = np.arange(count) * len(allocated) // count
+        highest = np.maximum.reduceat(allocated, starts).tolist(), np.maximum.reduceat(reserved, starts).tolist()
+        return tuple(zip(*highest, strict=True))
+
+
+def by_kind(storages: Iterable[Storage]) -> dict[StorageKind, int]:
+    """Their bytes as asked for, by kind, the largest first."""
+    return _summed((storage.kind, storage.bytes) for storage in storages)
+
+
+def by_module(storages: Iterable[Storage]) -> dict[str, int]:
+    """Their bytes as asked for, by the module they belong to, the largest first."""
+    return _summed((storage.module, storage.bytes) for storage in storages)
+
+
+def replay(
+    tapes: Iterable[Tape],
+    allocator: Allocator,
+    names: dict[str, Kept],
+    workspace_bytes: WorkspaceBytes | None = None,
+) -> Replayed:
+    """Plays ``tapes`` in order on ``allocator`` up to where memory runs out, if it does.
+
+    ``names`` holds what earlier tapes left and is changed to what is left in the end; begin with an empty one. After
+    a failure neither is of use. A workspace whose name lives already is taken to be that one, as libraries keep them.
+    Raises ValueError for a tape that frees what does not live, or leaves a storage without a name.
+    """
+    done: list[Played] = []
+    for number, tape in enumerate(tapes):
+        played, failed = _play(_with_workspaces(tape, names, workspace_bytes), allocator, names)
+        done.append(played)
+        if failed is not None:
+            event = len(played.allocated)
+            failure = Failure(Moment(number, event), tape.storages[tape.events[event]], failed)
+            return Replayed(tuple(done), failure)
+    return Replayed(tuple(done), None)
+
+
+def fits(
+    phases: Iterable[Sequence[Tape]],
+    budget: int,
+    settings: AllocatorSettings | None = None,
+    workspace_bytes: WorkspaceBytes | None = None,
+) -> bool:
+    """Whether the phases, with the cache emptied between them, end within ``budget`` bytes of segments.
+
+    This is not the same as a peak of reserved bytes below the budget: at the limit the allocator returns what is free
+    and goes on, so that up to some percent less will do.
+    """
+    allocator = Allocator(replace(settings or AllocatorSettings(), capacity=budget))
+    names: dict[str, Kept] = {}
+    for tapes in phases:
+        if replay(tapes, allocator, names, workspace_bytes).failure is not None:
+            return False
+        allocator.empty_cache()
+    return True
+
+
+def _with_workspaces(tape: Tape, names: Mapping[str, Kept], workspace_bytes: WorkspaceBytes | None) -> Tape:
+    """The tape with workspaces as large as they are on the card, and those that live already of no size."""
+
+    def sized(storage: Storage) -> Storage:
+        if storage.kind != "workspace":
+            return storage
+        return replace(storage, bytes=0 if storage.name in names else (workspace_bytes or _as_traced)(storage))
+
+    return replace(tape, storages=tuple(map(sized, tape.storages)))
+
+
+def _play(tape: Tape, allocator: Allocator, names: dict[str, Kept]) -> tuple[Played, OutOfMemory | None]:
+    storages = tape.storages
+    before = {name: kept.storage for name, kept in names.items()}
+    sizes = [storage.bytes for storage in storages]
+    handles: list[int | None] = [None] * len(storages)
+    # A list's append and two attribute reads an event: a fifth of the time, and every question is answered later.
+    allocated: list[int] = []
+    reserved: list[int] = []
+    allocate, free = allocator.allocate, allocator.free
+    failed = None
+    requested = allocator.requested
+    try:
+        for event in tape.events.tolist():
+            if event >= 0:
+                if size := sizes[event]:
+                    handles[event] = allocate(size)
+            elif (handle := handles[~event]) is not None:
+                free(handle)
+                handles[~event] = None
+            elif sizes[~event]:
+                free(_left_by_earlier(names, storages[~event], tape))
+            allocated.append(allocator.allocated)
+            reserved.append(allocator.reserved)
+    except OutOfMemory as error:
+        failed = error
+    else:
+        _keep(tape, handles, names)
+    played = Played(
+        tape=tape,
+        before=before,
+        allocated=np.array(allocated, dtype=np.int64),
+        reserved=np.array(reserved, dtype=np.int64),
+        requested=requested + _running_sum(tape.events[: len(allocated)], sizes),
+    )
+    return played, failed
+
+
+def _as_traced(storage: Storage) -> int:
+    return storage.bytes
+
+
+def _left_by_earlier(names: dict[str, Kept], storage: Storage, tape: Tape) -> int:
+    """The handle of a storage that dies in a tape it was not born in."""
+    kept = names.pop(storage.name, None) if storage.name is not None else None
+    if kept is None:
+        raise ValueError(f"the tape {tape.name} frees a storage of {storage.module} that does not live")
+    return kept.handle
+
+
+def _keep(tape: Tape, handles: Sequence[int | None], names: dict[str, Kept]) -> None:
+    """Enters what a tape leaves to later ones."""
+    for handle, storage in zip(handles, tape.storages, strict=True):
+        if handle is None:
+            continue
+        if storage.name is None or storage.name in names:
+            raise ValueError(f"the tape {tape.name} leaves a storage of {storage.module} under no name of its own")
+        names[storage.name] = Kept(handle, storage)
+
+
+def _running_sum(events: NDArray[np.int32], sizes: Sequence[int]) -> Bytes:
+    """Bytes added by the events up to each of them."""
+    subjects = np.where(events < 0, ~events, events)
+    changes = np.array(sizes, dtype=np.int64)[subjects]
+    return np.cumsum(np.where(events < 0, -changes, changes))
+
+
+def _highest(series: Sequence[Bytes]) -> Moment:
+    peaks = [int(values.max()) if len(values) else -1 for values in series]
+    tape = peaks.index(max(peaks))
+    return Moment(tape, int(series[tape].argmax()))
+
+
+def _summed(items: Iterable[tuple[K, int]]) -> dict[K, int]:
+    totals: dict[K, int] = {}
+    for key, value in items:
+        totals[key] = totals.get(key, 0) + value
+    return dict(sorted(totals.items(), key=lambda item: -item[1]))
