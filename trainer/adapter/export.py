@@ -66,8 +66,8 @@ def _tensors(weights: Mapping[str, Tensor], adapter: Adapter, dtype: torch.dtype
         alpha = adapter.alpha[slot.kohya]
         scale = 1.0 if naming == "kohya" else alpha / adapter.rank[slot.kohya]
         layer = (
-            _cast(slot, weights[slot.down], dtype),
-            _cast(slot, weights[slot.up] * scale, dtype),
+            _cast(slot, weights[slot.down], 1.0, dtype),
+            _cast(slot, weights[slot.up], scale, dtype),
             torch.tensor(alpha, dtype=torch.float32),
         )
         tensors.update(zip(_keys(slot, naming), layer, strict=False))  # alpha has no key in diffusers' naming
@@ -93,8 +93,9 @@ def _layer_of(slot: Slot) -> tuple[str, str]:
     return slot.part, slot.module.rpartition(".")[0]
 
 
-def _cast(slot: Slot, tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    result = tensor.detach().to("cpu", dtype).contiguous()
+def _cast(slot: Slot, tensor: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
+    """Scale and round on the CPU: saving asks the card for no memory, which it may be short of."""
+    result = (tensor.detach().to("cpu") * scale).to(dtype).contiguous()
     if result.isfinite().all():
         return result
     diverged = not tensor.isfinite().all()
