@@ -38,6 +38,13 @@ def problems(error: ValidationError, root: type[Section]) -> tuple[str, ...]:
     return tuple(f"{key}: {reason}" for key, reason in found.items())
 
 
+def faults_sentence(source: str, faults: Sequence[str]) -> str:
+    """All that is wrong with a file, each fault on a line of its own."""
+    if len(faults) == 1:
+        return f"{source}: {faults[0]}"
+    return f"{source} has {len(faults)} problems:" + "".join(f"\n  {fault}" for fault in faults)
+
+
 def nearest(word: str, names: Sequence[str]) -> str | None:
     """The name most like ``word``, if one is alike enough to be meant."""
     return next(iter(difflib.get_close_matches(word, names, n=1, cutoff=0.6)), None)
@@ -52,7 +59,7 @@ def unknown_key(word: str, parent: str, table: Sequence[type[Section]], root: ty
     elsewhere = [found.key for found in fields(root) if found.key.rpartition(".")[2] == word and "[" not in found.key]
     if elsewhere:
         return f"there is no such key here (did you mean {elsewhere[0]}?)"
-    place = f"[{parent}]" if parent else "a job"
+    place = f"[{parent}]" if parent else f"a {root.__name__.lower()}"
     return f"there is no such key; {place} has {', '.join(dict.fromkeys(names))}"
 
 

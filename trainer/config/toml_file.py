@@ -1,0 +1,129 @@
+"""Reads a TOML file that somebody wrote or sent: its bytes, its text, its tables; each fault in plain words."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainer.errors import JobError
+from trainer.protocol.atomic import long_path
+
+
+@dataclass(frozen=True, slots=True)
+class FileKind:
+    """What sort of file is read: how it is called, the most bytes it may have, and what to do about a broken one."""
+
+    word: str
+    """"job" or "preset"; the first part of error codes."""
+    largest: int
+    """Bytes."""
+    limit: str
+    """The same in words: "1 MiB"."""
+    remedy: str
+    """Where a good file comes from."""
+    wrong_file: str
+    """What to do when the file is far too large to be one."""
+    missing: str
+    """What to do when there is no such file."""
+
+
+# What the parser says, and what that means to somebody who has never heard of TOML.
+_TOML_WORDS = (
+    (r"Cannot overwrite a value|[Dd]uplicate", "the key on this line stands in the file twice"),
+    (r"Cannot declare .* twice", "this table stands in the file twice"),
+    (
+        r"Unescaped|[Ii]nvalid hex|Illegal backslash|escape",
+        "a \\ in double quotes is a special sign; write Windows paths in 'single quotes'",
+    ),
+    (r"Expected '=' after a key", "a line must read key = value"),
+    (r"Invalid value", 'this is no value; text needs quotes ("like this"), and true and false are written small'),
+    (r"Expected newline or end", "there is more on this line after the value; text needs quotes around all of it"),
+    (r"Unterminated|character '.n'|Expected \"", "a text is not closed; its last quote is missing"),
+    (r"Illegal character", "a control character stands in it, which no text needs"),
+    (r"Invalid statement|Invalid initial", "a line must read key = value, or [table]"),
+    (r"Unclosed array", "a list is not closed; its ] is missing"),
+    (r"Unclosed inline table", "a table in braces is not closed; its } is missing"),
+    (r"Expected '\]'", "the name of a table is not closed; its ] is missing"),
+)
+
+
+def read_text(path: Path, kind: FileKind) -> str:
+    """The text of a file, with or without a byte order mark; no more than ``kind.largest`` bytes are ever read.
+
+    Raises JobError when it is missing, unreadable, too large or not UTF-8.
+    """
+    try:
+        with long_path(path).open("rb") as file:
+            data = file.read(kind.largest + 1)
+    except OSError as error:
+        sentence = f"The {kind.word} file {path} cannot be read: {_why(path, error)}."
+        raise JobError(f"{kind.word}.unreadable", sentence, _remedy(path, kind)) from None
+    if len(data) > kind.largest:
+        sentence = f"{path} is larger than {kind.limit}, so it is not a {kind.word} file."
+        raise JobError(f"{kind.word}.large", sentence, kind.wrong_file)
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise _not_utf8(path, data, error.start, kind) from None
+
+
+def parse_toml(text: str, source: str, kind: FileKind) -> dict[str, Any]:
+    """Parse TOML; JobError naming the line and the likely mistake when it is none."""
+    try:
+        # With a line break more, an error in the last line is reported there and not "at the end".
+        return tomllib.loads(text + "\n")
+    except tomllib.TOMLDecodeError as error:
+        reason, line = _toml_reason(str(error), text)
+        sentence = f"{source} is not valid TOML: {reason}."
+        raise JobError(f"{kind.word}.toml", sentence, f"Correct {line} and start again.", (reason,)) from None
+    except (RecursionError, ValueError) as error:
+        # Python refuses to read numbers of more than 4300 digits, and tomllib lets that error through.
+        what = "a number has thousands of digits" if isinstance(error, ValueError) else "it is nested without end"
+        raise JobError(f"{kind.word}.toml", f"{source} is not a {kind.word} file: {what}.", kind.remedy) from None
+
+
+def printable(text: str, longest: int) -> str:
+    """Text from a file fit for a terminal: cut to ``longest`` characters, and nothing in it that steers one."""
+    cut = text if len(text) <= longest else text[: longest - 3] + "..."
+    return "".join(letter if letter.isprintable() else " " for letter in cut)
+
+
+def _why(path: Path, error: OSError) -> str:
+    if isinstance(error, FileNotFoundError):
+        return "there is no such file"
+    if path.is_dir():
+        return "it is a folder"
+    if isinstance(error, PermissionError):
+        return "you have no permission to read it"
+    return error.strerror or str(error)
+
+
+def _remedy(path: Path, kind: FileKind) -> str:
+    within = path / f"{kind.word}.toml"
+    return f"Name the file in it: {within}" if within.is_file() else kind.missing
+
+
+def _not_utf8(path: Path, data: bytes, at: int, kind: FileKind) -> JobError:
+    line = data.count(b"\n", 0, at) + 1
+    utf16 = data[:2] in (b"\xff\xfe", b"\xfe\xff")
+    what = "it is saved as UTF-16" if utf16 else f"line {line} holds a byte that is no UTF-8"
+    return JobError(
+        f"{kind.word}.encoding",
+        f"{path.name} is not UTF-8 text: {what}.",
+        "Save it as UTF-8 in your editor (Notepad: Save as, Encoding: UTF-8) and start again.",
+    )
+
+
+def _toml_reason(message: str, text: str) -> tuple[str, str]:
+    """What is wrong in plain words with the line it stands on, and that line's name for the remedy."""
+    said, _, where = message.rpartition(" (at ")
+    plain = next((words for pattern, words in _TOML_WORDS if re.search(pattern, said)), said[:1].lower() + said[1:])
+    number = re.match(r"line (\d+)", where)
+    if number is None:
+        return f"{plain}, at the end of the file", "the end of the file"
+    line = text.split("\n")[int(number[1]) - 1].strip()
+    return f"line {number[1]}, {printable(line, 80)}: {plain}", f"line {number[1]}"
+
