@@ -1,0 +1,74 @@
+"""Finds the best candidate that fits, looking closely at as few as possible; the answer is that of looking at all."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol, TypeVar
+
+Candidate = TypeVar("Candidate")
+_Contra = TypeVar("_Contra", contravariant=True)
+
+# Differences in time below this share decide nothing: less memory is worth more than a forecast can tell apart.
+SAME_TIME = 0.01
+
+
+class Preference(NamedTuple):
+    """How much a candidate is wanted: the smaller the better, the first difference decides."""
+
+    quality: int
+    """0 unquantised, 1 int8, 2 nf4."""
+    time: int
+    """Seconds of the whole run in steps of one per cent."""
+    bytes: int
+    """What its tensors need at the highest moment of all phases."""
+    changes: int
+    """How many settings are not what they are by default."""
+
+
+class Appraiser(Protocol[_Contra]):
+    """Who knows about candidates, first roughly and on request exactly."""
+
+    def preference(self, candidate: _Contra) -> Preference:
+        """The exact preference if it is known, else one that is no larger."""
+
+    def exact(self, candidate: _Contra) -> bool:
+        """Whether ``preference`` is exact."""
+
+    def hopeless(self, candidate: _Contra) -> bool:
+        """Whether what is known already rules out that it fits."""
+
+    def appraise(self, candidate: _Contra) -> None:
+        """Makes ``preference`` exact; may raise what was known of others."""
+
+    def fits(self, candidate: _Contra) -> bool:
+        """Whether it fits, exactly; may take long."""
+
+
+def time_step(seconds: float) -> int:
+    """Seconds on a scale whose steps are one per cent."""
+    return math.floor(math.log(max(seconds, 1e-9)) / math.log1p(SAME_TIME))
+
+
+def best(candidates: Sequence[Candidate], appraiser: Appraiser[Candidate]) -> Candidate | None:
+    """The most preferred candidate that fits, the earlier of equal ones; None where none does.
+
+    What is known of a candidate never exceeds its true preference. So when the first in line is known exactly and
+    fits, no other can be better: those behind it need no closer look (A*, Hart et al. 1968).
+    """
+    line = [(appraiser.preference(candidate), place) for place, candidate in enumerate(candidates)]
+    heapq.heapify(line)
+    while line:
+        known, place = heapq.heappop(line)
+        candidate = candidates[place]
+        if appraiser.hopeless(candidate):
+            continue
+        if (now := appraiser.preference(candidate)) > known:  # others told more of it meanwhile
+            heapq.heappush(line, (now, place))
+        elif not appraiser.exact(candidate):
+            appraiser.appraise(candidate)
+            heapq.heappush(line, (appraiser.preference(candidate), place))
+        elif appraiser.fits(candidate):
+            return candidate
+    return None
