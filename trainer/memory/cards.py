@@ -139,7 +139,7 @@ def _typical(gigabytes: int) -> CardModel:
 
 
 def _unknown(text: str, named: list[CardModel]) -> ImpastoError:
-    plain = {" ".join(_words_of(card)): card.name for card in known_cards()}
+    plain = {" ".join(_words_of(card)): card.name.rpartition(" ")[0] for card in known_cards()}
     words = " ".join(word for word in _read(text)[0] if word not in _PREFIXES)
     near = [plain[name] for name in difflib.get_close_matches(words, plain, 4, 0.5)]
     listed = ", ".join([card.name for card in named] or near)
