@@ -463,6 +463,3 @@ PICTURES: dict[str, tuple[str, Arrange]] = {
 }
 
 KINDS = {**JOB_FILES, **BASES, **DATASETS, **LORAS, **PLACES, **RUNS, **PICTURES}
-
-# Seen only when the weights themselves are loaded: the run is there by then, and says that it failed.
-FOUND_BY_THE_ENGINE = {"tensors that the configs do not describe"}

@@ -32,8 +32,7 @@ def place_weights(
     does not have is left out. `progress` is told how many tensors are placed. Raises BaseModelError that names missing
     tensors or wrong shapes, before reading any.
     """
-    known = _in_the_models_names(model, stored)
-    _check(model, known, source)
+    known = require_fitting(model, stored, source)
     names = [name for name, _ in model.named_parameters()]
     for done, name in enumerate(names, start=1):
         module, leaf = _owner(model, name)
@@ -44,6 +43,16 @@ def place_weights(
             progress(done, len(names))
     _fill_buffers(model, device)
     model.eval().requires_grad_(False)
+
+
+def require_fitting(model: nn.Module, stored: Mapping[str, StoredTensor], source: str) -> dict[str, StoredTensor]:
+    """Return the stored tensors by the model's names; raises BaseModelError when one is missing or of another shape.
+
+    Nothing but headers is read, and the model may be empty.
+    """
+    known = _in_the_models_names(model, stored)
+    _check(model, known, source)
+    return known
 
 
 def _in_the_models_names(model: nn.Module, stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:

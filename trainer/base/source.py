@@ -22,7 +22,7 @@ from trainer.base.families import FAMILIES
 from trainer.base.family import TextEncoder
 from trainer.base.fetch import fetch_base
 from trainer.base.naming import Stored, text_encoder_of_single_file, unet_of_single_file, vae_of_file
-from trainer.base.placing import place_weights
+from trainer.base.placing import place_weights, require_fitting
 from trainer.base.quantised import quantise_linears
 from trainer.base.stored import StoredWeights
 from trainer.config.base import BaseConfig, Family, Prediction
@@ -80,6 +80,21 @@ class _Part:
     files: tuple[Path, ...]
     config: Config
     naming: _Naming
+
+    @property
+    def source(self) -> str:
+        """The first of the files as errors name it."""
+        return f'"{self.files[0]}"'
+
+    def named(self, stored: Stored, model: nn.Module) -> Stored:
+        """Return the tensors under the model's names; raises BaseModelError when they cannot be brought there."""
+        try:
+            return self.naming(stored, model)
+        except (KeyError, IndexError) as error:  # diffusers' converters take some tensors and dimensions for granted
+            sentence = f"{self.source} lacks tensors of its {type(model).__name__}, or has others: {error}."
+            raise BaseModelError(
+                "base.incomplete", sentence, "Get the whole model again or from another source."
+            ) from error
 
     def digest(self, hashes: Mapping[Path, str]) -> str:
         """Return a hash of the files' content and the config: equal only where the model is."""
@@ -162,6 +177,13 @@ class BaseSource:
         """A hash of all text encoders' content: their files and configs."""
         return hashlib.sha256("".join(part.digest(self._hashes) for part in self._texts).encode()).hexdigest()
 
+    def require_weights(self) -> None:
+        """Raises BaseModelError when a tensor of any model is missing or has another shape; reads headers alone."""
+        empty = [self.empty_unet(), self._empty_vae(), *self.empty_text_encoders()]
+        for model, part in zip(empty, (self._unet, self._vae, *self._texts), strict=True):
+            with StoredWeights(part.files) as stored:
+                require_fitting(model, part.named(stored, model), part.source)
+
     def load_unet(
         self, dtype: torch.dtype, device: torch.device | str, quantise: Literal["none", "int8", "nf4"] = "none"
     ) -> UNet2DConditionModel:
@@ -172,8 +194,7 @@ class BaseSource:
 
     def load_vae(self, dtype: torch.dtype, device: torch.device | str) -> AutoencoderKL:
         """Load the VAE frozen, in eval mode."""
-        vae: AutoencoderKL = _diffusers_model(AutoencoderKL, self.vae_config, str(self.path))
-        return self._filled(vae, self._vae, dtype, device)
+        return self._filled(self._empty_vae(), self._vae, dtype, device)
 
     def load_text_encoders(self, dtype: torch.dtype, device: torch.device | str) -> list[TextEncoder]:
         """Load the text encoders frozen, in eval mode, in the family's order."""
@@ -191,6 +212,10 @@ class BaseSource:
             _clip_model(facts.model_class, config, str(self.path))
             for facts, config in zip(self._facts.text_encoders, self.text_configs, strict=True)
         ]
+
+    def _empty_vae(self) -> AutoencoderKL:
+        vae: AutoencoderKL = _diffusers_model(AutoencoderKL, self.vae_config, str(self.path))
+        return vae
 
     def _part(self, name: str, identity: BaseIdentity, naming: _Naming) -> _Part:
         if identity.form == "folder":
@@ -215,8 +240,8 @@ class BaseSource:
         with StoredWeights(part.files) as stored:
             place_weights(
                 model,
-                part.naming(stored, model),
-                source=f'"{part.files[0]}"',
+                part.named(stored, model),
+                source=part.source,
                 dtype=dtype,
                 device=torch.device(device),
                 placer=placer,

@@ -58,6 +58,7 @@ def start(job_path: Path, overrides: Sequence[str], on_event: OnEvent) -> int:
     reporter = Reporter(on_event)
     source = open_base(job.base, reporter.phase)
     reporter.notice("base", " ".join([f"{source.description}.", *source.evidence]))
+    source.require_weights()
     frozen, dataset = freeze(job, source, reporter)
     require_usable_lora(frozen, source)
     run = RunDirectory.create(Path(frozen.output.runs), frozen.name)
