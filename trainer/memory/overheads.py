@@ -1,4 +1,4 @@
-"""What takes memory of a card and no trace shows: CUDA's context, the desktop, libraries' workspaces; needs no torch."""
+"""What takes a card's memory and no trace shows: context, desktop, workspaces of libraries. Needs no torch."""
 
 from __future__ import annotations
 
@@ -75,7 +75,8 @@ def _on_windows(card: CardModel, table: Mapping[str, Any]) -> int:
 
 def _elsewhere(card: CardModel, table: Mapping[str, Any]) -> int:
     desktop: int = table["linux"]["desktop"] * _MIB if card.windows_share else 0
-    return desktop + round(table["linux"]["driver_share"] * card.total_bytes)
+    share: float = table["linux"]["driver_share"]
+    return desktop + round(share * card.total_bytes)
 
 
 @cache
