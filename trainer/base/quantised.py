@@ -8,6 +8,7 @@ from typing import Literal, cast
 
 import torch
 from bitsandbytes.autograd._functions import MatMul8bitFp
+from bitsandbytes.functional import create_dynamic_map, name2qmap
 from bitsandbytes.nn.modules import Int8Params, Linear4bit, Linear8bitLt, Params4bit
 from torch import Tensor, nn
 
@@ -29,7 +30,7 @@ class FrozenInt8Linear(Linear8bitLt):
     def forward(self, x: Tensor) -> Tensor:
         """Return x (..., inputs) times the weights' values, plus bias; gradients flow to x alone."""
         if cast(Int8Params, self.weight).CB is not None:
-            self.init_8bit_state()  # type: ignore[no-untyped-call]
+            self.init_8bit_state()
         product: Tensor = MatMul8bitFp.apply(x, self.weight, None, self.bias, self.state)
         return product
 
@@ -38,7 +39,7 @@ class FrozenNF4Linear(Linear4bit):
     """Weights as NF4 with doubly quantised scales; the product is made in the input's dtype."""
 
     def __init__(self, inputs: int, outputs: int, *, bias: bool, dtype: torch.dtype, device: str) -> None:
-        super().__init__(  # type: ignore[no-untyped-call]
+        super().__init__(
             inputs, outputs, bias, compute_dtype=dtype, compress_statistics=True, quant_type="nf4", device=device
         )
         # On CPUs with AVX512-BF16 a pass without gradient would repack the weights for a product that has none,
@@ -55,16 +56,22 @@ def quantise_linears(model: nn.Module, kind: Quantisation, dtype: torch.dtype, d
         if isinstance(module, nn.Linear) and _BLOCKS in name:
             model.set_submodule(name, _empty(module, kind, dtype))
     setattr(model, "is_loaded_in_4bit" if kind == "nf4" else "is_loaded_in_8bit", True)
+    # The library makes this map for the first weight and keeps it for all: one made for a weight on the meta device
+    # would have no values for those that come after.
+    name2qmap.setdefault("dynamic", create_dynamic_map())
 
     def place(module: nn.Module, leaf: str, tensor: Tensor) -> bool:
         if leaf != "weight" or not isinstance(module, (FrozenInt8Linear, FrozenNF4Linear)):
             return False
+        # What `.to(device)` comes to, said outright: for the meta device, where forecasts trace it, that does nothing.
         if isinstance(module, FrozenNF4Linear):
-            module.weight = Params4bit(
-                tensor, requires_grad=False, compress_statistics=True, quant_type="nf4", module=module
-            ).to(device)  # type: ignore[misc]
+            nf4 = Params4bit(
+                tensor, requires_grad=False, compress_statistics=True, quant_type="nf4", module=cast(Linear4bit, module)
+            )
+            module.weight = nf4._quantize(device)
         else:
-            module.weight = Int8Params(tensor, requires_grad=False, has_fp16_weights=False).to(device)  # type: ignore[misc]
+            int8 = Int8Params(tensor, requires_grad=False, has_fp16_weights=False)
+            module.weight = int8._quantize(device)
         _return_freed_memory()
         return True
 
