@@ -30,7 +30,7 @@ class FrozenInt8Linear(Linear8bitLt):
     def forward(self, x: Tensor) -> Tensor:
         """Return x (..., inputs) times the weights' values, plus bias; gradients flow to x alone."""
         if cast(Int8Params, self.weight).CB is not None:
-            self.init_8bit_state()
+            self.init_8bit_state()  # type: ignore[no-untyped-call]
         product: Tensor = MatMul8bitFp.apply(x, self.weight, None, self.bias, self.state)
         return product
 
@@ -39,7 +39,7 @@ class FrozenNF4Linear(Linear4bit):
     """Weights as NF4 with doubly quantised scales; the product is made in the input's dtype."""
 
     def __init__(self, inputs: int, outputs: int, *, bias: bool, dtype: torch.dtype, device: str) -> None:
-        super().__init__(
+        super().__init__(  # type: ignore[no-untyped-call]
             inputs, outputs, bias, compute_dtype=dtype, compress_statistics=True, quant_type="nf4", device=device
         )
         # On CPUs with AVX512-BF16 a pass without gradient would repack the weights for a product that has none,
