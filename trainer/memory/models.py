@@ -1,0 +1,169 @@
+"""The models of a subject without weights, on the meta device, and the engine that would train them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, cast
+
+import bitsandbytes.functional
+import numpy as np
+import torch
+from bitsandbytes.nn.modules import Int8Params, Params4bit
+from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
+from diffusers.models.unets.unet_2d_condition import UNet2DConditionModel
+from torch import Tensor, nn
+
+from trainer.adapter.attach import attach
+from trainer.adapter.layers import models_by_part
+from trainer.base.families import FAMILIES
+from trainer.base.family import TextEncoder
+from trainer.base.quantised import FrozenInt8Linear, FrozenNF4Linear, quantise_linears
+from trainer.base.source import BaseSource, _clip_model, _diffusers_model
+from trainer.base.text import TextConditioning
+from trainer.config.base import BaseConfig
+from trainer.config.dataset import DatasetConfig, FolderConfig
+from trainer.config.job import Job
+from trainer.memory.subject import Subject
+from trainer.memory.tracer import Tracer
+from trainer.training.build import Parts, put_together
+from trainer.training.loop import Engine
+from trainer.training.precision import DTYPES
+from trainer.training.segments import Segment
+from trainer.training.step import MicroBatch, StepModels
+
+META = torch.device("meta")
+LATENT_SCALE = 8
+_SOURCE = "the base"  # what an error about a config calls it
+
+
+def empty_unet(subject: Subject) -> UNet2DConditionModel:
+    """The UNet in the fit's dtype, quantised where the fit says so."""
+    unet: UNet2DConditionModel = _diffusers_model(UNet2DConditionModel, subject.unet_config, _SOURCE)
+    dtype = dtype_of(subject)
+    if subject.fit.quantise in ("int8", "nf4"):
+        quantise_linears(unet, subject.fit.quantise, dtype, META)
+    for module in list(unet.modules()):
+        for leaf, parameter in list(module.named_parameters(recurse=False)):
+            setattr(module, leaf, placed(module, leaf, torch.empty_like(parameter, dtype=dtype)))
+    return unet.eval().requires_grad_(False)
+
+
+def placed(module: nn.Module, leaf: str, tensor: Tensor) -> nn.Parameter:
+    """A weight of a UNet as it lies on the card, quantised by the same steps as there if its layer is for that."""
+    if leaf == "weight" and isinstance(module, FrozenNF4Linear):
+        weight = Params4bit(tensor, compress_statistics=True, quant_type="nf4", module=cast(Any, module))
+        return cast(nn.Parameter, weight._quantize(META))
+    if leaf == "weight" and isinstance(module, FrozenInt8Linear):
+        return cast(nn.Parameter, Int8Params(tensor, requires_grad=False)._quantize(META))
+    return nn.Parameter(tensor, requires_grad=False)
+
+
+def empty_text_encoders(subject: Subject) -> list[TextEncoder]:
+    """The text encoders in the fit's dtype."""
+    facts = FAMILIES[subject.family].text_encoders
+    models = [
+        _clip_model(fact.model_class, config, _SOURCE) for fact, config in zip(facts, subject.text_configs, strict=True)
+    ]
+    return [nn.Module.to(model, dtype_of(subject)) for model in models]
+
+
+def empty_vae(subject: Subject) -> AutoencoderKL:
+    """The VAE in its own dtype."""
+    vae: AutoencoderKL = _diffusers_model(AutoencoderKL, subject.vae_config, _SOURCE)
+    return nn.Module.to(vae, DTYPES[subject.fit.vae_dtype or "fp32"])
+
+
+def dtype_of(subject: Subject) -> torch.dtype:
+    """The number format that the base computes in."""
+    return DTYPES[subject.fit.dtype or "fp32"]
+
+
+def empty_engine(subject: Subject) -> Engine:
+    """The engine as a run builds it, at step 0, on models without weights; it deals no data."""
+    job = _job(subject)
+    dtype = dtype_of(subject)
+    unet = empty_unet(subject)
+    encoders = empty_text_encoders(subject) if subject.trained_texts else []
+    adapter = attach(
+        subject.family, unet, encoders, subject.recipe, dtype=dtype, generator=lambda _: np.random.default_rng(0)
+    )
+    # A subject answers what is asked of a source here; there is nothing to cache, deal or assemble.
+    nothing = cast(Any, None)
+    parts = Parts(cast(BaseSource, subject), cache=nothing, feed=nothing, assembler=nothing, device=META)
+    models = StepModels(subject.family, unet, tuple(encoders), subject.recipe.clip_skip, dtype)
+    return put_together(job, parts, [Segment(0, job.recipe.steps or 1)], models, adapter)
+
+
+def know_engine(tracer: Tracer, engine: Engine) -> dict[str, str]:
+    """Tells a tracer all that an engine keeps, in the order in which it is placed, and lets it watch the models.
+
+    Returns the module of each of the adapter's weights, by its key.
+    """
+    modules: dict[str, str] = {}
+    working = {id(weight): key for key, weight in engine.adapter.parameters.items()}
+    for part, model in models_by_part(engine.models.unet, engine.models.text_encoders).items():
+        for path, weight in lasting_tensors(model):
+            if id(weight) in working:
+                modules[working[id(weight)]] = f"{part}.{path.removesuffix('.weight')}"
+            else:
+                tracer.know(weight, "weights", f"{part}.{path.rpartition('.')[0]}", f"{part}.{path}")
+        tracer.watch(part, model)
+    for key, weight in engine.adapter.parameters.items():
+        tracer.know(weight, "adapter", modules[key], f"working.{key}")
+    for key, master in engine.masters.masters.items():
+        tracer.know(master, "adapter", modules[key], f"master.{key}")
+    schedule = engine.noise_schedule
+    for name in ("alphas_cumprod", "snr", "signal", "sigma"):
+        tracer.know(getattr(schedule, name), "weights", "noise_schedule", f"noise_schedule.{name}")
+    return modules
+
+
+def lasting_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Parameters with what bitsandbytes keeps beside them, then buffers, by path."""
+    for path, parameter in model.named_parameters():
+        yield path, parameter
+        if isinstance(parameter, Int8Params) and parameter.SCB is not None:
+            yield f"{path}.scale", parameter.SCB
+        if isinstance(parameter, Params4bit) and parameter.quant_state is not None:
+            state: bitsandbytes.functional.QuantState = parameter.quant_state
+            yield f"{path}.absmax", state.absmax
+            yield f"{path}.code", state.code
+            yield f"{path}.offset", state.offset
+            yield f"{path}.state2.absmax", state.state2.absmax
+            yield f"{path}.state2.code", state.state2.code
+    yield from model.named_buffers()
+
+
+def micro_batch(subject: Subject, bucket: tuple[int, int], pictures: int) -> MicroBatch:
+    """A micro-batch as the assembler makes it, on the CPU, its numbers left as they come; ``bucket`` is (w, h)."""
+    width, height = (side // LATENT_SCALE for side in bucket)
+    latents = torch.empty(pictures, 4, height, width)
+    chunks, dtype, config = subject.recipe.token_chunks, dtype_of(subject), subject.unet_config
+    pooled = None
+    if subject.family == "sdxl":
+        wide = config["projection_class_embeddings_input_dim"] - 6 * config["addition_time_embed_dim"]
+        pooled = torch.empty(pictures, wide, dtype=dtype)
+    text = TextConditioning(torch.empty(pictures, chunks + 2, config["cross_attention_dim"], dtype=dtype), pooled)
+    ids = torch.zeros(pictures, chunks // 75 * 77, dtype=torch.int64)
+    live = subject.trained_texts
+    return MicroBatch(
+        latents=latents,
+        noise=latents.clone(),
+        input_noise=latents.clone() if subject.recipe.objective.input_perturbation else None,
+        timesteps=torch.zeros(pictures, dtype=torch.int64),
+        text=None if live else text,
+        tokens=tuple(ids.clone() for _ in subject.text_configs) if live else None,
+        time_ids=torch.empty(pictures, 6) if subject.family == "sdxl" else None,
+        mask=latents[:, :1].clone() if subject.masks else None,
+        weights=torch.ones(pictures),
+    )
+
+
+def _job(subject: Subject) -> Job:
+    return Job(
+        name="forecast",
+        base=BaseConfig(model="base", family=subject.family),
+        dataset=DatasetConfig(folders=(FolderConfig(path="pictures"),)),
+        recipe=subject.recipe,
+        fit=subject.fit,
+    )

@@ -1,0 +1,377 @@
+"""Records on tapes what PyTorch does to memory: storages of meta tensors, born and dying, and the work between."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch._ops import OpOverload
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+from trainer.memory.kernels import IN_PLACE_IN_BACKWARD, AttentionKernel, as_on_cuda, gemm_4bit, hidden_bytes
+from trainer.memory.tape import Storage, StorageKind, Tape, Work, WorkKind
+
+aten = torch.ops.aten
+
+# cuBLAS takes a workspace for each thread that multiplies, the caller's and autograd's, and keeps it. How large it is
+# depends on the card: this is the size on consumer cards, which a replay replaces.
+CUBLAS_WORKSPACE = 8_519_680
+
+_GEMMS = {aten.mm, aten.addmm, aten.bmm, aten.baddbmm}
+_CONVOLUTIONS = {aten.convolution, aten.convolution_backward}
+# These return the memory they were given without saying so.
+_UNDECLARED_VIEWS = {aten._unsafe_view.default}
+
+
+class _Living(weakref.ref[torch.UntypedStorage]):
+    """A storage that is alive, with what the tape says of it."""
+
+    __slots__ = ("address", "bytes", "index", "kind", "module", "name", "stage")
+
+    address: int
+    bytes: int
+    index: int
+    """Its place on the current tape; -1 while it is on none."""
+    kind: StorageKind | None
+    module: str
+    name: str | None
+    stage: str
+
+
+class _Operation(NamedTuple):
+    """What is known of an operator, whatever it is called with."""
+
+    births: bool
+    """Whether it may return new memory."""
+    works: bool
+    """Whether it touches memory; else it only looks at it in another way."""
+    work: WorkKind
+    flops: Callable[..., int] | None
+    instead: Callable[..., Any] | None
+    """What is called in its place."""
+
+
+class _Cost(NamedTuple):
+    """What one operation at certain shapes costs."""
+
+    dtype: str
+    flops: int
+    bytes: int
+
+
+class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """While active, records the storages of meta tensors that are born and die, and every operation's work.
+
+    Storages on other devices are not seen. What is recorded between two calls of :meth:`cut` is one tape; the same
+    operations give the same tape. The buffers that cuDNN takes for a convolution are storages of kind "workspace" and
+    module "cudnn", as large as input, weight and output together; cuBLAS' are named, of module "cublas".
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._operations: dict[OpOverload, _Operation] = {}
+        self._costs: dict[tuple[Any, ...], _Cost] = {}
+        self._alive: dict[int, _Living] = {}
+        self._storages: list[_Living | Storage] = []
+        self._events: list[int] = []
+        self._work: dict[tuple[Any, ...], int] = {}
+        self._workspaces: set[str] = set()
+        self._outer_stage = ""
+        self._stage = ""
+        self._stage_began = 0
+        self._summands: tuple[_Living, ...] = ()
+        """What the latest storage may overwrite instead of being born."""
+        self._modules: list[str] = [""]
+        # Which module ran when: the autograd nodes from one number on belong to the module beside it.
+        self._node_numbers = [0]
+        self._node_modules = [""]
+        self._node_module = ""
+        self._hooks: list[Any] = []
+
+    def close(self) -> None:
+        """Takes the hooks off the watched modules and forgets what is alive."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+        self._alive.clear()
+
+    def know(self, tensor: Tensor, kind: StorageKind, module: str, name: str | None = None) -> None:
+        """Says what a tensor's storage is; one that is not known yet counts as born now.
+
+        ``name`` is its name where it outlives the tape, unless it has one; no two that live at once may share one.
+        """
+        storage = tensor.untyped_storage()
+        living = self._alive.get(storage._cdata) or self._bear(storage)
+        living.kind, living.module = kind, module
+        living.name = living.name or name
+
+    def knows(self, tensor: Tensor) -> bool:
+        """Whether a tensor's storage was seen being born, or told of."""
+        return tensor.untyped_storage()._cdata in self._alive
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Names what goes on inside. In "forward", what autograd does is told apart: "backward" and "recompute"."""
+        outer, self._outer_stage = self._outer_stage, name
+        try:
+            yield
+        finally:
+            self._outer_stage = outer
+
+    def watch(self, prefix: str, module: nn.Module) -> None:
+        """Lets storages be told by the path of the module that takes them, in its forward and its backward."""
+        for path, part in module.named_modules():
+            name = f"{prefix}.{path}" if path else prefix
+            self._hooks.append(part.register_forward_pre_hook(partial(self._enter, name)))
+            # Checkpointing leaves a module by an exception once it has recomputed enough.
+            self._hooks.append(part.register_forward_hook(self._leave, always_call=True))
+
+    def cut(self, name: str) -> Tape:
+        """Ends the current tape and begins the next; what is alive is left to later tapes under its name."""
+        self._follow_stage()
+        for number, living in enumerate(self._alive.values()):
+            living.name = living.name or f"{name}:{number}"
+        tape = Tape(
+            name=name,
+            storages=tuple(self._finished(storage) for storage in self._storages),
+            events=np.array(self._events, dtype=np.int32),
+            work=tuple(
+                Work(kind, cost.dtype, stage, cost.flops, cost.bytes, count)
+                for (kind, stage, cost, *_), count in self._work.items()
+            ),
+        )
+        for living in self._alive.values():
+            living.index = -1
+        self._storages, self._events, self._work, self._stage_began = [], [], {}, 0
+        self._workspaces.clear()
+        self._summands = ()
+        return tape
+
+    def __torch_dispatch__(
+        self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Runs one operation and records it."""
+        kwargs = kwargs or {}
+        operation = self._operations.get(func) or self._look_up(func)
+        if not operation.works:
+            return func(*args, **kwargs)
+        if operation.instead is not None and _on_meta(args):
+            with self:
+                return operation.instead(*args, **kwargs)
+        result = func(*args, **kwargs)
+        outputs = result if isinstance(result, (tuple, list)) else (result,)
+        tensors = [tensor for tensor in _tensors(args) if tensor.is_meta]
+        made = [output for output in outputs if isinstance(output, Tensor) and output.is_meta]
+        if tensors or made:
+            self._follow_stage()
+            if operation.births:
+                self._note_births(func, args, made)
+            self._note_work(func, operation, args, kwargs, result, tensors, made)
+        return result
+
+    def _note_births(self, func: OpOverload, args: Sequence[Any], made: Sequence[Tensor]) -> None:
+        for output in made:
+            storage = output.untyped_storage()
+            if storage._cdata not in self._alive and storage.nbytes():
+                self._bear(storage)
+        self._summands = ()
+        if func in IN_PLACE_IN_BACKWARD and self._stage == "backward":
+            self._summands = tuple(self._replaceable(args))
+        for size in hidden_bytes(func, args):
+            self._note_buffer(Storage(size, "temporary", self._module(), self._stage))
+
+    def _note_work(
+        self,
+        func: OpOverload,
+        operation: _Operation,
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        result: Any,
+        tensors: Sequence[Tensor],
+        made: Sequence[Tensor],
+    ) -> None:
+        """Counts the operation, its flops once for all of these shapes; takes the workspaces that it needs."""
+        shapes = (func, *[(tensor.shape, tensor.dtype) for tensor in (*tensors, *made)])
+        cost = self._costs.get(shapes)
+        if cost is None:
+            flops = operation.flops(*args, **kwargs, out_val=result) if operation.flops else 0
+            size = sum(tensor.numel() * tensor.itemsize for tensor in (*tensors, *made))
+            dtype = str((*made, *tensors)[0].dtype).removeprefix("torch.")
+            cost = self._costs[shapes] = _Cost(dtype, flops, size)
+        key = (operation.work, self._stage, cost, shapes)
+        self._work[key] = self._work.get(key, 0) + 1
+        if operation.work == "gemm":
+            thread = "autograd" if self._stage in ("backward", "recompute") else "caller"
+            self._note_workspace(Storage(CUBLAS_WORKSPACE, "workspace", "cublas", self._stage, f"cublas.{thread}"))
+        elif operation.work == "conv":
+            self._note_buffer(Storage(cost.bytes, "workspace", "cudnn", self._stage))
+
+    def _note_buffer(self, buffer: Storage) -> None:
+        """A buffer that lives within one operation."""
+        index = len(self._storages)
+        self._storages.append(buffer)
+        self._events += (index, ~index)
+
+    def _note_workspace(self, workspace: Storage) -> None:
+        """A buffer that is kept for good from its first use on."""
+        if workspace.name is not None and workspace.name not in self._workspaces:
+            self._workspaces.add(workspace.name)
+            self._events.append(len(self._storages))
+            self._storages.append(workspace)
+
+    def _bear(self, storage: torch.UntypedStorage) -> _Living:
+        living = _Living(storage, self._die)
+        living.address, living.bytes = storage._cdata, storage.nbytes()
+        living.kind, living.name = None, None
+        living.module, living.stage = self._module(), self._stage
+        living.index = len(self._storages)
+        self._storages.append(living)
+        self._events.append(living.index)
+        self._alive[living.address] = living
+        return living
+
+    def _die(self, living: Any) -> None:
+        if self._alive.pop(living.address, None) is None:
+            return
+        spared = any(living is summand for summand in self._summands)
+        if spared and living.index >= 0 and self._events[-1] == len(self._storages) - 1:
+            self._overwrite(living)
+            return
+        if living.index < 0:
+            living.index = len(self._storages)
+            self._storages.append(living)
+        self._events.append(~living.index)
+
+    def _replaceable(self, args: Sequence[Any]) -> Iterator[_Living]:
+        """The operands that CUDA may overwrite: dense ones of the result's dtype."""
+        for tensor in args[:2]:
+            if isinstance(tensor, Tensor) and tensor.is_contiguous():
+                living = self._alive.get(tensor.untyped_storage()._cdata)
+                if living is not None:
+                    yield living
+
+    def _overwrite(self, operand: _Living) -> None:
+        """The latest storage was computed in place of an operand, since nothing held that any more."""
+        self._events.pop()
+        heir = self._storages.pop()
+        assert isinstance(heir, _Living)
+        self._storages[operand.index] = heir
+        heir.index, heir.bytes = operand.index, operand.bytes
+        heir.kind, heir.module, heir.stage, heir.name = operand.kind, operand.module, operand.stage, operand.name
+        self._summands = ()
+
+    def _follow_stage(self) -> None:
+        """Notices where autograd begins and ends, and where checkpointing recomputes within it."""
+        stage = self._outer_stage
+        if stage == "forward" and torch._C._current_graph_task_id() != -1:
+            stage = "recompute" if torch.is_grad_enabled() else "backward"
+        if stage == self._stage:
+            return
+        if stage == "backward":  # what is left of a forward now was kept for this
+            for storage in self._storages[self._stage_began :]:
+                if isinstance(storage, _Living) and storage.kind is None and storage() is not None:
+                    storage.kind = "activations"
+        self._stage, self._stage_began = stage, len(self._storages)
+
+    def _module(self) -> str:
+        """The module at work: the one that runs, or the one whose backward it is."""
+        if self._stage != "backward":
+            return self._modules[-1]
+        node: Any = torch._C._current_autograd_node()
+        if node is not None:
+            number = node._sequence_nr()
+            # Nodes that put gradients into weights have no place in the order: they come after their weight's use.
+            if number < torch._C._autograd._get_sequence_nr():
+                self._node_module = self._node_modules[bisect_right(self._node_numbers, number) - 1]
+        return self._node_module
+
+    def _enter(self, name: str, module: nn.Module, args: Any) -> None:
+        self._modules.append(name)
+        self._mark_nodes()
+
+    def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
+        self._modules.pop()
+        self._mark_nodes()
+
+    def _mark_nodes(self) -> None:
+        number: int = torch._C._autograd._get_sequence_nr()
+        if number == self._node_numbers[-1]:
+            self._node_modules[-1] = self._modules[-1]
+        else:
+            self._node_numbers.append(number)
+            self._node_modules.append(self._modules[-1])
+
+    def _finished(self, storage: _Living | Storage) -> Storage:
+        if isinstance(storage, Storage):
+            return storage
+        alive = storage() is not None
+        kind: StorageKind = "optimizer" if alive and storage.stage == "optimizer" else "temporary"
+        return Storage(storage.bytes, storage.kind or kind, storage.module, storage.stage, storage.name)
+
+    def _look_up(self, func: OpOverload) -> _Operation:
+        packet = func.overloadpacket
+        kind: WorkKind = "other"
+        if packet in _GEMMS:
+            kind = "gemm"
+        elif packet in _CONVOLUTIONS:
+            kind = "conv"
+        elif "attention" in packet.__name__:
+            kind = "attention"
+        operation = _Operation(
+            births=any(value.alias_info is None for value in func._schema.returns),
+            works=not (func.is_view or func in _UNDECLARED_VIEWS),
+            work=kind,
+            flops=flop_registry.get(packet),
+            instead=_INSTEAD.get(func),
+        )
+        self._operations[func] = operation
+        return operation
+
+
+@contextmanager
+def recording(kernel: AttentionKernel) -> Iterator[Tracer]:
+    """A tracer at work, with the operations of a card whose attention is computed by ``kernel``."""
+    tracer = Tracer()
+    collecting = gc.isenabled()
+    gc.disable()  # what hangs in cycles would otherwise die at moments that depend on what ran before
+    try:
+        with as_on_cuda(kernel), tracer:
+            yield tracer
+    finally:
+        tracer.close()
+        if collecting:
+            gc.enable()
+
+
+def _on_meta(args: Sequence[Any]) -> bool:
+    return isinstance(args[0], Tensor) and args[0].is_meta
+
+
+def _tensors(args: Sequence[Any]) -> Iterator[Tensor]:
+    for value in args:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, (tuple, list)):
+            for item in value:
+                if isinstance(item, Tensor):
+                    yield item
+
+
+def _read_number(tensor: Tensor) -> float:
+    """What a program reads from the device: there is nothing to read, and any number will do."""
+    return 1.0
+
+
+_INSTEAD: dict[OpOverload, Callable[..., Any]] = {
+    aten._local_scalar_dense.default: _read_number,
+    torch.ops.bitsandbytes.gemm_4bit.default: gemm_4bit,
+}
