@@ -15,7 +15,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
+
+from trainer.protocol.forecast import ForecastPhase
 
 Phase = Literal["download", "load", "check", "cache_pictures", "cache_texts", "train", "preview", "validate", "save"]
 Outcome = Literal["done", "paused", "stopped", "failed"]
@@ -167,6 +169,73 @@ class Notice(Event):
 
 
 @dataclass(frozen=True)
+class MemoryExhausted(Event):
+    """Memory ran out; what follows says how the run went on. What is not known is None or empty."""
+
+    type: ClassVar[str] = "memory_exhausted"
+    phase: Phase
+    step: int
+    """How many optimizer steps were done."""
+    requested: int | None
+    """Bytes that were asked for and not given."""
+    stage: str
+    """What a step was doing: "forward", "backward", "accumulate", "measure", "clip", "optimizer" or "refresh"."""
+    module: str
+    """Where in the model, such as "unet.up_blocks.1.attentions.0"."""
+    allocated: int | None
+    """Bytes in use on the card at that moment."""
+    reserved: int | None
+    """Bytes that PyTorch had taken from the driver."""
+    forecast: int | None
+    """Bytes that this phase was forecast to take from the driver at its peak."""
+
+
+@dataclass(frozen=True)
+class SteppedDown(Event):
+    """The run goes on under a plan that needs less memory, from `step` (steps done) on."""
+
+    type: ClassVar[str] = "stepped_down"
+    step: int
+    rung: int
+    """Its number on the ladder, from 1."""
+    changes: Mapping[str, Any]
+    """The keys of the fit that change, with their new values."""
+    exact: bool
+    """Whether the result stays the same bit for bit."""
+
+
+@dataclass(frozen=True)
+class Slow(Event):
+    """Steps have become much slower than they were; said once until they are quick again."""
+
+    type: ClassVar[str] = "slow"
+    step: int
+    seconds: float
+    median: float
+    """Of steps of the same sizes before."""
+    reason: str
+    """A code: "spilled", "others", "hot" or "unknown"."""
+    detail: str
+    """What the reason rests on, such as "chrome.exe 1.1 GiB" or "91 °C"; may be empty."""
+
+
+@dataclass(frozen=True)
+class PhaseMemory(Event):
+    """The highest use of memory in a phase so far, in bytes; what is not known is None."""
+
+    type: ClassVar[str] = "phase_memory"
+    phase: ForecastPhase
+    allocated: int | None
+    """Handed out by PyTorch's allocator on the card."""
+    reserved: int | None
+    """Taken by it from the driver."""
+    device: int | None
+    """Taken from the driver by this process, CUDA context included."""
+    host: int | None
+    """Private main memory of this process, looked at after every step and at the end of a phase."""
+
+
+@dataclass(frozen=True)
 class ErrorEvent(Event):
     """Why the attempt ends: what happened and what to do."""
 
@@ -209,6 +278,10 @@ TYPES: Mapping[str, type[Event]] = {
         Skipped,
         CommandEvent,
         Notice,
+        MemoryExhausted,
+        SteppedDown,
+        Slow,
+        PhaseMemory,
         ErrorEvent,
         Finished,
     )

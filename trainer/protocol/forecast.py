@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from trainer.protocol import atomic
 
 ForecastPhase = Literal[
     "load",
@@ -82,3 +86,42 @@ class Forecast:
     """The share by which an estimate may be off; 0 for an exact forecast."""
     time_factor: float = 1.0
     """What finished runs had all seconds here multiplied with, so that the next correction can undo it."""
+    flops: float = 0.0
+    """What all training steps of the run compute, recomputed activations included; 0 when not known."""
+    flops_limit: float = 0.0
+    """FLOP/s of the card's dense matrix units in the base's number format; 0 when not known."""
+
+    def of(self, phase: str) -> PhaseForecast | None:
+        """The part for one phase; None when it is not in the forecast."""
+        return next((part for part in self.phases if part.phase == phase), None)
+
+
+def write_forecast(path: Path, forecast: Forecast) -> None:
+    """Write a forecast as JSON in one step; raises OSError when it cannot be written."""
+    atomic.write_json(path, asdict(forecast))
+
+
+def read_forecast(path: Path) -> Forecast | None:
+    """Read a forecast back; None when there is none or it cannot be read, for it decides nothing."""
+    try:
+        found = json.loads(atomic.read_text(path))
+        phases = tuple(_phase(phase) for phase in found["phases"])
+        return Forecast(**{**known(Forecast, found), "phases": phases})
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return None
+
+
+def _phase(found: Mapping[str, Any]) -> PhaseForecast:
+    peaks = tuple(_peak(peak) for peak in found.get("peaks", ()))
+    timeline = tuple((allocated, reserved) for allocated, reserved in found.get("timeline", ()))
+    return PhaseForecast(**{**known(PhaseForecast, found), "peaks": peaks, "timeline": timeline})
+
+
+def _peak(found: Mapping[str, Any]) -> Peak:
+    largest = tuple((module, size) for module, size in found["largest"])
+    return Peak(**{**known(Peak, found), "largest": largest})
+
+
+def known(kind: type, found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those of the keys found that a dataclass has: keys of newer versions are passed over."""
+    return {name: found[name] for name in kind.__dataclass_fields__ if name in found}  # type: ignore[attr-defined]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.protocol import atomic
+from trainer.protocol.forecast import known
 
 
 @dataclass(frozen=True)
@@ -82,13 +83,9 @@ def read_report(path: Path) -> RunReport:
 def report_from(found: Mapping[str, Any]) -> RunReport:
     """Build a report from what JSON gives; raises TypeError, KeyError or AttributeError when it is of another shape."""
     phases = {name: _phase(phase) for name, phase in found.get("phases", {}).items()}
-    return RunReport(**{**_known(RunReport, found), "phases": phases})
+    return RunReport(**{**known(RunReport, found), "phases": phases})
 
 
 def _phase(found: Mapping[str, Any]) -> PhaseReport:
-    memory = {name: Memory(**_known(Memory, found[name])) for name in ("forecast", "measured") if found.get(name)}
-    return PhaseReport(**{**_known(PhaseReport, found), **memory})
-
-
-def _known(kind: type, found: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: found[name] for name in kind.__dataclass_fields__ if name in found}  # type: ignore[attr-defined]
+    memory = {name: Memory(**known(Memory, found[name])) for name in ("forecast", "measured") if found.get(name)}
+    return PhaseReport(**{**known(PhaseReport, found), **memory})

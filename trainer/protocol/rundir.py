@@ -51,6 +51,8 @@ class RunDirectory:
         self.listing = path / "dataset.jsonl"
         self.run = path / "run.json"
         self.status = path / "status.json"
+        self.forecast = path / "forecast.json"
+        self.report = path / "report.json"
         self.events = path / "events.jsonl"
         self.console = path / "console.log"
         self.commands = path / "commands"
