@@ -1,0 +1,189 @@
+import itertools
+import json
+import threading
+from dataclasses import replace
+
+import pytest
+
+from trainer.memory import calibration
+from trainer.memory.calibration import Correction, calibration_file, corrections, learn
+from trainer.protocol.report import Memory, PhaseReport, RunReport
+
+MIB = 1 << 20
+GIB = 1 << 30
+CARD, SYSTEM, VERSIONS = "NVIDIA GeForce RTX 3060", "Windows", {"torch": "2.13.0"}
+
+
+def phase(forecast=8 * GIB, measured=8 * GIB, device=None, shortfall=0, seconds=100.0, forecast_seconds=100.0):
+    return PhaseReport(
+        seconds, Memory(forecast, forecast), forecast_seconds, Memory(measured, measured, device), shortfall
+    )
+
+
+def report(card=CARD, system=SYSTEM, torch="2.13.0", time_factor=1.0, **phases):
+    return RunReport(
+        card=card,
+        system=system,
+        versions={"torch": torch},
+        seconds=200.0,
+        forecast_seconds=100.0,
+        pictures_per_second=1.0,
+        flops_per_second=None,
+        share_of_limit=None,
+        phases=phases,
+        time_factor=time_factor,
+    )
+
+
+def known():
+    return corrections(CARD, SYSTEM, VERSIONS)
+
+
+def test_without_evidence_the_margin_is_three_per_cent_and_256_mib():
+    found = known()
+    assert found == Correction()
+    assert found.margin_bytes(8 * GIB) == pytest.approx(0.03 * 8 * GIB + 256 * MIB, abs=1)
+    assert found.time_factor == 1.0
+    assert found.context_bytes is None
+
+
+def test_the_margin_shrinks_as_runs_agree_and_is_halved_on_its_way_after_five():
+    margins = []
+    for _ in range(6):
+        margins.append(known().margin_bytes(8 * GIB))
+        assert learn(report(train=phase())) is None
+    assert margins == sorted(set(margins), reverse=True)
+    last = 0.005 * 8 * GIB + 64 * MIB
+    assert margins[5] - last == pytest.approx((margins[0] - last) / 2, abs=2)
+    assert known().runs == 6
+
+
+@pytest.mark.parametrize("reserved", [0, 1, 3 * GIB, 24 * GIB])
+def test_the_margin_is_monotone_and_never_below_the_worst_error(reserved):
+    runs, shares, sizes = (0, 1, 2, 7, 1000), (0.0, 0.01, 0.2), (0, MIB, 5 * GIB)
+    for n, share, size in itertools.product(runs, shares, sizes):
+        margin = Correction(runs=n, worst_share=share, worst_bytes=size).margin_bytes(reserved)
+        assert margin >= max(share * reserved, size, 0.005 * reserved)
+        assert margin >= Correction(runs=n + 1, worst_share=share, worst_bytes=size).margin_bytes(reserved)
+        assert margin <= Correction(runs=n, worst_share=share + 0.1, worst_bytes=size + MIB).margin_bytes(reserved)
+        assert margin <= Correction(runs=n, worst_share=share, worst_bytes=size).margin_bytes(reserved + GIB)
+
+
+def test_one_bad_run_holds_the_margin_up_however_many_good_ones_follow():
+    learn(report(train=phase(forecast=4 * GIB, measured=5 * GIB)))
+    for _ in range(20):
+        learn(report(train=phase(), preview=phase()))
+    found = known()
+    assert (found.worst_share, found.worst_bytes) == (0.25, GIB)
+    assert found.margin_bytes(8 * GIB) == 2 * GIB
+    assert found.margin_bytes(2 * GIB) == GIB
+
+
+def test_memory_that_was_asked_for_and_not_had_counts_as_needed():
+    learn(report(train=phase(forecast=8 * GIB, measured=8 * GIB, shortfall=GIB)))
+    assert known().worst_bytes == GIB
+
+
+def test_what_was_forecast_too_high_asks_for_no_margin():
+    learn(report(train=phase(forecast=9 * GIB, measured=8 * GIB)))
+    assert (known().worst_bytes, known().worst_share) == (0, 0.0)
+
+
+def test_the_context_is_the_most_that_was_held_outside_the_allocator():
+    learn(report(load=phase(device=8 * GIB + 300 * MIB), train=phase(device=8 * GIB + 320 * MIB), save=phase()))
+    learn(report(train=phase(device=8 * GIB + 310 * MIB)))
+    assert known().context_bytes == 320 * MIB
+    assert corrections("another", SYSTEM, VERSIONS) == corrections(CARD, "Linux", VERSIONS) == Correction()
+
+
+def test_time_is_corrected_towards_what_was_measured_with_earlier_corrections_undone():
+    learn(report(train=phase(seconds=400.0)))
+    assert known().time_factor == pytest.approx(2.0)  # the forecast itself counts for one run
+    learn(report(time_factor=2.0, train=phase(seconds=200.0)))
+    assert known().time_factor == pytest.approx(4 ** (2 / 3))
+    for _ in range(60):
+        learn(report(time_factor=2.0, train=phase(seconds=200.0)))
+    assert known().time_factor == pytest.approx(4.0, rel=0.05)
+
+
+def test_time_without_phases_is_that_of_the_whole_run_and_absurd_factors_are_held_back():
+    learn(report())
+    assert known().time_factor == pytest.approx(2**0.5)
+    for _ in range(20):
+        learn(report(train=phase(seconds=1e6)))
+    assert known().time_factor == 10.0
+
+
+def test_another_version_of_torch_is_heeded_but_not_trusted():
+    learn(report(torch="2.12.0", train=phase(measured=9 * GIB, device=10 * GIB)))
+    found = known()
+    assert (found.runs, found.context_bytes, found.worst_bytes) == (0, GIB, GIB)
+    learn(report(train=phase(device=8 * GIB + 300 * MIB)))
+    found = known()
+    assert (found.runs, found.context_bytes, found.worst_bytes) == (1, 300 * MIB, GIB)
+
+
+def test_runs_on_the_cpu_teach_time_only():
+    learn(report(card="cpu", train=PhaseReport(150.0, None, 100.0)))
+    found = corrections("cpu", SYSTEM, VERSIONS)
+    assert (found.context_bytes, found.worst_bytes) == (None, 0)
+    assert found.time_factor == pytest.approx(1.5**0.5)
+
+
+def test_only_the_newest_runs_and_the_worst_are_kept():
+    learn(report(train=phase(measured=9 * GIB)))
+    learn(report(card="other"))
+    for _ in range(calibration.KEPT + 5):
+        learn(report(train=phase()))
+    runs = json.loads(calibration_file().read_text(encoding="utf-8"))["runs"]
+    assert len(runs) == calibration.KEPT + 2
+    assert known().worst_bytes == GIB
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"schema": 1}', '{"schema": 1, "runs": 3}', '{"schema": 2, "runs": []}', "[" * 100_000]
+)
+def test_a_damaged_file_is_told_of_put_aside_and_begun_anew(text):
+    calibration_file().write_text(text, encoding="utf-8")
+    found = known()
+    assert replace(found, damage=None) == Correction()
+    assert str(calibration_file()) in found.damage
+    assert learn(report(train=phase())) is None
+    assert known().runs == 1
+    assert known().damage is None
+    assert calibration_file().with_suffix(".damaged.json").read_text(encoding="utf-8") == text
+
+
+def test_a_file_that_is_not_text_is_damaged():
+    calibration_file().write_bytes(b"\xff\xfe\x00")
+    assert "damaged" in known().damage
+
+
+@pytest.mark.parametrize("wrong", [None, 3, {}, {"card": CARD}, {"phases": {"train": {"seconds": "x"}}}])
+def test_entries_that_cannot_be_read_do_not_hide_the_others(wrong):
+    learn(report(train=phase(measured=9 * GIB)))
+    file = json.loads(calibration_file().read_text(encoding="utf-8"))
+    if isinstance(wrong, dict) and "phases" in wrong:
+        wrong = {**file["runs"][0], "phases": {"train": {**file["runs"][0]["phases"]["train"], "seconds": "x"}}}
+    file["runs"].append(wrong)
+    calibration_file().write_text(json.dumps(file), encoding="utf-8")
+    found = known()
+    assert (found.runs, found.worst_bytes) == (1, GIB)
+    assert "1 of the 2 finished runs" in found.damage
+    learn(report(train=phase()))
+    assert (known().runs, known().damage) == (2, None)
+
+
+def test_a_folder_that_cannot_be_written_is_told_not_raised(per_user_folder, monkeypatch):
+    (per_user_folder / "file").write_bytes(b"")
+    monkeypatch.setenv("IMPASTO_HOME", str(per_user_folder / "file"))
+    assert "was not kept" in learn(report(train=phase()))
+
+
+def test_runs_that_end_at_once_all_count():
+    threads = [threading.Thread(target=learn, args=(report(train=phase()),)) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert known().runs == 8
