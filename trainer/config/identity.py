@@ -20,7 +20,7 @@ def identity(job: Job) -> dict[str, object]:
     recipe = {key: value for key, value in data["recipe"].items() if key not in LENGTH_KEYS}
     fit = {key: data["fit"][key] for key in FIT_NUMERICS}
     kept = {"base": data["base"], "dataset": data["dataset"], "recipe": recipe, "fit": fit}
-    return dict(_flat(kept, ""))
+    return dict(flat(kept, ""))
 
 
 def differences(old: Mapping[str, object], new: Mapping[str, object]) -> list[str]:
@@ -32,12 +32,13 @@ def differences(old: Mapping[str, object], new: Mapping[str, object]) -> list[st
     ]
 
 
-def _flat(value: object, key: str) -> Iterator[tuple[str, object]]:
+def flat(value: object, key: str) -> Iterator[tuple[str, object]]:
+    """The single values of nested JSON tables as (dotted key, value); ``key`` is put before each."""
     if isinstance(value, list) and value and isinstance(value[0], dict):
         value = {str(number): item for number, item in enumerate(value)}
     if isinstance(value, dict):
         for name, inner in value.items():
-            yield from _flat(inner, f"{key}.{name}" if key else name)
+            yield from flat(inner, f"{key}.{name}" if key else name)
     else:
         yield key, value
 

@@ -115,7 +115,7 @@ def new_job_text(
     lines = [
         *_comment("A LoRA for Impasto. Start it with: python -m trainer train job.toml"),
         *_comment("Paths are counted from this file. Write Windows paths in 'single quotes'."),
-        *_set_lines(job, ""),
+        *stated_lines(job, ""),
         "",
         *_fit_lines(job.recipe, family, machine),
         "",
@@ -155,13 +155,13 @@ def _near(path: Path, folder: Path) -> str:
     return relative if relative.startswith("..") else f"./{relative}"
 
 
-def _set_lines(section: Section, path: str) -> Iterator[str]:
-    """The lines of the keys that are set, explained; tables after keys."""
+def stated_lines(section: Section, path: str) -> Iterator[str]:
+    """The lines of the keys that ``section`` states, each explained; tables after keys, named from ``path`` on."""
     tables: list[tuple[str, Section, str]] = []
     for name, field in type(section).model_fields.items():
         value = getattr(section, name)
         key = f"{path}.{field.alias or name}" if path else field.alias or name
-        if name not in section.model_fields_set:
+        if name not in section.model_fields_set or value is None:
             continue
         if isinstance(value, Section):
             tables.append((key, value, f"[{key}]"))
@@ -170,7 +170,7 @@ def _set_lines(section: Section, path: str) -> Iterator[str]:
         else:
             yield from _key_lines(field.alias or name, field, value, comments=True)
     for key, inner, header in tables:
-        body = list(_set_lines(inner, key))
+        body = list(stated_lines(inner, key))
         # A table that only holds tables needs no header of its own.
         yield from ("", header) if body and body[0] else ()
         yield from body

@@ -1,0 +1,136 @@
+"""Reads a preset that somebody sent: bounded before it is parsed, checked whole, every fault named at once."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from trainer.config.presets.picture import picture_fault
+from trainer.config.presets.preset import SCHEMA, Preset
+from trainer.config.presets.texts import text_faults
+from trainer.config.problems import faults_sentence, problems
+from trainer.config.toml_file import FileKind, parse_toml, printable, read_text
+from trainer.errors import JobError
+
+REMEDY = (
+    "Ask whoever made it for a good one, or correct what is named; `python -m trainer presets share` writes such files."
+)
+PRESET_FILE = FileKind(
+    word="preset",
+    largest=512 * 1024,
+    limit="512 KiB",
+    remedy=REMEDY,
+    wrong_file="Name the preset's .toml file itself; a preset with a picture takes about 100 KiB.",
+    missing="Check the path; `python -m trainer presets list` shows the presets that you have.",
+)
+
+# Parsing takes the square of a dotted key's length, and each unknown key costs a search for the one that is meant.
+# A preset with every key has 170 of them, takes 3 KiB without its texts, nests 3 deep; its longest key has 4 parts.
+_MOST_SYNTAX = 12 * 1024
+_MOST_KEYS = 300
+_DEEPEST = 8
+_LONGEST_FAULT = 400
+_MOST_FAULTS = 30
+
+# A text or comment, closed or not: it matches wherever one begins, so that no byte is looked at twice.
+_TEXT_OR_COMMENT = re.compile(
+    r'"""(?:\\.|[^\\])*?(?:"""|\Z)'
+    r"|'''.*?(?:'''|\Z)"
+    r'|"(?:\\[^\n]|[^"\\\n])*+"?'
+    r"|'[^'\n]*+'?"
+    r"|\#[^\n]*+",
+    re.DOTALL,
+)
+
+
+def load_preset(path: Path) -> Preset:
+    """Read the preset file at ``path``.
+
+    Raises JobError, whose ``problems`` name every fault, for a file that is unreadable, too large, no UTF-8, no TOML,
+    nested too deep, a job, of a newer schema, or holds keys, values, texts or a picture that no preset may hold.
+    """
+    return parse_preset(read_text(path, PRESET_FILE), path.name)
+
+
+def parse_preset(text: str, source: str) -> Preset:
+    """Make a Preset of TOML ``text``; ``source`` names it in errors. Raises JobError as ``load_preset`` does."""
+    source = printable(source, 120)
+    _require_modest(text, source)
+    data = parse_toml(text, source, PRESET_FILE)
+    _require_modest_values(data, source)
+    _require_known_schema(data, source)
+    faults = [*text_faults(data), *_picture_faults(data)]
+    try:
+        preset = Preset.model_validate(data)
+    except ValidationError as error:
+        faults += [fault for fault in problems(error, Preset) if not _told(fault, faults)]
+    if faults:
+        told = tuple(printable(fault, _LONGEST_FAULT) for fault in faults[:_MOST_FAULTS])
+        more = f"\n  and {len(faults) - _MOST_FAULTS:,} more" if len(faults) > _MOST_FAULTS else ""
+        raise JobError("preset.invalid", faults_sentence(source, told) + more, REMEDY, told)
+    return preset
+
+
+def _require_modest(text: str, source: str) -> None:
+    """Refuse what would keep the parser busy: by what is left of the file without its texts and comments."""
+    syntax = _TEXT_OR_COMMENT.sub("_", text)
+    if len(re.sub(r"\s+", "", syntax)) > _MOST_SYNTAX or syntax.count("=") > _MOST_KEYS:
+        raise JobError("preset.large", f"{source} holds more keys and values than any preset has.", REMEDY)
+    depth = deepest = 0
+    for bracket in re.findall(r"[][{}]", syntax):
+        depth += 1 if bracket in "[{" else -1
+        deepest = max(deepest, depth)
+    parts = max(line.count(".") for line in re.split(r"[\n=]", syntax))
+    if max(deepest, parts) > _DEEPEST:
+        raise _too_deep(source)
+
+
+def _require_modest_values(data: Mapping[str, Any], source: str) -> None:
+    """Refuse tables in tables in tables, however they were written, and numbers of more than TOML's 64 bits."""
+    level: list[Any] = [data]
+    for _ in range(_DEEPEST):
+        items = [item for value in level for item in (value.values() if isinstance(value, dict) else value)]
+        if any(isinstance(item, int) and item.bit_length() > 64 for item in items):
+            # Python would take the square of their length to print them.
+            raise JobError("preset.number", f"{source} holds a number of more than 64 bits.", REMEDY)
+        level = [item for item in items if isinstance(item, dict | list)]
+    if level:
+        raise _too_deep(source)
+
+
+def _too_deep(source: str) -> JobError:
+    return JobError("preset.deep", f"{source} nests tables or lists deeper than any preset does.", REMEDY)
+
+
+def _require_known_schema(data: Mapping[str, Any], source: str) -> None:
+    """Explain what is no preset of this version's form: one for a newer Impasto, and a job."""
+    version = data.get("schema")
+    if isinstance(version, int) and version > SCHEMA:
+        raise JobError(
+            "preset.newer",
+            f"{source} is written in schema {version} of presets, by a newer Impasto; this one "
+            f"reads schemas up to {SCHEMA} and would misread what it does not know.",
+            "Update Impasto (python run.py update), or ask for the preset in the older form.",
+        )
+    if "dataset" in data:
+        raise JobError(
+            "preset.job",
+            f"{source} is a job, which names pictures and folders of one machine, and no preset.",
+            f"Make a preset of it: python -m trainer presets share {source} --out my-preset.toml",
+        )
+
+
+def _picture_faults(data: Mapping[str, Any]) -> list[str]:
+    preview = data.get("preview")
+    picture = preview.get("picture") if isinstance(preview, dict) else None
+    reason = picture_fault(picture) if isinstance(picture, str) else None
+    return [f"preview.picture: {reason}"] if reason else []
+
+
+def _told(fault: str, faults: list[str]) -> bool:
+    """Whether the texts' check has named this key already."""
+    return any(former.startswith(fault.partition(": ")[0] + ": ") for former in faults)

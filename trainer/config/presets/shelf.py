@@ -1,0 +1,163 @@
+"""The presets at hand: those that come with Impasto, and the user's own in the per-user folder."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Literal
+
+from trainer.config.base import Family
+from trainer.config.presets.preset import Preset
+from trainer.config.presets.reading import load_preset
+from trainer.config.presets.writing import dump_preset
+from trainer.errors import ImpastoError, JobError
+from trainer.files.architecture import NAMES
+from trainer.files.assets import preset_path
+from trainer.protocol import atomic, places
+from trainer.protocol.naming import safe_name
+
+Origin = Literal["yours", "built-in"]
+
+
+@dataclass(frozen=True, slots=True)
+class Shelved:
+    """A preset and where it lies."""
+
+    preset: Preset
+    path: Path
+    origin: Origin
+
+
+@dataclass(frozen=True, slots=True)
+class Shelf:
+    """All presets at hand, the user's own first, and the files that are broken with the reason."""
+
+    presets: tuple[Shelved, ...]
+    broken: tuple[tuple[Path, ImpastoError], ...]
+
+
+def presets_folder() -> Path:
+    """Return where the user's own presets lie, one file each."""
+    return places.home() / "presets"
+
+
+def read_shelf() -> Shelf:
+    """Read all presets at hand; a broken file of the user's is named and does not hide the others."""
+    found: list[Shelved] = []
+    broken: list[tuple[Path, ImpastoError]] = []
+    for path in sorted(presets_folder().glob("*.toml")):
+        try:
+            found.append(Shelved(load_preset(path), path, "yours"))
+        except JobError as error:
+            broken.append((path, error))
+    return Shelf((*found, *_built_in()), tuple(broken))
+
+
+def find_preset(name: str, family: Family | None = None) -> Shelved:
+    """Return the preset that `name` means for bases of `family` (None: whichever there is).
+
+    `name` is a preset's name, with any spelling of capitals, or the path of a preset file that ends in .toml. The
+    user's own come before those of the same name that ship with Impasto. Raises JobError when there is none (with
+    names that are near), when it is for the other family, or when the family decides and is not known.
+    """
+    if name.lower().endswith(".toml"):
+        preset = load_preset(Path(name))
+        _require_family(preset, family)
+        return Shelved(preset, Path(name), "yours")
+    shelf = read_shelf()
+    named = [each for each in shelf.presets if same_name(each.preset.name, name)]
+    fitting = [each for each in named if family in (None, each.preset.base.family)]
+    if named and not fitting:
+        _require_family(named[0].preset, family)
+    if not fitting:
+        raise _unknown(name, shelf)
+    families = {each.preset.base.family for each in fitting}
+    if len(families) > 1:
+        raise JobError(
+            "preset.ambiguous",
+            f'There is a preset "{name}" for SD 1.5 and one for SDXL, and the base does not tell which is meant.',
+            "Say --family sd15 or --family sdxl.",
+        )
+    return fitting[0]
+
+
+def taken_by(preset: Preset) -> Shelved | None:
+    """Return the user's preset that has this one's name and family, if there is one."""
+    mine = (each for each in read_shelf().presets if each.origin == "yours")
+    return next((each for each in mine if _same_place(each.preset, preset)), None)
+
+
+def is_built_in(preset: Preset) -> bool:
+    """Tell whether a preset that ships with Impasto has this one's name and family."""
+    return any(_same_place(each.preset, preset) for each in _built_in())
+
+
+def keep_preset(preset: Preset) -> tuple[Path, Path | None]:
+    """Put a preset among the user's own; return its path, and that of the backup of the one that it replaces.
+
+    Raises OSError when the folder cannot be written; then nothing is changed.
+    """
+    folder = presets_folder()
+    folder.mkdir(parents=True, exist_ok=True)
+    former = taken_by(preset)
+    path = former.path if former else folder / f"{safe_name(f'{preset.name}.{preset.base.family}')}.toml"
+    backup = _back_up(path) if path.exists() else None
+    atomic.write_text(path, dump_preset(preset))
+    return path, backup
+
+
+def same_name(one: str, other: str) -> bool:
+    """Tell whether two names are one to people and to file systems that take no notice of capitals."""
+    return safe_name(one).casefold() == safe_name(other).casefold()
+
+
+def _back_up(path: Path) -> Path:
+    """Copy a preset's file, broken or not, into the folder of backups; none there is ever overwritten."""
+    folder = path.parent / "replaced"
+    folder.mkdir(exist_ok=True)
+    stem = f"{path.stem}-{datetime.now().astimezone():%Y%m%d-%H%M%S}"
+    free = (folder / f"{stem}{suffix}.toml" for suffix in ("", *(f"-{number}" for number in range(2, 1000))))
+    target = next(path for path in free if not path.exists())
+    atomic.write_bytes(target, path.read_bytes())
+    return target
+
+
+def _built_in() -> Iterator[Shelved]:
+    for folder in ("recipes", "fits"):
+        for path in sorted(preset_path(folder).glob("*.toml")):
+            yield Shelved(load_preset(path), path, "built-in")
+
+
+def _same_place(one: Preset, other: Preset) -> bool:
+    return one.base.family == other.base.family and same_name(one.name, other.name)
+
+
+def _require_family(preset: Preset, family: Family | None) -> None:
+    if family not in (None, preset.base.family):
+        raise JobError(
+            "preset.family",
+            f'The preset "{preset.name}" is for {NAMES[preset.base.family]}, but the base is {NAMES[family]}.',
+            f"Choose a preset for {NAMES[family]}; `python -m trainer presets list` shows them.",
+        )
+
+
+def _unknown(name: str, shelf: Shelf) -> JobError:
+    names: Sequence[str] = list(dict.fromkeys(each.preset.name for each in shelf.presets))
+    near = difflib.get_close_matches(name, names, n=3)
+    broken = _broken_of(name, shelf.broken)
+    if broken:
+        path, error = broken
+        return JobError("preset.broken", f"The preset {path} cannot be used: {error.sentence}", error.remedy)
+    remedy = f"Did you mean {' or '.join(near)}? " if near else ""
+    return JobError(
+        "preset.unknown",
+        f'There is no preset called "{name[:80]}".',
+        remedy + "`python -m trainer presets list` shows those at hand; a file is named with its ending .toml.",
+    )
+
+
+def _broken_of(name: str, broken: Iterable[tuple[Path, ImpastoError]]) -> tuple[Path, ImpastoError] | None:
+    return next((each for each in broken if same_name(each[0].stem.rpartition(".")[0], name)), None)
