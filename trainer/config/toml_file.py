@@ -126,4 +126,3 @@ def _toml_reason(message: str, text: str) -> tuple[str, str]:
         return f"{plain}, at the end of the file", "the end of the file"
     line = text.split("\n")[int(number[1]) - 1].strip()
     return f"line {number[1]}, {printable(line, 80)}: {plain}", f"line {number[1]}"
-
