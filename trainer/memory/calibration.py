@@ -171,7 +171,7 @@ def _evidence(found: Any) -> _Evidence | None:
 
 
 def _excesses(report: RunReport) -> Iterator[tuple[int, int]]:
-    """Yield by phase how many bytes more than forecast were reserved, or wanted when memory ran out, and the forecast."""
+    """Yield by phase how many bytes more than forecast were reserved or asked for, and what was forecast."""
     for phase in report.phases.values():
         if phase.forecast is not None and phase.measured is not None:
             demanded = phase.measured.reserved + phase.shortfall

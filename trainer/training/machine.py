@@ -12,7 +12,6 @@ from trainer import gpu
 from trainer.config.job import Job
 from trainer.config.resolve import Machine
 from trainer.errors import ImpastoError, JobError
-from trainer.protocol.versions import versions as versions
 
 
 def this_machine(wanted: str | None) -> Machine:

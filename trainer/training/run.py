@@ -30,12 +30,13 @@ from trainer.errors import (
 from trainer.protocol import atomic, events
 from trainer.protocol.places import cache_limit, is_disk_full
 from trainer.protocol.rundir import RunDirectory
+from trainer.protocol.versions import versions
 from trainer.training.attempt import Attempt
 from trainer.training.build import attach_adapter, live_text
 from trainer.training.cache import file_digest
 from trainer.training.checkpoint import disk_full, steps_on_disk
 from trainer.training.control import Control
-from trainer.training.machine import numerics, this_machine, versions
+from trainer.training.machine import numerics, this_machine
 from trainer.training.reporter import OnEvent, Reporter
 from trainer.training.segments import Segment
 
