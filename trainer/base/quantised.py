@@ -63,14 +63,16 @@ def quantise_linears(model: nn.Module, kind: Quantisation, dtype: torch.dtype, d
     def place(module: nn.Module, leaf: str, tensor: Tensor) -> bool:
         if leaf != "weight" or not isinstance(module, (FrozenInt8Linear, FrozenNF4Linear)):
             return False
-        # What `.to(device)` comes to, said outright: for the meta device, where forecasts trace it, that does nothing.
+        # Weights on the device already, and `_quantize` outright: `.to(device)` comes to the same, but does nothing
+        # for the meta device, where forecasts trace it.
         if isinstance(module, FrozenNF4Linear):
+            linear = cast(Linear4bit, module)
             nf4 = Params4bit(
-                tensor, requires_grad=False, compress_statistics=True, quant_type="nf4", module=cast(Linear4bit, module)
+                tensor.to(device), requires_grad=False, compress_statistics=True, quant_type="nf4", module=linear
             )
             module.weight = nf4._quantize(device)
         else:
-            int8 = Int8Params(tensor, requires_grad=False, has_fp16_weights=False)
+            int8 = Int8Params(tensor.to(device, torch.float16), requires_grad=False, has_fp16_weights=False)
             module.weight = int8._quantize(device)
         _return_freed_memory()
         return True

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, cast
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any, TypeVar, cast
 
 import bitsandbytes.functional
 import numpy as np
@@ -17,8 +18,10 @@ from trainer.adapter.attach import attach
 from trainer.adapter.layers import models_by_part
 from trainer.base.families import FAMILIES
 from trainer.base.family import TextEncoder
-from trainer.base.quantised import FrozenInt8Linear, FrozenNF4Linear, quantise_linears
+from trainer.base.placing import Placer, place_weights
+from trainer.base.quantised import quantise_linears
 from trainer.base.source import BaseSource, _clip_model, _diffusers_model
+from trainer.base.stored import StoredTensor
 from trainer.base.text import TextConditioning
 from trainer.config.base import BaseConfig
 from trainer.config.dataset import DatasetConfig, FolderConfig
@@ -35,42 +38,38 @@ META = torch.device("meta")
 LATENT_SCALE = 8
 _SOURCE = "the base"  # what an error about a config calls it
 
+Placed = TypeVar("Placed", bound=nn.Module)
 
-def empty_unet(subject: Subject) -> UNet2DConditionModel:
-    """The UNet in the fit's dtype, quantised where the fit says so."""
+
+def bare_unet(subject: Subject) -> tuple[UNet2DConditionModel, Placer | None]:
+    """The UNet before its weights are placed, and what quantises each as it comes, where the fit says so."""
     unet: UNet2DConditionModel = _diffusers_model(UNet2DConditionModel, subject.unet_config, _SOURCE)
-    dtype = dtype_of(subject)
-    if subject.fit.quantise in ("int8", "nf4"):
-        quantise_linears(unet, subject.fit.quantise, dtype, META)
-    for module in list(unet.modules()):
-        for leaf, parameter in list(module.named_parameters(recurse=False)):
-            setattr(module, leaf, placed(module, leaf, torch.empty_like(parameter, dtype=dtype)))
-    return unet.eval().requires_grad_(False)
+    kind = subject.fit.quantise
+    return unet, quantise_linears(unet, kind, dtype_of(subject), META) if kind in ("int8", "nf4") else None
 
 
-def placed(module: nn.Module, leaf: str, tensor: Tensor) -> nn.Parameter:
-    """A weight of a UNet as it lies on the card, quantised by the same steps as there if its layer is for that."""
-    if leaf == "weight" and isinstance(module, FrozenNF4Linear):
-        weight = Params4bit(tensor, compress_statistics=True, quant_type="nf4", module=cast(Any, module))
-        return cast(nn.Parameter, weight._quantize(META))
-    if leaf == "weight" and isinstance(module, FrozenInt8Linear):
-        return cast(nn.Parameter, Int8Params(tensor, requires_grad=False)._quantize(META))
-    return nn.Parameter(tensor, requires_grad=False)
-
-
-def empty_text_encoders(subject: Subject) -> list[TextEncoder]:
-    """The text encoders in the fit's dtype."""
+def bare_text_encoders(subject: Subject) -> list[TextEncoder]:
+    """The text encoders before their weights are placed."""
     facts = FAMILIES[subject.family].text_encoders
-    models = [
+    return [
         _clip_model(fact.model_class, config, _SOURCE) for fact, config in zip(facts, subject.text_configs, strict=True)
     ]
-    return [nn.Module.to(model, dtype_of(subject)) for model in models]
 
 
-def empty_vae(subject: Subject) -> AutoencoderKL:
-    """The VAE in its own dtype."""
+def bare_vae(subject: Subject) -> AutoencoderKL:
+    """The VAE before its weights are placed."""
     vae: AutoencoderKL = _diffusers_model(AutoencoderKL, subject.vae_config, _SOURCE)
-    return nn.Module.to(vae, DTYPES[subject.fit.vae_dtype or "fp32"])
+    return vae
+
+
+def place(model: Placed, dtype: torch.dtype, placer: Placer | None = None) -> Placed:
+    """Places weights as loading does; they come from main memory that is never touched, and so costs nothing."""
+    stored = {
+        name: StoredTensor(weight, partial(torch.empty, weight.shape, dtype=dtype))
+        for name, weight in model.named_parameters()
+    }
+    place_weights(model, stored, source=_SOURCE, dtype=dtype, device=META, placer=placer)
+    return model
 
 
 def dtype_of(subject: Subject) -> torch.dtype:
@@ -80,10 +79,16 @@ def dtype_of(subject: Subject) -> torch.dtype:
 
 def empty_engine(subject: Subject) -> Engine:
     """The engine as a run builds it, at step 0, on models without weights; it deals no data."""
+    dtype = dtype_of(subject)
+    unet, placer = bare_unet(subject)
+    encoders = bare_text_encoders(subject) if subject.trained_texts else []
+    return engine_around(subject, place(unet, dtype, placer), [place(encoder, dtype) for encoder in encoders])
+
+
+def engine_around(subject: Subject, unet: UNet2DConditionModel, encoders: Sequence[TextEncoder]) -> Engine:
+    """The engine that trains these models."""
     job = _job(subject)
     dtype = dtype_of(subject)
-    unet = empty_unet(subject)
-    encoders = empty_text_encoders(subject) if subject.trained_texts else []
     adapter = attach(
         subject.family, unet, encoders, subject.recipe, dtype=dtype, generator=lambda _: np.random.default_rng(0)
     )
