@@ -14,7 +14,7 @@ from trainer.adapter.names import slots
 from trainer.adapter.reading import LoraWeights, read_lora
 from trainer.base.drawing import Drawing, decode, draw_latents, make_sampler, save_picture
 from trainer.base.source import open_base
-from trainer.base.text import TextConditioning, encode_text, tokenise
+from trainer.base.text import TextConditioning, encode_words
 from trainer.config.base import BaseConfig
 from trainer.config.report import PromptConfig
 from trainer.errors import LoraFileError
@@ -83,10 +83,8 @@ class Renderer:
         latents = draw_latents(source.family, self.unet, sampler, drawing, lambda *_: None)
         return decode(self.vae, latents, tiling=self.device.type != "cpu")
 
-    @torch.no_grad()
     def _encode(self, text: str) -> TextConditioning:
-        tokens = [ids.to(self.device) for ids in tokenise(self.source.family, [text])]
-        return encode_text(self.source.family, self.encoders, tokens, self.clip_skip)
+        return encode_words(self.source.family, self.encoders, [text], self.clip_skip, self.device)
 
 
 def render(

@@ -50,6 +50,20 @@ def encode_text(
     return TextConditioning(_joined(hidden, count), pooled)
 
 
+@torch.no_grad()
+def encode_words(
+    family: Family,
+    encoders: Sequence[TextEncoder],
+    texts: Sequence[str],
+    clip_skip: int | None,
+    device: torch.device,
+    chunks: int = CHUNK,
+) -> TextConditioning:
+    """Encode texts on `device`, where the encoders are, without gradients; see `tokenise` and `encode_text`."""
+    tokens = [ids.to(device) for ids in tokenise(family, texts, chunks)]
+    return encode_text(family, encoders, tokens, clip_skip)
+
+
 def _encode_rows(encoder: TextEncoder, ids: Tensor) -> EncodedRows:
     return EncodedRows(encoder, ids, inner_model(encoder)(input_ids=ids, output_hidden_states=True))
 

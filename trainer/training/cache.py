@@ -16,7 +16,7 @@ from torch import Tensor
 
 from trainer.base.family import TextEncoder
 from trainer.base.source import BaseSource
-from trainer.base.text import TextConditioning, encode_text, tokenise
+from trainer.base.text import TextConditioning, encode_words
 from trainer.base.vae import encode_latents
 from trainer.config.job import Job
 from trainer.dataset.picture import Picture
@@ -222,12 +222,10 @@ class Cache:
             self.texts.write(key, tensors)
             left(len(missing) - done)
 
-    @torch.no_grad()
     def encode_now(self, encoders: Sequence[TextEncoder], texts: Sequence[str]) -> TextConditioning:
         """Embeddings of ``texts`` by encoders that are in memory, without the disk."""
         recipe = self.job.recipe
-        tokens = [ids.to(self.device) for ids in tokenise(self.source.family, texts, recipe.token_chunks)]
-        return encode_text(self.source.family, encoders, tokens, recipe.clip_skip)
+        return encode_words(self.source.family, encoders, texts, recipe.clip_skip, self.device, recipe.token_chunks)
 
     def latents(self, sample: Sample) -> dict[str, Tensor]:
         """``mean`` and ``std`` (4, h/8, w/8) of the posterior, unscaled fp32; ``mask`` (1, h/8, w/8) if any."""
