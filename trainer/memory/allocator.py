@@ -354,17 +354,16 @@ class Allocator:
         """With max_split_size: gives back the fitting oversize block, or the largest ones until they make room."""
         if self.settings.max_split_size is None or self.settings.expandable:
             return False
-        wanted = max(size, self._oversize)
-        index = bisect_left(pool.free, wanted << _ADDRESS_BITS)
+        index = bisect_left(pool.free, size << _ADDRESS_BITS)
         if index < len(pool.free):
             self._return(self._blocks[pool.free[index] & _ADDRESS])
             return True
         returned = 0
-        while returned < wanted and pool.free and pool.free[-1] >> _ADDRESS_BITS >= self._oversize:
+        while returned < size and pool.free and pool.free[-1] >> _ADDRESS_BITS >= self._oversize:
             block = self._blocks[pool.free[-1] & _ADDRESS]
             returned += block.size
             self._return(block)
-        return returned >= wanted
+        return returned >= size
 
     def _collect_garbage(self) -> None:
         """Above the threshold, gives back whole large segments unused for longer than average, until below it."""

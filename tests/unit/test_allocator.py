@@ -1,0 +1,412 @@
+"""Each rule of the allocator on a sequence small enough to follow by hand; the numbers are worked out, not copied."""
+
+from __future__ import annotations
+
+import pytest
+
+from trainer.memory.allocator import MIB, Allocator, AllocatorSettings, OutOfMemory
+from trainer.memory.snapshot import BlockState, SegmentState, Snapshot
+
+KIB = 2**10
+
+
+def state(allocator: Allocator) -> list[list[tuple[int, bool]]]:
+    """The segments as lists of (bytes, in use)."""
+    segments = allocator.snapshot().segments
+    return [[(block.bytes, block.requested is not None) for block in segment.blocks] for segment in segments]
+
+
+@pytest.mark.parametrize(
+    ("asked", "given"), [(1, 512), (511, 512), (512, 512), (513, 1024), (1000 * KIB, 1000 * KIB), (MIB - 1, MIB)]
+)
+def test_sizes_are_rounded_up_to_512(asked: int, given: int) -> None:
+    allocator = Allocator()
+    allocator.allocate(asked)
+    assert (allocator.requested, allocator.allocated) == (asked, given)
+
+
+@pytest.mark.parametrize(
+    ("divisions", "asked", "given"),
+    [
+        (4, 1200 * KIB, 1280 * KIB),  # between 1024 and 2048 KiB lie the steps 1280, 1536, 1792
+        (4, 1280 * KIB, 1280 * KIB),
+        (4, 1281 * KIB, 1536 * KIB),
+        (4, 2047 * KIB, 2048 * KIB),
+        (4, 1024 * KIB, 1024 * KIB),
+        (8, 1200 * KIB, 1280 * KIB),
+        (8, 1281 * KIB, 1408 * KIB),
+        (6, 1281 * KIB, 1536 * KIB),  # no power of two: the one below, 4, is taken
+        (4, 2048, 2048),  # up to 512 times the divisions, multiples of 512
+        (4, 1500, 1536),
+        (4, 2049, 2560),  # steps of 512 from here
+        (1, 1200 * KIB + 1, 1200 * KIB + 512),
+    ],
+)
+def test_sizes_are_rounded_up_to_parts_of_a_power_of_two(divisions: int, asked: int, given: int) -> None:
+    # With expandable segments every remainder is split off, so that what is allocated is what was rounded to.
+    allocator = Allocator(AllocatorSettings(roundup_power2_divisions=divisions, expandable=True))
+    allocator.allocate(asked)
+    assert allocator.allocated == given
+
+
+@pytest.mark.parametrize(
+    ("asked", "segment"),
+    [
+        (1, 2 * MIB),
+        (MIB, 2 * MIB),
+        (MIB + 1, 20 * MIB),
+        (10 * MIB - 512, 20 * MIB),
+        (10 * MIB, 10 * MIB),
+        (10 * MIB + 1, 12 * MIB),
+        (100 * MIB, 100 * MIB),
+    ],
+)
+def test_segments_have_the_size_of_their_class(asked: int, segment: int) -> None:
+    allocator = Allocator()
+    allocator.allocate(asked)
+    assert allocator.reserved == allocator.peak_reserved == segment
+
+
+def test_the_shared_large_segments_may_be_set() -> None:
+    allocator = Allocator(AllocatorSettings(large_segment_size=64 * MIB))
+    allocator.allocate(2 * MIB)
+    allocator.allocate(12 * MIB)
+    assert state(allocator) == [[(2 * MIB, True), (12 * MIB, True), (50 * MIB, False)]]
+
+
+def test_pools_never_mix() -> None:
+    allocator = Allocator()
+    allocator.free(allocator.allocate(20 * MIB))
+    allocator.allocate(MIB)  # 20 MiB are free, but in the large pool
+    assert allocator.reserved == 22 * MIB
+    allocator.allocate(MIB + 1)
+    assert allocator.reserved == 22 * MIB
+
+
+def test_the_smallest_block_that_fits_is_taken_and_of_equal_ones_the_lowest() -> None:
+    allocator = Allocator()
+    handles = [allocator.allocate(size * MIB) for size in (16, 12, 14, 12)]
+    for handle in handles:
+        allocator.free(handle)
+    assert allocator.allocate(11 * MIB + 1) == handles[1]
+    assert allocator.allocate(12 * MIB) == handles[3]
+    assert allocator.allocate(12 * MIB) == handles[2]
+    assert allocator.allocate(15 * MIB) == handles[0]
+    assert allocator.reserved == 54 * MIB
+
+
+def test_a_small_block_is_split_from_512_bytes_on() -> None:
+    allocator = Allocator()
+    allocator.allocate(MIB - 512)
+    allocator.allocate(MIB)
+    assert state(allocator) == [[(MIB - 512, True), (MIB, True), (512, False)]]
+    allocator.allocate(512)
+    assert allocator.allocated == allocator.reserved == 2 * MIB
+
+
+def test_a_large_remainder_of_a_mebibyte_is_not_split_off_and_counts() -> None:
+    allocator = Allocator()
+    allocator.allocate(11 * MIB)  # of a segment of 12: exactly 1 MiB is left
+    assert (allocator.requested, allocator.allocated) == (11 * MIB, 12 * MIB)
+    allocator = Allocator()
+    allocator.allocate(11 * MIB - 512)  # 512 bytes more are left
+    assert allocator.allocated == 11 * MIB - 512
+    assert state(allocator) == [[(11 * MIB - 512, True), (MIB + 512, False)]]
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (0, 2, 1), (1, 0, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0)])
+def test_freed_blocks_merge_with_free_neighbours(order: tuple[int, int, int]) -> None:
+    allocator = Allocator()
+    handles = [allocator.allocate(4 * MIB) for _ in range(3)]
+    allocator.free(handles[order[0]])
+    allocator.free(handles[order[1]])
+    allocator.free(handles[order[2]])
+    assert state(allocator) == [[(20 * MIB, False)]]
+    assert (allocator.allocated, allocator.requested, allocator.reserved) == (0, 0, 20 * MIB)
+
+
+def test_a_block_in_use_keeps_its_neighbours_apart() -> None:
+    allocator = Allocator()
+    first, _, third = (allocator.allocate(4 * MIB) for _ in range(3))
+    allocator.free(first)
+    allocator.free(third)
+    assert state(allocator) == [[(4 * MIB, False), (4 * MIB, True), (12 * MIB, False)]]
+    assert allocator.snapshot().fragmented == 16 * MIB
+    assert allocator.snapshot().largest_free == 12 * MIB
+
+
+def test_adjacent_segments_do_not_merge() -> None:
+    allocator = Allocator()
+    for handle in [allocator.allocate(12 * MIB), allocator.allocate(12 * MIB)]:
+        allocator.free(handle)
+    assert state(allocator) == [[(12 * MIB, False)], [(12 * MIB, False)]]
+    assert allocator.snapshot().fragmented == 0
+
+
+def test_empty_cache_returns_segments_that_are_one_free_block() -> None:
+    allocator = Allocator()
+    free = allocator.allocate(12 * MIB)
+    allocator.allocate(512)
+    half = [allocator.allocate(4 * MIB) for _ in range(2)]
+    allocator.free(free)
+    allocator.free(half[0])
+    allocator.empty_cache()
+    assert allocator.reserved == 22 * MIB
+    assert allocator.peak_reserved == 34 * MIB
+    allocator.free(half[1])
+    allocator.empty_cache()
+    assert allocator.reserved == 2 * MIB
+
+
+def test_peaks_begin_again_at_what_is_held() -> None:
+    allocator = Allocator()
+    kept = allocator.allocate(12 * MIB)
+    allocator.free(allocator.allocate(30 * MIB))
+    assert (allocator.peak_allocated, allocator.peak_reserved) == (42 * MIB, 42 * MIB)
+    allocator.reset_peaks()
+    assert (allocator.peak_allocated, allocator.peak_reserved) == (12 * MIB, 42 * MIB)
+    allocator.free(kept)
+    assert allocator.peak_allocated == 12 * MIB
+
+
+def test_freeing_twice_is_an_error() -> None:
+    allocator = Allocator()
+    handle = allocator.allocate(512)
+    allocator.free(handle)
+    with pytest.raises(ValueError, match="free already"):
+        allocator.free(handle)
+
+
+# A limit
+
+
+def test_at_the_limit_free_segments_are_returned_and_the_retry_is_counted() -> None:
+    allocator = Allocator(AllocatorSettings(capacity=40 * MIB))
+    allocator.free(allocator.allocate(12 * MIB))
+    kept = allocator.allocate(20 * MIB)
+    assert allocator.reserved == 32 * MIB
+    allocator.allocate(20 * MIB)  # 52 would be too much; without the 12 it is 40
+    assert (allocator.reserved, allocator.retries) == (40 * MIB, 1)
+    allocator.free(kept)
+    allocator.allocate(18 * MIB)  # takes the free 20, of which too much is left to keep
+    assert (allocator.reserved, allocator.allocated, allocator.retries) == (40 * MIB, 38 * MIB, 1)
+
+
+def test_a_segment_with_a_live_byte_is_not_returned_so_memory_runs_out_with_bytes_free() -> None:
+    allocator = Allocator(AllocatorSettings(capacity=30 * MIB))
+    handles = [allocator.allocate(5 * MIB) for _ in range(4)]
+    for handle in handles[1:]:
+        allocator.free(handle)
+    assert allocator.snapshot().fragmented == 15 * MIB
+    with pytest.raises(OutOfMemory) as raised:
+        allocator.allocate(16 * MIB)
+    error = raised.value
+    assert (error.requested, error.allocated, error.reserved, error.capacity) == (16 * MIB, 5 * MIB, 20 * MIB, 30 * MIB)
+    assert allocator.retries == 1
+    # The attempt changed nothing that lives: what fits is still handed out.
+    assert allocator.allocate(15 * MIB) == handles[1]
+
+
+def test_what_the_free_blocks_hold_needs_no_leave() -> None:
+    allocator = Allocator(AllocatorSettings(capacity=20 * MIB))
+    for _ in range(4):
+        allocator.allocate(5 * MIB)
+    with pytest.raises(OutOfMemory):
+        allocator.allocate(1)  # the small pool needs a segment of 2 MiB
+    assert allocator.reserved == 20 * MIB
+
+
+# max_split_size
+
+
+def test_oversize_blocks_are_neither_split_nor_given_to_smaller_ones() -> None:
+    allocator = Allocator(AllocatorSettings(max_split_size=30 * MIB))
+    big = allocator.allocate(60 * MIB)
+    allocator.free(big)
+    small = allocator.allocate(25 * MIB)  # under the limit: does not take the 60
+    assert small != big
+    assert allocator.reserved == 86 * MIB
+    assert allocator.allocate(50 * MIB) == big  # takes it whole, less than 20 MiB are wasted
+    assert allocator.allocated == 25 * MIB + 60 * MIB + MIB  # 26 for 25: one mebibyte is not split off
+    allocator.free(big)
+    assert allocator.allocate(40 * MIB) != big  # 20 MiB would be wasted
+    assert allocator.reserved == 126 * MIB
+
+
+def test_at_the_limit_the_fitting_oversize_block_is_returned_first() -> None:
+    allocator = Allocator(AllocatorSettings(max_split_size=30 * MIB, capacity=200 * MIB))
+    blocks = [allocator.allocate(size * MIB) for size in (60, 80, 12)]
+    for block in blocks:
+        allocator.free(block)
+    allocator.allocate(25 * MIB)  # 152 + 26
+    allocator.allocate(58 * MIB)  # fits into the 60
+    allocator.free(allocator.allocate(60 * MIB))  # the 80 is returned for it (wastes 20), the 12 is not
+    assert allocator.retries == 0
+    assert sorted(segment.bytes // MIB for segment in allocator.snapshot().segments) == [12, 26, 60, 60]
+
+
+def test_at_the_limit_the_largest_oversize_blocks_are_returned_until_they_make_room() -> None:
+    allocator = Allocator(AllocatorSettings(max_split_size=30 * MIB, capacity=150 * MIB))
+    for block in [allocator.allocate(size * MIB) for size in (40, 50, 32, 12)]:
+        allocator.free(block)
+    allocator.allocate(90 * MIB)  # none is as large; 50 and 40 make up for it
+    assert allocator.retries == 0
+    assert sorted(segment.bytes // MIB for segment in allocator.snapshot().segments) == [12, 32, 90]
+
+
+def test_when_oversize_blocks_are_not_enough_all_that_is_free_is_returned() -> None:
+    allocator = Allocator(AllocatorSettings(max_split_size=30 * MIB, capacity=100 * MIB))
+    for block in [allocator.allocate(size * MIB) for size in (40, 24, 12)]:
+        allocator.free(block)
+    allocator.allocate(90 * MIB)
+    assert allocator.retries == 1
+    assert [segment.bytes // MIB for segment in allocator.snapshot().segments] == [90]
+
+
+# garbage_collection_threshold
+
+
+def test_above_the_threshold_segments_unused_for_long_are_returned_before_a_new_one() -> None:
+    allocator = Allocator(AllocatorSettings(capacity=100 * MIB, garbage_collection_threshold=0.5))
+    old, young, used = (allocator.allocate(size * MIB) for size in (20, 22, 12))
+    allocator.free(old)
+    allocator.free(young)
+    # Both were freed after the third search: both are as old as the mean, and go.
+    allocator.allocate(30 * MIB)
+    assert allocator.reserved == 42 * MIB
+    allocator.free(used)
+    assert allocator.retries == 0
+
+
+@pytest.mark.parametrize(("threshold", "left"), [(0.5, [12, 22, 40]), (0.3, [12, 40])])
+def test_the_younger_segments_stay_when_the_old_ones_are_enough(threshold: float, left: list[int]) -> None:
+    allocator = Allocator(AllocatorSettings(capacity=100 * MIB, garbage_collection_threshold=threshold))
+    old, young, _ = (allocator.allocate(size * MIB) for size in (20, 22, 12))
+    allocator.free(old)
+    allocator.allocate(20 * MIB)
+    allocator.free(young)  # one search later
+    allocator.free(old)
+    allocator.allocate(21 * MIB)  # takes the 22
+    allocator.free(young)
+    # The 20 waits since search 4, the 22 since search 5: at the sixth the mean age is 1.5. Without the 20, 34 are held.
+    allocator.allocate(40 * MIB)
+    assert sorted(segment.bytes // MIB for segment in allocator.snapshot().segments) == left
+
+
+def test_below_the_threshold_nothing_is_returned() -> None:
+    allocator = Allocator(AllocatorSettings(capacity=100 * MIB, garbage_collection_threshold=0.5))
+    allocator.free(allocator.allocate(50 * MIB))
+    allocator.allocate(20 * MIB)
+    allocator.free(allocator.allocate(12 * MIB))
+    assert allocator.reserved == 50 * MIB
+
+
+# Expandable segments
+
+
+def expandable(capacity: int | None = None) -> Allocator:
+    return Allocator(AllocatorSettings(expandable=True, capacity=capacity))
+
+
+def test_an_expandable_segment_grows_by_pages() -> None:
+    allocator = expandable()
+    allocator.allocate(15 * MIB)
+    assert allocator.reserved == 20 * MIB
+    allocator.allocate(15 * MIB)  # 5 are free; one page more holds it
+    assert allocator.reserved == 40 * MIB
+    allocator.allocate(512)
+    assert allocator.reserved == 42 * MIB
+    assert state(allocator) == [
+        [(512, True), (2 * MIB - 512, False)],
+        [(15 * MIB, True), (15 * MIB, True), (10 * MIB, False)],
+    ]
+
+
+def test_an_expandable_segment_splits_large_blocks_from_512_bytes_on() -> None:
+    allocator = expandable()
+    allocator.allocate(19 * MIB)
+    assert allocator.allocated == 19 * MIB
+    allocator.allocate(MIB + 512)
+    assert (allocator.allocated, allocator.reserved) == (20 * MIB + 512, 40 * MIB)
+
+
+def test_the_end_of_an_expandable_segment_is_used_last() -> None:
+    allocator = expandable()
+    hole, _ = allocator.allocate(18 * MIB), allocator.allocate(8 * MIB)
+    allocator.free(hole)
+    # 14 MiB are free at the end, 18 at the start: the best fit could grow without end, so the hole is taken.
+    assert allocator.allocate(13 * MIB) == hole
+    assert allocator.reserved == 40 * MIB
+
+
+def test_of_blocks_that_may_grow_alike_the_smaller_is_taken() -> None:
+    allocator = expandable()
+    first, _, third, _ = (allocator.allocate(size * MIB) for size in (4, 5, 4, 4))
+    allocator.free(third)
+    allocator.free(first)
+    assert allocator.allocate(3 * MIB) == first
+
+
+def test_empty_cache_unmaps_whole_pages_which_are_mapped_again_from_the_lowest() -> None:
+    allocator = expandable()
+    blocks = [allocator.allocate(size * MIB) for size in (10, 50, 10, 30)]
+    assert allocator.reserved == 100 * MIB
+    allocator.free(blocks[1])  # from 10 to 60: pages 1 and 2 of five are empty
+    allocator.free(blocks[3])  # from 70 to 100: page 4
+    allocator.empty_cache()
+    assert allocator.reserved == 40 * MIB
+    assert [part.bytes // MIB for part in allocator.snapshot().segments] == [20, 20]
+    assert allocator.allocate(45 * MIB) == blocks[1]  # 10 free, 40 unmapped: both pages come back
+    assert allocator.reserved == 80 * MIB
+    assert allocator.allocate(45 * MIB) == blocks[3]
+    assert allocator.reserved == 120 * MIB
+
+
+def test_an_emptied_expandable_segment_begins_anew() -> None:
+    allocator = expandable()
+    blocks = [allocator.allocate(30 * MIB), allocator.allocate(512)]
+    for block in blocks:
+        allocator.free(block)
+    allocator.empty_cache()
+    assert (allocator.reserved, allocator.snapshot().segments) == (0, ())
+    assert [allocator.allocate(30 * MIB), allocator.allocate(512)] == blocks
+
+
+def test_at_the_limit_free_pages_are_unmapped() -> None:
+    allocator = expandable(capacity=100 * MIB)
+    blocks = [allocator.allocate(size * MIB) for size in (30, 10, 40)]
+    allocator.free(blocks[0])  # page 0 is empty, half of page 1
+    assert allocator.reserved == 80 * MIB
+    # 60 wants a segment of 60: 140 is refused, 120 after a page was unmapped too.
+    with pytest.raises(OutOfMemory):
+        allocator.allocate(60 * MIB)
+    assert (allocator.reserved, allocator.retries) == (60 * MIB, 1)
+    assert allocator.allocate(40 * MIB) == blocks[2] + 40 * MIB
+    assert (allocator.reserved, allocator.retries) == (100 * MIB, 1)
+
+
+# Snapshots
+
+
+def test_a_restored_allocator_goes_on_as_the_first_would() -> None:
+    first = Allocator()
+    blocks = [first.allocate(size) for size in (512, 700 * KIB, 4 * MIB, 5 * MIB, 13 * MIB)]
+    first.free(blocks[1])
+    first.free(blocks[2])
+    second = Allocator.restored(first.snapshot())
+    assert second.snapshot() == first.snapshot()
+    assert second.peak_reserved == 36 * MIB
+    for allocator in (first, second):
+        allocator.free(blocks[3])
+        assert allocator.allocate(19 * MIB) == blocks[2]
+        assert allocator.allocate(30 * MIB) == 36 * MIB
+    assert second.snapshot() == first.snapshot()
+    assert (second.allocated, second.requested) == (first.allocated, first.requested)
+
+
+def test_the_driver_places_segments() -> None:
+    allocator = Allocator(place=lambda size: 2**40 - size)
+    assert allocator.allocate(12 * MIB) == 2**40 - 12 * MIB
+    assert allocator.snapshot() == Snapshot(
+        (SegmentState(2**40 - 12 * MIB, 12 * MIB, "large", (BlockState(2**40 - 12 * MIB, 12 * MIB, 12 * MIB),)),)
+    )
