@@ -6,7 +6,8 @@ import json
 import lzma
 import os
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, get_args
 
@@ -84,12 +85,8 @@ class TapeStore:
 
 
 def write(path: Path, tapes: Iterable[Tape]) -> None:
-    """Writes tapes as an npz of plain arrays, packed by LZMA: the layers of a network repeat, which it finds."""
-    strings = _Strings()
-    arrays: dict[str, NDArray[Any]] = {}
-    for index, tape in enumerate(tapes):
-        arrays |= {f"{index}.{name}": array for name, array in _arrays_of(tape, strings).items()}
-    arrays["strings"] = np.frombuffer(json.dumps([FORM, *strings.texts]).encode("utf-8"), dtype=np.uint8)
+    """Writes tapes as an npz of plain arrays, packed by LZMA: it finds that tapes repeat each other and themselves."""
+    arrays = _arrays_of(list(tapes))
     with atomic.staged(path, durable=False) as temporary, zipfile.ZipFile(temporary, "w", zipfile.ZIP_LZMA) as archive:
         for name, array in arrays.items():
             # A fixed date: equal tapes give equal files.
@@ -106,11 +103,7 @@ def read(path: Path) -> tuple[Tape, ...] | None:
     try:
         # Opened here: numpy leaves the file of a broken archive open.
         with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-            form, *texts = json.loads(arrays["strings"].tobytes().decode("utf-8"))
-            if form != FORM:
-                return None
-            count = sum(name.endswith(".events") for name in arrays.files)
-            return tuple(_tape_of(index, arrays, texts) for index in range(count))
+            return tuple(_tapes_of(arrays))
     except _DAMAGED:
         return None
 
@@ -129,9 +122,11 @@ class _Strings:
         return self._places[text]
 
 
-def _arrays_of(tape: Tape, strings: _Strings) -> dict[str, NDArray[Any]]:
-    """A tape's columns. Events are kept as distances to the latest birth, which repeat from layer to layer."""
+def _arrays_of(tapes: Sequence[Tape]) -> dict[str, NDArray[Any]]:
+    """Columns over all tapes. Events are kept as distances to the latest birth, which repeat from layer to layer."""
+    strings = _Strings()
     place = strings.place
+    names = [place(tape.name) for tape in tapes]
     storages = [
         (
             storage.bytes,
@@ -140,38 +135,54 @@ def _arrays_of(tape: Tape, strings: _Strings) -> dict[str, NDArray[Any]]:
             place(storage.stage),
             NAMELESS if storage.name is None else place(storage.name),
         )
+        for tape in tapes
         for storage in tape.storages
     ]
     work = [
         (_WORK_KINDS.index(item.kind), place(item.dtype), place(item.stage), item.flops, item.bytes, item.count)
+        for tape in tapes
         for item in tape.work
     ]
-    died = tape.events < 0
-    subjects = np.where(died, ~tape.events, tape.events)
+    nothing = np.zeros(0, dtype=np.int32)
+    died = [tape.events < 0 for tape in tapes]
+    distances = [
+        np.where(dead, ~tape.events, tape.events) - np.cumsum(~dead) for tape, dead in zip(tapes, died, strict=True)
+    ]
+    lengths = [(name, len(t.storages), len(t.events), len(t.work)) for name, t in zip(names, tapes, strict=True)]
     return {
-        "name": np.array([place(tape.name)]),
+        "tapes": np.array(lengths, dtype=np.int64).reshape(-1, 4),
         "storages": np.array(storages, dtype=np.int64).reshape(-1, 5).T,
         "work": np.array(work, dtype=np.int64).reshape(-1, 6).T,
-        "died": died,
-        "events": (subjects - np.cumsum(~died)).astype(np.int32),
+        "died": np.concatenate([nothing.astype(bool), *died]),
+        "events": np.concatenate([nothing, *distances]).astype(np.int32),
+        "strings": np.frombuffer(json.dumps([FORM, *strings.texts]).encode("utf-8"), dtype=np.uint8),
     }
 
 
-def _tape_of(index: int, arrays: Mapping[str, NDArray[Any]], texts: list[str]) -> Tape:
-    storages, work = arrays[f"{index}.storages"].tolist(), arrays[f"{index}.work"].tolist()
-    died = arrays[f"{index}.died"]
-    subjects = arrays[f"{index}.events"] + np.cumsum(~died)
-    if len(subjects) and not 0 <= subjects.min() <= subjects.max() < len(storages[0]):
-        raise ValueError("an event names a storage that is not there")
-    return Tape(
-        name=texts[int(arrays[f"{index}.name"][0])],
-        storages=tuple(
-            Storage(size, _STORAGE_KINDS[kind], texts[module], texts[stage], None if name < 0 else texts[name])
-            for size, kind, module, stage, name in zip(*storages, strict=True)
-        ),
-        events=np.where(died, ~subjects, subjects).astype(np.int32),
-        work=tuple(
-            Work(_WORK_KINDS[kind], texts[dtype], texts[stage], flops, size, count)
-            for kind, dtype, stage, flops, size, count in zip(*work, strict=True)
-        ),
-    )
+def _tapes_of(arrays: Mapping[str, NDArray[Any]]) -> Iterator[Tape]:
+    """The tapes that columns were made of; raises ValueError for another form or what cannot be."""
+    form, *texts = json.loads(arrays["strings"].tobytes().decode("utf-8"))
+    if form != FORM:
+        raise ValueError(f"the form is {form}")
+    storages = iter(zip(*arrays["storages"].tolist(), strict=True))
+    work = iter(zip(*arrays["work"].tolist(), strict=True))
+    died, distances = arrays["died"], arrays["events"]
+    start = 0
+    for name, storage_count, event_count, work_count in arrays["tapes"].tolist():
+        dead = died[start : start + event_count]
+        subjects = distances[start : start + event_count] + np.cumsum(~dead)
+        start += event_count
+        if len(subjects) != event_count or (event_count and not 0 <= subjects.min() <= subjects.max() < storage_count):
+            raise ValueError("an event is missing, or names a storage that is not there")
+        yield Tape(
+            name=texts[name],
+            storages=tuple(
+                Storage(size, _STORAGE_KINDS[kind], texts[module], texts[stage], None if named < 0 else texts[named])
+                for size, kind, module, stage, named in islice(storages, storage_count)
+            ),
+            events=np.where(dead, ~subjects, subjects).astype(np.int32),
+            work=tuple(
+                Work(_WORK_KINDS[kind], texts[dtype], texts[stage], flops, size, count)
+                for kind, dtype, stage, flops, size, count in islice(work, work_count)
+            ),
+        )
