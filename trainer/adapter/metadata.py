@@ -12,6 +12,7 @@ from pathlib import Path
 from trainer import __version__
 from trainer.adapter.attach import Adapter
 from trainer.config.base import Family, Prediction
+from trainer.config.presets.preset import RECIPE_KEY
 from trainer.config.recipe import RecipeConfig
 from trainer.protocol import atomic
 
@@ -83,9 +84,10 @@ def lora_metadata(facts: ExportFacts, adapter: Adapter, output_name: str) -> dic
 
     `output_name` is the file's stem: A1111 and Forge make it the name by which prompts call the LoRA, so each saved
     step needs its own. Keys and their texts are sd-scripts' and ModelSpec 1.0.1's
-    (https://github.com/Stability-AI/ModelSpec).
+    (https://github.com/Stability-AI/ModelSpec); one more holds the whole recipe, for presets made of the file.
     """
-    return {**_network(facts, adapter), **_training(facts), "ss_output_name": output_name, **_model_spec(facts)}
+    told = {**_network(facts, adapter), **_training(facts), "ss_output_name": output_name, **_model_spec(facts)}
+    return {**told, RECIPE_KEY: facts.recipe.model_dump_json(by_alias=True, exclude_none=True)}
 
 
 def count_tags(captions: Iterable[str], separator: str = ",") -> dict[str, int]:

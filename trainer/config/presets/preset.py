@@ -15,6 +15,8 @@ from trainer.config.report import PromptConfig
 
 SCHEMA = 1
 LONGEST_NAME = 80
+RECIPE_KEY = "impasto_recipe"
+"""The key in a LoRA's metadata under which Impasto's own files hold their whole recipe as JSON."""
 
 # What of a fit belongs to one machine and would be wrong, or reveal something, on another.
 MACHINE_KEYS = ("device", "threads", "cache_gigabytes")

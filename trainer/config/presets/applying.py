@@ -1,0 +1,47 @@
+"""What a preset changes: in a job that takes its recipe, and against another preset or the defaults, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from trainer.config.identity import differences, flat
+from trainer.config.presets.picture import decode_picture
+from trainer.config.presets.preset import Preset
+from trainer.config.recipe import RecipeConfig
+from trainer.config.write import toml_value
+
+_PICTURE = "preview.picture"
+
+
+def recipe_overrides(recipe: RecipeConfig) -> list[str]:
+    """What the recipe states, as ``key=value`` texts for ``load_job``; put the user's own after them.
+
+    The optimizer is one value, so that no argument of the job's own optimizer is left over.
+    """
+    stated = recipe.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    optimizer = stated.pop("optimizer", None)
+    texts = [f"{key}={toml_value(value)}" for key, value in flat(stated, "recipe") if value is not None]
+    if optimizer is not None:
+        arguments = (f"{key} = {toml_value(value)}" for key, value in optimizer.items() if value is not None)
+        texts.append(f"recipe.optimizer={{{', '.join(arguments)}}}")
+    return texts
+
+
+def compared(former: Preset, new: Preset) -> list[str]:
+    """How ``new`` differs from ``former``, one sentence a key; empty when they say the same."""
+    return differences(_flat_preset(former), _flat_preset(new))
+
+
+def compared_with_defaults(recipe: RecipeConfig) -> list[str]:
+    """What the recipe states otherwise than a job that states nothing, one sentence a key."""
+    stated = dict(flat(recipe.model_dump(mode="json", by_alias=True, exclude_unset=True), "recipe"))
+    defaults = dict(flat(RecipeConfig().model_dump(mode="json", by_alias=True), "recipe"))
+    return differences({key: value for key, value in defaults.items() if key in stated}, stated)
+
+
+def _flat_preset(preset: Preset) -> Mapping[str, Any]:
+    values = dict(flat(preset.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude_none=True), ""))
+    if preset.preview is not None:
+        values[_PICTURE] = f"a picture of {len(decode_picture(preset.preview.picture)):,} bytes"
+    return values

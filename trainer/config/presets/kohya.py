@@ -1,0 +1,347 @@
+"""Reads what kohya's sd-scripts write into a LoRA file (ss_*) as a recipe, as far as it goes.
+
+The keys and their texts are those of sd-scripts' train_network.py; all of them are untrusted.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from trainer.config.base import Family
+
+_LONGEST = 1 << 20  # characters of a JSON text that is parsed; tags of a large dataset take less
+_NONE = ("", "None", "none", "null")
+
+# Numbers and truth values that mean the same in both programs.
+_ALIKE: Mapping[str, str] = {
+    "ss_network_dropout": "dropout",
+    "ss_max_grad_norm": "clip_gradient",
+    "ss_seed": "seed",
+    "ss_max_train_steps": "steps",
+    "ss_prior_loss_weight": "objective.prior_weight",
+    "ss_noise_offset": "objective.noise_offset",
+    "ss_ip_noise_gamma": "objective.input_perturbation",
+    "ss_debiased_estimation": "objective.debiased",
+    "ss_caption_dropout_rate": "captions.dropout",
+    "ss_caption_tag_dropout_rate": "captions.tag_dropout",
+    "ss_shuffle_caption": "captions.shuffle",
+    "ss_keep_tokens": "captions.keep_tokens",
+    "ss_flip_aug": "pictures.flip",
+    "ss_enable_bucket": "pictures.buckets",
+}
+_WHOLE = {"seed", "steps", "captions.keep_tokens"}
+
+# What sd-scripts can do and a recipe here cannot, with the values that mean it was off.
+_WITHOUT_EQUAL: Mapping[str, tuple[str, ...]] = {
+    "ss_adaptive_noise_scale": (),
+    "ss_scale_weight_norms": ("0", "0.0"),
+    "ss_caption_dropout_every_n_epochs": ("0",),
+    "ss_face_crop_aug_range": (),
+    "ss_color_aug": ("False",),
+    "ss_noise_offset_random_strength": ("False",),
+    "ss_ip_noise_gamma_random_strength": ("False",),
+    "ss_full_fp16": ("False",),
+    "ss_fp8_base": ("False",),
+    "ss_fp8_base_unet": ("False",),
+}
+
+_SCHEDULES = {
+    "constant": "constant",
+    "constant_with_warmup": "constant",
+    "linear": "linear",
+    "cosine": "cosine",
+    "cosine_with_restarts": "restarts",
+    "polynomial": "polynomial",
+    "rex": "rex",
+}
+
+_OPTIMIZERS = {
+    "adamw": "adamw",
+    "adamw8bit": "adamw8bit",
+    "pagedadamw8bit": "paged_adamw8bit",
+    "lion": "lion",
+    "lion8bit": "lion8bit",
+    "adafactor": "adafactor",
+    "prodigy": "prodigy",
+    "adamwschedulefree": "schedulefree",
+}
+# What those classes do unless told, where it is not what a recipe here does unless told.
+_CLASS_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    "lion": {"weight_decay": 0.0},
+    "lion8bit": {"weight_decay": 0.0},
+    "prodigy": {"weight_decay": 0.0, "safeguard_warmup": False},
+    "schedulefree": {"weight_decay": 0.0},
+    "adafactor": {"scale_parameter": True},
+}
+_ARGUMENTS = {
+    "weight_decay", "eps", "d_coef", "d0", "growth_rate", "safeguard_warmup", "relative_step", "scale_parameter",
+    "warmup_init", "clip_threshold", "decay_rate", "beta1", "warmup_steps",
+}  # fmt: skip
+_ARGUMENT = re.compile(r"(\w{1,40})=(\([^()]{0,100}\)|[^,()]{0,100})(?:,\s*|$)")
+
+
+@dataclass
+class Mapped:
+    """A recipe as far as metadata tell it."""
+
+    recipe: dict[str, Any] = field(default_factory=dict)
+    """Values as they stand in a preset's [recipe]."""
+    notes: list[str] = field(default_factory=list)
+    """What was there and has no equal here, "key: reason"."""
+
+    def put(self, key: str, value: Any) -> None:
+        """State a key of the recipe; None states nothing."""
+        if value is None:
+            return
+        *tables, name = key.split(".")
+        place = self.recipe
+        for table in tables:
+            place = place.setdefault(table, {})
+        place[name] = value
+
+
+@dataclass(frozen=True, slots=True)
+class LoraParts:
+    """What the tensors of the file show, which no metadata can deny."""
+
+    family: Family
+    unet: bool
+    """Whether the UNet was trained."""
+    text_encoder: bool
+    text_encoder_2: bool
+    ranks: tuple[int, ...]
+    """Every rank in it, ascending."""
+
+
+def recipe_of_metadata(metadata: Mapping[str, str], parts: LoraParts) -> Mapped:
+    """Map a LoRA's ss_* metadata to a recipe; nothing is guessed, and values are left to validation."""
+    mapped = Mapped()
+    told = {key: value for key, value in _with_dataset(metadata, mapped).items() if value not in _NONE}
+    for read in (_network, _rates, _optimizer, _schedule, _pictures, _objective):
+        read(told, parts, mapped)
+    for key, target in _ALIKE.items():
+        mapped.put(target, _value(told.get(key), whole=target in _WHOLE))
+    if parts.family == "sd15":
+        mapped.put("clip_skip", _whole(told.get("ss_clip_skip")))
+    for key, off in _WITHOUT_EQUAL.items():
+        if key in told and told[key] not in off:
+            mapped.notes.append(f"{key}: was {_short(told[key])}, which has no equal here")
+    return mapped
+
+
+def _with_dataset(metadata: Mapping[str, str], mapped: Mapped) -> dict[str, str]:
+    """The metadata with what a dataset file told of batches, buckets and captions put where a folder's would be."""
+    told = dict(metadata)
+    datasets = _json(metadata.get("ss_datasets"))
+    first = datasets[0] if isinstance(datasets, list) and datasets else None
+    if not isinstance(first, dict):
+        return told
+    subsets = first.get("subsets")
+    trained = (
+        [each for each in subsets if isinstance(each, dict) and not each.get("is_reg")]
+        if isinstance(subsets, list)
+        else []
+    )
+    subset = trained[0] if trained else {}
+    if len(datasets) > 1 or len(trained) > 1:
+        mapped.notes.append("ss_datasets: several; caption and bucket settings are those of the first")
+    stated = {
+        "ss_resolution": first.get("resolution"),
+        "ss_enable_bucket": first.get("enable_bucket"),
+        "ss_min_bucket_reso": first.get("min_bucket_reso"),
+        "ss_max_bucket_reso": first.get("max_bucket_reso"),
+        "ss_batch_size_per_device": first.get("batch_size_per_device"),
+        "ss_shuffle_caption": subset.get("shuffle_caption"),
+        "ss_keep_tokens": subset.get("keep_tokens"),
+        "ss_flip_aug": subset.get("flip_aug"),
+        "ss_random_crop": subset.get("random_crop"),
+        "ss_color_aug": subset.get("color_aug"),
+    }
+    mapped.put("captions.wildcards", True if subset.get("enable_wildcard") is True else None)
+    for key, target in (
+        ("caption_prefix", "prefix"),
+        ("caption_suffix", "suffix"),
+        ("keep_tokens_separator", "keep_separator"),
+    ):
+        text = subset.get(key)
+        mapped.put(f"captions.{target}", text if isinstance(text, str) and text else None)
+    told.update({key: str(value) for key, value in stated.items() if value is not None})
+    return told
+
+
+def _network(told: Mapping[str, str], parts: LoraParts, mapped: Mapped) -> None:
+    """Rank, alpha, layers and dropouts; the tensors know the rank where the metadata do not."""
+    arguments = _json(told.get("ss_network_args"))
+    arguments = arguments if isinstance(arguments, dict) else {}
+    rank = _whole(told.get("ss_network_dim"))
+    if rank is None and parts.ranks:
+        rank = parts.ranks[-1]
+        if len(parts.ranks) > 1:
+            mapped.notes.append(f"ss_network_dim: ranks go from {parts.ranks[0]} to {rank}; the largest is taken")
+    mapped.put("rank", rank)
+    alpha = _number(told.get("ss_network_alpha"))
+    mapped.put("alpha", rank if alpha == 0 else alpha)  # 0 means the rank, networks/lora.py
+    conv_rank = _whole(arguments.pop("conv_dim", None))
+    mapped.put("layers", "all" if conv_rank else "linear")
+    if conv_rank:
+        mapped.put("conv_rank", conv_rank)
+        mapped.put("conv_alpha", _number(arguments.pop("conv_alpha", None)) or 1.0)  # 1 unless told, networks/lora.py
+    arguments.pop("conv_alpha", None)
+    arguments.pop("dropout", None)  # that of ss_network_dropout
+    for name in ("rank_dropout", "module_dropout"):
+        mapped.put(name, _number(arguments.pop(name, None)))
+    mapped.notes.extend(f"ss_network_args.{_short(key)}: has no equal here" for key in list(arguments)[:20])
+
+
+def _rates(told: Mapping[str, str], parts: LoraParts, mapped: Mapped) -> None:
+    """Learning rates: a part's own, else the common one, and 0 for parts that the file does not hold."""
+    common = _number(told.get("ss_learning_rate"))
+    unet = _number(told.get("ss_unet_lr")) or common
+    listed = re.findall(r"[^\[\](), ]+", told.get("ss_text_encoder_lr", ""))[:2]
+    own = [_number(text) for text in listed]
+    first = (own[0] if own else None) or common
+    second = (own[-1] if own else None) or common
+    mapped.put("learning_rate", unet if parts.unet else 0.0)
+    mapped.put("text_encoder.learning_rate", first if parts.text_encoder else 0.0)
+    if parts.family == "sdxl":
+        mapped.put("text_encoder_2.learning_rate", second if parts.text_encoder_2 else 0.0)
+
+
+def _optimizer(told: Mapping[str, str], _: LoraParts, mapped: Mapped) -> None:
+    """The optimizer by the last part of its class, with the arguments that mean the same here."""
+    text = told.get("ss_optimizer")
+    if text is None:
+        return
+    path, _bracket, arguments = text.partition("(")
+    word = path.rpartition(".")[2].lower()
+    name = _OPTIMIZERS.get(word) or (word if word in _OPTIMIZERS.values() else None)
+    if name is None:
+        mapped.notes.append(f"ss_optimizer: {_short(path.rpartition('.')[2])} is not among Impasto's optimizers")
+        return
+    stated: dict[str, Any] = {"name": name, **_CLASS_DEFAULTS.get(name, {})}
+    for key, value in _arguments(arguments):
+        if key in _ARGUMENTS and not isinstance(value, tuple | str):
+            stated[key] = value
+        elif key == "betas" and isinstance(value, tuple):
+            stated.update(zip(("beta1", "beta2"), value, strict=False))
+        elif value not in (None, False):
+            mapped.notes.append(f"ss_optimizer.{key}: has no equal here")
+    mapped.put("optimizer", stated)
+    if name == "prodigy":
+        _one_rate(mapped)
+
+
+def _one_rate(mapped: Mapped) -> None:
+    """Give all trained parts the UNet's rate: Prodigy finds one for all parts here."""
+    unet = mapped.recipe.get("learning_rate")
+    for part in ("text_encoder", "text_encoder_2"):
+        table = mapped.recipe.get(part, {})
+        if unet and table.get("learning_rate") not in (None, 0.0, unet):
+            mapped.notes.append(f"ss_text_encoder_lr: is made {unet:g}, for Prodigy finds one rate for all parts")
+            table["learning_rate"] = unet
+
+
+def _schedule(told: Mapping[str, str], _: LoraParts, mapped: Mapped) -> None:
+    """The schedule and its warm-up, which sd-scripts' plain "constant" passes over."""
+    text = told.get("ss_lr_scheduler")
+    if text is None:
+        return
+    kind = _SCHEDULES.get(text.lower()) or (text if text in _SCHEDULES.values() else None)
+    if kind is None:
+        mapped.notes.append(f"ss_lr_scheduler: {_short(text)} has no equal here")
+        return
+    mapped.put("schedule.kind", kind)
+    mapped.put("schedule.warmup", 0 if text == "constant" else _warmup(told.get("ss_lr_warmup_steps")))
+
+
+def _warmup(text: str | None) -> int | float | None:
+    """Steps, or a share of the run below 1."""
+    number = _number(text)
+    return number if number is None or 0 < number < 1 else int(number)
+
+
+def _pictures(told: Mapping[str, str], _: LoraParts, mapped: Mapped) -> None:
+    """Resolution, buckets, crop and the number of pictures that a step learns from."""
+    sides = [int(digits) for digits in re.findall(r"\d{1,5}", told.get("ss_resolution", ""))[:2]]
+    if sides:
+        mapped.put("resolution", round(math.sqrt(sides[0] * sides[-1]) / 8) * 8)
+        if sides[0] != sides[-1]:
+            mapped.notes.append(f"ss_resolution: {sides[0]}x{sides[1]} is taken as the square of the same area")
+    if told.get("ss_enable_bucket") == "True":
+        mapped.put("pictures.bucket_min", _whole(told.get("ss_min_bucket_reso")))
+        mapped.put("pictures.bucket_max", _whole(told.get("ss_max_bucket_reso")))
+    if told.get("ss_bucket_no_upscale") == "True":
+        mapped.put("pictures.max_upscale", 1.0)
+    if told.get("ss_random_crop") == "True":
+        mapped.put("pictures.crop", "random")
+    total = _whole(told.get("ss_total_batch_size"))
+    single, parts = _whole(told.get("ss_batch_size_per_device")), _whole(told.get("ss_gradient_accumulation_steps"))
+    mapped.put("effective_batch", total or (single * (parts or 1) if single else None))
+    tokens = told.get("ss_max_token_length")
+    mapped.put("token_chunks", _whole(tokens) if tokens else 75)
+
+
+def _objective(told: Mapping[str, str], _: LoraParts, mapped: Mapped) -> None:
+    """Loss, min-SNR and multires noise, whose zeros mean off."""
+    mapped.put("objective.min_snr_gamma", _number(told.get("ss_min_snr_gamma")) or None)
+    levels = _whole(told.get("ss_multires_noise_iterations"))
+    if levels:
+        mapped.put("objective.multires_levels", levels)
+        mapped.put("objective.multires_discount", _number(told.get("ss_multires_noise_discount")))
+    loss = told.get("ss_loss_type", "l2")
+    if loss in ("l2", "huber"):
+        mapped.put("objective.loss", "mse" if loss == "l2" else "huber")
+    else:
+        mapped.notes.append(f"ss_loss_type: {_short(loss)} has no equal here")
+    if loss == "huber":
+        mapped.put("objective.huber_c", _number(told.get("ss_huber_c")))
+        if told.get("ss_huber_schedule") not in (None, "constant"):
+            mapped.notes.append(f"ss_huber_schedule: {_short(told['ss_huber_schedule'])}; here huber_c is constant")
+
+
+def _arguments(text: str) -> Iterator[tuple[str, Any]]:
+    """The arguments in "weight_decay=0.1,betas=(0.9, 0.99))" with their values; texts that are no values stay texts."""
+    for key, value in _ARGUMENT.findall(text.removesuffix(")")[:2000]):
+        try:
+            yield key, ast.literal_eval(value.strip())
+        except (ValueError, SyntaxError):
+            yield key, value
+
+
+def _value(text: str | None, *, whole: bool) -> bool | int | float | None:
+    if text in ("True", "False"):
+        return text == "True"
+    return _whole(text) if whole else _number(text)
+
+
+def _number(value: object) -> float | None:
+    """A finite number, of metadata or of the JSON in them, where both texts and numbers occur."""
+    try:
+        number = float(str(value)[:40])
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _whole(value: object) -> int | None:
+    number = _number(value)
+    return int(number) if number is not None and number.is_integer() else None
+
+
+def _json(text: str | None) -> Any:
+    if text is None or len(text) > _LONGEST:
+        return None
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _short(text: object) -> str:
+    return str(text)[:60]

@@ -1,0 +1,133 @@
+"""Makes presets of jobs: what travels is taken over, what may not is left out and named."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from trainer.config.base import Family
+from trainer.config.job import Job
+from trainer.config.presets.preset import LONGEST_NAME, MACHINE_KEYS, SCHEMA, Preset
+from trainer.config.presets.texts import text_faults
+from trainer.config.problems import problems
+from trainer.config.recipe import RecipeConfig
+from trainer.errors import JobError
+from trainer.protocol.naming import safe_name
+
+Data = dict[str, Any]
+
+_MOST_EXAMPLES = 8
+_MOST_TRIGGERS = 20
+# What may be left out of a preset when it cannot travel; without the rest there is none.
+_DISPENSABLE = ("author", "licence", "notes", "trigger_words", "base.name", "base.sha256", "recipe", "fit", "examples")
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A preset that was made of something else."""
+
+    preset: Preset
+    left_out: tuple[str, ...] = ()
+    """What was there and is not in the preset, "key: reason"."""
+    not_found: tuple[str, ...] = ()
+    """Keys of the recipe that the source says nothing about."""
+
+
+def preset_of_job(
+    job: Job,
+    family: Family,
+    *,
+    base_sha256: str | None = None,
+    triggers: Sequence[str] = (),
+    picture: str | None = None,
+    with_fit: bool = False,
+) -> Made:
+    """Make a preset of a job, as it is written or frozen in a run.
+
+    ``triggers`` are the words found in the dataset, beside those that the job states; ``picture`` is base64 from
+    ``make_picture``. Folders, pictures, paths and what belongs to one machine stay behind.
+    """
+    stated = [folder.trigger for folder in job.dataset.folders if folder.trigger and folder.kind == "train"]
+    fit = job.fit.model_dump(mode="json", exclude_unset=True, exclude_none=True, exclude=set(MACHINE_KEYS))
+    examples = [
+        prompt.model_dump(mode="json", exclude_unset=True, exclude_none=True) for prompt in job.report.previews.prompts
+    ]
+    return made_of(
+        {
+            "name": job.name,
+            "author": job.output.author,
+            "licence": job.output.licence,
+            "notes": job.output.description,
+            "trigger_words": list(dict.fromkeys([*stated, *triggers])),
+            "base": {"family": family, "name": base_name(job.base.model), "sha256": base_sha256},
+            "recipe": stated_recipe(job.recipe),
+            "fit": fit if with_fit else None,
+            "examples": examples,
+            "preview": {"picture": picture} if picture else None,
+        }
+    )
+
+
+def stated_recipe(recipe: RecipeConfig) -> Data:
+    """What a recipe states, as JSON values; all of it when it states nothing, for defaults may change."""
+    stated = recipe.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude_none=True)
+    return stated or recipe.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+
+def made_of(data: Data, left_out: Sequence[str] = (), not_found: Sequence[str] = ()) -> Made:
+    """Make a preset of values as they stand in its file; what no preset may hold is left out and named.
+
+    Empty values are dropped without a word. Raises JobError when what is left is no preset.
+    """
+    data = {key: value for key, value in data.items() if value}
+    data["schema"] = SCHEMA
+    data["name"] = safe_name(str(data.get("name", "")), "preset")[:LONGEST_NAME].rstrip(". ")
+    data["base"] = {key: value for key, value in data["base"].items() if value}
+    gone = list(left_out)
+    for key, most in (("examples", _MOST_EXAMPLES), ("trigger_words", _MOST_TRIGGERS)):
+        if len(data.get(key, ())) > most:
+            gone.append(f"{key}: only the first {most} of {len(data[key])} are kept")
+            data[key] = data[key][:most]
+    while fault := _first_fault(data):
+        key = fault.partition(": ")[0]
+        if not key.startswith(_DISPENSABLE) or not _remove(data, key.split(".")):
+            sentence = f"No preset can be made of this: {fault}."
+            raise JobError("preset.unmade", sentence, "Correct what is named where the preset is made from.", (fault,))
+        gone.append(fault)
+    return Made(Preset.model_validate(data), tuple(gone), tuple(not_found))
+
+
+def _first_fault(data: Data) -> str | None:
+    if faults := text_faults(data):
+        return faults[0]
+    try:
+        Preset.model_validate(data)
+    except ValidationError as error:
+        return problems(error, Preset)[0]
+    return None
+
+
+def _remove(data: Data, steps: Sequence[str]) -> bool:
+    """Take the value at a dotted key out; of a list, the whole item that holds it. False when it is not there."""
+    place: Any = data
+    for number, step in enumerate(steps):
+        if isinstance(place, list):
+            del place[int(step)]
+            return True
+        if not isinstance(place, dict) or step not in place:
+            return False
+        if number == len(steps) - 1:
+            del place[step]
+            return True
+        place = place[step]
+    return False
+
+
+def base_name(model: str) -> str:
+    """A base's file name, or its Hub id, without folders and without the address of a link."""
+    parts = model.replace("\\", "/").split("/")
+    is_hub_id = len(parts) == 2 and all(part and not part.startswith((".", "~")) for part in parts) and ":" not in model
+    return model if is_hub_id and not parts[1].endswith(".safetensors") else parts[-1].partition("?")[0]
