@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
@@ -47,25 +47,42 @@ class _Living(weakref.ref[torch.UntypedStorage]):
     stage: str
 
 
-class _Operation(NamedTuple):
+class _Operator(NamedTuple):
     """What is known of an operator, whatever it is called with."""
 
-    births: bool
-    """Whether it may return new memory."""
+    makes: bool
+    """Whether all that it returns is new memory."""
     works: bool
     """Whether it touches memory; else it only looks at it in another way."""
+    overwrites: bool
+    """Whether it changes numbers and nothing else, so that on meta it need not be run."""
     work: WorkKind
     flops: Callable[..., int] | None
     instead: Callable[..., Any] | None
     """What is called in its place."""
 
 
-class _Cost(NamedTuple):
-    """What one operation at certain shapes costs."""
+class _Call(NamedTuple):
+    """What is known of an operator called with certain shapes."""
 
+    seen: bool
+    """Whether it concerns meta tensors at all."""
+    made: tuple[_Made | None, ...] | None
+    """What it returns, where that is nothing but new tensors: then it need not be run again."""
+    single: bool
+    """Whether it returns a tensor, not a tuple of them."""
+    hidden: tuple[int, ...]
     dtype: str
     flops: int
     bytes: int
+
+
+class _Made(NamedTuple):
+    """A new tensor."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
 
 
 class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -78,8 +95,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._operations: dict[OpOverload, _Operation] = {}
-        self._costs: dict[tuple[Any, ...], _Cost] = {}
+        self._operators: dict[OpOverload, _Operator] = {}
+        self._calls: dict[tuple[Any, ...], _Call] = {}
         self._alive: dict[int, _Living] = {}
         self._storages: list[_Living | Storage] = []
         self._events: list[int] = []
@@ -144,10 +161,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             name=name,
             storages=tuple(self._finished(storage) for storage in self._storages),
             events=np.array(self._events, dtype=np.int32),
-            work=tuple(
-                Work(kind, cost.dtype, stage, cost.flops, cost.bytes, count)
-                for (kind, stage, cost, *_), count in self._work.items()
-            ),
+            work=tuple(self._as_work(stage, key, count) for (stage, key), count in self._work.items()),
         )
         for living in self._alive.values():
             living.index = -1
@@ -159,61 +173,57 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Runs one operation and records it."""
+        """Runs one operation and records it.
+
+        PyTorch finds the shapes of most results in Python, slowly; the same question is asked of it only once.
+        """
         kwargs = kwargs or {}
-        operation = self._operations.get(func) or self._look_up(func)
-        if not operation.works:
+        operator = self._operators.get(func) or self._look_up(func)
+        if not operator.works:
             return func(*args, **kwargs)
-        if operation.instead is not None and _on_meta(args):
+        if operator.instead is not None and isinstance(args[0], Tensor) and args[0].is_meta:
             with self:
-                return operation.instead(*args, **kwargs)
-        result = func(*args, **kwargs)
-        outputs = result if isinstance(result, (tuple, list)) else (result,)
-        tensors = [tensor for tensor in _tensors(args) if tensor.is_meta]
-        made = [output for output in outputs if isinstance(output, Tensor) and output.is_meta]
-        if tensors or made:
+                return operator.instead(*args, **kwargs)
+        key = (func, _facts(args), _facts(kwargs.values()))
+        call = self._calls.get(key)
+        if call is None:
+            result = func(*args, **kwargs)
+            call = self._calls[key] = _learned(func, operator, args, kwargs, result)
+        elif operator.overwrites and call.seen:
+            result = args[0] if call.single else None
+        elif call.made is None:
+            result = func(*args, **kwargs)
+        else:
+            made = tuple(one and torch.empty_strided(*one[:2], dtype=one[2], device="meta") for one in call.made)
+            result = made[0] if call.single else made
+        if call.seen:
             self._follow_stage()
-            if operation.births:
-                self._note_births(func, args, made)
-            self._note_work(func, operation, args, kwargs, result, tensors, made)
+            if operator.makes:
+                self._note_made(func, args, (result,) if call.single else result)
+            self._note_work(key, operator, call)
         return result
 
-    def _note_births(self, func: OpOverload, args: Sequence[Any], made: Sequence[Tensor]) -> None:
-        for output in made:
-            storage = output.untyped_storage()
-            if storage._cdata not in self._alive and storage.nbytes():
-                self._bear(storage)
+    def _note_made(self, func: OpOverload, args: Sequence[Any], results: Sequence[Any]) -> None:
+        for result in results:
+            if isinstance(result, Tensor) and result.is_meta:
+                storage = result.untyped_storage()
+                if storage._cdata not in self._alive and storage.nbytes():
+                    self._bear(storage)
         self._summands = ()
         if func in IN_PLACE_IN_BACKWARD and self._stage == "backward":
             self._summands = tuple(self._replaceable(args))
-        for size in hidden_bytes(func, args):
-            self._note_buffer(Storage(size, "temporary", self._module(), self._stage))
 
-    def _note_work(
-        self,
-        func: OpOverload,
-        operation: _Operation,
-        args: Sequence[Any],
-        kwargs: dict[str, Any],
-        result: Any,
-        tensors: Sequence[Tensor],
-        made: Sequence[Tensor],
-    ) -> None:
-        """Counts the operation, its flops once for all of these shapes; takes the workspaces that it needs."""
-        shapes = (func, *[(tensor.shape, tensor.dtype) for tensor in (*tensors, *made)])
-        cost = self._costs.get(shapes)
-        if cost is None:
-            flops = operation.flops(*args, **kwargs, out_val=result) if operation.flops else 0
-            size = sum(tensor.numel() * tensor.itemsize for tensor in (*tensors, *made))
-            dtype = str((*made, *tensors)[0].dtype).removeprefix("torch.")
-            cost = self._costs[shapes] = _Cost(dtype, flops, size)
-        key = (operation.work, self._stage, cost, shapes)
-        self._work[key] = self._work.get(key, 0) + 1
-        if operation.work == "gemm":
+    def _note_work(self, key: tuple[Any, ...], operator: _Operator, call: _Call) -> None:
+        """Counts an operation; takes the buffers that it needs."""
+        done = (self._stage, key)
+        self._work[done] = self._work.get(done, 0) + 1
+        for size in call.hidden:
+            self._note_buffer(Storage(size, "temporary", self._module(), self._stage))
+        if operator.work == "gemm":
             thread = "autograd" if self._stage in ("backward", "recompute") else "caller"
             self._note_workspace(Storage(CUBLAS_WORKSPACE, "workspace", "cublas", self._stage, f"cublas.{thread}"))
-        elif operation.work == "conv":
-            self._note_buffer(Storage(cost.bytes, "workspace", "cudnn", self._stage))
+        elif operator.work == "conv":
+            self._note_buffer(Storage(call.bytes, "workspace", "cudnn", self._stage))
 
     def _note_buffer(self, buffer: Storage) -> None:
         """A buffer that lives within one operation."""
@@ -317,7 +327,11 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kind: StorageKind = "optimizer" if alive and storage.stage == "optimizer" else "temporary"
         return Storage(storage.bytes, storage.kind or kind, storage.module, storage.stage, storage.name)
 
-    def _look_up(self, func: OpOverload) -> _Operation:
+    def _as_work(self, stage: str, key: tuple[Any, ...], count: int) -> Work:
+        call = self._calls[key]
+        return Work(self._operators[key[0]].work, call.dtype, stage, call.flops, call.bytes, count)
+
+    def _look_up(self, func: OpOverload) -> _Operator:
         packet = func.overloadpacket
         kind: WorkKind = "other"
         if packet in _GEMMS:
@@ -326,15 +340,17 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             kind = "conv"
         elif "attention" in packet.__name__:
             kind = "attention"
-        operation = _Operation(
-            births=any(value.alias_info is None for value in func._schema.returns),
+        returns = func._schema.returns
+        plain = torch.Tag.pointwise in func.tags or packet.__name__.startswith("_foreach")
+        operator = self._operators[func] = _Operator(
+            makes=bool(returns) and all(value.alias_info is None for value in returns),
             works=not (func.is_view or func in _UNDECLARED_VIEWS),
+            overwrites=plain and func._schema.is_mutable and packet.__name__.endswith("_"),
             work=kind,
             flops=flop_registry.get(packet),
             instead=_INSTEAD.get(func),
         )
-        self._operations[func] = operation
-        return operation
+        return operator
 
 
 @contextmanager
@@ -352,18 +368,62 @@ def recording(kernel: AttentionKernel) -> Iterator[Tracer]:
             gc.enable()
 
 
-def _on_meta(args: Sequence[Any]) -> bool:
-    return isinstance(args[0], Tensor) and args[0].is_meta
+def _facts(values: Iterable[Any]) -> tuple[Any, ...]:
+    """All of an operation's arguments that its results' shapes may depend on."""
+    facts: list[Any] = []
+    for value in values:
+        if isinstance(value, Tensor):
+            facts.append((value.shape, value.stride(), value.dtype, value.is_meta))
+        elif isinstance(value, (tuple, list)):
+            facts.append(_facts(value))
+        else:
+            facts.append((value.__class__, value))
+    return tuple(facts)
 
 
-def _tensors(args: Sequence[Any]) -> Iterator[Tensor]:
-    for value in args:
+def _learned(func: OpOverload, operator: _Operator, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> _Call:
+    results = tuple(result) if isinstance(result, (tuple, list)) else (result,)
+    taken = [tensor for tensor in (*_tensors(args), *_tensors(kwargs.values())) if tensor.is_meta]
+    given = [tensor for tensor in _tensors(results) if tensor.is_meta]
+    tensors = [*given, *taken]
+    if not tensors:
+        return _Call(False, None, False, (), "", 0, 0)
+    return _Call(
+        seen=True,
+        made=_made(results, taken) if operator.makes else None,
+        single=isinstance(result, Tensor),
+        hidden=hidden_bytes(func, args),
+        dtype=str(tensors[0].dtype).removeprefix("torch."),
+        flops=operator.flops(*args, **kwargs, out_val=result) if operator.flops else 0,
+        bytes=sum(tensor.numel() * tensor.itemsize for tensor in tensors),
+    )
+
+
+def _made(results: Sequence[Any], taken: Sequence[Tensor]) -> tuple[_Made | None, ...] | None:
+    """How to make the results again; None where they are not new tensors on meta, each whole in its storage."""
+    storages = {tensor.untyped_storage()._cdata for tensor in taken}
+    made: list[_Made | None] = []
+    for tensor in results:
+        if tensor is None:
+            made.append(None)
+            continue
+        if not isinstance(tensor, Tensor) or not tensor.is_meta:
+            return None
+        one = _Made(tuple(tensor.shape), tensor.stride(), tensor.dtype)
+        again = torch.empty_strided(*one[:2], dtype=one[2], device="meta").untyped_storage().nbytes()
+        storage = tensor.untyped_storage()
+        if storage._cdata in storages or storage.nbytes() != again or tensor.storage_offset():
+            return None
+        made.append(one)
+    return tuple(made)
+
+
+def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
+    for value in values:
         if isinstance(value, Tensor):
             yield value
         elif isinstance(value, (tuple, list)):
-            for item in value:
-                if isinstance(item, Tensor):
-                    yield item
+            yield from _tensors(value)
 
 
 def _read_number(tensor: Tensor) -> float:
