@@ -29,6 +29,7 @@ _PARTS: Mapping[str, str] = {
     "text_encoder_2": "the second text encoder",
     "text_encoder": "the text encoder",
     "vae": "the VAE",
+    "noise_schedule": "the last weights",
 }
 _STAGES: Mapping[str, str] = {
     "load": "placing {part}",
@@ -112,8 +113,8 @@ def _block_counts(storages: Iterable[Storage]) -> dict[str, int]:
 
 
 def _live_bytes(tape: Tape) -> NDArray[np.int64]:
-    """Bytes alive after each event, above what lived at the beginning."""
-    sizes = np.array([storage.bytes for storage in tape.storages], dtype=np.int64)
+    """Bytes alive after each event, above what lived at the beginning, but for workspaces: cards differ in them."""
+    sizes = np.array([0 if s.kind == "workspace" else s.bytes for s in tape.storages], dtype=np.int64)
     died = tape.events < 0
     changes = sizes[np.where(died, ~tape.events, tape.events)] if len(sizes) else np.zeros(0, np.int64)
     return np.cumsum(np.where(died, -changes, changes))
@@ -126,6 +127,8 @@ def _stretches(tape: Tape) -> Iterator[tuple[int, int, str]]:
     start, words = 0, None
     for event in np.flatnonzero(tape.events >= 0).tolist():
         storage = tape.storages[tape.events[event]]
+        if storage.kind == "workspace":
+            continue
         key = storage.stage, storage.module
         here = known.get(key) or known.setdefault(key, _words(storage, counts))
         if here != words:
