@@ -97,10 +97,10 @@ def test_new_writes_a_job_that_loads_and_counts_the_pictures(here, pictures, cap
 def test_new_fits_the_job_to_the_largest_card(monkeypatch):
     small = gpu.Card(1, "GPU-1", "small", 4 * GIB, 4 * GIB, "581.15", (13, 1), (7, 5), ())
     monkeypatch.setattr(gpu, "cards", lambda: [small, CARD])
-    machine = jobs._machine()
+    machine = jobs.machine_here()
     assert (machine.device, machine.card, machine.total_bytes, machine.bf16) == ("cuda:0", CARD.name, 24 * GIB, True)
     monkeypatch.setattr(gpu, "cards", list)
-    assert (jobs._machine().device, jobs._machine().total_bytes) == ("cpu", None)
+    assert (jobs.machine_here().device, jobs._machine().total_bytes) == ("cpu", None)
 
 
 def test_new_overwrites_nothing(here, pictures, capsys):

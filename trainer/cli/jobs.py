@@ -19,6 +19,7 @@ from trainer.protocol.rundir import find_run
 
 if TYPE_CHECKING:
     from trainer.config.base import Family
+    from trainer.config.recipe import RecipeConfig
     from trainer.config.resolve import Machine
 
 
@@ -29,6 +30,8 @@ def add_commands(commands: Commands) -> None:
     add_base(new)
     new.add_argument("--pictures", required=True, type=Path, help="the folder with your pictures")
     new.add_argument("--trigger", help="the word that will call up what is learned")
+    new.add_argument("--recipe", metavar="PRESET", help="take the recipe of a preset; `presets list` names them")
+    new.add_argument("--family", choices=("sd15", "sdxl"), help="what the base is, if it is not on this disk yet")
 
     train = add_command(commands, "train", "train the LoRA that a job describes; Ctrl-C pauses", run_train)
     train.add_argument("job", metavar="JOB", type=Path, help="the job.toml")
@@ -39,6 +42,7 @@ def add_commands(commands: Commands) -> None:
         metavar="KEY=VALUE",
         help="override a key, such as recipe.rank=32; repeatable",
     )
+    train.add_argument("--recipe", metavar="PRESET", help="what this preset's recipe states wins over the job's recipe")
     add_json(train)
 
     resume = add_command(commands, "resume", "go on with a paused, stopped, broken-off or finished run", run_resume)
@@ -62,16 +66,18 @@ def run_new(options: argparse.Namespace) -> int:
     target = folder / "job.toml"
     if target.exists():
         raise JobError("job.exists", f"{target} exists already.", "Choose another name, or delete that file first.")
-    family = _family_of(options.base)
+    family = family_of(options.base, options.family)
+    recipe = _preset_recipe(options.recipe, family) if options.recipe else None
     text = new_job_text(
         name=options.name,
         base=options.base,
         pictures=options.pictures,
         folder=folder,
         family=family,
-        machine=_machine(),
+        machine=machine_here(),
         trigger=options.trigger,
         count=_count_pictures(options.pictures),
+        recipe=recipe,
     )
     folder.mkdir(parents=True, exist_ok=True)
     atomic.write_text(target, text)
@@ -84,7 +90,7 @@ def run_train(options: argparse.Namespace) -> int:
     with shown(as_json=options.json) as on_event:
         from trainer.training.run import start
 
-        return start(options.job, options.set, on_event)
+        return start(options.job, _overrides(options), on_event)
 
 
 def run_resume(options: argparse.Namespace) -> int:
@@ -122,15 +128,46 @@ def shown(*, as_json: bool) -> Iterator[Callable[[events.Event], None]]:
             raise
 
 
-def _family_of(base: str) -> Family | None:
-    """Return the family of a base that lies on this disk; None for one that is yet to be fetched."""
+def family_of(base: str, stated: Family | None) -> Family | None:
+    """Return the family of a base: what it is if it lies on this disk, else what is stated; None if nothing tells.
+
+    Raises JobError when it is stated to be another than it is.
+    """
     from trainer.config.paths import is_base_path
 
     if not is_base_path(base, Path.cwd()):
-        return None
+        return stated
+    from trainer.files.architecture import NAMES
     from trainer.files.identify import identify_base
 
-    return identify_base(Path(base).expanduser()).family
+    found = identify_base(Path(base).expanduser()).family
+    if stated not in (None, found):
+        sentence = f"The base is {NAMES[found]}, not {NAMES[stated]}."
+        raise JobError("base.family", sentence, "Leave the family out, or choose another base.")
+    return found
+
+
+def _preset_recipe(name: str, family: Family | None) -> RecipeConfig:
+    """Return the recipe of a preset for bases of `family`; raises JobError when it has none."""
+    from trainer.config.presets.shelf import find_preset
+
+    preset = find_preset(name, family).preset
+    if preset.recipe is None:
+        sentence = f'The preset "{preset.name}" holds a fit and no recipe.'
+        raise JobError("preset.no_recipe", sentence, "Choose one with a recipe; `presets list` tells.")
+    return preset.recipe
+
+
+def _overrides(options: argparse.Namespace) -> list[str]:
+    """Return what wins over the job file: the recipe of a preset, if one is named, and what --set says over that."""
+    if not options.recipe:
+        return list(options.set)
+    from trainer.config.load import load_job
+    from trainer.config.presets.applying import recipe_overrides
+
+    base = load_job(options.job, options.set).base
+    family = family_of(base.model, None if base.family == "auto" else base.family)
+    return [*recipe_overrides(_preset_recipe(options.recipe, family)), *options.set]
 
 
 def _count_pictures(folder: Path) -> int:
@@ -141,7 +178,7 @@ def _count_pictures(folder: Path) -> int:
     return len(scan_folders(DatasetConfig(folders=(FolderConfig(path=str(folder.absolute())),)), {}).candidates)
 
 
-def _machine() -> Machine:
+def machine_here() -> Machine:
     """Return what a fit is chosen for: the card with the most memory, else the CPU."""
     from trainer import gpu
     from trainer.config.resolve import Machine

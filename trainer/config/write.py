@@ -19,7 +19,7 @@ from trainer.config.job import SCHEMA, Job
 from trainer.config.length import default_pictures
 from trainer.config.model import Section
 from trainer.config.paths import is_base_path
-from trainer.config.recipe import RecipeConfig
+from trainer.config.recipe import LENGTH_KEYS, RecipeConfig
 from trainer.config.resolve import Machine, choose_fit
 from trainer.files.architecture import NAMES
 
@@ -94,21 +94,22 @@ def new_job_text(
     machine: Machine,
     trigger: str | None = None,
     count: int | None = None,
+    recipe: RecipeConfig | None = None,
 ) -> str:
     """The job.toml that ``trainer new`` writes into ``folder``: essentials first, each explained, fit for ``machine``.
 
     ``base`` and ``pictures`` are counted from the present folder, ``count`` is how many pictures there are (None: not
-    counted), ``family`` is None while the base is not on this disk. The text loads as a Job; the paths in it are
-    relative where they lie near ``folder``.
+    counted), ``family`` is None while the base is not on this disk, ``recipe`` is that of a preset (None: a plain
+    one). The text loads as a Job; the paths in it are relative where they lie near ``folder``.
     """
-    recipe = _first_recipe(family, count)
+    stated = _first_recipe(family, count) if recipe is None else _preset_recipe(recipe, count)
     job = Job.model_validate(
         {
             "schema": SCHEMA,
             "name": name,
             "base": {"model": _near(Path(base), folder) if is_base_path(base, Path.cwd()) else base},
             "dataset": {"folders": [{"path": _near(pictures, folder)} | ({"trigger": trigger} if trigger else {})]},
-            "recipe": recipe,
+            "recipe": stated,
             "report": {"previews": {"prompts": [{"prompt": prompt} for prompt in _first_prompts(trigger)]}},
         }
     )
@@ -138,6 +139,14 @@ def _first_recipe(family: Family | None, count: int | None) -> dict[str, Any]:
         recipe["resolution"] = NATIVE_RESOLUTION[family]
     recipe["text_encoder"] = {"learning_rate": 5e-5 if family == "sd15" else 0.0}
     return recipe
+
+
+def _preset_recipe(recipe: RecipeConfig, count: int | None) -> dict[str, Any]:
+    """What a preset states, and a length for the pictures at hand where it states none."""
+    stated = recipe.model_dump(by_alias=True, exclude_unset=True)
+    if not any(stated.get(key) for key in LENGTH_KEYS):
+        stated["pictures_seen"] = default_pictures(count or 1)
+    return stated
 
 
 def _first_prompts(trigger: str | None) -> list[str]:

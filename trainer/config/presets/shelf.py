@@ -79,7 +79,7 @@ def find_preset(name: str, family: Family | None = None) -> Shelved:
         raise JobError(
             "preset.ambiguous",
             f'There is a preset "{name}" for SD 1.5 and one for SDXL, and the base does not tell which is meant.',
-            "Say --family sd15 or --family sdxl.",
+            "Say --family sd15 or --family sdxl; in a job, state it as base.family.",
         )
     return fitting[0]
 
