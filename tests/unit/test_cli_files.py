@@ -100,7 +100,7 @@ def test_new_fits_the_job_to_the_largest_card(monkeypatch):
     machine = jobs.machine_here()
     assert (machine.device, machine.card, machine.total_bytes, machine.bf16) == ("cuda:0", CARD.name, 24 * GIB, True)
     monkeypatch.setattr(gpu, "cards", list)
-    assert (jobs.machine_here().device, jobs._machine().total_bytes) == ("cpu", None)
+    assert (jobs.machine_here().device, jobs.machine_here().total_bytes) == ("cpu", None)
 
 
 def test_new_overwrites_nothing(here, pictures, capsys):
