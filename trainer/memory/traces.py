@@ -5,11 +5,15 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import dataclass
 
+from trainer.memory.splicing import scaled
 from trainer.memory.store import TapeStore
 from trainer.memory.subject import Subject, TracePart
 from trainer.memory.tape import Tape
 
 Size = tuple[int, int]
+
+# Every micro-batch above these follows from them; one of a single picture spares itself copies and follows from none.
+SCALED_FROM = (2, 3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +43,8 @@ class Traces:
     def steps(self, subject: Subject, bucket: Size, pictures: int) -> Steps:
         """Training on micro-batches of ``pictures`` in ``bucket``."""
         key = subject.key("steps", bucket, pictures)
-        return Steps(*(self._known(key) or self._keep(key, _trace_steps(subject, bucket, pictures))))
+        tapes = self._known(key) or self._scaled(subject, bucket, pictures)
+        return Steps(*(tapes or self._keep(key, _trace_steps(subject, bucket, pictures))))
 
     def phase(self, subject: Subject, part: TracePart) -> tuple[Tape, ...]:
         """A phase other than training."""
@@ -49,11 +54,25 @@ class Traces:
 
     def has_steps(self, subject: Subject, bucket: Size, pictures: int) -> bool:
         """Whether the tapes of these micro-batches need not be traced."""
-        return self._known(subject.key("steps", bucket, pictures)) is not None
+        asked = (pictures,) if pictures <= max(SCALED_FROM) else SCALED_FROM
+        return all(self._known(subject.key("steps", bucket, size)) is not None for size in asked)
 
     def has_phase(self, subject: Subject, part: TracePart) -> bool:
         """Whether the tapes of this phase need not be traced."""
         return self._known(subject.key(part)) is not None
+
+    def _scaled(self, subject: Subject, bucket: Size, pictures: int) -> tuple[Tape, ...] | None:
+        """The tapes of a large micro-batch from those of two small ones; None where they do not follow exactly."""
+        if pictures <= max(SCALED_FROM):
+            return None
+        one, other = (self.steps(subject, bucket, size) for size in SCALED_FROM)
+        key = subject.key("steps", bucket, pictures)
+        tapes = [scaled(a, b, SCALED_FROM, pictures) for a, b in zip(_in_order(one), _in_order(other), strict=True)]
+        whole = tuple(tape for tape in tapes if tape is not None)
+        if len(whole) < len(tapes):
+            return None
+        self._kept[key] = whole
+        return whole
 
     def _known(self, key: str) -> tuple[Tape, ...] | None:
         if key not in self._kept and (tapes := self.store.load(key)) is not None:
@@ -66,6 +85,10 @@ class Traces:
         with suppress(OSError):  # a full disk costs the next forecast some seconds, not this one its answer
             self.store.save(key, tapes)
         return tapes
+
+
+def _in_order(steps: Steps) -> tuple[Tape, ...]:
+    return steps.weights, steps.micro_first, steps.micro_more, steps.optimizer_first, steps.optimizer
 
 
 def _trace_steps(subject: Subject, bucket: Size, pictures: int) -> tuple[Tape, ...]:

@@ -1,0 +1,240 @@
+"""What is known of each fit of one job on one card: first bounds, and from its tapes the exact figures."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+from trainer.config.fit import FitConfig
+from trainer.memory.course import bounding_buckets, optimizer_step
+from trainer.memory.grid import Block, Checkpointing, blocks, held_after_forward, within
+from trainer.memory.outline import in_a_row
+from trainer.memory.search import Preference, time_step
+from trainer.memory.subject import OPEN_FIT, Subject
+from trainer.memory.tape import Work
+from trainer.memory.traces import Steps, Traces
+
+QUALITIES = ("none", "int8", "nf4")
+
+# Bounds are taken a little below what they follow from, so that what does not grow with the micro-batch (a table of
+# timesteps, say) cannot lift one above the truth.
+SLACK = 0.97
+# Of what blocks hold, as counted by their weights, computing them again costs at least this share of the forward.
+LEAST_RECOMPUTED = 0.5
+
+Seconds = Callable[[Iterable[Work]], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Of one phase under one fit."""
+
+    seconds: float
+    """Over the whole run."""
+    bytes: int
+    """The highest sum of what lives, as asked for."""
+
+
+NOTHING_KNOWN = Figures(0.0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Anchor:
+    """A single picture without checkpointing: what the others are bounded by."""
+
+    base: int
+    """Bytes of what lives through every step: weights, adapter, gradients, optimizer state."""
+    held: dict[str | None, int]
+    """Bytes waiting for backward, by block."""
+    blocks: tuple[Block, ...]
+    steps: Steps
+
+
+class Appraisal:
+    """Tells the search how good each fit is; see :class:`trainer.memory.search.Appraiser`."""
+
+    def __init__(
+        self,
+        subject: Subject,
+        traces: Traces,
+        seconds: Seconds,
+        budget: int,
+        fits: Callable[[FitConfig], bool],
+        *,
+        previews: float,
+        free_choice: bool,
+        until: float | None = None,
+    ) -> None:
+        """``previews`` rounds are drawn; with ``free_choice`` quantised bases rank with the others.
+
+        After ``until`` (of time.monotonic) nothing is traced any more.
+        """
+        self.subject = subject
+        self.traces = traces
+        self.bucket = bounding_buckets(subject)[0]
+        self.until = until
+        self.left_out = False
+        """Whether something was passed over for want of time."""
+        self._seconds = seconds
+        self._budget = budget
+        self._fits = fits
+        self._previews = previews
+        self._free_choice = free_choice
+        self._anchors: dict[str, Anchor] = {}
+        self._steps: dict[tuple[str, Checkpointing, int], Figures] = {}
+        self._drawn: dict[tuple[str, bool, bool], Figures] = {}
+
+    def preference(self, fit: FitConfig) -> Preference:
+        """How much the fit is wanted; while its tapes are not known, a bound."""
+        steps = self._steps.get(_step_key(fit)) or self._step_bound(fit)
+        drawn = self._drawn_of(fit) or self._drawn_bound(fit)
+        return Preference(
+            quality=0 if self._free_choice else QUALITIES.index(fit.quantise or "none"),
+            time=time_step(steps.seconds + drawn.seconds),
+            bytes=max(steps.bytes, drawn.bytes),
+            changes=self._changes(fit),
+        )
+
+    def exact(self, fit: FitConfig) -> bool:
+        """Whether its tapes are known."""
+        return _step_key(fit) in self._steps and self._drawn_of(fit) is not None
+
+    def hopeless(self, fit: FitConfig) -> bool:
+        """Whether its tensors alone are more than the budget, or it is too late to find out."""
+        if self.preference(fit).bytes > self._budget:
+            return True
+        late = not self.exact(fit) and self._is_late() and not self._is_traced(fit)
+        self.left_out |= late
+        return late
+
+    def appraise(self, fit: FitConfig) -> None:
+        """Reads or traces one thing more of what is missing: the anchor, the fit's steps, its previews."""
+        quantise = fit.quantise or "none"
+        key = _step_key(fit)
+        if quantise not in self._anchors:
+            self.anchor(quantise)
+        elif key not in self._steps:
+            self._steps[key] = self._step_figures(fit)
+        else:
+            self._drawn[_draw_key(fit)] = self._draw_figures(fit)
+
+    def fits(self, fit: FitConfig) -> bool:
+        """Whether a replay within the budget ends."""
+        return self._fits(fit)
+
+    def anchor(self, quantise: str) -> Anchor:
+        """What one picture without checkpointing does, with the base in these bits."""
+        if quantise not in self._anchors:
+            fit = self.subject.fit.changed(quantise=quantise, checkpointing="none", micro_batch=1)
+            steps = self.steps(fit)
+            lasting = in_a_row([steps.weights, steps.micro_first, steps.optimizer_first])
+            gradients = in_a_row([steps.micro_first])
+            self._anchors[quantise] = Anchor(
+                base=lasting.net + gradients.net,
+                held=held_after_forward(steps.micro_first),
+                blocks=tuple(blocks(steps.weights, steps.micro_first)),
+                steps=steps,
+            )
+            self._steps[_step_key(fit)] = self._step_figures(fit)
+        return self._anchors[quantise]
+
+    def steps(self, fit: FitConfig) -> Steps:
+        """The tapes of training in the bucket with most pixels."""
+        return self.traces.steps(replace(self.subject, fit=fit), self.bucket, fit.micro_batch or 1)
+
+    def _is_late(self) -> bool:
+        return self.until is not None and time.monotonic() > self.until
+
+    def _is_traced(self, fit: FitConfig) -> bool:
+        subject = replace(self.subject, fit=fit)
+        steps = self.traces.has_steps(subject, self.bucket, fit.micro_batch or 1)
+        return steps and (not self._previews or self.traces.has_phase(subject, "preview"))
+
+    def _changes(self, fit: FitConfig) -> int:
+        """How many keys are not as they are by default: nothing saved, the whole effective batch at once."""
+        plain = (OPEN_FIT.quantise, OPEN_FIT.checkpointing, OPEN_FIT.vae_tiling, OPEN_FIT.preview_offload)
+        now = (fit.quantise, fit.checkpointing, fit.vae_tiling, fit.preview_offload)
+        split = fit.micro_batch != self.subject.recipe.effective_batch
+        return sum(one != other for one, other in zip(plain, now, strict=True)) + split
+
+    def _step_figures(self, fit: FitConfig) -> Figures:
+        steps = self.steps(fit)
+        subject = replace(self.subject, fit=fit)
+        tapes = [steps.weights, *optimizer_step(subject, steps, first=True), *optimizer_step(subject, steps)]
+        one, more = self._seconds(steps.micro_first.work), self._seconds(steps.micro_more.work)
+        further = max(self._parts(fit) - 1.0, 0.0)
+        moved = self._seconds(steps.optimizer.work)
+        return Figures((one + further * more + moved) * self._run_steps, in_a_row(tapes).peak)
+
+    def _parts(self, fit: FitConfig) -> float:
+        """Micro-batches in an effective batch; a smaller last one counts by its pictures."""
+        return self.subject.recipe.effective_batch / (fit.micro_batch or 1)
+
+    @property
+    def _run_steps(self) -> int:
+        return self.subject.recipe.steps or 1
+
+    def _step_bound(self, fit: FitConfig) -> Figures:
+        """What is known from fits that checkpoint less or more, from other micro-batches, and from the anchor."""
+        quantise, checkpointing, size = _step_key(fit)
+        seconds, needed = 0.0, 0
+        for (other, set_, pictures), figures in self._steps.items():
+            if other != quantise:
+                continue
+            if within(set_, checkpointing) and pictures >= size:
+                seconds = max(seconds, figures.seconds)
+            if within(checkpointing, set_) and pictures <= size:
+                needed = max(needed, figures.bytes)
+        if (anchor := self._anchors.get(quantise)) is not None:
+            seconds = max(seconds, self._least_seconds(anchor, checkpointing, fit))
+            needed = max(needed, _least_bytes(anchor, checkpointing, size))
+        return Figures(SLACK * seconds, int(SLACK * needed))
+
+    def _least_seconds(self, anchor: Anchor, checkpointing: Checkpointing, fit: FitConfig) -> float:
+        """As if only the arithmetic grew with the micro-batch: weights are read once for all its pictures."""
+        size = fit.micro_batch or 1
+        work = [replace(item, flops=item.flops * size) for item in anchor.steps.micro_first.work]
+        forward = [item for item in work if item.stage == "forward"]
+        total = sum(block.cost for block in anchor.blocks) or 1.0
+        again = sum(block.cost for block in anchor.blocks if _checkpointed(block.name, checkpointing)) / total
+        micro = self._seconds(work) + LEAST_RECOMPUTED * again * self._seconds(forward)
+        return max(self._parts(fit), 1.0) * micro * self._run_steps
+
+    def _draw_figures(self, fit: FitConfig) -> Figures:
+        anchor = self.anchor(fit.quantise or "none")
+        tapes = self.traces.phase(replace(self.subject, fit=fit), "preview")
+        seconds = sum(self._seconds(tape.work) for tape in tapes)
+        return Figures(seconds * self._previews, anchor.base + in_a_row(tapes).peak)
+
+    def _drawn_of(self, fit: FitConfig) -> Figures | None:
+        return self._drawn.get(_draw_key(fit)) if self._previews else NOTHING_KNOWN
+
+    def _drawn_bound(self, fit: FitConfig) -> Figures:
+        """Tiles and a UNet that leaves and returns take longer and need less."""
+        quantise, tiling, offload = _draw_key(fit)
+        seconds, needed = 0.0, 0
+        for (other, tiled, away), figures in self._drawn.items():
+            if other == quantise and tiled <= tiling and away <= offload:
+                seconds = max(seconds, figures.seconds)
+            if other == quantise and tiled >= tiling and away >= offload:
+                needed = max(needed, figures.bytes)
+        return Figures(seconds, needed)
+
+
+def _step_key(fit: FitConfig) -> tuple[str, Checkpointing, int]:
+    return fit.quantise or "none", fit.checkpointing or "none", fit.micro_batch or 1
+
+
+def _draw_key(fit: FitConfig) -> tuple[str, bool, bool]:
+    return fit.quantise or "none", bool(fit.vae_tiling), bool(fit.preview_offload)
+
+
+def _checkpointed(block: str, checkpointing: Checkpointing) -> bool:
+    return checkpointing == "full" or (checkpointing != "none" and block in checkpointing)
+
+
+def _least_bytes(anchor: Anchor, checkpointing: Checkpointing, size: int) -> int:
+    """What lives through every step, and what the blocks without checkpointing hold when backward begins."""
+    held = sum(held for name, held in anchor.held.items() if name is None or not _checkpointed(name, checkpointing))
+    return anchor.base + held * size

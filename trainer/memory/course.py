@@ -1,0 +1,183 @@
+"""The course of a run, phase by phase: which tapes are played in each, and how often its work is done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from trainer.config.job import Job
+from trainer.dataset.picture import Picture
+from trainer.memory.subject import Subject, TracePart
+from trainer.memory.tape import Tape, Work
+from trainer.memory.timing import loading_seconds
+from trainer.memory.traces import Size, Steps, Traces
+from trainer.protocol.forecast import ForecastPhase
+from trainer.protocol.rate import Rate
+
+Seconds = Callable[[Iterable[Work]], float]
+
+# The peak is where most pixels are; how one shape follows on another decides how memory is cut up. More shapes
+# than these cost traces and change little.
+MOST_BUCKETS = 2
+# As trainer.training.validation has it: how many pictures are measured with and without held-out ones.
+MOST_HELD_OUT = 64
+MOST_TRAINING_PICTURES = 8
+# Until reserved memory stops growing: each round has every shape follow on every other.
+MOST_ROUNDS = 4
+
+
+@dataclass(frozen=True)
+class Occasions:
+    """How often a run does what is not a training step; the defaults are those of twenty pictures without previews."""
+
+    pictures: int = 20
+    """Distinct ones that the VAE encodes."""
+    texts: int = 20
+    """Distinct ones that are encoded."""
+    measured: int = 8
+    """Pictures in each validation."""
+    validations: int = 11
+    previews: int = 6
+    """Rounds of all prompts."""
+
+
+def occasions_of(job: Job, pictures: Sequence[Picture]) -> Occasions:
+    """Of a frozen job on its pictures."""
+    steps, report = job.recipe.steps or 1, job.report
+    held_out = sum(picture.kind == "validation" for picture in pictures)
+    trained = len(pictures) - held_out
+    prompts = report.previews.prompts
+    return Occasions(
+        pictures=trained * (2 if job.recipe.pictures.flip else 1) + held_out,
+        texts=len({caption for picture in pictures for caption in picture.captions or ("",)}) + 2 * len(prompts),
+        measured=min(held_out, MOST_HELD_OUT) or min(trained, MOST_TRAINING_PICTURES),
+        validations=1 + steps // (report.validation.every or steps),
+        previews=1 + steps // (report.previews.every or steps) if prompts else 0,
+    )
+
+
+@dataclass(frozen=True)
+class Act:
+    """One phase as it is played; after each of its tapes the cache of freed memory is emptied, but not in training."""
+
+    phase: ForecastPhase
+    tapes: tuple[Tape, ...]
+    seconds: float
+    """Of the whole run."""
+
+
+def bounding_buckets(subject: Subject) -> tuple[Size, ...]:
+    """The shapes that decide the peak: the one with the most pixels, and the one with the fewest."""
+    sizes = [bucket.size for bucket in subject.buckets]
+    return tuple(dict.fromkeys((sizes[0], sizes[-1])))
+
+
+def transitions(buckets: Sequence[Size]) -> list[Size]:
+    """Buckets in an order that has every one follow on every one, itself included; the first comes first."""
+    order = [buckets[0]]
+    waiting = [(first, second) for first in buckets for second in buckets]
+    while waiting:
+        step = next((pair for pair in waiting if pair[0] == order[-1]), None)
+        if step is None:
+            order.append(waiting[0][0])
+        else:
+            waiting.remove(step)
+            order.append(step[1])
+    return order
+
+
+def optimizer_step(subject: Subject, steps: Steps, *, first: bool = False) -> list[Tape]:
+    """One optimizer step; micro-batches after the third repeat what that one did."""
+    more = [steps.micro_more] * min(parts(subject) - 1, 2)
+    return [steps.micro_first, *more, steps.optimizer_first if first else steps.optimizer]
+
+
+def parts(subject: Subject) -> int:
+    """Into how many micro-batches an effective batch of one shape is split."""
+    return -(-subject.recipe.effective_batch // (subject.fit.micro_batch or 1))
+
+
+def step_seconds(subject: Subject, steps: Steps, seconds: Seconds) -> float:
+    """Of one optimizer step in one shape; a smaller last micro-batch counts by its pictures."""
+    further = max(subject.recipe.effective_batch / (subject.fit.micro_batch or 1) - 1.0, 0.0)
+    once = seconds([*steps.micro_first.work, *steps.optimizer.work])
+    return once + further * seconds(steps.micro_more.work)
+
+
+class Course:
+    """The phases of one subject, in their order; what is not traced yet is traced when it is asked for."""
+
+    def __init__(self, subject: Subject, traces: Traces, occasions: Occasions, rate: Rate) -> None:
+        self.subject = subject
+        self.occasions = occasions
+        self.rate = rate
+        self._traces = traces
+
+    def steps(self, bucket: Size) -> Steps:
+        """The tapes of training in one shape."""
+        return self._traces.steps(self.subject, bucket, self.subject.fit.micro_batch or 1)
+
+    def before_training(self, seconds: Seconds) -> list[Act]:
+        """Caches, then the base with adapter and masters."""
+        return [
+            self._act("cache_pictures", self._picture_seconds(seconds)),
+            self._act("cache_texts", self.occasions.texts * seconds(self._work("cache_texts", "texts"))),
+            self._act("load", self._loading()),
+            self._act("quantise", self._loading()),
+        ]
+
+    def after_training(self, seconds: Seconds) -> list[Act]:
+        """What comes between the steps of a run, on all that then lives; each is played once."""
+        measured = self.occasions.validations * self.occasions.measured
+        return [
+            self._act("validate", measured * seconds(self._work("validate"))),
+            self._act("preview", self.occasions.previews * seconds(self._work("preview"))),
+            self._act("checkpoint", 0.0),
+            self._act("save", 0.0),
+        ]
+
+    def first_step(self) -> tuple[Tape, ...]:
+        """The optimizer step in which the optimizer's state appears, in the largest shape."""
+        return tuple(optimizer_step(self.subject, self.steps(bounding_buckets(self.subject)[0]), first=True))
+
+    def round(self) -> tuple[Tape, ...]:
+        """Later optimizer steps in which every shape follows on every other."""
+        order = transitions(bounding_buckets(self.subject))
+        return tuple(tape for bucket in order for tape in optimizer_step(self.subject, self.steps(bucket)))
+
+    def step_seconds(self, seconds: Seconds) -> dict[Size, float]:
+        """Of one optimizer step by shape; shapes that are not traced go by their pixels."""
+        bounds = bounding_buckets(self.subject)
+        known = {size: step_seconds(self.subject, self.steps(size), seconds) for size in bounds}
+        (large, small), areas = (bounds[0], bounds[-1]), {size: size[0] * size[1] for size in bounds}
+        slope = (known[large] - known[small]) / ((areas[large] - areas[small]) or 1)
+        return {
+            bucket.size: known.get(bucket.size, known[large] - slope * (areas[large] - bucket.width * bucket.height))
+            for bucket in self.subject.buckets
+        }
+
+    def tapes(self, part: TracePart) -> tuple[Tape, ...]:
+        """Those of a phase other than training."""
+        return self._traces.phase(self.subject, part)
+
+    def _act(self, phase: TracePart, seconds: float) -> Act:
+        return Act(phase, self.tapes(phase), seconds)  # type: ignore[arg-type]
+
+    def _work(self, part: TracePart, stage: str | None = None) -> list[Work]:
+        return [work for tape in self.tapes(part) for work in tape.work if stage is None or work.stage == stage]
+
+    def _picture_seconds(self, seconds: Seconds) -> float:
+        """By the share of pictures in each shape."""
+        shown = sum(bucket.pictures for bucket in self.subject.buckets) or 1
+        return sum(
+            self.occasions.pictures
+            * bucket.pictures
+            / shown
+            * seconds(self._work("cache_pictures", f"encode {bucket.width}x{bucket.height}"))
+            for bucket in self.subject.buckets
+        )
+
+    def _loading(self) -> float:
+        tapes = (*self.tapes("load"), *self.tapes("quantise"))
+        size = sum(storage.bytes for tape in tapes for storage in tape.storages if storage.kind == "weights")
+        return loading_seconds(size, self.rate)

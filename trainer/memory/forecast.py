@@ -1,0 +1,212 @@
+"""Forecasts what a job needs on a card: its tapes played phase by phase through the allocator, and their work timed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from trainer.memory import timing
+from trainer.memory.allocator import Allocator, AllocatorSettings
+from trainer.memory.course import MOST_ROUNDS, Course, Occasions, Seconds, bounding_buckets, parts
+from trainer.memory.grid import unet_block
+from trainer.memory.peaks import high_points
+from trainer.memory.replay import Failure, Kept, Moment, Played, Replayed, by_kind, by_module, replay
+from trainer.memory.situation import Situation
+from trainer.memory.subject import Subject
+from trainer.memory.tape import Tape, Work
+from trainer.memory.traces import Traces
+from trainer.protocol.forecast import Forecast, ForecastPhase, Peak, PhaseForecast
+
+SAMPLES = 200
+LARGEST_PARTS = 6
+MOST_PEAKS = 8
+# What Python, PyTorch and the libraries take of main memory before anything is loaded.
+PROCESS_BYTES = 1_600_000_000
+# CUDA's dtype names on tapes, by the fit's.
+TAPE_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+
+
+@dataclass
+class Playing:
+    """A run played through one allocator, phase by phase, up to where memory runs out."""
+
+    situation: Situation
+    capacity: int | None
+    allocator: Allocator = field(init=False)
+    names: dict[str, Kept] = field(default_factory=dict)
+    phases: dict[ForecastPhase, Replayed] = field(default_factory=dict)
+    failure: Failure | None = None
+    failed_in: ForecastPhase | None = None
+
+    def __post_init__(self) -> None:
+        """An empty card."""
+        self.allocator = Allocator(AllocatorSettings(capacity=self.capacity))
+
+    def play(self, phase: ForecastPhase, tapes: Iterable[Tape], *, release: bool = True) -> bool:
+        """Plays tapes, each followed by the release of freed memory if so; False once memory has run out."""
+        played: list[Played] = []
+        for tape in tapes:
+            if self.failure is not None:
+                return False
+            replayed = replay([tape], self.allocator, self.names, self.situation.workspace_bytes)
+            played += replayed.played
+            self.failure = replayed.failure
+            if release:
+                self.allocator.empty_cache()
+        if played:
+            self.phases[phase] = Replayed(tuple(played), self.failure)
+        if self.failure is not None:
+            self.failed_in = phase
+        return self.failure is None
+
+    @property
+    def reserved(self) -> int:
+        """The most that was taken from the driver in any phase."""
+        return max(int(played.reserved.max()) for phase in self.phases.values() for played in phase.played)
+
+
+def run_through(course: Course, situation: Situation, capacity: int | None) -> Playing:
+    """A whole run on a card, or within ``capacity`` bytes of segments."""
+    playing = Playing(situation, capacity)
+    for act in course.before_training(_untimed):
+        if not playing.play(act.phase, act.tapes):
+            return playing
+    if not playing.play("first_step", course.first_step(), release=False) or not _train(playing, course):
+        return playing
+    for act in course.after_training(_untimed):
+        if not playing.play(act.phase, act.tapes):
+            return playing
+    return playing
+
+
+def _untimed(_: Iterable[Work]) -> float:
+    return 0.0
+
+
+def _train(playing: Playing, course: Course) -> bool:
+    """Optimizer steps until reserved memory stops growing: what it is then, it stays."""
+    before = -1
+    for _ in range(MOST_ROUNDS):
+        if not playing.play("train", course.round(), release=False):
+            return False
+        if playing.allocator.reserved == before:
+            return True
+        before = playing.allocator.reserved
+    return True
+
+
+def forecast(subject: Subject, situation: Situation, traces: Traces, occasions: Occasions | None = None) -> Forecast:
+    """What ``subject`` needs in ``situation``; traces what is not known yet, which takes seconds.
+
+    Raises OSError where a trace cannot be read.
+    """
+    course = Course(subject, traces, occasions or Occasions(), situation.rate)
+    return forecast_of(course, situation)
+
+
+def forecast_of(course: Course, situation: Situation) -> Forecast:
+    """The forecast of a course whose tapes are known."""
+    factor = situation.correction.time_factor
+
+    def seconds(work: Iterable[Work]) -> float:
+        return factor * timing.seconds(work, situation.rate)
+
+    free = run_through(course, situation, None)
+    fits = free.reserved <= situation.budget or run_through(course, situation, situation.budget).failure is None
+    phases = tuple(_phases(course, free, seconds))
+    subject, steps = course.subject, course.subject.recipe.steps or 1
+    return Forecast(
+        card=situation.card.name,
+        phases=phases,
+        allocated=max(phase.allocated for phase in phases),
+        reserved=max(phase.reserved for phase in phases),
+        outside=situation.outside,
+        margin=situation.margin,
+        budget=situation.budget,
+        fits=fits,
+        seconds=sum(phase.seconds for phase in phases),
+        step_seconds={f"{w}x{h}": value for (w, h), value in course.step_seconds(seconds).items()},
+        time_factor=factor,
+        flops=float(steps * _step_flops(course)),
+        flops_limit=1e12 * situation.card.tflops.get(TAPE_DTYPES[subject.fit.dtype or "fp32"], 0.0),
+    )
+
+
+def _phases(course: Course, playing: Playing, seconds: Seconds) -> Iterator[PhaseForecast]:
+    """Each phase that does anything to memory or takes time, in order."""
+    training = _training_seconds(course, seconds)
+    timed = {act.phase: act.seconds for act in (*course.before_training(seconds), *course.after_training(seconds))}
+    timed |= {"first_step": training / _steps(course), "train": training * (1.0 - 1.0 / _steps(course))}
+    for phase, replayed in playing.phases.items():
+        yield PhaseForecast(
+            phase=phase,
+            allocated=replayed.allocated(replayed.peak_allocated()),
+            reserved=replayed.reserved(replayed.peak_reserved()),
+            host=PROCESS_BYTES,
+            seconds=timed[phase],
+            peaks=_peaks(replayed),
+            timeline=replayed.timeline(SAMPLES),
+        )
+
+
+def _steps(course: Course) -> int:
+    return course.subject.recipe.steps or 1
+
+
+def _training_seconds(course: Course, seconds: Seconds) -> float:
+    """Of all steps, by how many pictures are shown in each shape."""
+    shown = {bucket.size: bucket.pictures for bucket in course.subject.buckets}
+    by_bucket = course.step_seconds(seconds)
+    total = sum(shown.values())
+    mean = sum(by_bucket[size] * count for size, count in shown.items()) / total if total else max(by_bucket.values())
+    return mean * _steps(course)
+
+
+def _step_flops(course: Course) -> int:
+    """Of one optimizer step in the largest shape."""
+    steps = course.steps(bounding_buckets(course.subject)[0])
+    once, more = (sum(work.flops * work.count for work in tape.work) for tape in (steps.micro_first, steps.micro_more))
+    return once + (parts(course.subject) - 1) * more
+
+
+def _peaks(replayed: Replayed) -> tuple[Peak, ...]:
+    """The named high points of a phase, in the order of time; of tapes played again only the highest time counts."""
+    highest: dict[str, Peak] = {}
+    seen: dict[int, int] = {}
+    for place, played in enumerate(replayed.played):
+        if len(played.allocated) and int(played.allocated.max()) > seen.get(id(played.tape), -1):
+            seen[id(played.tape)] = int(played.allocated.max())
+            for peak in _peaks_of(replayed, place):
+                if peak.name not in highest or peak.allocated > highest[peak.name].allocated:
+                    highest[peak.name] = peak
+    most = sorted(highest.values(), key=lambda peak: -peak.allocated)[:MOST_PEAKS]
+    return tuple(peak for peak in highest.values() if peak in most)
+
+
+def _peaks_of(replayed: Replayed, place: int) -> Iterator[Peak]:
+    played = replayed.played[place]
+    for point in high_points(played.tape):
+        if point.event >= len(played.allocated):
+            return
+        alive = replayed.alive(Moment(place, point.event))
+        yield Peak(
+            name=point.name,
+            module=point.module,
+            stage=point.stage,
+            allocated=int(played.allocated[point.event]),
+            by_kind={str(kind): size for kind, size in by_kind(alive).items()},
+            largest=_largest_parts(by_module(alive)),
+        )
+
+
+def _largest_parts(modules: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
+    totals: dict[str, int] = {}
+    for module, size in modules.items():
+        totals[_part(module)] = totals.get(_part(module), 0) + size
+    return tuple(sorted(totals.items(), key=lambda item: -item[1])[:LARGEST_PARTS])
+
+
+def _part(module: str) -> str:
+    """A block of the UNet, or another model as a whole: what people can picture."""
+    block = unet_block(module)
+    return f"unet.{block}" if block else module.partition(".")[0]

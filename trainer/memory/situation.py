@@ -1,0 +1,76 @@
+"""A card at one moment, with all that is known about it: what a forecast is made for. Needs no torch."""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import dataclass
+
+from trainer import gpu
+from trainer.memory.calibration import Correction, corrections
+from trainer.memory.cards import CardModel, model_of
+from trainer.memory.overheads import Overheads, overheads_for
+from trainer.memory.tape import Storage
+from trainer.memory.timing import rate_of
+from trainer.protocol.rate import Rate
+from trainer.protocol.versions import versions
+
+
+@dataclass(frozen=True)
+class Situation:
+    """A card, what is free on it, and what is known of how it works."""
+
+    card: CardModel
+    free_bytes: int
+    overheads: Overheads
+    correction: Correction
+    rate: Rate
+    uses: tuple[gpu.Use, ...] = ()
+    """Who else holds memory of it."""
+
+    @property
+    def outside(self) -> int:
+        """Bytes that the process takes beside the allocator: as finished runs had it, else as the table says."""
+        learned = self.correction.context_bytes
+        return self.overheads.context_bytes if learned is None else learned
+
+    @property
+    def margin(self) -> int:
+        """Bytes to keep free because forecasts err; small cards err less."""
+        return self.correction.margin_bytes(max(self.free_bytes - self.outside, 0))
+
+    @property
+    def budget(self) -> int:
+        """Bytes that the allocator may take."""
+        return max(self.free_bytes - self.outside - self.margin, 0)
+
+    def workspace_bytes(self, storage: Storage) -> int:
+        """How large a library's workspace is here: cuBLAS' as stated, cuDNN's as a share of what it works on."""
+        if storage.module.startswith("cublas"):
+            return self.overheads.cublas_workspace_bytes
+        return int(storage.bytes * self.overheads.cudnn_workspace_share)
+
+
+def situation_ahead(card: CardModel, *, system: str | None = None, deterministic: bool = False) -> Situation:
+    """A card that is not here, with a desktop on it and nothing else running."""
+    system = system or platform.system()
+    overheads = overheads_for(card, system, deterministic=deterministic)
+    return _situation(card, card.total_bytes - overheads.desktop_bytes, overheads, system)
+
+
+def situation_here(card: gpu.Card, *, rate: Rate | None = None, deterministic: bool = False) -> Situation:
+    """A card of this machine as it is now; ``rate`` is what was measured on it, if anything was."""
+    model, system = model_of(card), platform.system()
+    overheads = overheads_for(model, system, deterministic=deterministic)
+    return _situation(model, card.free_bytes, overheads, system, rate, card.uses)
+
+
+def _situation(
+    card: CardModel,
+    free_bytes: int,
+    overheads: Overheads,
+    system: str,
+    rate: Rate | None = None,
+    uses: tuple[gpu.Use, ...] = (),
+) -> Situation:
+    correction = corrections(card.name, system, versions())
+    return Situation(card, free_bytes, overheads, correction, rate or rate_of(card, system), uses)
