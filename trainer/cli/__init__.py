@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from trainer import __version__
-from trainer.cli import datasets, doctor, drawing, jobs, runs, storage
+from trainer.cli import datasets, doctor, drawing, jobs, presets, runs, storage
 from trainer.cli.libraries import quieten
 from trainer.cli.outcome import guarded
 
@@ -56,6 +56,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"Impasto {__version__}")
     parser.add_argument("--debug", action="store_true", help="show where a fault of Impasto itself happened")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for group in (jobs, runs, datasets, drawing, doctor, storage):
+    for group in (jobs, runs, datasets, drawing, presets, doctor, storage):
         group.add_commands(commands)
     return parser

@@ -84,6 +84,17 @@ def find_preset(name: str, family: Family | None = None) -> Shelved:
     return fitting[0]
 
 
+def fit_for(shelf: Shelf, family: Family, total_bytes: int) -> Shelved | None:
+    """Return the built-in fit for a card of that memory: of those made for no larger card, the one for the largest."""
+    sold = total_bytes / 1024**3 * 1.06  # a card reports a few per cent less than it is sold with
+    fits = [
+        (each.preset.card.gigabytes, each)
+        for each in shelf.presets
+        if each.origin == "built-in" and each.preset.card is not None and each.preset.base.family == family
+    ]
+    return max((fit for fit in fits if fit[0] <= sold), key=lambda fit: fit[0], default=(0, None))[1]
+
+
 def taken_by(preset: Preset) -> Shelved | None:
     """Return the user's preset that has this one's name and family, if there is one."""
     mine = (each for each in read_shelf().presets if each.origin == "yours")

@@ -1,0 +1,313 @@
+"""The commands around presets: list, show, check, share, add."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trainer.cli import words
+from trainer.cli.arguments import Commands, add_command
+from trainer.cli.jobs import machine_here
+from trainer.errors import EXIT_DONE, ImpastoError, JobError
+from trainer.protocol import atomic
+
+if TYPE_CHECKING:
+    from trainer.config.presets.preset import Preset
+    from trainer.config.presets.shelf import Shelved
+
+Outlook = Callable[["Preset"], Sequence[str]]
+"""Says in sentences how a preset will be fitted to this machine and what training with it will cost."""
+
+_MOST_DIFFERENCES = 40
+
+
+def add_commands(commands: Commands) -> None:
+    """Define the words of each command."""
+    parser = commands.add_parser(
+        "presets", help="list, show, check, share and add presets", description="Recipes and fits as single files."
+    )
+    parts = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+
+    add_command(parts, "list", "list the presets at hand, your own first", run_list)
+
+    show = add_command(parts, "show", "show a preset with the reasons for its values", run_show)
+    _add_name(show)
+    show.add_argument("--family", choices=("sd15", "sdxl"), help="which one, where both families have one of that name")
+
+    check = add_command(parts, "check", "say whether a preset file is sound, and what it would do here", run_check)
+    check.add_argument("file", metavar="FILE", type=Path, help="the preset's .toml file")
+
+    share = add_command(
+        parts, "share", "write a preset as one file, without paths or anything of this machine", run_share
+    )
+    share.add_argument(
+        "source", metavar="NAME|JOB|RUN|LORA", help="a preset, a job.toml, a run, or a LoRA file with its metadata"
+    )
+    share.add_argument("--out", type=Path, required=True, metavar="FILE", help="the .toml file to write")
+    share.add_argument("--name", help="what the preset is called")
+    share.add_argument("--author", help="who made it")
+    share.add_argument("--licence", help="under which licence it may be used")
+    share.add_argument("--notes", help="what it is good for, and what to mind")
+    share.add_argument("--preview", type=Path, metavar="PICTURE", help="a picture that shows the result")
+    share.add_argument("--fit", action="store_true", help="with a job or run: its fit goes along")
+
+    add = add_command(parts, "add", "check a preset file, show what is different, and keep it among your own", run_add)
+    add.add_argument("file", metavar="FILE", type=Path, help="the preset's .toml file")
+    add.add_argument("--name", help="keep it under another name")
+    add.add_argument(
+        "--yes", action="store_true", help="ask nothing; one of yours that it replaces is kept as a backup"
+    )
+
+
+def _add_name(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", metavar="NAME", help="a preset's name, or its .toml file")
+
+
+def run_list(_options: argparse.Namespace) -> int:
+    """List the presets; the fits for this machine's card are marked."""
+    from trainer.config.presets.shelf import fit_for, read_shelf
+    from trainer.files.architecture import NAMES
+
+    shelf = read_shelf()
+    memory = _card_bytes()
+    here = [fit_for(shelf, family, memory) for family in NAMES] if memory else []
+    rows = [
+        (
+            each.preset.name,
+            NAMES[each.preset.base.family],
+            _carries(each.preset),
+            each.origin + (", for this card" if each in here else ""),
+            each.preset.author,
+        )
+        for each in shelf.presets
+    ]
+    print(words.columns([("NAME", "FOR", "HOLDS", "FROM", "AUTHOR"), *rows]))
+    for path, error in shelf.broken:
+        print(f"\nBroken: {path}\n  {error.sentence}\n  What to do: {error.remedy}")
+    return EXIT_DONE
+
+
+def run_show(options: argparse.Namespace) -> int:
+    """Show a preset as its file says it, the picture's bytes left out."""
+    from trainer.config.presets.shelf import find_preset
+
+    print(_shown(find_preset(options.name, options.family)))
+    return EXIT_DONE
+
+
+def run_check(options: argparse.Namespace) -> int:
+    """Read a preset file; whatever is wrong with it is raised as one error that names all of it."""
+    from trainer.config.presets.reading import load_preset
+
+    preset = load_preset(options.file)
+    print(f"{options.file} is a sound preset.")
+    print(_told(preset, outlook_here))
+    return EXIT_DONE
+
+
+def run_share(options: argparse.Namespace) -> int:
+    """Write a preset file, and say what was left out."""
+    from trainer.cli.sharing import preset_of
+    from trainer.config.presets.writing import dump_preset
+
+    out: Path = options.out
+    if out.suffix.lower() != ".toml":
+        raise JobError("preset.out", f"{out} does not end in .toml.", f"Write it to {out.name}.toml, say.")
+    if out.exists():
+        raise JobError("preset.exists", f"{out} exists already.", "Choose another name, or delete that file first.")
+    made = preset_of(options.source, with_fit=options.fit)
+    preset = _checked(made.preset, _details(options))
+    text = dump_preset(preset)
+    atomic.write_text(out, text)
+    print(f"Wrote {out}, {words.size(len(text.encode('utf-8')))}.")
+    print(_summary(preset))
+    _print_listed("Left out:", made.left_out)
+    _print_listed("Not told, so a job's own value will stand:", made.not_found)
+    return EXIT_DONE
+
+
+def run_add(options: argparse.Namespace) -> int:
+    """Keep a preset file among the user's own, once they have seen what it changes and agreed."""
+    from trainer.config.presets.reading import load_preset
+    from trainer.config.presets.shelf import keep_preset
+
+    preset = load_preset(options.file)
+    if options.name is not None:
+        preset = _renamed(preset, options.name)
+    print(_told(preset, outlook_here))
+    agreed = _agree(preset, ask=_asks(options))
+    if agreed is None:
+        print("Nothing was changed.")
+        return EXIT_DONE
+    path, backup = keep_preset(agreed)
+    print(f'Kept "{agreed.name}" as {path}.' + (f" The one it replaces is kept as {backup}." if backup else ""))
+    if agreed.recipe:
+        print(f"Use it: python -m trainer new ... --recipe {words.quoted(agreed.name)}")
+    return EXIT_DONE
+
+
+def outlook_here(preset: Preset) -> Sequence[str]:
+    """Say what a preset's recipe is fitted with on this machine; the figures are the planner's."""
+    from trainer.config.fit import FitConfig
+    from trainer.config.resolve import choose_fit
+
+    if preset.recipe is None:
+        return ()
+    try:
+        machine = machine_here()
+    except ImpastoError as error:  # a broken driver is no reason not to look at a file
+        return (error.sentence, error.remedy)
+    fit = choose_fit(FitConfig(), preset.base.family, preset.recipe, machine)
+    checkpointing = fit.checkpointing if isinstance(fit.checkpointing, str) else "some blocks"
+    return (
+        f"On {machine.card or 'the CPU'} it is fitted with: {fit.dtype}, quantise {fit.quantise}, "
+        f"micro-batch {fit.micro_batch}, checkpointing {checkpointing} (from a table).",
+    )
+
+
+def _asks(options: argparse.Namespace) -> Callable[[str], str] | None:
+    """Return what asks the user; None when --yes answers, or nobody is there to be asked."""
+    if options.yes:
+        return lambda _question: "yes"
+    return _ask if sys.stdin.isatty() and sys.stdout.isatty() else None
+
+
+def _ask(question: str) -> str:
+    try:
+        return input(question).strip()
+    except EOFError:
+        return ""
+
+
+def _agree(preset: Preset, ask: Callable[[str], str] | None) -> Preset | None:
+    """Return the preset as it shall be kept, perhaps under another name; None when nothing shall change.
+
+    Raises JobError where the name is taken and nobody can be asked, and for the names of built-in presets.
+    """
+    from trainer.config.presets.applying import compared
+    from trainer.config.presets.shelf import is_built_in, taken_by
+
+    if is_built_in(preset):
+        sentence = f'"{preset.name}" is the name of a preset that comes with Impasto.'
+        raise JobError("preset.built_in", sentence, "Keep it under another name: --name OTHER.")
+    former = taken_by(preset)
+    if former is None:
+        return preset if ask is None or _is_yes(ask("Keep it? [y/N] ")) else None
+    different = compared(former.preset, preset)
+    if not different:
+        print("You have it already, key for key.")
+        return None
+    _print_listed("You have one of this name. What this one changes:", different)
+    if ask is None:
+        raise JobError(
+            "preset.taken",
+            f'You have a preset "{former.preset.name}" for this family already, and this one is different.',
+            "Say --yes to replace yours (a backup is kept), or --name OTHER to keep both.",
+        )
+    answer = ask('Replace yours (a backup is kept)? Type "y", another name for this one, or nothing to leave it: ')
+    if not answer or answer.lower() in ("n", "no"):
+        return None
+    return preset if _is_yes(answer) else _agree(_renamed(preset, answer), ask)
+
+
+def _is_yes(answer: str) -> bool:
+    return answer.lower() in ("y", "yes")
+
+
+def _renamed(preset: Preset, name: str) -> Preset:
+    """The preset under another name; raises JobError when it cannot be a name."""
+    return _checked(preset, {"name": name})
+
+
+def _checked(preset: Preset, details: dict[str, object]) -> Preset:
+    """The preset with details replaced, as its own file reads; raises JobError naming what may not stand there."""
+    from pydantic import ValidationError
+
+    from trainer.config.presets.preset import Preset as Schema
+    from trainer.config.presets.reading import parse_preset
+    from trainer.config.presets.writing import dump_preset
+    from trainer.config.problems import faults_sentence, problems
+
+    try:
+        changed = preset.changed(**details)
+    except ValidationError as error:
+        faults = problems(error, Schema)
+        sentence = faults_sentence("The preset", faults)
+        raise JobError("preset.invalid", sentence, "Correct what is named.", faults) from None
+    return parse_preset(dump_preset(changed), "The preset")
+
+
+def _details(options: argparse.Namespace) -> dict[str, object]:
+    """What the command line says of a preset that is shared."""
+    from trainer.config.presets.picture import make_picture
+
+    told = {key: getattr(options, key) for key in ("name", "author", "licence", "notes")}
+    details: dict[str, object] = {key: value for key, value in told.items() if value is not None}
+    if options.preview is not None:
+        details["preview"] = {"picture": make_picture(options.preview)}
+    return details
+
+
+def _told(preset: Preset, outlook: Outlook) -> str:
+    """What a preset is, how it differs from a plain job, and how it will do here."""
+    from trainer.config.presets.applying import compared_with_defaults
+
+    lines = [_summary(preset)]
+    if preset.notes:
+        lines += [f"  {line}" for line in preset.notes.splitlines()]
+    differences = compared_with_defaults(preset.recipe) if preset.recipe else []
+    if differences:
+        lines += ["Against a job that states nothing:", *(f"  {line}" for line in differences)]
+    return "\n".join([*lines, *outlook(preset)])
+
+
+def _summary(preset: Preset) -> str:
+    from trainer.files.architecture import NAMES
+
+    parts = [
+        f'"{preset.name}": {_carries(preset)} for {NAMES[preset.base.family]}',
+        f"by {preset.author}" if preset.author else "",
+        f"licence {preset.licence}" if preset.licence else "no licence stated",
+        f"made for {preset.base.name}" if preset.base.name else "",
+        f"trigger words: {', '.join(preset.trigger_words)}" if preset.trigger_words else "",
+        words.counted(len(preset.examples), "example prompt", "example prompts") if preset.examples else "",
+        "with a picture" if preset.preview else "",
+    ]
+    return "; ".join(part for part in parts if part) + "."
+
+
+def _carries(preset: Preset) -> str:
+    return " and ".join(part for part in ("recipe", "fit") if getattr(preset, part) is not None)
+
+
+def _shown(shelved: Shelved) -> str:
+    from trainer.config.presets.writing import dump_preset
+
+    preset = shelved.preset
+    if shelved.origin == "built-in":  # its comments say more than the schema's, and nobody else has written them
+        return atomic.read_text(shelved.path).rstrip()
+    text = dump_preset(preset.changed(preview=None)).rstrip()
+    return text + ("\n\n# [preview] holds a picture." if preset.preview else "")
+
+
+def _print_listed(title: str, lines: Sequence[str]) -> None:
+    """Print lines from files of others under a title, fit for a terminal."""
+    from trainer.config.toml_file import printable
+
+    if lines:
+        print(title)
+    for line in lines[:_MOST_DIFFERENCES]:
+        print(f"  {printable(line, 300)}")
+    if len(lines) > _MOST_DIFFERENCES:
+        print(f"  and {len(lines) - _MOST_DIFFERENCES} more")
+
+
+def _card_bytes() -> int | None:
+    """The memory of the card that jobs are planned for; None without one, or with a broken driver."""
+    try:
+        return machine_here().total_bytes
+    except ImpastoError:
+        return None
