@@ -41,11 +41,11 @@ _SOURCE = "the base"  # what an error about a config calls it
 Placed = TypeVar("Placed", bound=nn.Module)
 
 
-def bare_unet(subject: Subject) -> tuple[UNet2DConditionModel, Placer | None]:
+def bare_unet(subject: Subject, device: torch.device = META) -> tuple[UNet2DConditionModel, Placer | None]:
     """The UNet before its weights are placed, and what quantises each as it comes, where the fit says so."""
     unet: UNet2DConditionModel = _diffusers_model(UNet2DConditionModel, subject.unet_config, _SOURCE)
     kind = subject.fit.quantise
-    return unet, quantise_linears(unet, kind, dtype_of(subject), META) if kind in ("int8", "nf4") else None
+    return unet, quantise_linears(unet, kind, dtype_of(subject), device) if kind in ("int8", "nf4") else None
 
 
 def bare_text_encoders(subject: Subject) -> list[TextEncoder]:
@@ -85,7 +85,9 @@ def empty_engine(subject: Subject) -> Engine:
     return engine_around(subject, place(unet, dtype, placer), [place(encoder, dtype) for encoder in encoders])
 
 
-def engine_around(subject: Subject, unet: UNet2DConditionModel, encoders: Sequence[TextEncoder]) -> Engine:
+def engine_around(
+    subject: Subject, unet: UNet2DConditionModel, encoders: Sequence[TextEncoder], device: torch.device = META
+) -> Engine:
     """The engine that trains these models."""
     job = _job(subject)
     dtype = dtype_of(subject)
@@ -94,7 +96,7 @@ def engine_around(subject: Subject, unet: UNet2DConditionModel, encoders: Sequen
     )
     # A subject answers what is asked of a source here; there is nothing to cache, deal or assemble.
     nothing = cast(Any, None)
-    parts = Parts(cast(BaseSource, subject), cache=nothing, feed=nothing, assembler=nothing, device=META)
+    parts = Parts(cast(BaseSource, subject), cache=nothing, feed=nothing, assembler=nothing, device=device)
     models = StepModels(subject.family, unet, tuple(encoders), subject.recipe.clip_skip, dtype)
     return put_together(job, parts, [Segment(0, job.recipe.steps or 1)], models, adapter)
 

@@ -1,0 +1,177 @@
+"""The phases of a run on a real device with random weights, through the trainer's own functions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import fields, replace
+from functools import partial
+from typing import Any, TypeVar
+
+import torch
+from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
+from torch import Tensor, nn
+
+from trainer.base.drawing import Drawing, decode_levels, draw_latents, make_sampler
+from trainer.base.family import TextEncoder
+from trainer.base.placing import Placer, place_weights
+from trainer.base.stored import StoredTensor
+from trainer.base.text import TextConditioning, encode_words
+from trainer.base.vae import posterior
+from trainer.memory.models import (
+    LATENT_SCALE,
+    bare_text_encoders,
+    bare_unet,
+    bare_vae,
+    dtype_of,
+    engine_around,
+    micro_batch,
+)
+from trainer.memory.subject import Subject
+from trainer.training.attention import attention
+from trainer.training.components import as_exported
+from trainer.training.loop import Engine
+from trainer.training.masters import measure
+from trainer.training.optimizer import set_learning_rates
+from trainer.training.precision import DTYPES
+from trainer.training.room import away, release
+from trainer.training.step import MicroBatch
+from trainer.training.validation import losses_of_picture
+
+Size = tuple[int, int]
+_Model = TypeVar("_Model", bound=nn.Module)
+
+# Weights are cut out of one pool of random numbers: drawing a number for each takes SDXL half a minute.
+_POOLS: dict[torch.dtype, Tensor] = {}
+
+
+class RealRun:
+    """Phases in the order in which a run has them; each may be left out but :meth:`load`, which training needs.
+
+    What a phase takes and gives back is to be that of trainer.training.attempt.Attempt with cached pictures and texts.
+    """
+
+    def __init__(self, subject: Subject, device: torch.device) -> None:
+        self.subject = subject
+        self.device = device
+        self.engine: Engine | None = None
+
+    def cache_pictures(self) -> None:
+        """A picture of each shape through the VAE, which is gone afterwards."""
+        vae = self._vae()
+        with attention("auto", self.device, vae.dtype):
+            for bucket in self.subject.buckets:
+                posterior(vae, torch.rand(1, 3, bucket.height, bucket.width).to(self.device))
+        del vae
+        release(self.device)
+
+    def cache_texts(self) -> None:
+        """A text through the text encoders, which are gone afterwards; nothing where they are trained."""
+        if not self.subject.trained_texts:
+            self._encode(self._text_encoders())
+            release(self.device)
+
+    def load(self) -> None:
+        """Base, adapter, masters."""
+        unet, placer = bare_unet(self.subject, self.device)
+        self._placed(unet, dtype_of(self.subject), placer)
+        encoders = self._text_encoders() if self.subject.trained_texts else []
+        self.engine = engine_around(self.subject, unet, encoders, self.device)
+        release(self.device)
+
+    def train(self, bucket: Size, pictures: int, micro_batches: int = 1, steps: int = 2) -> None:
+        """Optimizer steps on random micro-batches of ``pictures``."""
+        engine = self._loaded()
+        with self._attention():
+            for _ in range(steps):
+                self._step(engine, bucket, pictures, micro_batches)
+
+    def validate(self) -> None:
+        """One picture of the largest shape, measured at every timestep."""
+        engine, subject = self._loaded(), self.subject
+        most, timesteps = subject.fit.micro_batch or 1, subject.validation_timesteps
+        size = (subject.validation_buckets or subject.buckets)[0].size
+        counts = [min(most, timesteps - done) for done in range(0, timesteps, most)]
+        batches = [replace(self._batch(size, count), mask=None, input_noise=None) for count in counts]
+        with self._attention(), as_exported(engine):
+            losses_of_picture(engine.models, engine.noise_schedule, batches, self.device)
+        release(self.device)
+
+    def preview(self) -> None:
+        """Every prompt drawn, then the VAE placed, the pictures decoded and the VAE gone."""
+        engine = self._loaded()
+        with self._attention(), as_exported(engine):
+            latents = [self._draw(engine, index) for index in range(len(self.subject.previews))]
+            with away(engine.models.unet) if self.subject.fit.preview_offload else nullcontext():
+                release(self.device)
+                vae = self._vae()
+                with attention("auto", self.device, vae.dtype):
+                    for drawn in latents:
+                        decode_levels(vae, drawn, tiling=bool(self.subject.fit.vae_tiling))
+                del vae
+                release(self.device)
+
+    def _step(self, engine: Engine, bucket: Size, pictures: int, micro_batches: int) -> None:
+        """As trainer.training.loop.Engine.train_step, its numbers taken for finite: random weights may overflow."""
+        set_learning_rates(engine.optimizer, 1.0)
+        total = torch.zeros((), device=self.device)
+        for _ in range(micro_batches):
+            total += engine.micro_step(self._batch(bucket, pictures))
+            engine.masters.accumulate()
+        measure(total, engine.masters, engine.loss_scale).tolist()
+        engine.move(1.0, 1.0)
+
+    def _loaded(self) -> Engine:
+        assert self.engine is not None, "load() comes first"
+        return self.engine
+
+    def _attention(self) -> Any:
+        return attention(self.subject.fit.attention or "auto", self.device, dtype_of(self.subject))
+
+    def _batch(self, bucket: Size, pictures: int) -> MicroBatch:
+        batch = micro_batch(self.subject, bucket, pictures)
+        for field in fields(batch):
+            value = getattr(batch, field.name)
+            if isinstance(value, Tensor) and value.is_floating_point():
+                value.normal_()
+        return batch
+
+    def _draw(self, engine: Engine, index: int) -> Tensor:
+        subject, prompt = self.subject, self.subject.previews[index]
+        sampler = make_sampler(prompt.sampler, subject.prediction, zero_terminal_snr=subject.zero_terminal_snr)
+        positive, negative = self._text(engine), self._text(engine)
+        drawing = Drawing(prompt, prompt.width or 0, prompt.height or 0, positive, negative)
+        return draw_latents(subject.family, engine.models.unet, sampler, drawing, lambda *_: None)
+
+    def _text(self, engine: Engine) -> TextConditioning:
+        if engine.models.text_encoders:
+            return self._encode(engine.models.text_encoders)
+        text = self._batch((LATENT_SCALE, LATENT_SCALE), 1).text
+        assert text is not None
+        return text
+
+    def _encode(self, encoders: Any) -> TextConditioning:
+        recipe = self.subject.recipe
+        return encode_words(self.subject.family, encoders, [""], recipe.clip_skip, self.device, recipe.token_chunks)
+
+    def _vae(self) -> AutoencoderKL:
+        return self._placed(bare_vae(self.subject), DTYPES[self.subject.fit.vae_dtype or "fp32"])
+
+    def _text_encoders(self) -> list[TextEncoder]:
+        return [self._placed(encoder, dtype_of(self.subject)) for encoder in bare_text_encoders(self.subject)]
+
+    def _placed(self, model: _Model, dtype: torch.dtype, placer: Placer | None = None) -> _Model:
+        stored: Mapping[str, StoredTensor] = {
+            name: StoredTensor(weight, partial(_random, weight.shape, dtype))
+            for name, weight in model.named_parameters()
+        }
+        place_weights(model, stored, source="random", dtype=dtype, device=self.device, placer=placer)
+        return model
+
+
+def _random(shape: torch.Size, dtype: torch.dtype) -> Tensor:
+    """Numbers as small as those of trained weights, in memory of their own as a read from a file gives it."""
+    pool = _POOLS.get(dtype)
+    if pool is None or pool.numel() < shape.numel():
+        _POOLS[dtype] = pool = (torch.randn(max(shape.numel(), 1 << 20)) * 0.02).to(dtype)
+    return pool[: shape.numel()].clone().view(shape)
