@@ -5,15 +5,27 @@ from __future__ import annotations
 import gzip
 import json
 from collections import defaultdict, deque
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast
 
-from trainer.memory.allocator import LARGEST_SMALL, Allocator, AllocatorSettings, OutOfMemory
+from trainer.memory.allocator import EXPANDABLE_RANGE, LARGEST_SMALL, Allocator, AllocatorSettings, OutOfMemory
 from trainer.memory.snapshot import BlockState, PoolName, SegmentState, Snapshot
 
-EventKind = Literal["alloc", "free", "segment_alloc", "segment_free", "oom"]
+SnapshotDict = dict[str, Any]
+EventKind = Literal["alloc", "free", "segment_alloc", "segment_free", "segment_map", "segment_unmap", "oom"]
+# What torch.cuda.memory._snapshot() calls it; a block whose free was asked for is free once its streams are done.
+_KINDS: dict[str, EventKind] = {
+    "alloc": "alloc",
+    "free_completed": "free",
+    "segment_alloc": "segment_alloc",
+    "segment_free": "segment_free",
+    "segment_map": "segment_map",
+    "segment_unmap": "segment_unmap",
+    "oom": "oom",
+}
+_GROWTH = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
 
 
 class Event(NamedTuple):
@@ -125,43 +137,122 @@ def compare(recording: Recording) -> Comparison:
     model = Allocator.restored(recording.start, recording.settings, driver)
     result = Comparison(peak_reserved=model.peak_reserved)
     handles = {block.address: block.address for part in recording.start.segments for block in part.blocks}
+    bases: dict[bool, int] = {}
+    reserved = model.reserved
     opened: list[tuple[int, int]] = []
     for number, event in enumerate(recording.events):
-        if event.kind == "alloc" or event.kind == "oom":
-            held, driver.asked = model.reserved, []
-            try:
-                handles[event.address] = handle = model.allocate(event.bytes)
-                result.same_address += handle == event.address
+        reserved += _GROWTH.get(event.kind, 0) * event.bytes
+        if event.kind in ("alloc", "oom"):
+            driver.asked = []
+            handle = _attempt(model, event.bytes)
+            if handle is not None:
+                handles[event.address] = handle
+                # An expandable segment lies where it will; both pools' begin with their first block.
+                base = (
+                    bases.setdefault(handle < EXPANDABLE_RANGE, event.address) if recording.settings.expandable else 0
+                )
+                result.same_address += handle % EXPANDABLE_RANGE == event.address - base
                 result.allocations += 1
-                failed = False
-            except OutOfMemory:
-                failed = True
-            if driver.asked != opened or failed != (event.kind == "oom"):
-                result.wrong.append(f"event {number}: real opened {opened}, model {driver.asked}, held {held}")
+            right = driver.asked == opened and model.reserved == reserved and (handle is None) == (event.kind == "oom")
+            if not right:
+                held = f"holds {reserved}, the model {model.reserved}"
+                result.wrong.append(f"event {number}, {event.kind}: opened {opened}, the model {driver.asked}; {held}")
             opened = []
         elif event.kind == "free":
             model.free(handles.pop(event.address))
         elif event.kind == "segment_alloc":
             opened.append((event.address, event.bytes))
-        else:
+        elif event.kind in ("segment_free", "segment_unmap"):
             _give_back(recording, number, model, result)
     result.peak_reserved, result.peak_allocated = model.peak_reserved, model.peak_allocated
     result.retries = model.retries
     return result
 
 
+def _attempt(model: Allocator, size: int) -> int | None:
+    try:
+        return model.allocate(size)
+    except OutOfMemory:
+        return None
+
+
 def _give_back(recording: Recording, number: int, model: Allocator, result: Comparison) -> None:
-    """At the first of a run of segment_free: empties the cache, unless the model's own retry has to do so."""
-    events = recording.events
-    if number and events[number - 1].kind == "segment_free":
+    """At the first of a run of returned segments: empties the cache, unless the model's own retry has to do so."""
+    events, returns = recording.events, ("segment_free", "segment_unmap")
+    if number and events[number - 1].kind in returns:
         return
-    end = next((at for at in range(number, len(events)) if events[at].kind != "segment_free"), len(events))
-    if recording.settings.capacity is not None and end < len(events) and events[end].kind in ("segment_alloc", "oom"):
+    end = next((at for at in range(number, len(events)) if events[at].kind not in returns), len(events))
+    retried = end < len(events) and events[end].kind in ("segment_alloc", "segment_map", "oom")
+    if recording.settings.capacity is not None and retried:
         return
     before = {segment.address: segment.bytes for segment in model.snapshot().segments}
+    held = model.reserved
     model.empty_cache()
     after = {segment.address for segment in model.snapshot().segments}
     freed = {(address, size) for address, size in before.items() if address not in after}
     real = {(event.address, event.bytes) for event in events[number:end]}
-    if freed != real:
-        result.wrong.append(f"event {number}: real returned {len(real)} segments, model {len(freed)}")
+    same = freed == real or recording.settings.expandable
+    if not same or held - model.reserved != sum(event.bytes for event in events[number:end]):
+        result.wrong.append(f"event {number}: {len(real)} segments returned, by the model {len(freed)}")
+
+
+def recording_of(
+    before: SnapshotDict, after: SnapshotDict, settings: AllocatorSettings, peaks: Mapping[str, int]
+) -> dict[str, object]:
+    """What :func:`read_recording` reads, from snapshots (torch.cuda.memory._snapshot) around what was recorded.
+
+    ``peaks`` holds peak_reserved, peak_allocated and retries as torch counted them. Raises ValueError when more than
+    one stream allocated, or when a live block's birth is missing because the history was too short.
+    """
+    entries = [entry for entry in after["device_traces"][0] if entry["action"] in _KINDS]
+    streams = {entry["stream"] for entry in entries if entry["action"] != "oom"}
+    if len(streams) > 1:
+        raise ValueError(f"{len(streams)} streams allocated; the model knows one")
+    addresses = [entry["addr"] for entry in entries if entry["action"] != "oom"]
+    addresses += [segment["address"] for segment in before["segments"]]
+    base = min(addresses, default=0)
+    _require_whole_history(before, after, entries)
+    return {
+        "start_segments": [
+            [part["address"] - base, part["total_size"], part["segment_type"]] for part in before["segments"]
+        ],
+        "start_blocks": [
+            [address - base, size, requested] for address, size, requested in _live_blocks(before["segments"])
+        ],
+        "events": [
+            [_KINDS[entry["action"]], 0 if entry["action"] == "oom" else entry["addr"] - base, entry["size"]]
+            for entry in entries
+        ],
+        "settings": {field.name: getattr(settings, field.name) for field in fields(settings)},
+        **peaks,
+    }
+
+
+def write_recording(path: Path, recording: Mapping[str, object]) -> None:
+    """Writes a recording; equal ones give equal files."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(recording, separators=(",", ":"))
+    path.write_bytes(gzip.compress(text.encode("utf-8"), mtime=0))
+
+
+def _live_blocks(segments: Sequence[dict[str, Any]]) -> list[tuple[int, int, int]]:
+    live = []
+    for segment in segments:
+        address = segment["address"]
+        for block in segment["blocks"]:
+            if block["state"] == "active_allocated":
+                live.append((address, block["size"], block["requested_size"]))
+            address += block["size"]
+    return live
+
+
+def _require_whole_history(before: SnapshotDict, after: SnapshotDict, entries: Sequence[dict[str, Any]]) -> None:
+    """Plays births and deaths alone: what lives in the end has to be what the last snapshot shows."""
+    live = {address for address, _, _ in _live_blocks(before["segments"])}
+    for entry in entries:
+        if entry["action"] == "alloc":
+            live.add(entry["addr"])
+        elif entry["action"] == "free_completed":
+            live.discard(entry["addr"])
+    if live != {address for address, _, _ in _live_blocks(after["segments"])}:
+        raise ValueError("the recorded history does not lead from the first snapshot to the last")

@@ -37,7 +37,7 @@ def test_sizes_are_rounded_up_to_512(asked: int, given: int) -> None:
         (8, 1281 * KIB, 1408 * KIB),
         (6, 1281 * KIB, 1536 * KIB),  # no power of two: the one below, 4, is taken
         (4, 2048, 2048),  # up to 512 times the divisions, multiples of 512
-        (4, 1500, 1536),
+        (4, 1100, 1536),
         (4, 2049, 2560),  # steps of 512 from here
         (1, 1200 * KIB + 1, 1200 * KIB + 512),
     ],

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.support.recordings import Comparison, Recording, compare, read_recording, start_state
+from tests.support.recordings import (
+    Comparison,
+    Recording,
+    compare,
+    read_recording,
+    recording_of,
+    start_state,
+    write_recording,
+)
 from trainer.memory import allocator as model
-from trainer.memory.allocator import MIB
+from trainer.memory.allocator import MIB, AllocatorSettings
 from trainer.memory.snapshot import PoolName
 
 FOLDER = Path(__file__).parents[1] / "golden" / "allocator"
@@ -77,3 +86,103 @@ def test_block_sizes_that_were_not_recorded_are_derived() -> None:
         [(512, 100), (512, None), (512, 512), (2 * MIB - 1536, None)],
         [(7 * MIB // 2, 3 * MIB), (2 * MIB, 2 * MIB), (29 * MIB // 2, None)],
     ]
+
+
+# From snapshots as torch.cuda.memory._snapshot() gives them
+
+
+def entry(action: str, address: int, size: int, stream: int = 0) -> dict[str, Any]:
+    return {"action": action, "addr": address, "size": size, "stream": stream, "time_us": 1, "frames": []}
+
+
+def segment(address: int, kind: str, *blocks: tuple[int, int, str]) -> dict[str, object]:
+    parts = [{"size": size, "requested_size": asked, "state": state, "frames": []} for size, asked, state in blocks]
+    total = sum(size for size, _, _ in blocks)
+    return {"device": 0, "address": address, "total_size": total, "segment_type": kind, "stream": 0, "blocks": parts}
+
+
+BASE = 0x7F0000000000
+BEFORE: dict[str, Any] = {
+    "segments": [segment(BASE, "large", (4 * MIB, 4 * MIB - 9, "active_allocated"), (16 * MIB, 0, "inactive"))],
+    "device_traces": [[]],
+}
+AFTER: dict[str, Any] = {
+    "segments": [
+        segment(BASE, "large", (20 * MIB, 0, "inactive")),
+        segment(BASE + 64 * MIB, "small", (1024, 1000, "active_allocated"), (2 * MIB - 1024, 0, "inactive")),
+    ],
+    "device_traces": [
+        [
+            entry("segment_alloc", BASE + 32 * MIB, 18 * MIB),
+            entry("alloc", BASE + 32 * MIB, 17 * MIB),
+            entry("free_requested", BASE + 32 * MIB, 17 * MIB),
+            entry("free_completed", BASE + 32 * MIB, 17 * MIB),
+            entry("free_requested", BASE, 4 * MIB - 9),
+            entry("free_completed", BASE, 4 * MIB - 9),
+            entry("snapshot", 0, 0),
+            # 40 are not allowed: both free segments go, then the small one comes.
+            entry("segment_free", BASE + 32 * MIB, 18 * MIB),
+            entry("segment_free", BASE, 20 * MIB),
+            entry("segment_alloc", BASE + 64 * MIB, 2 * MIB),
+            entry("alloc", BASE + 64 * MIB, 1000),
+            {"action": "oom", "device_free": 5, "size": 50 * MIB, "stream": 0},
+        ]
+    ],
+}
+CAPPED = AllocatorSettings(capacity=39 * MIB)
+PEAKS = {"peak_reserved": 38 * MIB, "peak_allocated": 22 * MIB, "retries": 2}
+
+
+def after_without_large() -> dict[str, Any]:
+    return {**AFTER, "segments": [AFTER["segments"][1]]}
+
+
+def test_a_snapshot_becomes_a_recording_that_the_model_replays(tmp_path: Path) -> None:
+    path = tmp_path / "made.json.gz"
+    write_recording(path, recording_of(BEFORE, after_without_large(), CAPPED, PEAKS))
+    recording = read_recording(path)
+    assert [event.kind for event in recording.events][:4] == ["segment_alloc", "alloc", "free", "free"]
+    assert recording.events[0] == ("segment_alloc", 32 * MIB, 18 * MIB)
+    assert recording.settings == CAPPED
+    assert recording.start.segments[0].blocks[0].requested == 4 * MIB - 9
+    result = compare(recording)
+    assert result.wrong == []
+    assert (result.peak_reserved, result.peak_allocated, result.retries) == (38 * MIB, 22 * MIB, 2)
+    assert result.same_address == result.allocations == 2
+
+
+def test_a_history_that_begins_late_or_has_two_streams_is_refused() -> None:
+    late = {**AFTER, "segments": BEFORE["segments"]}
+    with pytest.raises(ValueError, match="does not lead"):
+        recording_of(BEFORE, late, CAPPED, PEAKS)
+    two = {**after_without_large(), "device_traces": [[*AFTER["device_traces"][0], entry("alloc", BASE, 5, stream=7)]]}
+    with pytest.raises(ValueError, match="2 streams"):
+        recording_of(BEFORE, two, CAPPED, PEAKS)
+
+
+def test_expandable_segments_are_compared_by_what_is_mapped(tmp_path: Path) -> None:
+    large, small = BASE, BASE + 2**40
+    events = [
+        entry("segment_map", large, 20 * MIB),
+        entry("alloc", large, 15 * MIB),
+        entry("segment_map", small, 2 * MIB),
+        entry("alloc", small, 10),
+        entry("segment_map", large + 20 * MIB, 20 * MIB),
+        entry("alloc", large + 15 * MIB, 22 * MIB),
+        entry("free_completed", large + 15 * MIB, 22 * MIB),
+        entry("segment_unmap", large + 20 * MIB, 20 * MIB),
+        entry("free_completed", large, 15 * MIB),
+        entry("free_completed", small, 10),
+    ]
+    settings = AllocatorSettings(expandable=True)
+    peaks = {"peak_reserved": 42 * MIB, "peak_allocated": 37 * MIB + 512, "retries": 0}
+    empty: dict[str, Any] = {"segments": [], "device_traces": [[]]}
+    path = tmp_path / "made.json.gz"
+    write_recording(path, recording_of(empty, {"segments": [], "device_traces": [events]}, settings, peaks))
+    result = compare(read_recording(path))
+    assert result.wrong == []
+    assert (result.peak_reserved, result.peak_allocated) == (42 * MIB, 37 * MIB + 512)
+    assert result.same_address == result.allocations == 3
+    wrong = [entry("segment_map", large, 40 * MIB), *events[1:4], *events[5:]]
+    write_recording(path, recording_of(empty, {"segments": [], "device_traces": [wrong]}, settings, peaks))
+    assert compare(read_recording(path)).wrong

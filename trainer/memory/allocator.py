@@ -29,7 +29,7 @@ OVERSIZE_SLACK = 20 * MIB
 _ADDRESS_BITS = 48
 _ADDRESS = 2**_ADDRESS_BITS - 1
 # An expandable segment reserves addresses for 1.125 times the card; here, for more than any card has.
-_EXPANDABLE_RANGE = 2**44
+EXPANDABLE_RANGE = 2**44
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,7 +268,6 @@ class Allocator:
 
     def _file(self, block: _Block) -> None:
         """Enters a free block where searches find it."""
-        block.since = block.pool.searches
         insort(block.pool.free, block.size << _ADDRESS_BITS | block.address)
 
     def _unfile(self, block: _Block) -> None:
@@ -381,8 +380,8 @@ class Allocator:
 
     def _reserve_addresses(self) -> None:
         for number, pool in enumerate((self._small, self._large)):
-            address = number * _EXPANDABLE_RANGE
-            self._blocks[address] = block = _Block(address, _EXPANDABLE_RANGE, pool, None, None)
+            address = number * EXPANDABLE_RANGE
+            self._blocks[address] = block = _Block(address, EXPANDABLE_RANGE, pool, None, None)
             block.mapped = False
             pool.unmapped.append(address)
 
@@ -421,7 +420,7 @@ class Allocator:
 
     def _unmap(self, block: _Block) -> None:
         """Gives the whole pages of a free block back to the driver."""
-        page, base = block.pool.page, block.address // _EXPANDABLE_RANGE * _EXPANDABLE_RANGE
+        page, base = block.pool.page, block.address // EXPANDABLE_RANGE * EXPANDABLE_RANGE
         first = -(-(block.address - base) // page) * page + base
         last = (block.address + block.size - base) // page * page + base
         if first >= last:
