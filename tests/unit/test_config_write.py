@@ -1,18 +1,16 @@
 """What is written loads as what was meant: dumps for every job, and the first job file for every machine."""
 
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Any
 
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
-from pydantic.fields import FieldInfo
 
-from trainer.config.describe import sections_in
+from tests.support.tables import recipes, tables
 from trainer.config.job import Job
 from trainer.config.load import parse_job
-from trainer.config.model import Section
 from trainer.config.resolve import Machine
 from trainer.config.write import dump_job, new_job_text
 
@@ -21,80 +19,9 @@ CARD = Machine("cuda:0", "NVIDIA GeForce RTX 3060", 12 * 1024**3, True, 8)
 OLD_CARD = Machine("cuda:0", "NVIDIA GeForce GTX 1070", 8 * 1024**3, False, 8)
 
 
-def values(annotation: Any, constraints: list[Any]) -> st.SearchStrategy[Any]:
-    """Values that a field takes, made from its annotation alone, so that new fields are covered by themselves."""
-    origin = get_origin(annotation)
-    if origin is Annotated:
-        inner, *extra = get_args(annotation)
-        found = [item for info in extra if isinstance(info, FieldInfo) for item in info.metadata]
-        return values(inner, [*constraints, *found])
-    if origin is Literal:
-        return st.sampled_from(get_args(annotation))
-    if origin is tuple:
-        least = limit(constraints, "min_length") or 0
-        item = get_args(annotation)[0]
-        return st.lists(values(item, []), min_size=least, max_size=max(least, 2)).map(tuple)
-    if isinstance(annotation, type) and issubclass(annotation, Section):
-        return tables(annotation)
-    if annotation in (bool, str, int, float):
-        return plain(annotation, constraints)
-    return st.one_of([values(part, constraints) for part in get_args(annotation) if part is not type(None)])
-
-
-def plain(kind: type, constraints: list[Any]) -> st.SearchStrategy[Any]:
-    if kind is bool:
-        return st.booleans()
-    if kind is str:
-        pattern = limit(constraints, "pattern")
-        if pattern is not None:
-            return st.from_regex(pattern, fullmatch=True)
-        odd = ["a\x7fb", '"quoted"', "C:\\new\\table", "zwei\nZeilen", "日本語", "#", "a\\u0041"]
-        return st.text(min_size=limit(constraints, "min_length") or 0, max_size=30) | st.sampled_from(odd)
-    low, high = limit(constraints, "ge"), limit(constraints, "le")
-    above, below = limit(constraints, "gt"), limit(constraints, "lt")
-    if kind is int:
-        step = limit(constraints, "multiple_of") or 1
-        return st.integers(-(-(low or 0) // step), (2**40 if high is None else high) // step).map(
-            lambda value: value * step
-        )
-    return st.floats(
-        low if low is not None else above,
-        high if high is not None else below,
-        exclude_min=above is not None,
-        exclude_max=below is not None,
-        allow_nan=False,
-        allow_infinity=False,
-    )
-
-
-def limit(constraints: list[Any], name: str) -> Any:
-    return next((getattr(item, name) for item in constraints if getattr(item, name, None) is not None), None)
-
-
-def tables(section: type[Section]) -> st.SearchStrategy[dict[str, Any]]:
-    required, optional = {}, {}
-    for name, field in section.model_fields.items():
-        wanted = required if field.is_required() or sections_in(field.annotation) or name == "name" else optional
-        wanted[field.alias or name] = st.deferred(lambda field=field: values(field.annotation, list(field.metadata)))
-    return st.fixed_dictionaries(required, optional={key: optional[key] for key in optional})
-
-
 @st.composite
 def jobs(draw: st.DrawFn) -> Job:
-    data = draw(tables(Job)) | {"schema": 1}
-    # Rules between keys that chance rarely keeps.
-    lengths = [key for key in ("steps", "epochs", "pictures_seen") if key in data["recipe"]]
-    for key in lengths[1:]:
-        del data["recipe"][key]
-    data["recipe"]["schedule"] = {key: value for key, value in data["recipe"]["schedule"].items() if key != "warmup"}
-    if data["recipe"]["optimizer"]["name"] in ("schedulefree", "adafactor"):
-        data["recipe"]["schedule"].pop("kind", None)
-        data["recipe"]["optimizer"].pop("warmup_init", None)
-    for section, low, high in (("objective", "timestep_min", "timestep_max"), ("pictures", "bucket_min", "bucket_max")):
-        if data["recipe"][section].keys() >= {low, high}:
-            pair = sorted((data["recipe"][section][low], data["recipe"][section][high]))
-            data["recipe"][section].update(zip((low, high), pair, strict=True))
-    data["recipe"]["objective"].pop("debiased", None)
+    data = draw(tables(Job)) | {"schema": 1, "recipe": draw(recipes())}
     data["report"]["saving"].pop("every_epochs", None)
     data["dataset"]["folders"] = [
         {**each, "kind": "train", "path": f"{each['path']}/{number}"}
