@@ -173,7 +173,7 @@ class MemoryExhausted(Event):
     """Memory ran out; what follows says how the run went on. What is not known is None or empty."""
 
     type: ClassVar[str] = "memory_exhausted"
-    phase: Phase
+    phase: ForecastPhase
     step: int
     """How many optimizer steps were done."""
     requested: int | None
@@ -221,10 +221,12 @@ class Slow(Event):
 
 @dataclass(frozen=True)
 class PhaseMemory(Event):
-    """The highest use of memory in a phase so far, in bytes; what is not known is None."""
+    """The highest use of memory in a phase so far in this attempt, in bytes; what is not known is None."""
 
     type: ClassVar[str] = "phase_memory"
     phase: ForecastPhase
+    seconds: float
+    """Spent in it in this attempt so far."""
     allocated: int | None
     """Handed out by PyTorch's allocator on the card."""
     reserved: int | None

@@ -11,19 +11,23 @@ from trainer.base.source import BaseSource
 from trainer.config.job import Job
 from trainer.dataset.picture import Picture
 from trainer.protocol import events, places
+from trainer.protocol.forecast import read_forecast
 from trainer.protocol.rundir import RunDirectory, State, Status
 from trainer.training import checkpoint as checkpoints
 from trainer.training.attention import attention
-from trainer.training.build import build_engine, build_parts
-from trainer.training.components import Checkpoints, Previews, Saving, StepEvents, Validation, Wishes, restore
+from trainer.training.build import build_parts
+from trainer.training.components import Checkpoints, Previews, Saving, StepEvents, Validation, Wishes
 from trainer.training.control import Control, Interrupted, Order
 from trainer.training.curves import Curves
+from trainer.training.keeper import Keeper
 from trainer.training.loop import Component, Engine
+from trainer.training.measure import Meter
 from trainer.training.output import Exporter
+from trainer.training.plan import Plan
 from trainer.training.preview import Previewer
 from trainer.training.pruning import tell_trimmed
+from trainer.training.recovery import Protected, Recovery
 from trainer.training.reporter import Reporter
-from trainer.training.room import release
 from trainer.training.segments import Segment
 from trainer.training.validation import Validator
 
@@ -49,16 +53,20 @@ class Attempt:
         self.job = job
         self.reporter = reporter
         self.control = control
-        self.segments = segments
         self.parts = build_parts(job, pictures, source, places.cache_folder())
         self.validator = Validator(pictures, job, self.parts.assembler, self.parts.device)
         self.previewer = Previewer(job, source, self.parts.cache, run.samples)
         self.exporter = Exporter(run, job, source, pictures, self.parts.feed.steps_per_epoch)
-        self.engine: Engine | None = None
+        self.plan = Plan.of(job)
+        self.meter = Meter(self.parts.device, reporter)
+        drawers = (self.validator, self.previewer)
+        self.keeper = Keeper(job, self.parts, segments, self.plan, drawers, run.checkpoints)
+        forecast = read_forecast(run.forecast)
+        self.recovery = Recovery(self.keeper, self.plan, self.prepare, reporter, self.meter, forecast)
 
     def status(self, phase: events.Phase | None, number: int, state: State) -> Status:
         """How the run stands now; ``number`` is that of the attempt."""
-        engine, steps = self.engine, self.job.recipe.steps or 0
+        engine, steps = self.keeper.engine, self.job.recipe.steps or 0
         step = engine.progress.step if engine and state == "running" else self.step
         return Status(state=state, phase=phase, step=step, steps=steps, attempt=number, heartbeat=time.time())
 
@@ -72,29 +80,28 @@ class Attempt:
         self.reporter.write(events.AttemptStarted(pid=os.getpid(), device=self.job.fit.device or "cpu"))
         saved = self._find_checkpoint()
         self.run.write_status(self.status(None, number, "running"))
+        recovery = self.recovery
+        recovery.first = saved.step if saved else 0
         try:
-            self.prepare(saved.step if saved else 0)
+            recovery.prepare_step(recovery.first)
         except Interrupted as interruption:
             return self._interrupt_early(interruption.order)
         engine = self._load(saved)
-        keeping = Checkpoints(engine, self.run, self.reporter)
+        recovery.keeping = keeping = Checkpoints(engine, self.run, self.reporter, self.plan)
         saving = Saving(engine, self.exporter, self.reporter)
-        components = self._components(engine, keeping, saving)
+        components = [Protected(component, recovery) for component in self._components(engine, keeping, saving)]
         with attention(self.job.fit.attention or "auto", engine.device, engine.models.dtype):
             try:
-                order = engine.train(self.prepare, components, self.control)
+                order = engine.train(recovery.prepare_step, recovery.train_step, components, self.control)
             except Interrupted as interruption:  # between two steps, while a portion was cached
                 order = interruption.order
-        if order is None:
-            return "done", self._finish(engine, saving)
-        return self._interrupt(order, engine, keeping, saving)
+            if order is None:
+                return "done", self._finish(engine, saving)
+            return self._interrupt(order, engine, keeping, saving)
 
     def _load(self, saved: checkpoints.Checkpoint | None) -> Engine:
         self.reporter.phase("load", 0, 1)
-        self.engine = engine = build_engine(self.job, self.parts, self.segments, fresh=saved is None)
-        if saved:
-            restore(engine, saved)
-        release(engine.device)  # of what quantising needed
+        engine = self.recovery.run("load", lambda: self.keeper.load(saved))
         self.reporter.phase("load", 1, 1)
         return engine
 
@@ -106,6 +113,8 @@ class Attempt:
             tell_trimmed(self.reporter)
 
     def _on_phase(self, phase: events.Phase, done: int, total: int) -> None:
+        if phase == "cache_pictures" or phase == "cache_texts":
+            self.meter.enter(phase)
         self.reporter.phase(phase, done, total)
         self.control.raise_if_ordered()
 
@@ -113,13 +122,15 @@ class Attempt:
         saved, damaged = checkpoints.load_latest(self.run.checkpoints)
         for folder in damaged:
             self.reporter.notice("checkpoint.damaged", f"The checkpoint {folder.name} is damaged and was passed over.")
+        if saved:
+            self.plan.load(saved.state)
         return saved
 
     def _components(self, engine: Engine, keeping: Checkpoints, saving: Saving) -> list[Component]:
         """What hangs on the loop, in order: what a checkpoint must know comes before it, what may fail after it."""
         previews = Previews(engine, self.previewer, self.exporter, self.reporter)
         components: list[Component] = [
-            StepEvents(engine, self.reporter),
+            StepEvents(engine, self.reporter, self.meter),
             Validation(engine, self.validator, self.reporter),
             keeping,
             saving,
@@ -134,12 +145,12 @@ class Attempt:
         best = engine.progress.best_step
         if best is not None:
             self.reporter.notice("best", f"Suggested: step {best}, the lowest held-out loss.")
-        return saving.save(engine.progress, final=True)
+        return self.recovery.with_engine("save", lambda progress: saving.save(progress, final=True))
 
     def _interrupt(self, order: Order, engine: Engine, keeping: Checkpoints, saving: Saving) -> Ended:
         """A pause checkpoints; a stop checkpoints and exports what there is."""
-        keeping.save(engine.progress)
-        file = saving.save(engine.progress) if order == "stop" else None
+        self.recovery.with_engine("checkpoint", keeping.save)
+        file = self.recovery.with_engine("save", saving.save) if order == "stop" else None
         outcome = OUTCOMES[order]
         detail = f"{outcome} at step {engine.progress.step}" + (f", wrote {file.name}" if file else "")
         self.control.answer(self.reporter, "done", detail)

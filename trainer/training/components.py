@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from trainer.errors import ImpastoError
 from trainer.protocol import events
+from trainer.protocol.forecast import ForecastPhase
 from trainer.protocol.rundir import RunDirectory
 from trainer.training import checkpoint as checkpoints
 from trainer.training.control import Control, answer
 from trainer.training.loop import Engine, Progress, StepResult, is_finite
+from trainer.training.measure import Meter
 from trainer.training.optimizer import averaged_weights, pack_state, unpack_state
 from trainer.training.output import Exporter
+from trainer.training.plan import Plan, Taken
 from trainer.training.preview import Previewer
 from trainer.training.reporter import Reporter
 from trainer.training.validation import Validator
@@ -42,9 +43,12 @@ def as_exported(engine: Engine) -> Iterator[None]:
 class StepEvents:
     """Writes an event a step and keeps the heartbeat."""
 
-    def __init__(self, engine: Engine, reporter: Reporter) -> None:
+    phase: ForecastPhase = "train"
+
+    def __init__(self, engine: Engine, reporter: Reporter, meter: Meter) -> None:
         self.engine = engine
         self.reporter = reporter
+        self.meter = meter
 
     def at_start(self, progress: Progress) -> None:
         """Shows how far the run is already."""
@@ -53,7 +57,6 @@ class StepEvents:
     def after_step(self, progress: Progress, result: StepResult) -> None:
         """Writes the step's event and, now and then, the heartbeat."""
         self.reporter.phase("train", progress.step, self.engine.steps)
-        memory = peak_memory(self.engine.device)
         self.reporter.write(
             events.StepEvent(
                 step=result.step,
@@ -65,24 +68,17 @@ class StepEvents:
                 seconds=result.seconds,
                 skipped=result.skipped is not None,
                 loss_scale=result.loss_scale,
-                memory=memory,
+                memory=self.meter.latest,
             )
         )
         if result.skipped:
             self.reporter.write(events.Skipped(step=result.step, reason=result.skipped))
 
 
-def peak_memory(device: torch.device) -> int | None:
-    """Peak bytes allocated on the card since this was last asked; None on the CPU."""
-    if device.type != "cuda":
-        return None
-    peak = torch.cuda.max_memory_allocated(device)
-    torch.cuda.reset_peak_memory_stats(device)
-    return peak
-
-
 class Validation:
     """Measures the held-out loss and remembers the best step."""
+
+    phase: ForecastPhase = "validate"
 
     def __init__(self, engine: Engine, validator: Validator, reporter: Reporter) -> None:
         self.engine = engine
@@ -124,11 +120,16 @@ class Validation:
 class Checkpoints:
     """Writes resumable checkpoints at their times."""
 
-    def __init__(self, engine: Engine, run: RunDirectory, reporter: Reporter) -> None:
+    phase: ForecastPhase = "checkpoint"
+
+    def __init__(self, engine: Engine, run: RunDirectory, reporter: Reporter, plan: Plan) -> None:
         self.engine = engine
         self.run = run
         self.reporter = reporter
-        self.saved_step: int | None = None
+        self.plan = plan
+        self.rungs: Sequence[Taken] = plan.saved
+        """The rungs that the last checkpoint holds."""
+        self._saved: Progress | None = None
 
     def at_start(self, progress: Progress) -> None:
         """Saves the start, so that a resume never begins from nothing."""
@@ -142,12 +143,12 @@ class Checkpoints:
             self.save(progress)
 
     def save(self, progress: Progress) -> None:
-        """Writes a checkpoint now, unless this step has one from this attempt."""
-        if self.saved_step == progress.step:
+        """Writes a checkpoint now, unless this attempt wrote one since anything moved."""
+        if self._saved == progress and self.rungs == self.plan.taken:
             return
         self.reporter.phase("save", 0, 1)
-        folder = checkpoints.save_checkpoint(self.run.checkpoints, capture(self.engine))
-        self.saved_step = progress.step
+        folder = checkpoints.save_checkpoint(self.run.checkpoints, capture(self.engine, self.plan.state()))
+        self._saved, self.rungs = dataclasses.replace(progress), self.plan.taken
         # The one just written too: damaged ones that were passed over still count among the newest.
         protect = {step for step in (progress.step, progress.best_step) if step is not None}
         checkpoints.prune(self.run.checkpoints, self.engine.job.report.saving.checkpoint_keep, protect)
@@ -155,14 +156,15 @@ class Checkpoints:
         self.reporter.phase("save", 1, 1)
 
 
-def capture(engine: Engine) -> checkpoints.Checkpoint:
-    """Everything that moves during training, as it is now."""
+def capture(engine: Engine, rungs: list[dict[str, object]]) -> checkpoints.Checkpoint:
+    """Everything that moves during training, as it is now, and the plan in force: its fit and ``rungs`` taken."""
     tensors, data = pack_state(engine.optimizer)
     state: dict[str, object] = {
         "progress": dataclasses.asdict(engine.progress),
         "optimizer": data,
         "scaler": engine.scaler.state() if engine.scaler else None,
         "fit": engine.job.fit.model_dump(mode="json"),
+        "rungs": rungs,
     }
     masters = {key: master.detach() for key, master in engine.masters.masters.items()}
     return checkpoints.Checkpoint(engine.progress.step, masters, tensors, state)
@@ -170,6 +172,8 @@ def capture(engine: Engine) -> checkpoints.Checkpoint:
 
 class Saving:
     """Exports the LoRA at its times; all are kept unless the user sets a limit."""
+
+    phase: ForecastPhase = "save"
 
     def __init__(self, engine: Engine, exporter: Exporter, reporter: Reporter) -> None:
         self.engine = engine
@@ -206,6 +210,8 @@ class Saving:
 
 class Previews:
     """Draws the preview prompts at their times, the first at step 0 as the baseline."""
+
+    phase: ForecastPhase = "preview"
 
     def __init__(self, engine: Engine, previewer: Previewer, exporter: Exporter, reporter: Reporter) -> None:
         self.engine = engine
@@ -246,6 +252,8 @@ class Previews:
 
 class Wishes:
     """Answers the commands "save" and "sample", which do not end the run."""
+
+    phase: ForecastPhase = "preview"
 
     def __init__(
         self, control: Control, reporter: Reporter, saving: Saving, previews: Previews, keeping: Checkpoints

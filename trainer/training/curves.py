@@ -5,11 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from trainer.errors import JobError
+from trainer.protocol.forecast import ForecastPhase
 from trainer.training.loop import Progress, StepResult
 
 
 class Curves:
     """Writes loss, gradient norm and learning rates after every step."""
+
+    phase: ForecastPhase = "train"
 
     def __init__(self, folder: Path) -> None:
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -14,6 +14,7 @@ from trainer.adapter.attach import Adapter
 from trainer.config.job import Job
 from trainer.dataset.sampling import Sample
 from trainer.errors import TrainingFault
+from trainer.protocol.forecast import ForecastPhase
 from trainer.training.batch import Assembler
 from trainer.training.control import Control, Order
 from trainer.training.feed import Feed
@@ -29,6 +30,7 @@ STEP_STRIDE = 1_000_003
 MICRO_STRIDE = 7_919
 
 
+TakeStep = Callable[[], "StepResult"]
 SkipReason = Literal["loss", "gradient", "scale"]
 
 
@@ -64,6 +66,9 @@ class StepResult:
 class Component(Protocol):
     """Something that hangs on the loop: checkpoints, saving, previews, validation, events."""
 
+    phase: ForecastPhase
+    """What its work counts as when memory is measured, and when it runs out."""
+
     def at_start(self, progress: Progress) -> None:
         """Called once before the first step of an attempt: baselines, and what a killed attempt left undone."""
 
@@ -93,14 +98,19 @@ class Engine:
         """How many optimizer steps the run has in all."""
         return self.job.recipe.steps or 0
 
-    def train(self, prepare: Prepare, components: Sequence[Component], control: Control) -> Order | None:
-        """Trains to the last step (returns None) or until an order to end stands (returns it)."""
+    def train(
+        self, prepare: Prepare, take_step: TakeStep, components: Sequence[Component], control: Control
+    ) -> Order | None:
+        """Trains to the last step (returns None) or until an order to end stands (returns it).
+
+        ``take_step`` is :meth:`train_step`, or that with care taken of what may go wrong in it.
+        """
         prepare(self.progress.step)
         for component in components:
             component.at_start(self.progress)
         while self.progress.step < self.steps:
             prepare(self.progress.step)
-            result = self.train_step()
+            result = take_step()
             for component in components:
                 component.after_step(self.progress, result)
             # An order that comes during the last step comes too late: the run is done.

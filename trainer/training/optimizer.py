@@ -111,9 +111,9 @@ def averaged_weights(optimizer: Optimizer, masters: MasterWeights) -> Iterator[N
         yield
         return
     former = [master.detach().clone() for master in masters.masters.values()]
-    optimizer.eval()
-    masters.refresh()
     try:
+        optimizer.eval()
+        masters.refresh()
         yield
     finally:
         with torch.no_grad():

@@ -44,6 +44,18 @@ def away(model: nn.Module) -> Iterator[None]:
             storage.copy_(copy)
 
 
+def discard(model: nn.Module) -> None:
+    """Frees the memory beneath a model's weights, whoever refers to them; it can do nothing but be thrown away then."""
+    for storage in _storages(model):
+        if storage.resizable():
+            storage.resize_(0)
+
+
+def is_emptied(model: nn.Module) -> bool:
+    """Whether weights of a model lost their memory: it was discarded, or found no room to come back."""
+    return any(weight.numel() and not weight.untyped_storage().nbytes() for weight in model.parameters())
+
+
 def _storages(model: nn.Module) -> Iterator[torch.UntypedStorage]:
     """What the model's tensors lie in; on the CPU some are not torch's own and cannot be resized, on a card all are."""
     for tensor in (*model.parameters(), *model.buffers()):

@@ -1,0 +1,174 @@
+"""Keeps the engine in accord with the plan in force, and makes it whole again after a failure."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from trainer.config.fit import FitConfig
+from trainer.config.job import Job
+from trainer.errors import ResumableError
+from trainer.training import checkpoint as checkpoints
+from trainer.training.build import Parts, build_engine
+from trainer.training.components import capture, restore
+from trainer.training.gradient_checkpointing import set_checkpointing
+from trainer.training.loop import Engine, Prepare, Progress, StepResult
+from trainer.training.plan import Plan
+from trainer.training.preview import Previewer
+from trainer.training.room import discard, is_emptied, release
+from trainer.training.segments import Segment
+from trainer.training.validation import Validator
+
+
+class Keeper:
+    """The one engine of an attempt.
+
+    A step that fails before the optimizer moved leaves the masters as they were: its gradients are dropped and it can
+    be repeated. One that fails later leaves some of them moved. Then the last checkpoint is put back and the steps
+    since are replayed, under the plans that they had: what a step computes is a function of the masters, the
+    optimizer's state and its number, so this gives the same bits wherever training itself does, and costs nothing
+    until it is needed (docs/decisions/0006).
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        parts: Parts,
+        segments: Sequence[Segment],
+        plan: Plan,
+        drawers: tuple[Validator, Previewer],
+        folder: Path,
+    ) -> None:
+        self.job = job
+        self.parts = parts
+        self.segments = segments
+        self.plan = plan
+        self.drawers = drawers
+        self.folder = folder
+        self.engine: Engine | None = None
+        self.torn = False
+        """Whether the optimizer may have moved some weights and not others."""
+        self._held: checkpoints.Checkpoint | None = None
+        self._empty = False
+        self._goal = Progress()
+
+    @property
+    def models(self) -> dict[str, nn.Module]:
+        """The models in memory by the names that users know them under."""
+        if self.engine is None:
+            return {}
+        encoders = self.engine.models.text_encoders
+        return {"unet": self.engine.models.unet} | {
+            f"text_encoder{f'_{number}' if number > 1 else ''}": encoder for number, encoder in enumerate(encoders, 1)
+        }
+
+    def load(self, saved: checkpoints.Checkpoint | None) -> Engine:
+        """Loads the engine for the first time: at its start, or at a checkpoint."""
+        self._use(self.plan.at(saved.step if saved else 0))
+        engine = self._build(fresh=saved is None)
+        if saved:
+            restore(engine, saved)
+        self.engine = engine
+        return engine
+
+    def set_out(self) -> None:
+        """Notes how far the run is, to come back there after a failure."""
+        self._goal = dataclasses.replace(self._require().progress)
+
+    def step(self) -> StepResult:
+        """One optimizer step."""
+        result = self._require().train_step()
+        self.torn = False
+        return result
+
+    def drop(self) -> None:
+        """Lets go of what a failed step left: all gradients, and models that did not come back to the card."""
+        if self.engine is None or self._empty:
+            return
+        self.engine.masters.zero_grad()
+        if any(is_emptied(model) for model in self.models.values()):
+            self._take_apart()
+
+    def make_ready(self, prepare: Prepare) -> None:
+        """Brings the engine to where it set out from, whole and under the plan in force there.
+
+        Quick when nothing is wrong. May run out of memory like any step; call it again then.
+        """
+        engine = self._require()
+        self._mend(engine)
+        while engine.progress.step < self._goal.step:
+            prepare(engine.progress.step)
+            self._accord(engine)
+            self.step()
+        if engine.progress != self._goal:  # what was counted beside the steps, such as the best one
+            engine.progress = dataclasses.replace(self._goal)
+        self._accord(engine)
+
+    def _mend(self, engine: Engine) -> None:
+        """Builds and restores what is missing or torn."""
+        if not (self.torn or self._empty or self._held):
+            return
+        self._held = self._held or self._last_checkpoint()
+        if self._empty:
+            self._use(self.plan.at(self._held.step))
+            built = self._build(fresh=False)
+            for field in dataclasses.fields(Engine):
+                setattr(engine, field.name, getattr(built, field.name))
+            self._empty = False
+        restore(engine, self._held)
+        self._held, self.torn = None, False
+
+    def _accord(self, engine: Engine) -> None:
+        """Lets the engine and all who work with it follow the plan."""
+        fit = self.plan.at(engine.progress.step)
+        if fit == engine.job.fit:
+            return
+        if fit.quantise != engine.job.fit.quantise:
+            self._take_apart()
+            self._mend(engine)
+        engine.job = self._use(fit)
+        set_checkpointing(engine.models.unet, engine.models.text_encoders, fit.checkpointing or "none")
+
+    def _use(self, fit: FitConfig) -> Job:
+        """The job as the plan makes it now, for all who look into its fit."""
+        job = self.job.changed(fit=fit)
+        for user in (self.parts.feed, *self.drawers):
+            user.job = job
+        return job
+
+    def _build(self, *, fresh: bool) -> Engine:
+        engine = build_engine(self.parts.feed.job, self.parts, self.segments, fresh=fresh)
+        engine.optimizer.register_step_pre_hook(self._on_move)
+        release(engine.device)  # of what quantising needed
+        return engine
+
+    def _on_move(self, *_: Any) -> None:
+        self.torn = True
+
+    def _take_apart(self) -> None:
+        """Frees the models, to be built anew; what was learned so far is held in main memory, if it is whole."""
+        engine = self._require()
+        if not self.torn and self._held is None:
+            self._held = capture(engine, self.plan.state())
+        self._empty = True
+        for model in self.models.values():
+            discard(model)
+        release(engine.device)
+
+    def _last_checkpoint(self) -> checkpoints.Checkpoint:
+        saved, _ = checkpoints.load_latest(self.folder)
+        if saved is None:
+            raise ResumableError(
+                "checkpoint.none",
+                "Memory ran out in the middle of a step, and no sound checkpoint is left to go back to.",
+                "Start the job again with `train`.",
+            )
+        return saved
+
+    def _require(self) -> Engine:
+        assert self.engine is not None, "the engine is loaded before it is used"
+        return self.engine

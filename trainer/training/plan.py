@@ -1,0 +1,126 @@
+"""The plan in force: the fit of the frozen job, and the rungs that the run has stepped down from it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from trainer.config.fit import FitConfig
+from trainer.config.job import Job
+from trainer.config.ladder import RungConfig
+from trainer.protocol.forecast import ForecastPhase
+
+QUANTISATION = ("none", "int8", "nf4")
+
+# Which keys can lower the peak of a phase: a rung that has none of them would cost speed or rounding for nothing.
+HELPS: Mapping[ForecastPhase, frozenset[str]] = {
+    "train": frozenset({"checkpointing", "micro_batch", "quantise"}),
+    "validate": frozenset({"micro_batch", "quantise"}),
+    "preview": frozenset({"vae_tiling", "preview_offload", "quantise"}),
+    "load": frozenset({"quantise"}),
+    "checkpoint": frozenset({"quantise"}),
+    "save": frozenset({"quantise"}),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A rung that was taken."""
+
+    step: int
+    """The first optimizer step (from 0) that it holds for."""
+    number: int
+    """On the ladder, from 1."""
+    rung: RungConfig
+
+
+@dataclass(slots=True)
+class Plan:
+    """The fit that a run began with, the ladder below it, and how far the run has come down."""
+
+    frozen: FitConfig
+    ladder: tuple[RungConfig, ...]
+    taken: list[Taken] = field(default_factory=list)
+    """In the order of their steps; the list is replaced, not changed, so that it can be compared with a former one."""
+
+    saved: list[Taken] = field(default_factory=list)
+    """The rungs that the checkpoint holds which the attempt began with."""
+
+    @classmethod
+    def of(cls, job: Job) -> Plan:
+        """The plan of a frozen job; one without a ladder gets the rungs that its fit leaves."""
+        return cls(job.fit, job.ladder or tuple(implied_ladder(job.fit)))
+
+    def at(self, step: int) -> FitConfig:
+        """The fit in force at optimizer step ``step`` (from 0); replayed steps get the one they had."""
+        fit = self.frozen
+        for taken in self.taken:
+            if taken.step <= step:
+                fit = fit.changed(**lowered(fit, taken.rung))
+        return fit
+
+    def step_down(self, step: int, phase: ForecastPhase) -> tuple[Taken, Mapping[str, Any]] | None:
+        """Takes the next rung that helps ``phase``, in force from ``step`` on, and says what it changes.
+
+        While steps are replayed, it may be one that was first taken later. None when the ladder ends.
+        """
+        fit = self.at(step)
+        past = {taken.number for taken in self.taken if taken.step <= step}
+        for number, rung in enumerate(self.ladder, 1):
+            changes = lowered(fit, rung)
+            if number not in past and HELPS.get(phase, frozenset()) & changes.keys():
+                taken = Taken(step, number, rung)
+                others = [other for other in self.taken if other.number != number]
+                self.taken = sorted([*others, taken], key=lambda one: one.step)
+                return taken, changes
+        return None
+
+    def state(self) -> list[dict[str, object]]:
+        """What a checkpoint keeps: the rungs taken."""
+        return [
+            {"step": taken.step, "number": taken.number, "rung": taken.rung.model_dump(mode="json")}
+            for taken in self.taken
+        ]
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Goes on from a checkpoint's state; checkpoints of older versions know no rungs."""
+        self.taken = self.saved = [
+            Taken(entry["step"], entry["number"], RungConfig.model_validate(entry["rung"]))
+            for entry in state.get("rungs", ())
+        ]
+
+
+def lowered(fit: FitConfig, rung: RungConfig) -> dict[str, Any]:
+    """What ``rung`` changes in ``fit``, with the values that then hold; never a change back to more memory."""
+    wanted = {name: value for name, value in rung if name != "exact" and value is not None}
+    return {name: value for name, value in wanted.items() if _needs_less(fit, name, value)}
+
+
+def _needs_less(fit: FitConfig, name: str, value: Any) -> bool:
+    present = getattr(fit, name)
+    match name:
+        case "micro_batch":
+            return bool(value < (present or 1))
+        case "checkpointing":
+            return present != "full" and value not in ("none", present)
+        case "quantise":
+            return fit.allow_quantised and QUANTISATION.index(value) > QUANTISATION.index(present or "none")
+        case _:
+            return bool(value) and not present
+
+
+def implied_ladder(fit: FitConfig) -> Iterator[RungConfig]:
+    """The rungs below a fit that no planner made: exact ones first, then halved micro-batches, then quantised bases."""
+    yield RungConfig(exact=True, vae_tiling=True)
+    if fit.device != "cpu":
+        yield RungConfig(exact=True, preview_offload=True)
+    yield RungConfig(exact=True, checkpointing="full")
+    size = fit.micro_batch or 1
+    while size > 1:
+        size = math.ceil(size / 2)
+        yield RungConfig(exact=False, micro_batch=size)
+    if fit.allow_quantised:
+        yield RungConfig(exact=False, quantise="int8")
+        yield RungConfig(exact=False, quantise="nf4")

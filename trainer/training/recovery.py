@@ -1,0 +1,198 @@
+"""What a run does when memory runs out: says so, frees what it can, tries again, and steps down its ladder of plans."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TypeVar
+
+from trainer.errors import ResumableError
+from trainer.protocol import events
+from trainer.protocol.forecast import Forecast, ForecastPhase
+from trainer.training.components import Checkpoints
+from trainer.training.keeper import Keeper
+from trainer.training.loop import Component, Engine, Prepare, Progress, StepResult
+from trainer.training.measure import Meter
+from trainer.training.plan import Plan
+from trainer.training.reporter import Reporter
+from trainer.training.room import release
+from trainer.training.shortage import is_out_of_memory, shortage_of
+
+# Once freed, the same plan often fits: what was in pieces is whole again. A plan that needs it often is too tight.
+TRIES_OF_A_PLAN = 3
+
+REMEDIES: dict[ForecastPhase, str] = {
+    "cache_pictures": "Close other programs that use the card, or start a new run at a lower resolution",
+    "cache_texts": "Close other programs that use the card",
+    "load": "Close other programs that use the card, or start a new run with fit.allow_quantised = true",
+    "preview": "Make the pictures under report.previews in the run's job.toml smaller, or remove them",
+}
+ELSE = (
+    "Close other programs that use the card, or start a new run at a lower resolution, with a lower rank, or with "
+    "fit.allow_quantised = true"
+)
+
+T = TypeVar("T")
+
+
+class Recovery:
+    """Wraps every unit of work of an attempt: running out of memory costs time, and no picture is passed over."""
+
+    def __init__(
+        self, keeper: Keeper, plan: Plan, prepare: Prepare, reporter: Reporter, meter: Meter, forecast: Forecast | None
+    ) -> None:
+        self.keeper = keeper
+        self.plan = plan
+        self.prepare = prepare
+        self.reporter = reporter
+        self.meter = meter
+        self.forecast = forecast
+        self.keeping: Checkpoints | None = None
+        self.first = 0
+        """The step that the attempt goes on from, until there is an engine that knows."""
+        self._tries = 0
+
+    @property
+    def position(self) -> int:
+        """How many optimizer steps are done."""
+        engine = self.keeper.engine
+        return engine.progress.step if engine else self.first
+
+    def run(self, phase: ForecastPhase, work: Callable[[], T]) -> T:
+        """Does ``work``, again if need be: once more under the same plan, then under lesser ones.
+
+        ``work`` must do all of its work again when it is called again. Raises ResumableError "memory.exhausted" when
+        the ladder ends, and what ``work`` raises for other reasons.
+        """
+        self.meter.enter(phase)
+        tried = False
+        while True:
+            try:
+                return work()
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                told = self._tell(error)
+            # Only here is the error gone, and with its frames all that the work held.
+            self._free()
+            if tried or self._tries == TRIES_OF_A_PLAN:
+                self._step_down(told)
+            else:
+                tried, self._tries = True, self._tries + 1
+
+    def prepare_step(self, step: int) -> None:
+        """Caches what ``step`` needs (see Attempt.prepare)."""
+        self.run(self.meter.phase, lambda: self.prepare(step))
+
+    def train_step(self) -> StepResult:
+        """One optimizer step, as the engine's own."""
+        self.keeper.set_out()
+
+        def work() -> StepResult:
+            self.keeper.make_ready(self.prepare)
+            self._keep_plan()
+            engine = self._engine()
+            self.reporter.phase("train", engine.progress.step, engine.steps)
+            return self.keeper.step()
+
+        result = self.run("train" if self.meter.knows("first_step") else "first_step", work)
+        self.meter.lap()
+        return result
+
+    def with_engine(self, phase: ForecastPhase, work: Callable[[Progress], T]) -> T:
+        """Does ``work`` on the engine, which has been made whole; it is given the run's counters."""
+        self.keeper.set_out()
+
+        def ready() -> T:
+            self.keeper.make_ready(self.prepare)
+            return work(self._engine().progress)
+
+        return self.run(phase, ready)
+
+    def _tell(self, error: BaseException) -> events.MemoryExhausted:
+        shortage = shortage_of(error, self.keeper.models)
+        phase = self.meter.phase
+        foreseen = self.forecast.of(phase) if self.forecast else None
+        allocated, reserved = self.meter.present()
+        told = events.MemoryExhausted(
+            phase=phase,
+            step=self.position,
+            requested=shortage.requested,
+            stage=shortage.stage,
+            module=shortage.module,
+            allocated=allocated,
+            reserved=reserved,
+            forecast=foreseen.reserved if foreseen else None,
+        )
+        self.reporter.write(told)
+        return told
+
+    def _free(self) -> None:
+        self.keeper.drop()
+        gc.collect()
+        release(self.keeper.parts.device)
+
+    def _step_down(self, told: events.MemoryExhausted) -> None:
+        down = self.plan.step_down(self.position, told.phase)
+        if down is None:
+            raise self._end(told)
+        taken, changes = down
+        self._tries = 0
+        self.reporter.write(
+            events.SteppedDown(step=taken.step, rung=taken.number, changes=changes, exact=taken.rung.exact)
+        )
+
+    def _keep_plan(self) -> None:
+        """Writes a checkpoint when the plan has changed: a resumed run goes on under the plan that this one came to.
+
+        Only between two steps, when all that belongs to the last one is done: a resume takes up no validation.
+        """
+        engine, keeping = self._engine(), self.keeping
+        if keeping and keeping.rungs != self.plan.taken:
+            keeping.save(engine.progress)
+
+    def _end(self, told: events.MemoryExhausted) -> ResumableError:
+        """The ladder has ended: what is whole is kept, and the run pauses."""
+        if told.phase in ("train", "first_step") and self.keeping and not self.keeper.torn:
+            with suppress(RuntimeError, MemoryError):
+                self.keeping.save(self._engine().progress)
+        return ResumableError(
+            "memory.exhausted",
+            f"Memory ran out ({in_words(told)}), and no plan is left that needs less for it.",
+            f"{REMEDIES.get(told.phase, ELSE)}; `resume` goes on from the last checkpoint.",
+        )
+
+    def _engine(self) -> Engine:
+        engine = self.keeper.engine
+        assert engine is not None, "the engine is loaded before it works"
+        return engine
+
+
+class Protected:
+    """A component whose work is done again when memory runs out."""
+
+    def __init__(self, component: Component, recovery: Recovery) -> None:
+        self.component = component
+        self.recovery = recovery
+        self.phase: ForecastPhase = component.phase
+
+    def at_start(self, progress: Progress) -> None:
+        """As the component's own."""
+        self.recovery.with_engine(self.phase, self.component.at_start)
+
+    def after_step(self, progress: Progress, result: StepResult) -> None:
+        """As the component's own."""
+        self.recovery.with_engine(self.phase, lambda now: self.component.after_step(now, result))
+
+
+def in_words(told: events.MemoryExhausted) -> str:
+    """What was going on when memory ran out, such as "train, step 12, backward, at unet.mid_block, 20 MiB wanted"."""
+    parts = [
+        told.phase.replace("_", " "),
+        f"step {told.step + 1}" if told.stage else "",
+        told.stage,
+        f"at {told.module}" if told.module else "",
+        f"{told.requested / (1 << 20):.1f} MiB wanted" if told.requested else "",
+    ]
+    return ", ".join(part for part in parts if part)
