@@ -34,10 +34,14 @@ def compared(former: Preset, new: Preset) -> list[str]:
 
 
 def compared_with_defaults(recipe: RecipeConfig) -> list[str]:
-    """What the recipe states otherwise than a job that states nothing, one sentence a key."""
-    stated = dict(flat(recipe.model_dump(mode="json", by_alias=True, exclude_unset=True), "recipe"))
+    """What the recipe states otherwise than a job that states nothing: "recipe.rank = 32 instead of 16"."""
+    stated = dict(flat(recipe.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude_none=True), "recipe"))
     defaults = dict(flat(RecipeConfig().model_dump(mode="json", by_alias=True), "recipe"))
-    return differences({key: value for key, value in defaults.items() if key in stated}, stated)
+    return [
+        f"{key} = {toml_value(value)}" + (f" instead of {toml_value(defaults[key])}" if defaults.get(key) else "")
+        for key, value in stated.items()
+        if value != defaults.get(key)
+    ]
 
 
 def _flat_preset(preset: Preset) -> Mapping[str, Any]:

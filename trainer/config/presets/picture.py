@@ -32,7 +32,7 @@ _HARMLESS = {
 # What Pillow's readers are known to raise on broken and hostile files.
 _FAULTS = (
     OSError, SyntaxError, ValueError, TypeError, AttributeError, LookupError, ArithmeticError, EOFError, RuntimeError,
-    MemoryError, struct.error, zlib.error,
+    MemoryError, struct.error, zlib.error, Image.DecompressionBombError,
 )  # fmt: skip
 
 
@@ -55,6 +55,8 @@ def picture_fault(text: str) -> str | None:
             # Pillow warns of odd metadata and large sizes; both are refused below, in words.
             warnings.simplefilter("ignore")
             return _opened_fault(data)
+    except Image.DecompressionBombError:
+        return _too_wide()
     except _FAULTS:
         return "is no picture that can be read (PNG, JPEG or WebP); it may be damaged"
 
@@ -136,4 +138,5 @@ def _too_wide() -> str:
 def _reason(fault: Exception) -> str:
     if isinstance(fault, FileNotFoundError):
         return "there is no such file"
-    return "it has too many pixels" if isinstance(fault, ValueError) and "pixels" in str(fault) else "it is no picture"
+    too_large = isinstance(fault, Image.DecompressionBombError) or "×" in str(fault)
+    return "it has too many pixels" if too_large else "it is no picture"
