@@ -91,6 +91,44 @@ def test_ctrl_c_pauses_and_resume_finishes_with_a_pruned_cache(job, capsys):
     assert f"Done after {last.step + 1} steps." in capsys.readouterr().out
 
 
+def test_a_reader_that_leaves_ends_no_run(job):
+    words = ["--set", "name=unread", "--set", "recipe.steps=3", "--set", "report.previews.prompts=[]"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "trainer", "train", str(job), *words, "--json"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, encoding="utf-8",
+    ) as child:  # fmt: skip
+        while '"type": "attempt_started"' not in child.stdout.readline():
+            assert child.poll() is None, child.stderr.read()
+        child.stdout.close()
+        assert child.stderr.read() == ""
+    assert child.returncode == 0
+    run = RunDirectory.open(job.parent / "runs" / "unread")
+    assert run.state() == "done"
+    assert isinstance(events.read_events(run.events)[0][-1], events.Finished)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a terminal that can be closed under a program")
+def test_closing_the_terminal_pauses_the_run(job):
+    """The system asks whoever the terminal belonged to to end (SIGHUP), and refuses every further word (EIO)."""
+    rare = ("validation.every", "previews.every", "saving.every_steps")
+    settings = ["recipe.steps=1000", "name=hung-up", *(f"report.{rhythm}=1000" for rhythm in rare)]
+    own = "import fcntl, runpy, sys, termios\nfcntl.ioctl(0, termios.TIOCSCTTY, 0)\n"
+    own += "sys.argv[0] = 'trainer'\nrunpy.run_module('trainer', run_name='__main__')"
+    terminal, ours = os.openpty()
+    words = ["train", str(job), *(word for setting in settings for word in ("--set", setting))]
+    streams = {"stdin": ours, "stdout": ours, "stderr": ours, "start_new_session": True}
+    with subprocess.Popen([sys.executable, "-c", own, *words], **streams) as child:
+        os.close(ours)
+        shown = b""
+        while b"learning rate" not in shown:
+            shown += os.read(terminal, 4096)
+        os.close(terminal)
+    assert child.returncode == 75
+    run = RunDirectory.open(job.parent / "runs" / "hung-up")
+    assert run.state() == "paused"
+    assert not run.console.exists()
+
+
 def test_pruning_deletes_nothing_when_a_runs_need_is_unknown(job, capsys):
     folder = places.cache_folder() / "texts" / "ab"
     folder.mkdir(parents=True)

@@ -1,6 +1,7 @@
 import io
 import json
 import os
+import sys
 import threading
 
 import pytest
@@ -247,3 +248,15 @@ def test_on_a_real_terminal_bars_move_and_sentences_stay():
     assert "Something [bold]worth[/bold] knowing." in text  # names of files are no markup
     assert "2/2" in text
     assert "\x1b[" in text
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a terminal that can be closed under a program")
+def test_a_terminal_that_is_closed_under_the_bars_ends_nothing():
+    terminal, ours = os.openpty()
+    with os.fdopen(ours, "w", encoding="utf-8") as stream:
+        with open_display(stream, as_json=False) as show:
+            show(PhaseStarted("train", 10, time=1.0))
+            os.close(terminal)
+            show(events.Notice("a", "The window has gone.", time=2.0))
+            show(step(1, 3))
+        stream.write("what is held back until the exit")

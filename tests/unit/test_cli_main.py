@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from tests.support.pictures import photograph
 from trainer import cli
 from trainer.cli import outcome
 from trainer.errors import JobError, ResumableError, TrainingFault
@@ -151,6 +152,26 @@ def test_a_reader_that_leaves_ends_us_in_peace():
         child.stdout.close()
         assert child.stderr.read() == b""
     assert child.returncode == 0
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="closes the streams by a shell's words")
+def test_without_any_streams_a_command_does_what_it_is_to_do(tmp_path):
+    """As a program without a window starts us; Python then has None for them. `check` shows a bar."""
+    photograph().save(tmp_path / "a.png")
+    words = f"check '{tmp_path}' --resolution 64"
+    done = subprocess.run(["sh", "-c", f'exec "$0" -m trainer {words} <&- >&- 2>&-', sys.executable])
+    assert done.returncode == 0
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a terminal that can be closed under a program")
+def test_an_error_that_nobody_can_read_keeps_its_exit_code():
+    terminal, ours = os.openpty()
+    code = "import sys\nfrom trainer import cli\nsys.stdin.read()\nsys.exit(cli.main(['stop', 'nothing']))"
+    pipes = {"stdin": subprocess.PIPE, "stdout": ours, "stderr": ours}
+    with subprocess.Popen([sys.executable, "-c", code], **pipes) as child:
+        os.close(ours)
+        os.close(terminal)
+    assert child.returncode == 2
 
 
 def test_the_version_is_told(capsys):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import io
+import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from trainer import __version__
 from trainer.cli import datasets, doctor, drawing, jobs, presets, runs, storage
@@ -38,6 +40,10 @@ def main(words: Sequence[str] | None = None) -> int:
 
 def _prepare_process(*, debug: bool) -> None:
     """Set what holds for the whole process; whoever calls `main` with words of its own keeps its settings."""
+    # Started without a terminal, as by pythonw or a closed one: files opened later must not take these numbers.
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115 - as long as the process
     for stream in (sys.stdout, sys.stderr):
         # Windows' pipes and old consoles take one small alphabet unless told otherwise.
         if isinstance(stream, io.TextIOWrapper):

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TextIO
+from typing import Any, TextIO, cast
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from trainer.cli import words
+from trainer.cli.outcome import forget
 from trainer.cli.story import Story
 from trainer.protocol import events
 
@@ -39,7 +40,7 @@ def open_display(stream: TextIO, *, as_json: bool, past: Iterable[events.Event] 
     story = Story()
     for event in past:
         story.tell(event)
-    console = Console(file=stream, highlight=False, markup=False, emoji=False)
+    console = Console(file=cast(TextIO, _Terminal(stream)), highlight=False, markup=False, emoji=False)
     if not console.is_terminal:
         plain = PlainDisplay(stream, story)
         yield lambda event: plain.show(_stamped(event))
@@ -47,6 +48,32 @@ def open_display(stream: TextIO, *, as_json: bool, past: Iterable[events.Event] 
     display = LiveDisplay(console, story)
     with Live(console=console, get_renderable=display.picture, refresh_per_second=4):
         yield lambda event: display.show(_stamped(event))
+
+
+class _Terminal:
+    """A terminal that may be closed under us with its window: from then on what is drawn goes nowhere.
+
+    Bars are drawn by a thread, and once more at the end, where an error would make a fault of a run that is well.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        try:
+            return self._stream.write(text)
+        except OSError:
+            forget(self._stream)
+            return len(text)
+
+    def flush(self) -> None:
+        try:
+            self._stream.flush()
+        except OSError:
+            forget(self._stream)
 
 
 class LiveDisplay:

@@ -7,6 +7,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
+from typing import TextIO
 
 from trainer.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAULT, EXIT_RESUMABLE, ImpastoError, JobError
 from trainer.protocol.places import is_disk_full
@@ -29,8 +30,7 @@ def guarded(command: Callable[[], int], *, debug: bool) -> int:
         say("Interrupted. Whatever was saved before is kept; start again to go on.")
         return EXIT_RESUMABLE
     except BrokenPipeError:
-        # Whoever read our output has left, as `| head` does. Nothing more can be written, at exit neither.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        forget(sys.stdout)  # whoever read our output has left, as `| head` does
         return EXIT_DONE
     except OSError as error:
         if not (is_disk_full(error) or error.errno in _REFUSALS):
@@ -59,8 +59,16 @@ def file_error_in_words(error: OSError) -> str:
 
 
 def say(text: str) -> None:
-    """Write a line for the user that is not the command's result."""
-    print(text, file=sys.stderr, flush=True)
+    """Write a line for the user that is not the command's result; where nobody can read it any more, nobody does."""
+    try:
+        print(text, file=sys.stderr, flush=True)
+    except OSError:
+        forget(sys.stderr)
+
+
+def forget(stream: TextIO) -> None:
+    """Lead all that is still written to a stream into nothing, what it holds back until the exit included."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _fault(error: Exception, *, debug: bool) -> int:
