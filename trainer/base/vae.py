@@ -16,9 +16,9 @@ from trainer.errors import BaseModelError
 def encode_latents(vae: AutoencoderKL, pixels: Tensor) -> tuple[Tensor, Tensor]:
     """Encode pictures (B, 3, H, W) in [-1, 1] to the posterior's mean and standard deviation, fp32 (B, 4, H/8, W/8).
 
-    The latents are not scaled (see `scale_latents`). A picture that comes out with NaN or infinity, as some VAEs give
-    below fp32, is encoded again in fp32 by itself; raises BaseModelError when that fails too. Reads one flag from the
-    device.
+    Pixels on the CPU go to the VAE's device in its own dtype, so that the card need not hold them twice. The latents
+    are not scaled (see `scale_latents`). A picture that comes out with NaN or infinity, as some VAEs give below fp32,
+    is encoded again in fp32 by itself; raises BaseModelError when that fails too. Reads one flag from the device.
     """
     mean, std, finite = posterior(vae, pixels)
     for index in (~finite).nonzero().flatten().tolist():
@@ -32,7 +32,7 @@ def posterior(vae: AutoencoderKL, pixels: Tensor) -> tuple[Tensor, Tensor, Tenso
 
     All that encoding does on the device, so that forecasts can trace it.
     """
-    encoded = vae.encode(pixels.to(vae.dtype)).latent_dist
+    encoded = vae.encode(pixels.to(vae.device, vae.dtype)).latent_dist
     mean, std = encoded.mean.float(), encoded.std.float()
     return mean, std, (mean.isfinite() & std.isfinite()).flatten(1).all(dim=1)
 

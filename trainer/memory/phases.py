@@ -37,6 +37,7 @@ from trainer.memory.models import (
     micro_batch,
     place,
 )
+from trainer.memory.splicing import joined
 from trainer.memory.subject import Subject
 from trainer.memory.tape import Storage, Tape
 from trainer.memory.tracer import Tracer, recording
@@ -48,8 +49,8 @@ from trainer.training.validation import losses_of_picture
 
 Size = tuple[int, int]
 
-# Samplers look back two steps at most: from the third on, every step takes what the one before took.
-STEPS_DRAWN = 3
+# What samplers keep of earlier steps is as small as the latents: the second step is like all that come after.
+STEPS_DRAWN = 2
 # The VAE attends with one head of 512 numbers, which flash attention does not do; PyTorch falls back to this.
 VAE_ATTENTION: AttentionKernel = "efficient"
 ENCODERS = ("text_encoder", "text_encoder_2")
@@ -76,7 +77,7 @@ def cache_pictures(subject: Subject) -> tuple[Tape, ...]:
         _place(tracer, "vae", vae, _vae_dtype(subject))
         for width, height in _shapes(subject):
             with tracer.stage(f"encode {width}x{height}"):
-                posterior(vae, torch.empty(1, 3, height, width).to(META))
+                posterior(vae, torch.empty(1, 3, height, width))
         del vae
         return (tracer.cut("cache_pictures"),)
 
@@ -98,17 +99,18 @@ def cache_texts(subject: Subject) -> tuple[Tape, ...]:
 def validate(subject: Subject) -> tuple[Tape, ...]:
     """One picture of the largest shape measured at every timestep."""
     engine = empty_engine(subject)
-    width, height = (subject.validation_buckets or subject.buckets)[0].size
-    most, timesteps = subject.fit.micro_batch or 1, subject.validation_timesteps
-    counts = [min(most, timesteps - done) for done in range(0, timesteps, most)]
-    batches = [micro_batch(subject, (width, height), count) for count in counts]
-    plain = [replace(batch, mask=None, input_noise=None) for batch in batches]
+    width, height = size = (subject.validation_buckets or subject.buckets)[0].size
+    stage, tapes = f"validate {width}x{height}", []
     with recording(attention_kernel(subject.fit.attention, dtype_of(subject))) as tracer:
         know_engine(tracer, engine)
         tracer.cut("weights")
-        with tracer.stage(f"validate {width}x{height}"), as_exported(engine):
-            losses_of_picture(engine.models, engine.noise_schedule, plain, META)
-        return (tracer.cut("validate"),)
+        with tracer.stage(stage), as_exported(engine):
+            for count, times in _parts(subject.validation_timesteps, subject.fit.micro_batch or 1).items():
+                batch = replace(micro_batch(subject, size, count), mask=None, input_noise=None)
+                losses_of_picture(engine.models, engine.noise_schedule, [batch], META)
+                tapes.append(_times(tracer.cut("part"), {stage: times}))
+        tapes.append(tracer.cut("end"))
+    return (joined("validate", tapes),)
 
 
 def preview(subject: Subject) -> tuple[Tape, ...]:
@@ -185,6 +187,11 @@ def _place(tracer: Tracer, part: str, model: nn.Module, dtype: torch.dtype) -> N
     for path, weight in lasting_tensors(model):
         tracer.know(weight, "weights", f"{part}.{path.rpartition('.')[0]}")
     tracer.watch(part, model)
+
+
+def _parts(count: int, most: int) -> Counter[int]:
+    """How often each size of part occurs where ``count`` are dealt with ``most`` at a time."""
+    return Counter(min(most, count - done) for done in range(0, count, most))
 
 
 def _shapes(subject: Subject) -> list[Size]:

@@ -188,7 +188,7 @@ class Cache:
         pixels, mask = crop_pixels(sample, dataset.background, dataset.max_megapixels)
         # uint8 0..255 to -1..1, as diffusers' VaeImageProcessor does.
         image = torch.tensor(pixels).permute(2, 0, 1).unsqueeze(0).float().div_(127.5).sub_(1.0)
-        mean, std = encode_latents(vae, image.to(self.device))
+        mean, std = encode_latents(vae, image)
         tensors = {"mean": mean[0], "std": std[0]}
         if mask is not None:
             full = torch.from_numpy(mask)[None, None].float()
