@@ -73,22 +73,21 @@ def bounding_buckets(subject: Subject) -> tuple[Size, ...]:
 
 
 def transitions(buckets: Sequence[Size]) -> list[Size]:
-    """Buckets in an order that has every one follow on every one, itself included; the first comes first."""
+    """Buckets in an order that, gone through again and again, has every one follow on every one, itself included."""
     order = [buckets[0]]
-    waiting = [(first, second) for first in buckets for second in buckets]
+    waiting = {(first, second) for first in buckets for second in buckets}
     while waiting:
-        step = next((pair for pair in waiting if pair[0] == order[-1]), None)
-        if step is None:
-            order.append(waiting[0][0])
-        else:
-            waiting.remove(step)
-            order.append(step[1])
-    return order
+        # One that has not been left for all others yet; itself first, the beginning last: so the walk ends there.
+        here = order[-1]
+        ahead = [bucket for bucket in (here, *reversed(buckets)) if (here, bucket) in waiting]
+        waiting.discard((here, ahead[0]))
+        order.append(ahead[0])
+    return order[:-1]
 
 
 def optimizer_step(subject: Subject, steps: Steps, *, first: bool = False) -> list[Tape]:
-    """One optimizer step; micro-batches after the third repeat what that one did."""
-    more = [steps.micro_more] * min(parts(subject) - 1, 2)
+    """One optimizer step; micro-batches after the second repeat what that one did."""
+    more = [steps.micro_more] * min(parts(subject) - 1, 1)
     return [steps.micro_first, *more, steps.optimizer_first if first else steps.optimizer]
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from trainer.memory import timing
 from trainer.memory.allocator import Allocator, AllocatorSettings
 from trainer.memory.course import MOST_ROUNDS, Course, Occasions, Seconds, bounding_buckets, parts
 from trainer.memory.grid import unet_block
-from trainer.memory.peaks import high_points
+from trainer.memory.peaks import HighPoint, high_points
 from trainer.memory.replay import Failure, Kept, Moment, Played, Replayed, by_kind, by_module, replay
 from trainer.memory.situation import Situation
 from trainer.memory.subject import Subject
@@ -85,13 +86,12 @@ def _untimed(_: Iterable[Work]) -> float:
 
 def _train(playing: Playing, course: Course) -> bool:
     """Optimizer steps until reserved memory stops growing: what it is then, it stays."""
-    before = -1
     for _ in range(MOST_ROUNDS):
+        before = playing.allocator.reserved
         if not playing.play("train", course.round(), release=False):
             return False
         if playing.allocator.reserved == before:
             return True
-        before = playing.allocator.reserved
     return True
 
 
@@ -170,33 +170,31 @@ def _step_flops(course: Course) -> int:
 
 
 def _peaks(replayed: Replayed) -> tuple[Peak, ...]:
-    """The named high points of a phase, in the order of time; of tapes played again only the highest time counts."""
-    highest: dict[str, Peak] = {}
-    seen: dict[int, int] = {}
+    """The named high points of a phase, in the order of time; of those with one name the highest."""
+    points: dict[int, tuple[HighPoint, ...]] = {}
+    highest: dict[str, tuple[int, Moment, HighPoint]] = {}
     for place, played in enumerate(replayed.played):
-        if len(played.allocated) and int(played.allocated.max()) > seen.get(id(played.tape), -1):
-            seen[id(played.tape)] = int(played.allocated.max())
-            for peak in _peaks_of(replayed, place):
-                if peak.name not in highest or peak.allocated > highest[peak.name].allocated:
-                    highest[peak.name] = peak
-    most = sorted(highest.values(), key=lambda peak: -peak.allocated)[:MOST_PEAKS]
-    return tuple(peak for peak in highest.values() if peak in most)
+        if id(played.tape) not in points:
+            points[id(played.tape)] = high_points(played.tape)
+        for point in points[id(played.tape)]:
+            if point.event < len(played.allocated):
+                found = (int(played.allocated[point.event]), Moment(place, point.event), point)
+                if point.name not in highest or found[0] > highest[point.name][0]:
+                    highest[point.name] = found
+    most = sorted(highest.values(), key=lambda found: -found[0])[:MOST_PEAKS]
+    return tuple(_peak(replayed, *found) for found in sorted(most, key=lambda found: found[1]))
 
 
-def _peaks_of(replayed: Replayed, place: int) -> Iterator[Peak]:
-    played = replayed.played[place]
-    for point in high_points(played.tape):
-        if point.event >= len(played.allocated):
-            return
-        alive = replayed.alive(Moment(place, point.event))
-        yield Peak(
-            name=point.name,
-            module=point.module,
-            stage=point.stage,
-            allocated=int(played.allocated[point.event]),
-            by_kind={str(kind): size for kind, size in by_kind(alive).items()},
-            largest=_largest_parts(by_module(alive)),
-        )
+def _peak(replayed: Replayed, allocated: int, moment: Moment, point: HighPoint) -> Peak:
+    alive = replayed.alive(moment)
+    return Peak(
+        name=point.name,
+        module=point.module,
+        stage=point.stage,
+        allocated=allocated,
+        by_kind={str(kind): size for kind, size in by_kind(alive).items()},
+        largest=_largest_parts(by_module(alive)),
+    )
 
 
 def _largest_parts(modules: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
@@ -206,6 +204,7 @@ def _largest_parts(modules: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
     return tuple(sorted(totals.items(), key=lambda item: -item[1])[:LARGEST_PARTS])
 
 
+@lru_cache(maxsize=8192)
 def _part(module: str) -> str:
     """A block of the UNet, or another model as a whole: what people can picture."""
     block = unet_block(module)
