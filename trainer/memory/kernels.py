@@ -20,7 +20,7 @@ aten = torch.ops.aten
 # PyTorch computes these out of place for tensors like meta's, of which it does not know whether an operand is free to
 # be overwritten (torch/csrc/autograd/input_buffer.cpp, FunctionsManual.cpp): the sums of gradients that meet, and
 # what scatters a gradient into zeros. On CUDA they are done in place where nothing else holds that operand.
-IN_PLACE_IN_BACKWARD = frozenset({aten.add.Tensor, aten.index_put.default})
+_IN_PLACE_IN_BACKWARD = frozenset({aten.add.Tensor, aten.index_put.default})
 
 # Kernels read by blocks of so many queries or keys; buffers are rounded up to them.
 _FLASH_BLOCK = 128
@@ -148,12 +148,31 @@ def gemm_4bit(
     """
     ops = torch.ops.bitsandbytes
     if absmax_8bit is not None and absmax_offset is not None:
-        restored = torch.empty_like(absmax_8bit, dtype=torch.float32)
-        ops.dequantize_blockwise.out(absmax_8bit, absmax, absmax_code, 256, torch.float32, out=restored)
+        restored = ops.dequantize_blockwise.default(absmax_8bit, absmax, absmax_code, 256, torch.float32)
         absmax = restored + absmax_offset
-    weight = torch.empty(shape, dtype=A.dtype, device=A.device)
-    ops.dequantize_4bit.out(B, absmax, blocksize, quant_type, shape, A.dtype, out=weight)
+    weight = ops.dequantize_4bit.default(B, absmax, blocksize, quant_type, shape, A.dtype)
     return F.linear(A, weight, bias)
+
+
+def safe_softmax(scores: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
+    """The softmax of the math kernel of attention by its parts: rows without any key to look at become zero."""
+    shares = torch.softmax(scores, dim, dtype=dtype)
+    hidden = scores.isneginf()
+    blind = hidden.all(dim, keepdim=True)
+    shares.masked_fill_(blind, 0.0)
+    del blind, hidden  # in the order in which the library lets go of them
+    return shares
+
+
+def may_overwrite(func: OpOverload, args: Sequence[Any], *, backward: bool, after_product: bool) -> bool:
+    """Whether CUDA would compute ``func`` in place of an operand that nothing else holds.
+
+    ``backward``: it is part of a backward; ``after_product``: the operation before it was a product of matrices, to
+    which aten::linear adds its bias (Linear.cpp).
+    """
+    if backward:
+        return func in _IN_PLACE_IN_BACKWARD
+    return after_product and func is aten.add.Tensor and isinstance(args[1], Tensor) and args[1].ndim == 1
 
 
 def hidden_bytes(func: OpOverload, args: Sequence[Any]) -> tuple[int, ...]:
@@ -190,7 +209,26 @@ def _foreach_norm(args: Sequence[Any]) -> tuple[int, ...]:
 def _group_norm(args: Sequence[Any]) -> tuple[int, ...]:
     """Scale and shift of each channel in fp32 (group_norm_kernel.cu)."""
     batch, channels = args[0].shape[:2]
-    return batch * channels * 4, batch * channels * 4
+    return *_copied(args[0]), batch * channels * 4, batch * channels * 4
+
+
+def _group_norm_backward(args: Sequence[Any]) -> tuple[int, ...]:
+    """Sums of each channel in fp32 (group_norm_kernel.cu)."""
+    batch, channels = args[1].shape[:2]
+    return *_copied(args[0]), *_copied(args[1]), batch * channels * 4, batch * channels * 4
+
+
+def _layer_norm(args: Sequence[Any]) -> tuple[int, ...]:
+    return _copied(args[0])
+
+
+def _layer_norm_backward(args: Sequence[Any]) -> tuple[int, ...]:
+    return *_copied(args[0]), *_copied(args[1])
+
+
+def _copied(tensor: Tensor) -> tuple[int, ...]:
+    """The copy that a kernel makes of a tensor that is not contiguous."""
+    return () if tensor.is_contiguous() else (tensor.numel() * tensor.itemsize,)
 
 
 _HIDDEN: dict[OpOverload, Callable[[Sequence[Any]], tuple[int, ...]]] = {
@@ -198,7 +236,9 @@ _HIDDEN: dict[OpOverload, Callable[[Sequence[Any]], tuple[int, ...]]] = {
     aten._scaled_dot_product_efficient_attention_backward.default: _efficient_backward,
     aten._foreach_norm.Scalar: _foreach_norm,
     aten.native_group_norm.default: _group_norm,
-    aten.native_group_norm_backward.default: _group_norm,
+    aten.native_group_norm_backward.default: _group_norm_backward,
+    aten.native_layer_norm.default: _layer_norm,
+    aten.native_layer_norm_backward.default: _layer_norm_backward,
 }
 
 

@@ -17,7 +17,14 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from trainer.memory.kernels import IN_PLACE_IN_BACKWARD, AttentionKernel, as_on_cuda, gemm_4bit, hidden_bytes
+from trainer.memory.kernels import (
+    AttentionKernel,
+    as_on_cuda,
+    gemm_4bit,
+    hidden_bytes,
+    may_overwrite,
+    safe_softmax,
+)
 from trainer.memory.tape import Storage, StorageKind, Tape, Work, WorkKind
 
 aten = torch.ops.aten
@@ -107,6 +114,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._stage_began = 0
         self._summands: tuple[_Living, ...] = ()
         """What the latest storage may overwrite instead of being born."""
+        self._after_product = False
         self._modules: list[str] = [""]
         # Which module ran when: the autograd nodes from one number on belong to the module beside it.
         self._node_numbers = [0]
@@ -210,7 +218,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 if storage._cdata not in self._alive and storage.nbytes():
                     self._bear(storage)
         self._summands = ()
-        if func in IN_PLACE_IN_BACKWARD and self._stage == "backward":
+        if may_overwrite(func, args, backward=self._stage == "backward", after_product=self._after_product):
             self._summands = tuple(self._replaceable(args))
 
     def _note_work(self, key: tuple[Any, ...], operator: _Operator, call: _Call) -> None:
@@ -219,6 +227,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._work[done] = self._work.get(done, 0) + 1
         for size in call.hidden:
             self._note_buffer(Storage(size, "temporary", self._module(), self._stage))
+        self._after_product = operator.work == "gemm"
         if operator.work == "gemm":
             thread = "autograd" if self._stage in ("backward", "recompute") else "caller"
             self._note_workspace(Storage(CUBLAS_WORKSPACE, "workspace", "cublas", self._stage, f"cublas.{thread}"))
@@ -433,5 +442,6 @@ def _read_number(tensor: Tensor) -> float:
 
 _INSTEAD: dict[OpOverload, Callable[..., Any]] = {
     aten._local_scalar_dense.default: _read_number,
+    aten._safe_softmax.default: safe_softmax,
     torch.ops.bitsandbytes.gemm_4bit.default: gemm_4bit,
 }
