@@ -16,7 +16,7 @@ from tests.support.jobs import overrides, photographs, write_job
 from tests.support.tiny import tiny_base
 from trainer.adapter.metadata import TIME_KEYS
 from trainer.errors import RunError
-from trainer.protocol import commands, events
+from trainer.protocol import atomic, commands, events
 from trainer.protocol.rundir import RunDirectory
 from trainer.training.run import resume, start
 
@@ -172,6 +172,51 @@ def test_a_finished_run_can_be_extended(shared: Path, tmp_path: Path) -> None:
     assert resume(run, Watcher(), steps=8, schedule="restart") == 0
     longer = train(write_job(tmp_path / "a", base, shared / "pictures"), ["recipe.steps=8"])
     assert tensors_sha(longer) == tensors_sha(run.output / "test.safetensors")  # the schedule is constant
+
+
+class Killed(BaseException):
+    """Ends an attempt at once: nothing catches it, and nothing on the way out writes but the freeing of locks."""
+
+
+def killed_at_the_job(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
+    """Does something that is killed when it is about to write a job.toml."""
+    write = atomic.write_text
+
+    def kill(target: Path, text: str, **how: bool) -> None:
+        if target.name == "job.toml":
+            raise Killed
+        write(target, text, **how)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(atomic, "write_text", kill)
+        with pytest.raises(Killed):
+            act()
+
+
+def test_a_kill_before_the_extended_job_is_written_loses_no_length(
+    shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = tiny_base("sd15", shared / "bases")
+    job = write_job(tmp_path / "b", base, shared / "pictures")
+    assert start(job, [], Watcher(stop_at(3, job))) == 75
+    run = run_of(job)
+    killed_at_the_job(monkeypatch, lambda: resume(run, Watcher(), steps=8))
+    assert run.attempts()[-1]["job"]["recipe.steps"] == 8  # type: ignore[index]
+    assert "steps = 6" in run.job.read_text(encoding="utf-8")
+    assert resume(run, Watcher()) == 0
+    longer = train(write_job(tmp_path / "a", base, shared / "pictures"), ["recipe.steps=8"])
+    assert same_lora(longer, run.output / "test.safetensors")
+
+
+def test_a_run_killed_before_its_job_was_written_says_to_start_again(
+    shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = write_job(tmp_path / "b", tiny_base("sd15", shared / "bases"), shared / "pictures")
+    killed_at_the_job(monkeypatch, lambda: start(job, [], Watcher()))
+    with pytest.raises(RunError, match="never started") as refused:
+        resume(run_of(job), Watcher())
+    assert refused.value.code == "run.empty"
+    assert train(job).parents[1].name == "test-2"
 
 
 def test_resume_refuses_a_changed_job(shared: Path, tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ with run.hold(), events.EventWriter(run.events, run.begin_attempt({})) as writer
     for step in range(1, 8):
         tell(events.StepEvent(step, 0, 0.5, 1.0, {"unet": 1e-4}, 4, 1.0))
     print("ready", flush=True)
-    while answers in ("yes", "slowly"):
+    while answers in ("yes", "slowly") and sys.stdin.readline():  # a line says: look
         for command in commands.pending(run):
             if command.name in ("save", "sample"):
                 commands.finish(command, "done", command.name + "d it") if command.name == "save" else commands.finish(
@@ -37,9 +37,10 @@ with run.hold(), events.EventWriter(run.events, run.begin_attempt({})) as writer
             tell(events.Finished(outcome, 7, None))
             status(outcome)
             commands.finish(command, "done", "step 7")
-            if answers == "slowly": sys.stdin.readline()
+            if answers == "slowly":
+                print("answered", flush=True)
+                sys.stdin.readline()
             sys.exit(75)
-        time.sleep(0.01)
     sys.stdin.readline()
     if answers == "dies":
         for step in (8, 9, 10): tell(events.Skipped(step, "loss"))
@@ -54,9 +55,22 @@ def run(tmp_path):
 
 
 @pytest.fixture
-def engine(run):
-    """Starts the engine: answers "yes", "slowly" (ends when told), "never", or "dies" (ends when told)."""
-    children = []
+def engine(run, monkeypatch):
+    """Starts the engine: answers "yes", "slowly" (ends when told), "never", or "dies" (ends when told).
+
+    One that answers is told to look when something is sent.
+    """
+    children, listening = [], []
+    send = commands.send
+
+    def send_and_tell(*arguments):
+        sent = send(*arguments)
+        for child in listening:
+            child.stdin.write("look\n")
+            child.stdin.flush()
+        return sent
+
+    monkeypatch.setattr(commands, "send", send_and_tell)
 
     def start(answers):
         child = subprocess.Popen(
@@ -66,6 +80,8 @@ def engine(run):
             text=True,
         )
         children.append(child)
+        if answers in ("yes", "slowly"):
+            listening.append(child)
         assert child.stdout.readline() == "ready\n"
         return child
 
@@ -92,9 +108,7 @@ def test_a_stop_is_over_only_when_the_engine_has_ended(run, engine):
     codes = []
     asking = threading.Thread(target=lambda: codes.append(cli.main(["stop", "my-style"])))
     asking.start()
-    done = run.commands / "done"
-    while not any(done.iterdir()):
-        assert asking.is_alive()
+    assert child.stdout.readline() == "answered\n"
     asking.join(timeout=1.0)
     assert asking.is_alive()  # answered, and the card not yet free
     child.stdin.write("end\n")

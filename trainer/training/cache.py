@@ -25,7 +25,9 @@ from trainer.dataset.sampling import Sample
 from trainer.errors import DatasetError, ResumableError
 from trainer.protocol import atomic
 from trainer.protocol.atomic import long_path
+from trainer.protocol.places import is_disk_full
 from trainer.training.attention import attention
+from trainer.training.checkpoint import disk_full
 from trainer.training.precision import DTYPES
 from trainer.training.room import release
 
@@ -84,11 +86,16 @@ class EntryStore:
         return self.folder / key[:2] / f"{key}.safetensors"
 
     def write(self, key: str, tensors: dict[str, Tensor]) -> None:
-        """Writes an entry atomically, with the digest of its content in the header."""
+        """Writes an entry atomically, with the digest of its content in the header; raises ResumableError, OSError."""
         tensors = {name: tensor.detach().to("cpu").contiguous() for name, tensor in tensors.items()}
         target = self.path(key)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        atomic.write_bytes(target, safetensors.torch.save(tensors, {"impasto.digest": digest(tensors)}))
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            atomic.write_bytes(target, safetensors.torch.save(tensors, {"impasto.digest": digest(tensors)}))
+        except OSError as error:
+            if is_disk_full(error):  # often another disk than the run's
+                raise disk_full(self.folder, "the disk filled up while caching") from error
+            raise
         self.written.add(key)
 
     def drop_written(self, keep: set[str]) -> None:

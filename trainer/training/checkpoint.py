@@ -113,7 +113,7 @@ def disk_full(folder: Path, detail: str) -> ResumableError:
     """The disk is full: the run pauses."""
     return ResumableError(
         "disk.full",
-        f"There is no room for a checkpoint in {folder}: {detail}. The run was paused.",
+        f"There is no room on the disk of {folder}: {detail}. The run was paused.",
         "Free disk space, then resume the run; nothing up to the last checkpoint is lost.",
     )
 
