@@ -89,7 +89,7 @@ def engine_around(
     subject: Subject, unet: UNet2DConditionModel, encoders: Sequence[TextEncoder], device: torch.device = META
 ) -> Engine:
     """The engine that trains these models."""
-    job = _job(subject)
+    job = job_of(subject)
     dtype = dtype_of(subject)
     adapter = attach(
         subject.family, unet, encoders, subject.recipe, dtype=dtype, generator=lambda _: np.random.default_rng(0)
@@ -166,7 +166,8 @@ def micro_batch(subject: Subject, bucket: tuple[int, int], pictures: int) -> Mic
     )
 
 
-def _job(subject: Subject) -> Job:
+def job_of(subject: Subject) -> Job:
+    """The least job with the subject's recipe and fit."""
     return Job(
         name="forecast",
         base=BaseConfig(model="base", family=subject.family),
