@@ -1,0 +1,210 @@
+"""Real training steps on the CPU, every allocation of them recorded, to hold traces against."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from diffusers.models.unets.unet_2d_condition import UNet2DConditionModel
+from torch._C._profiler import _EventType
+from torch.autograd.profiler import record_function
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.profiler import ProfilerActivity, profile
+from torch.profiler._utils import traverse_dfs
+from transformers import CLIPTextConfig
+
+from tests.support.tiny import tiny_configs
+from trainer.adapter.attach import attach
+from trainer.base.families import FAMILIES
+from trainer.base.quantised import quantise_linears
+from trainer.config.base import Family
+from trainer.config.fit import FitConfig
+from trainer.config.recipe import RecipeConfig
+from trainer.memory.models import dtype_of, job_of, micro_batch
+from trainer.memory.subject import BucketUse, Subject, complete_fit
+from trainer.memory.tape import Tape
+from trainer.training.build import Parts, put_together
+from trainer.training.loop import Engine
+from trainer.training.masters import measure
+from trainer.training.optimizer import set_learning_rates
+from trainer.training.segments import Segment
+from trainer.training.step import MicroBatch, StepModels
+
+Size = tuple[int, int]
+
+CPU = torch.device("cpu")
+# What happens inside these is up to the CPU's kernels: they copy and pack as a GPU does not.
+CPU_KERNELS = frozenset(
+    f"aten::{name}"
+    for name in (
+        "convolution",
+        "convolution_backward",
+        "native_layer_norm",
+        "native_layer_norm_backward",
+        "upsample_nearest2d",
+        "upsample_nearest2d_backward",
+    )
+)
+# Numbers that multiply tensors lie in tensors of their own for a moment, on the CPU wherever those are.
+SCALAR_BYTES = 8
+# Checkpointing keeps the state of the random numbers, in main memory whatever the device.
+RNG_STATE_BYTES = 5056
+
+
+def tiny_subject(
+    family: Family,
+    recipe: Mapping[str, Any] | None = None,
+    fit: Mapping[str, Any] | None = None,
+    buckets: tuple[Size, ...] = ((64, 64),),
+    **facts: Any,
+) -> Subject:
+    """A tiny base, by default in fp32 with attention computed by the same operations on every device."""
+    configs = tiny_configs(family)
+    return Subject(
+        family=family,
+        unet_config=configs["unet"],
+        vae_config=configs["vae"],
+        text_configs=tuple(configs[part] for part in configs if part.startswith("text_encoder")),
+        recipe=RecipeConfig.model_validate({"resolution": 64, "rank": 4, **(recipe or {})}),
+        fit=complete_fit(FitConfig.model_validate({"dtype": "fp32", "attention": "math", **(fit or {})})),
+        buckets=tuple(BucketUse(*bucket, 1) for bucket in buckets),
+        **facts,
+    )
+
+
+def cpu_engine(subject: Subject) -> Engine:
+    """The engine with real random weights, by the real functions."""
+    torch.manual_seed(0)
+    dtype = dtype_of(subject)
+    unet = UNet2DConditionModel.from_config(dict(subject.unet_config))
+    if subject.fit.quantise in ("int8", "nf4"):
+        _quantise(unet, subject)
+    facts = zip(FAMILIES[subject.family].text_encoders, subject.text_configs, strict=True)
+    encoders = [fact.model_class(CLIPTextConfig(**config)) for fact, config in facts] if subject.trained_texts else []
+    for model in (unet, *encoders):
+        torch.nn.Module.to(model, dtype).eval().requires_grad_(False)
+    adapter = attach(
+        subject.family, unet, encoders, subject.recipe, dtype=dtype, generator=lambda _: np.random.default_rng(0)
+    )
+    nothing: Any = None
+    source: Any = subject
+    parts = Parts(source, cache=nothing, feed=nothing, assembler=nothing, device=CPU)
+    models = StepModels(subject.family, unet, tuple(encoders), subject.recipe.clip_skip, dtype)
+    return put_together(job_of(subject), parts, [Segment(0, 1)], models, adapter)
+
+
+def _quantise(unet: UNet2DConditionModel, subject: Subject) -> None:
+    weights = {path: parameter.detach() for path, parameter in unet.named_parameters()}
+    assert subject.fit.quantise in ("int8", "nf4")
+    place = quantise_linears(unet, subject.fit.quantise, dtype_of(subject), CPU)
+    for path, weight in weights.items():
+        module, _, leaf = path.rpartition(".")
+        owner = unet.get_submodule(module)
+        if not place(owner, leaf, weight.to(dtype_of(subject))):
+            setattr(owner, leaf, torch.nn.Parameter(weight))
+
+
+def real_micro_batch(subject: Subject, bucket: Size, pictures: int) -> MicroBatch:
+    """A micro-batch of noise."""
+    micro = micro_batch(subject, bucket, pictures)
+    for tensor in (micro.latents, micro.noise, micro.input_noise, micro.mask, micro.time_ids):
+        if tensor is not None:
+            tensor.normal_()
+    if micro.text is not None:
+        micro.text.hidden.normal_()
+        if micro.text.pooled is not None:
+            micro.text.pooled.normal_()
+    for tokens in micro.tokens or ():
+        tokens[:, 0], tokens[:, 1:] = 49406, 49407
+    micro.timesteps.fill_(500)
+    return micro
+
+
+class Change(NamedTuple):
+    """Bytes taken or (negative) given back, and the kernel of the CPU's that it happened in, if any."""
+
+    address: int
+    bytes: int
+    kernel: int | None
+
+
+def real_steps(subject: Subject, bucket: Size, pictures: int, micro_batches: int, steps: int = 1) -> list[list[Change]]:
+    """Every allocation of real optimizer steps, by part: the micro-batches of a step and then its optimizer."""
+    engine = cpu_engine(subject)
+    with sdpa_kernel(SDPBackend.MATH), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorder:
+        for _ in range(steps):
+            total = torch.zeros(())
+            for _ in range(micro_batches):
+                micro = real_micro_batch(subject, bucket, pictures)
+                with record_function("part"):
+                    total += engine.micro_step(micro)
+                    engine.masters.accumulate()
+            with record_function("part"):
+                set_learning_rates(engine.optimizer, 1.0)
+                measure(total, engine.masters, engine.loss_scale)
+                engine.move(1.0, 1.0)
+    return list(_parts(recorder))
+
+
+def outside_kernels(changes: list[Change]) -> list[int]:
+    """The bytes of each change, without what a CPU kernel took and gave back within itself."""
+    born: dict[int, int] = {}
+    inner: set[int] = set()
+    for place, change in enumerate(changes):
+        if change.bytes > 0:
+            born[change.address] = place
+        elif (birth := born.pop(change.address, None)) is not None:
+            kernel = changes[birth].kernel
+            if kernel is not None and kernel == change.kernel:
+                inner |= {birth, place}
+    kept = (change.bytes for place, change in enumerate(changes) if place not in inner)
+    return [size for size in kept if abs(size) > SCALAR_BYTES and abs(size) != RNG_STATE_BYTES]
+
+
+def traced_bytes(tape: Tape, micro: MicroBatch | None = None) -> list[int]:
+    """The bytes of each of a tape's events, without workspaces, which a CPU has none of.
+
+    With ``micro`` also without its tensors: on the CPU they are where they should be, to a card they are copied.
+    """
+    copies = [] if micro is None else sorted(tensor.nbytes for tensor in tensors_of(micro))
+    begin = next(index for index, storage in enumerate(tape.storages) if storage.name != "loss")
+    assert sorted(storage.bytes for storage in tape.storages[begin : begin + len(copies)]) == copies
+    changes = []
+    for event in tape.events.tolist():
+        index = max(event, ~event)
+        storage = tape.storages[index]
+        copied = begin <= index < begin + len(copies)
+        if storage.kind != "workspace" and not copied and storage.bytes > SCALAR_BYTES:
+            changes.append(storage.bytes if event >= 0 else -storage.bytes)
+    return changes
+
+
+def tensors_of(micro: MicroBatch) -> list[torch.Tensor]:
+    """Every tensor of a micro-batch."""
+    text = [] if micro.text is None else [micro.text.hidden, micro.text.pooled]
+    fields = [getattr(micro, field) for field in MicroBatch.__slots__]
+    found = [*fields, *text, *(micro.tokens or ())]
+    return [tensor for tensor in found if isinstance(tensor, torch.Tensor)]
+
+
+def _parts(recorder: Any) -> Iterator[list[Change]]:
+    events = list(traverse_dfs(recorder.profiler.kineto_results.experimental_event_tree()))
+    changes = [
+        (event.start_time_ns, Change(event.extra_fields.ptr, event.extra_fields.alloc_size, _kernel(event)))
+        for event in events
+        if event.tag == _EventType.Allocation
+    ]
+    changes.sort(key=lambda change: change[0])
+    for part in sorted((event for event in events if event.name == "part"), key=lambda event: event.start_time_ns):
+        yield [change for time, change in changes if part.start_time_ns <= time <= part.end_time_ns]
+
+
+def _kernel(event: Any) -> int | None:
+    """The outermost CPU kernel around an event."""
+    found = None
+    while (event := event.parent) is not None:
+        if event.name in CPU_KERNELS:
+            found = event.id
+    return found
