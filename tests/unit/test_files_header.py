@@ -31,6 +31,15 @@ def test_reads_what_the_library_wrote(tmp_path: Path) -> None:
     assert header.tensors["a"].bytes == 12
 
 
+@pytest.mark.parametrize("length", [640, 896, 1152, 1408, 0x5B + 512, 0x227B])
+def test_a_header_whose_length_looks_like_another_file_is_read(length: int, tmp_path: Path) -> None:
+    # 896 is the bytes 80 03, as a pickle begins; 0x227b is {" as JSON does.
+    text = json.dumps(header_of({"a": (2,)})).encode()
+    path = tmp_path / "a.safetensors"
+    path.write_bytes(length.to_bytes(8, "little") + text.ljust(length) + bytes(4))
+    assert read_header(path).tensors == {"a": TensorInfo("F16", (2,))}
+
+
 @pytest.mark.parametrize(
     ("content", "says"),
     [
