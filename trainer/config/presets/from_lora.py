@@ -22,7 +22,7 @@ _LONGEST = 64 * 1024
 _PICTURES = (".png", ".preview.png", ".jpg", ".webp")
 # Other ways to state a length, and what follows from other keys where it is not stated.
 _NOT_ASKED_FOR = re.compile(
-    r"adapter|epochs|pictures_seen|conv_.*|text_encoder(_2)?\.(rank|alpha)|optimizer\..*|optimizer\[.*"
+    r"adapter|epochs|pictures_seen|conv_.*|text_encoder(_2)?\.(rank|alpha)|optimizer(\[.*)?"
 )
 
 

@@ -1,0 +1,326 @@
+"""Presets made of what LoRA files say of themselves: kohya's keys as sd-scripts writes them, and our own."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from safetensors.numpy import save_file
+
+from trainer import cli
+from trainer.config.presets.from_lora import preset_of_lora
+from trainer.config.presets.kohya import LoraParts, recipe_of_metadata
+from trainer.config.presets.making import Made
+from trainer.config.presets.preset import RECIPE_KEY
+from trainer.config.presets.reading import load_preset
+from trainer.config.recipe import RecipeConfig
+from trainer.errors import ImpastoError
+
+SHA = "31e35c80fc4829d14f90153f4c74cd59c90b779f6afe05a74cd6120b893f7e5b"
+
+# As sd-scripts 0.9 wrote them for a folder of pictures (--train_data_dir): every value is str() of Python's.
+FOLDER = {
+    "ss_session_id": "2847261837", "ss_training_started_at": "1706350417.3", "ss_output_name": "mika_v2",
+    "ss_learning_rate": "0.0001", "ss_text_encoder_lr": "5e-05", "ss_unet_lr": "0.0001",
+    "ss_num_train_images": "300", "ss_num_reg_images": "0", "ss_num_batches_per_epoch": "150", "ss_num_epochs": "10",
+    "ss_gradient_checkpointing": "False", "ss_gradient_accumulation_steps": "1", "ss_max_train_steps": "1500",
+    "ss_lr_warmup_steps": "75", "ss_lr_scheduler": "cosine_with_restarts", "ss_network_module": "networks.lora",
+    "ss_network_dim": "32", "ss_network_alpha": "16.0", "ss_network_dropout": "None", "ss_mixed_precision": "fp16",
+    "ss_full_fp16": "False", "ss_v2": "False", "ss_base_model_version": "sd_v1", "ss_clip_skip": "2",
+    "ss_max_token_length": "225", "ss_cache_latents": "True", "ss_seed": "1234", "ss_lowram": "True",
+    "ss_noise_offset": "0.0357", "ss_multires_noise_iterations": "None", "ss_multires_noise_discount": "0.3",
+    "ss_adaptive_noise_scale": "None", "ss_zero_terminal_snr": "False", "ss_training_comment": "None",
+    "ss_sd_scripts_commit_hash": "48d368fa",
+    "ss_optimizer": "bitsandbytes.optim.adamw.AdamW8bit(weight_decay=0.1,betas=(0.9, 0.99))",
+    "ss_max_grad_norm": "1.0", "ss_caption_dropout_rate": "0.0", "ss_caption_dropout_every_n_epochs": "0",
+    "ss_caption_tag_dropout_rate": "0.1", "ss_face_crop_aug_range": "None", "ss_prior_loss_weight": "1.0",
+    "ss_min_snr_gamma": "5.0", "ss_scale_weight_norms": "None", "ss_ip_noise_gamma": "None",
+    "ss_debiased_estimation": "False", "ss_noise_offset_random_strength": "False",
+    "ss_ip_noise_gamma_random_strength": "False", "ss_loss_type": "l2", "ss_huber_schedule": "snr", "ss_huber_c": "0.1",
+    "ss_batch_size_per_device": "2", "ss_total_batch_size": "2", "ss_resolution": "(512, 512)",
+    "ss_color_aug": "False", "ss_flip_aug": "True", "ss_random_crop": "False", "ss_shuffle_caption": "True",
+    "ss_enable_bucket": "True", "ss_bucket_no_upscale": "True", "ss_min_bucket_reso": "256",
+    "ss_max_bucket_reso": "1024", "ss_keep_tokens": "1", "ss_dataset_dirs": '{"10_secret folder": {"n_repeats": 10}}',
+    "ss_reg_dataset_dirs": "{}", "ss_tag_frequency": '{"10_secret folder": {"mika": 30}}',
+    "ss_bucket_info": '{"buckets": {}}', "ss_sd_model_name": "animefull-final.safetensors",
+    "ss_sd_model_hash": "a1535d0a42", "ss_new_sd_model_hash": SHA, "ss_vae_name": "kl-f8.safetensors",
+}  # fmt: skip
+
+# For a dataset file (--dataset_config), SDXL, Prodigy and convolutions.
+DATASETS = {
+    "ss_learning_rate": "1.0", "ss_text_encoder_lr": "[0.5, 0.25]", "ss_unet_lr": "1.0",
+    "ss_gradient_accumulation_steps": "2", "ss_max_train_steps": "2000", "ss_lr_warmup_steps": "0",
+    "ss_lr_scheduler": "constant", "ss_network_module": "networks.lora", "ss_network_dim": "16",
+    "ss_network_alpha": "8", "ss_network_dropout": "0.1", "ss_clip_skip": "None", "ss_max_token_length": "None",
+    "ss_seed": "42", "ss_noise_offset": "None", "ss_multires_noise_iterations": "8",
+    "ss_multires_noise_discount": "0.4", "ss_adaptive_noise_scale": "0.003", "ss_base_model_version": "sdxl_base_v1-0",
+    "ss_optimizer": "prodigyopt.prodigy.Prodigy(decouple=True,weight_decay=0.01,d_coef=0.8,"
+    "use_bias_correction=True,safeguard_warmup=True,betas=(0.9, 0.99))",
+    "ss_max_grad_norm": "0.0", "ss_scale_weight_norms": "1.0", "ss_min_snr_gamma": "0", "ss_loss_type": "huber",
+    "ss_huber_schedule": "snr", "ss_huber_c": "0.2", "ss_debiased_estimation": "True",
+    "ss_network_args": '{"conv_dim": "8", "conv_alpha": "4", "rank_dropout": "0.05", "loraplus_unet_lr_ratio": "16"}',
+    "ss_datasets": json.dumps([
+        {"is_dreambooth": True, "batch_size_per_device": 3, "resolution": [1024, 1024], "enable_bucket": True,
+         "min_bucket_reso": 512, "max_bucket_reso": 2048, "tag_frequency": {}, "subsets": [
+             {"is_reg": True, "shuffle_caption": False},
+             {"is_reg": False, "shuffle_caption": True, "keep_tokens": 2, "keep_tokens_separator": "|||",
+              "flip_aug": False, "random_crop": True, "enable_wildcard": True, "caption_prefix": "art, "}]}]),
+    "ss_sd_model_name": "/content/models/ponyDiffusionV6XL.safetensors",
+    "ss_sd_model_hash": "e577480b65", "modelspec.title": "Gouache/XL", "modelspec.author": "Zoë",
+    "modelspec.trigger_phrase": "gch, soft light", "modelspec.license": "CC-BY-4.0",
+    "modelspec.description": "Made in C:\\Users\\zoe\\lora",
+}  # fmt: skip
+
+SD15 = {
+    "lora_unet_down_blocks_0_attentions_0_transformer_blocks_0_attn2_to_k": 768,
+    "lora_te_text_model_encoder_layers_0_mlp_fc1": 768,
+}
+SDXL = {
+    "lora_unet_input_blocks_4_1_transformer_blocks_0_attn2_to_k": 2048,
+    "lora_te1_text_model_encoder_layers_0_mlp_fc1": 768,
+    "lora_te2_text_model_encoder_layers_0_mlp_fc1": 1280,
+}
+UNET_ONLY = {name: width for name, width in SDXL.items() if "unet" in name}
+
+
+def lora(folder: Path, layers: dict[str, int], metadata: dict[str, str], rank: int = 4, name: str = "a") -> Path:
+    weights = {}
+    for layer, width in layers.items():
+        weights[f"{layer}.lora_down.weight"] = np.zeros((rank, width), np.float16)
+        weights[f"{layer}.lora_up.weight"] = np.zeros((320, rank), np.float16)
+        weights[f"{layer}.alpha"] = np.array(rank, np.float16)
+    path = folder / f"{name}.safetensors"
+    save_file(weights, path, metadata)
+    return path
+
+
+def recipe(made: Made) -> dict[str, Any]:
+    assert made.preset.recipe is not None
+    found: dict[str, Any] = made.preset.recipe.model_dump(mode="json", exclude_unset=True)
+    return found
+
+
+def test_a_folder_trained_sd15_lora_is_read_as_it_was_trained(tmp_path: Path) -> None:
+    made = preset_of_lora(lora(tmp_path, SD15, FOLDER, rank=32))
+    assert recipe(made) == {
+        "layers": "linear",
+        "rank": 32,
+        "alpha": 16.0,
+        "learning_rate": 1e-4,
+        "text_encoder": {"learning_rate": 5e-5},
+        "optimizer": {"name": "adamw8bit", "weight_decay": 0.1, "beta1": 0.9, "beta2": 0.99},
+        "schedule": {"kind": "restarts", "warmup": 75},
+        "steps": 1500,
+        "effective_batch": 2,
+        "clip_gradient": 1.0,
+        "clip_skip": 2,
+        "token_chunks": 225,
+        "resolution": 512,
+        "pictures": {"buckets": True, "bucket_min": 256, "bucket_max": 1024, "max_upscale": 1.0, "flip": True},
+        "captions": {"shuffle": True, "keep_tokens": 1, "dropout": 0.0, "tag_dropout": 0.1},
+        "objective": {
+            "loss": "mse",
+            "min_snr_gamma": 5.0,
+            "debiased": False,
+            "noise_offset": 0.0357,
+            "prior_weight": 1.0,
+        },
+        "seed": 1234,
+    }
+    preset = made.preset
+    assert (preset.name, preset.base.family) == ("mika_v2", "sd15")
+    assert (preset.base.name, preset.base.sha256) == ("animefull-final.safetensors", SHA)
+    assert made.left_out == ()
+    assert "schedule.cycles" in made.not_found  # sd-scripts does not write how many
+    assert "captions.prefix" in made.not_found
+    assert not {"rank", "steps", "optimizer.name", "clip_skip", "text_encoder_2.learning_rate"} & set(made.not_found)
+
+
+def test_a_dataset_file_trained_sdxl_lora_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
+    made = preset_of_lora(lora(tmp_path, SDXL, DATASETS))
+    found = recipe(made)
+    assert found["optimizer"] == {
+        "name": "prodigy",
+        "weight_decay": 0.01,
+        "safeguard_warmup": True,
+        "d_coef": 0.8,
+        "beta1": 0.9,
+        "beta2": 0.99,
+    }
+    assert (found["layers"], found["conv_rank"], found["conv_alpha"]) == ("all", 8, 4.0)
+    assert (found["dropout"], found["rank_dropout"]) == (0.1, 0.05)
+    assert found["text_encoder"] == found["text_encoder_2"] == {"learning_rate": 1.0}
+    assert (found["effective_batch"], found["resolution"], found["token_chunks"]) == (6, 1024, 75)
+    assert found["pictures"] == {
+        "buckets": True, "bucket_min": 512, "bucket_max": 2048, "crop": "random", "flip": False,
+    }  # fmt: skip
+    assert found["captions"] == {
+        "shuffle": True, "keep_tokens": 2, "keep_separator": "|||", "wildcards": True, "prefix": "art, ",
+    }  # fmt: skip
+    assert found["objective"] == {
+        "loss": "huber", "huber_c": 0.2, "multires_levels": 8, "multires_discount": 0.4, "debiased": True,
+    }  # fmt: skip
+    assert "clip_skip" not in found
+    named = [each.partition(": ")[0] for each in made.left_out]
+    assert named == [
+        "ss_network_args.loraplus_unet_lr_ratio",
+        "ss_optimizer.decouple",
+        "ss_optimizer.use_bias_correction",
+        "ss_text_encoder_lr",
+        "ss_text_encoder_lr",
+        "ss_huber_schedule",
+        "ss_adaptive_noise_scale",
+        "ss_scale_weight_norms",
+        "notes",
+    ]
+    preset = made.preset
+    assert (preset.name, preset.author, preset.licence, preset.notes) == ("Gouache-XL", "Zoë", "CC-BY-4.0", "")
+    assert preset.trigger_words == ("gch", "soft light")
+    assert (preset.base.name, preset.base.sha256) == ("ponyDiffusionV6XL.safetensors", None)
+
+
+def told(**metadata: str) -> dict[str, Any]:
+    parts = LoraParts("sdxl", unet=True, text_encoder=False, text_encoder_2=False, ranks=(4,))
+    return recipe_of_metadata(metadata, parts).recipe
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("torch.optim.adamw.AdamW", {"name": "adamw"}),
+        ("bitsandbytes.optim.adamw.PagedAdamW8bit", {"name": "paged_adamw8bit"}),
+        ("lion_pytorch.lion_pytorch.Lion", {"name": "lion", "weight_decay": 0.0}),
+        ("bitsandbytes.optim.lion.Lion8bit(weight_decay=0.2)", {"name": "lion8bit", "weight_decay": 0.2}),
+        (
+            "transformers.optimization.Adafactor(scale_parameter=False,relative_step=False,warmup_init=False)",
+            {"name": "adafactor", "scale_parameter": False, "relative_step": False, "warmup_init": False},
+        ),
+        ("schedulefree.adamw_schedulefree.AdamWScheduleFree", {"name": "schedulefree", "weight_decay": 0.0}),
+        ("adamw8bit", {"name": "adamw8bit"}),
+        ("dadaptation.experimental.dadapt_adam_preprint.DAdaptAdamPreprint(decouple=True)", None),
+        ("__import__('os').system('x')", None),
+        ("torch.optim.adamw.AdamW(weight_decay=__import__('os'),eps=1e-06)", {"name": "adamw", "eps": 1e-06}),
+    ],
+)
+def test_optimizers_are_told_by_their_class(text: str, expected: dict[str, Any] | None) -> None:
+    assert told(ss_optimizer=text).get("optimizer") == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "warmup", "expected"),
+    [
+        ("constant", "100", {"kind": "constant", "warmup": 0}),
+        ("constant_with_warmup", "100", {"kind": "constant", "warmup": 100}),
+        ("cosine", "0.05", {"kind": "cosine", "warmup": 0.05}),
+        ("cosine", "None", {"kind": "cosine"}),
+        ("piecewise_constant", "0", None),
+    ],
+)
+def test_schedules_are_told_with_their_warm_up(text: str, warmup: str, expected: dict[str, Any] | None) -> None:
+    assert told(ss_lr_scheduler=text, ss_lr_warmup_steps=warmup).get("schedule") == expected
+
+
+def test_a_part_that_is_not_in_the_file_was_not_trained(tmp_path: Path) -> None:
+    rates = {"ss_learning_rate": "0.001", "ss_text_encoder_lr": "[1e-05, 1e-05]", "ss_unet_lr": "None"}
+    found = recipe(preset_of_lora(lora(tmp_path, UNET_ONLY, rates)))
+    assert found["learning_rate"] == 0.001
+    assert found["text_encoder"] == found["text_encoder_2"] == {"learning_rate": 0.0}
+
+
+def test_minimal_metadata_give_what_they_hold_and_name_the_rest(tmp_path: Path, capsys: Any) -> None:
+    # What sd-scripts keeps under --no_metadata.
+    least = {
+        "ss_v2": "False", "ss_base_model_version": "sd_v1", "ss_network_module": "networks.lora",
+        "ss_network_dim": "Dynamic", "ss_network_alpha": "Dynamic",
+    }  # fmt: skip
+    path = lora(tmp_path, SD15, least, rank=8, name="klein ü")
+    made = preset_of_lora(path)
+    assert recipe(made)["rank"] == 8
+    assert {"alpha", "learning_rate", "optimizer.name", "steps", "resolution"} <= set(made.not_found)
+    assert cli.main(["presets", "share", str(path), "--out", str(tmp_path / "out.toml")]) == 0
+    said = capsys.readouterr().out
+    assert "Not told, so a job's own value will stand:" in said
+    assert "  learning_rate\n" in said
+    assert load_preset(tmp_path / "out.toml").name == "klein ü"
+
+
+def test_our_own_lora_gives_its_whole_recipe(tmp_path: Path) -> None:
+    whole = RecipeConfig.model_validate(
+        {
+            "rank": 4,
+            "steps": 9,
+            "learning_rate": 1.0,
+            "optimizer": {"name": "prodigy", "d_coef": 0.5},
+            "captions": {"suffix": "x"},
+        }
+    )
+    metadata = FOLDER | {RECIPE_KEY: whole.model_dump_json(by_alias=True, exclude_none=True)}
+    Image.linear_gradient("L").save(tmp_path / "a.png")
+    made = preset_of_lora(lora(tmp_path, SD15, metadata))
+    assert made.preset.recipe == whole
+    assert (made.left_out, made.not_found) == ((), ())
+    assert made.preset.preview is not None
+
+
+HOSTILE = {
+    "huge JSON": {"ss_datasets": "[" * 50_000},
+    "JSON of other things": {"ss_datasets": '[{"subsets": 3, "resolution": {"a": 1}}]', "ss_network_args": "[1]"},
+    "terminal codes": {"ss_lr_scheduler": "\x1b]0;x\x07", "ss_optimizer": "\x1b[31m", "ss_output_name": "\x1b[31mred"},
+    "numbers without end": {"ss_network_dim": "9" * 5000, "ss_seed": "1e400", "ss_unet_lr": "nan"},
+    "names of paths": {"ss_output_name": "../../x", "ss_sd_model_name": "C:\\models\\x\\y.safetensors"},
+    "out of range": {"ss_network_dim": "100000", "ss_noise_offset": "7", "ss_max_grad_norm": "-3"},
+    "strange sizes": {"ss_keep_tokens": "-3", "ss_resolution": "(1, 2)", "ss_lr_warmup_steps": "-5"},
+    "our own key broken": {RECIPE_KEY: "{" * 40_000, "ss_network_dim": "4"},
+    "our own key hostile": {RECIPE_KEY: '{"rank": 100000, "path": "/etc/x", "optimizer": {"name": "os.system"}}'},
+    "words without end": {"modelspec.trigger_phrase": "a," * 5000, "modelspec.description": "a " * 9000},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_hostile_metadata_make_a_sound_preset_or_a_sentence(kind: str, tmp_path: Path, capsys: Any) -> None:
+    path = lora(tmp_path, SD15, {"ss_network_dim": "4"} | HOSTILE[kind])
+    code = cli.main(["presets", "share", str(path), "--out", str(tmp_path / "out.toml")])
+    out, err = capsys.readouterr()
+    assert code == 0, err
+    assert all(letter.isprintable() or letter == "\n" for letter in out)
+    made = load_preset(tmp_path / "out.toml")
+    assert made.recipe is not None
+    assert "/" not in made.name
+    assert "models" not in made.base.name
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.dictionaries(
+        st.sampled_from([*FOLDER, "ss_datasets", "ss_network_args"]),
+        st.sampled_from([*FOLDER.values(), "[]", "{}", '[{"subsets": [7]}]', "(,)", "[[1e-5]]", "-0.0", "inf", "1_000"])
+        | st.text(max_size=20),
+    )
+)
+def test_any_metadata_map_without_a_fault(metadata: dict[str, str]) -> None:
+    parts = LoraParts("sd15", unet=True, text_encoder=True, text_encoder_2=False, ranks=())
+    json.dumps(recipe_of_metadata(metadata, parts).recipe)
+
+
+@pytest.mark.parametrize(
+    ("layers", "metadata", "expected"),
+    [
+        (SD15, {}, "says nothing of how it was made"),
+        ({"lora_unet_down_blocks_0_attentions_0_proj_in": 320}, FOLDER, "for no base that Impasto trains on"),
+    ],
+)
+def test_what_tells_too_little_is_refused(
+    layers: dict[str, int], metadata: dict[str, str], expected: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ImpastoError, match=expected):
+        preset_of_lora(lora(tmp_path, layers, metadata))
+
+
+def test_another_kind_of_adapter_is_refused(tmp_path: Path) -> None:
+    save_file({"lora_unet_mid.hada_w1_a": np.zeros((4, 4), np.float16)}, tmp_path / "a.safetensors", FOLDER)
+    with pytest.raises(ImpastoError, match="it is a LoHa"):
+        preset_of_lora(tmp_path / "a.safetensors")
