@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -52,20 +53,29 @@ def make_sampler(name: str, prediction: Prediction, *, zero_terminal_snr: bool) 
     in main memory: it looks them up in each step, and would wait for the device every time.
     """
     class_name, options = SAMPLERS[name]
-    sampler = getattr(diffusers, class_name)(
-        num_train_timesteps=1000,
-        beta_start=0.00085,
-        beta_end=0.012,
-        beta_schedule="scaled_linear",
-        prediction_type="v_prediction" if prediction == "v" else "epsilon",
-        rescale_betas_zero_snr=zero_terminal_snr,
-        timestep_spacing="trailing" if zero_terminal_snr else "leading",
-        steps_offset=1,
-        **options,
-    )
+    with _tensors_as_arrays():
+        sampler = getattr(diffusers, class_name)(
+            num_train_timesteps=1000,
+            beta_start=0.00085,
+            beta_end=0.012,
+            beta_schedule="scaled_linear",
+            prediction_type="v_prediction" if prediction == "v" else "epsilon",
+            rescale_betas_zero_snr=zero_terminal_snr,
+            timestep_spacing="trailing" if zero_terminal_snr else "leading",
+            steps_offset=1,
+            **options,
+        )
     set_timesteps = sampler.set_timesteps
     sampler.set_timesteps = lambda steps, device=None: set_timesteps(steps, device="cpu")
     return sampler
+
+
+@contextmanager
+def _tensors_as_arrays() -> Iterator[None]:
+    """diffusers' schedulers hand tensors to numpy, whose 2.x asks tensors for an argument that torch does not know."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "__array__ implementation doesn't accept a copy", DeprecationWarning)
+        yield
 
 
 @torch.no_grad()
@@ -82,9 +92,7 @@ def draw_latents(family: Family, unet: torch.nn.Module, sampler: Any, drawing: D
         on_step(index + 1, settings.steps)
         return values
 
-    with warnings.catch_warnings():
-        # diffusers' schedulers hand tensors to numpy, whose 2.x asks tensors for an argument that torch does not know.
-        warnings.filterwarnings("ignore", "__array__ implementation doesn't accept a copy", DeprecationWarning)
+    with _tensors_as_arrays():
         result = pipeline(
             **embeddings(drawing, reference.device, compute_dtype(unet)),
             width=drawing.width,
