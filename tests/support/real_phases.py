@@ -41,8 +41,9 @@ from trainer.training.validation import losses_of_picture
 Size = tuple[int, int]
 _Model = TypeVar("_Model", bound=nn.Module)
 
-# Weights are cut out of one pool of random numbers: drawing a number for each takes SDXL half a minute.
-_POOLS: dict[torch.dtype, Tensor] = {}
+# Weights repeat a pool of random numbers: drawing one for each takes SDXL half a minute.
+POOL = 1 << 20
+_POOLS = {dtype: (torch.randn(POOL) * 0.02).to(dtype) for dtype in DTYPES.values()}
 
 
 class RealRun:
@@ -171,7 +172,8 @@ class RealRun:
 
 def _random(shape: torch.Size, dtype: torch.dtype) -> Tensor:
     """Numbers as small as those of trained weights, in memory of their own as a read from a file gives it."""
-    pool = _POOLS.get(dtype)
-    if pool is None or pool.numel() < shape.numel():
-        _POOLS[dtype] = pool = (torch.randn(max(shape.numel(), 1 << 20)) * 0.02).to(dtype)
-    return pool[: shape.numel()].clone().view(shape)
+    flat = torch.empty(shape.numel(), dtype=dtype)
+    for start in range(0, flat.numel(), POOL):
+        part = flat[start : start + POOL]
+        part.copy_(_POOLS[dtype][: part.numel()])
+    return flat.view(shape)

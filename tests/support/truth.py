@@ -1,0 +1,111 @@
+"""Forecast and measurement of one subject, phase by phase."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import get_args
+
+from tests.support.meters import Measured, Meter
+from tests.support.real_phases import RealRun
+from tests.support.truth_jobs import TruthJob
+from trainer.memory import timing
+from trainer.memory.course import Course, Occasions
+from trainer.memory.forecast import Playing, run_through
+from trainer.memory.replay import Replayed
+from trainer.memory.situation import Situation
+from trainer.memory.store import TapeStore
+from trainer.memory.subject import Subject
+from trainer.memory.traces import Traces
+from trainer.protocol.forecast import ForecastPhase
+
+LATER_STEPS = 3
+"""Optimizer steps that are measured after the first: what is reserved settles within them."""
+PHASES: tuple[ForecastPhase, ...] = get_args(ForecastPhase)
+
+
+@dataclass(frozen=True)
+class Foreseen:
+    """What is forecast of one phase."""
+
+    requested: int
+    allocated: int
+    reserved: int
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What is forecast of a subject."""
+
+    phases: Mapping[ForecastPhase, Foreseen]
+    step_seconds: float
+    least: int = 0
+    """The smallest capacity within which training ends; 0 where it was not looked for."""
+
+
+def foresee(job: TruthJob, subject: Subject, situation: Situation, folder: Path, *, edge: bool = False) -> Prediction:
+    """The forecast of the phases that :func:`measure` measures; tapes are kept in ``folder``."""
+    course = Course(subject, Traces(TapeStore(folder)), Occasions(), situation.rate)
+    playing = play(job, course, situation, None)
+    assert playing.failure is None
+    seconds = course.step_seconds(partial(timing.seconds, rate=situation.rate))[subject.buckets[0].size]
+    phases = {phase: _foreseen(replayed) for phase, replayed in playing.phases.items()}
+    return Prediction(phases, seconds, _least_capacity(job, course, situation, playing.reserved) if edge else 0)
+
+
+def play(job: TruthJob, course: Course, situation: Situation, capacity: int | None) -> Playing:
+    """The job's phases, by the forecast's own hand; without the phases that are not measured for it."""
+    if job.other_phases:
+        return run_through(course, situation, capacity)
+    playing = Playing(situation, capacity)
+    playing.play("load", course.tapes("load"))
+    playing.play("quantise", course.tapes("quantise"))
+    playing.play("first_step", course.first_step(), release=False)
+    playing.play("train", course.round() * LATER_STEPS, release=False)
+    return playing
+
+
+def _foreseen(replayed: Replayed) -> Foreseen:
+    requested = replayed.peak_requested()
+    return Foreseen(
+        requested=int(replayed.played[requested.tape].requested[requested.event]),
+        allocated=replayed.allocated(replayed.peak_allocated()),
+        reserved=replayed.reserved(replayed.peak_reserved()),
+    )
+
+
+def _least_capacity(job: TruthJob, course: Course, situation: Situation, enough: int) -> int:
+    """Within 2 MiB, by halving."""
+    low, high = 0, enough
+    while high - low > 2 << 20:
+        middle = (low + high) // 2
+        if play(job, course, situation, middle).failure is None:
+            high = middle
+        else:
+            low = middle
+    return high
+
+
+def measure(job: TruthJob, subject: Subject, meter: Meter) -> Iterator[tuple[ForecastPhase, Measured]]:
+    """Goes through the phases on the meter's device."""
+    run = RealRun(subject, meter.device)
+    size = subject.buckets[0].size
+    train = partial(run.train, size, job.pictures, job.micro_batches)
+    if job.other_phases:
+        yield "cache_pictures", meter.measure(run.cache_pictures)
+        yield "cache_texts", meter.measure(run.cache_texts)
+    quantised = subject.fit.quantise in ("int8", "nf4")
+    yield "quantise" if quantised else "load", meter.measure(run.load)
+    yield "first_step", meter.measure(partial(train, steps=1))
+    yield "train", meter.measure(partial(train, steps=LATER_STEPS))
+    if job.other_phases:
+        yield "validate", meter.measure(run.validate)
+        yield "preview", meter.measure(run.preview)
+
+
+def percentile(values: Iterable[float], share: float) -> float:
+    """The smallest of ``values`` that so large a share of them do not exceed; 0 of none."""
+    ordered = sorted(values)
+    return ordered[min(int(share * len(ordered)), len(ordered) - 1)] if ordered else 0.0

@@ -1,0 +1,126 @@
+"""The jobs whose forecasts are compared with what a card measures: every choice that memory depends on, varied."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from tests.support.tiny import tiny_configs
+from trainer.config.base import Family
+from trainer.config.fit import FitConfig
+from trainer.config.recipe import RecipeConfig
+from trainer.config.report import PromptConfig
+from trainer.memory.subject import BucketUse, Subject, subject_ahead
+
+TINY = 8
+"""By how much the pictures of tiny subjects are smaller."""
+_LEARNED: dict[str, Any] = {"text_encoder": {"learning_rate": 1e-5}}
+_BOTH: dict[str, Any] = {**_LEARNED, "text_encoder_2": {"learning_rate": 1e-5}}
+_BLOCKS = ("down_blocks.2", "mid_block", "up_blocks.0")
+# As many blocks as the tiny models have.
+_TINY_BLOCKS = ("down_blocks.1", "mid_block", "up_blocks.0")
+
+
+@dataclass(frozen=True)
+class TruthJob:
+    """One configuration, small enough to be named in a table."""
+
+    name: str
+    family: Family
+    size: tuple[int, int]
+    pictures: int = 1
+    """In a micro-batch."""
+    micro_batches: int = 1
+    recipe: Mapping[str, Any] = field(default_factory=dict)
+    fit: Mapping[str, Any] = field(default_factory=dict)
+    other_phases: bool = False
+    """Whether caching, validation and previews are measured too."""
+
+    def subject(self, *, tiny: bool = False, dtype: str = "bf16") -> Subject:
+        """What memory depends on; with ``tiny`` of small models, on pictures that are smaller by TINY."""
+        shrink = TINY if tiny else 1
+        width, height = (side // shrink for side in self.size)
+        batch = {"effective_batch": self.pictures * self.micro_batches}
+        recipe = RecipeConfig.model_validate({"resolution": max(self.size), **self.recipe, **batch})
+        subject = subject_ahead(
+            self.family,
+            recipe,
+            FitConfig.model_validate({"dtype": dtype, "micro_batch": self.pictures, **self.fit}),
+            [BucketUse(width, height, 1)],
+        )
+        if self.other_phases:
+            subject = replace(subject, previews=(PromptConfig(prompt="a", width=width, height=height, steps=3),))
+        return _shrunk(subject) if tiny else subject
+
+
+def _shrunk(subject: Subject) -> Subject:
+    configs = tiny_configs(subject.family)
+    some = isinstance(subject.fit.checkpointing, tuple)
+    return replace(
+        subject,
+        unet_config=configs["unet"],
+        vae_config=configs["vae"],
+        text_configs=tuple(config for name, config in configs.items() if name.startswith("text_encoder")),
+        fit=subject.fit.changed(checkpointing=_TINY_BLOCKS) if some else subject.fit,
+    )
+
+
+def truth_jobs() -> list[TruthJob]:
+    """All of them, the families in turn, what differs most first: a run that is cut short has seen a bit of each."""
+    small, large = _jobs_of("sd15"), _jobs_of("sdxl")
+    longer = max(len(small), len(large))
+    return [job for place in range(longer) for jobs in (small, large) for job in jobs[place : place + 1]]
+
+
+def _jobs_of(family: Family) -> list[TruthJob]:
+    side = 512 if family == "sd15" else 1024
+    full = {"checkpointing": "full"}
+    square, tall, small = (side, side), (side * 3 // 4, side * 5 // 4), (side * 3 // 4, side * 3 // 4)
+    texts = _LEARNED if family == "sd15" else _BOTH
+    plain = TruthJob(f"{family} r16", family, square)
+    tight = replace(plain, name=f"{family} r16 full", fit=full)
+
+    def variant(words: str, base: TruthJob = plain, **changes: Any) -> TruthJob:
+        for part in ("recipe", "fit"):
+            changes[part] = {**getattr(base, part), **changes.get(part, {})}
+        return replace(base, name=f"{base.name} {words}", **changes)
+
+    def optimizer(name: str, base: TruthJob = plain) -> TruthJob:
+        rate = {"learning_rate": 1.0} if name == "prodigy" else {}
+        return variant(name, base, recipe={"optimizer": {"name": name}, **rate})
+
+    return [
+        variant("all phases", tight, other_phases=True),
+        plain,
+        tight,
+        variant("b4", tight, pictures=4),
+        optimizer("adamw8bit", tight),
+        variant("texts", tight, recipe=texts),
+        variant("nf4", tight, fit={"quantise": "nf4"}),
+        variant("2 micro-batches", micro_batches=2),
+        variant("fp16", tight, fit={"dtype": "fp16"}),
+        variant("attention layers", recipe={"layers": "attention"}),
+        variant("convolutions", recipe={"layers": "all"}),
+        variant("r128", tight, recipe={"rank": 128}),
+        variant("blocks", fit={"checkpointing": _BLOCKS}),
+        variant("tall", tight, size=tall),
+        variant("small", size=small),
+        variant("int8", tight, fit={"quantise": "int8"}),
+        variant("b2", pictures=2),
+        variant("fp32", tight, fit={"dtype": "fp32"}),
+        optimizer("adafactor", tight),
+        optimizer("prodigy", tight),
+        optimizer("lion"),
+        optimizer("schedulefree", tight),
+        variant("r4 convolutions b2", tight, pictures=2, recipe={"rank": 4, "layers": "all"}),
+        variant("texts b2", pictures=2, recipe=texts),
+        variant("nf4 b2", pictures=2, fit={"quantise": "nf4"}),
+        optimizer("adamw8bit", variant("r64 nf4", tight, recipe={"rank": 64}, fit={"quantise": "nf4"})),
+        variant("225 tokens", tight, recipe={"token_chunks": 225}),
+        variant("efficient", fit={"attention": "efficient"}),
+        variant("min-SNR huber", tight, recipe={"objective": {"min_snr_gamma": 5.0, "loss": "huber"}}),
+        variant("dropout", recipe={"dropout": 0.1}),
+        variant("lion8bit r64", recipe={"rank": 64, "optimizer": {"name": "lion8bit"}}),
+        variant("b8", tight, pictures=8),
+    ]  # fmt: skip

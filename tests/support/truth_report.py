@@ -1,0 +1,155 @@
+"""The table of forecasts beside measurements, and what it sums up to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+import torch
+
+from tests.support.meters import Measured
+from tests.support.truth import LATER_STEPS, PHASES, Prediction, percentile
+from trainer.memory.situation import Situation
+from trainer.protocol.forecast import ForecastPhase
+
+MIB = 2**20
+CPU_REMARK = (
+    "Small models in main memory: bytes asked for, as PyTorch's profiler counts them. What the CPU's own kernels take "
+    "and a card's do not, such as oneDNN's reordered weights and pictures, is in what was measured; it tells where a "
+    "convolution is at the peak. Recomputed blocks peak elsewhere."
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One configuration, forecast and measured."""
+
+    name: str
+    prediction: Prediction
+    phases: Mapping[ForecastPhase, Measured]
+    outside: int
+    """Bytes that the driver counted beside the allocator at its end."""
+    remark: str
+
+
+@dataclass(frozen=True)
+class Edge:
+    """A configuration run under a memory cap near the least capacity that was forecast."""
+
+    name: str
+    capacity: int
+    foreseen: bool
+    """Whether the forecast says that it fits."""
+    fitted: bool
+
+
+@dataclass(frozen=True)
+class Line:
+    """One phase of one configuration; errors are shares of what was measured."""
+
+    name: str
+    phase: ForecastPhase
+    measure: str
+    """requested, allocated or reserved."""
+    measured: int
+    foreseen: int
+
+    @property
+    def error(self) -> float:
+        """Positive where the forecast is too high."""
+        return self.foreseen / self.measured - 1.0
+
+
+def lines_of(row: Row) -> Iterator[Line]:
+    """Allocated and reserved of each phase; where a device knows neither, what was asked for."""
+    for phase in PHASES:
+        if phase in row.phases and phase in row.prediction.phases:
+            measured, foreseen = row.phases[phase], row.prediction.phases[phase]
+            for measure in ("allocated", "reserved") if measured.reserved else ("requested",):
+                yield Line(row.name, phase, measure, getattr(measured, measure), getattr(foreseen, measure))
+
+
+def line_of(row: Row) -> str:
+    """A configuration's training in a line, for watching."""
+    errors = [f"{line.measure} {line.error:+.3%}" for line in lines_of(row) if line.phase == "train"]
+    return f"{row.name:36} {', '.join(errors)} {row.remark}"
+
+
+def report(card: str, date: str, situation: Situation, rows: Sequence[Row], edges: Sequence[Edge], asked: int) -> str:
+    """The whole table as Markdown."""
+    lines = [line for row in rows for line in lines_of(row)]
+    parts = [
+        f"# Forecast and measurement, {card}, {date}",
+        f"torch {torch.__version__}; {len(rows)} of {asked} configurations, random weights; "
+        f"made by "
+        f"`python -m tests.bench.memory_truth{' --cpu' if card == 'cpu' else ''}`. MiB, except as stated.",
+        *([CPU_REMARK] if card == "cpu" else []),
+        "## Summary",
+        *_summary(lines, rows, situation),
+        *(["## Under a memory cap near the least capacity", *_edge_table(edges)] if edges else []),
+        "## All",
+        *_table(rows),
+    ]
+    return "\n".join(parts) + "\n"
+
+
+def _summary(lines: Sequence[Line], rows: Sequence[Row], situation: Situation) -> Iterator[str]:
+    for phases in (("first_step", "train"), tuple(phase for phase in PHASES if phase not in ("first_step", "train"))):
+        name = "training" if "train" in phases else "other phases"
+        for measure in ("requested", "allocated", "reserved"):
+            errors = [abs(line.error) for line in lines if line.measure == measure and line.phase in phases]
+            if errors:
+                yield f"* {name}, {measure}: {_spread(errors)}"
+    outside = [row.outside for row in rows if row.outside]
+    if outside:
+        yield (
+            f"* beside the allocator: {min(outside) / MIB:.0f} to {max(outside) / MIB:.0f}, "
+            f"foreseen {situation.outside / MIB:.0f}"
+        )
+    times = [_time_error(row) for row in rows if "train" in row.phases and not _is_profiled(row)]
+    if times:
+        yield f"* seconds a step: median error {median(times):.1%}, 95th percentile {percentile(times, 0.95):.1%}"
+    for row in rows:
+        if row.remark:
+            yield f"* {row.name}: {row.remark}"
+
+
+def _spread(errors: Sequence[float]) -> str:
+    near = sum(error <= 0.001 for error in errors) / len(errors)
+    return (
+        f"{len(errors)} figures, {near:.0%} within 0.1 %, median {median(errors):.3%}, "
+        f"95th percentile {percentile(errors, 0.95):.3%}, worst {max(errors):.3%}"
+    )
+
+
+def _is_profiled(row: Row) -> bool:
+    """Whether times say nothing, because the profiler ran."""
+    return not row.phases["train"].reserved
+
+
+def _time_error(row: Row) -> float:
+    measured = row.phases["train"].seconds / LATER_STEPS
+    return abs(row.prediction.step_seconds / measured - 1.0)
+
+
+def _edge_table(edges: Sequence[Edge]) -> Iterator[str]:
+    false_fits = sum(edge.foreseen and not edge.fitted for edge in edges)
+    false_refusals = sum(edge.fitted and not edge.foreseen for edge in edges)
+    yield f"Of {len(edges)} runs {false_fits} did not fit though forecast to, {false_refusals} fitted though not forecast to.\n"
+    yield "| configuration | cap | forecast | measured |\n|---|---:|---|---|"
+    words = {True: "fits", False: "does not fit"}
+    for edge in edges:
+        yield f"| {edge.name} | {edge.capacity / MIB:.0f} | {words[edge.foreseen]} | {words[edge.fitted]} |"
+
+
+def _table(rows: Sequence[Row]) -> Iterator[str]:
+    yield "| configuration | phase | | measured | forecast | error |\n|---|---|---|---:|---:|---:|"
+    for row in rows:
+        for line in lines_of(row):
+            figures = f"{line.measured / MIB:.2f} | {line.foreseen / MIB:.2f} | {line.error:+.3%}"
+            yield f"| {line.name} | {line.phase} | {line.measure} | {figures} |"
+        if row.phases and "train" in row.phases and not _is_profiled(row):
+            seconds = row.phases["train"].seconds / LATER_STEPS
+            foreseen = row.prediction.step_seconds
+            yield f"| {row.name} | train | s a step | {seconds:.3f} | {foreseen:.3f} | {foreseen / seconds - 1.0:+.1%} |"
