@@ -84,6 +84,7 @@ SDXL = {
     "lora_te1_text_model_encoder_layers_0_mlp_fc1": 768,
     "lora_te2_text_model_encoder_layers_0_mlp_fc1": 1280,
 }
+PROJECTION = {"lora_unet_down_blocks_0_attentions_0_proj_in": 320}
 UNET_ONLY = {name: width for name, width in SDXL.items() if "unet" in name}
 
 
@@ -231,6 +232,10 @@ def test_a_part_that_is_not_in_the_file_was_not_trained(tmp_path: Path) -> None:
     assert found["text_encoder"] == found["text_encoder_2"] == {"learning_rate": 0.0}
 
 
+def test_where_no_layer_tells_the_family_the_metadata_do(tmp_path: Path) -> None:
+    assert preset_of_lora(lora(tmp_path, PROJECTION, FOLDER)).preset.base.family == "sd15"
+
+
 def test_minimal_metadata_give_what_they_hold_and_name_the_rest(tmp_path: Path, capsys: Any) -> None:
     # What sd-scripts keeps under --no_metadata.
     least = {
@@ -310,7 +315,7 @@ def test_any_metadata_map_without_a_fault(metadata: dict[str, str]) -> None:
     ("layers", "metadata", "expected"),
     [
         (SD15, {}, "says nothing of how it was made"),
-        ({"lora_unet_down_blocks_0_attentions_0_proj_in": 320}, FOLDER, "for no base that Impasto trains on"),
+        (PROJECTION, FOLDER | {"ss_base_model_version": "sd_v2_768_v"}, "for no base that Impasto trains on"),
     ],
 )
 def test_what_tells_too_little_is_refused(

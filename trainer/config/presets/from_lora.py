@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from trainer.config.base import Family
 from trainer.config.describe import fields
 from trainer.config.presets.kohya import LoraParts, Mapped, recipe_of_metadata
 from trainer.config.presets.making import Made, base_name, made_of
@@ -18,12 +19,12 @@ from trainer.errors import JobError, LoraFileError
 from trainer.files.identify import LoraIdentity, identify_lora
 
 _LONGEST = 64 * 1024
+# What sd-scripts and Impasto write, for files whose layers do not tell.
+_FAMILIES: Mapping[str, Family] = {"sd_v1": "sd15", "sdxl_base_v1-0": "sdxl"}
 # Side pictures as ComfyUI and A1111 find them.
 _PICTURES = (".png", ".preview.png", ".jpg", ".webp")
 # Other ways to state a length, and what follows from other keys where it is not stated.
-_NOT_ASKED_FOR = re.compile(
-    r"adapter|epochs|pictures_seen|conv_.*|text_encoder(_2)?\.(rank|alpha)|optimizer(\[.*)?"
-)
+_NOT_ASKED_FOR = re.compile(r"adapter|epochs|pictures_seen|conv_.*|text_encoder(_2)?\.(rank|alpha)|optimizer(\[.*)?")
 
 
 def preset_of_lora(path: Path) -> Made:
@@ -32,7 +33,8 @@ def preset_of_lora(path: Path) -> Made:
     Raises LoraFileError when the file is broken, no LoRA, of a kind that is not trained here, or of no known family.
     """
     identity = identify_lora(path)
-    if identity.kind != "LoRA" or identity.family is None:
+    family = identity.family or _FAMILIES.get(identity.metadata.get("ss_base_model_version", ""))
+    if identity.kind != "LoRA" or family is None:
         what = f"a {identity.kind}" if identity.kind != "LoRA" else "for no base that Impasto trains on"
         raise LoraFileError(
             "lora.kind",
@@ -41,9 +43,9 @@ def preset_of_lora(path: Path) -> Made:
         )
     told = identity.metadata
     own = _own_recipe(told)
-    mapped = Mapped(own) if own is not None else _mapped(identity)
+    mapped = Mapped(own) if own is not None else _mapped(identity, family)
     stated = set(_leaves(mapped.recipe, ""))
-    not_found = [] if own is not None else [key for key in _asked_for(identity) if key not in stated]
+    not_found = [] if own is not None else [key for key in _asked_for(family) if key not in stated]
     data = {
         "name": told.get("modelspec.title") or told.get("ss_output_name") or path.stem,
         "author": told.get("modelspec.author"),
@@ -51,7 +53,7 @@ def preset_of_lora(path: Path) -> Made:
         "notes": told.get("modelspec.description"),
         "trigger_words": [word.strip() for word in told.get("modelspec.trigger_phrase", "").split(",") if word.strip()],
         "base": {
-            "family": identity.family,
+            "family": family,
             "name": base_name(_stated(told, "ss_sd_model_name")),
             "sha256": _sha256(told.get("ss_new_sd_model_hash", "")),
         },
@@ -61,7 +63,7 @@ def preset_of_lora(path: Path) -> Made:
     return made_of(data, mapped.notes, not_found)
 
 
-def _mapped(identity: LoraIdentity) -> Mapped:
+def _mapped(identity: LoraIdentity, family: Family) -> Mapped:
     """The recipe as far as kohya's keys tell it."""
     if not any(key.startswith("ss_") for key in identity.metadata):
         raise LoraFileError(
@@ -70,7 +72,7 @@ def _mapped(identity: LoraIdentity) -> Mapped:
             "Ask its maker for a preset; some programs and sites strip what files say of themselves.",
         )
     parts = LoraParts(
-        family=identity.family or "sd15",
+        family=family,
         unet="UNet" in identity.layers,
         text_encoder="text encoder" in identity.layers,
         text_encoder_2="text encoder 2" in identity.layers,
@@ -91,11 +93,11 @@ def _own_recipe(metadata: Mapping[str, str]) -> dict[str, Any] | None:
     return recipe if isinstance(recipe, dict) else None
 
 
-def _asked_for(identity: LoraIdentity) -> Iterator[str]:
+def _asked_for(family: Family) -> Iterator[str]:
     """The keys of a recipe that a full account of it would state."""
     for found in fields(RecipeConfig):
         second = found.key.startswith("text_encoder_2.") or found.key == "clip_skip"
-        foreign = second and (identity.family == "sd15") != (found.key == "clip_skip")
+        foreign = second and (family == "sd15") != (found.key == "clip_skip")
         if found.values != "a table" and not foreign and not _NOT_ASKED_FOR.fullmatch(found.key):
             yield found.key
 

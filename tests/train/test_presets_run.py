@@ -1,0 +1,64 @@
+"""A recipe's way through a real run: job, run, preset, and the job of somebody else; and out of the LoRA itself."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.jobs import photographs, write_job
+from tests.support.tiny import tiny_base
+from trainer import cli
+from trainer.config.load import load_job
+from trainer.config.presets.reading import load_preset
+from trainer.files.hashing import digest_file
+from trainer.protocol.rundir import RunDirectory
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("zwei Künstler")
+
+
+def test_a_run_and_its_lora_give_the_recipe_that_trains_the_same_again(folder, monkeypatch, capsys):
+    monkeypatch.chdir(folder)
+    base = tiny_base("sd15", folder / "base", form="single")
+    pictures = photographs(folder / "pictures", count=4)
+    job = write_job(folder / "job", base, pictures, name="first")
+    assert cli.main(["train", str(job), "--set", "recipe.steps=2", "--set", "recipe.captions.shuffle=true"]) == 0
+    run = RunDirectory.open(folder / "job" / "runs" / "first")
+    frozen = load_job(run.job)
+
+    assert cli.main(["presets", "share", str(run.path), "--fit", "--out", "run.toml"]) == 0
+    shared = load_preset(folder / "run.toml")
+    assert shared.recipe == frozen.recipe
+    assert shared.fit is not None
+    assert (shared.fit.device, shared.fit.threads, shared.fit.dtype) == (None, None, "fp32")
+    assert shared.trigger_words == ("sks",)
+    assert shared.base.sha256 == digest_file(Path(frozen.base.model))
+    assert shared.base.name == Path(frozen.base.model).name
+    assert [example.prompt for example in shared.examples] == ["sks, a cat"]
+    assert shared.preview is not None
+    assert str(folder) not in (folder / "run.toml").read_text(encoding="utf-8")
+
+    lora = run.output / "first.safetensors"
+    assert cli.main(["presets", "share", str(lora), "--out", "lora.toml"]) == 0
+    told = load_preset(folder / "lora.toml")
+    assert told.recipe == frozen.recipe
+    assert told.trigger_words == ("sks",)
+    assert told.base == shared.base
+    assert told.preview is not None
+
+    assert cli.main(["presets", "add", "run.toml", "--name", "sent"]) == 0
+    other = write_job(folder / "other", base, pictures, name="second")
+    assert cli.main(["train", str(other), "--recipe", "sent"]) == 0
+    again = RunDirectory.open(folder / "other" / "runs" / "second")
+    assert load_job(again.job).recipe == frozen.recipe
+    weights = [(each.output / f"{each.name}.safetensors").read_bytes() for each in (run, again)]
+    lengths = [int.from_bytes(data[:8], "little") for data in weights]
+    assert weights[0][8 + lengths[0] :] == weights[1][8 + lengths[1] :]
+
+    capsys.readouterr()
+    assert cli.main(["train", str(other), "--recipe", str(folder / "sdxl.toml")]) == 2
+    text = (folder / "run.toml").read_text(encoding="utf-8").replace('family = "sd15"', 'family = "sdxl"')
+    (folder / "sdxl.toml").write_text(text, encoding="utf-8")
+    assert cli.main(["train", str(other), "--recipe", str(folder / "sdxl.toml")]) == 2
+    assert "is for SDXL, but the base is SD 1.5" in capsys.readouterr().err
