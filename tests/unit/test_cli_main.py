@@ -11,7 +11,7 @@ from trainer.cli import outcome
 from trainer.errors import JobError, ResumableError, TrainingFault
 
 # As the README shows them.
-COMMANDS = "new train resume stop pause save sample watch runs check inspect render demo doctor prune".split()  # noqa: SIM905
+COMMANDS = "new train resume stop pause save sample watch runs check inspect render demo presets doctor prune".split()  # noqa: SIM905
 
 
 def failing(error):
@@ -43,15 +43,15 @@ def test_each_command_explains_itself(command, capsys):
     assert "  " in text
 
 
+def commands_of(parser):
+    groups = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    return [command for group in groups for command in group.choices.values()]
+
+
 def test_every_option_is_explained():
-    parsers = [
-        parser
-        for action in cli._parser()._actions
-        if isinstance(action, argparse._SubParsersAction)
-        for parser in action.choices.values()
-    ]
+    parsers = commands_of(cli._parser())
     assert len(parsers) == len(COMMANDS)
-    for parser in parsers:
+    for parser in [*parsers, *(command for parser in parsers for command in commands_of(parser))]:
         assert all(action.help for action in parser._actions), parser.prog
         assert parser.description
 

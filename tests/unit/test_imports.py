@@ -68,7 +68,10 @@ def materials(tmp_path):
     return tmp_path
 
 
-@pytest.mark.parametrize("words", [["--help"], ["check", "."], ["inspect", "lora.safetensors"], ["runs"]])
+QUICK = [["--help"], ["check", "."], ["inspect", "lora.safetensors"], ["runs"], ["presets", "list"]]
+
+
+@pytest.mark.parametrize("words", QUICK)
 def test_quick_commands_load_no_torch(words, materials):
     command = [sys.executable, "-X", "importtime", "-m", "trainer", *words]
     done = subprocess.run(command, cwd=materials, capture_output=True, encoding="utf-8", check=False)

@@ -29,7 +29,7 @@ def add_commands(commands: Commands) -> None:
     parser = commands.add_parser(
         "presets", help="list, show, check, share and add presets", description="Recipes and fits as single files."
     )
-    parts = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    parts = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, help="what to do with them")
 
     add_command(parts, "list", "list the presets at hand, your own first", run_list)
 
