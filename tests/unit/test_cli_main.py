@@ -51,7 +51,8 @@ def commands_of(parser):
 def test_every_option_is_explained():
     parsers = commands_of(cli._parser())
     assert len(parsers) == len(COMMANDS)
-    for parser in [*parsers, *(command for parser in parsers for command in commands_of(parser))]:
+    inner = [command for parser in parsers for command in commands_of(parser)]
+    for parser in parsers + inner:
         assert all(action.help for action in parser._actions), parser.prog
         assert parser.description
 
