@@ -134,9 +134,9 @@ def _time_error(row: Row) -> float:
 
 
 def _edge_table(edges: Sequence[Edge]) -> Iterator[str]:
-    false_fits = sum(edge.foreseen and not edge.fitted for edge in edges)
-    false_refusals = sum(edge.fitted and not edge.foreseen for edge in edges)
-    yield f"Of {len(edges)} runs {false_fits} did not fit though forecast to, {false_refusals} fitted though not forecast to.\n"
+    short = sum(edge.foreseen and not edge.fitted for edge in edges)
+    careful = sum(edge.fitted and not edge.foreseen for edge in edges)
+    yield f"Of {len(edges)} runs {short} did not fit though forecast to, {careful} fitted though not forecast to.\n"
     yield "| configuration | cap | forecast | measured |\n|---|---:|---|---|"
     words = {True: "fits", False: "does not fit"}
     for edge in edges:
@@ -152,4 +152,5 @@ def _table(rows: Sequence[Row]) -> Iterator[str]:
         if row.phases and "train" in row.phases and not _is_profiled(row):
             seconds = row.phases["train"].seconds / LATER_STEPS
             foreseen = row.prediction.step_seconds
-            yield f"| {row.name} | train | s a step | {seconds:.3f} | {foreseen:.3f} | {foreseen / seconds - 1.0:+.1%} |"
+            figures = f"{seconds:.3f} | {foreseen:.3f} | {foreseen / seconds - 1.0:+.1%}"
+            yield f"| {row.name} | train | s a step | {figures} |"
