@@ -32,6 +32,7 @@ _PARTS: Mapping[str, str] = {
     "noise_schedule": "the last weights",
 }
 _STAGES: Mapping[str, str] = {
+    "": "placing {part}",
     "load": "placing {part}",
     "quantise": "quantising {part}",
     "texts": "encoding a text: {part}",
@@ -42,8 +43,16 @@ _STAGES: Mapping[str, str] = {
     "forward": "forward through {part}",
     "recompute": "backward through {part}",
     "backward": "backward through {part}",
+    "accumulate": "end of the micro-batch: gradients added up",
     "optimizer": "end of the batch: the optimizer",
-    "save": "end of the batch: the averaged weights",
+    "save": "the averaged weights",
+}
+# What fine-tuning's known peaks call the ends of a network.
+_ENDS: Mapping[str, str] = {
+    "the last up block": "highest layer",
+    "the output layer": "highest layer",
+    "the first down block": "lowest layer",
+    "the input layer": "lowest layer",
 }
 
 
@@ -89,9 +98,10 @@ def _words(storage: Storage, counts: Mapping[str, int]) -> str:
     kind, size = sized.groups() if sized else (storage.stage, "")
     if kind == "forward" and not storage.module:
         return "the centre: the loss, between forward and backward"
-    if kind not in _STAGES:
-        return f"{storage.stage or 'the start'}: {_part(storage.module, counts)}"
-    return _STAGES[kind].format(part=_part(storage.module, counts), size=size)
+    part = _part(storage.module, counts)
+    words = _STAGES.get(kind, f"{storage.stage}: {{part}}").format(part=part, size=size)
+    known = kind in ("forward", "recompute", "backward") and _ENDS.get(part)
+    return f"{words} ({known})" if known else words
 
 
 def _part(module: str, counts: Mapping[str, int]) -> str:
