@@ -169,9 +169,27 @@ def test_a_finished_run_can_be_extended(shared: Path, tmp_path: Path) -> None:
     job = write_job(tmp_path / "b", base, shared / "pictures")
     train(job)
     run = run_of(job)
+    finished = tensors_sha(run.output / "test.safetensors")
     assert resume(run, Watcher(), steps=8, schedule="restart") == 0
     longer = train(write_job(tmp_path / "a", base, shared / "pictures"), ["recipe.steps=8"])
     assert tensors_sha(longer) == tensors_sha(run.output / "test.safetensors")  # the schedule is constant
+    kept = run.output / "test-step000006.safetensors"
+    assert tensors_sha(kept) == finished and metadata(kept)["ss_output_name"] == "test-step000006"
+    assert same_lora(kept, longer.with_name(kept.name))  # where the longer run saves every second step anyway
+
+
+def test_what_was_finished_is_kept_beside_a_limit_of_files_and_a_lost_checkpoint(shared: Path, tmp_path: Path) -> None:
+    job = write_job(tmp_path, tiny_base("sd15", shared / "bases"), shared / "pictures")
+    settings = ["report.saving.every_steps=4", "report.saving.keep=1", "recipe.layers=attention"]
+    finished = train(job, ["recipe.steps=5", *settings, "report.previews.prompts=[]"])
+    before = tensors_sha(finished)
+    run = run_of(job)
+    (run.checkpoints / "step-00000005" / "state.json").unlink()
+    assert resume(run, Watcher(), steps=9) == 0
+    assert tensors_sha(run.output / "test-step000005.safetensors") == before != tensors_sha(finished)
+    assert {path.name for path in run.output.glob("*.safetensors")} == {
+        "test.safetensors", "test-step000005.safetensors", "test-step000008.safetensors",
+    }  # fmt: skip
 
 
 class Killed(BaseException):

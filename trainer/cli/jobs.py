@@ -47,7 +47,11 @@ def add_commands(commands: Commands) -> None:
 
     resume = add_command(commands, "resume", "go on with a paused, stopped, broken-off or finished run", run_resume)
     add_run(resume)
-    resume.add_argument("--steps", type=positive, help="how many steps the run shall have in all, to extend it")
+    resume.add_argument(
+        "--steps",
+        type=positive,
+        help="how many steps the run shall have in all, to extend it; the finished LoRA stays, as that of its step",
+    )
     resume.add_argument(
         "--schedule",
         choices=("stretch", "hold", "restart"),

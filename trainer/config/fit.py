@@ -33,7 +33,7 @@ class FitConfig(Section):
     checkpointing: Literal["none", "full"] | BlockNames | None = None
     """Gradient checkpointing: none (fast), full (least memory), or a list of UNet blocks such as "down_blocks.1"."""
     attention: Literal["auto", "flash", "efficient", "math", "cudnn"] | None = None
-    """Which attention kernel PyTorch may use."""
+    """Which attention kernel PyTorch uses; auto: the first of flash, efficient and math that suits card and base."""
     vae_tiling: bool | None = None
     """Whether previews are decoded in tiles, which needs less memory."""
     preview_offload: bool | None = None

@@ -1,10 +1,10 @@
-"""Which attention kernels PyTorch may use: stated, never left to its default."""
+"""Which attention kernel PyTorch uses: stated, never left to its default, and settled when a run is frozen."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Set
+from contextlib import contextmanager, suppress
 from typing import Literal
 
 import torch
@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from trainer.errors import JobError
+from trainer.files.architecture import Config
 
 AttentionChoice = Literal["auto", "flash", "efficient", "math", "cudnn"]
 
@@ -33,17 +34,43 @@ def attention(choice: AttentionChoice, device: torch.device, dtype: torch.dtype)
     when the device has none of these kernels for ``dtype``.
     """
     with sdpa_kernel(KERNELS[choice], set_priority=True):
-        _try_kernel(choice, device, dtype)
+        _try_kernel(choice, device, dtype, [64])
         yield
 
 
-def _try_kernel(choice: AttentionChoice, device: torch.device, dtype: torch.dtype) -> None:
-    """Runs one tiny attention, because PyTorch says only by failing that a kernel is missing."""
-    probe = torch.zeros(1, 1, 8, 64, device=device, dtype=dtype)
+def settled(choice: AttentionChoice, device: torch.device, dtype: torch.dtype, widths: Set[int]) -> AttentionChoice:
+    """The choice as a run is frozen with it: for "auto" the first kernel that suits heads of all ``widths``.
+
+    Raises JobError when a stated kernel does not suit them on this device.
+    """
+    if choice != "auto":
+        with sdpa_kernel(KERNELS[choice]):
+            _try_kernel(choice, device, dtype, widths)
+        return choice
+    for kernel in ("flash", "efficient"):
+        with suppress(JobError):
+            return settled(kernel, device, dtype, widths)
+    return "math"
+
+
+def head_widths(unet: Config, texts: Iterable[Config]) -> set[int]:
+    """How wide the attention heads of these models are, by their configs; the VAE's is another matter."""
+    blocks = unet["block_out_channels"]
+    # The name is diffusers' mistake: it counts the heads.
+    heads = unet.get("attention_head_dim") or 8
+    counts = heads if isinstance(heads, list | tuple) else [heads] * len(blocks)
+    widths = {width // count for width, count in zip(blocks, counts, strict=True)}
+    return widths | {text["hidden_size"] // text["num_attention_heads"] for text in texts}
+
+
+def _try_kernel(choice: AttentionChoice, device: torch.device, dtype: torch.dtype, widths: Iterable[int]) -> None:
+    """Runs tiny attentions there and back, because PyTorch says only by failing that a kernel is missing."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # one per kernel that was refused, with a reason for developers
         try:
-            F.scaled_dot_product_attention(probe, probe, probe)
+            for width in widths:
+                probe = torch.zeros(1, 1, 8, width, device=device, dtype=dtype, requires_grad=True)
+                F.scaled_dot_product_attention(probe, probe, probe).sum().backward()
         except RuntimeError as error:
             raise JobError(
                 "job.attention",

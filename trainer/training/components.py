@@ -179,9 +179,10 @@ class Saving:
         self.engine = engine
         self.exporter = exporter
         self.reporter = reporter
+        self.finished = exporter.finished_step()
 
     def at_start(self, progress: Progress) -> None:
-        """Exports what a killed attempt had no time for."""
+        """Exports what a killed attempt had no time for, and as a step's file what was finished before."""
         if self._due(progress) and not self.exporter.step_path(progress.step).exists():
             self.save(progress)
 
@@ -191,10 +192,10 @@ class Saving:
             self.save(progress)
 
     def _due(self, progress: Progress) -> bool:
-        """At its times and at the best step so far; the finished file stands for the last step."""
+        """At its times, at the best step so far and where a shorter run ended; the finished file is the last step's."""
         step = progress.step
         in_time = due(step, self.engine.job.report.saving.every_steps)
-        return step < self.engine.steps and (in_time or step == progress.best_step)
+        return step < self.engine.steps and (in_time or step in (progress.best_step, self.finished))
 
     def save(self, progress: Progress, *, final: bool = False) -> Path:
         """Exports the LoRA now: as a step's file, or as the finished one."""
@@ -204,7 +205,7 @@ class Saving:
         self.reporter.write(events.Saved(step=progress.step, file=f"output/{path.name}", sha256=sha256))
         self.reporter.phase("save", 1, 1)
         if not final:
-            self.exporter.prune(self.engine.job.report.saving.keep, progress.best_step)
+            self.exporter.prune(self.engine.job.report.saving.keep, (progress.best_step, self.finished))
         return path
 
 

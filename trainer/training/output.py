@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import glob
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from torch import Tensor
@@ -15,7 +16,8 @@ from trainer.adapter.metadata import ExportFacts, count_tags, lora_metadata, wri
 from trainer.base.source import BaseSource
 from trainer.config.job import Job
 from trainer.dataset.picture import Picture
-from trainer.errors import RunError
+from trainer.errors import LoraFileError, RunError
+from trainer.files.header import read_header
 from trainer.protocol import atomic
 from trainer.protocol.naming import safe_name
 from trainer.protocol.rundir import RunDirectory
@@ -80,13 +82,20 @@ class Exporter:
         if picture and lora.exists():
             atomic.write_bytes(lora.with_suffix(".png"), picture.read_bytes())
 
-    def prune(self, keep: int | None, protect: int | None) -> None:
-        """Removes all but the newest ``keep`` step files and that of step ``protect``; None keeps all."""
+    def finished_step(self) -> int | None:
+        """The step of the finished LoRA that lies here, left by a run that is being extended; None if there is none."""
+        with suppress(LoraFileError):
+            step = read_header(self.final_path(), "lora").metadata.get("ss_steps", "")
+            return int(step) if step.isdecimal() else None
+        return None
+
+    def prune(self, keep: int | None, protect: Collection[int | None]) -> None:
+        """Removes all but the newest ``keep`` step files and those of ``protect``; None keeps all."""
         if keep is None:
             return
         stem = glob.escape(self.stem)
         for old in sorted(self.run.output.glob(f"{stem}-step*[0-9].safetensors"), key=step_of)[:-keep]:
-            if step_of(old) != protect:
+            if step_of(old) not in protect:
                 for path in self.run.output.glob(f"{glob.escape(old.stem)}.*"):
                     path.unlink(missing_ok=True)
 

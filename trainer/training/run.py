@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 
 from trainer.base.source import BaseSource, open_base
+from trainer.config.doubtful import doubtful
 from trainer.config.effectless import effectless
 from trainer.config.identity import differences, identity
 from trainer.config.job import Job
@@ -32,11 +33,13 @@ from trainer.protocol.places import cache_limit, is_disk_full
 from trainer.protocol.rundir import RunDirectory
 from trainer.protocol.versions import versions
 from trainer.training.attempt import Attempt
+from trainer.training.attention import head_widths, settled
 from trainer.training.build import attach_adapter, live_text
 from trainer.training.cache import file_digest
 from trainer.training.checkpoint import disk_full, steps_on_disk
 from trainer.training.control import Control
 from trainer.training.machine import numerics, this_machine
+from trainer.training.precision import DTYPES
 from trainer.training.reporter import OnEvent, Reporter
 from trainer.training.segments import Segment
 
@@ -91,7 +94,13 @@ def freeze(job: Job, source: BaseSource, reporter: Reporter) -> tuple[Job, Datas
     reporter.notice("length", f"Length: {resolve_length(job.recipe, showings)}.")
     for key, reason in effectless(job, source.family):
         reporter.notice("no_effect", f"{key} has no effect: {reason}.")
+    for key, reason in doubtful(job, zero_terminal_snr=source.zero_terminal_snr):
+        reporter.notice("doubtful", f"{key}: {reason}.")
     frozen = resolve_job(job, samples_per_epoch=showings, **facts)
+    fit = frozen.fit
+    widths = head_widths(source.unet_config, source.text_configs)
+    kernel = settled(fit.attention or "auto", torch.device(fit.device or "cpu"), DTYPES[fit.dtype or "fp32"], widths)
+    frozen = frozen.changed(fit=fit.changed(attention=kernel))
     if source.revision:  # a branch may move on; the run stays with the commit it began with
         frozen = frozen.changed(base=frozen.base.changed(revision=source.revision))
     return frozen, dataset

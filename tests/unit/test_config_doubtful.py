@@ -1,0 +1,25 @@
+"""What is doubtful with a base is told, and only there."""
+
+from pathlib import Path
+
+import pytest
+
+from trainer.config.doubtful import doubtful
+from trainer.config.load import parse_job
+
+MINIMAL = 'name = "x"\n[base]\nmodel = "owner/name"\n[[dataset.folders]]\npath = "pictures"\n'
+
+
+@pytest.mark.parametrize(
+    ("settings", "zero_terminal_snr", "told"),
+    [
+        (["recipe.objective.debiased=true"], True, True),
+        (["recipe.objective.debiased=true"], False, False),
+        (["recipe.objective.debiased=true", "recipe.objective.timestep_max=998"], True, False),
+        (["recipe.objective.min_snr_gamma=5"], True, False),
+    ],
+)
+def test_debiased_weights_on_a_base_that_knows_pure_noise(settings, zero_terminal_snr, told):
+    job = parse_job(MINIMAL, "job.toml", Path("/jobs"), settings)
+    keys = [key for key, _ in doubtful(job, zero_terminal_snr=zero_terminal_snr)]
+    assert keys == (["recipe.objective.debiased"] if told else [])
