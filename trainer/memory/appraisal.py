@@ -43,8 +43,10 @@ NOTHING_KNOWN = Figures(0.0, 0)
 class Anchor:
     """A single picture without checkpointing: what the others are bounded by."""
 
-    base: int
-    """Bytes of what lives through every step: weights, adapter, gradients, optimizer state."""
+    lasting: int
+    """Bytes of what lives between steps: weights, adapter, optimizer state."""
+    gradients: int
+    """Bytes that live beside that from the first micro-batch of a step to its end."""
     held: dict[str | None, int]
     """Bytes waiting for backward, by block."""
     blocks: tuple[Block, ...]
@@ -84,6 +86,7 @@ class Appraisal:
         self._anchors: dict[str, Anchor] = {}
         self._steps: dict[tuple[str, Checkpointing, int], Figures] = {}
         self._drawn: dict[tuple[str, bool, bool], Figures] = {}
+        self._ruled_out: list[Callable[[FitConfig], bool]] = []
 
     def preference(self, fit: FitConfig) -> Preference:
         """How much the fit is wanted; while its tapes are not known, a bound."""
@@ -102,9 +105,9 @@ class Appraisal:
 
     def hopeless(self, fit: FitConfig) -> bool:
         """Whether its tensors alone are more than the budget, or it is too late to find out."""
-        if self.preference(fit).bytes > self._budget:
+        if self.preference(fit).bytes > self._budget or any(rule(fit) for rule in self._ruled_out):
             return True
-        late = not self.exact(fit) and self._is_late() and not self._is_traced(fit)
+        late = self.late_for(fit)
         self.left_out |= late
         return late
 
@@ -119,6 +122,19 @@ class Appraisal:
         else:
             self._drawn[_draw_key(fit)] = self._draw_figures(fit)
 
+    def rule_out(self, rule: Callable[[FitConfig], bool]) -> None:
+        """From now on, fits of which ``rule`` holds are hopeless: what failed in one is the same in them."""
+        self._ruled_out.append(rule)
+
+    def late_for(self, fit: FitConfig) -> bool:
+        """Whether it is too late to find out about a fit whose tapes are missing."""
+        return not self.exact(fit) and self._is_late() and not self._is_traced(fit)
+
+    def estimate(self, quantise: str, checkpointing: Checkpointing, size: int) -> int:
+        """Bytes that training takes at the least; sets and sizes compare well by it. 0 without an anchor."""
+        anchor = self._anchors.get(quantise)
+        return 0 if anchor is None else _least_bytes(anchor, checkpointing, size)
+
     def fits(self, fit: FitConfig) -> bool:
         """Whether a replay within the budget ends."""
         return self._fits(fit)
@@ -128,10 +144,9 @@ class Appraisal:
         if quantise not in self._anchors:
             fit = self.subject.fit.changed(quantise=quantise, checkpointing="none", micro_batch=1)
             steps = self.steps(fit)
-            lasting = in_a_row([steps.weights, steps.micro_first, steps.optimizer_first])
-            gradients = in_a_row([steps.micro_first])
             self._anchors[quantise] = Anchor(
-                base=lasting.net + gradients.net,
+                lasting=in_a_row([steps.weights, steps.micro_first, steps.optimizer_first]).net,
+                gradients=in_a_row([steps.micro_first]).net,
                 held=held_after_forward(steps.micro_first),
                 blocks=tuple(blocks(steps.weights, steps.micro_first)),
                 steps=steps,
@@ -205,7 +220,7 @@ class Appraisal:
         anchor = self.anchor(fit.quantise or "none")
         tapes = self.traces.phase(replace(self.subject, fit=fit), "preview")
         seconds = sum(self._seconds(tape.work) for tape in tapes)
-        return Figures(seconds * self._previews, anchor.base + in_a_row(tapes).peak)
+        return Figures(seconds * self._previews, anchor.lasting + in_a_row(tapes).peak)
 
     def _drawn_of(self, fit: FitConfig) -> Figures | None:
         return self._drawn.get(_draw_key(fit)) if self._previews else NOTHING_KNOWN
@@ -237,4 +252,4 @@ def _checkpointed(block: str, checkpointing: Checkpointing) -> bool:
 def _least_bytes(anchor: Anchor, checkpointing: Checkpointing, size: int) -> int:
     """What lives through every step, and what the blocks without checkpointing hold when backward begins."""
     held = sum(held for name, held in anchor.held.items() if name is None or not _checkpointed(name, checkpointing))
-    return anchor.base + held * size
+    return anchor.lasting + anchor.gradients + held * size

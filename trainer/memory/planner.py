@@ -1,0 +1,309 @@
+"""Plans: the fit that trains a recipe fastest on a card without changing what is learned, and what stands beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal
+
+from trainer.config.fit import FitConfig
+from trainer.config.ladder import RungConfig
+from trainer.memory import timing
+from trainer.memory.appraisal import Appraisal
+from trainer.memory.course import Course, Occasions
+from trainer.memory.forecast import forecast_of, run_through
+from trainer.memory.grid import Checkpointing, candidates, nested_sets
+from trainer.memory.ladder import ladder
+from trainer.memory.recipes import Change, lighter
+from trainer.memory.search import best
+from trainer.memory.situation import Situation
+from trainer.memory.subject import Subject, complete_fit
+from trainer.memory.tape import Work
+from trainer.memory.traces import Traces
+from trainer.protocol.forecast import Forecast
+
+Quality = Literal["exact", "int8", "nf4"]
+
+# By how much less a "smaller" plan has to need, as a share of the pick: enough for another program to run beside.
+SMALLER = 0.85
+# Beside the pick, no more than so many are looked at for each of its companions: they are hints.
+LOOKED_AT = 3
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A fit together with its forecast."""
+
+    fit: FitConfig
+    forecast: Forecast
+
+    @property
+    def quality(self) -> Quality:
+        """How the base is kept: "exact" is unquantised."""
+        quantise = self.fit.quantise or "none"
+        return "exact" if quantise == "none" else quantise
+
+
+@dataclass(frozen=True)
+class Lighter:
+    """The smallest change of the recipe with which a plan fits."""
+
+    change: Change
+    plan: Plan
+
+
+@dataclass(frozen=True)
+class Planned:
+    """What to do, and what else there is; each but the pick may be absent."""
+
+    situation: Situation
+    pick: Plan | None
+    """None where nothing fits."""
+    quicker: Plan | None = None
+    """Quicker than the pick, but it needs more than there is."""
+    missing: int = 0
+    """Bytes that ``quicker`` lacks; without a pick, bytes that the smallest fit lacks."""
+    smaller: Plan | None = None
+    """Slower, and leaves room for other programs."""
+    quantised: Plan | None = None
+    """Quicker with a base in fewer bits, at a cost in fidelity."""
+    lighter: Lighter | None = None
+    """Where nothing fits: what would."""
+    ladder: tuple[RungConfig, ...] = ()
+    complete: bool = True
+    """False where time ran out before every fit had been looked at: a quicker one may exist."""
+
+
+def plan(
+    subject: Subject,
+    written: FitConfig,
+    situation: Situation,
+    traces: Traces,
+    occasions: Occasions,
+    *,
+    until: float | None = None,
+    others: bool = True,
+) -> Planned:
+    """The plan for ``subject`` in ``situation``; keys that the user has ``written`` into the fit stay as they are.
+
+    Among the fits that end within the budget in a replay, the order of preference is: unquantised before int8 before
+    nf4 (unless the fit allows quantising), the least time of the whole run, the least memory, the fewest changes from
+    what is usual. With ``until`` (of time.monotonic) nothing is traced after that moment, as far as an answer allows.
+    With ``others`` the plans beside the pick are worked out too.
+    """
+    planning = _Planning(subject, written, situation, traces, occasions, until)
+    pick = planning.best(planning.choices)
+    if pick is None:
+        return planning.nothing_fits() if others else Planned(situation, None)
+    plan_of_pick = planning.plan_of(pick)
+    rungs = planning.ladder(pick)
+    complete = not planning.appraisal.left_out
+    if not others:
+        return Planned(situation, plan_of_pick, ladder=rungs, complete=complete)
+    quicker = planning.quicker(pick)
+    return Planned(
+        situation=situation,
+        pick=plan_of_pick,
+        quicker=quicker,
+        missing=max(quicker.forecast.reserved - situation.budget, 1) if quicker else 0,
+        smaller=planning.smaller(pick),
+        quantised=planning.quantised(pick),
+        ladder=rungs,
+        complete=complete,
+    )
+
+
+class _Planning:
+    """One search, with what it finds out on the way."""
+
+    def __init__(
+        self,
+        subject: Subject,
+        written: FitConfig,
+        situation: Situation,
+        traces: Traces,
+        occasions: Occasions,
+        until: float | None,
+    ) -> None:
+        dtype = "bf16" if situation.card.bf16 else "fp16"
+        start = complete_fit(written.changed(dtype=written.dtype or dtype))
+        self.subject = replace(subject, fit=start)
+        self.written = written
+        self.situation = situation
+        self.traces = traces
+        self.occasions = occasions if subject.previews else replace(occasions, previews=0)
+        self.until = until
+        self.appraisal = self._appraisal(self._fits, until)
+        self._fitting: dict[str, bool] = {}
+
+    @property
+    def qualities(self) -> tuple[str, ...]:
+        """How the base may be kept."""
+        return (self.written.quantise,) if self.written.quantise else ("none", "int8", "nf4")
+
+    @cached_property
+    def sets(self) -> tuple[Checkpointing, ...]:
+        """What may be checkpointed; the blocks are ranked by one picture without any."""
+        if self.written.checkpointing is not None:
+            return (self.written.checkpointing,)
+        return nested_sets(self.appraisal.anchor(self.qualities[0]).blocks)
+
+    @cached_property
+    def choices(self) -> list[FitConfig]:
+        """Every fit that may be chosen."""
+        return candidates(
+            self.written,
+            self.subject.fit,
+            effective_batch=self.subject.recipe.effective_batch,
+            checkpointing=self.sets,
+            quantise=self.qualities,
+            previews=bool(self.subject.previews),
+        )
+
+    def best(self, choices: Sequence[FitConfig]) -> FitConfig | None:
+        """The best that fits; looks on past the time limit rather than giving no answer."""
+        found = best(choices, self.appraisal)
+        if found is None and self.appraisal.left_out:
+            self.appraisal.until = None
+            found = best([fit for fit in choices if fit.checkpointing == self.sets[-1]], self.appraisal)
+            self.appraisal.until = self.until
+        return found
+
+    def forecast(self, fit: FitConfig) -> Forecast:
+        """What a fit needs."""
+        return forecast_of(self._course(fit), self.situation)
+
+    def quicker(self, pick: FitConfig) -> Plan | None:
+        """Of the fits of like quality that are quicker than the pick, the one that needs least."""
+        preference = self.appraisal.preference
+        for fit in sorted(self._quicker_ones(pick), key=lambda fit: preference(fit).bytes)[:LOOKED_AT]:
+            if self._known_exactly(fit) and preference(fit).time < preference(pick).time:
+                return self.plan_of(fit)
+        return None
+
+    def _quicker_ones(self, pick: FitConfig) -> list[FitConfig]:
+        """Those with the base in as many bits that are, or may be, quicker: the search has ruled them all out."""
+        time = self.appraisal.preference(pick).time
+        alike = [fit for fit in self.choices if fit.quantise == pick.quantise]
+        return [fit for fit in alike if self.appraisal.preference(fit).time < time]
+
+    def _known_exactly(self, fit: FitConfig) -> bool:
+        """Looks at a fit as closely as time allows."""
+        while not self.appraisal.exact(fit):
+            if self.appraisal.late_for(fit):
+                return False
+            self.appraisal.appraise(fit)
+        return True
+
+    def smaller(self, pick: FitConfig) -> Plan | None:
+        """One of like quality that needs much less than the pick: the best of the first few."""
+        most = int(SMALLER * self.appraisal.preference(pick).bytes)
+        alike = [fit for fit in self.choices if fit.quantise == pick.quantise]
+        within = [fit for fit in alike if self.appraisal.preference(fit).bytes <= most]
+        for fit in sorted(within, key=self.appraisal.preference)[:LOOKED_AT]:
+            if self._known_exactly(fit) and self.appraisal.preference(fit).bytes <= most and self._fits(fit):
+                return self.plan_of(fit)
+        return None
+
+    def quantised(self, pick: FitConfig) -> Plan | None:
+        """The best with a base in fewer bits, where it is quicker than an unquantised pick.
+
+        Bringing weights back to 16 bits only takes time, so it can only be one that would be quicker unquantised.
+        """
+        if pick.quantise != "none" or self.written.quantise is not None:
+            return None
+        preference = self.appraisal.preference
+        ahead = {_but_quantise(fit) for fit in self._quicker_ones(pick)}
+        quantised = [fit for fit in self.choices if fit.quantise != "none" and _but_quantise(fit) in ahead]
+        found = best(quantised, self.appraisal)
+        if found is None or preference(found).time >= preference(pick).time:
+            return None
+        return self.plan_of(found)
+
+    def ladder(self, pick: FitConfig) -> tuple[RungConfig, ...]:
+        """The rungs below a fit."""
+        quantise = pick.quantise or "none"
+        if self.written.checkpointing is None:
+            self.appraisal.anchor(quantise)
+        return ladder(
+            pick,
+            self.written,
+            sets=self.sets,
+            effective_batch=self.subject.recipe.effective_batch,
+            previews=bool(self.subject.previews),
+            need=lambda more, size: self.appraisal.estimate(quantise, more, size),
+        )
+
+    def nothing_fits(self) -> Planned:
+        """By how much the smallest fit is too large, and the smallest change of the recipe with which one fits."""
+        playing = run_through(self._course(self.smallest), self.situation, self.situation.budget)
+        missing = max(self.forecast(self.smallest).reserved - self.situation.budget, 1)
+        for change in lighter(self.subject):
+            if playing.failed_in == "cache_pictures" and "resolution" not in change.keys:
+                continue  # encoding pictures depends on nothing else of a recipe
+            other = _Planning(
+                change.applied_to(self.subject), self.written, self.situation, self.traces, self.occasions, self.until
+            )
+            if other.smallest_fits and (pick := other.best(other.choices)) is not None:
+                return Planned(self.situation, None, missing=missing, lighter=Lighter(change, other.plan_of(pick)))
+        return Planned(self.situation, None, missing=missing)
+
+    @property
+    def smallest(self) -> FitConfig:
+        """The choice that saves wherever it can."""
+        return max(
+            self.choices,
+            key=lambda fit: (
+                self.qualities.index(fit.quantise or "none"),
+                self.sets.index(fit.checkpointing or "none"),
+                -(fit.micro_batch or 1),
+                bool(fit.vae_tiling),
+                bool(fit.preview_offload),
+            ),
+        )
+
+    @property
+    def smallest_fits(self) -> bool:
+        """Whether that choice fits; its tensors are added up first, which costs less."""
+        if not self._known_exactly(self.smallest):
+            return False
+        return not self.appraisal.hopeless(self.smallest) and self._fits(self.smallest)
+
+    def plan_of(self, fit: FitConfig) -> Plan:
+        """A fit with its forecast."""
+        return Plan(fit, self.forecast(fit))
+
+    def _appraisal(self, fits: Callable[[FitConfig], bool], until: float | None) -> Appraisal:
+        return Appraisal(
+            self.subject,
+            self.traces,
+            self._seconds,
+            self.situation.budget,
+            fits,
+            previews=self.occasions.previews,
+            free_choice=self.written.allow_quantised,
+            until=until,
+        )
+
+    def _seconds(self, work: Iterable[Work]) -> float:
+        return timing.seconds(work, self.situation.rate)
+
+    def _course(self, fit: FitConfig) -> Course:
+        return Course(replace(self.subject, fit=fit), self.traces, self.occasions, self.situation.rate)
+
+    def _fits(self, fit: FitConfig) -> bool:
+        """Whether a run ends within the budget; what fails before training rules out every fit that is alike there."""
+        key = fit.model_dump_json()
+        if key not in self._fitting:
+            playing = run_through(self._course(fit), self.situation, self.situation.budget)
+            self._fitting[key] = playing.failure is None
+            if playing.failed_in in ("cache_pictures", "cache_texts"):
+                self.appraisal.rule_out(lambda _: True)
+            elif playing.failed_in in ("load", "quantise"):
+                self.appraisal.rule_out(lambda other: other.quantise == fit.quantise)
+        return self._fitting[key]
+
+
+def _but_quantise(fit: FitConfig) -> tuple[object, ...]:
+    return fit.checkpointing, fit.micro_batch, fit.vae_tiling, fit.preview_offload
