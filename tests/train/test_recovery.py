@@ -1,0 +1,262 @@
+"""Memory runs out in real runs, in any phase and at any allocation of a step; the LoRA is the one it should be."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.exhaustion import (
+    Counter,
+    Exhaustion,
+    Killed,
+    Trial,
+    Wanted,
+    phase_begins,
+    step_begins,
+    step_ends,
+    told_in_advance,
+)
+from tests.support.jobs import photographs, write_job
+from tests.support.tiny import tiny_base
+from trainer.errors import ResumableError
+from trainer.protocol import events
+
+FULL = {"checkpointing": "full"}
+ONE = {"micro_batch": 1}
+LADDER = 'ladder=[{exact=true, checkpointing="full"}, {exact=false, micro_batch=1}]'
+# Four steps, a checkpoint after the second: what the optimizer tears in the last step is replayed from there.
+TRAIN_ONLY = (
+    "report.previews.prompts=[]",
+    "report.validation.every=100",
+    "report.validation.timesteps=[500]",
+    "report.saving.every_steps=100",
+    "report.saving.checkpoint_every=2",
+    "recipe.layers=attention",
+    "recipe.steps=4",
+    LADDER,
+)
+
+
+class Place:
+    """Where the runs of this file share their base, pictures and caches, and the runs they are compared with."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.pictures = photographs(folder / "pictures")
+        self.bases = {family: tiny_base(family, folder / "bases") for family in ("sd15", "sdxl")}  # type: ignore[arg-type]
+        self.known: dict[object, tuple[str, dict[str, str]]] = {}
+        self.counted: dict[object, Counter] = {}
+        self.number = 0
+
+    def job(self, family: str = "sd15") -> Path:
+        self.number += 1
+        return write_job(self.folder / f"{self.number}", self.bases[family], self.pictures)
+
+    def truth(
+        self, family: str, settings: Sequence[str], changes: Sequence[tuple[int, Mapping[str, Any]]] = ()
+    ) -> tuple[str, dict[str, str]]:
+        """The LoRA of a run to which nothing happens, told in advance when its fit changes."""
+        key = (family, tuple(settings), repr(changes))
+        if key not in self.known:
+            self.known[key] = told_in_advance(self.job(family), settings, changes).lora()
+        return self.known[key]
+
+    def size(self, settings: Sequence[str]) -> Counter:
+        """What the last step of an undisturbed run allocates; the run is kept for comparison."""
+        key = ("sd15", tuple(settings), "()")
+        if key not in self.counted:
+            self.counted[key] = counter = Counter(step_begins(4), step_ends(4))
+            self.known[key] = Trial(self.job(), settings, counter.tell).start().lora()
+        return self.counted[key]
+
+    def exhausted(self, family: str, settings: Sequence[str], exhaustion: Exhaustion) -> Trial:
+        trial = Trial(self.job(family), settings, exhaustion.tell).start()
+        assert not exhaustion.left, "it was never asked for so many allocations"
+        return trial
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
+    return Place(tmp_path_factory.mktemp("shared ü"))
+
+
+@pytest.fixture(autouse=True)
+def shared_cache(place: Place, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("IMPASTO_CACHE", str(place.folder / "cache"))
+    yield
+
+
+def changes_of(trial: Trial) -> list[tuple[int, Mapping[str, Any]]]:
+    return [(event.step, event.changes) for event in trial.of(events.SteppedDown)]
+
+
+def assert_right(place: Place, family: str, settings: Sequence[str], trial: Trial) -> None:
+    """The LoRA is that of a run told in advance, and where all rungs were exact also that of the undisturbed one."""
+    assert trial.code == 0
+    assert trial.lora() == place.truth(family, settings, changes_of(trial))
+    if all(event.exact for event in trial.of(events.SteppedDown)):
+        assert trial.lora() == place.truth(family, settings)
+    steps = [event.step for event in trial.of(events.StepEvent)]
+    assert steps == [1, 2, 3, 4], "a step was left out or told twice"
+
+
+# --- any allocation of a step ---------------------------------------------------------------------------------------
+
+OPTIMIZERS = {
+    "adamw": (),
+    "adamw8bit": ("recipe.rank=64",),  # tensors of 4096 elements, from which bitsandbytes keeps 8-bit state
+    "prodigy": (),
+    "schedulefree": (),
+}
+POINTS = [(name, where, times) for name in OPTIMIZERS for where, times in zip("ssooo", (1, 3, 1, 2, 3), strict=True)]
+
+
+@pytest.mark.parametrize(("name", "where", "times"), POINTS)
+def test_any_allocation_of_a_step_may_fail(place: Place, name: str, where: str, times: int) -> None:
+    """``where``: s anywhere in the step, o in the optimizer; failing 1, 2 or 3 times leads down 0, 1 or 2 rungs."""
+    settings = (*TRAIN_ONLY, f"recipe.optimizer.name={name}", *OPTIMIZERS[name])
+    size, in_optimizer = place.size(settings), where == "o"
+    most = size.of_optimizer if in_optimizer else size.allocations
+    at = random.Random(f"{name} {where} {times}").randint(1, most)
+    trial = place.exhausted("sd15", settings, Exhaustion(step_begins(4), at, times, in_optimizer=in_optimizer))
+    assert len(trial.of(events.MemoryExhausted)) == times and len(changes_of(trial)) == times - 1
+    if in_optimizer:
+        assert {event.stage for event in trial.of(events.MemoryExhausted)} == {"optimizer"}
+    assert_right(place, "sd15", settings, trial)
+
+
+# --- every phase ----------------------------------------------------------------------------------------------------
+
+# Previews, validation and saved files come into it; the base is found in memory once it has been hashed.
+WHOLE = (
+    "recipe.layers=attention",
+    "recipe.steps=4",
+    "recipe.captions.shuffle=true",
+    "report.validation.every=2",
+    "report.validation.timesteps=[200, 800]",
+    "report.previews.every=2",
+    "report.saving.every_steps=2",
+    'ladder=[{exact=true, vae_tiling=true, preview_offload=true}, {exact=true, checkpointing="full"}, '
+    "{exact=false, micro_batch=1}]",
+)
+PHASES: dict[str, tuple[Wanted, str]] = {
+    "loading": (phase_begins("load", total=1), "load"),
+    "encoding pictures": (phase_begins("cache_pictures"), "cache_pictures"),
+    "encoding texts": (phase_begins("cache_texts"), "cache_texts"),
+    "measuring the start": (phase_begins("validate"), "validate"),
+    "measuring later": (phase_begins("validate", turn=2), "validate"),
+    "a checkpoint": (phase_begins("save", turn=2), "checkpoint"),
+    "a LoRA file": (phase_begins("save", turn=4), "save"),
+    "the first preview": (phase_begins("preview"), "preview"),
+    "a later preview": (phase_begins("preview", turn=2), "preview"),
+    "the first step": (phase_begins("train", turn=2), "first_step"),
+}
+
+
+@pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything has to be encoded anew."""
+    monkeypatch.setenv("IMPASTO_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.mark.usefixtures("own_cache")
+@pytest.mark.parametrize("name", PHASES)
+def test_every_phase_may_fail_once(place: Place, name: str) -> None:
+    """After freeing, the same plan is tried again: nothing changes."""
+    wanted, phase = PHASES[name]
+    family = ("sd15", "sdxl")[list(PHASES).index(name) % 2]
+    at = random.Random(name).randint(1, 8)
+    trial = place.exhausted(family, WHOLE, Exhaustion(wanted, at))
+    assert [event.phase for event in trial.of(events.MemoryExhausted)] == [phase]
+    assert not changes_of(trial)
+    assert_right(place, family, WHOLE, trial)
+    drawn = {path.name: path.read_bytes() for path in trial.run.samples.iterdir()}
+    assert len(drawn) == 3  # at 0, 2 and 4
+    assert [event.step for event in trial.of(events.Validation)] == [0, 2, 4]
+
+
+def test_a_preview_that_fails_twice_is_tiled_and_the_lora_stays(place: Place) -> None:
+    trial = place.exhausted("sd15", WHOLE, Exhaustion(phase_begins("preview", turn=2), 500, times=2))
+    assert changes_of(trial) == [(2, {"vae_tiling": True, "preview_offload": True})]
+    assert_right(place, "sd15", WHOLE, trial)
+
+
+def test_measuring_that_fails_twice_takes_only_what_helps_it(place: Place) -> None:
+    """Neither tiles nor checkpointing lower its peak; smaller micro-batches do, and round the training after it."""
+    trial = place.exhausted("sd15", WHOLE, Exhaustion(phase_begins("validate", turn=2), 90, times=2))
+    assert changes_of(trial) == [(2, ONE)]
+    assert_right(place, "sd15", WHOLE, trial)
+
+
+# --- a quantised base, a kill, the end of the ladder ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("in_optimizer", [False, True])
+def test_a_quantised_base_is_loaded_where_the_job_allows_it(place: Place, in_optimizer: bool) -> None:
+    """In the optimizer the steps since the checkpoint are replayed with the base that they had."""
+    settings = (*TRAIN_ONLY[:-1], "fit.allow_quantised=true", 'ladder=[{exact=false, quantise="nf4"}]')
+    trial = place.exhausted("sdxl", settings, Exhaustion(step_begins(4), 20, times=2, in_optimizer=in_optimizer))
+    assert [changed for _, changed in changes_of(trial)] == [{"quantise": "nf4"}]
+    assert_right(place, "sdxl", settings, trial)
+    assert trial.lora() != place.truth("sdxl", settings)
+
+
+def test_it_is_not_where_the_job_does_not(place: Place) -> None:
+    settings = (*TRAIN_ONLY[:-1], 'ladder=[{exact=false, quantise="nf4"}]')
+    trial = place.exhausted("sd15", settings, Exhaustion(step_begins(4), 20, times=2))
+    assert trial.code == 75 and not changes_of(trial)
+
+
+def test_a_killed_run_goes_on_under_the_plan_it_came_to(place: Place) -> None:
+    """The step after which it is killed has no checkpoint of its own: the plan was kept when it changed."""
+    settings = (*TRAIN_ONLY, "report.saving.checkpoint_every=3")
+    exhaustion = Exhaustion(step_begins(2), 700, times=3)
+
+    def act(event: events.Event) -> None:
+        exhaustion.tell(event)
+        if isinstance(event, events.StepEvent) and event.step == 2:
+            raise Killed
+
+    trial = Trial(place.job(), settings, act).start()
+    assert trial.code is None and changes_of(trial) == [(1, FULL), (1, ONE)]
+    frozen = trial.run.job.read_bytes()
+    assert trial.resume().code == 0
+    assert trial.lora() == place.truth("sd15", settings, [(1, {**FULL, **ONE})])
+    assert trial.run.job.read_bytes() == frozen
+
+
+def test_at_the_end_of_the_ladder_it_pauses_in_words_and_can_be_resumed(place: Place) -> None:
+    trial = place.exhausted("sd15", TRAIN_ONLY, Exhaustion(step_begins(3), 900, times=4))
+    assert trial.code == 75
+    assert isinstance(trial.error, ResumableError) and trial.error.code == "memory.exhausted"
+    assert "train, step 3, forward, at unet." in trial.error.sentence and "20.0 MiB" in trial.error.sentence
+    assert "Close other programs" in trial.error.remedy
+    assert trial.run.read_status().state == "paused"  # type: ignore[union-attr]
+    assert trial.resume().code == 0
+    assert trial.lora() == place.truth("sd15", TRAIN_ONLY, [(2, {**FULL, **ONE})])
+
+
+def test_a_base_that_finds_no_room_ends_in_words_before_anything_is_trained(place: Place) -> None:
+    trial = place.exhausted("sd15", TRAIN_ONLY, Exhaustion(phase_begins("load", total=1), 3, times=2))
+    assert trial.code == 75 and "(load, at UNet2DConditionModel, 20.0 MiB wanted)" in str(trial.error)
+    assert trial.resume().code == 0
+    assert trial.lora() == place.truth("sd15", TRAIN_ONLY)
+
+
+def test_other_faults_are_not_taken_for_it(place: Place) -> None:
+    exhaustion = Exhaustion(step_begins(3), 50)
+    exhaustion.kind, exhaustion.words = RuntimeError, "mat1 and mat2 shapes cannot be multiplied"
+    with pytest.raises(RuntimeError, match="shapes"):
+        Trial(place.job(), TRAIN_ONLY, exhaustion.tell).start()
+
+
+def test_a_job_without_a_ladder_gets_one(place: Place) -> None:
+    settings = TRAIN_ONLY[:-1]
+    trial = place.exhausted("sd15", settings, Exhaustion(step_begins(4), 100, times=3))
+    assert changes_of(trial) == [(3, FULL), (3, ONE)]
+    assert [event.rung for event in trial.of(events.SteppedDown)] == [2, 3]  # the first is for previews
+    assert_right(place, "sd15", settings, trial)
