@@ -96,7 +96,7 @@ def _opened_fault(data: bytes) -> str | None:
             return "is animated; a still picture is enough"
         image.load()
         hidden = sorted(str(key) for key in image.info if key not in _HARMLESS)
-        if hidden or image.getexif():
+        if hidden:
             return "holds more than a picture (EXIF or text), which may tell who made it and where; save it without"
     return None
 
