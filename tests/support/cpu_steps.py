@@ -41,6 +41,7 @@ CPU_KERNELS = frozenset(
     for name in (
         "convolution",
         "convolution_backward",
+        "native_group_norm_backward",
         "native_layer_norm",
         "native_layer_norm_backward",
         "upsample_nearest2d",

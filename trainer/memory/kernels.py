@@ -17,9 +17,9 @@ AttentionKernel = Literal["flash", "efficient", "cudnn", "math"]
 
 aten = torch.ops.aten
 
-# PyTorch computes these out of place for tensors like meta's, of which it does not know whether an operand is free to
-# be overwritten (torch/csrc/autograd/input_buffer.cpp, FunctionsManual.cpp): the sums of gradients that meet, and
-# what scatters a gradient into zeros. On CUDA they are done in place where nothing else holds that operand.
+# PyTorch computes these out of place for tensors like meta's, of which it does not know whether their first operand is
+# free to be overwritten: the sum of gradients that meet (torch/csrc/autograd/input_buffer.cpp) and what scatters a
+# gradient into zeros (FunctionsManual.cpp). On CUDA they are done in place where nothing else holds that operand.
 _IN_PLACE_IN_BACKWARD = frozenset({aten.add.Tensor, aten.index_put.default})
 
 # Kernels read by blocks of so many queries or keys; buffers are rounded up to them.
@@ -164,15 +164,27 @@ def safe_softmax(scores: Tensor, dim: int, dtype: torch.dtype | None = None) -> 
     return shares
 
 
-def may_overwrite(func: OpOverload, args: Sequence[Any], *, backward: bool, after_product: bool) -> bool:
-    """Whether CUDA would compute ``func`` in place of an operand that nothing else holds.
+def overwritten(func: OpOverload, args: Sequence[Any], *, backward: bool, after_product: bool) -> Tensor | None:
+    """The operand in whose place CUDA would compute ``func`` if nothing else holds it; None where it would not.
 
     ``backward``: it is part of a backward; ``after_product``: the operation before it was a product of matrices, to
-    which aten::linear adds its bias (Linear.cpp).
+    which aten::linear adds its bias (Linear.cpp) and the math kernel of attention its mask (attention.cpp).
     """
     if backward:
-        return func in _IN_PLACE_IN_BACKWARD
-    return after_product and func is aten.add.Tensor and isinstance(args[1], Tensor) and args[1].ndim == 1
+        in_place = func in _IN_PLACE_IN_BACKWARD
+    else:
+        in_place = after_product and func is aten.add.Tensor and _is_tensor_of_fewer_axes(args[1], args[0])
+    # A view holds the tensor that it is a view of, so that its memory always has another owner.
+    return args[0] if in_place and not args[0]._is_view() and _is_dense(args[0]) else None
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    dense: bool = aten.is_non_overlapping_and_dense.default(tensor)
+    return dense
+
+
+def _is_tensor_of_fewer_axes(value: Any, than: Tensor) -> bool:
+    return isinstance(value, Tensor) and value.ndim < than.ndim
 
 
 def hidden_bytes(func: OpOverload, args: Sequence[Any]) -> tuple[int, ...]:

@@ -22,7 +22,7 @@ from trainer.memory.kernels import (
     as_on_cuda,
     gemm_4bit,
     hidden_bytes,
-    may_overwrite,
+    overwritten,
     safe_softmax,
 )
 from trainer.memory.tape import Storage, StorageKind, Tape, Work, WorkKind
@@ -112,8 +112,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._outer_stage = ""
         self._stage = ""
         self._stage_began = 0
-        self._summands: tuple[_Living, ...] = ()
-        """What the latest storage may overwrite instead of being born."""
+        self._operand: _Living | None = None
+        """What the latest storage overwrites instead of being born, if that dies next."""
         self._after_product = False
         self._modules: list[str] = [""]
         # Which module ran when: the autograd nodes from one number on belong to the module beside it.
@@ -175,7 +175,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             living.index = -1
         self._storages, self._events, self._work, self._stage_began = [], [], {}, 0
         self._workspaces.clear()
-        self._summands = ()
+        self._operand = None
         return tape
 
     def __torch_dispatch__(
@@ -217,9 +217,9 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 storage = result.untyped_storage()
                 if storage._cdata not in self._alive and storage.nbytes():
                     self._bear(storage)
-        self._summands = ()
-        if may_overwrite(func, args, backward=self._stage == "backward", after_product=self._after_product):
-            self._summands = tuple(self._replaceable(args))
+        operand = overwritten(func, args, backward=self._stage == "backward", after_product=self._after_product)
+        living = None if operand is None else self._alive.get(operand.untyped_storage()._cdata)
+        self._operand = living if living is not None and living.index >= 0 else None
 
     def _note_work(self, key: tuple[Any, ...], operator: _Operator, call: _Call) -> None:
         """Counts an operation; takes the buffers that it needs."""
@@ -261,22 +261,14 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _die(self, living: Any) -> None:
         if self._alive.pop(living.address, None) is None:
             return
-        spared = any(living is summand for summand in self._summands)
-        if spared and living.index >= 0 and self._events[-1] == len(self._storages) - 1:
-            self._overwrite(living)
+        operand, self._operand = self._operand, None
+        if operand is not None and living is operand and self._events[-1] == len(self._storages) - 1:
+            self._overwrite(operand)
             return
         if living.index < 0:
             living.index = len(self._storages)
             self._storages.append(living)
         self._events.append(~living.index)
-
-    def _replaceable(self, args: Sequence[Any]) -> Iterator[_Living]:
-        """The operands that CUDA may overwrite: dense ones of the result's dtype."""
-        for tensor in args[:2]:
-            if isinstance(tensor, Tensor) and tensor.is_contiguous():
-                living = self._alive.get(tensor.untyped_storage()._cdata)
-                if living is not None:
-                    yield living
 
     def _overwrite(self, operand: _Living) -> None:
         """The latest storage was computed in place of an operand, since nothing held that any more."""
@@ -286,7 +278,6 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._storages[operand.index] = heir
         heir.index, heir.bytes = operand.index, operand.bytes
         heir.kind, heir.module, heir.stage, heir.name = operand.kind, operand.module, operand.stage, operand.name
-        self._summands = ()
 
     def _follow_stage(self) -> None:
         """Notices where autograd begins and ends, and where checkpointing recomputes within it."""
