@@ -18,6 +18,10 @@ class Operation(Protocol):
         """The number format it computes in, such as "bfloat16"."""
 
     @property
+    def stage(self) -> str:
+        """Such as "forward" or "backward"."""
+
+    @property
     def flops(self) -> int:
         """Of one operation: a multiply-add counts two."""
 
