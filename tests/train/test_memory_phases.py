@@ -44,7 +44,7 @@ CPU = FitConfig(dtype="fp32", attention="math")
 
 def recipe(family: Family, resolution: int, **settings: Any) -> RecipeConfig:
     """As resolve_job leaves one, where memory depends on it."""
-    wanted = RecipeConfig(rank=16, resolution=resolution, steps=100, conv_rank=16, layers="linear", **settings)
+    wanted = RecipeConfig(**{"rank": 16} | settings, resolution=resolution, steps=100, conv_rank=16, layers="linear")
     encoders = {name: getattr(wanted, name).changed(rank=16) for name in ("text_encoder", "text_encoder_2")}
     return wanted.changed(clip_skip=1 if family == "sd15" else None, **encoders)
 

@@ -1,0 +1,73 @@
+"""Main memory of phases against what the functions take that run in them."""
+
+from __future__ import annotations
+
+import tracemalloc
+from pathlib import Path
+
+import pytest
+import torch
+from numpy.random import default_rng
+
+from tests.train.test_memory_phases import CPU, played, subject, tiny
+from trainer.adapter.attach import initial_weights
+from trainer.config.fit import FitConfig
+from trainer.memory import phases
+from trainer.memory.host import PICTURE_BYTES, host_bytes
+from trainer.memory.models import empty_engine
+from trainer.memory.tape import Storage
+from trainer.training.checkpoint import Checkpoint, save_checkpoint
+
+MIB = 2**20
+
+
+def of(name: str, kind: str, size: int) -> Storage:
+    return Storage(size, kind, "unet", "", name)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("masters", "state"), [(4, 8), (4, 4)])
+def test_checkpoints_take_what_writing_them_takes(tmp_path: Path, masters: int, state: int) -> None:
+    weights = {f"a{index}": torch.zeros(masters * MIB // 16) for index in range(4)}
+    moments = {f"o{index}": torch.zeros(state * MIB // 16) for index in range(4)}
+    tracemalloc.start()
+    save_checkpoint(tmp_path, Checkpoint(1, weights, moments, {}))
+    written = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    # The state lies in main memory already here; from a card it comes as a copy, which is there to the end.
+    living = [of("master.a", "adapter", masters * MIB), of("exp_avg.a", "optimizer", state * MIB)]
+    assert host_bytes("checkpoint", tiny("sd15"), (), living) == pytest.approx(written + state * MIB, rel=0.03)
+
+
+def test_loading_holds_one_tensor_twice_or_the_adapters_first_weights() -> None:
+    small, large = subject("sd15", 512, FitConfig(dtype="bf16")), tiny("sd15", CPU)
+    widest = 2560 * 1280 * 3 * 3  # the first layer of the resnets in the lowest up blocks
+    assert host_bytes("load", small, phases.load(small), ()) == max(6 * widest, first_weights(small))
+    # At a high rank the adapter is larger than any weight of a tiny base.
+    large = tiny("sd15", CPU, rank=64)
+    assert host_bytes("load", large, phases.load(large), ()) == first_weights(large)
+
+
+def first_weights(wanted: phases.Subject) -> int:
+    adapter = empty_engine(wanted).adapter
+    return sum(weight.nbytes for weight in initial_weights(adapter, lambda _: default_rng(0)).values())
+
+
+def test_the_unet_that_waits_lies_in_main_memory() -> None:
+    staying, leaving = tiny("sd15"), tiny("sd15", CPU.changed(preview_offload=True))
+    unet = sum(weight.nbytes for weight in empty_engine(staying).models.unet.parameters())
+    without = host_bytes("preview", staying, phases.preview(staying), ())
+    assert host_bytes("preview", leaving, phases.preview(leaving), ()) == without + unet
+
+
+def test_caching_holds_one_weight_and_one_picture() -> None:
+    wanted = subject("sdxl", 1024, FitConfig(vae_dtype="fp32", dtype="bf16"))
+    assert host_bytes("cache_pictures", wanted, phases.cache_pictures(wanted), ()) == PICTURE_BYTES + 4 * 512 * 512 * 9
+    assert host_bytes("cache_texts", wanted, phases.cache_texts(wanted), ()) == 6 * 49408 * 1280
+
+
+def test_training_and_saving() -> None:
+    names, _ = played(phases.load(tiny("sd15")))
+    living = [kept.storage for kept in names.values()]
+    masters = sum(kept.storage.bytes for name, kept in names.items() if name.startswith("master."))
+    assert host_bytes("train", tiny("sd15"), (), living) == 0
+    assert host_bytes("save", tiny("sd15"), (), living) == 3 * masters > 0
