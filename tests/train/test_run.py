@@ -98,7 +98,7 @@ def test_a_run_leaves_what_the_design_says(shared: Path, tmp_path: Path) -> None
     run = run_of(job)
     names = {path.relative_to(run.path).as_posix() for path in run.path.rglob("*") if path.is_file()}
     expected = {"job.toml", "dataset.jsonl", "run.json", "status.json", "events.jsonl"}
-    expected |= {f"samples/step-{step:08d}-0.png" for step in (0, 3, 6)}
+    expected |= {"report.json"} | {f"samples/step-{step:08d}-0.png" for step in (0, 3, 6)}
     expected |= {f"output/test-step{step:06d}.safetensors" for step in (2, 4)} | {"output/test.safetensors"}
     expected |= {"output/test.json", "output/test.png", "checkpoints/step-00000006/manifest.json"}
     assert expected <= names
@@ -267,7 +267,7 @@ def test_a_damaged_checkpoint_is_passed_over(shared: Path, tmp_path: Path) -> No
     damaged.write_bytes(damaged.read_bytes()[:-1] + b"\x7f")
     watcher = Watcher()
     assert resume(run, watcher) == 0
-    assert [event.code for event in watcher.of(events.Notice)] == ["checkpoint.damaged"]  # type: ignore[attr-defined]
+    assert [event.code for event in watcher.of(events.Notice)] == ["checkpoint.damaged", "report"]  # type: ignore[attr-defined]
     assert same_lora(whole, run.output / "test.safetensors")
 
 

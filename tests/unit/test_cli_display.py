@@ -182,6 +182,35 @@ def test_json_lines_are_the_events_themselves_with_the_past_first():
         (events.Saved(5, "a.safetensors", ""), "Step 5: wrote a.safetensors."),
         (events.CommandEvent("save", "done", "a.safetensors"), "save: done, a.safetensors."),
         (events.Notice("x", "The disk is nearly full."), "The disk is nearly full."),
+        (
+            events.MemoryExhausted("train", 7, 20 << 20, "backward", "unet.mid_block", 5 << 30, 6 << 30, 5 << 30),
+            "Memory ran out: train, backward, in unet.mid_block, 20.0 MiB more were asked for, 6.0 GiB were taken, "
+            "5.0 GiB forecast.",
+        ),
+        (events.MemoryExhausted("first_step", 0, None, "", "", None, None, None), "Memory ran out: first step."),
+        (
+            events.SteppedDown(7, 1, {"checkpointing": "full", "micro_batch": 2}, False),
+            'Going on from step 8 with fit.checkpointing = "full", fit.micro_batch = 2; '
+            "the result differs by rounding.",
+        ),
+        (
+            events.SteppedDown(7, 1, {"vae_tiling": True}, True),
+            "Going on from step 8 with fit.vae_tiling = true; the result stays the same.",
+        ),
+        (
+            events.SteppedDown(7, 1, {"quantise": "nf4"}, False),
+            'Going on from step 8 with fit.quantise = "nf4"; a base in fewer bits costs some fidelity.',
+        ),
+        (
+            events.Slow(9, 40.0, 1.5, "spilled", "7.9 of 8.0 GiB"),
+            "Step 9 took 40.0 s where 1.5 s were usual: the card is full, and its driver may use main memory instead "
+            "(7.9 of 8.0 GiB).",
+        ),
+        (
+            events.Slow(9, 40.0, 1.5, "unknown", ""),
+            "Step 9 took 40.0 s where 1.5 s were usual: the card tells no reason; look for other programs and for "
+            "power saving.",
+        ),
         (events.ErrorEvent("x", "It broke.", "Mend it."), "Error: It broke.\nWhat to do: Mend it."),
         (events.Finished("done", 30, "a.safetensors"), "Done after 30 steps. The LoRA is a.safetensors."),
         (events.Finished("failed", 3, None), "Failed at step 3."),

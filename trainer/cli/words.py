@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from trainer.cli.story import Story
@@ -94,12 +95,54 @@ def sentence(event: events.Event) -> str | None:
             return f"{event.name}: {event.outcome}{', ' if event.detail else ''}{event.detail}."
         case events.Notice():
             return event.sentence
+        case events.MemoryExhausted():
+            return f"Memory ran out: {shortage(event)}."
+        case events.SteppedDown():
+            return f"Going on from step {event.step + 1:,} with {settings(event.changes)}; {cost(event)}."
+        case events.Slow():
+            usual = f"{event.seconds:.1f} s where {event.median:.1f} s were usual"
+            return f"Step {event.step:,} took {usual}: {slowness(event)}."
         case events.ErrorEvent():
             return f"Error: {event.sentence}\nWhat to do: {event.remedy}"
         case events.Finished():
             return finish(event)
         case _:
             return None
+
+
+def shortage(event: events.MemoryExhausted) -> str:
+    """Return what was going on when memory ran out, and how that stood to the forecast."""
+    told = [
+        f"{event.phase.replace('_', ' ')}{f', {event.stage}' if event.stage else ''}",
+        f"in {event.module}" if event.module else "",
+        f"{size(event.requested)} more were asked for" if event.requested else "",
+        f"{size(event.reserved)} were taken" if event.reserved is not None else "",
+        f"{size(event.forecast)} forecast" if event.forecast is not None else "",
+    ]
+    return ", ".join(part for part in told if part)
+
+
+def settings(changes: Mapping[str, object]) -> str:
+    """Return keys of a fit with their values as in a job file: "fit.micro_batch = 2"."""
+    return ", ".join(f"fit.{key} = {json.dumps(value)}" for key, value in changes.items())
+
+
+def cost(event: events.SteppedDown) -> str:
+    """Return what a step down does to the result."""
+    if "quantise" in event.changes:
+        return "a base in fewer bits costs some fidelity"
+    return "the result stays the same" if event.exact else "the result differs by rounding"
+
+
+def slowness(event: events.Slow) -> str:
+    """Return why steps are slow, in words."""
+    reasons = {
+        "spilled": "the card is full, and its driver may use main memory instead",
+        "others": "other programs use the card",
+        "hot": "the card is hot and slows itself down",
+    }
+    told = reasons.get(event.reason, "the card tells no reason; look for other programs and for power saving")
+    return f"{told} ({event.detail})" if event.detail else told
 
 
 def finish(event: events.Finished) -> str:

@@ -12,6 +12,7 @@ from trainer.config.job import Job
 from trainer.dataset.picture import Picture
 from trainer.protocol import events, places
 from trainer.protocol.forecast import read_forecast
+from trainer.protocol.report import write_report
 from trainer.protocol.rundir import RunDirectory, State, Status
 from trainer.training import checkpoint as checkpoints
 from trainer.training.attention import attention
@@ -19,6 +20,7 @@ from trainer.training.build import build_parts
 from trainer.training.components import Checkpoints, Previews, Saving, StepEvents, Validation, Wishes
 from trainer.training.control import Control, Interrupted, Order
 from trainer.training.curves import Curves
+from trainer.training.guard import SlowSteps, cap_memory
 from trainer.training.keeper import Keeper
 from trainer.training.loop import Component, Engine
 from trainer.training.measure import Meter
@@ -27,6 +29,7 @@ from trainer.training.plan import Plan
 from trainer.training.preview import Previewer
 from trainer.training.pruning import tell_trimmed
 from trainer.training.recovery import Protected, Recovery
+from trainer.training.report import in_short, make_report
 from trainer.training.reporter import Reporter
 from trainer.training.segments import Segment
 from trainer.training.validation import Validator
@@ -80,6 +83,7 @@ class Attempt:
         self.reporter.write(events.AttemptStarted(pid=os.getpid(), device=self.job.fit.device or "cpu"))
         saved = self._find_checkpoint()
         self.run.write_status(self.status(None, number, "running"))
+        cap_memory(self.parts.device, self.reporter)
         recovery = self.recovery
         recovery.first = saved.step if saved else 0
         try:
@@ -131,6 +135,7 @@ class Attempt:
         previews = Previews(engine, self.previewer, self.exporter, self.reporter)
         components: list[Component] = [
             StepEvents(engine, self.reporter, self.meter),
+            SlowSteps(engine, self.reporter),
             Validation(engine, self.validator, self.reporter),
             keeping,
             saving,
@@ -140,6 +145,17 @@ class Attempt:
         if self.job.report.tensorboard:
             components.append(Curves(self.run.path / "tensorboard"))
         return components
+
+    def close(self, outcome: events.Outcome) -> None:
+        """Tells what the phases took; a run that is done gets its report."""
+        self.meter.close()
+        if outcome != "done":
+            return
+        written, _ = events.read_events(self.run.events)
+        steps = self.job.recipe.steps or 1
+        report = make_report(written, read_forecast(self.run.forecast), self.parts.device, steps)
+        write_report(self.run.report, report)
+        self.reporter.notice("report", in_short(report))
 
     def _finish(self, engine: Engine, saving: Saving) -> Path:
         best = engine.progress.best_step

@@ -1,0 +1,90 @@
+"""How a run comes down its ladder: what each rung changes, which one is next, and what a checkpoint keeps of it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from trainer.config.fit import FitConfig
+from trainer.config.ladder import RungConfig
+from trainer.training.plan import Plan, implied_ladder, lowered
+
+FIT = FitConfig(device="cuda:0", micro_batch=5, checkpointing="none", quantise="none", vae_tiling=True)
+
+
+def test_the_implied_ladder_goes_from_exact_to_rounding_to_quantised() -> None:
+    rungs = [rung.model_dump(exclude_none=True) for rung in implied_ladder(FIT.changed(allow_quantised=True))]
+    assert rungs == [
+        {"exact": True, "vae_tiling": True},
+        {"exact": True, "preview_offload": True},
+        {"exact": True, "checkpointing": "full"},
+        {"exact": False, "micro_batch": 3},
+        {"exact": False, "micro_batch": 2},
+        {"exact": False, "micro_batch": 1},
+        {"exact": False, "quantise": "int8"},
+        {"exact": False, "quantise": "nf4"},
+    ]
+    assert not any(rung.quantise for rung in implied_ladder(FIT))
+
+
+@pytest.mark.parametrize(
+    ("present", "rung", "changes"),
+    [
+        ({"micro_batch": 2}, {"micro_batch": 2}, {}),
+        ({"micro_batch": 2}, {"micro_batch": 4}, {}),
+        ({"micro_batch": 4}, {"micro_batch": 2}, {"micro_batch": 2}),
+        ({"checkpointing": "full"}, {"checkpointing": ["mid_block"]}, {}),
+        ({"checkpointing": ["mid_block"]}, {"checkpointing": "none"}, {}),
+        ({"checkpointing": ["mid_block"]}, {"checkpointing": "full"}, {"checkpointing": "full"}),
+        ({"vae_tiling": True}, {"vae_tiling": True, "preview_offload": True}, {"preview_offload": True}),
+        ({}, {"quantise": "int8"}, {}),
+        ({"allow_quantised": True}, {"quantise": "int8"}, {"quantise": "int8"}),
+        ({"allow_quantised": True, "quantise": "nf4"}, {"quantise": "int8"}, {}),
+    ],
+)
+def test_a_rung_never_leads_back_up(
+    present: dict[str, object], rung: dict[str, object], changes: dict[str, object]
+) -> None:
+    fit = FitConfig.model_validate(present)
+    assert lowered(fit, RungConfig.model_validate({"exact": False, **rung})) == changes
+
+
+def plan() -> Plan:
+    return Plan(FIT, tuple(implied_ladder(FIT)))
+
+
+def test_a_phase_takes_the_next_rung_that_helps_it() -> None:
+    down = plan()
+    for phase, expected in [
+        ("preview", {"preview_offload": True}),
+        ("train", {"checkpointing": "full"}),
+        ("validate", {"micro_batch": 3}),
+        ("train", {"micro_batch": 2}),
+        ("cache_pictures", None),
+        ("load", None),
+        ("preview", None),
+    ]:
+        taken = down.step_down(4, phase)  # type: ignore[arg-type]
+        assert (taken and taken[1]) == expected
+    assert down.at(3) == FIT
+    assert down.at(4) == FIT.changed(preview_offload=True, checkpointing="full", micro_batch=2)
+
+
+def test_a_rung_may_be_needed_earlier_when_steps_are_replayed() -> None:
+    down = plan()
+    down.step_down(8, "train")
+    before = down.taken
+    assert down.step_down(6, "train") is not None
+    assert down.at(5) == FIT and down.at(6).checkpointing == "full" and len(down.taken) == 1
+    assert before[0].step == 8, "a list that somebody compares with has changed"
+
+
+def test_a_checkpoint_keeps_the_rungs() -> None:
+    down, again = plan(), plan()
+    for step in (2, 5):
+        down.step_down(step, "train")
+    again.load(json.loads(json.dumps({"rungs": down.state()})))
+    assert [again.at(step) for step in range(7)] == [down.at(step) for step in range(7)]
+    again.load({})  # of an older version
+    assert again.at(9) == FIT
