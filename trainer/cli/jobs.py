@@ -92,9 +92,10 @@ def run_new(options: argparse.Namespace) -> int:
 def run_train(options: argparse.Namespace) -> int:
     """Train a job from its beginning."""
     with shown(as_json=options.json) as on_event:
+        from trainer.cli.planning import plan_run
         from trainer.training.run import start
 
-        return start(options.job, _overrides(options), on_event)
+        return start(options.job, _overrides(options), on_event, plan_run)
 
 
 def run_resume(options: argparse.Namespace) -> int:

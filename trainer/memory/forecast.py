@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from trainer.memory import timing
 from trainer.memory.allocator import Allocator, AllocatorSettings
 from trainer.memory.course import MOST_ROUNDS, Course, Occasions, Seconds, bounding_buckets, parts
 from trainer.memory.grid import unet_block
+from trainer.memory.host import host_bytes
 from trainer.memory.peaks import HighPoint, high_points
 from trainer.memory.replay import Failure, Kept, Moment, Played, Replayed, by_kind, by_module, replay
 from trainer.memory.situation import Situation
@@ -21,7 +22,7 @@ from trainer.protocol.forecast import Forecast, ForecastPhase, Peak, PhaseForeca
 SAMPLES = 200
 LARGEST_PARTS = 6
 MOST_PEAKS = 8
-# What Python, PyTorch and the libraries take of main memory before anything is loaded.
+# What Python, PyTorch with CUDA and the libraries take of main memory before anything is loaded.
 PROCESS_BYTES = 1_600_000_000
 # CUDA's dtype names on tapes, by the fit's.
 TAPE_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
@@ -132,6 +133,16 @@ def forecast_of(course: Course, situation: Situation) -> Forecast:
     )
 
 
+def forecast_on_cpu(course: Course, situation: Situation) -> Forecast:
+    """The forecast of a course in main memory: what its tensors take there, beside the program itself, and the time."""
+    found = forecast_of(course, situation)
+    phases = tuple(
+        replace(phase, host=PROCESS_BYTES + phase.allocated, allocated=0, reserved=0, timeline=(), peaks=())
+        for phase in found.phases
+    )
+    return replace(found, phases=phases, allocated=0, reserved=0, outside=0, margin=0, budget=0, fits=True)
+
+
 def _phases(course: Course, playing: Playing, seconds: Seconds) -> Iterator[PhaseForecast]:
     """Each phase that does anything to memory or takes time, in order."""
     training = _training_seconds(course, seconds)
@@ -142,11 +153,16 @@ def _phases(course: Course, playing: Playing, seconds: Seconds) -> Iterator[Phas
             phase=phase,
             allocated=replayed.allocated(replayed.peak_allocated()),
             reserved=replayed.reserved(replayed.peak_reserved()),
-            host=PROCESS_BYTES,
+            host=PROCESS_BYTES + _passing_through(course.subject, phase, replayed),
             seconds=timed[phase],
             peaks=_peaks(replayed),
             timeline=replayed.timeline(SAMPLES),
         )
+
+
+def _passing_through(subject: Subject, phase: ForecastPhase, replayed: Replayed) -> int:
+    played = replayed.played
+    return host_bytes(phase, subject, [each.tape for each in played], played[0].before.values())
 
 
 def _steps(course: Course) -> int:

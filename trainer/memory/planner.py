@@ -21,7 +21,7 @@ from trainer.memory.situation import Situation
 from trainer.memory.subject import Subject, complete_fit
 from trainer.memory.tape import Work
 from trainer.memory.traces import Traces
-from trainer.protocol.forecast import Forecast
+from trainer.protocol.forecast import Forecast, ForecastPhase
 
 Quality = Literal["exact", "int8", "nf4"]
 
@@ -65,7 +65,7 @@ class Planned:
     missing: int = 0
     """Bytes that ``quicker`` lacks; without a pick, bytes that the smallest fit lacks."""
     smaller: Plan | None = None
-    """Slower, and leaves room for other programs."""
+    """Slower, and leaves room for other programs; without a pick, the smallest fit there is."""
     quantised: Plan | None = None
     """Quicker with a base in fewer bits, at a cost in fidelity."""
     lighter: Lighter | None = None
@@ -95,7 +95,7 @@ def plan(
     planning = _Planning(subject, written, situation, traces, occasions, until)
     pick = planning.best(planning.choices)
     if pick is None:
-        return planning.nothing_fits() if others else Planned(situation, None)
+        return planning.nothing_fits(look_for_change=others)
     plan_of_pick = planning.plan_of(pick)
     rungs = planning.ladder(pick)
     complete = not planning.appraisal.left_out
@@ -235,19 +235,24 @@ class _Planning:
             need=lambda more, size: self.appraisal.estimate(quantise, more, size),
         )
 
-    def nothing_fits(self) -> Planned:
+    def nothing_fits(self, *, look_for_change: bool) -> Planned:
         """By how much the smallest fit is too large, and the smallest change of the recipe with which one fits."""
         playing = run_through(self._course(self.smallest), self.situation, self.situation.budget)
-        missing = max(self.forecast(self.smallest).reserved - self.situation.budget, 1)
+        smallest = self.plan_of(self.smallest)
+        missing = max(smallest.forecast.reserved - self.situation.budget, 1)
+        found = self._lighter(playing.failed_in) if look_for_change else None
+        return Planned(self.situation, None, missing=missing, smaller=smallest, lighter=found)
+
+    def _lighter(self, failed_in: ForecastPhase | None) -> Lighter | None:
         for change in lighter(self.subject):
-            if playing.failed_in == "cache_pictures" and "resolution" not in change.keys:
+            if failed_in == "cache_pictures" and "resolution" not in change.keys:
                 continue  # encoding pictures depends on nothing else of a recipe
             other = _Planning(
                 change.applied_to(self.subject), self.written, self.situation, self.traces, self.occasions, self.until
             )
             if other.smallest_fits and (pick := other.best(other.choices)) is not None:
-                return Planned(self.situation, None, missing=missing, lighter=Lighter(change, other.plan_of(pick)))
-        return Planned(self.situation, None, missing=missing)
+                return Lighter(change, other.plan_of(pick))
+        return None
 
     @property
     def smallest(self) -> FitConfig:

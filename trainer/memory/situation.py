@@ -64,6 +64,22 @@ def situation_here(card: gpu.Card, *, rate: Rate | None = None, deterministic: b
     return _situation(model, card.free_bytes, overheads, system, rate, card.uses)
 
 
+def situation_on_cpu(rate: Rate) -> Situation:
+    """Main memory, which has no allocator that pools and no bound that a forecast knows."""
+    card = CardModel(
+        name="cpu",
+        gigabytes=0,
+        total_bytes=0,
+        capability=(0, 0),
+        tflops={},
+        bandwidth=rate.bandwidth,
+        windows_share=0.0,
+        source="measured",
+    )
+    overheads = Overheads(0, 0, cublas_workspace_bytes=0, cudnn_workspace_share=0.0, sources={})
+    return _situation(card, 0, overheads, platform.system(), rate)
+
+
 def _situation(
     card: CardModel,
     free_bytes: int,

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 
 from trainer.base.source import BaseSource, open_base
 from trainer.config.doubtful import doubtful
 from trainer.config.effectless import effectless
+from trainer.config.fit import FitConfig
 from trainer.config.identity import differences, identity
 from trainer.config.job import Job
+from trainer.config.ladder import RungConfig
 from trainer.config.length import resolve_length
 from trainer.config.load import load_job
-from trainer.config.resolve import resolve_job
+from trainer.config.resolve import Machine, resolve_job
 from trainer.config.write import dump_job
 from trainer.dataset.listing import Dataset, read_dataset, read_listing, write_listing
+from trainer.dataset.picture import Picture
 from trainer.dataset.sampling import samples_per_epoch
 from trainer.errors import (
     EXIT_DONE,
@@ -29,6 +33,7 @@ from trainer.errors import (
     RunError,
 )
 from trainer.protocol import atomic, events
+from trainer.protocol.forecast import Forecast, write_forecast
 from trainer.protocol.places import cache_limit, is_disk_full
 from trainer.protocol.rundir import RunDirectory
 from trainer.protocol.versions import versions
@@ -52,10 +57,35 @@ EXTENSIONS: dict[Extension, str] = {
 }
 
 
-def start(job_path: Path, overrides: Sequence[str], on_event: OnEvent) -> int:
+@dataclass(frozen=True)
+class PlannedFit:
+    """How a job is to be fitted to this machine, and what that will take."""
+
+    fit: FitConfig
+    ladder: tuple[RungConfig, ...] = ()
+    """What changes, in order, each time memory runs out."""
+    forecast: Forecast | None = None
+    notices: tuple[str, ...] = ()
+    """What the user is told of it, in sentences."""
+
+
+class Planner(Protocol):
+    """Chooses what a job leaves open of its fit, for this machine at this moment."""
+
+    def __call__(
+        self, job: Job, written: FitConfig, source: BaseSource, pictures: Sequence[Picture], machine: Machine
+    ) -> PlannedFit:
+        """``job`` is resolved, its fit from the table; ``written`` holds what the user states of it, which stays.
+
+        Raises ImpastoError when the job cannot be trained here in any way.
+        """
+
+
+def start(job_path: Path, overrides: Sequence[str], on_event: OnEvent, planner: Planner | None = None) -> int:
     """Trains the job in ``job_path`` from its beginning; returns the exit code.
 
-    Nothing is written before the job, its base and its dataset are known to be good. Raises ImpastoError.
+    Nothing is written before the job, its base and its dataset are known to be good. Without a ``planner`` what the
+    fit leaves open is taken from a table. Raises ImpastoError.
     """
     job = load_job(job_path, overrides)
     cache_limit()  # one that is no number is refused now, not in the middle
@@ -65,9 +95,17 @@ def start(job_path: Path, overrides: Sequence[str], on_event: OnEvent) -> int:
     source.require_weights()
     frozen, dataset = freeze(job, source, reporter)
     require_usable_lora(frozen, source)
+    forecast = None
+    if planner is not None:
+        planned = planner(frozen, job.fit, source, dataset.pictures, this_machine(job.fit.device))
+        frozen, forecast = frozen.changed(fit=planned.fit, ladder=planned.ladder), planned.forecast
+        for sentence in planned.notices:
+            reporter.notice("plan", sentence)
     run = RunDirectory.create(Path(frozen.output.runs), frozen.name)
     atomic.write_text(run.job, dump_job(frozen, comments=False))
     write_listing(run.listing, dataset.pictures)
+    if forecast is not None:
+        write_forecast(run.forecast, forecast)
     return attempt(run, frozen, source, reporter, [Segment(0, frozen.recipe.steps or 0)])
 
 
@@ -241,6 +279,8 @@ def conclude(run: RunDirectory, work: Attempt, reporter: Reporter, number: int) 
         # On a full disk these may not be written; the status above takes the place of what it replaces.
         with suppress(OSError):
             reporter.end_phase()
+            if outcome != "failed":
+                work.close(outcome)
             if error:
                 reporter.write(events.ErrorEvent(code=error.code, sentence=error.sentence, remedy=error.remedy))
             name = f"output/{file.name}" if file else None

@@ -1,0 +1,144 @@
+"""The words of a plan: a fit in a phrase, a plan in a sentence, what would make room, the timeline drawn in text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from trainer.cli import words
+from trainer.files.architecture import NAMES
+
+if TYPE_CHECKING:
+    from trainer.config.fit import FitConfig
+    from trainer.gpu import Use
+    from trainer.memory.planner import Lighter, Plan, Planned
+    from trainer.memory.recipes import Change
+    from trainer.memory.situation import Situation
+    from trainer.protocol.forecast import Forecast, PhaseForecast
+
+PHASES: Mapping[str, str] = {
+    "cache_pictures": "Encode pictures",
+    "cache_texts": "Encode captions",
+    "load": "Load the base",
+    "quantise": "Load and quantise the base",
+    "first_step": "First step",
+    "train": "Train",
+    "validate": "Measure",
+    "preview": "Draw previews",
+    "checkpoint": "Write a checkpoint",
+    "save": "Save the LoRA",
+}
+# By how much a weight differs on average from what it was, measured on normally distributed weights with bitsandbytes
+# 0.50: bf16 itself rounds by 0.17 %.
+ROUNDING: Mapping[str, str] = {"int8": "0.8 %", "nf4": "9 %"}
+BITS: Mapping[str, str] = {"none": "", "int8": " in 8 bits (int8)", "nf4": " in 4 bits (nf4)"}
+
+_BARS = " ▁▂▃▄▅▆▇█"
+_BAR_WIDTH = 48
+
+
+def fit(chosen: FitConfig, effective_batch: int) -> str:
+    """Return a fit in a phrase: "bf16 base, micro-batches of 2, all blocks checkpointed"."""
+    told = [f"{chosen.dtype} base{BITS[chosen.quantise or 'none']}", batches(chosen, effective_batch)]
+    told.append(checkpointed(chosen))
+    if chosen.preview_offload:
+        told.append("UNet waits in main memory while previews are decoded")
+    return ", ".join(told)
+
+
+def batches(chosen: FitConfig, effective_batch: int) -> str:
+    """Return how an effective batch is computed."""
+    size = chosen.micro_batch or 1
+    if size >= effective_batch:
+        return f"all {effective_batch} pictures at once" if effective_batch > 1 else "one picture at once"
+    return f"{effective_batch} pictures as {-(-effective_batch // size)} × {size}"
+
+
+def checkpointed(chosen: FitConfig) -> str:
+    """Return what is computed twice."""
+    if chosen.checkpointing in (None, "none"):
+        return "no checkpointing"
+    if chosen.checkpointing == "full":
+        return "all blocks checkpointed"
+    return f"{words.counted(len(chosen.checkpointing or ()), 'block', 'blocks')} checkpointed"
+
+
+def decisive(forecast: Forecast) -> PhaseForecast:
+    """Return the phase that needs most."""
+    return max(forecast.phases, key=lambda phase: phase.reserved)
+
+
+def sentence(plan: Plan, effective_batch: int) -> str:
+    """Return a plan in one sentence."""
+    found = plan.forecast
+    peak = decisive(found)
+    return (
+        f"{fit(plan.fit, effective_batch)}: {words.size(found.reserved)} of {words.size(found.budget)} at most "
+        f"({PHASES[peak.phase].lower()}), about {words.duration(found.seconds)}."
+    )
+
+
+def on_cpu(found: Forecast) -> str:
+    """Return a forecast for the CPU in one sentence."""
+    host = max(phase.host for phase in found.phases)
+    return f"On the CPU: about {words.duration(found.seconds)}, and {words.size(host)} of main memory at most."
+
+
+def room(missing: int, uses: Sequence[Use]) -> str:
+    """Return what would make so much room on a card, by who uses it: the fewest programs that suffice."""
+    told = sorted((use for use in uses if use.bytes), key=lambda use: -(use.bytes or 0))
+    alone = [use for use in told if (use.bytes or 0) >= missing]
+    if alone:
+        return f"close {alone[-1].name}: {words.size(alone[-1].bytes or 0)}"
+    gained, chosen = 0, []
+    for use in told:
+        gained += use.bytes or 0
+        chosen.append(use.name)
+        if gained >= missing:
+            return f"close {', '.join(chosen)}: {words.size(gained)}"
+    if uses and not told:  # Windows does not tell how much each holds
+        names = ", ".join(dict.fromkeys(use.name for use in uses[:3]))
+        return f"free {words.size(missing)}, by closing {names} perhaps"
+    return f"free {words.size(missing)}, or take a card with more memory"
+
+
+def change(changed: Change) -> str:
+    """Return a change of a recipe as it is written in a job."""
+    return ", ".join(f"recipe.{key} = {_value(value)}" for key, value in changed.keys.items())
+
+
+def nothing_fits(planned: Planned) -> str:
+    """Return by how much a job is too large for a card."""
+    situation = planned.situation
+    return (
+        f"It does not fit on {situation.card.name}, however it is fitted: it lacks {words.size(planned.missing)} "
+        f"beside the {words.size(situation.budget)} that can be used there."
+    )
+
+
+def what_would(found: Lighter | None, situation: Situation, missing: int, effective_batch: int) -> str:
+    """Return what to do where nothing fits."""
+    if found is None:
+        return f"Take a card with more memory, or {room(missing, situation.uses)}."
+    return f"With {change(found.change)} it fits: {sentence(found.plan, effective_batch)}"
+
+
+def timeline(phase: PhaseForecast, highest: int, width: int = _BAR_WIDTH) -> str:
+    """Return the bytes handed out over a phase as a row of bars, on the scale of the whole run."""
+    samples = [allocated for allocated, _ in phase.timeline]
+    if not samples or not highest:
+        return ""
+    count = min(width, len(samples))
+    edges = [index * len(samples) // count for index in range(count + 1)]
+    tops = [max(samples[start:end]) for start, end in pairwise(edges)]
+    return "".join(_BARS[-(-top * (len(_BARS) - 1) // highest)] for top in tops)
+
+
+def base_name(family: str) -> str:
+    """Return a family as people call it."""
+    return NAMES[family]  # type: ignore[index]
+
+
+def _value(value: object) -> str:
+    return f'"{value}"' if isinstance(value, str) else f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,94 @@
+"""Plans a run as it starts: what the job leaves open of its fit, for this machine and what is free on it now."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from trainer.cli import plan_words, words
+from trainer.errors import JobError
+
+if TYPE_CHECKING:
+    from trainer.base.source import BaseSource
+    from trainer.config.fit import FitConfig
+    from trainer.config.job import Job
+    from trainer.config.resolve import Machine
+    from trainer.dataset.picture import Picture
+    from trainer.memory.planner import Planned
+    from trainer.training.run import PlannedFit
+
+# Longer than this nobody waits for a better plan: what is not traced by then is not looked at.
+PATIENCE = 25.0
+# So long the CPU's rate is measured; there a forecast decides nothing, so it should not be waited for.
+CPU_SECONDS = 0.4
+
+
+def plan_run(
+    job: Job, written: FitConfig, source: BaseSource, pictures: Sequence[Picture], machine: Machine
+) -> PlannedFit:
+    """Return the fit for a resolved job, its ladder and its forecast; see trainer.training.run.Planner.
+
+    On the CPU the fit is the table's, and only time and main memory are forecast. Raises JobError when the card is
+    clearly too small for the job however it is fitted.
+    """
+    import torch
+
+    from trainer.memory.course import Course, occasions_of
+    from trainer.memory.forecast import forecast_on_cpu
+    from trainer.memory.planner import plan
+    from trainer.memory.situation import situation_here, situation_on_cpu
+    from trainer.memory.store import TapeStore
+    from trainer.memory.subject import subject_of_job
+    from trainer.memory.traces import Traces
+    from trainer.training.machine import card_of, numerics
+    from trainer.training.rate import measure_rate
+    from trainer.training.run import PlannedFit
+
+    traces = Traces(TapeStore.of_user())
+    subject, occasions = subject_of_job(job, source, pictures), occasions_of(job, pictures)
+    if machine.device == "cpu":
+        steps = traces.steps(subject, subject.buckets[0].size, subject.fit.micro_batch or 1)
+        with numerics(job):  # the run's threads and determinism
+            rate = measure_rate(torch.device("cpu"), steps.micro_first.work, name="cpu", seconds=CPU_SECONDS)
+        situation = situation_on_cpu(rate)
+        forecast = forecast_on_cpu(Course(subject, traces, occasions, situation.rate), situation)
+        return PlannedFit(job.fit, forecast=forecast, notices=(plan_words.on_cpu(forecast),))
+    device = torch.device(machine.device)
+    card = card_of(device.index or 0)
+    deterministic = bool(job.fit.deterministic)
+    with numerics(job):  # PyTorch keeps the workspace that is stated when it first multiplies matrices
+        rate = measure_rate(device, name=card.name)
+    situation = situation_here(card, rate=rate, deterministic=deterministic)
+    # Settled already, for the number format that the card computes in.
+    stated = written.changed(attention=job.fit.attention)
+    until = time.monotonic() + PATIENCE
+    planned = plan(subject, stated, situation, traces, occasions, until=until, others=False)
+    if planned.pick is None and planned.missing > situation.margin:
+        raise _too_large(plan(subject, stated, situation, traces, occasions, until=until), job)
+    chosen = planned.pick or planned.smaller
+    assert chosen is not None  # where nothing fits there is the smallest
+    fit = job.fit.changed(**{name: value for name, value in chosen.fit if value is not None})
+    return PlannedFit(fit, planned.ladder, chosen.forecast, tuple(_notices(planned, job)))
+
+
+def _notices(planned: Planned, job: Job) -> Sequence[str]:
+    chosen, batch = planned.pick or planned.smaller, job.recipe.effective_batch
+    assert chosen is not None
+    notices = [f"Planned for {planned.situation.card.name}: {plan_words.sentence(chosen, batch)}"]
+    if planned.pick is None:
+        notices.append(
+            f"This is {words.size(planned.missing)} more than can be relied on, so it may not fit. It is tried all the "
+            "same; if memory runs out, the run says so and keeps what it has."
+        )
+    if not planned.complete:
+        notices.append("Not every fit was looked at for want of time; `python -m trainer plan JOB` looks at more.")
+    if planned.situation.correction.damage:
+        notices.append(planned.situation.correction.damage)
+    return notices
+
+
+def _too_large(planned: Planned, job: Job) -> JobError:
+    batch = job.recipe.effective_batch
+    remedy = plan_words.what_would(planned.lighter, planned.situation, planned.missing, batch)
+    return JobError("plan.nothing_fits", f"{job.name}: {plan_words.nothing_fits(planned)}", remedy)
