@@ -121,8 +121,7 @@ def bench_on_cpu(until: float) -> Bench:
     torch.set_num_threads(1)
     situation = situation_ahead(find_card("8GB"))
     none = Overheads(0, 0, cublas_workspace_bytes=0, cudnn_workspace_share=0.0, sources={})
-    rate = measure_rate(torch.device("cpu"))
-    return Bench(CpuMeter(), replace(situation, overheads=none, rate=rate), cpu=True, until=until)
+    return Bench(CpuMeter(), replace(situation, overheads=none), cpu=True, until=until)
 
 
 def say(text: str) -> None:

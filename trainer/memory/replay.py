@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.memory.allocator import Allocator, AllocatorSettings, OutOfMemory
+from trainer.memory.allocator import Allocator, OutOfMemory
 from trainer.memory.tape import Storage, StorageKind, Tape
 
 K = TypeVar("K", bound=str)
@@ -137,26 +137,6 @@ def replay(
             failure = Failure(Moment(number, event), tape.storages[tape.events[event]], failed)
             return Replayed(tuple(done), failure)
     return Replayed(tuple(done), None)
-
-
-def fits(
-    phases: Iterable[Sequence[Tape]],
-    budget: int,
-    settings: AllocatorSettings | None = None,
-    workspace_bytes: WorkspaceBytes | None = None,
-) -> bool:
-    """Whether the phases, with the cache emptied between them, end within ``budget`` bytes of segments.
-
-    This is not the same as a peak of reserved bytes below the budget: at the limit the allocator returns what is free
-    and goes on, so that up to some percent less will do.
-    """
-    allocator = Allocator(replace(settings or AllocatorSettings(), capacity=budget))
-    names: dict[str, Kept] = {}
-    for tapes in phases:
-        if replay(tapes, allocator, names, workspace_bytes).failure is not None:
-            return False
-        allocator.empty_cache()
-    return True
 
 
 def _with_workspaces(tape: Tape, names: Mapping[str, Kept], workspace_bytes: WorkspaceBytes | None) -> Tape:
