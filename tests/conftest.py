@@ -1,11 +1,18 @@
 """What every test stands on: no network, one thread, a per-user folder of its own, and no unexpected log."""
 
+from __future__ import annotations
+
 import logging
 import os
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from trainer.dataset.decoders import Decoders
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -26,6 +33,23 @@ def per_user_folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytes
     monkeypatch.setenv("IMPASTO_HOME", str(folder))
     monkeypatch.delenv("IMPASTO_CACHE", raising=False)
     return folder
+
+
+@pytest.fixture(scope="session")
+def decoders() -> Iterator[Decoders]:
+    """The processes that look at pictures, started once for all tests: each takes a fifth of a second."""
+    from trainer.dataset.decoders import Decoders
+
+    with Decoders(2) as started:
+        yield started
+
+
+@pytest.fixture(autouse=True)
+def shared_decoders(decoders: Decoders, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let all tests share them."""
+    from trainer.dataset import facts
+
+    monkeypatch.setattr(facts, "Decoders", lambda _: nullcontext(decoders))
 
 
 class Collector(logging.Handler):

@@ -22,6 +22,10 @@ class ImpastoError(Exception):
         self.sentence = sentence
         self.remedy = remedy
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """Let errors pass from one process to another: how they are made again, and what else they hold."""
+        return type(self), (self.code, self.sentence, self.remedy), self.__dict__
+
 
 class JobError(ImpastoError):
     """A job or preset file that cannot be used; ``problems`` lists every fault of the file at once."""

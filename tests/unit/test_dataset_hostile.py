@@ -157,7 +157,9 @@ def test_a_file_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
         raise PermissionError(13, "Permission denied", str(tmp_path / "a.png"))
 
     monkeypatch.setattr(Image, "open", refuse)
-    assert refusal(tmp_path / "a.png").code == "picture.forbidden"
+    with pytest.raises(DatasetError) as caught:
+        load_upright(tmp_path / "a.png", "#ffffff", 100)
+    assert caught.value.code == "picture.forbidden"
 
 
 def test_the_warnings_of_pillow_stay_with_it(tmp_path: Path) -> None:

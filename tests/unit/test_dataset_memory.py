@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.support.pictures import PHOTOS, photograph
-from trainer.dataset import facts
-from trainer.dataset.facts import inspect_pictures, sha256_of
+from trainer.dataset.decoders import Decoders, Inspected
+from trainer.dataset.facts import inspect_pictures
+from trainer.dataset.inspection import sha256_of
 from trainer.dataset.memory import PictureFacts
 from trainer.errors import DatasetError
 
@@ -20,13 +21,13 @@ PAST = time.time_ns() - 10**12
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """The pictures that were really opened, in the test's own list."""
     paths: list[Path] = []
-    real = facts.open_picture
+    real = Decoders.inspect
 
-    def watch(path: Path, max_megapixels: float) -> object:
+    def watch(decoders: Decoders, path: Path, max_megapixels: float) -> Inspected:
         paths.append(path)
-        return real(path, max_megapixels)
+        return real(decoders, path, max_megapixels)
 
-    monkeypatch.setattr(facts, "open_picture", watch)
+    monkeypatch.setattr(Decoders, "inspect", watch)
     return paths
 
 

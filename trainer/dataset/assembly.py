@@ -8,10 +8,10 @@ from pathlib import Path
 from trainer.config.dataset import DatasetConfig
 from trainer.config.recipe import RecipeConfig
 from trainer.dataset.buckets import choose_bucket, crop_loss, enlargement
-from trainer.dataset.facts import Inspection
 from trainer.dataset.findings import Finding
 from trainer.dataset.folders import Candidate, Scan
 from trainer.dataset.health import CROP_LOSS
+from trainer.dataset.inspection import Inspection
 from trainer.dataset.memory import PictureFacts
 from trainer.dataset.picture import MaskSource, Picture, region_of
 from trainer.errors import DatasetError

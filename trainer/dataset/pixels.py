@@ -12,15 +12,17 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import numpy.typing as npt
 from PIL import ExifTags, Image, ImageCms, ImageFile, UnidentifiedImageError
 
-from trainer.dataset.sampling import Sample
 from trainer.errors import DatasetError
 from trainer.protocol.atomic import long_path
+
+if TYPE_CHECKING:  # the processes that look at pictures start faster without what it stands on
+    from trainer.dataset.sampling import Sample
 
 SUFFIXES = frozenset(
     {".png", ".apng", ".jpg", ".jpeg", ".jpe", ".jfif", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".avif", ".jxl"}

@@ -70,7 +70,7 @@ def _try_kernel(choice: AttentionChoice, device: torch.device, dtype: torch.dtyp
         try:
             for width in widths:
                 probe = torch.zeros(1, 1, 8, width, device=device, dtype=dtype, requires_grad=True)
-                F.scaled_dot_product_attention(probe, probe, probe).sum().backward()
+                torch.autograd.backward(F.scaled_dot_product_attention(probe, probe, probe).sum())
         except RuntimeError as error:
             raise JobError(
                 "job.attention",
