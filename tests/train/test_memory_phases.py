@@ -360,7 +360,8 @@ def test_the_work_of_previews_is_that_of_all_prompts_and_steps() -> None:
 
 
 def test_saving_takes_nothing_but_where_weights_are_averaged() -> None:
-    assert phases.checkpoint(tiny("sd15")) == phases.save(tiny("sd15")) == ()
+    for tapes in (phases.checkpoint(tiny("sd15")), phases.save(tiny("sd15"))):
+        assert sums(tapes[0]).peak == 0
     averaged = tiny("sd15", optimizer=ScheduleFreeConfig())
     (tape,) = phases.save(averaged)
     masters = 4 * sum(weight.numel() for weight in empty_engine(averaged).adapter.parameters.values())

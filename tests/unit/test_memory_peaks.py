@@ -87,7 +87,7 @@ def test_of_points_with_one_name_the_highest_is_told() -> None:
         ("validate 512x512", "unet.conv_in", "validation at 512x512: the input layer"),
         ("forward", "", "the centre: the loss, between forward and backward"),
         ("accumulate", UP, "end of the micro-batch: gradients added up"),
-        ("save", "", "the averaged weights"),
+        ("save", "", "copying to main memory"),
     ],
 )
 def test_every_stage_has_words(stage: str, module: str, name: str) -> None:

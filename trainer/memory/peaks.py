@@ -45,7 +45,7 @@ _STAGES: Mapping[str, str] = {
     "backward": "backward through {part}",
     "accumulate": "end of the micro-batch: gradients added up",
     "optimizer": "end of the batch: the optimizer",
-    "save": "the averaged weights",
+    "save": "copying to main memory",
 }
 # What fine-tuning's known peaks call the ends of a network.
 _ENDS: Mapping[str, str] = {

@@ -53,6 +53,8 @@ Size = tuple[int, int]
 STEPS_DRAWN = 2
 # The VAE attends with one head of 512 numbers, which flash attention does not do; PyTorch falls back to this.
 VAE_ATTENTION: AttentionKernel = "efficient"
+# A phase in which the card only holds what it holds: one moment, to be looked at like those of other phases.
+NOTHING = Tape("nothing", (Storage(0, "temporary", "", "save"),), np.array([0, ~0], dtype=np.int32), ())
 ENCODERS = ("text_encoder", "text_encoder_2")
 
 
@@ -140,8 +142,8 @@ def preview(subject: Subject) -> tuple[Tape, ...]:
 
 
 def checkpoint(subject: Subject) -> tuple[Tape, ...]:
-    """No tape: what is kept is copied to main memory tensor by tensor, and the card gives nothing for that."""
-    return ()
+    """Nothing on the card: what is kept is copied to main memory tensor by tensor."""
+    return (NOTHING,)
 
 
 def save(subject: Subject) -> tuple[Tape, ...]:
@@ -153,7 +155,7 @@ def save(subject: Subject) -> tuple[Tape, ...]:
         with tracer.stage("save"), averaged_weights(engine.optimizer, engine.masters):
             pass
         tape = tracer.cut("save")
-    return (tape,) if len(tape.events) else ()
+    return (tape if len(tape.events) else NOTHING,)
 
 
 def _quantised(subject: Subject) -> bool:
