@@ -31,7 +31,7 @@ class Keeper:
     be repeated. One that fails later leaves some of them moved. Then the last checkpoint is put back and the steps
     since are replayed, under the plans that they had: what a step computes is a function of the masters, the
     optimizer's state and its number, so this gives the same bits wherever training itself does, and costs nothing
-    until it is needed (docs/decisions/0006).
+    until it is needed (docs/decisions/0007).
     """
 
     def __init__(
