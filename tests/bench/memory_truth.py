@@ -30,6 +30,7 @@ from tests.support.truth import Prediction, foresee, measure
 from tests.support.truth_jobs import TruthJob, truth_jobs
 from tests.support.truth_report import Edge, Row, line_of, report
 from trainer import gpu
+from trainer.errors import ImpastoError
 from trainer.memory.cards import find_card
 from trainer.memory.overheads import Overheads
 from trainer.memory.situation import Situation, situation_ahead, situation_here
@@ -70,19 +71,23 @@ class Bench:
             pool.shutdown(cancel_futures=True)
 
     def _take(self, job: TruthJob, future: Future[Prediction]) -> None:
+        """Measures one job; one that the device cannot do is remarked on, and the next one comes."""
+        prediction = future.result()
         phases: dict[ForecastPhase, Measured] = {}
-        shortage = ""
+        remark = ""
         try:
             phases.update(measure(job, self._subject(job), self.meter))
-        except torch.OutOfMemoryError as error:
-            shortage = str(error).partition(". ")[0]
+        except (RuntimeError, ImpastoError) as error:  # torch.OutOfMemoryError is a RuntimeError
+            remark = str(error).partition("\n")[0]
         outside = self.meter.outside()
         left = self.meter.reset()
-        row = Row(job.name, future.result(), phases, outside, shortage or (left and f"{left} bytes stayed") or "")
+        if left:
+            remark += f" {left} bytes stayed allocated."
+        row = Row(job.name, prediction, phases, outside, remark.strip())
         self.rows.append(row)
         say(line_of(row))
-        if row.prediction.least and not shortage:
-            self.edges += [self._under_cap(job, row.prediction.least, share) for share in EDGES]
+        if prediction.least and phases.keys() >= prediction.phases.keys():
+            self.edges += [self._under_cap(job, prediction.least, share) for share in EDGES]
 
     def _under_cap(self, job: TruthJob, least: int, share: float) -> Edge:
         """Runs a job once more within a share of the capacity that it is said to need."""

@@ -16,8 +16,9 @@ from trainer.protocol.forecast import ForecastPhase
 MIB = 2**20
 CPU_REMARK = (
     "Small models in main memory: bytes asked for, as PyTorch's profiler counts them. What the CPU's own kernels take "
-    "and a card's do not, such as oneDNN's reordered weights and pictures, is in what was measured; it tells where a "
-    "convolution is at the peak. Recomputed blocks peak elsewhere."
+    "beside a card's is in what was measured, and not forecast: oneDNN's reordered weights and pictures where a "
+    "convolution is at the peak (where blocks are recomputed it is elsewhere), and the fp32 copies in which "
+    "bitsandbytes computes its 8-bit optimizers on the CPU."
 )
 
 
