@@ -7,11 +7,13 @@ import os
 import shutil
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 import torch
+from bitsandbytes.autograd._functions import MatMul8bitFp
 from peft import LoraConfig, inject_adapter_in_model
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -26,6 +28,7 @@ from tests.support.tiny import (
 )
 from trainer.base.families import FAMILIES
 from trainer.base.family import inner_model
+from trainer.base.quantised import FrozenInt8Linear
 from trainer.base.source import BaseSource, open_base
 from trainer.config.base import BaseConfig
 from trainer.errors import BaseModelError
@@ -354,3 +357,23 @@ def test_importing_says_nothing() -> None:
         [sys.executable, "-W", "error::UserWarning", "-c", code], capture_output=True, text=True, check=True
     )
     assert done.stdout + done.stderr == ""
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_int8_layers_compute_as_the_library_and_keep_no_input(bases: Path, dtype: torch.dtype) -> None:
+    unet = opened(tiny_base("sdxl", bases)).load_unet(dtype, "cpu", "int8")
+    layer = next(module for module in unet.modules() if isinstance(module, FrozenInt8Linear))
+    random = torch.Generator().manual_seed(3)
+    values = torch.randn(2, 5, layer.in_features, generator=random).to(dtype)
+    gradient = torch.randn(2, 5, layer.out_features, generator=random).to(dtype)
+    ours, theirs = (values.clone().requires_grad_() for _ in range(2))
+    inputs = ours * 2
+    kept = weakref.ref(inputs.untyped_storage())
+    product = layer(inputs)
+    expected = MatMul8bitFp.apply(theirs * 2, layer.weight, None, layer.bias, layer.state)
+    assert torch.equal(product, expected)
+    del inputs
+    assert kept() is None
+    product.backward(gradient)
+    expected.backward(gradient)
+    assert ours.grad is not None and theirs.grad is not None and torch.equal(ours.grad, theirs.grad)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import torch
-from bitsandbytes.autograd._functions import MatMul8bitFp
+import torch.nn.functional as F
 from bitsandbytes.functional import create_dynamic_map, name2qmap
 from bitsandbytes.nn.modules import Int8Params, Linear4bit, Linear8bitLt, Params4bit
 from torch import Tensor, nn
@@ -24,15 +24,35 @@ class FrozenInt8Linear(Linear8bitLt):
 
     bitsandbytes' own forward on a GPU also rounds the inputs to int8, row by row, by way of fp16, and logs a line each
     time: bf16 activations past 65504 turn infinite, and the gradients belong to other outputs than those computed. Its
-    function for CPUs has neither fault; this layer uses that one everywhere.
+    function for CPUs has neither fault, but keeps every input where gradient checkpointing cannot drop it: 1.8 GiB for
+    SDXL at 1024.
     """
 
     def forward(self, x: Tensor) -> Tensor:
         """Return x (..., inputs) times the weights' values, plus bias; gradients flow to x alone."""
         if cast(Int8Params, self.weight).CB is not None:
             self.init_8bit_state()  # type: ignore[no-untyped-call]
-        product: Tensor = MatMul8bitFp.apply(x, self.weight, None, self.bias, self.state)
+        product: Tensor = _Int8Product.apply(x, self.state.CB, self.state.SCB, self.bias)  # type: ignore[no-untyped-call]
         return product
+
+
+class _Int8Product(torch.autograd.Function):
+    """x (..., inputs) times frozen int8 weights (outputs, inputs) with a scale a row, plus bias; keeps no input."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(weight, scales)
+        return F.linear(x, _restored(weight, scales, x.dtype), bias)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        weight, scales = ctx.saved_tensors
+        return gradient @ _restored(weight, scales, gradient.dtype), None, None, None
+
+
+def _restored(weight: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
+    """The values that int8 weights stand for, as bitsandbytes computes them: the largest of a row is 127."""
+    return weight.to(dtype, copy=True).mul_(scales.unsqueeze(1).mul(1.0 / 127.0))
 
 
 class FrozenNF4Linear(Linear4bit):
