@@ -54,29 +54,36 @@ class Exhaustion(TorchDispatchMode):
 
     An allocation is an operation that returns a tensor with memory of its own; it fails before it does anything. After
     each failure the count begins anew. With ``in_optimizer`` only the optimizer's steps count, but with all they do:
-    operations that work in place may need memory for a moment too.
+    operations that work in place may need memory for a moment too. With ``operation`` only those of that name count.
     """
 
     words = "CUDA out of memory. Tried to allocate 20.00 MiB. (injected)"
     kind: type[Exception] = torch.OutOfMemoryError
 
-    def __init__(self, wanted: Wanted, at: int, times: int = 1, *, in_optimizer: bool = False) -> None:
+    def __init__(
+        self, wanted: Wanted, at: int, times: int = 1, *, in_optimizer: bool = False, operation: str = ""
+    ) -> None:
         super().__init__()
         self.wanted, self.at, self.left = wanted, at, times
         self.count = 0
-        self.in_optimizer = in_optimizer
+        self.in_optimizer, self.operation = in_optimizer, operation
         self.counts = not in_optimizer
         self._stack = ExitStack()
         self._entered = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if self.counts and self.left and (self.in_optimizer or allocates(func, args)):
+        if self.counts and self.left and self._is_meant(func, args):
             self.count += 1
             if self.count == self.at:
                 self.count = 0
                 self.left -= 1
                 raise self.kind(self.words)
         return func(*args, **(kwargs or {}))
+
+    def _is_meant(self, func: Any, args: Any) -> bool:
+        if self.operation:
+            return bool(func._schema.name == self.operation)
+        return self.in_optimizer or allocates(func, args)
 
     def tell(self, event: events.Event) -> None:
         """Begins at the wanted event, ends when nothing is left to fail or with the run."""
@@ -92,7 +99,11 @@ class Exhaustion(TorchDispatchMode):
                     self._stack.callback(hook(lambda *_, counts=counts: setattr(self, "counts", counts)).remove)
             self._stack.enter_context(self)
         elif self._entered and (not self.left or isinstance(event, events.Finished)):
-            self._stack.close()
+            self.close()
+
+    def close(self) -> None:
+        """Ends at once."""
+        self._stack.close()
 
 
 def allocates(func: Any, args: Any) -> bool:

@@ -192,6 +192,14 @@ def test_measuring_that_fails_twice_takes_only_what_helps_it(place: Place) -> No
     assert_right(place, "sd15", WHOLE, trial)
 
 
+def test_averaged_weights_are_put_back_when_their_making_fails(place: Place) -> None:
+    """Schedule-Free moves the masters in place to what is measured and saved; two of them are moved here."""
+    settings = (*WHOLE, "recipe.optimizer.name=schedulefree", "report.previews.prompts=[]")
+    exhaustion = Exhaustion(phase_begins("validate", turn=2), 3, operation="aten::lerp_")
+    trial = place.exhausted("sd15", settings, exhaustion)
+    assert_right(place, "sd15", settings, trial)
+
+
 # --- a quantised base, a kill, the end of the ladder ------------------------------------------------------------------
 
 
