@@ -27,7 +27,7 @@ TracePart = Literal[
 ]
 
 # Raised when tapes of one version of the program would come out otherwise: those on disk are then made anew.
-FORM = 1
+FORM = 2
 LIBRARIES = ("torch", "diffusers", "transformers", "peft", "bitsandbytes", "prodigyopt", "schedulefree")
 
 # What is traced where a fit leaves something open.
@@ -46,11 +46,22 @@ _STEP_FACTS = ("unet", "live_texts", "text_form", "adapter", "precision", "check
 _FACTS: dict[TracePart, tuple[str, ...]] = {
     "steps": (*_STEP_FACTS, "optimizer"),
     "load": ("unet", "live_texts", "adapter", "precision"),
-    "quantise": ("unet", "precision"),
-    "cache_pictures": ("vae", "vae_dtype", "buckets"),
-    "cache_texts": ("texts", "text_form", "precision"),
-    "validate": (*_STEP_FACTS, "buckets", "micro_batch", "validation"),
-    "preview": ("unet", "vae", "texts", "text_form", "adapter", "precision", "vae_dtype", "decoding", "previews"),
+    "quantise": ("unet", "live_texts", "adapter", "precision"),
+    "cache_pictures": ("vae", "vae_dtype", "buckets", "validation"),
+    "cache_texts": ("texts", "live_texts", "text_form", "precision"),
+    "validate": (*_STEP_FACTS, "optimizer", "buckets", "micro_batch", "validation"),
+    "preview": (
+        "unet",
+        "vae",
+        "texts",
+        "text_form",
+        "adapter",
+        "optimizer",
+        "precision",
+        "vae_dtype",
+        "decoding",
+        "previews",
+    ),
     "checkpoint": ("unet", "live_texts", "adapter", "precision", "optimizer"),
     "save": ("unet", "live_texts", "adapter", "precision", "optimizer"),
 }
