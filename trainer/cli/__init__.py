@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trainer import __version__
-from trainer.cli import datasets, doctor, drawing, jobs, presets, runs, storage
+from trainer.cli import datasets, doctor, drawing, jobs, plan, presets, runs, storage
 from trainer.cli.libraries import quieten
 from trainer.cli.outcome import guarded
 
@@ -62,6 +62,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"Impasto {__version__}")
     parser.add_argument("--debug", action="store_true", help="show where a fault of Impasto itself happened")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for group in (jobs, runs, datasets, drawing, presets, doctor, storage):
+    for group in (jobs, plan, runs, datasets, drawing, presets, doctor, storage):
         group.add_commands(commands)
     return parser

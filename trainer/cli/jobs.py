@@ -71,7 +71,7 @@ def run_new(options: argparse.Namespace) -> int:
     if target.exists():
         raise JobError("job.exists", f"{target} exists already.", "Choose another name, or delete that file first.")
     family = family_of(options.base, options.family)
-    recipe = _preset_recipe(options.recipe, family) if options.recipe else None
+    recipe = preset_recipe(options.recipe, family) if options.recipe else None
     text = new_job_text(
         name=options.name,
         base=options.base,
@@ -152,7 +152,7 @@ def family_of(base: str, stated: Family | None) -> Family | None:
     return found
 
 
-def _preset_recipe(name: str, family: Family | None) -> RecipeConfig:
+def preset_recipe(name: str, family: Family | None) -> RecipeConfig:
     """Return the recipe of a preset for bases of `family`; raises JobError when it has none."""
     from trainer.config.presets.shelf import find_preset
 
@@ -172,7 +172,7 @@ def _overrides(options: argparse.Namespace) -> list[str]:
 
     base = load_job(options.job, options.set).base
     family = family_of(base.model, None if base.family == "auto" else base.family)
-    return [*recipe_overrides(_preset_recipe(options.recipe, family)), *options.set]
+    return [*recipe_overrides(preset_recipe(options.recipe, family)), *options.set]
 
 
 def _count_pictures(folder: Path) -> int:

@@ -7,9 +7,9 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from trainer.cli import words
-from trainer.files.architecture import NAMES
 
 if TYPE_CHECKING:
+    from trainer.config.base import Family
     from trainer.config.fit import FitConfig
     from trainer.gpu import Use
     from trainer.memory.planner import Lighter, Plan, Planned
@@ -52,7 +52,10 @@ def batches(chosen: FitConfig, effective_batch: int) -> str:
     size = chosen.micro_batch or 1
     if size >= effective_batch:
         return f"all {effective_batch} pictures at once" if effective_batch > 1 else "one picture at once"
-    return f"{effective_batch} pictures as {-(-effective_batch // size)} × {size}"
+    parts = -(-effective_batch // size)
+    if effective_batch % size:
+        return f"{effective_batch} pictures in {parts} parts of at most {size}"
+    return f"{effective_batch} pictures as {parts} × {size}"
 
 
 def checkpointed(chosen: FitConfig) -> str:
@@ -135,9 +138,16 @@ def timeline(phase: PhaseForecast, highest: int, width: int = _BAR_WIDTH) -> str
     return "".join(_BARS[-(-top * (len(_BARS) - 1) // highest)] for top in tops)
 
 
-def base_name(family: str) -> str:
+def part(name: str) -> str:
+    """Return a part of a run's memory as people know it."""
+    return {"": "what belongs to no layer", "cublas": "cuBLAS", "cudnn": "cuDNN"}.get(name, name)
+
+
+def base_name(family: Family) -> str:
     """Return a family as people call it."""
-    return NAMES[family]  # type: ignore[index]
+    from trainer.files.architecture import NAMES
+
+    return NAMES[family]
 
 
 def _value(value: object) -> str:

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from trainer.memory.planner import Planned
     from trainer.training.run import PlannedFit
 
+PLANNED = ("dtype", "quantise", "checkpointing", "micro_batch", "vae_tiling", "preview_offload")
+"""The keys of a fit that a plan decides."""
+
 # Longer than this nobody waits for a better plan: what is not traced by then is not looked at.
 PATIENCE = 25.0
 # So long the CPU's rate is measured; there a forecast decides nothing, so it should not be waited for.
@@ -60,15 +63,15 @@ def plan_run(
     with numerics(job):  # PyTorch keeps the workspace that is stated when it first multiplies matrices
         rate = measure_rate(device, name=card.name)
     situation = situation_here(card, rate=rate, deterministic=deterministic)
-    # Settled already, for the number format that the card computes in.
-    stated = written.changed(attention=job.fit.attention)
+    # Flash and efficient attention take the same at the peak, so both are planned by flash's tapes, which are shared.
+    stated = written.changed(attention=written.attention or ("math" if job.fit.attention == "math" else "auto"))
     until = time.monotonic() + PATIENCE
     planned = plan(subject, stated, situation, traces, occasions, until=until, others=False)
     if planned.pick is None and planned.missing > situation.margin:
         raise _too_large(plan(subject, stated, situation, traces, occasions, until=until), job)
     chosen = planned.pick or planned.smaller
     assert chosen is not None  # where nothing fits there is the smallest
-    fit = job.fit.changed(**{name: value for name, value in chosen.fit if value is not None})
+    fit = job.fit.changed(**{name: getattr(chosen.fit, name) for name in PLANNED})
     return PlannedFit(fit, planned.ladder, chosen.forecast, tuple(_notices(planned, job)))
 
 

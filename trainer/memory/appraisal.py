@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from trainer.config.fit import FitConfig
-from trainer.memory.course import bounding_buckets, optimizer_step
+from trainer.memory.course import Seconds, bounding_buckets, step_seconds, training_sums
 from trainer.memory.grid import Block, Checkpointing, blocks, held_after_forward, within
 from trainer.memory.outline import in_a_row
 from trainer.memory.search import Preference, time_step
 from trainer.memory.subject import OPEN_FIT, Subject
-from trainer.memory.tape import Work
 from trainer.memory.traces import Steps, Traces
 
 QUALITIES = ("none", "int8", "nf4")
@@ -22,8 +21,6 @@ QUALITIES = ("none", "int8", "nf4")
 SLACK = 0.97
 # Of what blocks hold, as counted by their weights, computing them again costs at least this share of the forward.
 LEAST_RECOMPUTED = 0.5
-
-Seconds = Callable[[Iterable[Work]], float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,11 +173,8 @@ class Appraisal:
     def _step_figures(self, fit: FitConfig) -> Figures:
         steps = self.steps(fit)
         subject = replace(self.subject, fit=fit)
-        tapes = [steps.weights, *optimizer_step(subject, steps, first=True), *optimizer_step(subject, steps)]
-        one, more = self._seconds(steps.micro_first.work), self._seconds(steps.micro_more.work)
-        further = max(self._parts(fit) - 1.0, 0.0)
-        moved = self._seconds(steps.optimizer.work)
-        return Figures((one + further * more + moved) * self._run_steps, in_a_row(tapes).peak)
+        seconds = step_seconds(subject, steps, self._seconds)
+        return Figures(seconds * self._run_steps, training_sums(subject, steps).peak)
 
     def _parts(self, fit: FitConfig) -> float:
         """Micro-batches in an effective batch; a smaller last one counts by its pictures."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from trainer.config.job import Job
 from trainer.dataset.picture import Picture
+from trainer.memory.outline import Sums, in_a_row
 from trainer.memory.subject import Subject, TracePart
 from trainer.memory.tape import Tape, Work
 from trainer.memory.timing import loading_seconds
@@ -89,6 +90,12 @@ def optimizer_step(subject: Subject, steps: Steps, *, first: bool = False) -> li
     """One optimizer step; micro-batches after the second repeat what that one did."""
     more = [steps.micro_more] * min(parts(subject) - 1, 1)
     return [steps.micro_first, *more, steps.optimizer_first if first else steps.optimizer]
+
+
+def training_sums(subject: Subject, steps: Steps) -> Sums:
+    """What training in one shape needs at the least: the weights, the first step and a later one."""
+    first, later = optimizer_step(subject, steps, first=True), optimizer_step(subject, steps)
+    return in_a_row([steps.weights, *first, *later])
 
 
 def parts(subject: Subject) -> int:

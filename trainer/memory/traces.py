@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -34,8 +35,10 @@ class Steps:
 class Traces:
     """The tapes of any subject; those asked for once are kept."""
 
-    def __init__(self, store: TapeStore) -> None:
+    def __init__(self, store: TapeStore, before_tracing: Callable[[], None] = lambda: None) -> None:
+        """``before_tracing`` is called whenever tapes are missing; what it raises ends the asking."""
         self.store = store
+        self.before_tracing = before_tracing
         self.made: list[str] = []
         """What had to be traced, for whoever wants to know why it took long."""
         self._kept: dict[str, tuple[Tape, ...]] = {}
@@ -44,13 +47,13 @@ class Traces:
         """Training on micro-batches of ``pictures`` in ``bucket``."""
         key = subject.key("steps", bucket, pictures)
         tapes = self._known(key) or self._scaled(subject, bucket, pictures)
-        return Steps(*(tapes or self._keep(key, _trace_steps(subject, bucket, pictures))))
+        return Steps(*(tapes or self._keep(key, lambda: _trace_steps(subject, bucket, pictures))))
 
     def phase(self, subject: Subject, part: TracePart) -> tuple[Tape, ...]:
         """A phase other than training."""
         key = subject.key(part)
         found = self._known(key)
-        return self._keep(key, _trace_phase(subject, part)) if found is None else found
+        return self._keep(key, lambda: _trace_phase(subject, part)) if found is None else found
 
     def has_steps(self, subject: Subject, bucket: Size, pictures: int) -> bool:
         """Whether the tapes of these micro-batches need not be traced."""
@@ -79,8 +82,9 @@ class Traces:
             self._kept[key] = tapes
         return self._kept.get(key)
 
-    def _keep(self, key: str, tapes: tuple[Tape, ...]) -> tuple[Tape, ...]:
-        self._kept[key] = tapes
+    def _keep(self, key: str, trace: Callable[[], tuple[Tape, ...]]) -> tuple[Tape, ...]:
+        self.before_tracing()
+        self._kept[key] = tapes = trace()
         self.made.append(key)
         with suppress(OSError):  # a full disk costs the next forecast some seconds, not this one its answer
             self.store.save(key, tapes)

@@ -1,0 +1,185 @@
+"""What a plan is asked for: a job file or a recipe, on a card; what cannot be read is assumed, and said. No torch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from trainer import gpu
+from trainer.config.base import BaseConfig, Family, Prediction
+from trainer.config.dataset import DatasetConfig, FolderConfig
+from trainer.config.fit import FitConfig
+from trainer.config.job import Job
+from trainer.config.load import load_job
+from trainer.config.recipe import RecipeConfig
+from trainer.config.report import PreviewConfig, PromptConfig, ReportConfig
+from trainer.config.resolve import Machine, resolve_job
+from trainer.dataset.listing import read_dataset
+from trainer.dataset.picture import Picture
+from trainer.dataset.sampling import samples_per_epoch
+from trainer.errors import ImpastoError, JobError
+from trainer.files.architecture import NAMES, Config
+from trainer.files.configs import PARTS, bundled_configs
+from trainer.files.identify import identify_base, identify_vae
+from trainer.memory.cards import find_card
+from trainer.memory.course import Occasions, occasions_of
+from trainer.memory.situation import Situation, situation_ahead, situation_here
+from trainer.memory.subject import Subject, subject_ahead, subject_of_job
+
+# Before there are pictures and prompts: as many as a first LoRA usually has.
+PICTURES_AHEAD = 20
+PROMPTS_AHEAD = 2
+
+
+@dataclass(frozen=True)
+class Question:
+    """A job on a card, as far as a plan depends on it."""
+
+    name: str
+    subject: Subject
+    written: FitConfig
+    """What of the fit the user states."""
+    situation: Situation
+    occasions: Occasions
+    remarks: tuple[str, ...] = ()
+    """What was assumed, in sentences."""
+
+
+@dataclass
+class _Source:
+    """The facts of a base that lies here, or that are assumed of one that does not."""
+
+    family: Family
+    prediction: Prediction
+    zero_terminal_snr: bool
+    unet_config: Config
+    vae_config: Config
+    text_configs: tuple[Config, ...]
+
+
+def situation_of(card: str | None, *, deterministic: bool = False) -> Situation:
+    """The card that a user means: by name or size as it would be bought; "here" or None: this machine's, as it is now.
+
+    Raises ImpastoError when there is no such card.
+    """
+    if card is not None and card.strip().lower() != "here":
+        return situation_ahead(find_card(card), deterministic=deterministic)
+    found = gpu.cards()
+    if not found:
+        find_card("here")  # says what to do
+    return situation_here(max(found, key=lambda one: one.free_bytes), deterministic=deterministic)
+
+
+def question_of_job(path: Path, overrides: Sequence[str], card: str | None) -> Question:
+    """The job in ``path`` on a card; without its base or pictures it is answered from what is known.
+
+    Raises ImpastoError for a job that cannot be used, or a base whose family nothing tells.
+    """
+    job = load_job(path, overrides)
+    # Whatever device the job names, the question is about this card.
+    job = job.changed(fit=job.fit.changed(device=None))
+    situation = situation_of(card, deterministic=bool(job.fit.deterministic))
+    remarks: list[str] = []
+    source = _source_of(job.base, remarks)
+    resolved = _resolved(job, source, situation, PICTURES_AHEAD)
+    pictures = _pictures_of(resolved, remarks)
+    if pictures:
+        resolved = _resolved(job, source, situation, samples_per_epoch(pictures))
+        subject, occasions = subject_of_job(resolved, source, pictures), occasions_of(resolved, pictures)
+    else:
+        subject, occasions = _ahead(resolved, source)
+    return Question(job.name, subject, job.fit, situation, occasions, tuple(remarks))
+
+
+def question_ahead(family: Family, recipe: RecipeConfig | None, card: str | None, name: str = "") -> Question:
+    """A recipe on a card before there is a job: published architecture, square pictures, two prompts."""
+    situation = situation_of(card)
+    prompts = (PromptConfig(prompt="preview"),) * PROMPTS_AHEAD
+    job = Job(
+        name=name or "plan",
+        base=BaseConfig(model="plan", family=family),
+        dataset=DatasetConfig(folders=(FolderConfig(path="pictures"),)),
+        recipe=recipe or RecipeConfig(),
+        report=ReportConfig(previews=PreviewConfig(prompts=prompts)),
+    )
+    source = _assumed(family)
+    subject, occasions = _ahead(_resolved(job, source, situation, PICTURES_AHEAD), source)
+    remark = f"Assumed: {PICTURES_AHEAD} square pictures, {PROMPTS_AHEAD} prompts for previews."
+    return Question(name or NAMES[family], subject, FitConfig(), situation, occasions, (remark,))
+
+
+def _resolved(job: Job, source: _Source, situation: Situation, showings: int) -> Job:
+    card = situation.card
+    return resolve_job(
+        job,
+        family=source.family,
+        prediction=source.prediction,
+        zero_terminal_snr=source.zero_terminal_snr,
+        samples_per_epoch=showings,
+        machine=Machine("cuda:0", card.name, card.total_bytes, card.bf16, os.cpu_count() or 1),
+    )
+
+
+def _ahead(job: Job, source: _Source) -> tuple[Subject, Occasions]:
+    """Without pictures: the subject of square ones."""
+    square = subject_ahead(source.family, job.recipe, job.fit).buckets
+    subject = replace(subject_of_job(job, source, ()), buckets=square)
+    return subject, replace(occasions_of(job, ()), pictures=PICTURES_AHEAD, texts=PICTURES_AHEAD, measured=8)
+
+
+def _source_of(base: BaseConfig, remarks: list[str]) -> _Source:
+    """The base if it lies here, else the published architecture of its family."""
+    path = Path(base.model)
+    try:
+        identity = identify_base(path)
+    except ImpastoError as error:
+        if base.family == "auto":
+            raise JobError(
+                "plan.family",
+                f"The base cannot be read ({error.sentence.rstrip('.')}), and the job does not say what it is.",
+                'State base.family = "sd15" or "sdxl" in the job, or add --set base.family=sdxl.',
+            ) from error
+        remarks.append(f"The base is not here to be read; {NAMES[base.family]} as it was published is assumed.")
+        return _assumed(base.family, base)
+    configs = identity.configs
+    vae = configs.get("vae") or bundled_configs(identity.family)["vae"]
+    if base.vae is not None and Path(base.vae).exists():
+        vae = identify_vae(Path(base.vae))[1] or vae
+    return _Source(
+        family=identity.family,
+        prediction=(identity.prediction or "epsilon") if base.prediction == "auto" else base.prediction,
+        zero_terminal_snr=bool(
+            identity.zero_terminal_snr if base.zero_terminal_snr == "auto" else base.zero_terminal_snr
+        ),
+        unet_config=configs["unet"],
+        vae_config=vae,
+        text_configs=tuple(configs[part] for part in PARTS[identity.family] if part.startswith("text_encoder")),
+    )
+
+
+def _assumed(family: Family, base: BaseConfig | None = None) -> _Source:
+    configs = bundled_configs(family)
+    prediction: Prediction = "v" if base is not None and base.prediction == "v" else "epsilon"
+    return _Source(
+        family=family,
+        prediction=prediction,
+        zero_terminal_snr=base is not None and base.zero_terminal_snr is True,
+        unet_config=configs["unet"],
+        vae_config=configs["vae"],
+        text_configs=tuple(configs[part] for part in PARTS[family] if part.startswith("text_encoder")),
+    )
+
+
+def _pictures_of(job: Job, remarks: list[str]) -> Sequence[Picture]:
+    """The dataset's pictures; none where it cannot be read, which is said."""
+    try:
+        pictures = read_dataset(job.dataset, job.recipe).pictures
+    except ImpastoError as error:
+        remarks.append(f"{error.sentence} {PICTURES_AHEAD} square pictures are assumed.")
+        return ()
+    if not any(picture.kind == "train" for picture in pictures):
+        remarks.append(f"The dataset holds no picture to train on. {PICTURES_AHEAD} square pictures are assumed.")
+        return ()
+    return pictures
