@@ -86,13 +86,6 @@ def high_points(tape: Tape) -> tuple[HighPoint, ...]:
     return tuple(_highest_of_each_name(standing or [max(stretches, key=lambda point: point.bytes)]))
 
 
-def describe(tape: Tape, event: int) -> str:
-    """What was going on at an event, in words: for a peak, or for the moment at which memory ran out."""
-    storages, index = tape.storages, int(tape.events[event])
-    storage = storages[index if index >= 0 else ~index]
-    return _words(storage, _block_counts(storages))
-
-
 def _words(storage: Storage, counts: Mapping[str, int]) -> str:
     sized = _SIZED.match(storage.stage)
     kind, size = sized.groups() if sized else (storage.stage, "")
