@@ -5,9 +5,13 @@ from __future__ import annotations
 import multiprocessing
 import os
 import pickle
+import signal
+import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
@@ -16,6 +20,7 @@ from tests.support.pictures import photograph
 from trainer.dataset import decoders, facts
 from trainer.dataset.decoders import Decoders
 from trainer.dataset.facts import inspect_pictures
+from trainer.dataset.inspection import Inspection
 from trainer.dataset.memory import PictureFacts
 from trainer.errors import DatasetError, JobError
 
@@ -40,18 +45,22 @@ def children() -> set[int | None]:
     return {child.pid for child in multiprocessing.active_children()}
 
 
+def look_at(decoders: Decoders, *paths: Path) -> dict[str, Inspection]:
+    return {path.name: facts for path, _, facts in decoders.inspect(paths, 100)}
+
+
 @needs_pipes
 def test_a_picture_that_hangs_is_given_up_and_the_next_is_looked_at(
     endless: Path, good: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Decoders(1) as own:
-        assert isinstance(own.inspect(good, 100)[1], PictureFacts)
+        assert isinstance(look_at(own, good)["good.png"], PictureFacts)
         with monkeypatch.context() as patch:
             patch.setattr(decoders, "SECONDS", 0.2)
-            state, hung = own.inspect(endless, 100)
-        assert state is None and isinstance(hung, DatasetError)
+            ((path, state, hung),) = own.inspect([endless], 100)
+        assert (path, state) == (endless, None) and isinstance(hung, DatasetError)
         assert hung.code == "picture.hangs" and f"{endless} could not be decoded within 0.2 seconds." in str(hung)
-        assert isinstance(own.inspect(good, 100)[1], PictureFacts)
+        assert isinstance(look_at(own, good)["good.png"], PictureFacts)
 
 
 @needs_pipes
@@ -68,10 +77,21 @@ def test_a_picture_that_crashes_its_decoder_is_named(endless: Path, good: Path) 
     killing = threading.Thread(target=kill)
     killing.start()
     with Decoders(1) as own:
-        state, crashed = own.inspect(endless, 100)
+        found = look_at(own, endless, good)
         killing.join()
-        assert state is None and isinstance(crashed, DatasetError) and crashed.code == "picture.crashes"
-        assert isinstance(own.inspect(good, 100)[1], PictureFacts)
+    crashed = found["endless.png"]
+    assert isinstance(crashed, DatasetError) and crashed.code == "picture.crashes"
+    assert isinstance(found["good.png"], PictureFacts)
+
+
+@needs_pipes
+def test_the_others_go_on_while_one_takes_its_time(endless: Path, good: Path) -> None:
+    with Decoders(2) as own:
+        coming = own.inspect([endless, good], 100)
+        assert next(coming)[0] == good
+        endless.open("wb").close()
+        (late,) = coming
+        assert late[0] == endless and isinstance(late[2], DatasetError) and late[2].code == "picture.empty"
 
 
 def test_no_process_is_left_and_none_is_started_for_what_is_remembered(
@@ -82,7 +102,7 @@ def test_no_process_is_left_and_none_is_started_for_what_is_remembered(
     before = children()
     first = inspect_pictures([good], 100)
     assert children() == before
-    monkeypatch.setattr(decoders._Decoder, "_start", None)
+    monkeypatch.setattr(decoders, "_SPAWN", None)
     assert inspect_pictures([good], 100) == first
 
 
@@ -92,17 +112,49 @@ def test_an_error_passes_between_processes_whole() -> None:
     assert (copy.code, str(copy), copy.remedy, copy.problems) == ("a.b", "It is so.", "Do that.", ("one", "two"))
 
 
-def test_large_pictures_are_decoded_one_after_the_other(tmp_path: Path) -> None:
-    """While one has the turn another one waits, and small ones go on."""
-    large = tmp_path / "large.png"
-    Image.new("1", (8000, 4000)).save(large)
-    photograph().resize((64, 64)).save(tmp_path / "small.png")
-    with Decoders(2) as own:
-        waiting = threading.Thread(target=own.inspect, args=(large, 100))
-        with decoders._large_picture:
-            waiting.start()
-            assert isinstance(own.inspect(tmp_path / "small.png", 100)[1], PictureFacts)
-            waiting.join(timeout=0.5)
-            assert waiting.is_alive()
-        waiting.join()
-        assert isinstance(own.inspect(large, 100)[1], PictureFacts)
+def test_large_pictures_are_decoded_one_after_the_other(
+    tmp_path: Path, good: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None is let while the answer of one that was is not there yet; one that is no picture to its end counts too."""
+    Image.new("1", (8000, 4000)).save(tmp_path / "0.png")
+    for name in ("1.png", "2.png", "cut.png"):
+        (tmp_path / name).write_bytes((tmp_path / "0.png").read_bytes())
+    (tmp_path / "cut.png").write_bytes((tmp_path / "0.png").read_bytes()[:900])
+    happened: list[str] = []
+    let, put_down = decoders._Decoder.let, decoders._Decoder._put_down
+
+    def told(what: str, act: Callable[[decoders._Decoder], Any]) -> Callable[[decoders._Decoder], Any]:
+        def watched(decoder: decoders._Decoder) -> Any:
+            if decoder.path and decoder.path != good:
+                happened.append(what)
+            return act(decoder)
+
+        return watched
+
+    monkeypatch.setattr(decoders._Decoder, "let", told("let", let))
+    monkeypatch.setattr(decoders._Decoder, "_put_down", told("done", put_down))
+    large = [tmp_path / name for name in ("0.png", "cut.png", "1.png", "2.png")]
+    with Decoders(4) as own:
+        found = look_at(own, *large, good)
+    assert happened == ["let", "done"] * 4
+    assert [type(found[path.name]) for path in large] == [PictureFacts, DatasetError, PictureFacts, PictureFacts]
+
+
+@needs_pipes
+def test_ctrl_c_ends_a_check_at_once_and_quietly(endless: Path) -> None:
+    """As a terminal sends it: to all processes. One that has just been started must not answer with a traceback."""
+    code = """
+import sys
+from pathlib import Path
+from trainer.cli.outcome import guarded
+from trainer.dataset.facts import inspect_pictures
+from trainer.dataset.inspection import Inspection
+print("started", flush=True)
+guarded(lambda: len(inspect_pictures([Path(sys.argv[1])], 100)), debug=False)
+"""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "start_new_session": True, "text": True}
+    with subprocess.Popen([sys.executable, "-c", code, str(endless)], **pipes) as child:  # type: ignore[call-overload]
+        with endless.open("wb"):  # waits until the decoder has opened it
+            os.killpg(child.pid, signal.SIGINT)
+            said = child.stderr.read()
+        assert said == "Interrupted. Whatever was saved before is kept; start again to go on.\n"

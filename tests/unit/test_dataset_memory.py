@@ -3,6 +3,7 @@
 import os
 import shutil
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -23,9 +24,9 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     paths: list[Path] = []
     real = Decoders.inspect
 
-    def watch(decoders: Decoders, path: Path, max_megapixels: float) -> Inspected:
-        paths.append(path)
-        return real(decoders, path, max_megapixels)
+    def watch(decoders: Decoders, unknown: Sequence[Path], max_megapixels: float) -> Iterator[Inspected]:
+        paths.extend(unknown)
+        return real(decoders, unknown, max_megapixels)
 
     monkeypatch.setattr(Decoders, "inspect", watch)
     return paths

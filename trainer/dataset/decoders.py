@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import multiprocessing
 import signal
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+import sys
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from math import inf
+from multiprocessing import connection, resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from queue import SimpleQueue
 from types import TracebackType
 
 from trainer.dataset.inspection import Inspection, inspect
@@ -20,19 +23,19 @@ from trainer.errors import DatasetError
 # Far beyond what a sound picture takes, from a slow disk too: the largest allowed ones take seconds.
 SECONDS = 60.0
 _LARGE = "a large picture: may it be decoded now?"
-_large_picture = threading.Lock()
 
-Inspected = tuple[State | None, Inspection]
+Inspected = tuple[Path, State | None, Inspection]
 
 
 class Decoders:
-    """As many processes as pictures are looked at at once, each started when it is first needed."""
+    """As many processes as pictures are looked at at once, each started when it is first needed.
+
+    All is done by one thread, so that Ctrl-C meets no lock.
+    """
 
     def __init__(self, count: int) -> None:
         self._all = [_Decoder() for _ in range(count)]
-        self._idle: SimpleQueue[_Decoder] = SimpleQueue()
-        for decoder in self._all:
-            self._idle.put(decoder)
+        self._large: deque[_Decoder] = deque()  # those with a large picture; the first one has the turn
 
     def __enter__(self) -> Decoders:
         return self
@@ -43,73 +46,137 @@ class Decoders:
         for decoder in self._all:
             decoder.end()
 
-    def inspect(self, path: Path, max_megapixels: float) -> Inspected:
-        """Look at a picture as `inspection.inspect` does; from any thread, which waits for a free process."""
-        decoder = self._idle.get()
-        try:
-            return decoder.inspect(path, max_megapixels)
-        finally:
-            self._idle.put(decoder)
+    def inspect(self, paths: Iterable[Path], max_megapixels: float) -> Iterator[Inspected]:
+        """Look at pictures as `inspection.inspect` does; they come as they are done, each with its path."""
+        left = deque(paths)
+        while True:
+            for decoder in self._all:
+                if left and decoder.path is None:
+                    decoder.give(left.popleft(), max_megapixels)
+            busy = [decoder for decoder in self._all if decoder.path is not None]
+            if not busy:
+                return
+            yield from self._collect(busy)
+
+    def _collect(self, busy: list[_Decoder]) -> Iterator[Inspected]:
+        """Wait until something has come, or the time of a picture is over."""
+        soonest = min(decoder.deadline for decoder in busy) - time.monotonic()
+        ready = connection.wait([decoder.pipe for decoder in busy], None if soonest == inf else max(0.0, soonest))
+        for decoder in busy:
+            if decoder.pipe in ready:
+                found = decoder.receive()
+            elif decoder.deadline <= time.monotonic():
+                found = decoder.give_up(hung=True)
+            else:
+                continue
+            if found is not None:
+                yield found
+            self._turn(decoder, asks=found is None)
+
+    def _turn(self, decoder: _Decoder, *, asks: bool) -> None:
+        """Let the first of those with a large picture decode it."""
+        first = self._large[0] if self._large else None
+        if asks:
+            decoder.deadline = inf
+            self._large.append(decoder)
+        elif decoder in self._large:
+            self._large.remove(decoder)
+        if self._large and self._large[0] is not first:
+            self._large[0].let()
 
 
 class _Decoder:
-    """One process and the pipe to it."""
+    """One process, the pipe to it, and the picture in its hand."""
 
     def __init__(self) -> None:
+        self.path: Path | None = None
+        self.deadline = inf
         self._process: BaseProcess | None = None
         self._pipe: Connection | None = None
 
-    def inspect(self, path: Path, max_megapixels: float) -> Inspected:
-        pipe = self._pipe or self._start()
-        try:
-            pipe.send((path, max_megapixels))
-            answer = _receive(pipe)
-            if answer == _LARGE:
-                with _large_picture:
-                    pipe.send(None)
-                    answer = _receive(pipe)
-        except (TimeoutError, EOFError, OSError) as fault:
-            self.end()
-            return None, _given_up(path, hung=isinstance(fault, TimeoutError))
-        except BaseException:  # Ctrl-C in the middle: what comes next from there would be taken for another picture's
-            self.end()
-            raise
-        assert isinstance(answer, tuple)
-        return answer
-
-    def _start(self) -> Connection:
-        context = multiprocessing.get_context("spawn")
-        self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs,), daemon=True)
-        self._process.start()
-        theirs.close()
+    @property
+    def pipe(self) -> Connection:
+        """The pipe to the process, which is started if there is none."""
+        if self._pipe is None:
+            self._pipe, theirs = _SPAWN.Pipe()
+            self._process = _SPAWN.Process(target=_serve, args=(theirs,), daemon=True)
+            with _no_interrupts():
+                self._process.start()
+            theirs.close()
         return self._pipe
 
+    def give(self, path: Path, max_megapixels: float) -> None:
+        """Let the process look at a picture."""
+        self.path = path
+        self._send((path, max_megapixels))
+
+    def let(self) -> None:
+        """Let the process go on with a large picture."""
+        self._send(None)
+
+    def _send(self, message: object) -> None:
+        with suppress(OSError):  # it has died: that is met when its answer is read
+            self.pipe.send(message)
+        self.deadline = time.monotonic() + SECONDS
+
+    def receive(self) -> Inspected | None:
+        """Return what came of the picture; None when the process asks for its turn."""
+        try:
+            answer = self.pipe.recv()
+        except (EOFError, OSError):
+            return self.give_up(hung=False)
+        return None if answer == _LARGE else (self._put_down(), *answer)
+
+    def give_up(self, *, hung: bool) -> Inspected:
+        """End the process and say why."""
+        self.end()
+        path = self._put_down()
+        return path, None, _hangs(path) if hung else _crashes(path)
+
     def end(self) -> None:
+        """End the process, whatever it does."""
         process, pipe, self._process, self._pipe = self._process, self._pipe, None, None
         if process and pipe:
             process.kill()
             process.join()
             pipe.close()
 
+    def _put_down(self) -> Path:
+        path, self.path, self.deadline = self.path, None, inf
+        assert path is not None
+        return path
 
-def _receive(pipe: Connection) -> object:
-    if not pipe.poll(SECONDS):
-        raise TimeoutError
-    return pipe.recv()
+
+_SPAWN = multiprocessing.get_context("spawn")
 
 
-def _given_up(path: Path, *, hung: bool) -> DatasetError:
-    if hung:
-        sentence = f"{path} could not be decoded within {SECONDS:g} seconds."
-        return DatasetError("picture.hangs", sentence, "Save the picture again from its source, or remove it.")
+@contextmanager
+def _no_interrupts() -> Iterator[None]:
+    """Inside, processes are started that never hear of Ctrl-C: it reaches all of a terminal, and is meant for us."""
+    if sys.platform == "win32":
+        yield
+        return
+    resource_tracker.ensure_running()  # multiprocessing's own helper, whose start would let interrupts through again
+    former = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, former)
+
+
+def _hangs(path: Path) -> DatasetError:
+    sentence = f"{path} could not be decoded within {SECONDS:g} seconds."
+    return DatasetError("picture.hangs", sentence, "Save the picture again from its source, or remove it.")
+
+
+def _crashes(path: Path) -> DatasetError:
     sentence = f"{path} makes the program that decodes it crash."
     return DatasetError("picture.crashes", sentence, "Remove it; do not open it in other programs if you doubt it.")
 
 
 def _serve(pipe: Connection) -> None:
     """Answer until the other end is closed; what runs in the process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal; ours ends this one
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     @contextmanager
     def turn() -> Iterator[None]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 from trainer.dataset.decoders import Decoders
@@ -28,19 +27,15 @@ def inspect_pictures(
     A file whose size and time are those of an earlier check is not opened again.
     """
     paths = list(dict.fromkeys(paths))
-    with picture_memory() as memory, ThreadPoolExecutor(_AT_ONCE) as pool, Decoders(_AT_ONCE) as decoders:
+    with picture_memory() as memory, Decoders(_AT_ONCE) as decoders:
         found = {path: facts for path in paths if (facts := _recall(path, max_megapixels, memory))}
-        jobs = {pool.submit(decoders.inspect, path, max_megapixels): path for path in paths if path not in found}
-        try:
-            for job in as_completed(jobs):
-                path = jobs[job]
-                state, found[path] = job.result()
-                if state and isinstance(facts := found[path], PictureFacts):
-                    memory.keep(path, state, facts)
-                if progress:
-                    progress(len(found), len(paths))
-        finally:  # Ctrl-C waits for no picture: the decoders are ended next
-            pool.shutdown(wait=False, cancel_futures=True)
+        unknown = [path for path in paths if path not in found]
+        for path, state, facts in decoders.inspect(unknown, max_megapixels):
+            found[path] = facts
+            if state and isinstance(facts, PictureFacts):
+                memory.keep(path, state, facts)
+            if progress:
+                progress(len(found), len(paths))
     return found
 
 
