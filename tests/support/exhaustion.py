@@ -52,6 +52,8 @@ def step_ends(step: int) -> Wanted:
 class Exhaustion(TorchDispatchMode):
     """From a chosen event on: raises torch.OutOfMemoryError at allocation number ``at`` (from 1), ``times`` in all.
 
+    ``later`` is the number for all times but the first.
+
     An allocation is an operation that returns a tensor with memory of its own; it fails before it does anything. After
     each failure the count begins anew. With ``in_optimizer`` only the optimizer's steps count, but with all they do:
     operations that work in place may need memory for a moment too. With ``operation`` only those of that name count.
@@ -61,10 +63,17 @@ class Exhaustion(TorchDispatchMode):
     kind: type[Exception] = torch.OutOfMemoryError
 
     def __init__(
-        self, wanted: Wanted, at: int, times: int = 1, *, in_optimizer: bool = False, operation: str = ""
+        self,
+        wanted: Wanted,
+        at: int,
+        times: int = 1,
+        *,
+        in_optimizer: bool = False,
+        operation: str = "",
+        later: int | None = None,
     ) -> None:
         super().__init__()
-        self.wanted, self.at, self.left = wanted, at, times
+        self.wanted, self.at, self.left, self.later = wanted, at, times, later or at
         self.count = 0
         self.in_optimizer, self.operation = in_optimizer, operation
         self.counts = not in_optimizer
@@ -75,7 +84,7 @@ class Exhaustion(TorchDispatchMode):
         if self.counts and self.left and self._is_meant(func, args):
             self.count += 1
             if self.count == self.at:
-                self.count = 0
+                self.count, self.at = 0, self.later
                 self.left -= 1
                 raise self.kind(self.words)
         return func(*args, **(kwargs or {}))

@@ -129,6 +129,17 @@ def test_any_allocation_of_a_step_may_fail(place: Place, name: str, where: str, 
     assert_right(place, "sd15", settings, trial)
 
 
+@pytest.mark.parametrize("name", ["adamw", "schedulefree"])
+def test_replayed_steps_keep_the_plan_that_they_had(place: Place, name: str) -> None:
+    """Only the fourth step fails, the second time after the third was replayed: the rung rounds the fourth alone."""
+    settings = (*TRAIN_ONLY[:-1], "ladder=[{exact=false, micro_batch=1}]", f"recipe.optimizer.name={name}")
+    whole = place.size(settings).of_optimizer
+    exhaustion = Exhaustion(step_begins(4), whole // 2, times=2, in_optimizer=True, later=whole + whole // 2)
+    trial = place.exhausted("sd15", settings, exhaustion)
+    assert changes_of(trial) == [(3, ONE)]
+    assert_right(place, "sd15", settings, trial)
+
+
 # --- every phase ----------------------------------------------------------------------------------------------------
 
 # Previews, validation and saved files come into it; the base is found in memory once it has been hashed.
@@ -197,6 +208,16 @@ def test_averaged_weights_are_put_back_when_their_making_fails(place: Place) -> 
     settings = (*WHOLE, "recipe.optimizer.name=schedulefree", "report.previews.prompts=[]")
     exhaustion = Exhaustion(phase_begins("validate", turn=2), 3, operation="aten::lerp_")
     trial = place.exhausted("sd15", settings, exhaustion)
+    assert_right(place, "sd15", settings, trial)
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_the_models_make_room_for_encoding_the_next_portion(place: Place) -> None:
+    """A disk limit below one epoch makes a portion of each; the second is encoded while the UNet is in memory."""
+    settings = (*TRAIN_ONLY, "recipe.pictures.crop=random", "fit.cache_gigabytes=1e-9")
+    second = phase_begins("cache_pictures", turn=3)  # loading the VAE parts the first in two
+    trial = place.exhausted("sd15", settings, Exhaustion(second, 30, times=2))
+    assert [(event.phase, event.step) for event in trial.of(events.MemoryExhausted)] == [("cache_pictures", 2)] * 2
     assert_right(place, "sd15", settings, trial)
 
 

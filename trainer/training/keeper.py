@@ -85,6 +85,13 @@ class Keeper:
         self.torn = False
         return result
 
+    def set_aside(self) -> bool:
+        """Frees the models until they are needed again, if there are any; what was learned waits in main memory."""
+        if self.engine is None or self._empty:
+            return False
+        self._take_apart()
+        return True
+
     def drop(self) -> None:
         """Lets go of what a failed step left: all gradients, and models that did not come back to the card."""
         if self.engine is None or self._empty:

@@ -136,6 +136,9 @@ class Recovery:
     def _step_down(self, told: events.MemoryExhausted) -> None:
         down = self.plan.step_down(self.position, told.phase)
         if down is None:
+            # Encoding, between two portions of a long run, has no need of the models in training.
+            if told.phase in ("cache_pictures", "cache_texts") and self.keeper.set_aside():
+                return
             raise self._end(told)
         taken, changes = down
         self._tries = 0
