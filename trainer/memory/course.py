@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from trainer.config.job import Job
 from trainer.dataset.picture import Picture
@@ -52,8 +52,9 @@ def occasions_of(job: Job, pictures: Sequence[Picture]) -> Occasions:
         pictures=trained * (2 if job.recipe.pictures.flip else 1) + held_out,
         texts=len({caption for picture in pictures for caption in picture.captions or ("",)}) + 2 * len(prompts),
         measured=min(held_out, MOST_HELD_OUT) or min(trained, MOST_TRAINING_PICTURES),
-        validations=1 + steps // (report.validation.every or steps),
-        previews=1 + steps // (report.previews.every or steps) if prompts else 0,
+        # Before the first step, in time, and after the last.
+        validations=1 + -(-steps // (report.validation.every or steps)),
+        previews=1 + -(-steps // (report.previews.every or steps)) if prompts else 0,
     )
 
 
@@ -164,7 +165,7 @@ class Course:
 
     def tapes(self, part: TracePart) -> tuple[Tape, ...]:
         """Those of a phase other than training."""
-        return self._traces.phase(self.subject, part)
+        return self._traces.phase(_as_traced(self.subject, part), part)
 
     def _act(self, phase: TracePart, seconds: float) -> Act:
         return Act(phase, self.tapes(phase), seconds)  # type: ignore[arg-type]
@@ -187,3 +188,8 @@ class Course:
         tapes = (*self.tapes("load"), *self.tapes("quantise"))
         size = sum(storage.bytes for tape in tapes for storage in tape.storages if storage.kind == "weights")
         return loading_seconds(size, self.rate)
+
+
+def _as_traced(subject: Subject, part: TracePart) -> Subject:
+    """Without what changes nothing in a phase, so that one trace serves many fits: only backward needs checkpoints."""
+    return replace(subject, fit=subject.fit.changed(checkpointing="none")) if part == "validate" else subject
