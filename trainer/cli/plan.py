@@ -56,12 +56,9 @@ def run_plan(options: argparse.Namespace) -> int:
     """Answer one question, or many; the exit code is 2 when nothing fits."""
     if options.serve:
         return _serve()
-    from trainer.memory.store import TapeStore
-    from trainer.memory.traces import Traces
-
     question = _question(options)
-    traces = Traces(TapeStore.of_user(), _once(lambda: _say_tracing(as_json=options.json)))
-    planned = _planned(question, traces)
+    traces = traces_of_user(quiet=options.json)
+    planned = planned_for(question, traces)
     if options.json:
         print(json.dumps(as_json(question, planned), ensure_ascii=False, indent=1))
     else:
@@ -128,7 +125,16 @@ def _ahead(family: Family, recipe: str | None, gpu: str | None) -> Question:
     return question_ahead(family, preset_recipe(recipe, family) if recipe else None, gpu, recipe or "")
 
 
-def _planned(question: Question, traces: Traces) -> Planned:
+def traces_of_user(*, quiet: bool = False) -> Traces:
+    """Return the tapes that are known here; that new ones have to be made is said once, unless `quiet`."""
+    from trainer.memory.store import TapeStore
+    from trainer.memory.traces import Traces
+
+    return Traces(TapeStore.of_user(), _once(lambda: _say_tracing(as_json=quiet)))
+
+
+def planned_for(question: Question, traces: Traces) -> Planned:
+    """Return the best plan that is found within the time that people wait for one."""
     from trainer.memory.planner import plan
 
     until = time.monotonic() + PATIENCE
@@ -268,7 +274,7 @@ def _serve() -> int:
     def answer(request: Mapping[str, Any], before_tracing: Callable[[], None]) -> dict[str, Any]:
         traces.before_tracing = before_tracing
         question = _requested(request)
-        return as_json(question, _planned(question, traces))
+        return as_json(question, planned_for(question, traces))
 
     Server(answer, sys.stdout).run(sys.stdin)
     return EXIT_DONE

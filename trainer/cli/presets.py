@@ -18,9 +18,6 @@ if TYPE_CHECKING:
     from trainer.config.presets.preset import Preset
     from trainer.config.presets.shelf import Shelved
 
-Outlook = Callable[["Preset"], Sequence[str]]
-"""Says in sentences how a preset will be fitted to this machine and what training with it will cost."""
-
 _MOST_DIFFERENCES = 40
 
 
@@ -39,6 +36,7 @@ def add_commands(commands: Commands) -> None:
 
     check = add_command(parts, "check", "say whether a preset file is sound, and what it would do here", run_check)
     check.add_argument("file", metavar="FILE", type=Path, help="the preset's .toml file")
+    _add_gpu(check)
 
     share = add_command(
         parts, "share", "write a preset as one file, without paths or anything of this machine", run_share
@@ -57,6 +55,7 @@ def add_commands(commands: Commands) -> None:
     add = add_command(parts, "add", "check a preset file, show what is different, and keep it among your own", run_add)
     add.add_argument("file", metavar="FILE", type=Path, help="the preset's .toml file")
     add.add_argument("--name", help="keep it under another name")
+    _add_gpu(add)
     add.add_argument(
         "--yes", action="store_true", help="ask nothing; one of yours that it replaces is kept as a backup"
     )
@@ -64,6 +63,10 @@ def add_commands(commands: Commands) -> None:
 
 def _add_name(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="NAME", help="a preset's name, or its .toml file")
+
+
+def _add_gpu(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--gpu", metavar="CARD", help='say what it costs on this card, "RTX 3060" or 8GB, not on yours')
 
 
 def run_list(_options: argparse.Namespace) -> int:
@@ -104,7 +107,7 @@ def run_check(options: argparse.Namespace) -> int:
 
     preset = load_preset(options.file)
     print(f"{options.file} is a sound preset.")
-    print(_told(preset, outlook_here))
+    _print_preset(preset, options.gpu)
     return EXIT_DONE
 
 
@@ -137,7 +140,7 @@ def run_add(options: argparse.Namespace) -> int:
     preset = load_preset(options.file)
     if options.name is not None:
         preset = _renamed(preset, options.name)
-    print(_told(preset, outlook_here))
+    _print_preset(preset, options.gpu)
     agreed = _agree(preset, ask=_asks(options))
     if agreed is None:
         print("Nothing was changed.")
@@ -147,25 +150,6 @@ def run_add(options: argparse.Namespace) -> int:
     if agreed.recipe:
         print(f"Use it: python -m trainer new ... --recipe {words.quoted(agreed.name)}")
     return EXIT_DONE
-
-
-def outlook_here(preset: Preset) -> Sequence[str]:
-    """Say what a preset's recipe is fitted with on this machine; the figures are the planner's."""
-    from trainer.config.fit import FitConfig
-    from trainer.config.resolve import choose_fit
-
-    if preset.recipe is None:
-        return ()
-    try:
-        machine = machine_here()
-    except ImpastoError as error:  # a broken driver is no reason not to look at a file
-        return (error.sentence, error.remedy)
-    fit = choose_fit(FitConfig(), preset.base.family, preset.recipe, machine)
-    checkpointing = fit.checkpointing if isinstance(fit.checkpointing, str) else "some blocks"
-    return (
-        f"On {machine.card or 'the CPU'} it is fitted with: {fit.dtype}, quantise {fit.quantise}, "
-        f"micro-batch {fit.micro_batch}, checkpointing {checkpointing} (from a table).",
-    )
 
 
 def _asks(options: argparse.Namespace) -> Callable[[str], str] | None:
@@ -251,17 +235,16 @@ def _details(options: argparse.Namespace) -> dict[str, object]:
     return details
 
 
-def _told(preset: Preset, outlook: Outlook) -> str:
-    """What a preset is, how it differs from a plain job, and how it will do here."""
+def _print_preset(preset: Preset, card: str | None) -> None:
+    """Say what a preset is, how it differs from a plain job, and how it will do on a card (None: that of here)."""
+    from trainer.cli.outlook import outlook
     from trainer.config.presets.applying import compared_with_defaults
 
-    lines = [_summary(preset)]
-    if preset.notes:
-        lines += [f"  {line}" for line in preset.notes.splitlines()]
-    differences = compared_with_defaults(preset.recipe) if preset.recipe else []
-    if differences:
-        lines += ["Against a job that states nothing:", *(f"  {line}" for line in differences)]
-    return "\n".join([*lines, *outlook(preset)])
+    print(_summary(preset))
+    _print_listed("", preset.notes.splitlines())
+    if preset.recipe:
+        _print_listed("Against a job that states nothing:", compared_with_defaults(preset.recipe))
+        print("\n".join(outlook(preset.recipe, preset.base.family, card)), flush=True)
 
 
 def _summary(preset: Preset) -> str:
@@ -297,7 +280,7 @@ def _print_listed(title: str, lines: Sequence[str]) -> None:
     """Print lines from files of others under a title, fit for a terminal."""
     from trainer.config.toml_file import printable
 
-    if lines:
+    if lines and title:
         print(title)
     for line in lines[:_MOST_DIFFERENCES]:
         print(f"  {printable(line, 300)}")

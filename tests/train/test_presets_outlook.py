@@ -1,0 +1,68 @@
+"""What a preset would cost on a card is said before it is kept: planned with tiny models of the true classes."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.tiny import tiny_configs
+from trainer import cli, gpu
+from trainer.config.presets import shelf
+from trainer.config.presets.preset import Preset
+from trainer.config.presets.writing import dump_preset
+from trainer.errors import ImpastoError
+from trainer.memory import questions, subject
+
+GIB = 1024**3
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Let the published architecture be a tiny one, so that tracing it takes no time."""
+    for module in (questions, subject):
+        monkeypatch.setattr(module, "bundled_configs", tiny_configs)
+    monkeypatch.chdir(tmp_path)
+
+
+def write(**recipe: object) -> str:
+    stated = {"rank": 4, "resolution": 64, "effective_batch": 2, "steps": 10} | recipe
+    made = Preset.model_validate({"schema": 1, "name": "small", "base": {"family": "sd15"}, "recipe": stated})
+    Path("small.toml").write_text(dump_preset(made), encoding="utf-8")
+    return "small.toml"
+
+
+def test_a_preset_is_planned_for_the_card_before_it_is_kept(capsys, monkeypatch):
+    assert cli.main(["presets", "add", write(), "--gpu", "RTX 3060 12GB"]) == 0
+    told = capsys.readouterr().out
+    assert "On RTX 3060 12GB: bf16 base, all 2 pictures at once, no checkpointing: " in told
+    assert " at most (" in told
+    assert told.index("On RTX 3060") < told.index("Kept ")
+
+    card = gpu.Card(0, "GPU-1", "NVIDIA GeForce GTX 1080", 8 * GIB, 7 * GIB, "581.15", (13, 1), (6, 1), ())
+    monkeypatch.setattr(gpu, "cards", lambda: [card])
+    assert cli.main(["presets", "check", "small.toml"]) == 0
+    assert "On NVIDIA GeForce GTX 1080: fp16 base" in capsys.readouterr().out
+
+    full = gpu.Card(0, "GPU-1", "NVIDIA GeForce GTX 1080", 8 * GIB, 300 * 2**20, "581.15", (13, 1), (6, 1), ())
+    monkeypatch.setattr(gpu, "cards", lambda: [full])
+    assert cli.main(["presets", "check", "small.toml"]) == 0
+    assert "It does not fit on NVIDIA GeForce GTX 1080, however it is fitted" in capsys.readouterr().out
+
+
+def test_what_hinders_a_plan_is_told_and_the_preset_is_sound_all_the_same(capsys, monkeypatch):
+    unusable = write(learning_rate=0.0, text_encoder_2={"learning_rate": 1e-5})
+    assert cli.main(["presets", "check", unusable, "--gpu", "8GB"]) == 0
+    assert "By itself no job can use it: " in capsys.readouterr().out
+
+    def broken() -> list[gpu.Card]:
+        raise ImpastoError("gpu.driver", "The NVIDIA driver does not work: it was updated.", "Start the computer anew.")
+
+    monkeypatch.setattr(gpu, "cards", broken)
+    assert cli.main(["presets", "add", write()]) == 0
+    assert "The NVIDIA driver does not work: it was updated.\nStart the computer anew." in capsys.readouterr().out
+    assert shelf.find_preset("small").origin == "yours"
+
+
+def test_a_card_that_nobody_knows_is_told_and_nothing_is_kept(capsys):
+    assert cli.main(["presets", "add", write(), "--gpu", "RTX 99"]) == 2
+    assert "No card called" in capsys.readouterr().err
+    assert not shelf.presets_folder().exists()
