@@ -3,34 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from diffusers.models.unets.unet_2d_condition import UNet2DConditionModel
 from torch._C._profiler import _EventType
 from torch.autograd.profiler import record_function
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.profiler import ProfilerActivity, profile
 from torch.profiler._utils import traverse_dfs
-from transformers import CLIPTextConfig
 
 from tests.support.tiny import tiny_configs
-from trainer.adapter.attach import attach
-from trainer.base.families import FAMILIES
-from trainer.base.quantised import quantise_linears
+from trainer.base.placing import Placer, place_weights
+from trainer.base.stored import StoredTensor
 from trainer.config.base import Family
 from trainer.config.fit import FitConfig
 from trainer.config.recipe import RecipeConfig
-from trainer.memory.models import dtype_of, job_of, micro_batch
+from trainer.memory.models import bare_text_encoders, bare_unet, dtype_of, engine_around, micro_batch
 from trainer.memory.subject import BucketUse, Subject, complete_fit
 from trainer.memory.tape import Tape
-from trainer.training.build import Parts, put_together
 from trainer.training.loop import Engine
 from trainer.training.masters import measure
 from trainer.training.optimizer import set_learning_rates
-from trainer.training.segments import Segment
-from trainer.training.step import MicroBatch, StepModels
+from trainer.training.step import MicroBatch
 
 Size = tuple[int, int]
 
@@ -41,6 +37,10 @@ CPU_KERNELS = frozenset(
     for name in (
         "convolution",
         "convolution_backward",
+        "_foreach_add_",  # of unlike dtypes
+        "addmm",
+        "bmm",
+        "mm",
         "native_group_norm_backward",
         "native_layer_norm",
         "native_layer_norm_backward",
@@ -76,35 +76,22 @@ def tiny_subject(
 
 
 def cpu_engine(subject: Subject) -> Engine:
-    """The engine with real random weights, by the real functions."""
-    torch.manual_seed(0)
+    """The engine that a run builds on the CPU, its weights zero: such pages cost no memory, however large the base."""
     dtype = dtype_of(subject)
-    unet = UNet2DConditionModel.from_config(dict(subject.unet_config))
-    if subject.fit.quantise in ("int8", "nf4"):
-        _quantise(unet, subject)
-    facts = zip(FAMILIES[subject.family].text_encoders, subject.text_configs, strict=True)
-    encoders = [fact.model_class(CLIPTextConfig(**config)) for fact, config in facts] if subject.trained_texts else []
-    for model in (unet, *encoders):
-        torch.nn.Module.to(model, dtype).eval().requires_grad_(False)
-    adapter = attach(
-        subject.family, unet, encoders, subject.recipe, dtype=dtype, generator=lambda _: np.random.default_rng(0)
-    )
-    nothing: Any = None
-    source: Any = subject
-    parts = Parts(source, cache=nothing, feed=nothing, assembler=nothing, device=CPU)
-    models = StepModels(subject.family, unet, tuple(encoders), subject.recipe.clip_skip, dtype)
-    return put_together(job_of(subject), parts, [Segment(0, 1)], models, adapter)
+    unet, placer = bare_unet(subject, CPU)
+    encoders = bare_text_encoders(subject) if subject.trained_texts else []
+    _place_zeros(unet, dtype, placer)
+    for encoder in encoders:
+        _place_zeros(encoder, dtype, None)
+    return engine_around(subject, unet, encoders, CPU)
 
 
-def _quantise(unet: UNet2DConditionModel, subject: Subject) -> None:
-    weights = {path: parameter.detach() for path, parameter in unet.named_parameters()}
-    assert subject.fit.quantise in ("int8", "nf4")
-    place = quantise_linears(unet, subject.fit.quantise, dtype_of(subject), CPU)
-    for path, weight in weights.items():
-        module, _, leaf = path.rpartition(".")
-        owner = unet.get_submodule(module)
-        if not place(owner, leaf, weight.to(dtype_of(subject))):
-            setattr(owner, leaf, torch.nn.Parameter(weight))
+def _place_zeros(model: torch.nn.Module, dtype: torch.dtype, placer: Placer | None) -> None:
+    def zeros(shape: torch.Size) -> torch.Tensor:
+        return torch.from_numpy(np.zeros(shape, dtype=np.int32 if dtype == torch.float32 else np.int16)).view(dtype)
+
+    stored = {name: StoredTensor(weight, partial(zeros, weight.shape)) for name, weight in model.named_parameters()}
+    place_weights(model, stored, source="zeros", dtype=dtype, device=CPU, placer=placer)
 
 
 def real_micro_batch(subject: Subject, bucket: Size, pictures: int) -> MicroBatch:

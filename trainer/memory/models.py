@@ -119,6 +119,8 @@ def know_engine(tracer: Tracer, engine: Engine) -> dict[str, str]:
         tracer.know(weight, "adapter", modules[key], f"working.{key}")
     for key, master in engine.masters.masters.items():
         tracer.know(master, "adapter", modules[key], f"master.{key}")
+    for slot in engine.adapter.slots:
+        tracer.know_zero(engine.masters.masters[slot.up])  # as every new LoRA begins
     schedule = engine.noise_schedule
     for name in ("alphas_cumprod", "snr", "signal", "sigma"):
         tracer.know(getattr(schedule, name), "weights", "noise_schedule", f"noise_schedule.{name}")

@@ -131,9 +131,10 @@ class _Training:
                 self.tracer.know(weight.grad, "gradients", self.modules[key], f"{kind}_gradient.{key}")
 
     def _know_state(self) -> None:
+        """Single numbers are made by torch.tensor, which no mode sees, and so are born here; pages stay unknown."""
         for key, master in self.engine.masters.masters.items():
             for entry, value in self.engine.optimizer.state.get(master, {}).items():
-                if isinstance(value, Tensor) and value.is_meta and self.tracer.knows(value):
+                if isinstance(value, Tensor) and value.is_meta and (value.numel() == 1 or self.tracer.knows(value)):
                     self.tracer.know(value, "optimizer", self.modules[key], f"{entry}.{key}")
 
 

@@ -115,6 +115,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._operand: _Living | None = None
         """What the latest storage overwrites instead of being born, if that dies next."""
         self._after_product = False
+        self._zeros: set[int] = set()
+        self._false: set[int] = set()
         self._modules: list[str] = [""]
         # Which module ran when: the autograd nodes from one number on belong to the module beside it.
         self._node_numbers = [0]
@@ -138,6 +140,10 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         living = self._alive.get(storage._cdata) or self._bear(storage)
         living.kind, living.module = kind, module
         living.name = living.name or name
+
+    def know_zero(self, tensor: Tensor) -> None:
+        """Says that a tensor holds nothing but zeros, for programs that ask."""
+        self._zeros.add(tensor.untyped_storage()._cdata)
 
     def knows(self, tensor: Tensor) -> bool:
         """Whether a tensor's storage was seen being born, or told of."""
@@ -189,6 +195,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         operator = self._operators.get(func) or self._look_up(func)
         if not operator.works:
             return func(*args, **kwargs)
+        if func is aten._local_scalar_dense.default and args[0].is_meta:
+            return self._read(args[0])
         if operator.instead is not None and isinstance(args[0], Tensor) and args[0].is_meta:
             with self:
                 return operator.instead(*args, **kwargs)
@@ -209,7 +217,17 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if operator.makes:
                 self._note_made(func, args, (result,) if call.single else result)
             self._note_work(key, operator, call)
+        if func is aten.any.default and args[0].untyped_storage()._cdata in self._zeros:
+            self._false.add(result.untyped_storage()._cdata)
         return result
+
+    def _read(self, tensor: Tensor) -> float:
+        """The number that a program reads from the device: there is none, and but for known zeros any will do."""
+        address = tensor.untyped_storage()._cdata
+        if address not in self._false:
+            return 1.0
+        self._false.discard(address)
+        return 0.0
 
     def _note_made(self, func: OpOverload, args: Sequence[Any], results: Sequence[Any]) -> None:
         for result in results:
@@ -426,13 +444,7 @@ def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
             yield from _tensors(value)
 
 
-def _read_number(tensor: Tensor) -> float:
-    """What a program reads from the device: there is nothing to read, and any number will do."""
-    return 1.0
-
-
 _INSTEAD: dict[OpOverload, Callable[..., Any]] = {
-    aten._local_scalar_dense.default: _read_number,
     aten._safe_softmax.default: safe_softmax,
     torch.ops.bitsandbytes.gemm_4bit.default: gemm_4bit,
 }
