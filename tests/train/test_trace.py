@@ -1,208 +1,84 @@
-"""The same step on meta tensors at full size: no weights, no arithmetic, every allocation seen, as forecasts do."""
+"""Steps at full size on meta tensors: no weights, no arithmetic, every allocation seen, within seconds."""
 
 from __future__ import annotations
 
-import json
-import weakref
-from dataclasses import dataclass
+import time
+from itertools import accumulate
+from typing import Any
 
-import numpy as np
 import pytest
-import torch
-import torch.nn.functional as F
-from diffusers.models.unets.unet_2d_condition import UNet2DConditionModel
-from torch import Tensor, nn
-from torch.nn import Parameter
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
-from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
 
-from trainer.adapter.attach import Adapter, attach
-from trainer.base.text import TextConditioning
 from trainer.config.base import Family
-from trainer.config.objective import ObjectiveConfig
-from trainer.config.optimizer import AdamW8bitConfig, AdamWConfig
+from trainer.config.fit import FitConfig
 from trainer.config.recipe import RecipeConfig
-from trainer.files.assets import asset_path
-from trainer.training.gradient_checkpointing import set_checkpointing
-from trainer.training.masters import MasterWeights, clip, measure
-from trainer.training.objective import NoiseSchedule
-from trainer.training.optimizer import build_optimizer, set_learning_rates
-from trainer.training.step import MicroBatch, StepModels, training_step
+from trainer.memory.steps import StepTapes, trace_steps
+from trainer.memory.subject import subject_ahead
+from trainer.memory.tape import Tape
 
-META = torch.device("meta")
 GIB = 2**30
-SIZES = {"sd15": (512, 768, None), "sdxl": (1024, 2048, 1280)}
+NATIVE: dict[Family, tuple[int, int]] = {"sd15": (512, 512), "sdxl": (1024, 1024)}
+# Seconds of processor time that a trace may take: twice what it does when nothing else runs.
+SECONDS = {"sd15": 3.0, "sdxl": 8.0}
 
 
-@pytest.fixture(autouse=True)
-def flash_attention(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On meta PyTorch would choose the math kernel; a GPU takes flash, which keeps no matrix of scores."""
-
-    def flash(query: Tensor, key: Tensor, value: Tensor, *_: object, is_causal: bool = False, **__: object) -> Tensor:
-        output: Tensor = torch.ops.aten._scaled_dot_product_flash_attention(query, key, value, 0.0, is_causal)[0]
-        return output
-
-    monkeypatch.setattr(F, "scaled_dot_product_attention", flash)
-
-
-class Allocations(TorchDispatchMode):
-    """Counts operations that compute, and the bytes that live in storages born inside, now and at most."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.operations = 0
-        self.live = 0
-        self.peak = 0
-        self.known: set[int] = set()
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        result = func(*args, **(kwargs or {}))
-        taken = {leaf.untyped_storage()._cdata for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
-        for tensor in tree_leaves(result):
-            if isinstance(tensor, Tensor) and tensor.is_meta:
-                self.note(tensor.untyped_storage(), taken)
-        self.operations += not (func.is_view or func is torch.ops.aten._unsafe_view.default)
-        return result
-
-    def note(self, storage: torch.UntypedStorage, taken: set[int]) -> None:
-        name = storage._cdata
-        if name in self.known or name in taken:
-            return
-        self.known.add(name)
-        self.live += storage.nbytes()
-        self.peak = max(self.peak, self.live)
-        weakref.finalize(storage, self.forget, name, storage.nbytes())
-
-    def forget(self, name: int, size: int) -> None:
-        self.known.discard(name)
-        self.live -= size
-
-
-@dataclass
-class Traced:
-    """A full-size base with its adapter, on the meta device."""
-
-    models: StepModels
-    adapter: Adapter
-    masters: MasterWeights
-
-
-def config(family: Family, part: str) -> dict[str, object]:
-    loaded: dict[str, object] = json.loads(
-        asset_path("models", family, part, "config.json").read_text(encoding="utf-8")
+def traced(family: Family, fit: dict[str, Any], recipe: dict[str, Any], pictures: int = 1) -> StepTapes:
+    subject = subject_ahead(
+        family,
+        RecipeConfig.model_validate({"resolution": NATIVE[family][0], **recipe}),
+        FitConfig.model_validate(fit),
     )
-    return loaded
+    started = time.process_time()
+    tapes = trace_steps(subject, [NATIVE[family]], pictures)
+    assert time.process_time() - started < SECONDS[family]
+    return tapes
 
 
-def full_size(family: Family, recipe: RecipeConfig, dtype: torch.dtype = torch.bfloat16) -> Traced:
-    with META:
-        unet = UNet2DConditionModel.from_config(config(family, "unet"))
-        encoders: list[nn.Module] = [CLIPTextModel(CLIPTextConfig(**config(family, "text_encoder")))]
-        if family == "sdxl":
-            encoders.append(CLIPTextModelWithProjection(CLIPTextConfig(**config(family, "text_encoder_2"))))
-    for model in (unet, *encoders):
-        nn.Module.to(model, dtype).eval().requires_grad_(False)
-    adapter = attach(family, unet, encoders, recipe, dtype=dtype, generator=lambda name: np.random.default_rng(0))
-    live = any(part != "unet" for part in adapter.part_of.values())
-    models = StepModels(family, unet, tuple(encoders) if live else (), None, dtype)
-    return Traced(models, adapter, MasterWeights(adapter.parameters))
+def live(tape: Tape) -> list[int]:
+    """Bytes alive after each event, counted from the tape's beginning; without workspaces."""
+    sizes = [0 if storage.kind == "workspace" else storage.bytes for storage in tape.storages]
+    return list(accumulate(sizes[event] if event >= 0 else -sizes[~event] for event in tape.events.tolist()))
 
 
-def meta_batch(traced: Traced, count: int) -> MicroBatch:
-    family = traced.models.family
-    side, width, pooled = SIZES[family]
-    latents = torch.empty(count, 4, side // 8, side // 8)
-    live = bool(traced.models.text_encoders)
-    dtype = traced.models.dtype
-    text = TextConditioning(
-        torch.empty(count, 77, width, dtype=dtype), torch.empty(count, pooled, dtype=dtype) if pooled else None
-    )
-    return MicroBatch(
-        latents=latents,
-        noise=latents.clone(),
-        input_noise=None,
-        timesteps=torch.zeros(count, dtype=torch.int64),
-        text=None if live else text,
-        tokens=(torch.zeros(count, 77, dtype=torch.int64),) * len(traced.models.text_encoders) if live else None,
-        time_ids=torch.empty(count, 6) if pooled else None,
-        mask=latents[:, :1].clone(),
-        weights=torch.ones(count),
-    ).to(META)
+def operations(tape: Tape) -> int:
+    return sum(work.count for work in tape.work if work.stage in ("forward", "backward", "recompute"))
 
 
-def run_step(traced: Traced, batch: MicroBatch) -> Tensor:
-    schedule = NoiseSchedule.create("epsilon", False).to(META, torch.float32)
-    loss = training_step(traced.models, schedule, ObjectiveConfig(min_snr_gamma=5.0), batch, 1024.0)
-    assert (loss.is_meta, loss.shape, loss.dtype) == (True, (), torch.float32)
-    return loss
-
-
-@pytest.fixture(scope="module")
-def sdxl() -> Traced:
-    return full_size("sdxl", RecipeConfig(rank=16))
-
-
-def test_sdxl_at_1024_without_checkpointing(sdxl: Traced) -> None:
+def test_sdxl_at_1024_without_checkpointing() -> None:
     """A micro-step of one picture; elsewhere PEFT was counted at 10.4 k operations and 6.29 GiB."""
-    set_checkpointing(sdxl.models.unet, (), "none")
-    batch = meta_batch(sdxl, 1)
-    with Allocations() as mode:
-        run_step(sdxl, batch)
-        operations = mode.operations
-        sdxl.masters.accumulate()
-    assert operations == pytest.approx(10_400, rel=0.05)
-    assert mode.peak / GIB == pytest.approx(6.29, rel=0.03)
-    gradients = sdxl.masters.gradients()
-    assert len(gradients) == len(sdxl.adapter.parameters) == 2 * 722
-    assert {gradient.dtype for gradient in gradients} == {torch.float32}
-    # What outlives the step is the gradients, once, in fp32.
-    assert mode.live == pytest.approx(sum(gradient.nbytes for gradient in gradients), abs=4096)
-    sdxl.masters.zero_grad()
+    micro = traced("sdxl", {"checkpointing": "none"}, {}).micro_first[1024, 1024]
+    assert operations(micro) == pytest.approx(10_400, rel=0.05)
+    assert max(live(micro)) / GIB == pytest.approx(6.29, rel=0.03)
+    # What outlives the step is the gradients, once, in fp32, and the loss.
+    left = {storage.name: storage for storage in micro.storages if storage.kind == "gradients" and storage.name}
+    masters = [storage for name, storage in left.items() if name.startswith("master_gradient.")]
+    assert len(masters) == 2 * 722
+    assert live(micro)[-1] == sum(storage.bytes for storage in masters) + 4
 
 
-def test_sdxl_at_1024_with_checkpointing(sdxl: Traced) -> None:
+def test_sdxl_at_1024_with_checkpointing() -> None:
     """Blocks keep their inputs and are computed again: a forward more, a tenth of the memory (0.45 GiB kept, A4)."""
-    set_checkpointing(sdxl.models.unet, (), "full")
-    batch = meta_batch(sdxl, 1)
-    with Allocations() as mode:
-        run_step(sdxl, batch)
-    assert 14_000 < mode.operations < 16_500
-    assert 0.45 < mode.peak / GIB < 0.65
-    assert all(weight.grad is not None for weight in sdxl.adapter.parameters.values())
-    sdxl.masters.zero_grad()
+    micro = traced("sdxl", {"checkpointing": "full"}, {}).micro_more[1024, 1024]
+    assert 14_000 < operations(micro) < 16_500
+    assert 0.45 < max(live(micro)) / GIB < 0.65
+    assert {storage.stage for storage in micro.storages} == {"forward", "backward", "recompute"}
 
 
 def test_sd15_with_its_text_encoder_through_whole_steps() -> None:
-    """Two optimizer steps: what stays after either is the optimizer's state, so a run's peak is in the second."""
-    traced = full_size("sd15", RecipeConfig.model_validate({"text_encoder": {"learning_rate": 1e-5}}))
-    assert len(traced.adapter.parameters) == 2 * (192 + 72)
-    masters, batch = traced.masters, meta_batch(traced, 2)
-    left, peaks = [], []
-    with Allocations() as mode:
-        optimizer = build_optimizer(AdamWConfig(), {"unet": (1e-4, list(masters.masters.values()))})
-        for _ in range(2):
-            mode.peak = mode.live
-            set_learning_rates(optimizer, 0.5)
-            loss = run_step(traced, batch)
-            masters.accumulate()
-            assert measure(loss, masters, 1024.0).shape == (2,)
-            clip(masters, 2.0, 1.0, 1024.0)
-            optimizer.step()
-            masters.refresh()
-            masters.zero_grad()
-            left.append(mode.live)
-            peaks.append(mode.peak)
-    state = 2 * sum(master.nbytes for master in masters.masters.values())
-    assert left == [pytest.approx(state, abs=4096)] * 2
-    assert peaks[1] == pytest.approx(peaks[0] + state, abs=4096)
+    """What stays after either step is the optimizer's state, which appears in the first."""
+    tapes = traced("sd15", {}, {"text_encoder": {"learning_rate": 1e-5}}, pictures=2)
+    masters = [storage for storage in tapes.weights.storages if (storage.name or "").startswith("master.")]
+    assert len(masters) == 2 * (192 + 72)
+    state = 2 * sum(storage.bytes for storage in masters)
+    micro = live(tapes.micro_first[512, 512])[-1]
+    assert live(tapes.optimizer_first)[-1] == state - micro
+    assert live(tapes.optimizer)[-1] == -micro
 
 
-def test_eight_bit_state_is_seen_too() -> None:
-    weight = Parameter(torch.empty(64, 64, device=META))
-    optimizer = build_optimizer(AdamW8bitConfig(), {"unet": (1e-4, [weight])})
-    weight.grad = torch.empty_like(weight)
-    with Allocations() as mode:
-        optimizer.step()
-    # Two states of a byte a weight, two fp32 maxima for each 256 weights, two maps of 256 fp32 numbers.
-    assert mode.live == pytest.approx(2 * 4096 + 2 * 4 * 16 + 2 * 4 * 256, abs=256)
+def test_every_storage_is_told_by_its_module() -> None:
+    """Forward, backward and recomputation of a layer are found under its path."""
+    micro = traced("sd15", {"checkpointing": ["up_blocks.3"]}, {}).micro_more[512, 512]
+    layer = "unet.up_blocks.3.attentions.2.transformer_blocks.0.ff.net.2"
+    for stage in ("forward", "recompute", "backward"):
+        assert any(storage.stage == stage and storage.module.startswith(layer) for storage in micro.storages)
+    nowhere = [storage for storage in micro.storages if not storage.module and storage.stage != "accumulate"]
+    assert sum(storage.bytes for storage in nowhere) < 0.01 * max(live(micro))
