@@ -7,7 +7,8 @@ import pytest
 from trainer import cli, gpu
 from trainer.cli import doctor
 from trainer.errors import ImpastoError
-from trainer.protocol import places
+from trainer.memory import calibration
+from trainer.protocol import host, places
 
 GIB = 1 << 30
 
@@ -48,21 +49,39 @@ def test_this_machine_is_told_of(capsys):
     assert "Training can work here." in told
 
 
-def test_a_card_is_described_with_who_uses_it(monkeypatch):
+def test_a_card_is_described_with_who_uses_it_and_what_cuda_takes(monkeypatch):
     uses = [gpu.Use(1, "game.exe", 2 * GIB), gpu.Use(2, "dwm.exe", None)]
     monkeypatch.setattr(gpu, "cards", lambda: [card(uses=uses)])
-    (told,) = (check for check in found() if "RTX 4090" in check.sentence)
-    assert told.verdict == "ok"
-    assert "20.0 GiB of 24.0 GiB free, compute capability 8.9, bf16" in told.sentence
-    assert told.sentence.endswith("; used by: game.exe 2.0 GiB, dwm.exe")
+    told = [check for check in found() if check.sentence.startswith("Card 0")]
+    assert [check.verdict for check in told] == ["ok"] * 3
+    assert "20.0 GiB of 24.0 GiB free, compute capability 8.9, bf16, Ada" in told[0].sentence
+    assert told[1].sentence == "Card 0 is used by: game.exe 2.0 GiB, dwm.exe"
+    assert "CUDA itself takes about 480.0 MiB" in told[2].sentence
 
 
 def test_a_card_that_others_fill_is_doubtful(monkeypatch):
-    monkeypatch.setattr(gpu, "cards", lambda: [card(free=2 * GIB)])
-    (told,) = (check for check in found() if "RTX 4090" in check.sentence)
-    assert told.verdict == "doubtful"
-    assert "programs unknown" in told.sentence
-    assert told.remedy
+    monkeypatch.setattr(gpu, "cards", lambda: [card(free=2 * GIB, uses=[gpu.Use(1, "game.exe", 20 * GIB)])])
+    doubtful = [check for check in found() if check.sentence.startswith("Card 0") and check.verdict == "doubtful"]
+    assert [check.remedy for check in doubtful] == [
+        "Close what you do not need on it: game.exe holds 20.0 GiB.",
+        "Close other programs on it before training.",
+    ]
+
+
+def test_the_context_that_finished_runs_had_is_told(monkeypatch):
+    monkeypatch.setattr(gpu, "cards", lambda: [card()])
+    monkeypatch.setattr(calibration, "corrections", lambda *_: calibration.Correction(context_bytes=123 << 20))
+    assert any("CUDA itself takes about 123.0 MiB" in check.sentence for check in found())
+
+
+def test_windows_is_asked_about_its_page_file_and_the_driver_about_spilling(monkeypatch):
+    monkeypatch.setattr(gpu, "cards", lambda: [card()])
+    monkeypatch.setattr(platform, "system", lambda: "Windows")
+    monkeypatch.setattr(host, "main_memory", lambda: host.MainMemory(32 * GIB, 16 * GIB, 40 * GIB, 8 * GIB))
+    promises, spilling = (check for check in found() if "main memory" in check.sentence)
+    assert promises.verdict == "doubtful"
+    assert "22 GiB larger" in promises.remedy
+    assert "Sysmem Fallback" in spilling.remedy
 
 
 def test_a_torch_for_cpus_beside_a_card_is_broken(tmp_path, monkeypatch, capsys):

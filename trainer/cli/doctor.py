@@ -11,30 +11,20 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
-from trainer.cli import words
+from trainer.cli import checks, words
 from trainer.cli.arguments import Commands, add_command
+from trainer.cli.checks import Check
 from trainer.errors import EXIT_DONE, EXIT_FAULT, ImpastoError
 from trainer.protocol import places
+from trainer.protocol.versions import LIBRARIES, version_of
 
 if TYPE_CHECKING:
     from trainer.gpu import Card
 
-_LIBRARIES = (
-    "torch",
-    "diffusers",
-    "transformers",
-    "peft",
-    "bitsandbytes",
-    "accelerate",
-    "safetensors",
-    "numpy",
-    "pillow",
-)
 _REBUILD = "Run `python run.py rebuild`, or reinstall Impasto in your own environment."
 _ENOUGH_BYTES = 10 << 30
 _SELF_TEST_SECONDS = 300
@@ -64,15 +54,6 @@ print(json.dumps(found))
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
-    """One thing looked at: whether training works with it, what was found, and what to do if not."""
-
-    verdict: Literal["ok", "doubtful", "broken"]
-    sentence: str
-    remedy: str = ""
-
-
 def add_commands(commands: Commands) -> None:
     """Define the words of the command."""
     what = "look at this machine and say what would keep training from working"
@@ -99,7 +80,7 @@ def examine(*, self_test: bool) -> Iterator[Check]:
     yield from _check_libraries()
     found, check_of_driver = _find_cards()
     yield check_of_driver
-    yield from (_describe(card) for card in found)
+    yield from _check_cards(found)
     yield _check_build(found)
     yield from _check_folders()
     if self_test:
@@ -116,11 +97,12 @@ def _check_python() -> Check:
 
 def _check_libraries() -> Iterator[Check]:
     found, missing = [], []
-    for name in _LIBRARIES:
-        try:
-            found.append(f"{name} {metadata.version(name)}")
-        except metadata.PackageNotFoundError:
+    for name in LIBRARIES:
+        version = version_of(name)
+        if version is None:
             missing.append(name)
+        else:
+            found.append(f"{name} {version}")
     yield Check("ok", "Libraries: " + ", ".join(found))
     if missing:
         yield Check("broken", f"Not installed: {', '.join(missing)}", _REBUILD)
@@ -139,16 +121,24 @@ def _find_cards() -> tuple[list[Card], Check]:
     return found, Check("ok", f"NVIDIA driver {found[0].driver}, CUDA {cuda}")
 
 
-def _describe(card: Card) -> Check:
-    facts = f"compute capability {card.capability[0]}.{card.capability[1]}, {'bf16' if card.bf16 else 'fp16 only'}"
-    memory = f"{words.size(card.free_bytes)} of {words.size(card.total_bytes)} free"
-    sentence = f"Card {card.index}: {card.name}, {memory}, {facts}"
-    used = ", ".join(f"{use.name} {words.size(use.bytes)}" if use.bytes is not None else use.name for use in card.uses)
-    if card.free_bytes < card.total_bytes // 2:
-        return Check(
-            "doubtful", f"{sentence}; used by: {used or 'programs unknown'}", "Close what you do not need on it."
-        )
-    return Check("ok", sentence + (f"; used by: {used}" if used else ""))
+def _check_cards(found: list[Card]) -> Iterator[Check]:
+    """Judge every card, and what the system has to do with them."""
+    from trainer.memory.calibration import corrections
+    from trainer.memory.cards import model_of
+    from trainer.memory.overheads import overheads_for
+    from trainer.protocol.host import main_memory
+
+    system = platform.system()
+    for card in found:
+        overheads = overheads_for(model_of(card), system)
+        learned = corrections(card.name, system, {"torch": version_of("torch") or ""}).context_bytes
+        yield checks.check_card(card)
+        yield checks.check_uses(card)
+        yield checks.check_context(card, learned or overheads.context_bytes, overheads.desktop_bytes)
+    memory = main_memory()
+    told = [checks.check_commit(memory, found)] if memory is not None else []
+    told += [checks.check_spilling(found[0].driver, system)] if found else []
+    yield from (check for check in told if check is not None)
 
 
 def _check_build(found: list[Card]) -> Check:
