@@ -17,8 +17,8 @@ MIB = 2**20
 CPU_REMARK = (
     "Small models in main memory: bytes asked for, as PyTorch's profiler counts them. What the CPU's own kernels take "
     "beside a card's is in what was measured, and not forecast: oneDNN's reordered weights and pictures where a "
-    "convolution is at the peak (where blocks are recomputed it is elsewhere), and the fp32 copies in which "
-    "bitsandbytes computes its 8-bit optimizers on the CPU."
+    "convolution is at the peak (where blocks are recomputed it is elsewhere), dropout's masks in the format of its "
+    "input, and the fp32 copies in which bitsandbytes computes its 8-bit optimizers."
 )
 
 
