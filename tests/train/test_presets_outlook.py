@@ -1,5 +1,6 @@
 """What a preset would cost on a card is said before it is kept: planned with tiny models of the true classes."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -37,15 +38,15 @@ def test_a_preset_is_planned_for_the_card_before_it_is_kept(capsys, monkeypatch)
     assert " at most (" in told
     assert told.index("On RTX 3060") < told.index("Kept ")
 
-    card = gpu.Card(0, "GPU-1", "NVIDIA GeForce GTX 1080", 8 * GIB, 7 * GIB, "581.15", (13, 1), (6, 1), ())
+    card = gpu.Card(0, "GPU-1", "NVIDIA GeForce RTX 3060", 12 * GIB, 11 * GIB, "581.15", (13, 1), (8, 6), ())
     monkeypatch.setattr(gpu, "cards", lambda: [card])
     assert cli.main(["presets", "check", "small.toml"]) == 0
-    assert "On NVIDIA GeForce GTX 1080: fp16 base" in capsys.readouterr().out
+    assert "On NVIDIA GeForce RTX 3060: bf16 base" in capsys.readouterr().out
 
-    full = gpu.Card(0, "GPU-1", "NVIDIA GeForce GTX 1080", 8 * GIB, 300 * 2**20, "581.15", (13, 1), (6, 1), ())
+    full = dataclasses.replace(card, free_bytes=GIB // 4)
     monkeypatch.setattr(gpu, "cards", lambda: [full])
     assert cli.main(["presets", "check", "small.toml"]) == 0
-    assert "It does not fit on NVIDIA GeForce GTX 1080, however it is fitted" in capsys.readouterr().out
+    assert "It does not fit on NVIDIA GeForce RTX 3060, however it is fitted" in capsys.readouterr().out
 
 
 def test_what_hinders_a_plan_is_told_and_the_preset_is_sound_all_the_same(capsys, monkeypatch):
