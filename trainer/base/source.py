@@ -203,18 +203,18 @@ class BaseSource:
 
     def empty_unet(self) -> UNet2DConditionModel:
         """Build the UNet on the meta device."""
-        unet: UNet2DConditionModel = _diffusers_model(UNet2DConditionModel, self.unet_config, str(self.path))
+        unet: UNet2DConditionModel = empty_diffusers_model(UNet2DConditionModel, self.unet_config, str(self.path))
         return unet
 
     def empty_text_encoders(self) -> list[TextEncoder]:
         """Build the text encoders on the meta device."""
         return [
-            _clip_model(facts.model_class, config, str(self.path))
+            empty_clip_model(facts.model_class, config, str(self.path))
             for facts, config in zip(self._facts.text_encoders, self.text_configs, strict=True)
         ]
 
     def _empty_vae(self) -> AutoencoderKL:
-        vae: AutoencoderKL = _diffusers_model(AutoencoderKL, self.vae_config, str(self.path))
+        vae: AutoencoderKL = empty_diffusers_model(AutoencoderKL, self.vae_config, str(self.path))
         return vae
 
     def _part(self, name: str, identity: BaseIdentity, naming: _Naming) -> _Part:
@@ -266,14 +266,17 @@ class BaseSource:
             self._progress(phase, done, total)
 
 
-def _diffusers_model(kind: Callable[..., _Model], config: Config, source: str) -> _Model:
-    """Build a diffusers model on the meta device; keys it does not know, of other versions, are left out."""
+def empty_diffusers_model(kind: Callable[..., _Model], config: Config, source: str) -> _Model:
+    """Build a diffusers model on the meta device; keys it does not know, of other versions, are left out.
+
+    Raises BaseModelError, which names `source`, for a config that nothing can be built from.
+    """
     known = inspect.signature(kind).parameters
     return _built(lambda: kind(**{key: value for key, value in config.items() if key in known}), source)
 
 
-def _clip_model(kind: type[Any], config: Config, source: str) -> Any:
-    """Build a text encoder on the meta device."""
+def empty_clip_model(kind: type[Any], config: Config, source: str) -> Any:
+    """Build a text encoder on the meta device; raises as `empty_diffusers_model`."""
     known = inspect.signature(CLIPTextConfig.__init__).parameters
     return _built(lambda: kind(CLIPTextConfig(**{key: value for key, value in config.items() if key in known})), source)
 

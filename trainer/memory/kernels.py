@@ -25,6 +25,7 @@ _IN_PLACE_IN_BACKWARD = frozenset({aten.add.Tensor, aten.index_put.default})
 # Kernels read by blocks of so many queries or keys; buffers are rounded up to them.
 _FLASH_BLOCK = 128
 _FLASH_HEAD = 32
+_FLASH_WIDE = 128
 _EFFICIENT_BLOCK = 64
 _NORM_CHUNK = 65536
 
@@ -197,7 +198,7 @@ def _flash_backward(args: Sequence[Any]) -> tuple[int, ...]:
     """dq is summed in fp32 (dq_accum), and the softmax's row sums are kept (softmax_d): flash_api.cpp, mha_bwd."""
     batch, heads, queries, width = args[1].shape
     rows = batch * heads * _up(queries, _FLASH_BLOCK)
-    return rows * 4, rows * _up(width, _FLASH_HEAD) * 4
+    return rows * 4, rows * _up(width, _FLASH_HEAD if width <= _FLASH_WIDE else 2 * _FLASH_HEAD) * 4
 
 
 def _efficient_backward(args: Sequence[Any]) -> tuple[int, ...]:
@@ -225,9 +226,11 @@ def _group_norm(args: Sequence[Any]) -> tuple[int, ...]:
 
 
 def _group_norm_backward(args: Sequence[Any]) -> tuple[int, ...]:
-    """Sums of each channel in fp32 (group_norm_kernel.cu)."""
+    """Three numbers for each channel and two for each group, in fp32 (group_norm_kernel.cu)."""
     batch, channels = args[1].shape[:2]
-    return *_copied(args[0]), *_copied(args[1]), batch * channels * 4, batch * channels * 4
+    groups = args[8]
+    sums = [batch * channels * 4] * 3 + [batch * groups * 4] * 2
+    return *_copied(args[0]), *_copied(args[1]), *sums
 
 
 def _layer_norm(args: Sequence[Any]) -> tuple[int, ...]:

@@ -20,7 +20,7 @@ from trainer.base.families import FAMILIES
 from trainer.base.family import TextEncoder
 from trainer.base.placing import Placer, place_weights
 from trainer.base.quantised import quantise_linears
-from trainer.base.source import BaseSource, _clip_model, _diffusers_model
+from trainer.base.source import BaseSource, empty_clip_model, empty_diffusers_model
 from trainer.base.stored import StoredTensor
 from trainer.base.text import TextConditioning
 from trainer.config.base import BaseConfig
@@ -43,7 +43,7 @@ Placed = TypeVar("Placed", bound=nn.Module)
 
 def bare_unet(subject: Subject, device: torch.device = META) -> tuple[UNet2DConditionModel, Placer | None]:
     """The UNet before its weights are placed, and what quantises each as it comes, where the fit says so."""
-    unet: UNet2DConditionModel = _diffusers_model(UNet2DConditionModel, subject.unet_config, _SOURCE)
+    unet: UNet2DConditionModel = empty_diffusers_model(UNet2DConditionModel, subject.unet_config, _SOURCE)
     kind = subject.fit.quantise
     return unet, quantise_linears(unet, kind, dtype_of(subject), device) if kind in ("int8", "nf4") else None
 
@@ -52,13 +52,14 @@ def bare_text_encoders(subject: Subject) -> list[TextEncoder]:
     """The text encoders before their weights are placed."""
     facts = FAMILIES[subject.family].text_encoders
     return [
-        _clip_model(fact.model_class, config, _SOURCE) for fact, config in zip(facts, subject.text_configs, strict=True)
+        empty_clip_model(fact.model_class, config, _SOURCE)
+        for fact, config in zip(facts, subject.text_configs, strict=True)
     ]
 
 
 def bare_vae(subject: Subject) -> AutoencoderKL:
     """The VAE before its weights are placed."""
-    vae: AutoencoderKL = _diffusers_model(AutoencoderKL, subject.vae_config, _SOURCE)
+    vae: AutoencoderKL = empty_diffusers_model(AutoencoderKL, subject.vae_config, _SOURCE)
     return vae
 
 
