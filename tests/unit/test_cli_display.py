@@ -66,6 +66,14 @@ def test_the_time_left_follows_the_latest_steps():
     assert story.pictures_per_second == pytest.approx(2.0)
 
 
+def test_the_time_left_begins_with_the_forecast_and_ends_with_what_is_measured():
+    story = told(events.AttemptStarted(1, "cpu", step_seconds=4.0), PhaseStarted("train", 100))
+    assert story.seconds_left("train", now=0.0) == pytest.approx(400.0)
+    for number in range(1, 6):
+        story.tell(step(number, number, seconds=2.0))
+    assert story.seconds_left("train", now=0.0) == pytest.approx(95 * 3.0)  # five steps weigh as much as the forecast
+
+
 def test_the_time_left_of_other_phases_follows_their_progress():
     story = told(PhaseStarted("cache_pictures", 40, time=100.0))
     assert story.seconds_left("cache_pictures", 105.0) is None

@@ -2,7 +2,7 @@ import pytest
 
 from trainer.memory.cards import find_card, known_cards
 from trainer.memory.tape import Work
-from trainer.memory.timing import blended, loading_seconds, rate_of, seconds, step_seconds
+from trainer.memory.timing import loading_seconds, rate_of, seconds
 from trainer.protocol.rate import Rate, Timed
 
 GIB = 1 << 30
@@ -59,22 +59,8 @@ def test_the_most_similar_timing_is_taken():
     assert seconds([work(flops=2 * 10**9, size=10**6, dtype="float32")], device) == pytest.approx(2e-3)
 
 
-def test_a_step_is_its_micro_batches_and_the_optimizer():
-    first, more, optimizer = [work(flops=2 * 10**9)], [work()], [work(flops=5 * 10**9)]
-    assert step_seconds(first, more, optimizer, 4, rate()) == pytest.approx(2e-3 + 3e-3 + 5e-3)
-
-
 def test_loading_goes_by_the_disk():
     assert loading_seconds(10**9, rate()) == pytest.approx(2.0)
-
-
-def test_the_forecast_gives_way_to_what_is_measured():
-    assert blended(2.0, []) == 2.0
-    few, many = blended(2.0, [1.0] * 5), blended(2.0, [1.0] * 100)
-    assert few == pytest.approx(1.5)
-    assert many == pytest.approx(1.0, rel=0.06)
-    assert blended(2.0, [1.0] * 99 + [500.0]) == pytest.approx(many, rel=0.01), "one slow step must not count for many"
-    assert blended(1.0, [3.0, 1.0]) == pytest.approx((5 * 1.0 + 2 * 2.0) / 7)
 
 
 def test_table_cards_keep_the_order_of_their_data_sheets():

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer.protocol.forecast import Forecast, Peak, PhaseForecast, read_forecast, write_forecast
+from trainer.protocol.forecast import Forecast, Peak, PhaseForecast, blended, read_forecast, write_forecast
 
 PEAK = Peak("backward of the first up block", "unet.up_blocks.0", "backward", 5, {"weights": 4}, (("unet", 4),))
 FORECAST = Forecast(
@@ -29,9 +29,19 @@ def test_a_forecast_comes_back(tmp_path: Path) -> None:
     assert FORECAST.of("train") is FORECAST.phases[1] and FORECAST.of("preview") is None
 
 
-@pytest.mark.parametrize("text", [None, "", "[]", "{}", '{"phases": 3}', '{"phases": [{}]}', '{"phases": [], "card": 1}'])
+@pytest.mark.parametrize(
+    "text", [None, "", "[]", "{}", '{"phases": 3}', '{"phases": [{}]}', '{"phases": [], "card": 1}']
+)
 def test_what_is_no_forecast_is_none(tmp_path: Path, text: str | None) -> None:
     path = tmp_path / "forecast.json"
     if text is not None:
         path.write_text(text, encoding="utf-8")
     assert read_forecast(path) is None
+
+
+def test_the_forecast_gives_way_to_what_is_measured() -> None:
+    assert blended(2.0, []) == 2.0
+    assert blended(None, []) is None
+    assert blended(None, [1.0, 3.0]) == 2.0
+    assert blended(2.0, [1.0] * 5) == pytest.approx(1.5)
+    assert blended(2.0, [1.0] * 95) == pytest.approx(1.05)

@@ -93,18 +93,20 @@ def run_train(options: argparse.Namespace) -> int:
     """Train a job from its beginning."""
     with shown(as_json=options.json) as on_event:
         from trainer.cli.planning import plan_run
+        from trainer.memory.calibration import learn
         from trainer.training.run import start
 
-        return start(options.job, _overrides(options), on_event, plan_run)
+        return start(options.job, _overrides(options), on_event, plan_run, learn)
 
 
 def run_resume(options: argparse.Namespace) -> int:
     """Go on with a run."""
     run = find_run(options.run)
     with shown(as_json=options.json) as on_event:
+        from trainer.memory.calibration import learn
         from trainer.training.run import resume
 
-        return resume(run, on_event, steps=options.steps, schedule=options.schedule)
+        return resume(run, on_event, steps=options.steps, schedule=options.schedule, learn=learn)
 
 
 @contextmanager

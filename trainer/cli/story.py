@@ -6,6 +6,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from trainer.protocol import events
+from trainer.protocol.forecast import blended
 
 # Of the moving average that is shown as the loss; single steps jump too much to be read.
 _DECAY = 0.98
@@ -39,6 +40,7 @@ class Story:
     skipped: int = 0
     finished: events.Finished | None = None
     error: events.ErrorEvent | None = None
+    _foreseen: float | None = None
     _average: float = 0.0
     _weight: float = 0.0
     _recent: deque[events.StepEvent] = field(default_factory=lambda: deque(maxlen=_WINDOW))
@@ -80,14 +82,15 @@ class Story:
             return None
         left = max(0, state.total - state.done)
         if phase == "train":
-            return left * sum(step.seconds for step in self._recent) / len(self._recent) if self._recent else None
+            each = blended(self._foreseen, [step.seconds for step in self._recent])
+            return None if each is None else left * each
         return left * state.elapsed(now) / state.done if state.done else None
 
     def _begin(self, event: events.AttemptStarted) -> None:
         self.phases.clear()
         self._recent.clear()
         self.current = self.finished = self.error = None
-        self.device, self.attempt = event.device, event.attempt
+        self.device, self.attempt, self._foreseen = event.device, event.attempt, event.step_seconds
 
     def _enter(self, event: events.PhaseStarted) -> None:
         state = self._phase(event.phase)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import cache
 from typing import Any
 
@@ -12,9 +12,6 @@ from trainer.files.assets import asset_path
 from trainer.memory.cards import CardModel
 from trainer.memory.tape import Work
 from trainer.protocol.rate import Rate, Timed
-
-# How many measured steps weigh as much as the forecast does.
-FORECAST_WEIGHT = 5
 
 
 def seconds(work: Iterable[Work], rate: Rate) -> float:
@@ -34,29 +31,9 @@ def seconds(work: Iterable[Work], rate: Rate) -> float:
     return max(device, operations * rate.host)
 
 
-def step_seconds(
-    first: Sequence[Work], more: Sequence[Work], optimizer: Sequence[Work], micro_batches: int, rate: Rate
-) -> float:
-    """Return the seconds of one optimizer step: a first micro-batch, the others, and the optimizer."""
-    return seconds([*first, *optimizer], rate) + (micro_batches - 1) * seconds(more, rate)
-
-
 def loading_seconds(size: int, rate: Rate) -> float:
     """Return the seconds to read and place so many bytes of weights."""
     return size / rate.disk
-
-
-def blended(forecast: float, measured: Sequence[float]) -> float:
-    """Return the seconds a step to expect from now on: the forecast, giving way to the median of measured steps.
-
-    The forecast weighs as much as FORECAST_WEIGHT steps; the median forgets single slow ones, as the first always is.
-    """
-    if not measured:
-        return forecast
-    ordered = sorted(measured)
-    middle = len(ordered) // 2
-    median = ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
-    return (FORECAST_WEIGHT * forecast + len(measured) * median) / (FORECAST_WEIGHT + len(measured))
 
 
 def rate_of(card: CardModel, system: str) -> Rate:

@@ -44,6 +44,8 @@ class AttemptStarted(Event):
     type: ClassVar[str] = "attempt_started"
     pid: int
     device: str
+    step_seconds: float | None = None
+    """What a step was forecast to take; None without a forecast."""
 
 
 @dataclass(frozen=True)

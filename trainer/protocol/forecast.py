@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from trainer.protocol import atomic
+
+# How many measured steps weigh as much as the forecast does.
+FORECAST_WEIGHT = 5
 
 ForecastPhase = Literal[
     "load",
@@ -94,6 +97,22 @@ class Forecast:
     def of(self, phase: str) -> PhaseForecast | None:
         """The part for one phase; None when it is not in the forecast."""
         return next((part for part in self.phases if part.phase == phase), None)
+
+    @property
+    def mean_step_seconds(self) -> float | None:
+        """Of one optimizer step, the buckets counted alike; None when it is not known."""
+        return sum(self.step_seconds.values()) / len(self.step_seconds) if self.step_seconds else None
+
+
+def blended(forecast: float | None, measured: Sequence[float]) -> float | None:
+    """Return the seconds a step to expect from now on: the forecast, giving way to the mean of measured steps.
+
+    The forecast weighs as much as FORECAST_WEIGHT steps. None where there is neither.
+    """
+    weight = 0 if forecast is None else FORECAST_WEIGHT
+    if not weight + len(measured):
+        return None
+    return (weight * (forecast or 0.0) + sum(measured)) / (weight + len(measured))
 
 
 def write_forecast(path: Path, forecast: Forecast) -> None:

@@ -64,8 +64,8 @@ class Attempt:
         self.meter = Meter(self.parts.device, reporter)
         drawers = (self.validator, self.previewer)
         self.keeper = Keeper(job, self.parts, segments, self.plan, drawers, run.checkpoints)
-        forecast = read_forecast(run.forecast)
-        self.recovery = Recovery(self.keeper, self.plan, self.prepare, reporter, self.meter, forecast)
+        self.forecast = read_forecast(run.forecast)
+        self.recovery = Recovery(self.keeper, self.plan, self.prepare, reporter, self.meter, self.forecast)
 
     def status(self, phase: events.Phase | None, number: int, state: State) -> Status:
         """How the run stands now; ``number`` is that of the attempt."""
@@ -80,7 +80,9 @@ class Attempt:
 
     def run_to_end(self, number: int) -> Ended:
         """Caches, trains and exports; returns how it ended and the LoRA written at the end, if any."""
-        self.reporter.write(events.AttemptStarted(pid=os.getpid(), device=self.job.fit.device or "cpu"))
+        each = self.forecast.mean_step_seconds if self.forecast else None
+        device = self.job.fit.device or "cpu"
+        self.reporter.write(events.AttemptStarted(pid=os.getpid(), device=device, step_seconds=each))
         saved = self._find_checkpoint()
         self.run.write_status(self.status(None, number, "running"))
         cap_memory(self.parts.device, self.reporter)
@@ -153,9 +155,11 @@ class Attempt:
             return
         written, _ = events.read_events(self.run.events)
         steps = self.job.recipe.steps or 1
-        report = make_report(written, read_forecast(self.run.forecast), self.parts.device, steps)
+        report = make_report(written, self.forecast, self.parts.device, steps)
         write_report(self.run.report, report)
         self.reporter.notice("report", in_short(report))
+        if trouble := self.reporter.learn(report):
+            self.reporter.notice("calibration", trouble)
 
     def _finish(self, engine: Engine, saving: Saving) -> Path:
         best = engine.progress.best_step

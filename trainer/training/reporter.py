@@ -7,6 +7,7 @@ from collections.abc import Callable
 from types import TracebackType
 
 from trainer.protocol import events
+from trainer.protocol.report import RunReport
 
 # Phase progress more often than this would only make the file grow.
 PROGRESS_SECONDS = 0.25
@@ -15,13 +16,21 @@ BEAT_SECONDS = 1.0
 OnEvent = Callable[[events.Event], None]
 OnBeat = Callable[[events.Phase], object]
 """Called with the phase under way, about once a second."""
+Learn = Callable[[RunReport], str | None]
+"""Called with the report of a finished run, so that later forecasts are better; returns what is to be said of it."""
+
+
+def learn_nothing(report: RunReport) -> str | None:
+    """Leaves later forecasts as they are."""
+    return None
 
 
 class Reporter:
     """Writes events in order and knows which phase is under way; before a run exists there is no writer."""
 
-    def __init__(self, on_event: OnEvent) -> None:
+    def __init__(self, on_event: OnEvent, learn: Learn = learn_nothing) -> None:
         self.on_event = on_event
+        self.learn = learn
         self.on_beat: OnBeat = lambda _phase: None
         self.writer: events.EventWriter | None = None
         self._beat = 0.0

@@ -45,7 +45,7 @@ from trainer.training.checkpoint import disk_full, steps_on_disk
 from trainer.training.control import Control
 from trainer.training.machine import numerics, this_machine
 from trainer.training.precision import DTYPES
-from trainer.training.reporter import OnEvent, Reporter
+from trainer.training.reporter import Learn, OnEvent, Reporter, learn_nothing
 from trainer.training.segments import Segment
 
 Extension = Literal["stretch", "hold", "restart"]
@@ -81,15 +81,21 @@ class Planner(Protocol):
         """
 
 
-def start(job_path: Path, overrides: Sequence[str], on_event: OnEvent, planner: Planner | None = None) -> int:
+def start(
+    job_path: Path,
+    overrides: Sequence[str],
+    on_event: OnEvent,
+    planner: Planner | None = None,
+    learn: Learn = learn_nothing,
+) -> int:
     """Trains the job in ``job_path`` from its beginning; returns the exit code.
 
     Nothing is written before the job, its base and its dataset are known to be good. Without a ``planner`` what the
-    fit leaves open is taken from a table. Raises ImpastoError.
+    fit leaves open is taken from a table. ``learn`` gets the finished run's report. Raises ImpastoError.
     """
     job = load_job(job_path, overrides)
     cache_limit()  # one that is no number is refused now, not in the middle
-    reporter = Reporter(on_event)
+    reporter = Reporter(on_event, learn)
     source = open_base(job.base, reporter.phase)
     reporter.notice("base", " ".join([f"{source.description}.", *source.evidence]))
     source.require_weights()
@@ -151,7 +157,14 @@ def require_usable_lora(job: Job, source: BaseSource) -> None:
         attach_adapter(job, source, source.empty_unet(), encoders, torch.float32, fresh=True)
 
 
-def resume(run: RunDirectory, on_event: OnEvent, *, steps: int | None = None, schedule: Extension = "stretch") -> int:
+def resume(
+    run: RunDirectory,
+    on_event: OnEvent,
+    *,
+    steps: int | None = None,
+    schedule: Extension = "stretch",
+    learn: Learn = learn_nothing,
+) -> int:
     """Goes on with a run from its last sound checkpoint; returns the exit code.
 
     ``steps`` gives the run another length. ``schedule`` says what becomes of the learning rate then: "stretch" lays its
@@ -167,7 +180,7 @@ def resume(run: RunDirectory, on_event: OnEvent, *, steps: int | None = None, sc
     this_machine(job.fit.device)
     cache_limit()
     segments = [Segment(*pair) for pair in facts["segments"]]
-    reporter = Reporter(on_event)
+    reporter = Reporter(on_event, learn)
     if steps is not None and steps != job.recipe.steps:
         require_longer(run, steps)
         job, segments = extended(job, steps, schedule, segments)
