@@ -1,0 +1,193 @@
+"""The tracer on small programs whose tapes can be written down by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from bitsandbytes.nn.modules import Params4bit
+from torch import Tensor, nn
+
+from tests.support.cpu_steps import tiny_subject
+from trainer.base.quantised import FrozenNF4Linear
+from trainer.memory.kernels import AttentionKernel
+from trainer.memory.steps import trace_steps
+from trainer.memory.tape import Storage, Tape
+from trainer.memory.tracer import CUBLAS_WORKSPACE, Tracer, recording
+
+META = torch.device("meta")
+
+
+def tape_of(program: Callable[[Tracer], object], kernel: AttentionKernel = "flash") -> Tape:
+    with recording(kernel) as tracer:
+        program(tracer)
+        return tracer.cut("tape")
+
+
+def story(tape: Tape) -> list[tuple[str, int]]:
+    """Births and deaths with their bytes, workspaces left out."""
+    return [
+        ("born" if event >= 0 else "dies", tape.storages[max(event, ~event)].bytes)
+        for event in tape.events.tolist()
+        if tape.storages[max(event, ~event)].kind != "workspace"
+    ]
+
+
+def by_kind(tape: Tape, kind: str) -> list[Storage]:
+    return [storage for storage in tape.storages if storage.kind == kind]
+
+
+def test_births_and_deaths_in_their_order() -> None:
+    def program(tracer: Tracer) -> None:
+        first = torch.empty(10, device=META)
+        second = first + 1.0
+        view = second[2:]
+        del first, second  # the view holds the second
+        third = view.double()
+        del view, third
+        torch.ones(4)  # on the CPU: not seen
+
+    assert story(tape_of(program)) == [
+        ("born", 40),
+        ("born", 40),
+        ("dies", 40),
+        ("born", 64),
+        ("dies", 40),
+        ("dies", 64),
+    ]
+
+
+def test_what_outlives_a_tape_dies_in_a_later_one_under_its_name() -> None:
+    with recording("flash") as tracer:
+        weight = torch.empty(8, device=META)
+        tracer.know(weight, "weights", "layer", "layer.weight")
+        nameless = weight * 2
+        first = tracer.cut("first")
+        del nameless, weight
+        second = tracer.cut("second")
+    assert [storage.name for storage in first.storages] == ["layer.weight", "first:1"]
+    assert second.events.tolist() == [~0, ~1]
+    assert [storage.name for storage in second.storages] == ["first:1", "layer.weight"]
+    assert first.storages[0].kind == "weights"
+
+
+def test_stages_modules_and_what_is_kept_for_backward() -> None:
+    model = nn.Sequential(nn.Linear(4, 4, device=META), nn.ReLU(), nn.Linear(4, 2, device=META))
+
+    def program(tracer: Tracer) -> None:
+        tracer.watch("net", model)
+        batch = torch.empty(3, 4, device=META)
+        with tracer.stage("forward"):
+            model(batch).sum().backward()
+        for path, weight in model.named_parameters():
+            assert weight.grad is not None
+            tracer.know(weight.grad, "gradients", path)
+
+    tape = tape_of(program)
+    kept = by_kind(tape, "activations")
+    # The loss and the gradient that backward begins with, besides what ReLU keeps.
+    assert [(storage.module, storage.bytes) for storage in kept] == [("net.1", 48), ("", 4), ("", 4)]
+    passed_on = [storage for storage in by_kind(tape, "temporary") if storage.stage == "backward"]
+    assert {storage.module for storage in passed_on} >= {"net.1", "net.2"}
+    assert sorted(storage.module for storage in by_kind(tape, "gradients")) == [
+        "0.bias",
+        "0.weight",
+        "2.bias",
+        "2.weight",
+    ]
+
+
+def test_attention_takes_flashs_operations_and_hidden_buffers() -> None:
+    def program(tracer: Tracer) -> None:
+        query = torch.empty(1, 2, 300, 40, device=META, dtype=torch.bfloat16, requires_grad=True)
+        with tracer.stage("forward"):
+            F.scaled_dot_product_attention(query, query, query).sum().backward()
+
+    tape = tape_of(program)
+    sizes = [storage.bytes for storage in by_kind(tape, "temporary") if storage.stage == "backward"]
+    assert 2 * 384 * 4 in sizes  # softmax_d: rows rounded up to 384
+    assert 2 * 384 * 64 * 4 in sizes  # dq_accum: heads of 40 rounded up to 64
+    assert 300 * 300 * 2 not in sizes  # no matrix of scores
+    (forward,) = [work for work in tape.work if work.kind == "attention" and work.stage == "forward"]
+    assert (forward.flops, forward.dtype) == (2 * 2 * (2 * 300 * 300 * 40), "bfloat16")
+
+
+def test_a_mask_turns_flash_into_efficient_with_an_aligned_bias() -> None:
+    def program(tracer: Tracer) -> None:
+        query = torch.empty(1, 2, 77, 64, device=META, dtype=torch.float16)
+        mask = torch.empty(77, 77, device=META, dtype=torch.bool)
+        F.scaled_dot_product_attention(query, query, query, attn_mask=mask)
+
+    assert 77 * 80 * 2 in [storage.bytes for storage in tape_of(program).storages]
+
+
+def test_dropout_keeps_a_mask_of_bytes() -> None:
+    def program(tracer: Tracer) -> None:
+        F.dropout(torch.empty(1000, device=META, requires_grad=True), 0.5)
+
+    assert [size for what, size in story(tape_of(program)) if what == "born"] == [4000, 4000, 1000]
+
+
+def test_workspaces_of_products_and_convolutions() -> None:
+    """cuBLAS keeps one for each thread; cuDNN takes its own for as long as it works."""
+    layer = nn.Conv2d(4, 8, 3, padding=1, device=META)
+
+    def program(tracer: Tracer) -> None:
+        matrix = torch.empty(5, 5, device=META, requires_grad=True)
+        with tracer.stage("forward"):
+            ((matrix @ matrix) @ matrix).sum().backward()
+            layer(torch.empty(1, 4, 6, 6, device=META))
+
+    workspaces = by_kind(tape_of(program), "workspace")
+    assert [(storage.module, storage.name, storage.bytes) for storage in workspaces] == [
+        ("cublas", "cublas.caller", CUBLAS_WORKSPACE),
+        ("cublas", "cublas.autograd", CUBLAS_WORKSPACE),
+        ("cudnn", None, 4 * (4 * 36 + 8 * 36 + 8 * 4 * 9 + 8)),
+    ]
+
+
+def test_numbers_can_be_read_where_there_are_none() -> None:
+    def program(tracer: Tracer) -> None:
+        zeros, others = torch.zeros(3, device=META), torch.zeros(3, device=META)
+        tracer.know_zero(zeros)
+        assert not zeros.any()
+        assert others.any()
+        assert others.sum().item() == 1.0
+
+    tape_of(program)
+
+
+def test_a_product_with_4_bit_weights_restores_them() -> None:
+    layer = FrozenNF4Linear(64, 128, bias=True, dtype=torch.bfloat16, device="meta")
+    weight = Params4bit(torch.empty(128, 64, device=META, dtype=torch.bfloat16), quant_type="nf4", module=layer)
+    layer.weight = weight._quantize(META)
+    layer.to(torch.bfloat16)
+
+    def program(tracer: Tracer) -> Tensor:
+        result: Tensor = layer(torch.empty(2, 64, device=META, dtype=torch.bfloat16))
+        return result
+
+    changes = story(tape_of(program))
+    assert ("born", 128 * 64 * 2) in changes
+    assert ("dies", 128 * 64 * 2) in changes
+
+
+def test_states_that_page_are_not_the_allocators() -> None:
+    """bitsandbytes takes states of 100,000 numbers and more from memory that moves between host and card."""
+
+    def state(name: str) -> int:
+        tapes = trace_steps(tiny_subject("sd15", {"rank": 512, "optimizer": {"name": name}}), [(64, 64)], 1)
+        return sum(storage.bytes for storage in tapes.optimizer_first.storages if storage.kind == "optimizer")
+
+    # Feed-forward layers of 64 * 4 or 64 * 8 by 512; the rest of the layers have fewer numbers.
+    assert 0 < state("paged_adamw8bit") < state("adamw8bit")
+
+
+@pytest.mark.parametrize("kernel", ["flash", "efficient", "cudnn", "math"])
+def test_kernels_are_put_back(kernel: AttentionKernel) -> None:
+    before = F.scaled_dot_product_attention, F.dropout
+    with pytest.raises(ZeroDivisionError), recording(kernel):
+        _ = 1 / 0
+    assert before == (F.scaled_dot_product_attention, F.dropout)
