@@ -1,0 +1,149 @@
+"""What memory depends on, and the keys under which traces of it are kept."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from pathlib import Path
+from subprocess import run
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from trainer.config.fit import FitConfig
+from trainer.config.job import Job
+from trainer.config.recipe import RecipeConfig
+from trainer.dataset.picture import Picture
+from trainer.files.configs import bundled_configs
+from trainer.memory.subject import BucketUse, Subject, subject_ahead, subject_of_job
+
+
+def subject(recipe: dict[str, Any] | None = None, **fit: Any) -> Subject:
+    return subject_ahead("sdxl", RecipeConfig.model_validate({"resolution": 1024, **(recipe or {})}), FitConfig(**fit))
+
+
+def picture(name: str, bucket: tuple[int, int], **facts: Any) -> Picture:
+    plain: dict[str, Any] = {
+        "id": name,
+        "path": Path(name),
+        "width": bucket[0],
+        "height": bucket[1],
+        "kind": "train",
+        "repeats": 1,
+        "weight": 1.0,
+        "captions": (),
+        "trigger": "",
+        "class_words": "",
+        "mask": "none",
+        "mask_path": None,
+        "mask_id": None,
+        "crop": None,
+        "bucket": bucket,
+    }
+    return Picture(**{**plain, **facts})
+
+
+def job(**recipe: Any) -> Job:
+    return Job.model_validate(
+        {
+            "name": "test",
+            "base": {"model": "base"},
+            "dataset": {"folders": [{"path": "pictures"}]},
+            "recipe": {"resolution": 512, **recipe},
+            "report": {
+                "previews": {"prompts": [{"prompt": "a cat", "width": 640}]},
+                "validation": {"timesteps": [1, 2]},
+            },
+        }
+    )
+
+
+SOURCE: Any = SimpleNamespace(
+    family="sd15", prediction="v", zero_terminal_snr=True, unet_config={"a": 1}, vae_config={}, text_configs=({},)
+)
+
+
+def test_ahead_of_any_base_it_is_the_published_one_with_a_square_bucket() -> None:
+    ahead = subject_ahead("sd15", RecipeConfig(resolution=520))
+    assert ahead.unet_config == bundled_configs("sd15")["unet"]
+    assert [(bucket.width, bucket.height) for bucket in ahead.buckets] == [(512, 512)]
+    assert (ahead.fit.dtype, ahead.fit.micro_batch, ahead.fit.checkpointing) == ("bf16", 1, "none")
+
+
+def test_a_recipe_without_its_resolution_is_refused() -> None:
+    with pytest.raises(ValueError, match="resolution"):
+        subject_ahead("sd15", RecipeConfig())
+
+
+def test_buckets_of_a_job_by_pixels_with_what_is_shown_in_the_first_epoch() -> None:
+    pictures = [
+        picture("a", (512, 512), repeats=3),
+        picture("b", (448, 576)),
+        picture("c", (384, 640), kind="regularisation"),
+        picture("d", (320, 320), kind="regularisation", repeats=9),
+        picture("e", (640, 384), kind="validation", mask="file"),
+    ]
+    found = subject_of_job(job(), SOURCE, pictures)
+    shown = {bucket.size: bucket.pictures for bucket in found.buckets}
+    assert shown[512, 512] == 3
+    assert shown[448, 576] == 1
+    assert shown[384, 640] + shown[320, 320] == 4  # as many as are trained on
+    pixels = [bucket.width * bucket.height for bucket in found.buckets]
+    assert pixels == sorted(pixels, reverse=True)
+    assert found.validation_buckets == (BucketUse(640, 384, 1),)
+    assert (found.validation, found.validation_timesteps, found.masks) == (True, 2, False)
+    assert [(prompt.width, prompt.height) for prompt in found.previews] == [(640, 512)]
+    assert (found.family, found.prediction, found.zero_terminal_snr) == ("sd15", "v", True)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        subject({"rank": 32}),
+        subject({"layers": "all"}),
+        subject({"optimizer": {"name": "adamw8bit"}}),
+        subject({"text_encoder": {"learning_rate": 1e-4}}),
+        subject({"objective": {"input_perturbation": 0.1}}),
+        subject({"dropout": 0.1}),
+        subject({"token_chunks": 150}),
+        subject(dtype="fp16"),
+        subject(quantise="nf4"),
+        subject(checkpointing="full"),
+        subject(checkpointing=["mid_block"]),
+        subject(attention="efficient"),
+        dataclasses.replace(subject(), masks=True),
+        dataclasses.replace(subject(), prediction="v"),
+        dataclasses.replace(subject(), unet_config={**subject().unet_config, "layers_per_block": 1}),
+    ],
+)
+def test_what_a_step_depends_on_gives_another_key(other: Subject) -> None:
+    assert other.key("steps") != subject().key("steps")
+
+
+@pytest.mark.parametrize(
+    "same",
+    [
+        subject({"learning_rate": 5e-4, "alpha": 4.0, "seed": 7, "steps": 99, "effective_batch": 9}),
+        subject({"objective": {"noise_offset": 0.05, "timestep_max": 500}, "schedule": {"warmup": 0.1}}),
+        subject(micro_batch=8, vae_tiling=False, preview_offload=True, vae_dtype="bf16", threads=3),
+        dataclasses.replace(subject(), buckets=(BucketUse(512, 512, 3),), validation_timesteps=9),
+        dataclasses.replace(subject(), unet_config={**subject().unet_config, "_name_or_path": "elsewhere"}),
+    ],
+)
+def test_what_a_step_does_not_depend_on_gives_the_same_key(same: Subject) -> None:
+    assert same.key("steps") == subject().key("steps")
+
+
+def test_parts_and_what_was_asked_for_besides_have_keys_of_their_own() -> None:
+    keys = {subject().key("steps"), subject().key("load"), subject().key("steps", (1024, 1024), 2)}
+    assert len(keys) == 3
+
+
+def test_keys_are_the_same_in_another_process() -> None:
+    program = (
+        "from trainer.memory.subject import *; from trainer.config.recipe import RecipeConfig\n"
+        "import sys; print(subject_ahead('sdxl', RecipeConfig(resolution=1024)).key('steps'), 'torch' in sys.modules)"
+    )
+    printed = run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
+    assert printed == [subject().key("steps"), "False"]
