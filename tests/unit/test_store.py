@@ -9,7 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trainer.memory.store import TapeStore, read, write
+from trainer.memory.outline import outline_of
+from trainer.memory.packing import read, read_outlines, write
+from trainer.memory.store import TapeStore
 from trainer.memory.tape import Storage, Tape, Work
 
 
@@ -55,6 +57,15 @@ def test_tapes_come_back_as_they_were(tmp_path: Path) -> None:
     assert [path.name for path in store.folder.iterdir()] == ["some key.npz"]
 
 
+def test_outlines_are_those_of_the_tapes(tmp_path: Path) -> None:
+    tapes = (tape(1), tape(2, 1), Tape("empty", (), np.zeros(0, np.int32), ()))
+    write(tmp_path / "a.npz", tapes)
+    assert read_outlines(tmp_path / "a.npz") == tuple(map(outline_of, tapes))
+    store = TapeStore(tmp_path)
+    assert store.outlines("a") == tuple(map(outline_of, tapes))
+    assert store.outlines("b") is None
+
+
 def test_equal_tapes_give_equal_files(tmp_path: Path) -> None:
     for name in ("a.npz", "b.npz"):
         write(tmp_path / name, [tape(5)])
@@ -64,7 +75,7 @@ def test_equal_tapes_give_equal_files(tmp_path: Path) -> None:
 def test_repeated_layers_take_little_room(tmp_path: Path) -> None:
     layers = tape(3).storages * 100
     events = np.arange(len(layers), dtype=np.int32)
-    write(tmp_path / "a.npz", [Tape("", layers, np.concatenate([events, ~events]), ())])
+    write(tmp_path / "a.npz", [Tape("", layers, np.concatenate([events, ~events]), ())], smallest=True)
     assert (tmp_path / "a.npz").stat().st_size < len(layers)
 
 
@@ -91,7 +102,7 @@ def test_a_damaged_entry_is_a_miss_and_goes(tmp_path: Path) -> None:
 
 def test_entries_of_another_form_are_misses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path / "key.npz", [tape()])
-    monkeypatch.setattr("trainer.memory.store.FORM", 2)
+    monkeypatch.setattr("trainer.memory.packing.FORM", 1000)
     assert read(tmp_path / "key.npz") is None
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from trainer.protocol.forecast import Peak, PhaseForecast
 
 # After so many seconds nothing new is traced for a better answer.
-PATIENCE = 25.0
+PATIENCE = 15.0
 _NAME_WIDTH = 26
 _TOO_SMALL = 1 << 20
 
@@ -199,7 +199,7 @@ def _rows(planned: Planned, pick: Plan, batch: int) -> Iterator[tuple[str, str, 
 
 def _row(name: str, plan: Plan, batch: int, note: str) -> tuple[str, str, str, str]:
     found = plan.forecast
-    memory = f"{words.size(found.reserved)} of {words.size(found.budget)}"
+    memory = f"{words.size(plan_words.taken(found))} of {words.size(found.budget)}"
     return name, memory, words.duration(found.seconds), plan_words.fit(plan.fit, batch) + note
 
 

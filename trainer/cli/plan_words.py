@@ -67,6 +67,11 @@ def checkpointed(chosen: FitConfig) -> str:
     return f"{words.counted(len(chosen.checkpointing or ()), 'block', 'blocks')} checkpointed"
 
 
+def taken(found: Forecast) -> int:
+    """Return what a run takes from the driver at most; where it fits only by giving back what is free, the budget."""
+    return min(found.reserved, found.budget) if found.fits else found.reserved
+
+
 def decisive(forecast: Forecast) -> PhaseForecast:
     """Return the phase that needs most."""
     return max(forecast.phases, key=lambda phase: phase.reserved)
@@ -77,7 +82,7 @@ def sentence(plan: Plan, effective_batch: int) -> str:
     found = plan.forecast
     peak = decisive(found)
     return (
-        f"{fit(plan.fit, effective_batch)}: {words.size(found.reserved)} of {words.size(found.budget)} at most "
+        f"{fit(plan.fit, effective_batch)}: {words.size(taken(found))} of {words.size(found.budget)} at most "
         f"({PHASES[peak.phase].lower()}), about {words.duration(found.seconds)}."
     )
 

@@ -22,7 +22,7 @@ PLANNED = ("dtype", "quantise", "checkpointing", "micro_batch", "vae_tiling", "p
 """The keys of a fit that a plan decides."""
 
 # Longer than this nobody waits for a better plan: what is not traced by then is not looked at.
-PATIENCE = 25.0
+PATIENCE = 15.0
 # So long the CPU's rate is measured; there a forecast decides nothing, so it should not be waited for.
 CPU_SECONDS = 0.4
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 
 from trainer.config.job import Job
 from trainer.dataset.picture import Picture
-from trainer.memory.outline import Sums, in_a_row
+from trainer.memory.outline import Outline, Sums, in_a_row
 from trainer.memory.subject import Subject, TracePart
 from trainer.memory.tape import Tape, Work
 from trainer.memory.timing import loading_seconds
-from trainer.memory.traces import Size, Steps, Traces
+from trainer.memory.traces import Size, Steps, T, Traces
 from trainer.protocol.forecast import ForecastPhase
 from trainer.protocol.rate import Rate
 
@@ -87,13 +87,13 @@ def transitions(buckets: Sequence[Size]) -> list[Size]:
     return order[:-1]
 
 
-def optimizer_step(subject: Subject, steps: Steps, *, first: bool = False) -> list[Tape]:
+def optimizer_step(subject: Subject, steps: Steps[T], *, first: bool = False) -> list[T]:
     """One optimizer step; micro-batches after the second repeat what that one did."""
     more = [steps.micro_more] * min(parts(subject) - 1, 1)
     return [steps.micro_first, *more, steps.optimizer_first if first else steps.optimizer]
 
 
-def training_sums(subject: Subject, steps: Steps) -> Sums:
+def training_sums(subject: Subject, steps: Steps[Outline]) -> Sums:
     """What training in one shape needs at the least: the weights, the first step and a later one."""
     first, later = optimizer_step(subject, steps, first=True), optimizer_step(subject, steps)
     return in_a_row([steps.weights, *first, *later])
@@ -104,7 +104,7 @@ def parts(subject: Subject) -> int:
     return -(-subject.recipe.effective_batch // (subject.fit.micro_batch or 1))
 
 
-def step_seconds(subject: Subject, steps: Steps, seconds: Seconds) -> float:
+def step_seconds(subject: Subject, steps: Steps[Outline], seconds: Seconds) -> float:
     """Of one optimizer step in one shape; a smaller last micro-batch counts by its pictures."""
     further = max(subject.recipe.effective_batch / (subject.fit.micro_batch or 1) - 1.0, 0.0)
     once = seconds([*steps.micro_first.work, *steps.optimizer.work])
@@ -120,9 +120,13 @@ class Course:
         self.rate = rate
         self._traces = traces
 
-    def steps(self, bucket: Size) -> Steps:
+    def steps(self, bucket: Size) -> Steps[Tape]:
         """The tapes of training in one shape."""
         return self._traces.steps(self.subject, bucket, self.subject.fit.micro_batch or 1)
+
+    def step_outlines(self, bucket: Size) -> Steps[Outline]:
+        """What they add up to."""
+        return self._traces.step_outlines(self.subject, bucket, self.subject.fit.micro_batch or 1)
 
     def before_training(self, seconds: Seconds) -> list[Act]:
         """Caches, then the base with adapter and masters."""
@@ -155,7 +159,7 @@ class Course:
     def step_seconds(self, seconds: Seconds) -> dict[Size, float]:
         """Of one optimizer step by shape; shapes that are not traced go by their pixels."""
         bounds = bounding_buckets(self.subject)
-        known = {size: step_seconds(self.subject, self.steps(size), seconds) for size in bounds}
+        known = {size: step_seconds(self.subject, self.step_outlines(size), seconds) for size in bounds}
         (large, small), areas = (bounds[0], bounds[-1]), {size: size[0] * size[1] for size in bounds}
         slope = (known[large] - known[small]) / ((areas[large] - areas[small]) or 1)
         return {

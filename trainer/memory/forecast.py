@@ -105,16 +105,24 @@ def forecast(subject: Subject, situation: Situation, traces: Traces, occasions: 
     return forecast_of(course, situation)
 
 
-def forecast_of(course: Course, situation: Situation) -> Forecast:
-    """The forecast of a course whose tapes are known."""
+def forecast_of(
+    course: Course, situation: Situation, within: Playing | None = None, *, brief: bool = False
+) -> Forecast:
+    """The forecast of a course, with ``brief`` without peaks and timelines.
+
+    ``within`` is the course played within the situation's budget, where that is known: where it had to give nothing
+    back to end, it is the course without any limit too.
+    """
     factor = situation.correction.time_factor
 
     def seconds(work: Iterable[Work]) -> float:
         return factor * timing.seconds(work, situation.rate)
 
-    free = run_through(course, situation, None)
-    fits = free.reserved <= situation.budget or run_through(course, situation, situation.budget).failure is None
-    phases = tuple(_phases(course, free, seconds))
+    unhindered = within is not None and within.failure is None and not within.allocator.retries
+    free = within if within is not None and unhindered else run_through(course, situation, None)
+    if within is None and free.reserved > situation.budget:
+        within = run_through(course, situation, situation.budget)
+    phases = tuple(_phases(course, free, seconds, brief=brief))
     subject, steps = course.subject, course.subject.recipe.steps or 1
     return Forecast(
         card=situation.card.name,
@@ -124,7 +132,7 @@ def forecast_of(course: Course, situation: Situation) -> Forecast:
         outside=situation.outside,
         margin=situation.margin,
         budget=situation.budget,
-        fits=fits,
+        fits=within is None or within.failure is None,
         seconds=sum(phase.seconds for phase in phases),
         step_seconds={f"{w}x{h}": value for (w, h), value in course.step_seconds(seconds).items()},
         time_factor=factor,
@@ -143,7 +151,7 @@ def forecast_on_cpu(course: Course, situation: Situation) -> Forecast:
     return replace(found, phases=phases, allocated=0, reserved=0, outside=0, margin=0, budget=0, fits=True)
 
 
-def _phases(course: Course, playing: Playing, seconds: Seconds) -> Iterator[PhaseForecast]:
+def _phases(course: Course, playing: Playing, seconds: Seconds, *, brief: bool) -> Iterator[PhaseForecast]:
     """Each phase that does anything to memory or takes time, in order."""
     training = _training_seconds(course, seconds)
     timed = {act.phase: act.seconds for act in (*course.before_training(seconds), *course.after_training(seconds))}
@@ -155,8 +163,8 @@ def _phases(course: Course, playing: Playing, seconds: Seconds) -> Iterator[Phas
             reserved=replayed.reserved(replayed.peak_reserved()),
             host=PROCESS_BYTES + _passing_through(course.subject, phase, replayed),
             seconds=timed[phase],
-            peaks=_peaks(replayed),
-            timeline=replayed.timeline(SAMPLES),
+            peaks=() if brief else _peaks(replayed),
+            timeline=() if brief else replayed.timeline(SAMPLES),
         )
 
 

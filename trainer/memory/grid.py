@@ -20,6 +20,9 @@ Checkpointing = Literal["none", "full"] | tuple[str, ...]
 # Micro-batches closer together than this make no difference worth a trace.
 CLOSE = 0.8
 
+# A block that holds less than this share of what all hold is not worth a set of its own.
+WORTH = 0.02
+
 _BLOCK = re.compile(r"\bunet\.(down_blocks\.\d|mid_block|up_blocks\.\d)\b")
 
 
@@ -92,12 +95,13 @@ def _level(name: str, levels: int) -> int:
 
 
 def nested_sets(ordered: Sequence[Block]) -> tuple[Checkpointing, ...]:
-    """No block, the first, the first two, ..., all: each holds less than the one before and computes more again."""
-    names = sorted((block.name for block in ordered), key=_forward_order)
-    partial: list[Checkpointing] = []
-    for count in range(1, len(ordered)):
-        chosen = {block.name for block in ordered[:count]}
-        partial.append(tuple(name for name in names if name in chosen))
+    """No block, the first, the first two, ..., all: each holds less than the one before and computes more again.
+
+    Blocks that hold next to nothing come last; a set that differs from all blocks in such ones alone is left out.
+    """
+    least = WORTH * sum(block.held for block in ordered)
+    names = [block.name for block in ordered if block.held >= least]
+    partial = [tuple(sorted(names[:count], key=_forward_order)) for count in range(1, len(names))]
     return ("none", *partial, "full")
 
 

@@ -69,5 +69,5 @@ def _figures(subject: Subject, situation: Situation, traces: Traces) -> tuple[in
     def seconds(work: Iterable[Work]) -> float:
         return timing.seconds(work, situation.rate)
 
-    steps = traces.steps(subject, bounding_buckets(subject)[0], subject.fit.micro_batch or 1)
+    steps = traces.step_outlines(subject, bounding_buckets(subject)[0], subject.fit.micro_batch or 1)
     return training_sums(subject, steps).peak, step_seconds(subject, steps, seconds)

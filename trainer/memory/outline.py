@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trainer.memory.tape import Tape
+from trainer.memory.tape import Tape, Work
 
 BLOCK = 512  # the allocator rounds up to multiples of this
 
@@ -29,6 +29,15 @@ class Sums:
 NOTHING = Sums(0, 0)
 
 
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """All that a search asks of a tape."""
+
+    name: str
+    sums: Sums
+    work: tuple[Work, ...]
+
+
 def sums(tape: Tape) -> Sums:
     """The sums of one tape; workspaces are left out, whose size depends on the card.
 
@@ -44,11 +53,14 @@ def sums(tape: Tape) -> Sums:
     return Sums(int(running[-1]), max(0, int(running.max()))) if len(running) else NOTHING
 
 
-def in_a_row(tapes: Iterable[Tape]) -> Sums:
+def outline_of(tape: Tape) -> Outline:
+    """The outline of a tape."""
+    return Outline(tape.name, sums(tape), tape.work)
+
+
+def in_a_row(outlines: Iterable[Outline]) -> Sums:
     """The sums of tapes played one after the other."""
-    total, known = NOTHING, dict[int, Sums]()
-    for tape in tapes:
-        if id(tape) not in known:
-            known[id(tape)] = sums(tape)
-        total = total.then(known[id(tape)])
+    total = NOTHING
+    for outline in outlines:
+        total = total.then(outline.sums)
     return total

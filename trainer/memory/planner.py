@@ -12,7 +12,7 @@ from trainer.config.ladder import RungConfig
 from trainer.memory import timing
 from trainer.memory.appraisal import Appraisal
 from trainer.memory.course import Course, Occasions
-from trainer.memory.forecast import forecast_of, run_through
+from trainer.memory.forecast import Playing, forecast_of, run_through
 from trainer.memory.grid import Checkpointing, candidates, nested_sets
 from trainer.memory.ladder import ladder
 from trainer.memory.recipes import Change, lighter
@@ -96,7 +96,7 @@ def plan(
     pick = planning.best(planning.choices)
     if pick is None:
         return planning.nothing_fits(look_for_change=others)
-    plan_of_pick = planning.plan_of(pick)
+    plan_of_pick = planning.plan_of(pick, brief=False)
     rungs = planning.ladder(pick)
     complete = not planning.appraisal.left_out
     if not others:
@@ -135,7 +135,7 @@ class _Planning:
         self.occasions = occasions if subject.previews else replace(occasions, previews=0)
         self.until = until
         self.appraisal = self._appraisal(self._fits, until)
-        self._fitting: dict[str, bool] = {}
+        self._played: dict[str, Playing] = {}
 
     @property
     def qualities(self) -> tuple[str, ...]:
@@ -166,13 +166,13 @@ class _Planning:
         found = best(choices, self.appraisal)
         if found is None and self.appraisal.left_out:
             self.appraisal.until = None
-            found = best([fit for fit in choices if fit.checkpointing == self.sets[-1]], self.appraisal)
+            found = best([fit for fit in choices if _but_quantise(fit) == _but_quantise(self.smallest)], self.appraisal)
             self.appraisal.until = self.until
         return found
 
-    def forecast(self, fit: FitConfig) -> Forecast:
-        """What a fit needs."""
-        return forecast_of(self._course(fit), self.situation)
+    def plan_of(self, fit: FitConfig, *, brief: bool = True) -> Plan:
+        """A fit with its forecast; the pick's is told at length."""
+        return Plan(fit, forecast_of(self._course(fit), self.situation, self._play(fit), brief=brief))
 
     def quicker(self, pick: FitConfig) -> Plan | None:
         """Of the fits of like quality that are quicker than the pick, the one that needs least."""
@@ -237,10 +237,9 @@ class _Planning:
 
     def nothing_fits(self, *, look_for_change: bool) -> Planned:
         """By how much the smallest fit is too large, and the smallest change of the recipe with which one fits."""
-        playing = run_through(self._course(self.smallest), self.situation, self.situation.budget)
-        smallest = self.plan_of(self.smallest)
+        smallest = self.plan_of(self.smallest, brief=False)
         missing = max(smallest.forecast.reserved - self.situation.budget, 1)
-        found = self._lighter(playing.failed_in) if look_for_change else None
+        found = self._lighter(self._play(self.smallest).failed_in) if look_for_change else None
         return Planned(self.situation, None, missing=missing, smaller=smallest, lighter=found)
 
     def _lighter(self, failed_in: ForecastPhase | None) -> Lighter | None:
@@ -275,10 +274,6 @@ class _Planning:
             return False
         return not self.appraisal.hopeless(self.smallest) and self._fits(self.smallest)
 
-    def plan_of(self, fit: FitConfig) -> Plan:
-        """A fit with its forecast."""
-        return Plan(fit, self.forecast(fit))
-
     def _appraisal(self, fits: Callable[[FitConfig], bool], until: float | None) -> Appraisal:
         return Appraisal(
             self.subject,
@@ -298,16 +293,25 @@ class _Planning:
         return Course(replace(self.subject, fit=fit), self.traces, self.occasions, self.situation.rate)
 
     def _fits(self, fit: FitConfig) -> bool:
-        """Whether a run ends within the budget; what fails before training rules out every fit that is alike there."""
+        """Whether a run ends within the budget; a phase that fails rules out every fit that is alike up to there."""
+        playing = self._play(fit)
+        if playing.failed_in in ("cache_pictures", "cache_texts"):
+            self.appraisal.rule_out(lambda _: True)
+        elif playing.failed_in in ("load", "quantise"):
+            self.appraisal.rule_out(lambda other: other.quantise == fit.quantise)
+        elif playing.failed_in in ("first_step", "train"):
+            self.appraisal.rule_out(lambda other: _of_steps(other) == _of_steps(fit))
+        return playing.failure is None
+
+    def _play(self, fit: FitConfig) -> Playing:
         key = fit.model_dump_json()
-        if key not in self._fitting:
-            playing = run_through(self._course(fit), self.situation, self.situation.budget)
-            self._fitting[key] = playing.failure is None
-            if playing.failed_in in ("cache_pictures", "cache_texts"):
-                self.appraisal.rule_out(lambda _: True)
-            elif playing.failed_in in ("load", "quantise"):
-                self.appraisal.rule_out(lambda other: other.quantise == fit.quantise)
-        return self._fitting[key]
+        if key not in self._played:
+            self._played[key] = run_through(self._course(fit), self.situation, self.situation.budget)
+        return self._played[key]
+
+
+def _of_steps(fit: FitConfig) -> tuple[object, ...]:
+    return fit.quantise, fit.checkpointing, fit.micro_batch
 
 
 def _but_quantise(fit: FitConfig) -> tuple[object, ...]:

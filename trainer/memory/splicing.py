@@ -53,7 +53,7 @@ def scaled(one: Tape, other: Tape, sizes: tuple[int, int], size: int) -> Tape | 
     return Tape(
         name=one.name,
         storages=tuple(
-            replace(a, bytes=between(a.bytes, b.bytes)) if a.bytes != b.bytes else a
+            Storage(between(a.bytes, b.bytes), a.kind, a.module, a.stage, a.name) if a.bytes != b.bytes else a
             for a, b in zip(one.storages, other.storages, strict=True)
         ),
         events=one.events,
@@ -68,8 +68,16 @@ def _alike(one: Tape, other: Tape) -> bool:
     """Whether two tapes have the same events, on storages and with operations that differ in size alone."""
     return (
         np.array_equal(one.events, other.events)
-        and [replace(storage, bytes=0) for storage in one.storages]
-        == [replace(storage, bytes=0) for storage in other.storages]
-        and [replace(work, flops=0, bytes=0) for work in one.work]
-        == [replace(work, flops=0, bytes=0) for work in other.work]
+        and len(one.storages) == len(other.storages)
+        and all(map(_same_storage, one.storages, other.storages))
+        and len(one.work) == len(other.work)
+        and all(map(_same_work, one.work, other.work))
     )
+
+
+def _same_storage(a: Storage, b: Storage) -> bool:
+    return a.name == b.name and a.module == b.module and a.stage == b.stage and a.kind == b.kind
+
+
+def _same_work(a: Work, b: Work) -> bool:
+    return (a.kind, a.dtype, a.stage, a.count) == (b.kind, b.dtype, b.stage, b.count)

@@ -2,34 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
+from trainer.memory.outline import Outline, outline_of
 from trainer.memory.splicing import scaled
 from trainer.memory.store import TapeStore
 from trainer.memory.subject import Subject, TracePart
 from trainer.memory.tape import Tape
 
 Size = tuple[int, int]
+T = TypeVar("T", Tape, Outline)
 
-# Every micro-batch above these follows from them; one of a single picture spares itself copies and follows from none.
+# Larger micro-batches follow from these two; one of a single picture spares itself copies and follows from none.
 SCALED_FROM = (2, 3)
+# Up to here one trace costs less than two, unless both are known.
+LARGEST_TRACED = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Steps:
-    """Training on micro-batches of one shape; played in this order these tapes follow on one another."""
+class Steps(Generic[T]):
+    """Training on micro-batches of one shape, as tapes or their outlines; in this order they follow on one another."""
 
-    weights: Tape
+    weights: T
     """Base, adapter and masters, as they are placed."""
-    micro_first: Tape
+    micro_first: T
     """The first micro-batch of an optimizer step, in which the masters' gradients are born."""
-    micro_more: Tape
+    micro_more: T
     """Any further one."""
-    optimizer_first: Tape
+    optimizer_first: T
     """The first optimizer step of a run, in which its state appears."""
-    optimizer: Tape
+    optimizer: T
 
 
 class Traces:
@@ -39,59 +44,88 @@ class Traces:
         """``before_tracing`` is called whenever tapes are missing; what it raises ends the asking."""
         self.store = store
         self.before_tracing = before_tracing
+        self.used: set[str] = set()
+        """The keys of all entries that were asked for."""
         self.made: list[str] = []
-        """What had to be traced, for whoever wants to know why it took long."""
-        self._kept: dict[str, tuple[Tape, ...]] = {}
+        """Those of them that had to be traced."""
+        self._tapes: dict[str, tuple[Tape, ...]] = {}
+        self._outlines: dict[str, tuple[Outline, ...]] = {}
 
-    def steps(self, subject: Subject, bucket: Size, pictures: int) -> Steps:
+    def steps(self, subject: Subject, bucket: Size, pictures: int) -> Steps[Tape]:
         """Training on micro-batches of ``pictures`` in ``bucket``."""
         key = subject.key("steps", bucket, pictures)
-        tapes = self._known(key) or self._scaled(subject, bucket, pictures)
-        return Steps(*(tapes or self._keep(key, lambda: _trace_steps(subject, bucket, pictures))))
+        tapes = self._read(key) or self._scaled(subject, bucket, pictures)
+        return Steps(*(tapes or self._trace(key, lambda: _trace_steps(subject, bucket, pictures))))
+
+    def step_outlines(self, subject: Subject, bucket: Size, pictures: int) -> Steps[Outline]:
+        """What the tapes of ``steps`` add up to."""
+        key = subject.key("steps", bucket, pictures)
+        outlines = self._read_outlines(key)
+        if outlines is None:
+            self.steps(subject, bucket, pictures)
+            outlines = self._outlines[key]
+        return Steps(*outlines)
 
     def phase(self, subject: Subject, part: TracePart) -> tuple[Tape, ...]:
         """A phase other than training."""
         key = subject.key(part)
-        found = self._known(key)
-        return self._keep(key, lambda: _trace_phase(subject, part)) if found is None else found
+        found = self._read(key)
+        return self._trace(key, lambda: _trace_phase(subject, part)) if found is None else found
+
+    def phase_outlines(self, subject: Subject, part: TracePart) -> tuple[Outline, ...]:
+        """What the tapes of ``phase`` add up to."""
+        found = self._read_outlines(subject.key(part))
+        return tuple(map(outline_of, self.phase(subject, part))) if found is None else found
 
     def has_steps(self, subject: Subject, bucket: Size, pictures: int) -> bool:
         """Whether the tapes of these micro-batches need not be traced."""
-        asked = (pictures,) if pictures <= max(SCALED_FROM) else SCALED_FROM
-        return all(self._known(subject.key("steps", bucket, size)) is not None for size in asked)
+        if self._read_outlines(subject.key("steps", bucket, pictures)) is not None:
+            return True
+        return pictures > max(SCALED_FROM) and self._has_both(subject, bucket)
 
     def has_phase(self, subject: Subject, part: TracePart) -> bool:
         """Whether the tapes of this phase need not be traced."""
-        return self._known(subject.key(part)) is not None
+        return self._read_outlines(subject.key(part)) is not None
 
     def _scaled(self, subject: Subject, bucket: Size, pictures: int) -> tuple[Tape, ...] | None:
         """The tapes of a large micro-batch from those of two small ones; None where they do not follow exactly."""
-        if pictures <= max(SCALED_FROM):
+        if pictures <= max(SCALED_FROM) or (pictures <= LARGEST_TRACED and not self._has_both(subject, bucket)):
             return None
         one, other = (self.steps(subject, bucket, size) for size in SCALED_FROM)
-        key = subject.key("steps", bucket, pictures)
         tapes = [scaled(a, b, SCALED_FROM, pictures) for a, b in zip(_in_order(one), _in_order(other), strict=True)]
         whole = tuple(tape for tape in tapes if tape is not None)
-        if len(whole) < len(tapes):
-            return None
-        self._kept[key] = whole
-        return whole
+        return self._keep(subject.key("steps", bucket, pictures), whole) if len(whole) == len(tapes) else None
 
-    def _known(self, key: str) -> tuple[Tape, ...] | None:
-        if key not in self._kept and (tapes := self.store.load(key)) is not None:
-            self._kept[key] = tapes
-        return self._kept.get(key)
+    def _has_both(self, subject: Subject, bucket: Size) -> bool:
+        return all(self._read_outlines(subject.key("steps", bucket, size)) is not None for size in SCALED_FROM)
 
-    def _keep(self, key: str, trace: Callable[[], tuple[Tape, ...]]) -> tuple[Tape, ...]:
+    def _read(self, key: str) -> tuple[Tape, ...] | None:
+        if key not in self._tapes and (tapes := self.store.load(key)) is not None:
+            self._tapes[key] = tapes
+            self.used.add(key)
+        return self._tapes.get(key)
+
+    def _read_outlines(self, key: str) -> tuple[Outline, ...] | None:
+        if key not in self._outlines and (outlines := self.store.outlines(key)) is not None:
+            self._outlines[key] = outlines
+            self.used.add(key)
+        return self._outlines.get(key)
+
+    def _trace(self, key: str, trace: Callable[[], tuple[Tape, ...]]) -> tuple[Tape, ...]:
         self.before_tracing()
-        self._kept[key] = tapes = trace()
         self.made.append(key)
+        return self._keep(key, trace())
+
+    def _keep(self, key: str, tapes: Sequence[Tape]) -> tuple[Tape, ...]:
+        self._tapes[key] = kept = tuple(tapes)
+        self._outlines[key] = tuple(map(outline_of, kept))
+        self.used.add(key)
         with suppress(OSError):  # a full disk costs the next forecast some seconds, not this one its answer
-            self.store.save(key, tapes)
-        return tapes
+            self.store.save(key, kept)
+        return kept
 
 
-def _in_order(steps: Steps) -> tuple[Tape, ...]:
+def _in_order(steps: Steps[Tape]) -> tuple[Tape, ...]:
     return steps.weights, steps.micro_first, steps.micro_more, steps.optimizer_first, steps.optimizer
 
 
