@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -85,9 +85,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
 
 
 @pytest.fixture(autouse=True)
-def shared_cache(place: Place, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("IMPASTO_CACHE", str(place.folder / "cache"))
-    yield
+def shared_home(place: Place, per_user_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is known of the pictures, and what is encoded: only the runs are each test's own."""
+    monkeypatch.setenv("IMPASTO_HOME", str(place.folder / "home"))
 
 
 def changes_of(trial: Trial) -> list[tuple[int, Mapping[str, Any]]]:
