@@ -10,15 +10,22 @@ import math
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, TypeVar
 
 import drawing
 import numpy as np
 import torch
 import torch.nn.functional as F
-from diffusers import AutoencoderKL, DDPMScheduler, PNDMScheduler, StableDiffusionPipeline, UNet2DConditionModel
+from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
+from diffusers.models.unets.unet_2d_condition import UNet2DConditionModel
+from diffusers.pipelines.stable_diffusion.pipeline_stable_diffusion import StableDiffusionPipeline
+from diffusers.schedulers.scheduling_ddpm import DDPMScheduler
+from diffusers.schedulers.scheduling_pndm import PNDMScheduler
 from PIL import Image
 from torch import Tensor, nn
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTokenizer
+
+_Module = TypeVar("_Module", bound=nn.Module)
 
 log = logging.getLogger("make_base")
 
@@ -46,6 +53,13 @@ def to_tensor(pictures: list[Image.Image]) -> Tensor:
     """RGB pictures as float32 (n, 3, height, width) in -1..1."""
     pixels = np.stack([np.asarray(picture) for picture in pictures])
     return torch.from_numpy(pixels).permute(0, 3, 1, 2).float() / 127.5 - 1
+
+
+def laid_out(module: _Module, layout: torch.memory_format) -> _Module:
+    """The module with its convolutions' weights in this order; torch's types leave the keyword out."""
+    to: Any = module.to
+    moved: _Module = to(memory_format=layout)
+    return moved
 
 
 def rate(step: int, steps: int, peak: float, hold: float) -> float:
@@ -115,7 +129,7 @@ class Trainer:
 
 def new_vae() -> AutoencoderKL:
     """SD 1.5's VAE class with 16 to 64 channels: 128 pixels become 16 x 16 x 4 latents."""
-    return AutoencoderKL(
+    vae: AutoencoderKL = AutoencoderKL(
         down_block_types=("DownEncoderBlock2D",) * 4,
         up_block_types=("UpDecoderBlock2D",) * 4,
         block_out_channels=(16, 32, 64, 64),
@@ -124,6 +138,7 @@ def new_vae() -> AutoencoderKL:
         norm_num_groups=8,
         sample_size=drawing.SIZE,
     )
+    return vae
 
 
 def picture_loss(made: Tensor, wanted: Tensor) -> Tensor:
@@ -152,7 +167,7 @@ def vae_batch(rng: np.random.Generator, whole: bool) -> Tensor:
 def train_vae(work: Path) -> AutoencoderKL:
     """Train, or load when already trained, the VAE; its scaling factor is 1 over the spread of its own latents."""
     torch.manual_seed(1)
-    vae = new_vae().to(memory_format=torch.channels_last)
+    vae = laid_out(new_vae(), torch.channels_last)
     trainer = Trainer(vae, work / "vae.pt", VAE_STEPS, 1.5e-3)
     for step in trainer.remaining():
         wanted = vae_batch(np.random.default_rng((1, step)), step >= VAE_WHOLE_FROM)
@@ -163,7 +178,8 @@ def train_vae(work: Path) -> AutoencoderKL:
         if step % 50 == 0:
             log.info("vae step %d loss %.4f kl %.2f", step, loss.item(), kl.item())
     trainer.finish()
-    return vae.eval()
+    vae.eval()
+    return vae
 
 
 def sharpen(vae: AutoencoderKL, work: Path) -> None:
@@ -173,6 +189,7 @@ def sharpen(vae: AutoencoderKL, work: Path) -> None:
     """
     torch.manual_seed(6)
     vae.train().encoder.requires_grad_(False)
+    assert vae.post_quant_conv is not None
     decoder = nn.ModuleDict({"decoder": vae.decoder, "post_quant_conv": vae.post_quant_conv})
     trainer = Trainer(decoder, work / "decoder.pt", SHARPEN_STEPS, 1e-3)
     for step in trainer.remaining():
@@ -221,9 +238,10 @@ def token_ids(tokenizer: CLIPTokenizer, captions: list[str]) -> Tensor:
 def known_ids(tokenizer: CLIPTokenizer) -> Tensor:
     """The rows of the vocabulary that training touches: all words of captions, and 400 others as strangers."""
     words = [*drawing.COLOURS, *drawing.SHAPES, *drawing.PATTERNS, *drawing.ARRANGEMENTS, "a on background ,"]
-    used = token_ids(tokenizer, [" ".join(words[i : i + 8]) for i in range(0, len(words), 8)]).unique()
+    used = torch.unique(token_ids(tokenizer, [" ".join(words[i : i + 8]) for i in range(0, len(words), 8)]))
     others = np.random.default_rng(2).choice(START, STRANGERS, replace=False)
-    return torch.cat([used, torch.from_numpy(others)]).unique()
+    rows: Tensor = torch.unique(torch.cat([used, torch.from_numpy(others)]))
+    return rows
 
 
 def text_config(rows: int) -> CLIPTextConfig:
@@ -244,7 +262,7 @@ def text_config(rows: int) -> CLIPTextConfig:
 
 def new_unet() -> UNet2DConditionModel:
     """SD 1.5's UNet with 32 to 128 channels and one layer a block; `attention_head_dim` counts heads, as there."""
-    return UNet2DConditionModel(
+    unet: UNet2DConditionModel = UNet2DConditionModel(
         sample_size=drawing.SIZE // 8,
         block_out_channels=(32, 64, 128, 128),
         layers_per_block=1,
@@ -252,6 +270,7 @@ def new_unet() -> UNet2DConditionModel:
         attention_head_dim=2,
         norm_num_groups=16,
     )
+    return unet
 
 
 class Artist(nn.Module):
@@ -260,7 +279,7 @@ class Artist(nn.Module):
     def __init__(self, rows: int) -> None:
         super().__init__()
         self.text_encoder = CLIPTextModel(text_config(rows))
-        self.unet = new_unet().to(memory_format=torch.channels_last)
+        self.unet = laid_out(new_unet(), torch.channels_last)
 
     def forward(self, noisy: Tensor, steps: Tensor, ids: Tensor) -> Tensor:
         """The predicted noise, shaped like `noisy` (n, 4, 16, 16)."""
@@ -317,7 +336,7 @@ def train_artist(pool: dict[str, Tensor], tokenizer: CLIPTokenizer, known: Tenso
     schedule = DDPMScheduler(beta_start=0.00085, beta_end=0.012, beta_schedule="scaled_linear")
     signal = schedule.alphas_cumprod / (1 - schedule.alphas_cumprod)
     weights = signal.clamp(max=MIN_SNR_GAMMA) / signal * signal.clamp(max=1.0).rsqrt()
-    used = torch.isin(known, pool["ids"].unique())
+    used = torch.isin(known, torch.unique(pool["ids"]))
     comma, empty = int(token_ids(tokenizer, [","])[0, 1]), token_ids(tokenizer, [""])[0]
     started = time.monotonic()
     for step in trainer.remaining():
@@ -356,11 +375,12 @@ def save_base(vae: AutoencoderKL, artist: Artist, known: Tensor, scale: float, f
     """Write the whole pipeline in fp16 as a diffusers folder with SD 1.5's scheduler settings."""
     write_tokenizer(folder / "tokenizer")
     vae.register_to_config(scaling_factor=round(scale, 5))
+    nothing: Any = None  # the pipeline does without these, though its types do not say so
     pipeline = StableDiffusionPipeline(
-        vae=vae.to(memory_format=torch.contiguous_format),
+        vae=laid_out(vae, torch.contiguous_format),
         text_encoder=whole_text_encoder(artist.text_encoder, known),
         tokenizer=CLIPTokenizer.from_pretrained(folder / "tokenizer"),
-        unet=artist.unet.to(memory_format=torch.contiguous_format),
+        unet=laid_out(artist.unet, torch.contiguous_format),
         scheduler=PNDMScheduler(
             beta_start=0.00085,
             beta_end=0.012,
@@ -369,8 +389,8 @@ def save_base(vae: AutoencoderKL, artist: Artist, known: Tensor, scale: float, f
             set_alpha_to_one=False,
             steps_offset=1,
         ),
-        safety_checker=None,
-        feature_extractor=None,
+        safety_checker=nothing,
+        feature_extractor=nothing,
         requires_safety_checker=False,
     )
     pipeline.to(torch.float16).save_pretrained(folder)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, model_validator
+
+_Value = TypeVar("_Value")
 
 
 class BrokenRulesError(ValueError):
@@ -47,3 +49,10 @@ class Section(BaseModel):
         fields = type(self).model_fields
         values = {fields[name].alias or name: value for name, value in self if name in self.model_fields_set}
         return type(self).model_validate(values | updates)
+
+
+def stated(value: _Value | None) -> _Value:
+    """Return a value that every frozen job states; raises ValueError for a job that is not frozen."""
+    if value is None:
+        raise ValueError("a frozen job states every value that it runs with")
+    return value

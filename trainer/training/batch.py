@@ -34,16 +34,11 @@ class Assembler:
             self.job.recipe.seed, purpose, epoch=sample.epoch, sample=sample.picture.id, repeat=sample.repeat
         )
 
-    def assemble(self, samples: Sequence[Sample], batch_size: int, *, middle: bool = False) -> MicroBatch:
-        """A micro-batch of ``samples`` (one bucket) out of an effective batch of ``batch_size``, on the CPU.
-
-        With ``middle`` the latents are the middle of their posterior instead of a draw from it.
-        """
+    def assemble(self, samples: Sequence[Sample], batch_size: int) -> MicroBatch:
+        """A micro-batch of ``samples`` (one bucket) out of an effective batch of ``batch_size``, on the CPU."""
         objective = self.job.recipe.objective
         entries = [self.cache.latents(sample) for sample in samples]
-        latents = [
-            self._draw_latents(sample, entry, middle=middle) for sample, entry in zip(samples, entries, strict=True)
-        ]
+        latents = [self._draw_latents(sample, entry) for sample, entry in zip(samples, entries, strict=True)]
         shape = tuple(latents[0].shape)
         noise = [draw_noise(self.stream(sample, "noise"), shape, objective) for sample in samples]
         timesteps = [draw_timestep(self.stream(sample, "timestep"), objective) for sample in samples]
@@ -52,17 +47,39 @@ class Assembler:
             noise=torch.from_numpy(np.stack(noise)),
             input_noise=self._perturbed(samples, noise),
             timesteps=torch.tensor(timesteps, dtype=torch.int64),
-            text=None if self.live_text else join_texts([self.cache.text(sample.caption) for sample in samples]),
-            tokens=self._tokens(samples) if self.live_text else None,
+            text=self._text(samples),
+            tokens=self._tokens(samples),
             time_ids=self._time_ids(samples),
             mask=self._mask(entries),
             weights=torch.tensor([self._weight(sample) / batch_size for sample in samples], dtype=torch.float32),
         )
 
-    def _draw_latents(self, sample: Sample, entry: dict[str, Tensor], *, middle: bool) -> Tensor:
-        """A draw from the latent posterior, or its middle, scaled as the UNet wants it."""
-        if middle:
-            return scale_latents(self.source.vae_config, entry["mean"])
+    def assemble_fixed(self, sample: Sample, timesteps: Sequence[int]) -> MicroBatch:
+        """One picture at some timesteps, for validation: nothing in it changes from one showing to the next.
+
+        The latents are the middle of their posterior, the noise is fixed by picture and timestep; no mask.
+        """
+        latents = scale_latents(self.source.vae_config, self.cache.latents(sample)["mean"])
+        seed, shape, samples = self.job.recipe.seed, tuple(latents.shape), [sample] * len(timesteps)
+        streams = (generator(seed, "validation", sample=sample.picture.id, repeat=timestep) for timestep in timesteps)
+        noise = [stream.standard_normal(shape, dtype=np.float32) for stream in streams]
+        return MicroBatch(
+            latents=torch.stack([latents] * len(timesteps)),
+            noise=torch.from_numpy(np.stack(noise)),
+            input_noise=None,
+            timesteps=torch.tensor(timesteps, dtype=torch.int64),
+            text=self._text(samples),
+            tokens=self._tokens(samples),
+            time_ids=self._time_ids(samples),
+            mask=None,
+            weights=torch.ones(len(timesteps)),
+        )
+
+    def _text(self, samples: Sequence[Sample]) -> TextConditioning | None:
+        return None if self.live_text else join_texts([self.cache.text(sample.caption) for sample in samples])
+
+    def _draw_latents(self, sample: Sample, entry: dict[str, Tensor]) -> Tensor:
+        """A draw from the latent posterior, scaled as the UNet wants it."""
         chance = self.stream(sample, "posterior").standard_normal(tuple(entry["mean"].shape), dtype=np.float32)
         drawn = entry["mean"] + entry["std"] * torch.from_numpy(chance)
         return scale_latents(self.source.vae_config, drawn)
@@ -78,7 +95,9 @@ class Assembler:
         ]
         return torch.from_numpy(np.stack(more))
 
-    def _tokens(self, samples: Sequence[Sample]) -> tuple[Tensor, ...]:
+    def _tokens(self, samples: Sequence[Sample]) -> tuple[Tensor, ...] | None:
+        if not self.live_text:
+            return None
         captions = [sample.caption for sample in samples]
         return tuple(tokenise(self.source.family, captions, self.job.recipe.token_chunks))
 

@@ -8,6 +8,7 @@ from functools import lru_cache
 
 from trainer.base.source import BaseSource
 from trainer.config.job import Job
+from trainer.config.model import stated
 from trainer.dataset.picture import Picture
 from trainer.dataset.sampling import Sample, epoch_batches, micro_batches, steps_per_epoch
 from trainer.protocol.events import OnPhase
@@ -54,7 +55,7 @@ class Feed:
 
     def split(self, batch: tuple[Sample, ...]) -> list[tuple[Sample, ...]]:
         """The batch as same-bucket micro-batches."""
-        return micro_batches(batch, self.job.fit.micro_batch or 1)
+        return micro_batches(batch, stated(self.job.fit.micro_batch))
 
     def prepare(
         self, step: int, extra_texts: Sequence[str], extra_samples: Sequence[Sample], on_phase: OnPhase
@@ -77,7 +78,7 @@ class Feed:
     def _list_portion(self, first: int) -> tuple[Portion, list[Sample]]:
         """The epochs from ``first`` on that fit the disk limit, at least one, with their distinct samples."""
         limit = (self.job.fit.cache_gigabytes or float("inf")) * GIGABYTE
-        last_epoch = self.epoch_of((self.job.recipe.steps or 1) - 1)
+        last_epoch = self.epoch_of(stated(self.job.recipe.steps) - 1)
         distinct: dict[tuple[str, str], Sample] = {}
         size, showings = 0.0, 0
         for epoch in range(first, last_epoch + 1):

@@ -16,6 +16,7 @@ from trainer.base.family import TextEncoder
 from trainer.base.source import BaseSource
 from trainer.base.text import TextConditioning
 from trainer.config.job import Job
+from trainer.config.model import stated
 from trainer.config.report import PromptConfig
 from trainer.training.attention import attention
 from trainer.training.cache import Cache
@@ -89,20 +90,13 @@ class Previewer:
             return [decode(vae, drawn, tiling=bool(self.job.fit.vae_tiling)) for drawn in latents]
 
     def _drawing(self, prompt: PromptConfig, encoders: Sequence[TextEncoder]) -> Drawing:
-        width, height = self._size(prompt)
         positive, negative = (self._text(text, encoders) for text in (prompt.prompt, prompt.negative))
-        return Drawing(prompt, width, height, positive, negative)
+        return Drawing(prompt, stated(prompt.width), stated(prompt.height), positive, negative)
 
     def _text(self, text: str, encoders: Sequence[TextEncoder]) -> TextConditioning:
         return self.cache.encode_now(encoders, [text]) if encoders else self.cache.text(text)
 
-    def _size(self, prompt: PromptConfig) -> tuple[int, int]:
-        resolution = self.job.recipe.resolution or 512
-        return prompt.width or resolution, prompt.height or resolution
-
     def _write(self, picture: Image.Image, prompt: PromptConfig, step: int, index: int) -> Path:
-        width, height = self._size(prompt)
-        settings = prompt.model_dump() | {"width": width, "height": height, "step": step, "run": self.job.name}
         path = self.path(step, index)
-        save_picture(picture, path, settings)
+        save_picture(picture, path, prompt.model_dump() | {"step": step, "run": self.job.name})
         return path

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from trainer.config.job import Job
+from trainer.config.model import stated
 from trainer.dataset.picture import Picture
-from trainer.dataset.randomness import generator
-from trainer.dataset.sampling import Sample, plain_sample
+from trainer.dataset.sampling import plain_sample
 from trainer.training.batch import Assembler
 from trainer.training.objective import NoiseSchedule
 from trainer.training.step import MicroBatch, StepModels, validation_loss
@@ -48,10 +47,10 @@ class Validator:
         """The loss now; reads the host once, at the end. ``models`` are left as they were."""
         losses = []
         timesteps = self.job.report.validation.timesteps
-        size = self.job.fit.micro_batch or 1
+        size = stated(self.job.fit.micro_batch)
         for done, sample in enumerate(self.samples, 1):
             parts = [timesteps[start : start + size] for start in range(0, len(timesteps), size)]
-            batches = (self._batch(sample, part) for part in parts)
+            batches = (self.assembler.assemble_fixed(sample, part) for part in parts)
             losses.append(losses_of_picture(models, schedule, batches, self.device))
             on_progress(done, len(self.samples))
         by_timestep = torch.stack(losses).double().mean(dim=0).tolist()
@@ -60,19 +59,6 @@ class Validator:
             held_out=self.held_out,
             per_timestep=dict(zip(timesteps, by_timestep, strict=True)),
         )
-
-    def _batch(self, sample: Sample, timesteps: Sequence[int]) -> MicroBatch:
-        """One picture at some timesteps: the middle of its latent posterior, noise fixed by picture and timestep."""
-        batch = self.assembler.assemble([sample] * len(timesteps), len(timesteps), middle=True)
-        shape = tuple(batch.latents.shape[1:])
-        seed = self.job.recipe.seed
-        streams = (generator(seed, "validation", sample=sample.picture.id, repeat=timestep) for timestep in timesteps)
-        noise = [stream.standard_normal(shape, dtype=np.float32) for stream in streams]
-        batch.noise = torch.from_numpy(np.stack(noise))
-        batch.input_noise = None
-        batch.mask = None
-        batch.timesteps = torch.tensor(timesteps, dtype=torch.int64)
-        return batch
 
 
 def losses_of_picture(
