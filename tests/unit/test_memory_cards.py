@@ -104,6 +104,10 @@ def test_a_card_that_is_here_keeps_its_name_and_memory_and_gets_the_rates_of_its
     assert here.unsure == ()
 
 
+def test_a_card_that_reports_much_less_than_it_is_sold_with_counts_as_sold():
+    assert model_of(real("Tesla T4", 15360 * MIB, (7, 5))).gigabytes == 16
+
+
 def test_a_card_that_is_not_listed_borrows_from_the_nearest_of_its_generation_and_says_so():
     here = model_of(real("NVIDIA RTX 4500 Ada Generation", 24570 * MIB, (8, 9)))
     assert (here.gigabytes, here.total_bytes, here.unsure) == (24, 24570 * MIB, ("rates",))
