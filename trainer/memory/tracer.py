@@ -373,7 +373,10 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @contextmanager
 def recording(kernel: AttentionKernel) -> Iterator[Tracer]:
-    """A tracer at work, with the operations of a card whose attention is computed by ``kernel``."""
+    """A tracer at work, with the operations of a card whose attention is computed by ``kernel``.
+
+    PyTorch's functions are exchanged meanwhile, so nothing else may compute in this process.
+    """
     tracer = Tracer()
     collecting = gc.isenabled()
     gc.disable()  # what hangs in cycles would otherwise die at moments that depend on what ran before
@@ -432,6 +435,7 @@ def _made(results: Sequence[Any], taken: Sequence[Tensor]) -> tuple[_Made | None
         storage = tensor.untyped_storage()
         if storage._cdata in storages or storage.nbytes() != again or tensor.storage_offset():
             return None
+        storages.add(storage._cdata)
         made.append(one)
     return tuple(made)
 
