@@ -24,6 +24,7 @@ from tests.support.jobs import photographs, write_job
 from tests.support.tiny import tiny_base
 from trainer.errors import ResumableError
 from trainer.protocol import events
+from trainer.protocol.report import read_report
 
 FULL = {"checkpointing": "full"}
 ONE = {"micro_batch": 1}
@@ -265,6 +266,8 @@ def test_at_the_end_of_the_ladder_it_pauses_in_words_and_can_be_resumed(place: P
     assert "train, step 3, forward, at unet." in trial.error.sentence and "20.0 MiB" in trial.error.sentence
     assert "Close other programs" in trial.error.remedy
     assert trial.run.read_status().state == "paused"  # type: ignore[union-attr]
+    report = read_report(trial.run.report)  # what was lacking is evidence for the next plan
+    assert (report.exhausted, report.phases["train"].shortfall) == (4, 20 << 20)
     assert trial.resume().code == 0
     assert trial.lora() == place.truth("sd15", TRAIN_ONLY, [(2, {**FULL, **ONE})])
 

@@ -149,15 +149,16 @@ class Attempt:
         return components
 
     def close(self, outcome: events.Outcome) -> None:
-        """Tells what the phases took; a run that is done gets its report."""
+        """Tells what the phases took; a run that is done gets its report, one that lacked memory too: plans learn of it."""
         self.meter.close()
-        if outcome != "done":
-            return
         written, _ = events.read_events(self.run.events)
+        if outcome != "done" and not any(isinstance(event, events.MemoryExhausted) for event in written):
+            return
         steps = self.job.recipe.steps or 1
         report = make_report(written, self.forecast, self.parts.device, steps)
         write_report(self.run.report, report)
-        self.reporter.notice("report", in_short(report))
+        if outcome == "done":
+            self.reporter.notice("report", in_short(report))
         if trouble := self.reporter.learn(report):
             self.reporter.notice("calibration", trouble)
 
