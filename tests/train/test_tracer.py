@@ -7,11 +7,10 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
-from bitsandbytes.nn.modules import Params4bit
 from torch import Tensor, nn
 
 from tests.support.cpu_steps import tiny_subject
-from trainer.base.quantised import FrozenNF4Linear
+from trainer.base.quantised import quantise_linears
 from trainer.memory.kernels import AttentionKernel
 from trainer.memory.steps import trace_steps
 from trainer.memory.tape import Storage, Tape
@@ -160,10 +159,11 @@ def test_numbers_can_be_read_where_there_are_none() -> None:
 
 
 def test_a_product_with_4_bit_weights_restores_them() -> None:
-    layer = FrozenNF4Linear(64, 128, bias=True, dtype=torch.bfloat16, device="meta")
-    weight = Params4bit(torch.empty(128, 64, device=META, dtype=torch.bfloat16), quant_type="nf4", module=layer)
-    layer.weight = weight._quantize(META)
-    layer.to(torch.bfloat16)
+    model = nn.ModuleDict({"transformer_blocks": nn.Linear(64, 128, device=META)})
+    place = quantise_linears(model, "nf4", torch.bfloat16, META)
+    layer = model["transformer_blocks"]
+    assert place(layer, "weight", torch.empty(128, 64, device=META, dtype=torch.bfloat16))
+    layer.bias = nn.Parameter(torch.empty(128, device=META, dtype=torch.bfloat16))
 
     def program(tracer: Tracer) -> Tensor:
         result: Tensor = layer(torch.empty(2, 64, device=META, dtype=torch.bfloat16))
