@@ -14,9 +14,11 @@ from trainer.protocol.forecast import ForecastPhase
 
 QUANTISATION = ("none", "int8", "nf4")
 
+_TRAINING = frozenset({"checkpointing", "micro_batch", "quantise"})
 # Which keys can lower the peak of a phase: a rung that has none of them would cost speed or rounding for nothing.
 HELPS: Mapping[ForecastPhase, frozenset[str]] = {
-    "train": frozenset({"checkpointing", "micro_batch", "quantise"}),
+    "first_step": _TRAINING,
+    "train": _TRAINING,
     "validate": frozenset({"micro_batch", "quantise"}),
     "preview": frozenset({"vae_tiling", "preview_offload", "quantise"}),
     "load": frozenset({"quantise"}),

@@ -33,6 +33,9 @@ ELSE = (
     "fit.allow_quantised = true"
 )
 
+# When these fail, all that a resume does not do again is done.
+AFTER_VALIDATION: tuple[ForecastPhase, ...] = ("first_step", "train", "preview", "save")
+
 T = TypeVar("T")
 
 
@@ -157,7 +160,7 @@ class Recovery:
 
     def _end(self, told: events.MemoryExhausted) -> ResumableError:
         """The ladder has ended: what is whole is kept, and the run pauses."""
-        if told.phase in ("train", "first_step") and self.keeping and not self.keeper.torn:
+        if told.phase in AFTER_VALIDATION and self.keeping and not self.keeper.torn:
             with suppress(RuntimeError, MemoryError):
                 self.keeping.save(self._engine().progress)
         return ResumableError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -32,7 +33,7 @@ _STAGES: Mapping[CodeType, str] = {
     MasterWeights.accumulate.__code__: "accumulate",
     measure.__code__: "measure",
     clip.__code__: "clip",
-    MasterWeights.refresh.__code__: "refresh",
+    inspect.unwrap(MasterWeights.refresh).__code__: "refresh",  # else that of every function under no_grad
 }
 
 
