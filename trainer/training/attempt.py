@@ -149,7 +149,7 @@ class Attempt:
         return components
 
     def close(self, outcome: events.Outcome) -> None:
-        """Tells what the phases took; a run that is done gets its report, and one that lacked memory, for later plans."""
+        """Tells what the phases took; a finished run gets its report, and one that lacked memory, for later plans."""
         self.meter.close()
         written, _ = events.read_events(self.run.events)
         if outcome != "done" and not any(isinstance(event, events.MemoryExhausted) for event in written):
