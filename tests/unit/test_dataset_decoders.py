@@ -144,11 +144,13 @@ def test_large_pictures_are_decoded_one_after_the_other(
 def test_ctrl_c_ends_a_check_at_once_and_quietly(endless: Path) -> None:
     """As a terminal sends it: to all processes. One that has just been started must not answer with a traceback."""
     code = """
+import signal
 import sys
 from pathlib import Path
 from trainer.cli.outcome import guarded
 from trainer.dataset.facts import inspect_pictures
 from trainer.dataset.inspection import Inspection
+signal.signal(signal.SIGINT, signal.default_int_handler)  # programs started in the background have it ignored
 print("started", flush=True)
 guarded(lambda: len(inspect_pictures([Path(sys.argv[1])], 100)), debug=False)
 """
