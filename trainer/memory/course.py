@@ -89,8 +89,8 @@ def transitions(buckets: Sequence[Size]) -> list[Size]:
 
 def optimizer_step(subject: Subject, steps: Steps[T], *, first: bool = False) -> list[T]:
     """One optimizer step; micro-batches after the second repeat what that one did."""
-    more = [steps.micro_more] * min(parts(subject) - 1, 1)
-    return [steps.micro_first, *more, steps.optimizer_first if first else steps.optimizer]
+    last = steps.optimizer_first if first else steps.optimizer
+    return [steps.micro_first, last] if parts(subject) == 1 else [steps.micro_first, steps.micro_more, last]
 
 
 def training_sums(subject: Subject, steps: Steps[Outline]) -> Sums:
