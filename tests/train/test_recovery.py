@@ -149,6 +149,16 @@ def test_the_first_step_comes_down_like_the_others(place: Place) -> None:
     assert_right(place, "sd15", TRAIN_ONLY, trial)
 
 
+def test_a_plan_that_is_too_tight_again_and_again_is_left(place: Place) -> None:
+    """Each of four steps fails once; the first three are tried again as they are."""
+    settings = (*TRAIN_ONLY, "recipe.steps=6")
+    step = place.size(TRAIN_ONLY).allocations
+    trial = place.exhausted("sd15", settings, Exhaustion(step_begins(2), 1000, times=4, later=step + 1000))
+    assert [event.step for event in trial.of(events.MemoryExhausted)] == [1, 2, 3, 4]
+    assert changes_of(trial) == [(4, FULL)]
+    assert trial.lora() == place.truth("sd15", settings)
+
+
 # --- every phase ----------------------------------------------------------------------------------------------------
 
 # Previews, validation and saved files come into it; the base is found in memory once it has been hashed.

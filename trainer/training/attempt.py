@@ -106,8 +106,11 @@ class Attempt:
             return self._interrupt(order, engine, keeping, saving)
 
     def _load(self, saved: checkpoints.Checkpoint | None) -> Engine:
-        self.reporter.phase("load", 0, 1)
-        engine = self.recovery.run("load", lambda: self.keeper.load(saved))
+        def load() -> Engine:
+            self.reporter.phase("load", 0, 1)
+            return self.keeper.load(saved)
+
+        engine = self.recovery.run("load", load)
         self.reporter.phase("load", 1, 1)
         return engine
 
@@ -120,7 +123,7 @@ class Attempt:
 
     def _on_phase(self, phase: events.Phase, done: int, total: int) -> None:
         if phase == "cache_pictures" or phase == "cache_texts":
-            self.meter.enter(phase)
+            self.recovery.phase = phase
         self.reporter.phase(phase, done, total)
         self.control.raise_if_ordered()
 

@@ -51,10 +51,14 @@ class Recovery:
         self.reporter = reporter
         self.meter = meter
         self.forecast = forecast
+        self.phase: ForecastPhase = "load"
+        """What the work under way counts as."""
         self.keeping: Checkpoints | None = None
         self.first = 0
         """The step that the attempt goes on from, until there is an engine that knows."""
         self._tries = 0
+        # Most components have nothing to do after most steps: measured is only what says that it works.
+        reporter.on_phase = lambda: meter.enter(self.phase)
 
     @property
     def position(self) -> int:
@@ -68,9 +72,9 @@ class Recovery:
         ``work`` must do all of its work again when it is called again. Raises ResumableError "memory.exhausted" when
         the ladder ends, and what ``work`` raises for other reasons.
         """
-        self.meter.enter(phase)
         tried = False
         while True:
+            self.phase = phase
             try:
                 return work()
             except (RuntimeError, MemoryError) as error:
@@ -86,14 +90,14 @@ class Recovery:
 
     def prepare_step(self, step: int) -> None:
         """Caches what ``step`` needs (see Attempt.prepare)."""
-        self.run(self.meter.phase, lambda: self.prepare(step))
+        self.run(self.phase, lambda: self.prepare(step))
 
     def train_step(self) -> StepResult:
         """One optimizer step, as the engine's own."""
         self.keeper.set_out()
 
         def work() -> StepResult:
-            self.keeper.make_ready(self.prepare)
+            self.keeper.make_ready(self._prepare_again)
             self._keep_plan()
             engine = self._engine()
             self.reporter.phase("train", engine.progress.step, engine.steps)
@@ -108,14 +112,20 @@ class Recovery:
         self.keeper.set_out()
 
         def ready() -> T:
-            self.keeper.make_ready(self.prepare)
+            self.keeper.make_ready(self._prepare_again)
             return work(self._engine().progress)
 
         return self.run(phase, ready)
 
+    def _prepare_again(self, step: int) -> None:
+        """Caches what a replayed step needs, in the middle of other work."""
+        phase = self.phase
+        self.prepare(step)
+        self.phase = phase
+
     def _tell(self, error: BaseException) -> events.MemoryExhausted:
         shortage = shortage_of(error, self.keeper.models)
-        phase = self.meter.phase
+        phase = self.phase
         foreseen = self.forecast.of(phase) if self.forecast else None
         allocated, reserved = self.meter.present()
         told = events.MemoryExhausted(

@@ -31,6 +31,8 @@ class Reporter:
     def __init__(self, on_event: OnEvent, learn: Learn = learn_nothing) -> None:
         self.on_event = on_event
         self.learn = learn
+        self.on_phase: Callable[[], object] = lambda: None
+        """Called whenever a phase is spoken of, before anything is written."""
         self.on_beat: OnBeat = lambda _phase: None
         self.writer: events.EventWriter | None = None
         self._beat = 0.0
@@ -58,6 +60,7 @@ class Reporter:
 
     def phase(self, name: events.Phase, done: int, total: int) -> None:
         """Says how far a phase has come; entering another phase ends the former one."""
+        self.on_phase()
         now = time.monotonic()
         if name != self._phase:
             self.end_phase()
