@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from trainer.dataset.picture import Picture
 from trainer.dataset.sampling import Sample, epoch_batches
 from trainer.errors import DatasetError, ResumableError
 from trainer.training.build import Parts, build_parts
+from trainer.training.cache import Cache
 from trainer.training.machine import this_machine
 
 SHUFFLED = (
@@ -150,3 +152,61 @@ def test_a_picture_that_changed_since_the_listing_is_refused_by_name(tmp_path: P
     with pytest.raises(DatasetError) as refused:
         parts.cache.ensure_pictures(showings(job, pictures, 1), quiet)
     assert refused.value.code == "dataset.changed" and "camera.png" in refused.value.sentence
+
+
+def test_whatever_shows_in_an_entry_is_in_its_key(tmp_path: Path) -> None:
+    job, pictures, parts = prepared(tmp_path)
+    sample = next(showings(job, pictures, 1))
+    picture = sample.picture
+    others = [
+        replace(sample, flip=not sample.flip),
+        replace(sample, window=(1, 0, *sample.window[2:])),
+        *(
+            replace(sample, picture=replace(picture, **{field: value}))
+            for field, value in {"id": "0" * 64, "bucket": (32, 128), "mask": "file", "mask_id": "1" * 64}.items()
+        ),
+    ]
+    keys = {parts.cache.picture_key(one) for one in [sample, *others]}
+    assert len(keys) == 7
+    # What names the showing and its caption does not show.
+    assert parts.cache.picture_key(replace(sample, epoch=9, repeat=9, caption="")) in keys
+
+
+def test_clip_skip_is_in_the_key_of_a_text(tmp_path: Path) -> None:
+    _, _, parts = prepared(tmp_path)
+    others = Cache(tmp_path, parts.source, parts.cache.job, parts.device)
+    others.job = others.job.changed(recipe=others.job.recipe.changed(clip_skip=2))
+    assert parts.cache.text_key("a cat") != others.text_key("a cat") != others.text_key("a dog")
+
+
+def test_a_mask_that_changed_since_the_listing_is_refused_by_name(tmp_path: Path) -> None:
+    photographs(tmp_path / "pictures", count=1)
+    mask = tmp_path / "pictures" / "astronaut-masklabel.png"
+    Image.new("L", (96, 96), 200).save(mask)
+    job, pictures, parts = prepared(tmp_path, ("dataset.masks=files",))
+    Image.new("L", (96, 96), 100).save(mask)
+    with pytest.raises(DatasetError, match="astronaut-masklabel") as refused:
+        parts.cache.ensure_pictures(showings(job, pictures, 1), quiet)
+    assert refused.value.code == "dataset.changed"
+
+
+def test_what_is_cached_needs_its_picture_no_more(tmp_path: Path) -> None:
+    """A run trains from its caches alone: pictures may be moved or edited meanwhile."""
+    job, pictures, parts = prepared(tmp_path)
+    samples = list(showings(job, pictures, 1))
+    parts.cache.ensure_pictures(samples[1:], quiet)
+    for sample in samples[1:]:
+        sample.picture.path.unlink()
+    parts.cache.ensure_pictures(samples, quiet)
+    assert parts.cache.latents(samples[1])["mean"].shape[0] == 4
+
+
+def test_room_is_made_only_of_what_this_process_wrote(tmp_path: Path) -> None:
+    job, pictures, parts = prepared(tmp_path)
+    first, second, third = list(showings(job, pictures, 1))[:3]
+    parts.cache.ensure_pictures([first], quiet)
+    again = Cache(tmp_path / "cache", parts.source, job, parts.device)
+    again.ensure_pictures([first, second, third], quiet)
+    again.drop_all_but([third], [])
+    held = [again.pictures.path(again.picture_key(sample)).exists() for sample in (first, second, third)]
+    assert held == [True, False, True]

@@ -92,3 +92,27 @@ sys.exit(4)
     root = Path(__file__).resolve().parents[2]
     assert subprocess.run([sys.executable, "-c", script, str(tmp_path)], cwd=root, check=False).returncode == 0
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000005"]
+
+
+def test_what_does_not_read_back_the_same_is_no_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that takes bytes and gives back others."""
+    save_checkpoint(tmp_path, sample(5))
+    write = checkpoints.atomic.write_bytes
+
+    def lose_a_bit(path: Path, data: bytes) -> None:
+        write(path, data[:-1] + bytes([data[-1] ^ 1]) if path.name == "adapter.safetensors" else data)
+
+    monkeypatch.setattr(checkpoints.atomic, "write_bytes", lose_a_bit)
+    with pytest.raises(ResumableError, match="does not read back the same"):
+        save_checkpoint(tmp_path, sample(6))
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000005"]
+
+
+def test_room_is_left_for_events_and_logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_checkpoint(tmp_path, sample(5))
+    size = sum(path.stat().st_size for path in (tmp_path / "step-00000005").iterdir() if path.name != "manifest.json")
+    monkeypatch.setattr(checkpoints, "free_bytes", lambda _: size + checkpoints.SPARE_BYTES)
+    save_checkpoint(tmp_path, sample(6))
+    monkeypatch.setattr(checkpoints, "free_bytes", lambda _: size + checkpoints.SPARE_BYTES - 1)
+    with pytest.raises(ResumableError, match="1 bytes more are needed"):
+        save_checkpoint(tmp_path, sample(7))

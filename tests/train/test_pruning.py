@@ -14,7 +14,7 @@ from tests.train.test_run import Watcher, run_of, stop_at, tensors_sha, train
 from trainer.errors import RunError
 from trainer.protocol import events, places
 from trainer.protocol.rundir import RunDirectory
-from trainer.training.pruning import trim
+from trainer.training.pruning import prune, trim
 from trainer.training.run import resume, start
 
 QUICK = ["report.previews.prompts=[]", "recipe.layers=attention"]
@@ -113,6 +113,22 @@ def test_a_run_whose_need_is_unknown_keeps_the_cache_and_stops_nobody(
     assert stray.exists() and lost.path.exists()
     with pytest.raises(RunError, match="lost"):
         trim(0)
+
+
+def test_all_that_a_paused_run_has_made_is_needed_and_young_strays_are_left(job: Path) -> None:
+    """Training, preview and validation: what it made so far it still needs, for steps done are not forgotten."""
+    settings = ["recipe.layers=attention", "dataset.validation_share=0.34", "recipe.captions.shuffle=true"]
+    assert start(job, settings, Watcher(stop_at(3, job))) == 75
+    made = entries()
+    young, old = (places.cache_folder() / "texts" / "ab" / f".impasto-{digit * 16}.tmp" for digit in "12")
+    for stray in (young, old):
+        stray.parent.mkdir(exist_ok=True)
+        stray.write_bytes(b"half of an entry")
+    os.utime(old, (1, 1))
+    assert prune(dry_run=True).deleted == 1 and old.exists()
+    pruned = prune()
+    assert (pruned.deleted, pruned.kept) == (1, len(made)) and entries() == made
+    assert young.exists() and not old.exists()
 
 
 def test_a_limit_that_is_no_number_is_refused_before_a_run_is_made(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -10,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import load_file, save_file
 from transformers import CLIPTokenizer
 
 from tests.support.jobs import photographs, write_job
@@ -18,7 +21,7 @@ from trainer.base.drawing import make_sampler
 from trainer.config.base import BaseConfig
 from trainer.config.report import PromptConfig
 from trainer.files.tokens import vocabulary
-from trainer.render import LoraUse, render
+from trainer.render import LoraUse, Renderer, render
 from trainer.training.run import start
 
 PROMPT = PromptConfig(prompt="sks, a cat", negative="dog", steps=3, guidance=4.0, seed=7, width=64, height=64)
@@ -90,3 +93,75 @@ def test_equals_the_pipeline(loras: dict[str, Path], tmp_path: Path, family: str
     if with_lora:
         plain = by_diffusers(base, family, None)
         assert np.abs(drawn - np.asarray(plain, np.int16)).max() > 5  # the LoRA shows
+
+
+def drawn(base: Path, folder: Path, prompts: Sequence[PromptConfig], **settings: Any) -> list[Path]:
+    usual: dict[str, Any] = {"loras": [], "on_notice": lambda *_: None, **settings}
+    loras = usual.pop("loras")
+    device, dtype = torch.device("cpu"), torch.float32
+    return render(BaseConfig(model=str(base)), loras, prompts, folder, device=device, dtype=dtype,
+                  on_drawn=lambda *_: None, **usual)  # fmt: skip
+
+
+def pixels(file: Path) -> np.ndarray:
+    with Image.open(file) as picture:
+        return np.asarray(picture, np.int16)
+
+
+def base_of(lora: Path) -> Path:
+    return lora.parents[4] / "bases" / f"tiny-{lora.parents[3].name}-float32-0-epsilon"
+
+
+def test_pictures_are_added_beside_those_that_are_there_and_hold_their_settings(
+    loras: dict[str, Path], tmp_path: Path
+) -> None:
+    (tmp_path / "001.png").write_bytes(b"of somebody")
+    lora = LoraUse(loras["sd15"], 0.5)
+    files = drawn(base_of(lora.file), tmp_path, [PROMPT, PROMPT], loras=[lora])
+    assert [file.name for file in files] == ["000.png", "002.png"]
+    assert (tmp_path / "001.png").read_bytes() == b"of somebody"
+    with Image.open(files[0]) as picture:
+        settings = json.loads(picture.text["impasto"])  # type: ignore[attr-defined]
+    assert settings["loras"] == ["test.safetensors:0.5"] and settings["base"] == base_of(lora.file).name
+    assert (settings["prompt"], settings["width"], settings["seed"]) == ("sks, a cat", 64, 7)
+
+
+def test_a_loras_strength_counts(loras: dict[str, Path], tmp_path: Path) -> None:
+    base = base_of(loras["sd15"])
+    without, none, half, whole = (
+        pixels(*drawn(base, tmp_path, [PROMPT], loras=uses))
+        for uses in ([], *([LoraUse(loras["sd15"], strength)] for strength in (0.0, 0.5, 1.0)))
+    )
+    assert np.array_equal(without, none)
+    assert np.abs(half - whole).max() > 2 and np.abs(half - without).max() > 2
+
+
+def test_clip_skip_counts(loras: dict[str, Path], tmp_path: Path) -> None:
+    first, second = (pixels(*drawn(base_of(loras["sd15"]), tmp_path, [PROMPT], clip_skip=skip)) for skip in (1, 2))
+    assert np.abs(first - second).max() > 2
+
+
+@pytest.mark.parametrize(("family", "side"), [("sd15", 512), ("sdxl", 1024)])
+def test_without_a_size_pictures_have_that_of_the_family(
+    loras: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, side: int
+) -> None:
+    asked: list[tuple[int, int]] = []
+
+    def note(renderer: Renderer, prompt: PromptConfig, width: int, height: int) -> Image.Image:
+        asked.append((width, height))
+        return Image.new("RGB", (8, 8))
+
+    monkeypatch.setattr(Renderer, "draw", note)  # the picture itself would take a minute
+    sizes = [PromptConfig(prompt="a"), PromptConfig(prompt="a", width=64)]
+    drawn(base_of(loras[family]), tmp_path, sizes)
+    assert asked == [(side, side), (64, side)]
+
+
+def test_keys_that_fit_nowhere_are_told(loras: dict[str, Path], tmp_path: Path) -> None:
+    strange = tmp_path / "strange.safetensors"
+    save_file({**load_file(loras["sd15"]), "lora_unet_no_such_layer.alpha": torch.tensor(1.0)}, strange)
+    told: list[tuple[str, str]] = []
+    drawn(base_of(loras["sd15"]), tmp_path, [PROMPT], loras=[LoraUse(strange)], on_notice=lambda *n: told.append(n))
+    ((code, sentence),) = told
+    assert code == "lora.unmatched"
+    assert sentence == "strange.safetensors: 1 keys fit no layer of this base, first lora_unet_no_such_layer.alpha."

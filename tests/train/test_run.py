@@ -187,9 +187,11 @@ def test_what_was_finished_is_kept_beside_a_limit_of_files_and_a_lost_checkpoint
     (run.checkpoints / "step-00000005" / "state.json").unlink()
     assert resume(run, Watcher(), steps=9) == 0
     assert tensors_sha(run.output / "test-step000005.safetensors") == before != tensors_sha(finished)
-    assert {path.name for path in run.output.glob("*.safetensors")} == {
-        "test.safetensors", "test-step000005.safetensors", "test-step000008.safetensors",
-    }  # fmt: skip
+    assert {path.name for path in run.output.iterdir()} == {
+        f"{stem}.{ending}"
+        for stem in ("test", "test-step000005", "test-step000008")
+        for ending in ("safetensors", "json")
+    }
 
 
 class Killed(BaseException):
