@@ -81,6 +81,20 @@ def test_an_entry_found_sound_counts_as_used(tmp_path: Path) -> None:
     assert path.stat().st_mtime > 1e9
 
 
+def test_a_cache_that_may_only_be_read_serves_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error is made where the system's call fails, since root may do everything."""
+    job, pictures, parts = prepared(tmp_path)
+    sample = next(showings(job, pictures, 1))
+    parts.cache.ensure_pictures([sample], quiet)
+
+    def refuse(path: Path) -> None:
+        raise PermissionError(1, "Operation not permitted", str(path))
+
+    monkeypatch.setattr(os, "utime", refuse)
+    parts.cache.ensure_pictures([sample], quiet)
+    assert parts.cache.latents(sample)
+
+
 def test_above_the_limit_a_run_trims_the_cache_but_not_what_runs_need(
     job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

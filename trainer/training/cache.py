@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import safetensors
@@ -124,7 +125,8 @@ class EntryStore:
             path.unlink(missing_ok=True)
             return False
         # The time of change tells when it was used last: systems keep no time of access that can be relied on.
-        os.utime(path)
+        with suppress(OSError):  # a cache that may only be read serves as well
+            os.utime(path)
         return True
 
 
