@@ -205,7 +205,7 @@ class Appraisal:
         return Figures(SLACK * seconds, int(SLACK * needed))
 
     def _least_seconds(self, anchor: Anchor, checkpointing: Checkpointing, fit: FitConfig) -> float:
-        """What the anchor's arithmetic takes in larger micro-batches, and what computing blocks again takes at least."""
+        """What the anchor takes in larger micro-batches at the least, and what computing blocks again does."""
         size = fit.micro_batch or 1
         if size not in anchor.grown:
             anchor.grown[size] = self._grown(anchor, size)

@@ -223,8 +223,8 @@ class _Planning:
 
     def ladder(self, pick: FitConfig) -> tuple[RungConfig, ...]:
         """The rungs below a fit."""
-        quantise = pick.quantise or "none"
-        if self.written.checkpointing is None:
+        looked_at = self.qualities if pick.allow_quantised else (pick.quantise or "none",)
+        for quantise in looked_at:
             self.appraisal.anchor(quantise)
         return ladder(
             pick,
@@ -232,7 +232,7 @@ class _Planning:
             sets=self.sets,
             effective_batch=self.subject.recipe.effective_batch,
             previews=bool(self.subject.previews),
-            need=lambda more, size: self.appraisal.estimate(quantise, more, size),
+            need=self.appraisal.estimate,
         )
 
     def nothing_fits(self, *, look_for_change: bool) -> Planned:

@@ -1,0 +1,84 @@
+"""Small subjects to plan for, and cards with just so many bytes to give."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+from tests.support.tiny import tiny_configs
+from trainer.config.base import BaseConfig, Family
+from trainer.config.dataset import DatasetConfig, FolderConfig
+from trainer.config.fit import FitConfig
+from trainer.config.job import Job
+from trainer.config.recipe import RecipeConfig
+from trainer.config.report import PromptConfig
+from trainer.config.resolve import Machine, resolve_job
+from trainer.memory.calibration import Correction
+from trainer.memory.cards import find_card
+from trainer.memory.situation import Situation, situation_ahead
+from trainer.memory.subject import BucketUse, Subject, complete_fit
+
+SIDE = 256
+
+
+def small_subject(family: Family = "sd15", *, previews: bool = True, side: int = SIDE, **recipe: Any) -> Subject:
+    """A subject of a UNet with three blocks in all, at ``side`` pixels; ``recipe`` are keys of a recipe."""
+    configs = tiny_configs(family)
+    unet = {
+        **configs["unet"],
+        "block_out_channels": [32],
+        "layers_per_block": 1,
+        "down_block_types": ["CrossAttnDownBlock2D"],
+        "up_block_types": ["CrossAttnUpBlock2D"],
+    }
+    values = {
+        "rank": 4, "layers": "attention", "steps": 100, "effective_batch": 2, "resolution": side, **recipe
+    }  # fmt: skip
+    job = Job(
+        name="plan",
+        base=BaseConfig(model="base", family=family),
+        dataset=DatasetConfig(folders=(FolderConfig(path="pictures"),)),
+        recipe=RecipeConfig.model_validate(values),
+    )
+    resolved = resolve_job(
+        job,
+        family=family,
+        prediction="epsilon",
+        zero_terminal_snr=False,
+        samples_per_epoch=10,
+        machine=Machine("cpu", None, None, bf16=True, cores=1),
+    ).recipe
+    prompt = PromptConfig(prompt="a cat", width=side, height=side, steps=4)
+    return Subject(
+        family=family,
+        unet_config=unet,
+        vae_config={**configs["vae"], "block_out_channels": [4] * 4, "norm_num_groups": 4, "layers_per_block": 1},
+        text_configs=tuple(configs[name] for name in configs if name.startswith("text_encoder")),
+        recipe=resolved,
+        fit=complete_fit(FitConfig()),
+        buckets=(BucketUse(side, side, 10),),
+        previews=(prompt,) if previews else (),
+    )
+
+
+def situation_with(budget: int, *, workspace: int = 4096) -> Situation:
+    """A card on which PyTorch's allocator may take ``budget`` bytes; workspaces are as small as the models."""
+    situation = _card(workspace)
+    low, high = budget, 2 * budget + 2**30
+    while low < high:  # the margin grows with what is free
+        middle = (low + high) // 2
+        if replace(situation, free_bytes=middle).budget < budget:
+            low = middle + 1
+        else:
+            high = middle
+    return replace(situation, free_bytes=low)
+
+
+@cache
+def _card(workspace: int) -> Situation:
+    found = situation_ahead(find_card("8GB"), system="Linux")
+    overheads = replace(found.overheads, cublas_workspace_bytes=workspace)
+    # Small models would wait for the CPU alone; with a quick one it is the card's work that decides.
+    rate = replace(found.rate, host=0.0, launch=1e-6)
+    return replace(found, overheads=overheads, correction=Correction(), rate=rate)

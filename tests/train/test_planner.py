@@ -1,0 +1,400 @@
+"""Plans for small real models: the pick is that of an exhaustive search, ladders go down, advice where nothing fits."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from tests.support.plans import situation_with, small_subject
+from trainer.config.fit import FitConfig
+from trainer.memory import timing
+from trainer.memory.course import Course, Occasions, bounding_buckets, transitions
+from trainer.memory.forecast import Playing, forecast, forecast_of, run_through
+from trainer.memory.grid import blocks, nested_sets
+from trainer.memory.planner import Planned, plan
+from trainer.memory.recipes import changed, lighter
+from trainer.memory.search import time_step
+from trainer.memory.situation import Situation
+from trainer.memory.store import TapeStore
+from trainer.memory.subject import BucketUse, Subject
+from trainer.memory.tape import Tape
+from trainer.memory.traces import Traces
+
+MIB = 2**20
+OCCASIONS = Occasions(pictures=10, texts=10, measured=4, validations=3, previews=3)
+AMPLE = 400 * MIB
+
+
+@pytest.fixture(scope="module")
+def traces(tmp_path_factory: pytest.TempPathFactory) -> Traces:
+    return Traces(TapeStore(tmp_path_factory.mktemp("traces")))
+
+
+# What is compared with: every candidate looked at, with sums of its own.
+
+
+def highest(tapes: list[Tape]) -> int:
+    """The largest sum of what lives, each storage rounded up to 512 bytes, workspaces left out."""
+    living, most = 0, 0
+    for tape in tapes:
+        for event in tape.events.tolist():
+            storage = tape.storages[event if event >= 0 else ~event]
+            size = 0 if storage.kind == "workspace" else (storage.bytes + 511) // 512 * 512
+            living += size if event >= 0 else -size
+            most = max(most, living)
+    return most
+
+
+@dataclass
+class Exhaustive:
+    """All fits of a subject with their true preferences, and what they take without a limit."""
+
+    subject: Subject
+    traces: Traces
+
+    def __post_init__(self) -> None:
+        self.course = cache(self._course)
+        self.figures = cache(self._figures)
+        self.free = cache(self._free)
+
+    def _course(self, fit: FitConfig) -> Course:
+        return Course(replace(self.subject, fit=fit), self.traces, OCCASIONS, situation_with(AMPLE).rate)
+
+    def _figures(self, fit: FitConfig) -> tuple[float, int]:
+        """Seconds that depend on the fit over the whole run, and bytes at the highest moment."""
+        subject, rate = self.subject, situation_with(AMPLE).rate
+        steps = self.traces.steps(replace(subject, fit=fit), subject.buckets[0].size, fit.micro_batch or 1)
+        parts = subject.recipe.effective_batch / (fit.micro_batch or 1)
+        step = timing.seconds([*steps.micro_first.work, *steps.optimizer.work], rate)
+        step += (parts - 1) * timing.seconds(steps.micro_more.work, rate)
+        more = [steps.micro_more] if parts > 1 else []
+        first = [steps.weights, steps.micro_first, *more, steps.optimizer_first]
+        need = highest([*first, steps.micro_first, *more, steps.optimizer])
+        seconds = step * (subject.recipe.steps or 1)
+        if subject.previews:
+            drawn = list(self.traces.phase(replace(subject, fit=fit), "preview"))
+            seconds += OCCASIONS.previews * sum(timing.seconds(tape.work, rate) for tape in drawn)
+            need = max(need, highest([steps.weights, steps.micro_first, steps.optimizer_first, *drawn]))
+        return seconds, need
+
+    def _free(self, fit: FitConfig) -> int:
+        return run_through(self.course(fit), situation_with(AMPLE), None).reserved
+
+    def training(self, fit: FitConfig) -> int:
+        """Bytes that training alone takes."""
+        course = self.course(fit)
+        return highest([*course.tapes("load"), *course.tapes("quantise"), *course.first_step(), *course.round()])
+
+    def pick(self, choices: list[FitConfig], situation: Situation, *, free_choice: bool) -> FitConfig | None:
+        """The first that fits when all are put in order."""
+        return next((fit for fit in self.ordered(choices, free_choice=free_choice) if self.fits(fit, situation)), None)
+
+    def ordered(self, choices: list[FitConfig], *, free_choice: bool) -> list[FitConfig]:
+        return sorted(choices, key=lambda fit: self.preference(fit, free_choice=free_choice))
+
+    def preference(self, fit: FitConfig, *, free_choice: bool) -> tuple[int, int, int, int]:
+        seconds, need = self.figures(fit)
+        quality = 0 if free_choice else ("none", "int8", "nf4").index(fit.quantise or "none")
+        usual = (fit.quantise == "none", fit.checkpointing == "none", fit.vae_tiling is True)
+        usual += (fit.preview_offload is False, fit.micro_batch == self.subject.recipe.effective_batch)
+        return quality, time_step(seconds), need, len(usual) - sum(usual)
+
+    def fits(self, fit: FitConfig, situation: Situation) -> bool:
+        if self.free(fit) <= situation.budget:
+            return True
+        return run_through(self.course(fit), situation, situation.budget).failure is None
+
+
+def every_fit(subject: Subject, written: FitConfig, sets: tuple[object, ...]) -> list[FitConfig]:
+    batch = subject.recipe.effective_batch
+    start = subject.fit.changed(dtype=written.dtype or "bf16", allow_quantised=written.allow_quantised)
+
+    def values(name: str, free: tuple[object, ...]) -> tuple[object, ...]:
+        stated = getattr(written, name)
+        return free if stated is None else (stated,)
+
+    previews = bool(subject.previews)
+    return [
+        start.changed(
+            quantise=quantise, checkpointing=chosen, micro_batch=size, vae_tiling=tiling, preview_offload=offload
+        )
+        for quantise in values("quantise", ("none", "int8", "nf4"))
+        for chosen in values("checkpointing", sets)
+        for size in values("micro_batch", tuple({-(-batch // part): None for part in range(1, batch + 1)}))
+        for tiling in values("vae_tiling", (True, False) if previews else (True,))
+        for offload in values("preview_offload", (False, True) if previews else (False,))
+    ]
+
+
+@pytest.fixture(scope="module")
+def searched(traces: Traces) -> list[Exhaustive]:
+    """Recipes that differ in what their tapes are, in how long they run and in whether anything is drawn."""
+    subjects = [
+        small_subject(effective_batch=4),
+        small_subject(previews=False, effective_batch=8),
+        small_subject(effective_batch=1, steps=1000),
+        small_subject(previews=False, effective_batch=4, steps=10),
+    ]
+    return [Exhaustive(subject, traces) for subject in subjects]
+
+
+def random_constraints(chance: random.Random, *, free_base: bool) -> FitConfig:
+    written: dict[str, object] = {}
+    if not free_base or chance.random() < 0.3:
+        written["quantise"] = chance.choice(("none", "nf4")) if free_base else "none"
+    if chance.random() < 0.2:
+        written["checkpointing"] = chance.choice(("none", "full", ("mid_block",)))
+    if chance.random() < 0.2:
+        written["vae_tiling"] = chance.random() < 0.5
+    if chance.random() < 0.1:
+        written["micro_batch"] = 1
+    if chance.random() < 0.2:
+        written["allow_quantised"] = True
+    return FitConfig.model_validate(written)
+
+
+@pytest.mark.timeout(900)  # two hundred searches, each done twice
+def test_the_pick_is_that_of_an_exhaustive_search(searched: list[Exhaustive], traces: Traces) -> None:
+    chance = random.Random(7)
+    found = {"pick": 0, "nothing": 0, "quantised": 0, "partial": 0, "split": 0, "with retries": 0}
+    for case in range(200):
+        one = chance.choice(searched)
+        # Quantised bases have tapes of their own, so the one with the most micro-batches goes without.
+        written = random_constraints(chance, free_base=one is not searched[1])
+        anchor = one.subject.fit.changed(quantise=written.quantise or "none", checkpointing="none", micro_batch=1)
+        steps = traces.steps(replace(one.subject, fit=anchor), one.subject.buckets[0].size, 1)
+        choices = every_fit(one.subject, written, nested_sets(blocks(steps.weights, steps.micro_first)))
+        # Around what one of them takes, where the edge is.
+        budget = int(one.free(chance.choice(choices)) * chance.uniform(0.85, 1.05))
+        situation = situation_with(budget)
+        wanted = one.pick(choices, situation, free_choice=written.allow_quantised)
+        planned = plan(one.subject, written, situation, traces, OCCASIONS, others=False)
+        picked = planned.pick.fit if planned.pick else None
+        assert picked == wanted, f"case {case}: {written}"
+        found["pick" if picked else "nothing"] += 1
+        if picked is not None and planned.pick is not None:
+            assert planned.pick.forecast.fits
+            found["quantised"] += picked.quantise != "none"
+            found["partial"] += isinstance(picked.checkpointing, tuple)
+            found["split"] += picked.micro_batch != one.subject.recipe.effective_batch
+            found["with retries"] += planned.pick.forecast.reserved > budget
+    assert min(found.values()) > 3, found
+
+
+@pytest.fixture(scope="module")
+def ample(searched: list[Exhaustive], traces: Traces) -> Planned:
+    return plan(searched[0].subject, FitConfig(allow_quantised=True), situation_with(AMPLE), traces, OCCASIONS)
+
+
+def test_with_room_for_everything_nothing_is_saved(ample: Planned) -> None:
+    assert ample.pick is not None
+    fit = ample.pick.fit
+    assert (fit.quantise, fit.checkpointing, fit.micro_batch, fit.preview_offload) == ("none", "none", 4, False)
+    assert (ample.pick.quality, ample.quicker, ample.missing, ample.complete) == ("exact", None, 0, True)
+    assert ample.pick.forecast.budget == AMPLE
+    assert ample.smaller is not None
+    assert ample.smaller.forecast.allocated < ample.pick.forecast.allocated
+    assert ample.smaller.forecast.seconds > ample.pick.forecast.seconds
+
+
+def test_each_rung_of_the_ladder_needs_less_than_the_one_before(searched: list[Exhaustive], ample: Planned) -> None:
+    one = searched[0]
+    assert ample.pick is not None
+    fit = ample.pick.fit.changed(vae_tiling=False)
+    kinds, needs = [], [one.training(fit)]
+    for rung in ample.ladder:
+        changes = rung.model_dump(exclude={"exact"}, exclude_none=True)
+        (key,) = changes
+        fit = fit.changed(**changes)
+        kinds.append((key, rung.exact))
+        if key not in ("vae_tiling", "preview_offload"):
+            needs.append(one.training(fit))
+    assert all(later < former for former, later in pairwise(needs)), needs
+    order = [key for key, _ in dict.fromkeys(kinds)]
+    assert order == ["preview_offload", "checkpointing", "micro_batch", "quantise"]
+    assert all(exact == (key in ("preview_offload", "checkpointing")) for key, exact in kinds)
+    # In so small a model the tables of nf4 weigh more than it saves, so that it is no rung.
+    assert (fit.checkpointing, fit.micro_batch, fit.quantise) == ("full", 1, "int8")
+
+
+def test_a_quantised_base_is_a_rung_only_where_the_job_allows_it(searched: list[Exhaustive], traces: Traces) -> None:
+    planned = plan(searched[0].subject, FitConfig(), situation_with(AMPLE), traces, OCCASIONS, others=False)
+    assert planned.ladder
+    assert all(rung.quantise is None for rung in planned.ladder)
+
+
+def test_the_ladder_leaves_alone_what_the_user_wrote(searched: list[Exhaustive], traces: Traces) -> None:
+    written = FitConfig(checkpointing="none", preview_offload=False)
+    planned = plan(searched[0].subject, written, situation_with(AMPLE), traces, OCCASIONS, others=False)
+    assert [rung.model_dump(exclude_none=True) for rung in planned.ladder] == [
+        {"exact": False, "micro_batch": 2},
+        {"exact": False, "micro_batch": 1},
+    ]
+
+
+def test_what_is_just_out_of_reach_is_said_with_what_it_lacks(searched: list[Exhaustive], traces: Traces) -> None:
+    one = searched[1]
+    fastest = plan(one.subject, FitConfig(quantise="none"), situation_with(AMPLE), traces, OCCASIONS, others=False)
+    assert fastest.pick is not None
+    budget = fastest.pick.forecast.reserved - 8 * MIB
+    planned = plan(one.subject, FitConfig(quantise="none"), situation_with(budget), traces, OCCASIONS)
+    assert planned.pick is not None
+    assert planned.quicker is not None
+    assert planned.quicker.forecast.seconds < planned.pick.forecast.seconds
+    assert not planned.quicker.forecast.fits
+    assert planned.missing == planned.quicker.forecast.reserved - budget > 0
+    # With just that much more it fits.
+    more = situation_with(budget + planned.missing)
+    again = plan(one.subject, FitConfig(quantise="none"), more, traces, OCCASIONS, others=False)
+    assert again.pick is not None
+    assert again.pick.forecast.seconds <= planned.quicker.forecast.seconds
+
+
+def test_where_nothing_fits_the_smallest_change_is_offered(traces: Traces) -> None:
+    """The pictures of a larger resolution alone are too much; everything else would fit."""
+    subject = small_subject(previews=False, side=512, effective_batch=1)
+    written = FitConfig(quantise="none", checkpointing="none")
+    smallest = small_subject(previews=False, side=448, effective_batch=1)
+    course = Course(smallest, traces, OCCASIONS, _rate())
+    budget = run_through(course, situation_with(AMPLE), None).reserved
+    planned = plan(subject, written, situation_with(budget), traces, OCCASIONS)
+    assert planned.pick is None
+    assert planned.missing > 0
+    assert planned.smaller is not None
+    assert not planned.smaller.forecast.fits
+    assert planned.lighter is not None
+    assert planned.lighter.change.keys == {"resolution": 448}
+    assert planned.lighter.plan.forecast.fits
+
+
+def _rate():  # type: ignore[no-untyped-def]
+    return situation_with(AMPLE).rate
+
+
+def test_changes_of_a_recipe_begin_with_the_least() -> None:
+    subject = small_subject(side=512, rank=16, alpha=8.0, text_encoder={"learning_rate": 1e-5})
+    keys = [dict(change.keys) for change in lighter(subject)]
+    assert keys[:4] == [
+        {"optimizer.name": "adamw8bit"},
+        {"text_encoder.learning_rate": 0.0},
+        {"rank": 8, "alpha": 4.0},
+        {"rank": 4, "alpha": 2.0},
+    ]
+    assert keys[4] == {"resolution": 448}
+    assert keys[-1] == {"optimizer.name": "adamw8bit", "text_encoder.learning_rate": 0.0, "rank": 4, "alpha": 2.0} | {
+        "resolution": keys[-1]["resolution"]
+    }
+    recipe = changed(subject.recipe, keys[2])
+    assert recipe.alpha / recipe.rank == subject.recipe.alpha / subject.recipe.rank
+    assert changed(subject.recipe, keys[0]).optimizer.name == "adamw8bit"
+
+
+def test_shapes_follow_a_changed_resolution() -> None:
+    subject = replace(small_subject(side=512), buckets=(BucketUse(512, 512, 3), BucketUse(384, 640, 2)))
+    change = next(change for change in lighter(subject) if change.keys.get("resolution") == 256)
+    assert change.applied_to(subject).buckets == (BucketUse(256, 256, 3), BucketUse(192, 320, 2))
+
+
+def test_past_its_time_a_plan_takes_what_is_known(traces: Traces, tmp_path: Path) -> None:
+    """With no tapes at all and no time left, the smallest fit is still looked at, so that there is an answer."""
+    subject = small_subject(previews=False, effective_batch=4)
+    written = FitConfig(quantise="none")
+    empty = Traces(TapeStore(tmp_path))
+    hurried = plan(subject, written, situation_with(AMPLE), empty, OCCASIONS, until=0.0, others=False)
+    assert hurried.pick is not None
+    assert not hurried.complete
+    assert hurried.pick.forecast.fits
+    patient = plan(subject, written, situation_with(AMPLE), traces, OCCASIONS, others=False)
+    assert patient.pick is not None
+    assert patient.complete
+    assert patient.pick.forecast.seconds <= hurried.pick.forecast.seconds
+
+
+def test_tapes_are_traced_once_and_come_from_the_disk_afterwards(traces: Traces, tmp_path: Path) -> None:
+    subject = small_subject(previews=False, effective_batch=1)
+    first = Traces(TapeStore(tmp_path))
+    plan(subject, FitConfig(quantise="none"), situation_with(AMPLE), first, OCCASIONS, others=False)
+    assert first.made
+
+    def never() -> None:
+        raise AssertionError("traced again")
+
+    again = Traces(TapeStore(tmp_path), never)
+    planned = plan(subject, FitConfig(quantise="none"), situation_with(AMPLE), again, OCCASIONS, others=False)
+    assert planned.pick is not None
+    assert again.used <= first.used
+
+
+# Forecasts
+
+
+def test_a_forecast_tells_of_every_phase(ample: Planned, searched: list[Exhaustive]) -> None:
+    assert ample.pick is not None
+    found = ample.pick.forecast
+    assert [phase.phase for phase in found.phases] == [
+        "cache_pictures", "cache_texts", "load", "first_step", "train", "validate", "preview", "checkpoint", "save"
+    ]  # fmt: skip
+    assert found.allocated == max(phase.allocated for phase in found.phases)
+    assert found.reserved == max(phase.reserved for phase in found.phases)
+    assert found.seconds == pytest.approx(sum(phase.seconds for phase in found.phases))
+    assert set(found.step_seconds) == {"256x256"}
+    steps = searched[0].subject.recipe.steps or 0
+    trained = sum(phase.seconds for phase in found.phases if phase.phase in ("first_step", "train"))
+    assert trained == pytest.approx(steps * found.step_seconds["256x256"])
+    train = found.of("train")
+    assert train is not None
+    highest = max(train.peaks, key=lambda peak: peak.allocated)
+    assert highest.allocated == train.allocated
+    assert sum(highest.by_kind.values()) <= highest.allocated
+    assert max(allocated for allocated, _ in train.timeline) == train.allocated
+    assert found.flops > 0
+
+
+def test_shapes_follow_on_each_other_in_every_order(traces: Traces) -> None:
+    sizes = [(256, 256), (128, 256), (64, 64), (256, 64)]
+    for count in range(1, 5):
+        order = transitions(sizes[:count])
+        turns = set(zip(order, [*order[1:], order[0]], strict=True))
+        assert turns == {(first, second) for first in sizes[:count] for second in sizes[:count]}
+        assert order[0] == sizes[0]
+    subject = replace(
+        small_subject(previews=False), buckets=(BucketUse(256, 256, 5), BucketUse(192, 256, 0), BucketUse(128, 128, 1))
+    )
+    assert bounding_buckets(subject) == ((256, 256), (128, 128))
+    found = forecast(subject, situation_with(AMPLE), traces, OCCASIONS)
+    large, middle, small = (found.step_seconds[size] for size in ("256x256", "192x256", "128x128"))
+    assert large > middle > small
+    one = forecast(small_subject(previews=False), situation_with(AMPLE), traces, OCCASIONS)
+    assert one.step_seconds["256x256"] == large
+    assert found.reserved >= one.reserved
+
+
+def test_reserved_memory_has_stopped_growing(traces: Traces) -> None:
+    """Ten more rounds change nothing."""
+    subject = replace(small_subject(previews=False), buckets=(BucketUse(256, 256, 5), BucketUse(128, 128, 1)))
+    course = Course(subject, traces, OCCASIONS, _rate())
+    playing = Playing(situation_with(AMPLE), None)
+    for act in course.before_training(lambda _: 0.0):
+        playing.play(act.phase, act.tapes)
+    playing.play("first_step", course.first_step(), release=False)
+    reserved = []
+    for _ in range(12):
+        playing.play("train", course.round(), release=False)
+        reserved.append(playing.allocator.reserved)
+    settled = run_through(course, situation_with(AMPLE), None).phases["train"]
+    assert settled.reserved(settled.peak_reserved()) == reserved[-1]
+
+
+def test_a_forecast_within_a_budget_says_whether_it_fits(searched: list[Exhaustive]) -> None:
+    one = searched[1]
+    fit = one.subject.fit.changed(micro_batch=8)
+    need = one.free(fit)
+    assert forecast_of(one.course(fit), situation_with(need)).fits
+    assert not forecast_of(one.course(fit), situation_with(need // 2)).fits
+    told = forecast_of(one.course(fit), situation_with(need // 2))
+    assert told.reserved == need, "what it would take stays what it is"
