@@ -169,8 +169,10 @@ def test_the_pick_is_that_of_an_exhaustive_search(searched: list[Exhaustive], tr
         anchor = one.subject.fit.changed(quantise=written.quantise or "none", checkpointing="none", micro_batch=1)
         steps = traces.steps(replace(one.subject, fit=anchor), one.subject.buckets[0].size, 1)
         choices = every_fit(one.subject, written, nested_sets(blocks(steps.weights, steps.micro_first)))
-        # Around what one of them takes, where the edge is.
-        budget = int(one.free(chance.choice(choices)) * chance.uniform(0.85, 1.05))
+        # Around what one of them takes, or little more than its tensors sum to: that is where mistakes would be made.
+        aimed_at = chance.choice(choices)
+        taken, needed = one.free(aimed_at), one.figures(aimed_at)[1]
+        budget = int(chance.choice((taken * chance.uniform(0.85, 1.05), needed * chance.uniform(1.0, 1.2))))
         situation = situation_with(budget)
         wanted = one.pick(choices, situation, free_choice=written.allow_quantised)
         planned = plan(one.subject, written, situation, traces, OCCASIONS, others=False)
