@@ -1,0 +1,1 @@
+"""The desktop app: pictures and captions, and what the trainer makes of them."""

@@ -1,0 +1,42 @@
+"""Does slow work away from the thread that owns the library, and brings what came of it back there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
+
+_Result = TypeVar("_Result")
+
+Post = Callable[[Callable[[], None]], None]
+"""Calls a function soon on the thread that owns the library; may be called from any thread."""
+
+
+class Tasks:
+    """Worker threads. `post` is the way home: the window gives one that goes through Qt's event loop."""
+
+    def __init__(self, post: Post, threads: int = 2) -> None:
+        self.post = post
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="app-worker")
+
+    def run(
+        self,
+        work: Callable[[], _Result],
+        done: Callable[[_Result], None],
+        failed: Callable[[BaseException], None],
+    ) -> Future[_Result]:
+        """Run `work` on a worker; then call `done` with its result, or `failed`, on the owner's thread."""
+
+        def deliver(future: Future[_Result]) -> None:
+            if future.cancelled():
+                return
+            fault = future.exception()
+            self.post((lambda: failed(fault)) if fault else (lambda: done(future.result())))
+
+        future = self._pool.submit(work)
+        future.add_done_callback(deliver)
+        return future
+
+    def close(self) -> None:
+        """Let running work end, drop what has not begun."""
+        self._pool.shutdown(wait=True, cancel_futures=True)
