@@ -28,7 +28,7 @@ class Folder:
 
 @dataclass(slots=True, eq=False)
 class Picture:
-    """One picture. It is changed only through `Library.apply` and `Library.learn`, on the thread that owns the library."""
+    """One picture; only `Library.apply` and `Library.learn` change it, on the thread that owns the library."""
 
     id: int
     """Its number in this session, never used again."""
