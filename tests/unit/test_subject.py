@@ -105,6 +105,8 @@ def test_buckets_of_a_job_by_pixels_with_what_is_shown_in_the_first_epoch() -> N
         subject({"optimizer": {"name": "adamw8bit"}}),
         subject({"text_encoder": {"learning_rate": 1e-4}}),
         subject({"objective": {"input_perturbation": 0.1}}),
+        subject({"objective": {"min_snr_gamma": 5.0}}),
+        subject({"optimizer": {"name": "adamw", "weight_decay": 0.0}}),
         subject({"dropout": 0.1}),
         subject({"token_chunks": 150}),
         subject(dtype="fp16"),
@@ -126,6 +128,8 @@ def test_what_a_step_depends_on_gives_another_key(other: Subject) -> None:
     [
         subject({"learning_rate": 5e-4, "alpha": 4.0, "seed": 7, "steps": 99, "effective_batch": 9}),
         subject({"objective": {"noise_offset": 0.05, "timestep_max": 500}, "schedule": {"warmup": 0.1}}),
+        subject({"optimizer": {"name": "adamw", "weight_decay": 0.1, "beta2": 0.99, "eps": 1e-6}}),
+        subject(attention="flash"),
         subject(micro_batch=8, vae_tiling=False, preview_offload=True, vae_dtype="bf16", threads=3),
         dataclasses.replace(subject(), buckets=(BucketUse(512, 512, 3),), validation_timesteps=9),
         dataclasses.replace(subject(), unet_config={**subject().unet_config, "_name_or_path": "elsewhere"}),

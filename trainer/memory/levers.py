@@ -32,9 +32,9 @@ class Lever:
 def levers(subject: Subject, fit: FitConfig, situation: Situation, traces: Traces) -> Iterator[Lever]:
     """The levers that save something, those of the fit first; traces what is not known."""
     planned = replace(subject, fit=fit)
-    now = _figures(planned, situation, traces)
+    now = training_figures(planned, situation, traces)
     for key, value, other in _changed(planned):
-        then = _figures(other, situation, traces)
+        then = training_figures(other, situation, traces)
         if then[0] < now[0]:
             yield Lever(key, value, now[0] - then[0], then[1] / now[1])
 
@@ -63,8 +63,8 @@ def _of_fit(fit: FitConfig) -> Iterable[tuple[str, Any]]:
         yield "quantise", "nf4"
 
 
-def _figures(subject: Subject, situation: Situation, traces: Traces) -> tuple[int, float]:
-    """Bytes at the highest moment of training, and seconds a step."""
+def training_figures(subject: Subject, situation: Situation, traces: Traces) -> tuple[int, float]:
+    """Bytes at the highest moment of training, and seconds a step; traces what is not known."""
 
     def seconds(work: Iterable[Work]) -> float:
         return timing.seconds(work, situation.rate)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
@@ -118,7 +118,7 @@ class Subject:
         ``more`` is what they were asked for besides, such as a bucket and a number of pictures.
         """
         known = self._facts()
-        content = [FORM, __version__, _versions(), part, more, [(name, known[name]) for name in _FACTS[part]]]
+        content = [FORM, __version__, library_versions(), part, more, [(name, known[name]) for name in _FACTS[part]]]
         return hashlib.sha256(json.dumps(content, sort_keys=True, default=list).encode("utf-8")).hexdigest()
 
     def _facts(self) -> dict[str, object]:
@@ -133,16 +133,17 @@ class Subject:
             "live_texts": texts if self.trained_texts else None,
             "text_form": (recipe.token_chunks, recipe.clip_skip),
             "adapter": self._adapter_facts(),
-            "precision": (fit.dtype, fit.quantise, fit.attention),
+            # Flash is what "auto" takes; see trainer.memory.kernels.attention_kernel.
+            "precision": (fit.dtype, fit.quantise, "auto" if fit.attention == "flash" else fit.attention),
             "checkpointing": fit.checkpointing,
             "masks": self.masks,
             "objective": (
-                objective.model_dump(mode="json", include={"loss", "min_snr_gamma", "debiased"}),
+                _present(objective.model_dump(mode="json", include={"loss", "min_snr_gamma", "debiased"})),
                 objective.input_perturbation > 0,
                 self.prediction,
                 recipe.clip_gradient > 0,
             ),
-            "optimizer": recipe.optimizer.model_dump(mode="json"),
+            "optimizer": _present(recipe.optimizer.model_dump(mode="json")),
             "vae_dtype": fit.vae_dtype,
             "decoding": (fit.vae_tiling, fit.preview_offload),
             "previews": (prompts, self.zero_terminal_snr, self.prediction),
@@ -237,6 +238,12 @@ def _plain(config: Config) -> dict[str, object]:
     return {name: value for name, value in config.items() if not name.startswith("_")}
 
 
+def _present(settings: Mapping[str, object]) -> dict[str, object]:
+    """Of settings that are fractions only whether there are any: how strong they are changes numbers, not tensors."""
+    return {name: bool(value) if isinstance(value, float) else value for name, value in settings.items()}
+
+
 @cache
-def _versions() -> tuple[str, ...]:
-    return tuple(version(library) for library in LIBRARIES)
+def library_versions() -> tuple[str, ...]:
+    """The versions of LIBRARIES, without what tells builds of one apart, such as +cpu: on meta they do the same."""
+    return tuple(version(library).partition("+")[0] for library in LIBRARIES)
