@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -21,6 +22,9 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"  # sums in one order on every machine
 os.environ["TOKENIZERS_PARALLELISM"] = "false"  # its thread pool warns when a test starts a process
 os.environ["PYTHONPATH"] = str(ROOT)  # `python -m trainer` works from any folder, installed or not
+os.environ["QT_QPA_PLATFORM"] = "offscreen"  # no window on anybody's screen, and none needed
+if sys.platform == "win32":
+    import torch  # noqa: F401 - after Qt, which pytest-qt loads next, it would meet Qt's older C++ runtime and fail
 
 # These loggers do not hand their records up to the root.
 LIBRARY_LOGGERS = ("diffusers", "transformers", "huggingface_hub")

@@ -1,0 +1,67 @@
+"""One sitting with the app: builds and owns what the pages share, and closes it in the right order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from app.core.events import Event
+from app.core.library import Library
+from app.core.pictures import Altered
+from app.core.tasks import Post, Tasks
+
+
+class View:
+    """What is shown of the library: which pictures, in which order, which of them are selected, which is current.
+
+    The selection is kept by id, so a picture that a filter hides stays selected and is selected when it comes back.
+    """
+
+    def __init__(self, library: Library) -> None:
+        self.ids: list[int] = []
+        self.selected: frozenset[int] = frozenset()
+        self.current: int | None = None
+        self.shown: Event[None] = Event()
+        """`ids` is another list now."""
+        self.selection: Event[None] = Event()
+        """`selected` or `current` is another now."""
+        library.altered.connect(self._forget)
+
+    def show(self, ids: Iterable[int]) -> None:
+        """Show these pictures in this order; the selection stays."""
+        self.ids = list(ids)
+        self.shown.emit(None)
+
+    def select(self, selected: Iterable[int], current: int | None) -> None:
+        """Select these pictures; `current` is the one that the loupe and the caption editor show."""
+        chosen = frozenset(selected)
+        if (chosen, current) != (self.selected, self.current):
+            self.selected, self.current = chosen, current
+            self.selection.emit(None)
+
+    def scope(self) -> Sequence[int]:
+        """Return the selected pictures that are shown, in their order; what an action on the selection works on."""
+        return [number for number in self.ids if number in self.selected]
+
+    def _forget(self, altered: Altered) -> None:
+        if not altered.removed:
+            return
+        if not altered.removed.isdisjoint(self.ids):
+            self.show(number for number in self.ids if number not in altered.removed)
+        self.select(self.selected - altered.removed, None if self.current in altered.removed else self.current)
+
+
+class Session:
+    """Everything that the pages are handed. It belongs to the thread that makes it.
+
+    `post` calls a function soon on that thread: the window gives one that goes through Qt's event loop, tests a queue.
+    An owner of a room adds his part here: one line in `__init__`, and one in `close` where it holds threads or files.
+    """
+
+    def __init__(self, post: Post) -> None:
+        self.tasks = Tasks(post)
+        self.library = Library()
+        self.view = View(self.library)
+
+    def close(self) -> None:
+        """End what runs behind; last started, first ended."""
+        self.tasks.close()

@@ -1,0 +1,1 @@
+"""What people see of the app: Qt widgets over `app.core`."""

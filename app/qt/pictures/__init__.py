@@ -1,0 +1,1 @@
+"""The Pictures page: everything that happens to a dataset before training."""

@@ -1,0 +1,59 @@
+"""What Qt tests stand on: no screen, and no thread or timer that outlives its test.
+
+pytest-qt itself fails a test on a message of Qt's at WARNING or above (pyproject.toml) and on an exception in a slot.
+Preferences and window state lie in the per-user folder, which is a new one for each test.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+
+import pytest
+import shiboken6
+from PySide6.QtCore import QObject, QThread, QTimer
+
+from app.core.session import Session
+from app.qt.posting import Poster
+
+
+def recorded(monkeypatch: pytest.MonkeyPatch, kind: type[QObject]) -> list[weakref.ref[QObject]]:
+    """Weak references to every object of a class that is started with `start()` from Python."""
+    started: list[weakref.ref[QObject]] = []
+    original = kind.start
+
+    def start(self: QObject, *arguments: object) -> None:
+        started.append(weakref.ref(self))
+        original(self, *arguments)
+
+    monkeypatch.setattr(kind, "start", start)
+    return started
+
+
+def alive(started: list[weakref.ref[QObject]], runs: Callable[[QObject], bool]) -> list[QObject]:
+    objects = [reference() for reference in started]
+    return [thing for thing in objects if thing is not None and shiboken6.isValid(thing) and runs(thing)]
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_running(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Fail the test that leaves a thread or a timer running after its widgets are closed."""
+    timers, threads = recorded(monkeypatch, QTimer), recorded(monkeypatch, QThread)
+    before = set(threading.enumerate())
+    yield
+    left = [f"{timer.parent()}: {timer}" for timer in alive(timers, QTimer.isActive)]
+    left += [str(thread) for thread in alive(threads, QThread.isRunning)]
+    left += [str(thread) for thread in set(threading.enumerate()) - before if thread.is_alive()]
+    if left:
+        pytest.fail("still running after the test:\n" + "\n".join(left), pytrace=False)
+
+
+@pytest.fixture
+def session(qapp: QObject) -> Iterator[Session]:
+    """A session that reports home through Qt's event loop, as in the app."""
+    poster = Poster()
+    session = Session(poster.post)
+    yield session
+    session.close()
+    poster.deleteLater()
