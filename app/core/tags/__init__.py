@@ -1,0 +1,1 @@
+"""Tags: taking captions apart, counting them, and proposing the one that somebody is about to type."""
