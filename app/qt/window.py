@@ -18,7 +18,18 @@ from PySide6.QtWidgets import (
 )
 
 from app.core.session import Session
+from app.qt.actions.commands import Commands
+from app.qt.actions.table import Action
 from app.qt.pictures.page import PicturesPage
+from app.qt.words import QT_TRANSLATE_NOOP
+
+ACTIONS = (
+    Action("window.quit", QT_TRANSLATE_NOOP("Action", "Quit"), "file", "close", keys=("Ctrl+Q",)),
+    Action("window.pictures", QT_TRANSLATE_NOOP("Action", "Pictures"), "view", "show_pictures", keys=("Ctrl+1",)),
+    Action("window.train", QT_TRANSLATE_NOOP("Action", "Train"), "view", "show_train", keys=("Ctrl+2",)),
+    Action("window.runs", QT_TRANSLATE_NOOP("Action", "Runs"), "view", "show_runs", keys=("Ctrl+3",)),
+    Action("window.presets", QT_TRANSLATE_NOOP("Action", "Presets"), "view", "show_presets", keys=("Ctrl+4",)),
+)
 
 
 class Window(QMainWindow):
@@ -27,27 +38,48 @@ class Window(QMainWindow):
     def __init__(self, session: Session) -> None:
         super().__init__()
         self.session = session
+        self.commands = Commands(self)
         self.setWindowTitle("Impasto")
         self.resize(1280, 800)
-        self.pictures = PicturesPage(session)
+        self.pictures = PicturesPage(session, self.commands)
         self.pages = QStackedWidget()
         self._rail = QVBoxLayout()
         self._buttons = QButtonGroup(self)
+        self.commands.add(ACTIONS, self)
         self._build()
+        self.commands.fill(self.menuBar())
+        for event in (session.view.shown, session.view.selection):
+            event.connect(lambda _: self.commands.refresh())
 
     def open(self, paths: Iterable[str | Path]) -> None:
         """Open folders as datasets, and the folders of single files."""
 
-    def show_page(self, index: int) -> None:
-        """Go to a page by its place on the rail."""
+    def show_pictures(self) -> None:
+        """Go to the pictures."""
+        self._show(0)
+
+    def show_train(self) -> None:
+        """Go to where trainings are set up."""
+        self._show(1)
+
+    def show_runs(self) -> None:
+        """Go to the runs."""
+        self._show(2)
+
+    def show_presets(self) -> None:
+        """Go to the presets."""
+        self._show(3)
+
+    def _show(self, index: int) -> None:
         self.pages.setCurrentIndex(index)
         self._buttons.button(index).setChecked(True)
+        self.commands.refresh()
 
     def _build(self) -> None:
-        self._add_page(self.tr("Pictures"), self.pictures)
-        self._add_page(self.tr("Train"), self._coming(self.tr("Here you will set up a training and start it.")))
-        self._add_page(self.tr("Runs"), self._coming(self.tr("Here you will watch runs and compare what they learn.")))
-        self._add_page(self.tr("Presets"), self._coming(self.tr("Here you will keep and exchange presets.")))
+        self._add_page("window.pictures", self.pictures)
+        self._add_page("window.train", _coming(self.tr("Here you will set up a training and start it.")))
+        self._add_page("window.runs", _coming(self.tr("Here you will watch runs and compare what they learn.")))
+        self._add_page("window.presets", _coming(self.tr("Here you will keep and exchange presets.")))
         self._rail.addStretch()
         middle = QWidget()
         row = QHBoxLayout(middle)
@@ -57,19 +89,19 @@ class Window(QMainWindow):
         row.addWidget(self.pages, 1)
         self.setCentralWidget(middle)
         self.statusBar()
-        self.show_page(0)
+        self._show(0)
 
-    def _add_page(self, title: str, page: QWidget) -> None:
+    def _add_page(self, command: str, page: QWidget) -> None:
         button = QToolButton()
-        button.setText(title)
+        button.setText(self.commands[command].text())
         button.setCheckable(True)
         button.setAutoRaise(True)
-        index = self.pages.addWidget(page)
-        button.clicked.connect(lambda: self.show_page(index))
-        self._buttons.addButton(button, index)
+        button.clicked.connect(self.commands[command].trigger)
+        self._buttons.addButton(button, self.pages.addWidget(page))
         self._rail.addWidget(button)
 
-    def _coming(self, sentence: str) -> QWidget:
-        label = QLabel(sentence)
-        label.setAlignment(Qt.AlignmentFlag.AlignCenter)
-        return label
+
+def _coming(sentence: str) -> QWidget:
+    label = QLabel(sentence)
+    label.setAlignment(Qt.AlignmentFlag.AlignCenter)
+    return label

@@ -6,6 +6,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QSplitter, QStackedWidget, QVBoxLayout, QWidget
 
 from app.core.session import Session
+from app.qt.actions.commands import Commands
 
 
 class PicturesPage(QWidget):
@@ -20,9 +21,10 @@ class PicturesPage(QWidget):
     `put(place, widget)` fills one of them.
     """
 
-    def __init__(self, session: Session, parent: QWidget | None = None) -> None:
+    def __init__(self, session: Session, commands: Commands, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.session = session
+        self.commands = commands
         self.tags = _place("tags")
         self.filter = _place("filter")
         self.views = QStackedWidget()
