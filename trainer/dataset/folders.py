@@ -6,21 +6,22 @@ import difflib
 import os
 import re
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from trainer.config.dataset import DatasetConfig, FolderConfig
 from trainer.dataset import caption_files
 from trainer.dataset.findings import Finding
 from trainer.dataset.picture import Crop, Kind
 from trainer.dataset.pixels import SUFFIXES
-from trainer.dataset.sidecar import Sidecar, read_sidecar
+from trainer.dataset.sidecar import FolderNotes, Sidecar, read_sidecar
 from trainer.errors import DatasetError
 from trainer.protocol.atomic import long_path
 
-_MASK = "-masklabel"
+MASK = "-masklabel"
+"""What a mask adds to the stem of its picture's name; a mask is a PNG."""
 _CONDITION = "-condlabel"
 _KOHYA_NAME = re.compile(r"([1-9]\d{0,3})_(.*)")
 _MANY_REPEATS = 200
@@ -41,6 +42,17 @@ class FolderFacts:
     weight: float
     trigger: str
     class_words: str
+
+
+class FolderMarks(NamedTuple):
+    """What the names and notes of a directory and of those above it say, None where they say nothing."""
+
+    repeats: int | None
+    named: int | None
+    """The repeats that the nearest kohya name gives, whatever the notes say."""
+    regularisation: bool
+    trigger: str | None
+    class_words: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +90,7 @@ class _Directory:
 
     def pictures(self, stem: str) -> list[Path]:
         """Return the pictures of this stem."""
-        return [file for file in self._by_stem.get(stem, ()) if _is_picture(file)]
+        return [file for file in self._by_stem.get(stem, ()) if is_picture(file)]
 
 
 def scan_folders(dataset: DatasetConfig, imported: Imported) -> Scan:
@@ -105,19 +117,19 @@ def scan_folders(dataset: DatasetConfig, imported: Imported) -> Scan:
 
 def picture_files(folder: Path, recursive: bool = False) -> list[Path]:
     """Return a folder's pictures by name, those of folders inside too if asked; raises DatasetError like a scan."""
-    return [file for _, files in _directories(folder, recursive) for file in files if _is_picture(file)]
+    return [file for _, files in _directories(folder, recursive) for file in files if is_picture(file)]
 
 
 def _scan_folder(config: FolderConfig, dataset: DatasetConfig, imported: Imported, scan: Scan) -> None:
     root = Path(config.path).absolute()
     whole = _read_metadata(root, scan)
     for path, files in _directories(root, config.recursive):
-        above = {} if path == root else _below(whole, path.relative_to(root).as_posix())
+        above = {} if path == root else below(whole, path.relative_to(root).as_posix())
         own = whole if path == root else _read_metadata(path, scan)
         directory = _Directory(path, files, read_sidecar(path), {**above, **own})
         facts = _folder_facts(config, root, path, scan)
         for file in files:
-            if _is_picture(file):
+            if is_picture(file):
                 _scan_picture(file, directory, facts, dataset, imported, scan)
         _mark_strays(directory, scan)
 
@@ -133,9 +145,9 @@ def _directories(root: Path, recursive: bool) -> list[tuple[Path, list[Path]]]:
         listed = [(folder, _files(folder)) for folder in sorted(walked) if not _hidden(folder, root)]
     else:
         listed = [(root, _files(root))]
-        if not any(_is_picture(file) for file in listed[0][1]):
+        if not any(is_picture(file) for file in listed[0][1]):
             listed = [(folder, _files(folder)) for folder in _subfolders(root) if _KOHYA_NAME.fullmatch(folder.name)]
-    filled = [(folder, files) for folder, files in listed if any(_is_picture(file) for file in files)]
+    filled = [(folder, files) for folder, files in listed if any(is_picture(file) for file in files)]
     if not filled:
         raise _no_pictures(root)
     return filled
@@ -184,7 +196,7 @@ def _missing(folder: Path) -> DatasetError:
 
 
 def _no_pictures(root: Path) -> DatasetError:
-    below = sum(_is_picture(Path(name)) for _, _, names in os.walk(root) for name in names)
+    below = sum(is_picture(Path(name)) for _, _, names in os.walk(root) for name in names)
     if below:
         sentence = f"The folder {root} holds no pictures itself, but {below} lie in folders inside it."
         return DatasetError("dataset.folder_empty", sentence, "Set recursive = true for this folder, or name those.")
@@ -197,20 +209,37 @@ def _no_pictures(root: Path) -> DatasetError:
 
 def _folder_facts(config: FolderConfig, root: Path, path: Path, scan: Scan) -> FolderFacts:
     """Return what holds for a directory: as the job says, else it, or the nearest directory above it in the folder."""
-    chain = [path, *(parent for parent in path.parents if parent.is_relative_to(root))]
-    notes = [read_sidecar(folder).folder for folder in chain]
-    names = [_KOHYA_NAME.fullmatch(folder.name) for folder in chain]
-    repeats = [note.repeats or (int(name[1]) if name else None) for note, name in zip(notes, names, strict=True)]
-    named = next((name for name in names if name), None)
-    if named and not config.repeats and int(named[1]) >= _MANY_REPEATS:
+    marks = folder_marks([(folder.name, read_sidecar(folder).folder) for folder in chain_of(root, path)])
+    if marks.named and not config.repeats and marks.named >= _MANY_REPEATS:
         scan.marks["folder.many_repeats"].append(path)
-    regularises = config.kind == "train" and any(note.regularisation for note in notes)
     return FolderFacts(
-        kind="regularisation" if regularises else config.kind,
-        repeats=config.repeats or next((number for number in repeats if number), 1),
+        kind="regularisation" if config.kind == "train" and marks.regularisation else config.kind,
+        repeats=config.repeats or marks.repeats or 1,
         weight=config.weight,
-        trigger=_first(config.trigger, *(note.trigger for note in notes)).strip(),
-        class_words=_first(config.class_words, named[2] if named else None).strip(),
+        trigger=_first(config.trigger, marks.trigger).strip(),
+        class_words=_first(config.class_words, marks.class_words).strip(),
+    )
+
+
+def chain_of(root: Path, path: Path) -> list[Path]:
+    """Return a directory and those above it up to the dataset's folder, nearest first."""
+    return [path, *(parent for parent in path.parents if parent.is_relative_to(root))]
+
+
+def folder_marks(chain: Sequence[tuple[str, FolderNotes]]) -> FolderMarks:
+    """Return what names and notes say of a directory: the nearest that says something counts.
+
+    `chain` has the name and the notes of the directory and of those above it, nearest first.
+    """
+    names = [_KOHYA_NAME.fullmatch(name) for name, _ in chain]
+    repeats = [note.repeats or (int(name[1]) if name else None) for (_, note), name in zip(chain, names, strict=True)]
+    named = next((name for name in names if name), None)
+    return FolderMarks(
+        repeats=next((number for number in repeats if number), None),
+        named=int(named[1]) if named else None,
+        regularisation=any(note.regularisation for _, note in chain),
+        trigger=next((note.trigger for _, note in chain if note.trigger is not None), None),
+        class_words=named[2] if named else None,
     )
 
 
@@ -227,7 +256,7 @@ def _scan_picture(
         return
     if len(directory.pictures(file.stem)) > 1:
         scan.marks["picture.same_stem"].append(file)
-    mask = directory.beside(file.stem + _MASK, ".png")
+    mask = directory.beside(file.stem + MASK, ".png")
     if mask and dataset.masks != "files":
         scan.marks["mask.unused"].append(mask)
         mask = None
@@ -279,7 +308,7 @@ def _read_metadata(folder: Path, scan: Scan) -> dict[str, str]:
     return captions
 
 
-def _below(metadata: Mapping[str, str], inside: str) -> dict[str, str]:
+def below(metadata: Mapping[str, str], inside: str) -> dict[str, str]:
     """Return the captions of a metadata file higher up for the pictures of a directory inside, by their bare names."""
     start = inside + "/"
     return {name.removeprefix(start): text for name, text in metadata.items() if name.startswith(start)}
@@ -293,9 +322,10 @@ def _mark_strays(directory: _Directory, scan: Scan) -> None:
             scan.marks["caption.orphan"].append(file)
         elif suffix in _OTHER_SUFFIXES:
             scan.marks["picture.other_kind"].append(file)
-        elif file.stem.endswith(_MASK) and not directory.pictures(file.stem.removesuffix(_MASK)):
+        elif file.stem.endswith(MASK) and not directory.pictures(file.stem.removesuffix(MASK)):
             scan.marks["mask.orphan"].append(file)
 
 
-def _is_picture(path: Path) -> bool:
-    return path.suffix.lower() in SUFFIXES and not path.stem.endswith((_MASK, _CONDITION))
+def is_picture(path: Path) -> bool:
+    """Tell by its name whether a file is a picture to train on, neither a mask nor something else."""
+    return path.suffix.lower() in SUFFIXES and not path.stem.endswith((MASK, _CONDITION))

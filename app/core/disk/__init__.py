@@ -1,0 +1,1 @@
+"""Datasets on disk: finding their pictures, hearing of changes, thumbnails, and copying pictures in."""
