@@ -1,0 +1,278 @@
+"""Which tag stands at which pictures: kept up to date with the library, one changed caption at a time."""
+
+from __future__ import annotations
+
+import sys
+from bisect import bisect_left, insort
+from collections import Counter
+from collections.abc import Iterable, Sequence, Set
+from heapq import nsmallest
+from itertools import chain, islice
+from typing import NamedTuple
+
+from app.core.events import Event
+from app.core.library import Library
+from app.core.pictures import Altered, Picture
+from app.core.tags.haystack import Haystack, fold
+from app.core.tags.splitting import split_tags
+from app.core.tasks import Tasks
+
+Row = tuple[str, ...]
+"""The different tags of one picture, in the caption's order."""
+
+# Pictures read at once: 500 captions of 20 tags take about 5 ms. More are read in slices, split by a worker.
+_SLICE = 500
+_TEXT_OF_CAPTION = frozenset({"caption", "file"})
+
+
+class TagCount(NamedTuple):
+    """A tag and the number of pictures that have it."""
+
+    tag: str
+    pictures: int
+
+
+class TagIndex:
+    """Tags of all pictures of the library; it belongs to the thread that owns the library.
+
+    With `tasks`, more than a few hundred changed pictures are read in slices, and `pending` counts those still to
+    come; without, everything is read at once. Each tag costs a set of ids, each picture a tuple of shared strings.
+    """
+
+    def __init__(self, library: Library, tasks: Tasks | None = None) -> None:
+        self.changed: Event[None] = Event()
+        """Tags or their counts are different now."""
+        self._library = library
+        self._tasks = tasks
+        self._rows: dict[int, Row] = {}
+        self._with: dict[str, set[int]] = {}
+        self._texts = Haystack()
+        self._number: dict[str, int] = {}
+        self._tag: dict[int, str] = {}
+        self._variants: dict[str, set[str]] = {}
+        self._sorted: list[tuple[str, str]] | None = None
+        self._waiting: dict[int, None] = {}
+        self._reading = False
+        library.altered.connect(self._take)
+        self._take(Altered(added=frozenset(library.pictures)))
+
+    @property
+    def pending(self) -> int:
+        """How many pictures are still to be read."""
+        return len(self._waiting)
+
+    def settle(self) -> None:
+        """Read now whatever is still to be read."""
+        waiting, self._waiting = list(self._waiting), {}
+        if waiting:
+            self._read(waiting)
+
+    def __len__(self) -> int:
+        return len(self._with)
+
+    def __contains__(self, tag: object) -> bool:
+        return tag in self._with
+
+    def count(self, tag: str) -> int:
+        """Return how many pictures have exactly this tag."""
+        return len(self._with.get(tag, ()))
+
+    def counts(self) -> dict[str, int]:
+        """Return the number of pictures by tag."""
+        return {tag: len(ids) for tag, ids in self._with.items()}
+
+    def pictures_with(self, tag: str) -> Set[int]:
+        """Return the ids of the pictures with this tag, whatever its capitals and escapes; not to be changed."""
+        tags = self.spellings(tag)
+        return self._with[tags[0]] if len(tags) == 1 else self._union(tags)
+
+    def spellings(self, tag: str) -> list[str]:
+        r"""Return the tags that differ from this one in capitals and escaped parentheses only, itself included."""
+        key = fold(tag)
+        plain = [key] if key in self._with and fold(key) == key else []
+        return plain + sorted(self._variants.get(key, ()))
+
+    def pictures_matching(self, pattern: str) -> set[int]:
+        """Return the ids of the pictures with a tag that a regular expression describes, folded, from end to end."""
+        return self._union(self._tag[number] for number in self._texts.matching(pattern))
+
+    def pictures_containing(self, part: str) -> set[int]:
+        """Return the ids of the pictures one of whose tags holds this text, capitals or not."""
+        return self._union(self._tag[number] for number in self._texts.containing(fold(part)))
+
+    def search(self, part: str) -> list[str]:
+        """Return the tags that hold this text, capitals or not; all of them for an empty text."""
+        part = fold(part)
+        return [self._tag[number] for number in self._texts.containing(part)] if part else list(self._with)
+
+    def row(self, picture: int) -> Row:
+        """Return one picture's different tags."""
+        return self._rows.get(picture, ())
+
+    def rows(self, ids: Iterable[int]) -> list[Row]:
+        """Return the tags of these pictures, to be counted here or by a worker; nothing of it ever changes."""
+        rows = self._rows
+        return [rows[number] for number in ids if number in rows]
+
+    def together(self, tag: str, top: int = 20) -> list[TagCount]:
+        """Return the tags that stand most often beside this one; about 1 ms for each 1,000 pictures that have it."""
+        return beside(self.rows(self.pictures_with(tag)), tag, top)
+
+    def complete(self, typed: str, limit: int = 20) -> list[TagCount]:
+        """Return tags that begin with the text, the most frequent first, then tags that hold it further on."""
+        part = fold(typed)
+        if not part:
+            return [self._counted(tag) for tag in self._most_frequent(self._with, limit)]
+        first = self._beginning_with(part)
+        found = self._most_frequent(first, limit)
+        if len(found) < limit and len(part) > 1:
+            begun = set(first)
+            further = (self._tag[number] for number in self._texts.containing(part))
+            found += self._most_frequent([tag for tag in further if tag not in begun], limit - len(found))
+        return [self._counted(tag) for tag in found]
+
+    def _counted(self, tag: str) -> TagCount:
+        return TagCount(tag, len(self._with[tag]))
+
+    def _most_frequent(self, tags: Iterable[str], limit: int) -> list[str]:
+        return nsmallest(limit, tags, key=lambda tag: (-len(self._with[tag]), tag))
+
+    def _beginning_with(self, part: str) -> list[str]:
+        if self._sorted is None:
+            self._sorted = sorted((self._texts[number], tag) for tag, number in self._number.items())
+        start = bisect_left(self._sorted, (part,))
+        end = bisect_left(self._sorted, (part + chr(sys.maxunicode),))
+        return [tag for _, tag in islice(self._sorted, start, end)]
+
+    def _union(self, tags: Iterable[str]) -> set[int]:
+        return set().union(*(self._with[tag] for tag in tags))
+
+    def _take(self, altered: Altered) -> None:
+        """Hear of what became different in the library."""
+        for number in altered.removed:
+            self._waiting.pop(number, None)
+        self._enter((number, ()) for number in altered.removed)
+        ids = altered.added
+        if not _TEXT_OF_CAPTION.isdisjoint(altered.what):
+            ids = ids | altered.altered
+        if self._tasks is None or (len(ids) <= _SLICE and not self._waiting):
+            self._read(ids)
+        else:
+            self._waiting.update(dict.fromkeys(ids))
+            self._go_on()
+        if altered.removed and not ids:
+            self.changed.emit(None)
+
+    def _read(self, ids: Iterable[int]) -> None:
+        pictures = self._library.pictures
+        if self._enter((number, row_of(pictures[number].caption)) for number in ids if number in pictures):
+            self.changed.emit(None)
+
+    def _go_on(self) -> None:
+        """Let a worker split the next slice's captions, and enter what came of it."""
+        if self._reading or not self._waiting or self._tasks is None:
+            return
+        pictures = self._library.pictures
+        ids = list(islice(self._waiting, _SLICE))
+        texts = [(number, pictures[number].caption) for number in ids if number in pictures]
+        self._reading = True
+        self._tasks.run(lambda: [(number, text, row_of(text)) for number, text in texts], self._have, _raise)
+
+    def _have(self, split: Sequence[tuple[int, str | None, Row]]) -> None:
+        self._reading = False
+        pictures = self._library.pictures
+        # Captions that changed meanwhile wait on, or were read with `settle`.
+        known = [
+            (number, row)
+            for number, text, row in split
+            if number in self._waiting and number in pictures and pictures[number].caption == text
+        ]
+        for number, _ in known:
+            del self._waiting[number]
+        self._enter(known)
+        self._go_on()
+        self.changed.emit(None)
+
+    def _enter(self, rows: Iterable[tuple[int, Row]]) -> bool:
+        """Replace the tags of pictures; return whether any was different."""
+        different = False
+        for number, row in rows:
+            before = self._rows.get(number, ())
+            if row == before:
+                continue
+            different = True
+            for tag in set(before).difference(row):
+                self._discard(tag, number)
+            for tag in row if not before else set(row).difference(before):
+                ids = self._with.get(tag)
+                if ids is None:
+                    ids = self._begin(tag)
+                ids.add(number)
+            if row:
+                self._rows[number] = row
+            else:
+                del self._rows[number]
+        return different
+
+    def _begin(self, tag: str) -> set[int]:
+        """Enter a tag that no picture had."""
+        key = fold(tag)
+        self._number[tag] = number = self._texts.add(key)
+        self._tag[number] = tag
+        if key != tag:
+            self._variants.setdefault(key, set()).add(tag)
+        if self._sorted is not None:
+            if self._waiting:
+                self._sorted = None
+            else:
+                insort(self._sorted, (key, tag))
+        return self._with.setdefault(tag, set())
+
+    def _discard(self, tag: str, number: int) -> None:
+        """Take a picture from a tag, and the tag out when it was the last."""
+        ids = self._with[tag]
+        ids.discard(number)
+        if ids:
+            return
+        del self._with[tag]
+        place = self._number.pop(tag)
+        key = self._texts[place]
+        self._texts.remove(place)
+        del self._tag[place]
+        if key != tag:
+            self._variants[key].discard(tag)
+            if not self._variants[key]:
+                del self._variants[key]
+        if self._sorted is not None:
+            del self._sorted[bisect_left(self._sorted, (key, tag))]
+
+
+def row_of(caption: str | None) -> Row:
+    """Return a caption's different tags as shared strings."""
+    return tuple(dict.fromkeys(map(sys.intern, split_tags(caption))))
+
+
+def count_tags(rows: Iterable[Row]) -> Counter[str]:
+    """Return the number of pictures by tag among these."""
+    return Counter(chain.from_iterable(rows))
+
+
+def beside(rows: Iterable[Row], tag: str, top: int) -> list[TagCount]:
+    """Return the tags most frequent in these rows, all of which have `tag`, which is left out."""
+    counts = count_tags(rows)
+    key = fold(tag)
+    others = ((other, count) for other, count in counts.items() if fold(other) != key)
+    return [TagCount(*pair) for pair in nsmallest(top, others, key=lambda pair: (-pair[1], pair[0]))]
+
+
+def common_and_mixed(pictures: Sequence[Picture], index: TagIndex) -> tuple[list[str], list[TagCount]]:
+    """Return the tags that all these pictures have, in the first one's order, and those that only some have."""
+    rows = [index.row(picture.id) for picture in pictures]
+    counts = count_tags(rows)
+    common = [tag for tag in rows[0] if counts[tag] == len(rows)] if rows else []
+    mixed = [TagCount(tag, count) for tag, count in counts.most_common() if count < len(rows)]
+    return common, mixed
+
+
+def _raise(fault: BaseException) -> None:
+    raise fault
