@@ -1,5 +1,5 @@
 @echo off
-rem Starts run.py, and keeps the window open when it fails, or when it was double-clicked.
+rem Opens Impasto, or does what run.py is told by further words; stays open when that fails.
 setlocal
 set "PYTHON_COMMAND=py -3"
 where /q py || set "PYTHON_COMMAND=python"
@@ -13,5 +13,4 @@ if errorlevel 1 (
 %PYTHON_COMMAND% "%~dp0run.py" %*
 set "EXIT_CODE=%ERRORLEVEL%"
 if not "%EXIT_CODE%"=="0" pause
-if "%EXIT_CODE%"=="0" if "%~1"=="" pause
 exit /b %EXIT_CODE%

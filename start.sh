@@ -1,5 +1,5 @@
 #!/bin/sh
-# Starts run.py, and keeps the window open when it fails.
+# Opens Impasto, or does what run.py is told by further words; stays open when that fails.
 here=$(CDPATH='' cd -- "$(dirname -- "$0")" && pwd)
 python=
 for name in python3 python3.12 python3.13 python3.11 python3.14 python; do

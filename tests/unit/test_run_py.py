@@ -181,6 +181,15 @@ def test_an_environment_that_a_run_needs_is_not_replaced(run, tmp_path, monkeypa
     assert not run.VENV.exists()
 
 
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere Qt's wheels hold all that it needs")
+def test_libraries_that_the_window_lacks_are_named_with_the_command(run, monkeypatch):
+    run.check_libraries({"libc.so.6": "libc6"})
+    monkeypatch.setattr(run.shutil, "which", lambda tool: tool if tool == "apt-get" else None)
+    with pytest.raises(run.SetupError, match=r"lacks: libnowhere\.so\.1, libnever\.so\.2$") as caught:
+        run.check_libraries({"libc.so.6": "libc6", "libnowhere.so.1": "nowhere", "libnever.so.2": "never"})
+    assert caught.value.remedy == "Run: sudo apt-get install nowhere never; then start again"
+
+
 # --- real set-ups ---------------------------------------------------------------------------------------------------
 
 
@@ -212,6 +221,8 @@ class Checkout:
         (self.root / "trainer" / "__main__.py").write_text(
             "import sys, torch, library; print(sys.argv[1:], torch.__version__, library.NAME)", encoding="utf-8"
         )
+        (self.root / "app").mkdir()
+        (self.root / "app" / "__main__.py").write_text("import sys; print('the window with', sys.argv[1:])", "utf-8")
         write_wheel(self.wheels, "torch", "2.13.0", "__version__ = 'chosen build'")
         write_wheel(self.wheels, "library", "1.0", "NAME = 'library 1'")
         write_wheel(self.wheels, "extra", "1.0", "NAME = 'extra'")
@@ -255,6 +266,13 @@ def test_the_first_start_sets_up_and_hands_over(set_up):
     assert first.stdout.splitlines()[-1] == "['train', 'my job.toml'] chosen build library 1"
     assert (checkout.root / ".venv" / "constraints.txt").read_text(encoding="utf-8") == "torch==2.13.0\n"
     assert "library-1.0" in first.stdout  # pip's own progress reaches the terminal
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows opens it in a process of its own, whose words nobody sees")
+def test_no_word_opens_the_window(set_up):
+    checkout, _ = set_up
+    assert checkout.start().stdout == "the window with []\n"
+    assert checkout.start("app", "my pictures").stdout == "the window with ['my pictures']\n"
 
 
 def test_the_second_start_touches_nothing(set_up):

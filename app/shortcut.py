@@ -1,0 +1,92 @@
+"""`python -m app.shortcut`: puts an entry for the window where the desktop shows programs."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from trainer.errors import ImpastoError
+
+ROOT = Path(__file__).resolve().parents[1]
+ICONS = Path(__file__).resolve().parent / "qt" / "icons"
+_SCRIPT = """
+$ErrorActionPreference = 'Stop'
+$shell = New-Object -ComObject WScript.Shell
+$link = $shell.CreateShortcut((Join-Path $shell.SpecialFolders.Item('Desktop') 'Impasto.lnk'))
+$link.TargetPath = $env:IMPASTO_PYTHON
+$link.Arguments = '-m app'
+$link.WorkingDirectory = $env:IMPASTO_ROOT
+$link.IconLocation = $env:IMPASTO_ICON
+$link.Save()
+"""
+
+
+def main() -> int:
+    """Put the entry and say where; return the exit code."""
+    try:
+        place = windows_shortcut() if sys.platform == "win32" else menu_entry()
+    except ImpastoError as error:
+        print(f"{error.sentence}\nWhat to do: {error.remedy}", file=sys.stderr)
+        return error.exit_code
+    print(f"Impasto stands in {place} now.")
+    return 0
+
+
+def menu_entry() -> str:
+    """Write impasto.desktop for the menu of a Linux desktop; raises ImpastoError where it cannot be written."""
+    data = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
+    target = Path(data) / "applications" / "impasto.desktop"
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(desktop_entry(sys.executable, ROOT), encoding="utf-8")
+    except OSError as error:
+        raise ImpastoError("shortcut.written", f"{target} could not be written: {error}", "Start start.sh") from error
+    return f"the menu of your desktop ({target})"
+
+
+def desktop_entry(python: str, root: Path) -> str:
+    """Return the text of a .desktop file; quoting as in freedesktop.org's Desktop Entry Specification 1.5."""
+    quoted = re.sub(r'(["`$\\])', r"\\\1", python).replace("%", "%%")
+    lines = {
+        "Type": "Application",
+        "Version": "1.5",
+        "Name": "Impasto",
+        "Comment": "Pictures, captions and LoRA training",
+        "Exec": f'"{quoted}" -m app %F',
+        "Path": str(root),
+        "Icon": str(ICONS / "impasto.svg"),
+        "Terminal": "false",
+        "Categories": "Graphics;",
+        "MimeType": "inode/directory;",
+        "StartupWMClass": "impasto",
+    }
+    # A backslash begins an escape in every value, over and above what Exec quotes by itself.
+    escaped = (f"{key}={value}".replace("\\", "\\\\").replace("\n", "\\n") for key, value in lines.items())
+    return "\n".join(["[Desktop Entry]", *escaped, ""])
+
+
+def windows_shortcut() -> str:
+    """Put Impasto.lnk on the desktop; raises ImpastoError where PowerShell cannot."""
+    # Paths travel in variables, so that no letter of them is read as code.
+    places = {
+        "IMPASTO_PYTHON": str(Path(sys.executable).with_name("pythonw.exe")),
+        "IMPASTO_ROOT": str(ROOT),
+        "IMPASTO_ICON": str(ICONS / "impasto.ico"),
+    }
+    command = ["powershell", "-NoProfile", "-NonInteractive", "-ExecutionPolicy", "Bypass", "-Command", _SCRIPT]
+    environment = {**os.environ, **places}
+    try:
+        done = subprocess.run(command, env=environment, capture_output=True, timeout=60, check=False)
+        fault = done.stderr.decode("utf-8", "replace").strip() if done.returncode else ""
+    except (OSError, subprocess.TimeoutExpired) as error:
+        fault = str(error)
+    if fault:
+        raise ImpastoError("shortcut.made", f"PowerShell could not make the shortcut: {fault}", "Start Start.bat")
+    return "a shortcut on your desktop"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
