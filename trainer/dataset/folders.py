@@ -328,4 +328,9 @@ def _mark_strays(directory: _Directory, scan: Scan) -> None:
 
 def is_picture(path: Path) -> bool:
     """Tell by its name whether a file is a picture to train on, neither a mask nor something else."""
-    return path.suffix.lower() in SUFFIXES and not path.stem.endswith((MASK, _CONDITION))
+    return is_picture_name(path.stem, path.suffix)
+
+
+def is_picture_name(stem: str, suffix: str) -> bool:
+    """Do the same for a name taken apart, where there are very many."""
+    return suffix.lower() in SUFFIXES and not stem.endswith((MASK, _CONDITION))

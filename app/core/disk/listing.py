@@ -1,0 +1,157 @@
+"""What a directory of a dataset holds: its files of interest with their sizes and times, and the folders inside."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from app.core.disk.order import natural_key
+from trainer.dataset.caption_files import METADATA_NAME
+from trainer.dataset.caption_files import SUFFIXES as CAPTION_SUFFIXES
+from trainer.dataset.folders import MASK, is_picture_name
+from trainer.dataset.sidecar import FILE_NAME
+from trainer.protocol.atomic import long_path
+
+_UNSETTLED_NS = 3_000_000_000
+"""Disks keep times as coarsely as two seconds (FAT): what changed just before a look may change again unseen."""
+
+
+class State(NamedTuple):
+    """A file's size in bytes and when it was last written."""
+
+    bytes: int
+    changed_ns: int
+
+
+@dataclass(slots=True)
+class Listing:
+    """The files of a directory that matter to a dataset, at one moment."""
+
+    pictures: dict[str, State] = field(default_factory=dict)
+    """In natural order."""
+    texts: dict[str, State] = field(default_factory=dict)
+    """Caption files, impasto.jsonl and metadata.jsonl."""
+    masks: frozenset[str] = frozenset()
+    """Stems of the pictures that have a mask."""
+    inside: tuple[str, ...] = ()
+    """Folders in it, in natural order, hidden ones and links aside."""
+    identity: tuple[int, int] | None = None
+    """Device and number of the directory, where the system gives one."""
+    changed_ns: int = -1
+    settled: bool = False
+    """Whether the directory had been left alone long enough for its time to tell of the next change."""
+    sources: dict[str, list[str]] = field(default_factory=dict)
+    """By stem its caption files, the one that counts first."""
+
+    def captions_of(self, name: str) -> list[str]:
+        """Return the caption files of a picture, the one that counts first."""
+        return self.sources.get(stem_of(name), [])
+
+    def masked(self, name: str) -> bool:
+        """Tell whether a picture has a mask beside it."""
+        return stem_of(name) in self.masks
+
+
+def list_directory(path: Path) -> Listing:
+    """Look at a directory: one read of its names and one question a file; raises OSError.
+
+    Links to folders are not followed, as the trainer does not, so that links in circles end. A file that vanishes
+    meanwhile, or a link that leads nowhere or in a circle, counts as not there.
+    """
+    facts = long_path(path).stat()
+    pictures: dict[str, State] = {}
+    texts: dict[str, State] = {}
+    inside, masks = list[str](), set[str]()
+    with os.scandir(long_path(path)) as entries:
+        for entry in entries:
+            name = entry.name
+            if name.startswith("."):
+                continue
+            if entry.is_dir(follow_symlinks=False):
+                inside.append(name)
+                continue
+            stem, suffix = _split(name)
+            kind = _kind(name, stem, suffix)
+            if kind and (state := _state(entry)):
+                if kind == "mask":
+                    masks.add(stem.removesuffix(MASK))
+                else:
+                    (pictures if kind == "picture" else texts)[name] = state
+    return Listing(
+        pictures={name: pictures[name] for name in sorted(pictures, key=natural_key)},
+        texts=texts,
+        masks=frozenset(masks),
+        inside=tuple(sorted(inside, key=natural_key)),
+        identity=(facts.st_dev, facts.st_ino) if facts.st_ino else None,
+        changed_ns=facts.st_mtime_ns,
+        settled=time.time_ns() - facts.st_mtime_ns > _UNSETTLED_NS,
+        sources=_sources(texts),
+    )
+
+
+def look_again(path: Path, known: Listing, names: Iterable[str]) -> bool:
+    """Tell whether a directory, or one of some files in it, is another than is known; raises OSError.
+
+    The directory's own time tells of files that came, went or were replaced, not of those written in place.
+    """
+    if not known.settled or long_path(path).stat().st_mtime_ns != known.changed_ns:
+        return True
+    states = ((name, known.pictures.get(name) or known.texts.get(name)) for name in names)
+    return any(state and _file_state(path / name) != state for name, state in states)
+
+
+def _file_state(path: Path) -> State | None:
+    """Return a file's state now, None when it is not there."""
+    try:
+        facts = long_path(path).stat()
+    except OSError:
+        return None
+    return State(facts.st_size, facts.st_mtime_ns)
+
+
+def is_settled(state: State) -> bool:
+    """Tell whether a file was left alone long enough for its time to tell of the next change."""
+    return time.time_ns() - state.changed_ns > _UNSETTLED_NS
+
+
+def _state(entry: os.DirEntry[str]) -> State | None:
+    try:
+        if not entry.is_file():
+            return None
+        facts = entry.stat()
+    except OSError:  # a link in a circle, or a file that went meanwhile
+        return None
+    return State(facts.st_size, facts.st_mtime_ns)
+
+
+def _kind(name: str, stem: str, suffix: str) -> str | None:
+    if is_picture_name(stem, suffix):
+        return "picture"
+    if suffix.lower() in CAPTION_SUFFIXES or name in (FILE_NAME, METADATA_NAME):
+        return "text"
+    return "mask" if stem.endswith(MASK) and suffix.lower() == ".png" else None
+
+
+def _sources(texts: Iterable[str]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for ending in CAPTION_SUFFIXES:
+        for name in texts:
+            stem, suffix = _split(name)
+            if suffix.lower() == ending:
+                found.setdefault(stem, []).append(name)
+    return found
+
+
+def stem_of(name: str) -> str:
+    """Return a name without its ending."""
+    return _split(name)[0]
+
+
+def _split(name: str) -> tuple[str, str]:
+    """Return stem and ending of a name, much faster than Path does."""
+    stem, dot, ending = name.rpartition(".")
+    return (stem, dot + ending) if stem else (name, "")

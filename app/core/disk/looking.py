@@ -1,0 +1,305 @@
+"""Looks at the folders of one dataset and tells what is new since the last look; opening is the first look."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from app.core.disk.listing import Listing, is_settled, list_directory, look_again, stem_of
+from app.core.disk.news import Facts, Found, Gone, Lost, Marked, News, Step, Trouble
+from app.core.disk.reading import noted, read_caption
+from app.core.pictures import Folder
+from trainer.dataset.caption_files import METADATA_NAME, read_metadata
+from trainer.dataset.folders import below, chain_of, folder_marks
+from trainer.dataset.sidecar import FILE_NAME, Sidecar, read_sidecar
+from trainer.errors import DatasetError
+
+BATCH = 500
+"""Pictures handed over at once: a few milliseconds of work for the thread that takes them."""
+_SLICE = 4000
+"""Files that a look asks for besides those that are shown, to find what was written in place."""
+
+Names = Mapping[Path, Collection[str]]
+"""Names of files by directory."""
+
+# What has to be found out anew about a picture whose file is another now.
+_UNKNOWN = {"width": None, "height": None, "problem": None, "content": None, "fingerprint": None}
+
+
+@dataclass(slots=True)
+class _Directory:
+    """What the last look saw of a directory."""
+
+    folder: Folder
+    listing: Listing = field(default_factory=Listing)
+    notes: Sidecar = field(default_factory=Sidecar)
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    missing: set[str] = field(default_factory=set)
+    """Pictures that were here and are not."""
+    told: set[str] = field(default_factory=set)
+    """Those of them that the look before missed already."""
+    unread: set[str] = field(default_factory=set)
+    """Pictures whose captions and notes have to be read."""
+    unsettled: set[str] = field(default_factory=set)
+    """Pictures whose captions were read so soon after they were written that their time may hide another change."""
+    unreadable: bool = False
+
+    @property
+    def path(self) -> Path:
+        return self.folder.path
+
+
+class Looker:
+    """Remembers what the folders of one dataset held. Only one thread at a time may look."""
+
+    def __init__(self, root: Path, hand: Callable[[News], None]) -> None:
+        self.root = root
+        self._hand = hand
+        self._directories: dict[Path, _Directory] = {}
+        self._lost = False
+        self._rounds: Iterator[tuple[Path, str]] = iter(())
+
+    def look(self, whole: bool, near: Names, again: Names) -> None:
+        """Tell what changed on disk since the last look.
+
+        A directory is listed again when its own time changed; files written in place are found among those in `near`
+        at once, among the others by and by, or with `whole` at once too. Captions and notes of the pictures in
+        `again` are read whatever their times say.
+
+        A picture that is gone is called missing first, and forgotten by the next look that misses it: programs that
+        save by replacing leave a moment without. When all are gone at once, the place that they lie in is: they stay.
+        """
+        self._remember(near, again)
+        try:
+            self._walk(whole or self._lost, near)
+        except OSError as fault:
+            self._lose(_unreachable(self.root, fault))
+            return
+        if self._emptied():
+            self._lose(_nothing_left(self.root))
+            return
+        self._find()
+        self._tell_missing()
+        self._read()
+
+    def _remember(self, near: Names, again: Names) -> None:
+        for path, names in again.items():
+            if directory := self._directories.get(path):
+                directory.unread.update(names)
+        for directory in self._directories.values():
+            directory.unread |= directory.unsettled
+            directory.unsettled = set()
+
+    def _walk(self, whole: bool, near: Names) -> None:
+        """Go through all directories, the dataset's own first; raises OSError when that cannot be listed."""
+        due = self._due(near)
+        seen, visited, stack = set[tuple[int, int]](), set[Path](), [self.root]
+        while stack:
+            path = stack.pop()
+            listing = self._listed(path, whole, due.get(path, ()))
+            if listing is None or listing.identity in seen:  # met twice through a link of Windows' own kind
+                continue
+            if listing.identity:
+                seen.add(listing.identity)
+            visited.add(path)
+            stack.extend(path / name for name in reversed(listing.inside))
+            self._compare(path, listing)
+        for path in self._directories.keys() - visited:
+            self._compare(path, Listing())
+
+    def _due(self, near: Names) -> Names:
+        """Return the files to ask for: those that are shown, and the next few of all, so that each has its turn."""
+        due = {path: set(names) for path, names in near.items()}
+        turn = list(islice(self._rounds, _SLICE))
+        if len(turn) < _SLICE:
+            self._rounds = self._files()
+        for path, name in turn:
+            due.setdefault(path, set()).add(name)
+        return due
+
+    def _files(self) -> Iterator[tuple[Path, str]]:
+        for path, directory in list(self._directories.items()):
+            for name in [*directory.listing.pictures, *directory.listing.texts]:
+                yield path, name
+
+    def _listed(self, path: Path, whole: bool, names: Collection[str]) -> Listing | None:
+        """Return what a directory holds: the known listing where nothing hints at a change, None when it is gone."""
+        directory = self._directories.get(path)
+        try:
+            known = directory and not (whole or directory.missing or directory.unreadable) and directory.listing
+            if known and not look_again(path, known, names):
+                return known
+            listing = list_directory(path)
+        except FileNotFoundError:
+            if path == self.root:
+                raise
+            return None
+        except OSError as fault:
+            if path == self.root:
+                raise
+            return self._refused(path, fault)
+        if directory:
+            directory.unreadable = False
+        return listing
+
+    def _refused(self, path: Path, fault: OSError) -> Listing:
+        """Tell once of a folder inside that cannot be listed; what was known of it stays."""
+        directory = self._directory(path)
+        if not directory.unreadable:
+            directory.unreadable = True
+            self._hand(Trouble(_unreachable(path, fault)))
+        return directory.listing
+
+    def _directory(self, path: Path) -> _Directory:
+        directory = self._directories.get(path)
+        if directory is None:
+            directory = self._directories[path] = _Directory(Folder(path, self.root))
+            self._mark(directory)
+        return directory
+
+    def _compare(self, path: Path, now: Listing) -> None:
+        """Tell of what is new in a directory, and note what has to be read."""
+        directory = self._directory(path)
+        known, directory.listing = directory.listing, now
+        if known is now:
+            return
+        new = [name for name in now.pictures if name not in known.pictures and name not in directory.missing]
+        for batch in _batches(new):
+            self._hand(Found(directory.folder, {name: _file_facts(now, name) for name in batch}))
+        back = directory.missing & now.pictures.keys()
+        self._tell_changed(directory, known, back)
+        directory.unread.update(new, back, _reworded(known, now))
+        directory.missing |= known.pictures.keys() - now.pictures.keys()
+        directory.missing -= back
+        directory.told -= back
+        if known.texts.get(FILE_NAME) != now.texts.get(FILE_NAME):
+            self._read_notes(directory)
+        if known.texts.get(METADATA_NAME) != now.texts.get(METADATA_NAME):
+            self._read_metadata(directory)
+
+    def _tell_changed(self, directory: _Directory, known: Listing, back: Collection[str]) -> None:
+        now, changed = directory.listing, {}
+        for name, before in known.pictures.items():
+            if now.pictures.get(name, before) != before:
+                changed[name] = {**_file_facts(now, name), **_UNKNOWN}
+            elif known.masked(name) != now.masked(name):
+                changed[name] = {"mask": now.masked(name)}
+        changed.update({name: {**_file_facts(now, name), **_UNKNOWN} for name in back})
+        self._tell(directory, changed)
+
+    def _tell(self, directory: _Directory, facts: Mapping[str, Mapping[str, Any]]) -> None:
+        for batch in _batches(list(facts)):
+            self._hand(Facts(directory.folder, {name: facts[name] for name in batch}))
+
+    # What is missing
+
+    def _emptied(self) -> bool:
+        directories = self._directories.values()
+        return any(each.missing for each in directories) and not any(each.listing.pictures for each in directories)
+
+    def _lose(self, error: DatasetError) -> None:
+        if not self._lost:
+            self._lost = True
+            self._hand(Lost(error))
+
+    def _find(self) -> None:
+        if self._lost:
+            self._lost = False
+            self._hand(Lost(None))
+
+    def _tell_missing(self) -> None:
+        for path, directory in list(self._directories.items()):
+            gone, fresh = directory.missing & directory.told, directory.missing - directory.told
+            if gone:
+                self._hand(Gone(directory.folder, frozenset(gone)))
+            directory.missing, directory.told = fresh, set(fresh)
+            self._tell(directory, {name: {"problem": f"{path / name} is no longer there."} for name in fresh})
+            if not (directory.listing.identity or directory.listing.inside or fresh or directory.listing.pictures):
+                del self._directories[path]
+
+    # Captions and notes
+
+    def _read_notes(self, directory: _Directory) -> None:
+        try:
+            directory.notes = read_sidecar(directory.path)
+        except DatasetError as error:
+            self._hand(Trouble(error))
+            return
+        directory.unread.update(directory.listing.pictures)
+        for path, other in self._directories.items():
+            if path.is_relative_to(directory.path):
+                self._mark(other)
+
+    def _mark(self, directory: _Directory) -> None:
+        chain = chain_of(self.root, directory.path)
+        known = [
+            self._directories[path].notes.folder if path in self._directories else Sidecar().folder for path in chain
+        ]
+        marks = folder_marks(list(zip([path.name for path in chain], known, strict=True)))
+        self._hand(Marked(directory.folder, marks))
+
+    def _read_metadata(self, directory: _Directory) -> None:
+        directory.metadata, faults = read_metadata(directory.path / METADATA_NAME)
+        for fault in faults:
+            sentence = f"In {directory.path / METADATA_NAME}, {fault}."
+            self._hand(Trouble(DatasetError("metadata.damaged", sentence, "Correct that line.")))
+        for other in self._directories.values() if directory.path == self.root else (directory,):
+            other.unread.update(other.listing.pictures)
+
+    def _read(self) -> None:
+        """Read the captions and notes that have to be, in batches."""
+        total, done = sum(len(directory.unread) for directory in self._directories.values()), 0
+        for directory in self._directories.values():
+            metadata = {**self._from_root(directory), **directory.metadata} if directory.unread else {}
+            for batch in _batches([name for name in directory.listing.pictures if name in directory.unread]):
+                facts = {name: self._words(directory, name, metadata.get(name)) for name in batch}
+                self._hand(Facts(directory.folder, facts))
+                done += len(batch)
+                self._hand(Step("captions", done, total))
+            directory.unread.clear()
+
+    def _words(self, directory: _Directory, name: str, listed: str | None) -> dict[str, Any]:
+        sources = directory.listing.captions_of(name)
+        caption, faults = read_caption(directory.path, sources, listed)
+        for error in faults:
+            self._hand(Trouble(error))
+        if not all(is_settled(directory.listing.texts[source]) for source in sources):
+            directory.unsettled.add(name)
+        return {"caption": caption, **noted(directory.notes.of(name))}
+
+    def _from_root(self, directory: _Directory) -> dict[str, str]:
+        """Return what the metadata file of the dataset's own folder says of the pictures of a directory inside."""
+        if directory.path == self.root:
+            return {}
+        return below(self._directories[self.root].metadata, directory.path.relative_to(self.root).as_posix())
+
+
+def _file_facts(listing: Listing, name: str) -> dict[str, Any]:
+    state = listing.pictures[name]
+    return {"bytes": state.bytes, "changed_ns": state.changed_ns, "mask": listing.masked(name)}
+
+
+def _reworded(known: Listing, now: Listing) -> list[str]:
+    """Return the pictures whose caption files are others now, or came, or went."""
+    names = known.texts.keys() | now.texts.keys()
+    stems = {stem_of(name) for name in names if known.texts.get(name) != now.texts.get(name)}
+    return [name for name in now.pictures if stem_of(name) in stems] if stems else []
+
+
+def _batches(names: list[str]) -> Iterable[list[str]]:
+    return (names[start : start + BATCH] for start in range(0, len(names), BATCH))
+
+
+def _unreachable(folder: Path, fault: OSError) -> DatasetError:
+    sentence = f"The folder {folder} cannot be read ({fault.strerror or fault})."
+    remedy = "Its pictures stay listed and come back with it. Connect its drive or network again, or close the dataset."
+    return DatasetError("dataset.folder_lost", sentence, remedy)
+
+
+def _nothing_left(folder: Path) -> DatasetError:
+    sentence = f"All pictures of {folder} are gone at once."
+    remedy = "They stay listed in case their drive or network comes back; close the dataset if they were deleted."
+    return DatasetError("dataset.folder_emptied", sentence, remedy)

@@ -1,0 +1,366 @@
+"""The open datasets: enters what workers find on disk into the library, at once and whenever it changes."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from app.core.events import Event
+from app.core.library import Library
+from app.core.pictures import Altered, Fact, Field, Folder, Picture, Value
+from app.core.tasks import Tasks
+from trainer.errors import DatasetError, ImpastoError
+
+if TYPE_CHECKING:  # brings numpy, Pillow and pydantic: a window without a dataset does not wait for them
+    from app.core.disk.looking import Looker
+    from app.core.disk.news import News, Stage
+
+_AHEAD = 2
+"""Batches that wait for the library's thread; more would keep it from answering the user."""
+_HEADERS = 400
+"""Headers read in one go, about a fifth of a second: other work comes between."""
+_USERS: frozenset[Field] = frozenset({"caption", "rating", "excluded", "crop"})
+_KINDS: Mapping[str, Fact | Field] = {
+    "caption": "caption",
+    "rating": "rating",
+    "excluded": "excluded",
+    "crop": "crop",
+    "width": "size",
+    "height": "size",
+    "bytes": "file",
+    "changed_ns": "file",
+    "mask": "mask",
+    "problem": "problem",
+    "content": "inspection",
+    "fingerprint": "inspection",
+}
+
+
+class Opened(NamedTuple):
+    """A dataset whose pictures are all listed now."""
+
+    folder: Path
+    pictures: int
+
+
+class Progress(NamedTuple):
+    """How far the reading of a dataset has come."""
+
+    folder: Path
+    stage: Stage
+    done: int
+    total: int
+
+
+class OnDisk(NamedTuple):
+    """A value that differs on disk from an edit that has not been saved yet; the edit stays."""
+
+    picture: int
+    field: Field
+    value: Value
+
+
+@dataclass(eq=False)
+class _Dataset:
+    """One open folder, as the library's thread knows it."""
+
+    root: Path
+    stop: threading.Event = field(default_factory=threading.Event)
+    slots: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(_AHEAD))
+    looker: Looker | None = None
+    looking: bool = False
+    listed: bool = False
+    whole: bool = False
+    """Whether the next look is to be a thorough one."""
+    lost: ImpastoError | None = None
+    ids: dict[Folder, dict[str, int]] = field(default_factory=dict)
+    touched: set[int] = field(default_factory=set)
+    """Pictures that the user changed since the look that runs began: what it read may be older."""
+    again: dict[Path, set[str]] = field(default_factory=dict)
+    """Pictures whose captions and notes the next look has to read again."""
+    unsized: dict[int, None] = field(default_factory=dict)
+    sizing: bool = False
+    sized: int = 0
+
+
+class Datasets:
+    """Opens folders as datasets and keeps the library equal to what lies in them. Nothing is copied, nothing written.
+
+    Belongs to the library's thread. `refresh` is called every few seconds by whoever has a clock; a look at the disk
+    runs on a worker, and a dataset whose disk does not answer holds up no other.
+    """
+
+    def __init__(self, library: Library, tasks: Tasks) -> None:
+        self.opened: Event[Opened] = Event()
+        self.closed: Event[Path] = Event()
+        self.progress: Event[Progress] = Event()
+        self.problems: Event[ImpastoError] = Event()
+        self.differs: Event[OnDisk] = Event()
+        """The disk shows another value than an unsaved edit."""
+        self.unsaved: Callable[[int, Field], bool] = lambda picture, field: False
+        """Tells whether an edit of a picture is still on its way to the disk; whoever saves says it here."""
+        self._library, self._tasks = library, tasks
+        self._open: dict[Path, _Dataset] = {}
+        self._learning = False
+        library.altered.connect(self._note_edits)
+
+    @property
+    def folders(self) -> tuple[Path, ...]:
+        """The open datasets, in the order in which they were opened."""
+        return tuple(self._open)
+
+    @property
+    def lost(self) -> Mapping[Path, ImpastoError]:
+        """Why datasets cannot be reached now."""
+        return {root: dataset.lost for root, dataset in self._open.items() if dataset.lost}
+
+    def open(self, folder: Path) -> None:
+        """Open a folder with all folders inside; pictures appear in the library as they are found.
+
+        What stands against it is told by `problems`.
+        """
+        root = folder.absolute()
+        if root in self._open:
+            return
+        other = next((one for one in self._open if root.is_relative_to(one) or one.is_relative_to(root)), None)
+        if other:
+            self.problems.emit(_overlapping(root, other))
+            return
+        self._open[root] = _Dataset(root)
+        self._look(self._open[root], {})
+
+    def close(self, folder: Path) -> None:
+        """Forget a dataset; its files are not touched."""
+        dataset = self._open.pop(folder.absolute(), None)
+        if dataset:
+            dataset.stop.set()
+            self._library.remove(number for ids in dataset.ids.values() for number in ids.values())
+            self.closed.emit(dataset.root)
+
+    def stop(self) -> None:
+        """Let all looks end soon; the library stays as it is."""
+        for dataset in self._open.values():
+            dataset.stop.set()
+
+    def refresh(self, near: Iterable[int] = (), whole: bool = False) -> None:
+        """Look for what other programs changed, first at the pictures in `near`; `whole`: ask for every single file.
+
+        Cheap enough for every other second; a thorough look is for the moment at which the user comes back.
+        """
+        names: dict[Path, dict[Path, set[str]]] = {}
+        for number in near:
+            if picture := self._library.pictures.get(number):
+                stem = picture.path.stem
+                beside = {picture.name, f"{stem}.txt", f"{stem}.caption"}
+                names.setdefault(picture.folder.root, {}).setdefault(picture.folder.path, set()).update(beside)
+        for root, dataset in self._open.items():
+            dataset.whole |= whole
+            self._look(dataset, names.get(root, {}))
+
+    def drop(self, ids: Iterable[int]) -> None:
+        """Forget pictures whose files this app itself moved away."""
+        gone = set(ids)
+        for dataset in self._open.values():
+            for names in dataset.ids.values():
+                for name in [name for name, number in names.items() if number in gone]:
+                    del names[name]
+        self._library.remove(gone)
+
+    # Looking
+
+    def _look(self, dataset: _Dataset, near: Mapping[Path, set[str]]) -> None:
+        if dataset.looking:
+            return
+        dataset.looking = True
+        dataset.touched.clear()
+        again, dataset.again = dataset.again, {}
+        whole, dataset.whole = dataset.whole, False
+
+        def look() -> None:
+            from app.core.disk.looking import Looker
+
+            if dataset.looker is None:
+                dataset.looker = Looker(dataset.root, lambda news: self._hand(dataset, news))
+            dataset.looker.look(whole, near, again)
+
+        self._tasks.run(look, lambda _: self._looked(dataset), lambda fault: self._failed(dataset, fault))
+
+    def _hand(self, dataset: _Dataset, news: News) -> None:
+        """Send news to the library's thread, from a worker; waits while that has enough to do."""
+        while not dataset.slots.acquire(timeout=0.1):
+            if dataset.stop.is_set():
+                raise _Stopped
+        if dataset.stop.is_set():
+            raise _Stopped
+
+        def take() -> None:
+            dataset.slots.release()
+            if not dataset.stop.is_set():
+                self._take(dataset, news)
+
+        self._tasks.post(take)
+
+    def _looked(self, dataset: _Dataset) -> None:
+        dataset.looking = False
+        if dataset.stop.is_set():
+            return
+        if not dataset.listed and not dataset.lost:
+            dataset.listed = True
+            self.opened.emit(Opened(dataset.root, sum(map(len, dataset.ids.values()))))
+        self._size_more(dataset)
+
+    def _failed(self, dataset: _Dataset, fault: BaseException) -> None:
+        dataset.looking = False
+        if not isinstance(fault, _Stopped):
+            logging.getLogger(__name__).error("A look at %s ended early", dataset.root, exc_info=fault)
+
+    # Taking in
+
+    def _take(self, dataset: _Dataset, news: News) -> None:
+        from app.core.disk import news as kinds
+
+        match news:
+            case kinds.Found():
+                self._enter(dataset, news.folder, news.pictures)
+            case kinds.Facts():
+                self._learn(dataset, news.folder, news.pictures)
+            case kinds.Gone():
+                self._forget(dataset, news.folder, news.names)
+            case kinds.Marked():
+                self._mark(dataset, news)
+            case kinds.Trouble():
+                self.problems.emit(news.error)
+            case kinds.Lost():
+                self._lose(dataset, news.error)
+            case kinds.Step():
+                self.progress.emit(Progress(dataset.root, news.stage, news.done, news.total))
+
+    def _enter(self, dataset: _Dataset, folder: Folder, pictures: Mapping[str, Mapping[str, Any]]) -> None:
+        ids = dataset.ids.setdefault(folder, {})
+        kept = {name: {**facts, "problem": None} for name, facts in pictures.items() if name in ids}
+        new = {name: facts for name, facts in pictures.items() if name not in ids}
+        ids.update(zip(new, self._library.add((folder, name, facts) for name, facts in new.items()), strict=True))
+        dataset.unsized.update(dict.fromkeys(ids[name] for name in new))
+        self._learn(dataset, folder, kept)
+        self.progress.emit(Progress(dataset.root, "listing", sum(map(len, dataset.ids.values())), 0))
+        self._size_more(dataset)
+
+    def _learn(self, dataset: _Dataset, folder: Folder, pictures: Mapping[str, Mapping[str, Any]]) -> None:
+        """Take over what differs from the library, but for edits that the disk does not show yet."""
+        ids, learned, kinds = dataset.ids.get(folder, {}), {}, set[Fact | Field]()
+        for name, facts in pictures.items():
+            picture = self._library.pictures.get(ids.get(name, 0))
+            if picture is None:
+                continue
+            values = {key: value for key, value in facts.items() if getattr(picture, key) != value}
+            values = self._without_edited(dataset, picture, values)
+            if values:
+                learned[picture.id] = values
+                kinds.update(_KINDS[key] for key in values)
+            if "width" in facts and facts["width"] is None:
+                dataset.unsized[picture.id] = None
+        self._tell(learned, kinds)
+
+    def _without_edited(self, dataset: _Dataset, picture: Picture, values: dict[str, Any]) -> dict[str, Any]:
+        """Leave out what the user changed meanwhile: read again later where the look is too old, else told."""
+        kept = dict(values)
+        for key in _USERS & values.keys():
+            unsaved = self.unsaved(picture.id, key)
+            if unsaved or picture.id in dataset.touched:
+                del kept[key]
+                dataset.again.setdefault(picture.folder.path, set()).add(picture.name)
+            if unsaved and picture.id not in dataset.touched:
+                self.differs.emit(OnDisk(picture.id, key, values[key]))
+        return kept
+
+    def _tell(self, learned: Mapping[int, Mapping[str, Any]], kinds: Iterable[Fact | Field]) -> None:
+        self._learning = True
+        try:
+            self._library.learn(learned, *kinds)
+        finally:
+            self._learning = False
+
+    def _note_edits(self, altered: Altered) -> None:
+        if not self._learning and not _USERS.isdisjoint(altered.what):
+            for dataset in self._open.values():
+                if dataset.looking:
+                    dataset.touched |= altered.altered
+
+    def _forget(self, dataset: _Dataset, folder: Folder, names: Iterable[str]) -> None:
+        """Let pictures go that are gone on disk, but for those whose edits are not saved."""
+        ids = dataset.ids.get(folder, {})
+        gone = [name for name in names if name in ids and not self._has_unsaved(ids[name])]
+        self._library.remove([ids.pop(name) for name in gone])
+
+    def _has_unsaved(self, picture: int) -> bool:
+        return any(self.unsaved(picture, field) for field in _USERS)
+
+    def _mark(self, dataset: _Dataset, news: Any) -> None:
+        folder, marks = news.folder, news.marks
+        folder.repeats, folder.regularisation, folder.trigger = marks.repeats, marks.regularisation, marks.trigger
+        self._tell({number: {} for number in dataset.ids.get(folder, {}).values()}, ["folder"])
+
+    def _lose(self, dataset: _Dataset, error: ImpastoError | None) -> None:
+        """Say of every picture why it cannot be reached, or that it can be again."""
+        before, after = (None, error.sentence) if error else (dataset.lost and dataset.lost.sentence, None)
+        dataset.lost = error
+        pictures = [self._library.pictures[number] for ids in dataset.ids.values() for number in ids.values()]
+        self._tell({one.id: {"problem": after} for one in pictures if one.problem == before}, ["problem"])
+        if error:
+            self.problems.emit(error)
+
+    # Sizes
+
+    def _size_more(self, dataset: _Dataset) -> None:
+        """Read the headers of some pictures whose size is unknown, and go on until all are known."""
+        if dataset.sizing or dataset.stop.is_set() or dataset.lost or not dataset.unsized:
+            return
+        some = list(islice(dataset.unsized, _HEADERS))
+        for number in some:
+            del dataset.unsized[number]
+        pictures = [self._library.pictures[number] for number in some if number in self._library.pictures]
+        asked = [(picture.id, picture.path, picture.changed_ns) for picture in pictures]
+        dataset.sizing = True
+
+        def read() -> list[Mapping[str, Any]]:
+            from app.core.disk.reading import read_size
+
+            return [{} if dataset.stop.is_set() else read_size(path) for _, path, _ in asked]
+
+        def failed(fault: BaseException) -> None:
+            dataset.sizing = False
+            logging.getLogger(__name__).error("Reading headers in %s ended early", dataset.root, exc_info=fault)
+
+        self._tasks.run(read, lambda sizes: self._sized(dataset, asked, sizes), failed)
+
+    def _sized(self, dataset: _Dataset, asked: list[tuple[int, Path, int]], sizes: list[Mapping[str, Any]]) -> None:
+        dataset.sizing = False
+        if dataset.stop.is_set():
+            return
+        facts = {}
+        for (number, _, changed_ns), size in zip(asked, sizes, strict=True):
+            picture = self._library.pictures.get(number)
+            if picture and picture.changed_ns == changed_ns:
+                facts[number] = size
+        self._tell(facts, ["size", "problem"])
+        dataset.sized = dataset.sized + len(asked) if dataset.unsized else 0
+        total = dataset.sized + len(dataset.unsized)
+        self.progress.emit(Progress(dataset.root, "sizes" if dataset.unsized else "done", dataset.sized, total))
+        self._size_more(dataset)
+
+
+class _Stopped(Exception):
+    """The dataset was closed while a worker looked at it."""
+
+
+def _overlapping(root: Path, other: Path) -> DatasetError:
+    if root.is_relative_to(other):
+        sentence = f"{root} lies inside {other}, which is open already with all its folders."
+        return DatasetError("dataset.open_already", sentence, "Look for its pictures there.")
+    sentence = f"{root} holds {other}, which is open already."
+    return DatasetError("dataset.open_already", sentence, f"Close {other.name} first to open all of {root.name}.")
