@@ -31,7 +31,7 @@ def split_tags(text: str | None, lines: Lines = "caption") -> list[str]:
         return []
     rows = text.splitlines()
     if lines == "caption" and len(rows) > 1:
-        rows = [_one_line(text)]
+        rows = [one_line(text)]
     return [tag for row in rows for part in row.split(SEPARATOR) if (tag := part.strip())]
 
 
@@ -47,7 +47,7 @@ def pieces(text: str, lines: Lines = "caption") -> list[Piece]:
         part = text[start:end]
         if tag := part.strip():
             start += len(part) - len(part.lstrip())
-            found.append(Piece(_one_line(tag), start, start + len(tag)))
+            found.append(Piece(one_line(tag), start, start + len(tag)))
     return found
 
 
@@ -68,7 +68,8 @@ def remove_piece(text: str, piece: Piece) -> str:
     return front + back
 
 
-def _one_line(text: str) -> str:
+def one_line(text: str) -> str:
+    """Return the text with its line breaks as spaces, empty lines left out."""
     return " ".join(row.strip() for row in text.splitlines() if row.strip())
 
 

@@ -1,0 +1,127 @@
+"""What a query is once it is read: terms joined by and, or and not; and how it is written again."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from math import inf, nextafter
+
+Span = tuple[int, int]
+"""Where something stands in the text: from, to."""
+
+_BARE = re.compile(r"[\w.*?][\w.*?-]*")
+_WORDS = {"and", "or", "not"}
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Numbers from `low` to `high`, as written; both ends belong to it unless `open` says that they do not."""
+
+    low: float = -inf
+    high: float = inf
+    open: bool = False
+
+    def bounds(self) -> tuple[float, float]:
+        """Return the least and the greatest number that belong to it."""
+        return (nextafter(self.low, inf), nextafter(self.high, -inf)) if self.open else (self.low, self.high)
+
+    def __str__(self) -> str:
+        if self.low == self.high:
+            return _number(self.low)
+        if self.high == inf:
+            return f">{'' if self.open else '='}{_number(self.low)}"
+        if self.low == -inf:
+            return f"<{'' if self.open else '='}{_number(self.high)}"
+        return f"{_number(self.low)}..{_number(self.high)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """One condition: `key` is "" for a bare word; the value is a text, a range, or yes or no."""
+
+    key: str
+    value: str | Range | bool
+    span: Span = field(default=(0, 0), compare=False)
+
+    def __str__(self) -> str:
+        if isinstance(self.value, bool):
+            return f"{self.key}:" if self.value else f"{self.key}:no"
+        value = str(self.value) if isinstance(self.value, Range) else _quoted(self.value, bool(self.key))
+        return f"{self.key}:{value}" if self.key else value
+
+
+@dataclass(frozen=True, slots=True)
+class Not:
+    """What its part does not find."""
+
+    part: Node
+
+    def __str__(self) -> str:
+        return f"-{_inner(self.part)}"
+
+
+@dataclass(frozen=True, slots=True)
+class And:
+    """What all its parts find; two at least."""
+
+    parts: tuple[Node, ...]
+
+    def __str__(self) -> str:
+        return " ".join(map(_inner, self.parts))
+
+
+@dataclass(frozen=True, slots=True)
+class Or:
+    """What one of its parts finds; two at least."""
+
+    parts: tuple[Node, ...]
+
+    def __str__(self) -> str:
+        return " or ".join(map(_inner, self.parts))
+
+
+Node = Term | Not | And | Or
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """A query that has been understood; without `root` it finds all pictures."""
+
+    root: Node | None = None
+
+    def __str__(self) -> str:
+        return "" if self.root is None else str(self.root)
+
+    def terms(self) -> Iterator[Term]:
+        """Give all its conditions from left to right."""
+        if self.root is not None:
+            yield from _terms(self.root)
+
+
+def literal(text: str) -> str:
+    """Return a tag as a pattern that means this very tag: its stars and question marks stand for themselves."""
+    return re.sub(r"([*?])", r"\\\1", text)
+
+
+def _terms(node: Node) -> Iterator[Term]:
+    if isinstance(node, Term):
+        yield node
+    else:
+        for part in (node.part,) if isinstance(node, Not) else node.parts:
+            yield from _terms(part)
+
+
+def _inner(node: Node) -> str:
+    return f"({node})" if isinstance(node, And | Or) else str(node)
+
+
+def _quoted(text: str, keyed: bool) -> str:
+    if _BARE.fullmatch(text) and (keyed or text.casefold() not in _WORDS):
+        return text
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
+
+
+def _number(value: float) -> str:
+    return str(int(value)) if value.is_integer() else repr(value)
