@@ -9,6 +9,7 @@ from PySide6.QtWidgets import QApplication
 
 from app.core.session import Session
 from app.qt.posting import Poster
+from app.qt.theme import Theme
 from app.qt.window import Window
 
 
@@ -17,7 +18,7 @@ def run(words: Sequence[str]) -> int:
     application = QApplication([sys.argv[0]])
     application.setApplicationName("Impasto")
     application.setDesktopFileName("impasto")
-    application.setStyle("Fusion")
+    Theme(application)
     poster = Poster()
     session = Session(poster.post)
     window = Window(session)

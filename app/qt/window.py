@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from PySide6.QtCore import Qt
+from PySide6.QtCore import QSize, Qt
 from PySide6.QtWidgets import (
     QButtonGroup,
+    QFrame,
     QHBoxLayout,
     QLabel,
     QMainWindow,
@@ -21,14 +22,29 @@ from app.core.session import Session
 from app.qt.actions.commands import Commands
 from app.qt.actions.table import Action
 from app.qt.pictures.page import PicturesPage
+from app.qt.theme import set_icon
 from app.qt.words import QT_TRANSLATE_NOOP
 
 ACTIONS = (
     Action("window.quit", QT_TRANSLATE_NOOP("Action", "Quit"), "file", "close", keys=("Ctrl+Q",)),
-    Action("window.pictures", QT_TRANSLATE_NOOP("Action", "Pictures"), "view", "show_pictures", keys=("Ctrl+1",)),
-    Action("window.train", QT_TRANSLATE_NOOP("Action", "Train"), "view", "show_train", keys=("Ctrl+2",)),
-    Action("window.runs", QT_TRANSLATE_NOOP("Action", "Runs"), "view", "show_runs", keys=("Ctrl+3",)),
-    Action("window.presets", QT_TRANSLATE_NOOP("Action", "Presets"), "view", "show_presets", keys=("Ctrl+4",)),
+    Action(
+        "window.pictures",
+        QT_TRANSLATE_NOOP("Action", "Pictures"),
+        "view",
+        "show_pictures",
+        keys=("Ctrl+1",),
+        icon="pictures",
+    ),
+    Action("window.train", QT_TRANSLATE_NOOP("Action", "Train"), "view", "show_train", keys=("Ctrl+2",), icon="train"),
+    Action("window.runs", QT_TRANSLATE_NOOP("Action", "Runs"), "view", "show_runs", keys=("Ctrl+3",), icon="runs"),
+    Action(
+        "window.presets",
+        QT_TRANSLATE_NOOP("Action", "Presets"),
+        "view",
+        "show_presets",
+        keys=("Ctrl+4",),
+        icon="presets",
+    ),
 )
 
 
@@ -43,8 +59,7 @@ class Window(QMainWindow):
         self.resize(1280, 800)
         self.pictures = PicturesPage(session, self.commands)
         self.pages = QStackedWidget()
-        self._rail = QVBoxLayout()
-        self._buttons = QButtonGroup(self)
+        self._rail = _Rail()
         self.commands.add(ACTIONS, self)
         self._build()
         self.commands.fill(self.menuBar())
@@ -72,36 +87,74 @@ class Window(QMainWindow):
 
     def _show(self, index: int) -> None:
         self.pages.setCurrentIndex(index)
-        self._buttons.button(index).setChecked(True)
+        self._rail.mark(index)
         self.commands.refresh()
 
     def _build(self) -> None:
         self._add_page("window.pictures", self.pictures)
-        self._add_page("window.train", _coming(self.tr("Here you will set up a training and start it.")))
-        self._add_page("window.runs", _coming(self.tr("Here you will watch runs and compare what they learn.")))
-        self._add_page("window.presets", _coming(self.tr("Here you will keep and exchange presets.")))
-        self._rail.addStretch()
+        words = self.tr("Here you will choose a base and a preset, see what fits your graphics card, and start.")
+        self._add_page("window.train", _Coming(self.tr("Train"), words))
+        words = self.tr("Here you will watch runs, compare what they learn, and go on with those that stopped.")
+        self._add_page("window.runs", _Coming(self.tr("Runs"), words))
+        words = self.tr("Here you will keep your presets and exchange them with others.")
+        self._add_page("window.presets", _Coming(self.tr("Presets"), words))
         middle = QWidget()
         row = QHBoxLayout(middle)
         row.setContentsMargins(0, 0, 0, 0)
         row.setSpacing(0)
-        row.addLayout(self._rail)
+        row.addWidget(self._rail)
         row.addWidget(self.pages, 1)
         self.setCentralWidget(middle)
-        self.statusBar()
+        self.statusBar().setSizeGripEnabled(False)
         self._show(0)
 
     def _add_page(self, command: str, page: QWidget) -> None:
+        self.pages.addWidget(page)
+        self._rail.add(self.commands[command].text(), command.partition(".")[2], self.commands[command].trigger)
+
+
+class _Rail(QFrame):
+    """One button a page, from top to bottom."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.setObjectName("rail")
+        self.buttons = QButtonGroup(self)
+        self._column = QVBoxLayout(self)
+        self._column.setContentsMargins(6, 8, 6, 8)
+        self._column.setSpacing(4)
+        self._column.addStretch()
+
+    def add(self, title: str, icon: str, go: object) -> None:
+        """Put one more page's button below the others."""
         button = QToolButton()
-        button.setText(self.commands[command].text())
+        button.setText(title)
         button.setCheckable(True)
-        button.setAutoRaise(True)
-        button.clicked.connect(self.commands[command].trigger)
-        self._buttons.addButton(button, self.pages.addWidget(page))
-        self._rail.addWidget(button)
+        button.setToolButtonStyle(Qt.ToolButtonStyle.ToolButtonTextUnderIcon)
+        button.setIconSize(QSize(24, 24))
+        button.setFixedWidth(72)
+        button.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
+        set_icon(button, icon)
+        button.clicked.connect(go)
+        self.buttons.addButton(button, len(self.buttons.buttons()))
+        self._column.insertWidget(self._column.count() - 1, button)
+
+    def mark(self, index: int) -> None:
+        """Show which page is open."""
+        self.buttons.button(index).setChecked(True)
 
 
-def _coming(sentence: str) -> QWidget:
-    label = QLabel(sentence)
-    label.setAlignment(Qt.AlignmentFlag.AlignCenter)
-    return label
+class _Coming(QWidget):
+    """A page of a later version: what it will be for."""
+
+    def __init__(self, title: str, sentence: str) -> None:
+        super().__init__()
+        column = QVBoxLayout(self)
+        column.setContentsMargins(40, 36, 40, 36)
+        column.setSpacing(8)
+        for text, role in ((title, "title"), (sentence, "muted"), (self.tr("Not in this version yet."), "muted")):
+            label = QLabel(text)
+            label.setProperty("role", role)
+            label.setWordWrap(True)
+            column.addWidget(label)
+        column.addStretch()

@@ -21,7 +21,7 @@ def test_it_opens_on_the_pictures_page_with_a_place_for_every_room(window):
 
 
 def test_pages_are_reached_by_their_buttons(window, qtbot):
-    window._buttons.button(2).click()
+    window._rail.buttons.button(2).click()
     assert window.pages.currentIndex() == 2
-    window._buttons.button(0).click()
+    window._rail.buttons.button(0).click()
     assert window.pages.currentWidget() is window.pictures

@@ -10,6 +10,7 @@ from PySide6.QtWidgets import QMenuBar, QWidget
 
 from app.core.events import Event
 from app.qt.actions.table import Action, Menu
+from app.qt.theme import set_icon
 from app.qt.words import QT_TRANSLATE_NOOP
 
 MENUS: dict[Menu, str] = {
@@ -35,6 +36,8 @@ class Command(QAction):
         self.setText(QCoreApplication.translate("Action", action.title))
         self.setToolTip(QCoreApplication.translate("Action", action.tip or action.title))
         self.setCheckable(action.checked is not None)
+        if action.icon:
+            set_icon(self, action.icon)
         self.triggered.connect(self._do)
         owner.addAction(self)
 

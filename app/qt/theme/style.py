@@ -1,0 +1,116 @@
+"""Turns a set of colours into Qt's palette and the little of a style sheet that Fusion needs."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from string import Template
+
+from PySide6.QtGui import QColor, QPalette
+
+from app.qt.theme.palettes import Colours
+
+_ROLES = {
+    QPalette.ColorRole.Window: "window",
+    QPalette.ColorRole.WindowText: "text",
+    QPalette.ColorRole.Base: "base",
+    QPalette.ColorRole.AlternateBase: "window",
+    QPalette.ColorRole.Text: "text",
+    QPalette.ColorRole.Button: "raised",
+    QPalette.ColorRole.ButtonText: "text",
+    QPalette.ColorRole.BrightText: "bad",
+    QPalette.ColorRole.ToolTipBase: "raised",
+    QPalette.ColorRole.ToolTipText: "text",
+    QPalette.ColorRole.PlaceholderText: "muted",
+    QPalette.ColorRole.Highlight: "accent",
+    QPalette.ColorRole.HighlightedText: "on_accent",
+    QPalette.ColorRole.Accent: "accent",
+    QPalette.ColorRole.Link: "link",
+    QPalette.ColorRole.LinkVisited: "link",
+    # Fusion shades its bevels and outlines with these.
+    QPalette.ColorRole.Light: "hover",
+    QPalette.ColorRole.Midlight: "raised",
+    QPalette.ColorRole.Mid: "line",
+    QPalette.ColorRole.Dark: "edge",
+    QPalette.ColorRole.Shadow: "line",
+}
+_TEXTS = (QPalette.ColorRole.WindowText, QPalette.ColorRole.Text, QPalette.ColorRole.ButtonText)
+
+# Sizes are in Qt's pixels, which grow with the scaling. Rings are 2 wide; what has none keeps the room for it.
+_SHEET = Template("""
+QToolTip { color: $text; background: $raised; border: 1px solid $edge; padding: 4px 6px; }
+QMenuBar { background: $rail; border-bottom: 1px solid $line; padding: 1px 4px; }
+QMenuBar::item { padding: 4px 9px; border-radius: 4px; background: transparent; }
+QMenuBar::item:selected { background: $pressed; color: $text; }
+QMenu { background: $raised; border: 1px solid $edge; padding: 4px; }
+QMenu::item { padding: 5px 28px 5px 10px; border-radius: 4px; }
+QMenu::item:selected { background: $accent; color: $on_accent; }
+QMenu::item:disabled { color: $disabled; background: transparent; }
+QMenu::separator { height: 1px; background: $line; margin: 4px 6px; }
+QMenu::icon { padding-left: 6px; }
+QStatusBar { background: $rail; border-top: 1px solid $line; }
+QStatusBar::item { border: none; }
+QSplitter::handle { background: $line; }
+QSplitter::handle:horizontal { width: 1px; }
+QSplitter::handle:vertical { height: 1px; }
+QSplitter::handle:hover { background: $focus; }
+QFrame#rail { background: $rail; border: none; border-right: 1px solid $line; }
+QToolButton { background: transparent; border: 2px solid transparent; border-radius: 6px; padding: 3px; color: $text; }
+QToolButton:hover { background: $hover; }
+QToolButton:pressed, QToolButton:checked { background: $pressed; }
+QToolButton:focus { border-color: $focus; }
+QToolButton:disabled { color: $disabled; }
+QToolButton::menu-indicator { image: none; }
+QPushButton { background: $raised; border: 1px solid $edge; border-radius: 6px; padding: 6px 15px; color: $text; }
+QPushButton:hover { background: $hover; }
+QPushButton:pressed, QPushButton:checked { background: $pressed; }
+QPushButton:default { background: $accent; border-color: $accent; color: $on_accent; }
+QPushButton:disabled { color: $disabled; background: $window; border-color: $line; }
+QPushButton:focus { border: 2px solid $focus; padding: 5px 14px; }
+QPushButton:default:focus { border-color: $text; }
+QLineEdit, QPlainTextEdit, QTextEdit, QKeySequenceEdit {
+    background: $base; border: 1px solid $edge; border-radius: 6px; padding: 4px 7px; color: $text;
+    selection-background-color: $accent; selection-color: $on_accent;
+}
+QLineEdit:focus, QPlainTextEdit:focus, QTextEdit:focus { border: 2px solid $focus; padding: 3px 6px; }
+QLineEdit:disabled, QPlainTextEdit:disabled { color: $disabled; border-color: $line; }
+QAbstractSpinBox QLineEdit, QComboBox QLineEdit, QKeySequenceEdit QLineEdit {
+    border: none; border-radius: 0; padding: 0; background: transparent;
+}
+QListView, QTreeView, QTableView, QScrollArea { border: 1px solid transparent; }
+QListView:focus, QTreeView:focus, QTableView:focus { border-color: $focus; }
+QListView::item, QTreeView::item { padding: 3px 6px; }
+QHeaderView::section { background: $window; color: $muted; border: none; border-bottom: 1px solid $line; padding: 4px; }
+QGroupBox { border: none; margin-top: 24px; padding-top: 4px; }
+QGroupBox::title { subcontrol-origin: margin; left: 0; color: $text; font-weight: 600; }
+QLabel[role="title"] { font-size: 17pt; font-weight: 600; }
+QLabel[role="heading"] { font-weight: 600; }
+QLabel[role="muted"] { color: $muted; }
+QLabel[role="good"] { color: $good; }
+QLabel[role="warning"] { color: $warning; }
+QLabel[role="bad"] { color: $bad; }
+QLabel[role="keys"] { background: $raised; border: 1px solid $edge; border-radius: 4px; padding: 1px 6px; }
+QScrollBar:vertical { background: transparent; width: 12px; margin: 0; }
+QScrollBar:horizontal { background: transparent; height: 12px; margin: 0; }
+QScrollBar::handle { background: $edge; border: 3px solid transparent; border-radius: 5px; }
+QScrollBar::handle:vertical { min-height: 32px; margin: 2px 3px; border: none; border-radius: 3px; }
+QScrollBar::handle:horizontal { min-width: 32px; margin: 3px 2px; border: none; border-radius: 3px; }
+QScrollBar::handle:hover { background: $muted; }
+QScrollBar::add-line, QScrollBar::sub-line { width: 0; height: 0; }
+QScrollBar::add-page, QScrollBar::sub-page { background: transparent; }
+""")
+
+
+def palette(colours: Colours) -> QPalette:
+    """Return Qt's palette of these colours; texts of what is disabled are paler."""
+    made = QPalette()
+    for role, name in _ROLES.items():
+        made.setColor(role, QColor(getattr(colours, name)))
+    for role in _TEXTS:
+        made.setColor(QPalette.ColorGroup.Disabled, role, QColor(colours.disabled))
+    made.setColor(QPalette.ColorGroup.Disabled, QPalette.ColorRole.Highlight, QColor(colours.line))
+    return made
+
+
+def sheet(colours: Colours) -> str:
+    """Return the style sheet in these colours."""
+    return _SHEET.substitute(asdict(colours))

@@ -1,0 +1,119 @@
+"""Colours, contrast and icons."""
+
+import re
+
+import pytest
+from PySide6.QtCore import QSize, Qt
+from PySide6.QtGui import QColor, QIcon, QPalette
+from PySide6.QtWidgets import QPushButton, QToolButton
+
+from app.qt.theme import Theme, colours, icon, set_icon
+from app.qt.theme.icons import FOLDER
+from app.qt.theme.palettes import CONTRAST, DARK, LIGHT, SHAPES, TEXTS
+from app.qt.theme.style import sheet
+
+ALL = {"light": LIGHT, "dark": DARK, "contrast": CONTRAST}
+
+
+@pytest.fixture
+def theme(qapp):
+    """The application's look, light again after the test."""
+    theme = Theme(qapp, "light")
+    yield theme
+    theme.choose("light")
+    theme.deleteLater()
+
+
+def luminance(colour: str) -> float:
+    """WCAG 2.2, relative luminance."""
+    values = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+    red, green, blue = (v / 12.92 if v <= 0.04045 else ((v + 0.055) / 1.055) ** 2.4 for v in values)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def ratio(one: str, other: str) -> float:
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_the_formula_gives_the_known_ratios():
+    assert ratio("#000000", "#ffffff") == pytest.approx(21)
+    assert ratio("#777777", "#ffffff") == pytest.approx(4.48, abs=0.005)  # WebAIM's well-known near miss
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_every_text_can_be_read_on_every_ground_it_stands_on(name):
+    chosen = ALL[name]
+    poor = {pair: ratio(getattr(chosen, pair[0]), getattr(chosen, pair[1])) for pair in TEXTS}
+    assert {pair: value for pair, value in poor.items() if value < 4.5} == {}
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_edges_focus_rings_and_icons_stand_out(name):
+    chosen = ALL[name]
+    poor = {pair: ratio(getattr(chosen, pair[0]), getattr(chosen, pair[1])) for pair in SHAPES}
+    assert {pair: value for pair, value in poor.items() if value < 3.0} == {}
+
+
+def test_the_style_sheet_names_no_colour_of_its_own():
+    marked = type(LIGHT)(*(f"#{index:06x}" for index in range(len(LIGHT.__slots__))))
+    left = re.sub("|".join(f"#{index:06x}" for index in range(len(LIGHT.__slots__))), "", sheet(marked))
+    assert re.findall(r"#[0-9a-fA-F]{3,8}\b|\brgba?\(", left) == []
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_look_is_put_in_force(theme, qapp, qtbot, name):
+    theme.choose("dark" if name == "light" else "light")
+    with qtbot.waitSignal(theme.changed):
+        theme.choose(name)
+    assert colours() is ALL[name]
+    assert qapp.palette().color(QPalette.ColorRole.Window) == QColor(ALL[name].window)
+
+
+def test_the_system_is_followed_only_when_asked(theme, qapp, monkeypatch):
+    hints = qapp.styleHints()
+    monkeypatch.setattr(type(hints), "colorScheme", lambda self: Qt.ColorScheme.Dark)  # no system here can change
+    theme.choose("system")
+    assert colours() is DARK
+    theme.choose("light")
+    hints.colorSchemeChanged.emit(Qt.ColorScheme.Dark)
+    assert colours() is LIGHT
+    theme.choose("system")
+    monkeypatch.setattr(type(hints), "colorScheme", lambda self: Qt.ColorScheme.Light)
+    hints.colorSchemeChanged.emit(Qt.ColorScheme.Light)
+    assert colours() is LIGHT
+
+
+def darkest(made: QIcon, size: int, mode: QIcon.Mode = QIcon.Mode.Normal) -> QColor:
+    """The colour of the most opaque pixel."""
+    image = made.pixmap(QSize(size, size), 1.0, mode).toImage()
+    pixels = [image.pixelColor(x, y) for x in range(image.width()) for y in range(image.height())]
+    return max(pixels, key=QColor.alpha)
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in FOLDER.glob("*.svg") if path.stem != "impasto"))
+def test_every_icon_is_drawn_in_the_colour_of_text(theme, name):
+    pixel = darkest(icon(name), 24)
+    assert pixel.alpha() > 200
+    difference = [abs(a - b) for a, b in zip(pixel.getRgb()[:3], QColor(LIGHT.text).getRgb()[:3], strict=True)]
+    assert max(difference) < 12
+
+
+def test_icons_follow_the_colours(theme, qtbot):
+    buttons = [QToolButton(), QPushButton()]
+    for button in buttons:
+        qtbot.addWidget(button)
+        set_icon(button, "search")
+    theme.choose("contrast")
+    assert [darkest(button.icon(), 32).name() for button in buttons] == ["#ffffff"] * 2
+
+
+def test_an_icon_has_as_many_pixels_as_the_screen_shows(theme, monkeypatch, qapp):
+    monkeypatch.setattr(type(qapp.primaryScreen()), "devicePixelRatio", lambda self: 2.0)
+    sharp = icon("search").pixmap(QSize(20, 20), 2.0)
+    assert (sharp.width(), sharp.devicePixelRatio()) == (40, 2.0)
+
+
+def test_a_name_without_a_drawing_is_a_mistake(theme):
+    with pytest.raises(FileNotFoundError):
+        icon("no-such-icon")
