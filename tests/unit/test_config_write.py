@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from tests.support.tables import recipes, tables
+from trainer.config.fit import FitConfig
 from trainer.config.job import Job
 from trainer.config.load import parse_job
 from trainer.config.resolve import Machine
@@ -106,20 +107,23 @@ def test_a_new_job_loads(tmp_path: Path, machine: Machine, family: Any) -> None:
     ]
 
 
-def test_a_new_job_says_where_its_fit_comes_from(tmp_path: Path) -> None:
-    def text(family: Any, machine: Machine) -> str:
-        pictures, folder = tmp_path / "p", tmp_path / "job"
-        made = new_job_text(name="x", base="a/b", pictures=pictures, folder=folder, family=family, machine=machine)
-        return " ".join(made.replace("\n# ", " ").split())
+def test_a_new_job_leaves_its_fit_to_the_plan_and_says_what_to_expect(tmp_path: Path) -> None:
+    """A key that is written is a constraint, so that none may be written unasked."""
 
-    sdxl = text("sdxl", CARD)
-    assert "From a table for SDXL on NVIDIA GeForce RTX 3060 with 12 GB, not measured for this very job." in sdxl
-    assert 'checkpointing = "full"' in sdxl
-    assert 'dtype = "bf16"' in sdxl
-    assert 'dtype = "fp16"' in text("sd15", OLD_CARD)
-    assert "on the CPU (4 cores)" in text("sd15", CPU)
-    assert 'dtype = "fp32"' in text("sd15", CPU)
-    assert "taken from a table by card size once the base is known" in text(None, CARD)
+    def text(machine: Machine, expected: FitConfig | None) -> str:
+        pictures, folder = tmp_path / "p", tmp_path / "job"
+        made = new_job_text(
+            name="x", base="a/b", pictures=pictures, folder=folder, family="sdxl", machine=machine, expected=expected
+        )
+        assert parse_job(made, "job.toml", folder).fit == FitConfig()
+        return made
+
+    told = text(CARD, FitConfig(dtype="bf16", checkpointing=("mid_block",)))
+    assert "What to expect of NVIDIA GeForce RTX 3060 with 12 GB with a recipe of the usual size:" in told
+    assert '#   dtype = "bf16"  # The number format of the base' in told
+    assert '#   checkpointing = ["mid_block"]  # Gradient checkpointing' in told
+    assert "#   micro_batch = " not in told
+    assert "What to expect" not in text(CPU, None)
 
 
 def test_a_new_job_names_every_key_that_it_leaves_out(tmp_path: Path) -> None:

@@ -107,7 +107,7 @@ def _import(path: Path, resolution: int | None) -> tuple[DatasetConfig, RecipeCo
 
 def _native_resolution(base: str) -> int:
     """Return the resolution that a base was made for; SDXL's where the base is not on this disk."""
-    from trainer.config.fit_table import NATIVE_RESOLUTION
+    from trainer.config.base import NATIVE_RESOLUTION
     from trainer.files.identify import identify_base
 
     return NATIVE_RESOLUTION[identify_base(Path(base)).family if Path(base).exists() else "sdxl"]

@@ -19,6 +19,7 @@ from trainer.protocol.rundir import find_run
 
 if TYPE_CHECKING:
     from trainer.config.base import Family
+    from trainer.config.fit import FitConfig
     from trainer.config.recipe import RecipeConfig
     from trainer.config.resolve import Machine
 
@@ -72,16 +73,18 @@ def run_new(options: argparse.Namespace) -> int:
         raise JobError("job.exists", f"{target} exists already.", "Choose another name, or delete that file first.")
     family = family_of(options.base, options.family)
     recipe = preset_recipe(options.recipe, family) if options.recipe else None
+    machine = machine_here()
     text = new_job_text(
         name=options.name,
         base=options.base,
         pictures=options.pictures,
         folder=folder,
         family=family,
-        machine=machine_here(),
+        machine=machine,
         trigger=options.trigger,
         count=_count_pictures(options.pictures),
         recipe=recipe,
+        expected=_expected_fit(family, machine),
     )
     folder.mkdir(parents=True, exist_ok=True)
     atomic.write_text(target, text)
@@ -152,6 +155,16 @@ def family_of(base: str, stated: Family | None) -> Family | None:
         sentence = f"The base is {NAMES[found]}, not {NAMES[stated]}."
         raise JobError("base.family", sentence, "Leave the family out, or choose another base.")
     return found
+
+
+def _expected_fit(family: Family | None, machine: Machine) -> FitConfig | None:
+    """Return the built-in fit preset for a machine's card; None without a card or while the family is not known."""
+    from trainer.config.presets.shelf import fit_for, read_shelf
+
+    if family is None or machine.total_bytes is None:
+        return None
+    found = fit_for(read_shelf(), family, machine.total_bytes)
+    return found.preset.fit if found else None
 
 
 def preset_recipe(name: str, family: Family | None) -> RecipeConfig:

@@ -12,6 +12,9 @@ from trainer.config.model import Section
 Family = Literal["sd15", "sdxl"]
 Prediction = Literal["epsilon", "v"]
 
+NATIVE_RESOLUTION: dict[Family, int] = {"sd15": 512, "sdxl": 1024}
+"""The side of the pictures that each was trained on, in pixels."""
+
 
 class BaseConfig(Section):
     """The model that the LoRA adapts."""

@@ -8,6 +8,12 @@ from pydantic import Field
 
 from trainer.config.model import Section
 
+PLANNED = ("dtype", "quantise", "micro_batch", "checkpointing", "vae_tiling", "preview_offload")
+"""The keys that a plan decides where a job leaves them open."""
+
+LARGEST_MICRO_BATCH = 64
+"""Beyond it no card gets faster."""
+
 BlockName = Annotated[
     str,
     Field(

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from trainer.config.base import BaseConfig, Family, Prediction
+from trainer.config.base import NATIVE_RESOLUTION, BaseConfig, Family, Prediction
 from trainer.config.fit import FitConfig
-from trainer.config.fit_table import NATIVE_RESOLUTION, row_for
 from trainer.config.job import Job
 from trainer.config.length import resolve_length, steps_per_epoch
 from trainer.config.pictures import PictureConfig
@@ -56,7 +54,7 @@ def resolve_job(
     return job.changed(
         base=job.base.changed(family=family, prediction=prediction, zero_terminal_snr=zero_terminal_snr),
         recipe=recipe,
-        fit=choose_fit(job.fit, family, recipe, machine),
+        fit=choose_fit(job.fit, recipe, machine),
         report=_resolve_report(job.report, recipe, samples_per_epoch),
     )
 
@@ -130,10 +128,13 @@ def _resolve_buckets(pictures: PictureConfig, resolution: int) -> PictureConfig:
     )
 
 
-def choose_fit(fit: FitConfig, family: Family, recipe: RecipeConfig, machine: Machine) -> FitConfig:
-    """The whole fit for ``recipe`` on ``machine``: stated keys kept, absent ones from the table by card size."""
+def choose_fit(fit: FitConfig, recipe: RecipeConfig, machine: Machine) -> FitConfig:
+    """The whole fit for ``recipe`` on ``machine``: stated keys kept, absent ones chosen to need least on a card.
+
+    It is where a plan starts from (see trainer.memory.planner), and what a run takes that is not planned.
+    """
     on_cpu = _device(fit, machine) == "cpu"
-    chosen = _cpu_fit(recipe, machine) if on_cpu else _card_fit(family, recipe, machine)
+    chosen = _cpu_fit(recipe, machine) if on_cpu else _card_fit(machine)
     stated = {name: value for name, value in fit if value is not None}
     fit = chosen.changed(**stated)
     return fit.changed(
@@ -166,18 +167,14 @@ def _cpu_fit(recipe: RecipeConfig, machine: Machine) -> FitConfig:
     )
 
 
-def _card_fit(family: Family, recipe: RecipeConfig, machine: Machine) -> FitConfig:
-    resolution = recipe.resolution or NATIVE_RESOLUTION[family]
-    live_text = bool(recipe.text_encoder.learning_rate or recipe.text_encoder_2.learning_rate)
-    row = row_for(family, machine.total_bytes or 0, resolution, live_text)
-    # Parts as even as can be: an effective batch of 4 on a card for 3 is 2 + 2, not 3 + 1.
-    parts = math.ceil(recipe.effective_batch / row.micro_batch)
+def _card_fit(machine: Machine) -> FitConfig:
+    """What needs least without rounding the base."""
     return FitConfig(
         dtype="bf16" if machine.bf16 else "fp16",
-        quantise=row.quantise,
+        quantise="none",
         vae_dtype="fp32",
-        micro_batch=math.ceil(recipe.effective_batch / parts),
-        checkpointing=row.checkpointing,
+        micro_batch=1,
+        checkpointing="full",
         attention="auto",
         vae_tiling=True,
         preview_offload=False,

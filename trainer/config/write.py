@@ -11,17 +11,15 @@ from typing import Any
 
 from pydantic.fields import FieldInfo
 
-from trainer.config.base import Family
+from trainer.config.base import NATIVE_RESOLUTION, Family
 from trainer.config.describe import choices, fields, sections_in, values_text
-from trainer.config.fit import FitConfig
-from trainer.config.fit_table import NATIVE_RESOLUTION
+from trainer.config.fit import PLANNED, FitConfig
 from trainer.config.job import SCHEMA, Job
 from trainer.config.length import default_pictures
 from trainer.config.model import Section
 from trainer.config.paths import is_base_path
 from trainer.config.recipe import LENGTH_KEYS, RecipeConfig
-from trainer.config.resolve import Machine, choose_fit
-from trainer.files.architecture import NAMES
+from trainer.config.resolve import Machine
 
 WIDTH = 110
 
@@ -95,12 +93,14 @@ def new_job_text(
     trigger: str | None = None,
     count: int | None = None,
     recipe: RecipeConfig | None = None,
+    expected: FitConfig | None = None,
 ) -> str:
-    """The job.toml that ``trainer new`` writes into ``folder``: essentials first, each explained, fit for ``machine``.
+    """The job.toml that ``trainer new`` writes into ``folder``: essentials first, each explained.
 
     ``base`` and ``pictures`` are counted from the present folder, ``count`` is how many pictures there are (None: not
     counted), ``family`` is None while the base is not on this disk, ``recipe`` is that of a preset (None: a plain
-    one). The text loads as a Job; the paths in it are relative where they lie near ``folder``.
+    one), ``expected`` is what is planned for cards like that of ``machine`` (None: not known). The text loads as a
+    Job; the paths in it are relative where they lie near ``folder``.
     """
     stated = _first_recipe(family, count) if recipe is None else _preset_recipe(recipe, count)
     job = Job.model_validate(
@@ -118,7 +118,7 @@ def new_job_text(
         *_comment("Paths are counted from this file. Write Windows paths in 'single quotes'."),
         *stated_lines(job, ""),
         "",
-        *_fit_lines(job.recipe, family, machine),
+        *_fit_lines(machine, expected),
         "",
         *_comment("Everything else, as it is unless you say so. Write a key into its table above, or use --set."),
         *_rest_lines(job),
@@ -185,16 +185,19 @@ def stated_lines(section: Section, path: str) -> Iterator[str]:
         yield from body
 
 
-def _fit_lines(recipe: RecipeConfig, family: Family | None, machine: Machine) -> Iterator[str]:
-    if family is None:
-        yield from _comment("The fit for this machine is taken from a table by card size once the base is known.")
+def _fit_lines(machine: Machine, expected: FitConfig | None) -> Iterator[str]:
+    """Why no fit is stated, and what it may come to; all of it comments, for a key that is written is a constraint."""
+    yield from _comment(
+        "How the job is made to fit is planned when it starts, for the machine and what is free on it then; "
+        "`python -m trainer plan job.toml` shows the plan. A key that you write below [fit] stays as it is."
+    )
+    if expected is None:
         return
-    fit = choose_fit(FitConfig(), family, recipe, machine)
-    source = f"From a table for {NAMES[family]} on {_machine_name(machine)}, not measured for this very job."
-    yield from _comment(f"{source} Leave a key out and it is chosen anew on the machine that runs the job.")
-    yield "[fit]"
-    for key in ("dtype", "quantise", "micro_batch", "checkpointing"):
-        yield from _key_lines(key, FitConfig.model_fields[key], getattr(fit, key), comments=True)
+    yield from _comment(f"What to expect of {_machine_name(machine)} with a recipe of the usual size:")
+    yield "#   [fit]"
+    for key in PLANNED:
+        if (value := getattr(expected, key)) is not None:
+            yield f"#   {key} = {toml_value(value)}  # {_explained(FitConfig.model_fields[key])}"
 
 
 def _machine_name(machine: Machine) -> str:

@@ -11,8 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from trainer.config.fit import FitConfig
-from trainer.config.fit_table import LARGEST_MICRO_BATCH
+from trainer.config.fit import LARGEST_MICRO_BATCH, FitConfig
 from trainer.memory.tape import Tape
 
 Checkpointing = Literal["none", "full"] | tuple[str, ...]
