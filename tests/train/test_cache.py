@@ -99,13 +99,18 @@ def pixels_by_pillow(sample: Sample) -> torch.Tensor:
 def test_only_a_changed_picture_is_encoded_again(tmp_path: Path) -> None:
     """An entry written anew is another file on the disk, whatever its time."""
     job, pictures, parts = prepared(tmp_path)
-    parts.cache.ensure_pictures(showings(job, pictures, 1), quiet)
+    told: list[tuple[int, int]] = []
+    parts.cache.ensure_pictures(showings(job, pictures, 1), lambda done, total: told.append((done, total)))
+    count = len(pictures)
+    assert told == [(done, count) for done in range(count + 1)]
     before = {path: path.stat().st_ino for path in (tmp_path / "cache").rglob("*.safetensors")}
     photo = tmp_path / "pictures" / "astronaut.png"
     with Image.open(photo) as image:
         ImageOps.invert(image.convert("RGB")).save(photo)
     job, pictures, parts = prepared(tmp_path)
-    parts.cache.ensure_pictures(showings(job, pictures, 1), quiet)
+    told.clear()
+    parts.cache.ensure_pictures(showings(job, pictures, 1), lambda done, total: told.append((done, total)))
+    assert told == [(count - 1, count), (count, count)]
     after = {path: path.stat().st_ino for path in (tmp_path / "cache").rglob("*.safetensors")}
     assert len(after) == len(before) + 1 and before.items() <= after.items()
 

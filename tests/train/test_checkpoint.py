@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +16,7 @@ from trainer.training.checkpoint import Checkpoint, load_latest, prune, save_che
 
 
 def sample(step: int, size: int = 8) -> Checkpoint:
-    weights = torch.arange(size, dtype=torch.float32) + step
+    weights = (torch.arange(size, dtype=torch.float32) + step).reshape(2, -1).T  # not in the order of memory
     return Checkpoint(step, {"a.lora_up.weight": weights}, {"0.exp_avg": weights * 2}, {"progress": {"step": step}})
 
 
@@ -49,7 +50,10 @@ def test_a_damaged_one_is_passed_over(tmp_path: Path, name: str, damage: str) ->
 
 def test_saving_again_replaces_and_leftovers_do_not_count(tmp_path: Path) -> None:
     (tmp_path / ".step-00000007.123").mkdir()
+    mine = tmp_path / f".step-00000005.{os.getpid()}"  # of a dead process that had the same number
+    (mine / "strange").mkdir(parents=True)
     save_checkpoint(tmp_path, sample(5))
+    assert [path.name for path in (tmp_path / "step-00000005").iterdir() if path.name == "strange"] == []
     save_checkpoint(tmp_path, sample(5, size=16))
     assert steps_on_disk(tmp_path) == [5]
     loaded, _ = load_latest(tmp_path)

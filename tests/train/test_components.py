@@ -158,22 +158,37 @@ def test_the_rates_of_an_extended_run(shared: Path, tmp_path: Path, schedule: Ex
 @pytest.mark.parametrize("live", [False, True])
 def test_a_preview_is_what_the_lora_of_its_step_draws(shared: Path, tmp_path: Path, live: bool) -> None:
     """With dropout, which drawing must not know, and averaged weights, which training does not compute with."""
-    base, job = tiny_base("sd15", shared / "bases"), a_job(shared, tmp_path)
-    prompt = PromptConfig(prompt="sks, a cat", negative="dog", steps=2, guidance=5.0, seed=3, width=64, height=64)
+    base = tiny_base("sd15", shared / "bases", prediction="v", zero_terminal_snr=True)
+    job = write_job(tmp_path, base, shared / "pictures")
+    prompts = [
+        PromptConfig(prompt="sks, a cat", negative="dog", steps=2, guidance=5.0, seed=3, width=96, height=64),
+        PromptConfig(prompt="a dog", steps=1, seed=4, width=64, height=64),
+    ]
     settings = [*BARE, "recipe.steps=2", "report.previews.every=1", "report.saving.every_steps=1", "output.dtype=fp32"]
     settings += ["recipe.optimizer.name=schedulefree", "recipe.learning_rate=0.05", "recipe.dropout=0.3"]
     settings += [f"recipe.text_encoder.learning_rate={0.05 if live else 0.0}", "recipe.clip_skip=2"]
-    words = ", ".join(f"{key}={json.dumps(value)}" for key, value in prompt.model_dump(exclude_unset=True).items())
-    assert start(job, [*settings, f"report.previews.prompts=[{{{words}}}]"], Watcher()) == 0
+    tables = [
+        ", ".join(f"{key}={json.dumps(value)}" for key, value in prompt.model_dump(exclude_unset=True).items())
+        for prompt in prompts
+    ]
+    watcher = Watcher()
+    words = ", ".join(f"{{{table}}}" for table in tables)
+    assert start(job, [*settings, f"report.previews.prompts=[{words}]"], watcher) == 0
+    told = [(event.step, event.index, event.file) for event in watcher.of(events.Preview)]  # type: ignore[attr-defined]
+    assert told == [(step, index, f"samples/step-0000000{step}-{index}.png") for step in range(3) for index in range(2)]
     run = run_of(job)
-    drawn = [np.asarray(Image.open(run.samples / f"step-0000000{step}-0.png"), np.int16) for step in (0, 1)]
     lora = LoraUse(run.output / "test-step000001.safetensors")
-    (file,) = render(
-        BaseConfig(model=str(base)), [lora], [prompt], tmp_path / "drawn", device=torch.device("cpu"),
+    files = render(
+        BaseConfig(model=str(base)), [lora], prompts, tmp_path / "drawn", device=torch.device("cpu"),
         dtype=torch.float32, on_drawn=lambda *_: None, on_notice=lambda *_: None, clip_skip=2,
     )  # fmt: skip
-    assert np.abs(np.asarray(Image.open(file), np.int16) - drawn[1]).max() <= 1
-    assert np.abs(drawn[0] - drawn[1]).max() > 5
+    for index, file in enumerate(files):
+        before, after, expected = (
+            np.asarray(Image.open(path), np.int16)
+            for path in (*(run.samples / f"step-0000000{step}-{index}.png" for step in (0, 1)), file)
+        )
+        assert np.abs(after - expected).max() <= 1
+        assert np.abs(before - after).max() > 5
 
 
 def test_what_a_kill_left_undone_after_a_checkpoint_is_done_at_the_next_start(shared: Path, tmp_path: Path) -> None:

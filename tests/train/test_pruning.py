@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -13,8 +15,9 @@ from tests.train.test_cache import prepared, quiet, showings
 from tests.train.test_run import Watcher, run_of, stop_at, tensors_sha, train
 from trainer.errors import RunError
 from trainer.protocol import events, places
-from trainer.protocol.rundir import RunDirectory
-from trainer.training.pruning import prune, trim
+from trainer.protocol.rundir import RunDirectory, State, Status
+from trainer.training.pruning import prune, tell_trimmed, trim
+from trainer.training.reporter import Reporter
 from trainer.training.run import resume, start
 
 QUICK = ["report.previews.prompts=[]", "recipe.layers=attention"]
@@ -32,7 +35,7 @@ def entry(number: int, size: int = 1000) -> Path:
     path = places.cache_folder() / "pictures" / "ab" / f"{number:064x}.safetensors"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(bytes(size))
-    os.utime(path, (number, number))
+    os.utime(path, (1e6 - number, number))  # the time of access says the contrary
     return path
 
 
@@ -44,10 +47,12 @@ def notices(watcher: Watcher) -> dict[str, str]:
     return {event.code: event.sentence for event in watcher.seen if isinstance(event, events.Notice)}
 
 
-def lost_run(job: Path) -> RunDirectory:
+def lost_run(job: Path, state: State | Literal["new"] = "running") -> RunDirectory:
     """A run of whose base nothing is left, so that nobody can tell what it needs."""
     run = RunDirectory.create(job.parent / "runs", "lost")
-    run.begin_attempt({})
+    if state != "new":
+        run.begin_attempt({})
+        run.write_status(Status(state, None, 3, 6, 1, time.time()))
     text = job.read_text(encoding="utf-8")
     run.job.write_text(text.replace("tiny-sd15", "gone"), encoding="utf-8")
     run.listing.write_text("", encoding="utf-8")
@@ -61,14 +66,54 @@ def test_below_the_limit_nothing_is_looked_at_closer(job: Path) -> None:
     assert len(entries()) == 1
 
 
-def test_what_is_unused_for_longest_goes_until_the_rest_fits() -> None:
+@pytest.mark.parametrize("limit", [2000, 2500])
+def test_what_is_unused_for_longest_goes_until_the_rest_fits(limit: int) -> None:
     kept, newest = entry(3), entry(4)
     oldest, old = entry(1), entry(2)
-    trimmed = trim(2500)
+    trimmed = trim(limit)
     assert trimmed is not None
     assert (trimmed.deleted, trimmed.deleted_bytes, trimmed.kept, trimmed.kept_bytes) == (2, 2000, 2, 2000)
     assert entries() == {kept, newest}
     assert not oldest.exists() and not old.exists()
+
+
+def test_what_cannot_be_deleted_stops_nothing() -> None:
+    """A folder in an entry's place; on Windows it may be a file that another process has open."""
+    kept, old = entry(3), entry(2)
+    stuck = old.with_name(f"{1:064x}.safetensors")
+    stuck.mkdir()
+    os.utime(stuck, (1, 1))
+    trim(1000)
+    assert stuck.exists() and not old.exists() and kept.exists()
+
+
+def told_when_trimming(limit: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    monkeypatch.setenv("IMPASTO_CACHE_GB", limit)
+    watcher = Watcher()
+    tell_trimmed(Reporter(watcher))
+    return notices(watcher)
+
+
+def test_only_what_was_done_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(3):
+        entry(number, 2_000_000)
+    assert told_when_trimming("0.004", monkeypatch) == {
+        "cache.trimmed": "The cache was above its limit of 0.004 GB: "
+        "1 entries unused for longest were deleted (0.002 GB)."
+    }
+    assert told_when_trimming("0.004", monkeypatch) == {}
+
+
+@pytest.mark.parametrize("state", ["new", "done", "running", "paused", "stopped", "failed"])
+def test_only_a_run_that_is_over_or_never_began_needs_nothing(job: Path, state: State | Literal["new"]) -> None:
+    """Nobody can tell what this one needs: deleting is refused where it needs anything."""
+    stray, _ = entry(1), lost_run(job, state)
+    if state in ("new", "done"):
+        assert prune().deleted == 1
+    else:
+        with pytest.raises(RunError, match="lost"):
+            prune()
+        assert stray.exists()
 
 
 def test_an_entry_found_sound_counts_as_used(tmp_path: Path) -> None:
@@ -98,8 +143,8 @@ def test_a_cache_that_may_only_be_read_serves_as_well(tmp_path: Path, monkeypatc
 def test_above_the_limit_a_run_trims_the_cache_but_not_what_runs_need(
     job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert start(job, QUICK, Watcher(stop_at(3, job))) == 75
-    needed_by_the_paused = entries()
+    assert start(job, QUICK, Watcher(stop_at(3, job, "stop"))) == 75
+    needed_by_the_stopped = entries()
     stray = entry(1)
     whole = train(job, ["name=whole", *QUICK, "recipe.pictures.flip=true"])
     assert stray.exists()
@@ -111,7 +156,9 @@ def test_above_the_limit_a_run_trims_the_cache_but_not_what_runs_need(
     assert "1 entries" in told["cache.trimmed"] and not stray.exists()
     assert "Resumable runs need" in told["cache.above_limit"]
     assert tensors_sha(whole) == tensors_sha(run_of(job, name="again").output / "again.safetensors")
-    assert needed_by_the_paused <= entries()
+    assert needed_by_the_stopped <= entries()
+    assert told_when_trimming("0", monkeypatch).keys() == {"cache.trimmed", "cache.above_limit"}  # of runs now done
+    assert told_when_trimming("0", monkeypatch).keys() == {"cache.above_limit"}
     monkeypatch.delenv("IMPASTO_CACHE_GB")
     assert resume(run_of(job), Watcher()) == 0
 
@@ -138,7 +185,9 @@ def test_all_that_a_paused_run_has_made_is_needed_and_young_strays_are_left(job:
     for stray in (young, old):
         stray.parent.mkdir(exist_ok=True)
         stray.write_bytes(b"half of an entry")
-    os.utime(old, (1, 1))
+    day = 24 * 3600
+    os.utime(young, (0, time.time() - day + 600))
+    os.utime(old, (0, time.time() - day - 600))
     assert prune(dry_run=True).deleted == 1 and old.exists()
     pruned = prune()
     assert (pruned.deleted, pruned.kept) == (1, len(made)) and entries() == made

@@ -47,24 +47,26 @@ def tokenizer(**options: str) -> CLIPTokenizer:
     return CLIPTokenizer(vocab=words, merges=cast(Any, merges), model_max_length=77, **options)
 
 
-def by_diffusers(base: Path, family: str, lora: Path | None) -> Image.Image:
+def by_diffusers(
+    base: Path, family: str, lora: Path | None, prompt: PromptConfig = PROMPT, scheduler: Any = None
+) -> Image.Image:
     kind: Any = diffusers.StableDiffusionXLPipeline if family == "sdxl" else diffusers.StableDiffusionPipeline
     others: dict[str, Any] = {"safety_checker": None, "feature_extractor": None, "requires_safety_checker": False}
     if family == "sdxl":
         others = {"add_watermarker": False, "tokenizer_2": tokenizer(pad_token="!")}
     pipeline = kind.from_pretrained(base, tokenizer=tokenizer(), **others)
-    pipeline.scheduler = make_sampler(PROMPT.sampler, "epsilon", zero_terminal_snr=False)
+    pipeline.scheduler = scheduler or make_sampler(PROMPT.sampler, "epsilon", zero_terminal_snr=False)
     pipeline.set_progress_bar_config(disable=True)
     if lora:
         pipeline.load_lora_weights(lora)
     result = pipeline(
-        PROMPT.prompt,
-        negative_prompt=PROMPT.negative,
-        num_inference_steps=PROMPT.steps,
-        guidance_scale=PROMPT.guidance,
-        width=64,
-        height=64,
-        generator=torch.Generator("cpu").manual_seed(PROMPT.seed),
+        prompt.prompt,
+        negative_prompt=prompt.negative,
+        num_inference_steps=prompt.steps,
+        guidance_scale=prompt.guidance,
+        width=prompt.width,
+        height=prompt.height,
+        generator=torch.Generator("cpu").manual_seed(prompt.seed),
     )
     picture: Image.Image = result.images[0]
     return picture
@@ -96,11 +98,38 @@ def test_equals_the_pipeline(loras: dict[str, Path], tmp_path: Path, family: str
 
 
 def drawn(base: Path, folder: Path, prompts: Sequence[PromptConfig], **settings: Any) -> list[Path]:
-    usual: dict[str, Any] = {"loras": [], "on_notice": lambda *_: None, **settings}
+    usual: dict[str, Any] = {"loras": [], "on_notice": lambda *_: None, "on_drawn": lambda *_: None, **settings}
     loras = usual.pop("loras")
     device, dtype = torch.device("cpu"), torch.float32
-    return render(BaseConfig(model=str(base)), loras, prompts, folder, device=device, dtype=dtype,
-                  on_drawn=lambda *_: None, **usual)  # fmt: skip
+    return render(BaseConfig(model=str(base)), loras, prompts, folder, device=device, dtype=dtype, **usual)
+
+
+# As above: between diffusers, numpy 2 and torch.
+@pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning")
+def test_a_wide_picture_of_a_zero_terminal_base_equals_the_pipeline_with_the_bases_own_scheduler(
+    tmp_path: Path,
+) -> None:
+    base = tiny_base("sd15", tmp_path / "bases", prediction="v", zero_terminal_snr=True)
+    prompt = PROMPT.model_copy(update={"width": 96})
+    (file,) = drawn(base, tmp_path, [prompt])
+    scheduler = diffusers.EulerDiscreteScheduler.from_pretrained(base, subfolder="scheduler")
+    assert (scheduler.config.prediction_type, scheduler.config.rescale_betas_zero_snr) == ("v_prediction", True)
+    expected = np.asarray(by_diffusers(base, "sd15", None, prompt, scheduler), np.int16)
+    assert expected.shape == (64, 96, 3)
+    assert np.abs(pixels(file) - expected).max() <= 1
+    with Image.open(file) as picture:
+        settings = json.loads(picture.text["impasto"])  # type: ignore[attr-defined]
+    assert (settings["width"], settings["height"]) == (96, 64)
+
+
+def test_the_vae_stays_in_fp32_whatever_the_rest_computes_in(tmp_path: Path) -> None:
+    """In fp16 SDXL's gives black pictures."""
+    base = BaseConfig(model=str(tiny_base("sd15", tmp_path)))
+    renderer = Renderer(base, [], device=torch.device("cpu"), dtype=torch.bfloat16, clip_skip=None, progress=None,
+                        on_notice=lambda *_: None)  # fmt: skip
+    models = (renderer.unet, renderer.vae, *renderer.encoders)
+    kinds = [next(model.parameters()).dtype for model in models]
+    assert kinds == [torch.bfloat16, torch.float32, torch.bfloat16]
 
 
 def pixels(file: Path) -> np.ndarray:
@@ -117,7 +146,11 @@ def test_pictures_are_added_beside_those_that_are_there_and_hold_their_settings(
 ) -> None:
     (tmp_path / "001.png").write_bytes(b"of somebody")
     lora = LoraUse(loras["sd15"], 0.5)
-    files = drawn(base_of(lora.file), tmp_path, [PROMPT, PROMPT], loras=[lora])
+    told: list[tuple[int, int, Path]] = []
+    files = drawn(
+        base_of(lora.file), tmp_path, [PROMPT, PROMPT], loras=[lora], on_drawn=lambda *done: told.append(done)
+    )
+    assert told == [(1, 2, files[0]), (2, 2, files[1])]
     assert [file.name for file in files] == ["000.png", "002.png"]
     assert (tmp_path / "001.png").read_bytes() == b"of somebody"
     with Image.open(files[0]) as picture:
@@ -128,12 +161,13 @@ def test_pictures_are_added_beside_those_that_are_there_and_hold_their_settings(
 
 def test_a_loras_strength_counts(loras: dict[str, Path], tmp_path: Path) -> None:
     base = base_of(loras["sd15"])
-    without, none, half, whole = (
-        pixels(*drawn(base, tmp_path, [PROMPT], loras=uses))
-        for uses in ([], *([LoraUse(loras["sd15"], strength)] for strength in (0.0, 0.5, 1.0)))
+    without, none, half, whole, halves = (
+        pixels(*drawn(base, tmp_path, [PROMPT], loras=[LoraUse(loras["sd15"], strength) for strength in strengths]))
+        for strengths in ([], [0.0], [0.5], [1.0], [0.2, 0.8])
     )
     assert np.array_equal(without, none)
     assert np.abs(half - whole).max() > 2 and np.abs(half - without).max() > 2
+    assert np.abs(halves - whole).max() <= 1  # several add up
 
 
 def test_clip_skip_counts(loras: dict[str, Path], tmp_path: Path) -> None:
