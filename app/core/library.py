@@ -74,6 +74,16 @@ class Library:
             ids, fields = zip(*((change.picture, change.field) for change in changes), strict=True)
             self.altered.emit(Altered(altered=frozenset(ids), what=frozenset(fields)))
 
+    def apply_to_folders(self, changes: Iterable[FolderChange]) -> None:
+        """Take over what the user changed of whole folders; all their pictures count as altered."""
+        folders = set()
+        for change in changes:
+            setattr(change.folder, change.field, change.after)
+            folders.add(change.folder)
+        ids = frozenset(picture.id for picture in self._pictures.values() if picture.folder in folders)
+        if ids:
+            self.altered.emit(Altered(altered=ids, what=frozenset({"folder"})))
+
     def learn(self, facts: Mapping[int, Mapping[str, Any]], *what: Fact | Field) -> None:
         """Take over what a look at the disk showed: new values of attributes by picture, and of which kinds."""
         known = [number for number in facts if number in self._pictures]

@@ -11,7 +11,9 @@ Crop = tuple[float, float, float, float]
 Field = Literal["caption", "rating", "excluded", "crop"]
 """What the user can change of a picture."""
 Value = str | int | bool | Crop | None
-Fact = Literal["size", "file", "problem", "mask", "inspection"]
+FolderField = Literal["repeats", "regularisation", "trigger"]
+"""What the user can change of a folder."""
+Fact = Literal["size", "file", "problem", "mask", "inspection", "folder"]
 """What a look at the disk can show of a picture."""
 
 
@@ -76,6 +78,19 @@ class Change(NamedTuple):
     def inverse(self) -> Change:
         """Return the change that takes this one back."""
         return Change(self.picture, self.field, self.after, self.before)
+
+
+class FolderChange(NamedTuple):
+    """One fact of one folder before and after."""
+
+    folder: Folder
+    field: FolderField
+    before: str | int | bool | None
+    after: str | int | bool | None
+
+    def inverse(self) -> FolderChange:
+        """Return the change that takes this one back."""
+        return FolderChange(self.folder, self.field, self.after, self.before)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from app.core.edits.backups import Backups
+from app.core.edits.edit import History
+from app.core.edits.journal import Journal
+from app.core.edits.saving import Saver
+from app.core.edits.writer import Writer
 from app.core.events import Event
 from app.core.library import Library
 from app.core.pictures import Altered
 from app.core.tasks import Post, Tasks
+from trainer.protocol.places import home
 
 
 class View:
@@ -61,7 +67,14 @@ class Session:
         self.tasks = Tasks(post)
         self.library = Library()
         self.view = View(self.library)
+        self.backups = Backups(home() / "captions" / "backups")
+        journal = Journal(home() / "captions" / "journal")
+        self.saver = Saver(journal, Writer(self.backups), post)
+        self.history = History(self.library, journal, self.saver)
+        post(self.saver.recover)  # when the window listens: it says what was saved of a session that crashed
 
     def close(self) -> None:
         """End what runs behind; last started, first ended."""
+        self.history.finish()
+        self.saver.close()
         self.tasks.close()

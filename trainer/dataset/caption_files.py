@@ -16,8 +16,8 @@ METADATA_NAME = "metadata.jsonl"
 COLUMNS = ("text", "prompt", "caption")
 """Columns of a metadata file that hold the caption; the first that is there wins."""
 
-# Longer than any caption; a larger file is something else, and would only fill the memory.
-_LARGEST = 100_000
+LARGEST = 100_000
+"""Bytes; longer than any caption. A larger file is something else, and would only fill the memory."""
 
 Lines = Literal["caption", "variants"]
 
@@ -42,11 +42,16 @@ def read_caption_file(path: Path) -> CaptionFile:
     """
     try:
         with long_path(path).open("rb") as file:
-            data = file.read(_LARGEST + 1)
+            data = file.read(LARGEST + 1)
     except OSError as fault:
         raise NotACaptionError(f"it cannot be read ({fault.strerror or fault})") from fault
-    if len(data) > _LARGEST:
-        raise NotACaptionError(f"it is longer than {_LARGEST:,} bytes")
+    return decode_caption(data)
+
+
+def decode_caption(data: bytes) -> CaptionFile:
+    """Return what the bytes of a caption file say, as `read_caption_file` does; raises NotACaptionError."""
+    if len(data) > LARGEST:
+        raise NotACaptionError(f"it is longer than {LARGEST:,} bytes")
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return CaptionFile(data.decode("utf-16", errors="replace"), "utf-16")
     if b"\0" in data:

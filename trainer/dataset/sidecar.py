@@ -68,8 +68,15 @@ class Sidecar:
 
     def with_picture(self, name: str, **facts: object) -> Sidecar:
         """Return the notes with facts of one picture changed; other keys, unknown ones too, stay."""
-        notes = PictureNotes.model_validate({**self.of(name).model_dump(exclude_unset=True), **facts})
-        return Sidecar(self.folder, {**self.pictures, _composed(name): notes})
+        return self.with_pictures({name: facts})
+
+    def with_pictures(self, facts: Mapping[str, Mapping[str, object]]) -> Sidecar:
+        """Return the notes with facts of many pictures changed, by their file names; other keys stay."""
+        changed = {
+            _composed(name): PictureNotes.model_validate({**self.of(name).model_dump(exclude_unset=True), **more})
+            for name, more in facts.items()
+        }
+        return Sidecar(self.folder, {**self.pictures, **changed})
 
 
 def read_sidecar(folder: Path) -> Sidecar:
@@ -99,9 +106,14 @@ def read_sidecar(folder: Path) -> Sidecar:
 
 def write_sidecar(folder: Path, sidecar: Sidecar) -> None:
     """Write the notes of a folder in one step; keys that were not set or read are not written."""
+    write_text(folder / FILE_NAME, sidecar_text(sidecar))
+
+
+def sidecar_text(sidecar: Sidecar) -> str:
+    """Return what the file says for these notes."""
     head = sidecar.folder.model_copy(update={"impasto": 1})
     lines = [line.model_dump_json(exclude_unset=True) for line in (head, *sidecar.pictures.values())]
-    write_text(folder / FILE_NAME, "\n".join(lines) + "\n")
+    return "\n".join(lines) + "\n"
 
 
 def _damaged(path: Path, reason: str) -> DatasetError:

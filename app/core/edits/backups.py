@@ -1,0 +1,158 @@
+"""Keeps every content of a user's file that is about to be overwritten and that we did not write ourselves.
+
+One SQLite file a dataset in the per-user folder: contents by their SHA-256, so that equal ones are stored once, and
+which file held which, when. The first one kept of a file is its original and is never dropped; later ones, written by
+other programs in between, go, oldest first, when the whole passes a limit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import re
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from trainer.protocol.atomic import write_bytes
+
+if TYPE_CHECKING:
+    import sqlite3
+
+MOST_BYTES = 512_000_000
+"""What the backups of one dataset may take before versions that are no originals are dropped."""
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS contents (hash BLOB PRIMARY KEY, bytes BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS versions (
+    id INTEGER PRIMARY KEY, file TEXT NOT NULL, hash BLOB NOT NULL, kept REAL NOT NULL, original INTEGER NOT NULL,
+    UNIQUE (file, hash));
+CREATE INDEX IF NOT EXISTS originals ON versions (file) WHERE original;
+"""
+# A file that was not there has no content; it is told from an empty one by this hash.
+_ABSENT = b""
+
+
+class Version(NamedTuple):
+    """One content of one file."""
+
+    file: str
+    """Within the dataset, parts divided by slashes."""
+    kept: float
+    """When, in seconds since 1970."""
+    original: bool
+    data: bytes | None
+    """None: there was no file."""
+
+
+class Backups:
+    """All backups in one folder; every call opens and closes its file, so any thread may use it."""
+
+    def __init__(self, folder: Path, most_bytes: int = MOST_BYTES) -> None:
+        self._folder, self._most = folder, most_bytes
+
+    def path(self, root: str) -> Path:
+        """Return where the backups of a dataset lie, by its folder: a name to read and a hash to tell apart."""
+        name = re.sub(r"[^\w-]+", "-", Path(root).name)[:40].strip("-") or "dataset"
+        return self._folder / f"{name}-{hashlib.sha256(root.encode('utf-8', 'surrogatepass')).hexdigest()[:16]}.sqlite"
+
+    def keep(self, root: str, files: Iterable[tuple[str, bytes | None]]) -> None:
+        """Keep what files hold now, None where there is none; on the disk when this returns, or nothing is.
+
+        Raises OSError, saying what the database said.
+        """
+        now = time.time()
+        rows = [(file, _ABSENT if data is None else hashlib.sha256(data).digest(), data) for file, data in files]
+        if not rows:
+            return
+        with self._opened(root) as database:
+            database.executemany(
+                "INSERT OR IGNORE INTO contents VALUES (?, ?)",
+                ((key, data) for _, key, data in rows if data is not None),
+            )
+            database.executemany(
+                "INSERT OR IGNORE INTO versions (file, hash, kept, original)"
+                " VALUES (?1, ?2, ?3, NOT EXISTS (SELECT 1 FROM versions WHERE file = ?1 AND original))",
+                ((file, key, now) for file, key, _ in rows),
+            )
+            if self._bytes(database) > self._most:
+                _drop_oldest(database, self._bytes(database) - self._most * 3 // 4)
+
+    def originals(self, root: str) -> list[Version]:
+        """Return what each file of a dataset held before we first wrote it, by name; raises OSError."""
+        return self._versions(root, "original")
+
+    def versions(self, root: str, file: str) -> list[Version]:
+        """Return all that is kept of one file, oldest first; raises OSError."""
+        return [version for version in self._versions(root, "file = ?", file) if version.file == file]
+
+    def restore(self, root: str, files: Sequence[str] | None = None) -> int:
+        """Write originals back, byte for byte, of all files or of these; what stands there now is kept first.
+
+        Files that we made are removed. Returns how many files changed; raises OSError.
+        """
+        wanted = [version for version in self.originals(root) if files is None or version.file in files]
+        present = {version.file: _read(Path(root, version.file)) for version in wanted}
+        changed = [version for version in wanted if present[version.file] != version.data]
+        self.keep(root, ((version.file, present[version.file]) for version in changed))
+        for version in changed:
+            if version.data is None:
+                Path(root, version.file).unlink(missing_ok=True)
+            else:
+                write_bytes(Path(root, version.file), version.data)
+        return len(changed)
+
+    def _versions(self, root: str, where: str, *values: str) -> list[Version]:
+        if not self.path(root).exists():
+            return []
+        query = (
+            "SELECT file, kept, original, bytes FROM versions LEFT JOIN contents USING (hash)"
+            f" WHERE {where} ORDER BY file, versions.id"
+        )
+        with self._opened(root) as database:
+            return [
+                Version(file, kept, bool(first), data) for file, kept, first, data in database.execute(query, values)
+            ]
+
+    @contextlib.contextmanager
+    def _opened(self, root: str) -> Iterator[sqlite3.Connection]:
+        import sqlite3
+
+        path = self.path(root)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with contextlib.closing(sqlite3.connect(path, timeout=30.0)) as database, database:
+                database.executescript(_SCHEMA)
+                yield database
+        except sqlite3.Error as fault:
+            raise OSError(None, str(fault), str(path)) from fault
+
+    @staticmethod
+    def _bytes(database: sqlite3.Connection) -> int:
+        pages, free, size = (
+            database.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "freelist_count", "page_size")
+        )
+        return int((pages - free) * size)
+
+
+def _drop_oldest(database: sqlite3.Connection, surplus: int) -> None:
+    """Drop versions that are no originals, oldest first, until so many bytes are free or none is left."""
+    dropped = []
+    for number, size in database.execute(
+        "SELECT versions.id, length(bytes) FROM versions JOIN contents USING (hash)"
+        " WHERE NOT original ORDER BY versions.id"
+    ):
+        if surplus <= 0:
+            break
+        dropped.append((number,))
+        surplus -= size
+    database.executemany("DELETE FROM versions WHERE id = ?", dropped)
+    database.execute("DELETE FROM contents WHERE hash NOT IN (SELECT hash FROM versions)")
+
+
+def _read(path: Path) -> bytes | None:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return None

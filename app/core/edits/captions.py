@@ -1,0 +1,139 @@
+"""The caption file of one picture: what stands in it for training, and how another text comes there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from trainer.dataset.caption_files import (
+    LARGEST,
+    METADATA_NAME,
+    SUFFIXES,
+    NotACaptionError,
+    decode_caption,
+    read_metadata,
+)
+from trainer.errors import DatasetError
+from trainer.protocol.atomic import long_path
+
+
+@dataclass(frozen=True, slots=True)
+class Caption:
+    """What training reads for a picture, and where it stands."""
+
+    text: str | None
+    """None where there is no caption at all."""
+    file: Path
+    """The file that is read; where there is none, or another program's list is, the one to make."""
+    data: bytes | None
+    """The file's bytes, None where there is none."""
+    listed: str | None = None
+    """What metadata.jsonl says, if it was looked at: only where no caption file counts."""
+    encoding: str = "utf-8"
+
+
+@dataclass
+class Neighbours:
+    """What lies in folders beside the pictures, looked up once for a batch."""
+
+    root: Path
+    _odd: dict[Path, Mapping[str, str]] = field(default_factory=dict)
+    _listed: dict[Path, Mapping[str, str]] = field(default_factory=dict)
+
+    def spelled(self, file: Path) -> Path | None:
+        """Return the file whose ending is this one's in capitals, or partly so; for systems that tell them apart."""
+        folder = file.parent
+        if folder not in self._odd:
+            try:
+                names = [path.name for path in long_path(folder).iterdir()]
+            except FileNotFoundError:
+                names = []
+            odd = [name for name in names if name.lower().endswith(SUFFIXES) and not name.endswith(SUFFIXES)]
+            self._odd[folder] = {Path(name).stem + Path(name).suffix.lower(): name for name in odd}
+        name = self._odd[folder].get(file.name)
+        return folder / name if name else None
+
+    def listed(self, picture: Path) -> str | None:
+        """Return the caption that metadata.jsonl beside the picture, or at the dataset's root, gives it."""
+        own = self._metadata(picture.parent).get(picture.name)
+        if own is not None or picture.parent == self.root:
+            return own
+        return self._metadata(self.root).get(picture.relative_to(self.root).as_posix())
+
+    def _metadata(self, folder: Path) -> Mapping[str, str]:
+        if folder not in self._listed:
+            self._listed[folder] = read_metadata(folder / METADATA_NAME)[0]
+        return self._listed[folder]
+
+
+def plain(text: str | None) -> str | None:
+    r"""Return a caption as it can stand in a file: line ends as "\n", no byte order mark; a blank one is empty."""
+    if text is None:
+        return None
+    text = text.lstrip("\ufeff")
+    if "\r" in text:
+        text = text.replace("\r\n", "\n").replace("\r", "\n")
+    return "" if text.isspace() else text
+
+
+def look(picture: Path, around: Neighbours) -> Caption:
+    """Return a picture's caption as training reads it: the first of .txt, .caption and metadata.jsonl not blank.
+
+    Raises OSError, and DatasetError where the file that counts is no text.
+    """
+    first: Caption | None = None
+    for suffix in SUFFIXES:
+        if found := _read(picture.with_suffix(suffix), around):
+            if found.text:
+                return found
+            first = first or found
+    listed = around.listed(picture)
+    if first:
+        return Caption(plain(listed) or "", first.file, first.data, listed, first.encoding)
+    return Caption(plain(listed), picture.with_suffix(SUFFIXES[0]), None, listed)
+
+
+def _read(file: Path, around: Neighbours) -> Caption | None:
+    try:
+        data = _bytes(file)
+    except FileNotFoundError:
+        spelled = around.spelled(file)
+        if spelled is None:
+            return None
+        file, data = spelled, _bytes(spelled)
+    try:
+        decoded = decode_caption(data)
+    except NotACaptionError as fault:
+        raise DatasetError(
+            "caption.unreadable",
+            f"{file} is not used as a caption: {fault}.",
+            "Move that file away if it is not needed; the caption waits here until then.",
+        ) from fault
+    return Caption(plain(decoded.text), file, data, encoding=decoded.encoding)
+
+
+def _bytes(file: Path) -> bytes:
+    with long_path(file).open("rb", buffering=0) as opened:
+        return opened.read(LARGEST + 1)
+
+
+def encode(text: str) -> bytes:
+    """Return a caption's bytes for its file; raises DatasetError where training could not read them again."""
+    try:
+        data = text.encode("utf-8")
+    except UnicodeEncodeError as fault:
+        raise _unwritable(f"character {fault.start + 1} is half of one and has no form in UTF-8") from fault
+    if len(data) > LARGEST:
+        raise _unwritable(f"it is longer than {LARGEST:,} bytes")
+    if "\0" in text:
+        raise _unwritable(f"character {text.index(chr(0)) + 1} is a zero, which stands in no text")
+    return data
+
+
+def _unwritable(reason: str) -> DatasetError:
+    return DatasetError(
+        "caption.unwritable",
+        f"A caption cannot be written: {reason}.",
+        "Correct the caption; it waits here until then.",
+    )

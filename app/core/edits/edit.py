@@ -1,0 +1,193 @@
+"""What the user does to pictures as operations that can be taken back, and the history of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from app.core.edits.journal import Journal
+from app.core.edits.saving import Saver
+from app.core.edits.wishes import Key, Wish
+from app.core.events import Event
+from app.core.library import Library
+from app.core.pictures import Change, Folder, FolderChange
+
+AT_ONCE = 1000
+"""Changes that are made in one go, a few milliseconds; more are made in portions, the window alive between them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """Something that the user does; its name says what, in English with its count."""
+
+    name: str
+    changes: tuple[Change, ...]
+    folders: tuple[FolderChange, ...] = ()
+
+    def inverse(self) -> Edit:
+        """Return the edit that takes this one back, under the same name: "Undo" and "Redo" are put before it."""
+        return Edit(
+            self.name,
+            tuple(change.inverse() for change in reversed(self.changes)),
+            tuple(change.inverse() for change in reversed(self.folders)),
+        )
+
+    def __bool__(self) -> bool:
+        """Tell whether it changes anything."""
+        return bool(self.changes or self.folders)
+
+
+class History:
+    """All edits of this session: does them, takes them back and does them again, without limit.
+
+    It belongs to the library's thread. An edit is in the journal, and so outlives a crash, when `do` returns, or for
+    more than AT_ONCE changes when `done` is emitted. Changes of pictures that hold something else than `before` by
+    now, because another program wrote meanwhile, are left out: `done` tells what was really done.
+    """
+
+    def __init__(self, library: Library, journal: Journal, saver: Saver) -> None:
+        self.done: Event[Edit] = Event()
+        self.changed: Event[None] = Event()
+        """The names below, or `busy`, may be different now."""
+        self._library, self._journal, self._saver = library, journal, saver
+        self._undo: list[Edit] = []
+        self._redo: list[Edit] = []
+        self._running: Iterator[None] | None = None
+        self._inside: dict[Folder, str] = {}
+        saver.learned.connect(self._learn)
+
+    @property
+    def undo_name(self) -> str | None:
+        """Return what undoing would take back."""
+        return self._undo[-1].name if self._undo else None
+
+    @property
+    def redo_name(self) -> str | None:
+        """Return what redoing would do again."""
+        return self._redo[-1].name if self._redo else None
+
+    @property
+    def busy(self) -> bool:
+        """Tell whether a large edit is still being made; whatever is asked meanwhile ends it first."""
+        return self._running is not None
+
+    def do(self, edit: Edit, *, joins: bool = False) -> None:
+        """Make an edit. With `joins` it is one step with the one before, if both are of the same single value: typing.
+
+        Words typed should come here at every key: that is what makes them safe. The file is written after a pause.
+        """
+        self.finish()
+
+        def remember(made: Edit) -> None:
+            self._redo.clear()
+            if joins and self._undo and (whole := _joined(self._undo[-1], made)):
+                self._undo[-1] = whole
+            else:
+                self._undo.append(made)
+
+        self._start(edit, edit.name, remember, typing=joins)
+
+    def undo(self) -> Edit | None:
+        """Take the last edit back; return what is undone, None where there is nothing."""
+        self.finish()
+        return self._back(self._undo, self._redo, "Undo: ")
+
+    def redo(self) -> Edit | None:
+        """Make again what was last taken back; return it, None where there is nothing."""
+        self.finish()
+        return self._back(self._redo, self._undo, "Redo: ")
+
+    def finish(self) -> None:
+        """Bring a large edit to its end now, instead of in portions."""
+        while self._running is not None:
+            self._step()
+
+    def _back(self, taken: list[Edit], onto: list[Edit], verb: str) -> Edit | None:
+        while taken:
+            edit = taken.pop().inverse()
+            if self._stands(edit):
+                self._start(edit, verb + edit.name, onto.append)
+                return edit
+        self.changed.emit(None)
+        return None
+
+    def _start(self, edit: Edit, title: str, remember: Callable[[Edit], None], *, typing: bool = False) -> None:
+        self._running = self._make(edit, title, remember, typing)
+        if len(edit.changes) <= AT_ONCE:
+            self.finish()
+        else:
+            self._go_on()
+
+    def _go_on(self) -> None:
+        if self._running is not None:
+            self._step()
+            self._saver.post(self._go_on)
+
+    def _step(self) -> None:
+        if self._running is not None and next(self._running, self) is self:
+            self._running = None
+            self.changed.emit(None)
+
+    def _make(self, edit: Edit, title: str, remember: Callable[[Edit], None], typing: bool) -> Iterator[None]:
+        """Make an edit by portions: journal, library; the writer hears of it at last, so all of it or nothing."""
+        made: list[Change] = []
+        wishes: list[Wish] = []
+        for start in range(0, len(edit.changes), AT_ONCE):
+            if start:
+                yield
+            part = [change for change in edit.changes[start : start + AT_ONCE] if self._holds(change)]
+            wishes += self._enter(title, [self._wish(change) for change in part])
+            self._library.apply(part)
+            made += part
+        folders = tuple(change for change in edit.folders if getattr(change.folder, change.field) == change.before)
+        wishes += self._enter(title, [self._folder_wish(change) for change in folders])
+        self._library.apply_to_folders(folders)
+        whole = Edit(edit.name, tuple(made), folders)
+        if whole:
+            self._journal.end()
+            self._saver.take(wishes, typing=typing)
+            remember(whole)
+            self.done.emit(whole)
+
+    def _enter(self, title: str, wishes: list[Wish]) -> list[Wish]:
+        return self._journal.append(title, wishes) if wishes else wishes
+
+    def _wish(self, change: Change) -> Wish:
+        picture = self._library.pictures[change.picture]
+        key = Key(str(picture.folder.root), self._prefix(picture.folder) + picture.name, change.field)
+        return Wish(key, (change.before,), change.after, change.picture)
+
+    def _folder_wish(self, change: FolderChange) -> Wish:
+        name = self._prefix(change.folder).removesuffix("/")
+        return Wish(Key(str(change.folder.root), name, change.field), (change.before,), change.after)
+
+    def _prefix(self, folder: Folder) -> str:
+        """Return the folder's place in its dataset, ending in a slash; a hundred thousand pictures ask for it."""
+        if folder not in self._inside:
+            inside = folder.path.relative_to(folder.root).as_posix()
+            self._inside[folder] = "" if inside == "." else inside + "/"
+        return self._inside[folder]
+
+    def _stands(self, edit: Edit) -> bool:
+        return any(map(self._holds, edit.changes)) or any(
+            getattr(change.folder, change.field) == change.before for change in edit.folders
+        )
+
+    def _holds(self, change: Change) -> bool:
+        picture = self._library.pictures.get(change.picture)
+        return picture is not None and picture.value(change.field) == change.before and change.before != change.after
+
+    def _learn(self, change: Change) -> None:
+        """Take over what stands on disk, unless the user went on meanwhile: it is no edit of his to be undone."""
+        if self._holds(change):
+            self._library.apply([change])
+
+
+def _joined(first: Edit, second: Edit) -> Edit | None:
+    """Return both as one edit, if each is one change and the second goes on where the first ended."""
+    if len(first.changes) != 1 or len(second.changes) != 1 or first.folders or second.folders:
+        return None
+    (earlier,), (later,) = first.changes, second.changes
+    if (earlier.picture, earlier.field, earlier.after) != (later.picture, later.field, later.before):
+        return None
+    return Edit(second.name, (Change(earlier.picture, earlier.field, earlier.before, later.after),))

@@ -1,0 +1,255 @@
+r"""Keeps every edit on disk from the moment it is made until its files are written, so that no crash loses one.
+
+A journal is a text file of JSON lines in the per-user folder, one a session, held by a lock as long as its process
+lives. It says paths, not ids::
+
+    {"impasto": "journal", "version": 1}
+    {"edit": 7, "part": 0, "name": "Rename red to blue in 2 captions", "root": "/pictures/cats",
+     "changes": [["a.jpg", "caption", ["red"], "blue"], ["b.jpg", "caption", ["red, tall"], "blue, tall"]]}
+    {"end": 7}
+    {"saved": 7, "root": "/pictures/cats", "values": [["a.jpg", "caption"], ["b.jpg", "caption"]]}
+
+An edit whose end is missing was being made when the process died: its files were not touched, and it counts as never
+made. A last line that is torn is cut. What is saved is needed no more, so the file is begun anew from time to time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import secrets
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from itertools import groupby
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from app.core.edits.wishes import Key, Wish
+from trainer.protocol import locks
+from trainer.protocol.atomic import write_bytes
+
+_HEAD = {"impasto": "journal", "version": 1}
+_LARGE = 1_000_000  # bytes; read in some 20 ms at the next start
+
+
+class Journal:
+    """The journal of this session. `append` and `end` belong to the library's thread, the rest to the writer's.
+
+    Where it cannot be written, edits go on without it and straight to their files: `fault` says so until `roll` mends
+    it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.fault: OSError | None = None
+        self._folder = folder
+        # By time, so that the journals of several crashed sessions are read in the order of their edits.
+        self._path = folder / f"{time.time_ns():020d}-{secrets.token_hex(4)}.jsonl"
+        self._access = threading.Lock()
+        self._owned = contextlib.ExitStack()
+        self._file: BinaryIO | None = None
+        self._number = 0
+        self._part = 0
+        self._start = 0
+        """Where the edit that is being entered begins in the file."""
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._owned.enter_context(locks.held(_lock_of(self._path), patience=5.0))
+            self._renew([])
+        except OSError as fault:
+            self.fault = fault
+
+    def append(self, name: str, wishes: Sequence[Wish]) -> list[Wish]:
+        """Enter changes of the edit that `end` will complete; return them with its number.
+
+        They reach the operating system at once, which keeps them whatever happens to this process.
+        """
+        with self._access:
+            number = self._number + 1
+            if self._part == 0 and self._file and not self.fault:
+                self._start = self._file.tell()
+            self._write(_edit_lines(name, number, wishes, self._part))
+            self._part += 1
+        return [replace(wish, number=number) for wish in wishes]
+
+    def end(self) -> None:
+        """Complete the edit: from here on it is made."""
+        with self._access:
+            self._number += 1
+            self._write([{"end": self._number}])
+            self._part = 0
+
+    def sync(self) -> None:
+        """Wait until all entries are on the disk itself, where they outlive a power cut too."""
+        try:
+            if self._file:
+                os.fsync(self._file.fileno())
+        except OSError as fault:
+            self.fault = fault
+
+    def saved(self, wishes: Iterable[Wish]) -> None:
+        """Note that these are in their files."""
+        lines = [
+            {"saved": number, "root": root, "values": [wish.key[1:] for wish in group]}
+            for (number, root), group in groupby(wishes, lambda wish: (wish.number, wish.key.root))
+        ]
+        with self._access:
+            # Between the lines of an edit that is being entered it would be cut with them if one of them fails; without
+            # it the next start finds in the file what it wants there.
+            if self._part == 0:
+                self._start = self._file.tell() if self._file else 0
+                self._write(lines)
+
+    def roll(self, wishes: Sequence[Wish], taken: int) -> None:
+        """Begin the file anew with what is not saved yet, if it has grown large or is at fault.
+
+        Not while an edit is being entered, or made but unknown to `wishes`: `taken` is the last that they know of.
+        """
+        with self._access:
+            grown = self._file is None or self._file.tell() > max(_LARGE, 1000 * len(wishes))
+            if self._part == 0 and self._number == taken and (grown or self.fault):
+                try:
+                    self._renew(wishes)
+                    self.fault = None
+                except OSError as fault:
+                    self.fault = fault
+
+    def adopt(self) -> list[Wish]:
+        """Take over what journals of sessions that ended without saving all hold; return what is to be written.
+
+        They are removed once this journal holds it all on the disk; a kill at any moment leaves one or both. On the
+        library's thread, and not while an edit is being made.
+        """
+        found: dict[Key, Wish] = {}
+        left = []
+        for path in sorted(self._folder.glob("*.jsonl")):
+            if path != self._path and not locks.is_held(_lock_of(path)):
+                left.append(path)
+                for key, wish in read(path).items():
+                    found[key] = found[key].followed_by(wish) if key in found else wish
+        wishes = self.append("Not saved before", list(found.values()))
+        self.end()
+        self.sync()
+        if not self.fault:
+            for path in left:
+                path.unlink(missing_ok=True)
+                _lock_of(path).unlink(missing_ok=True)
+        return wishes
+
+    def close(self, wishes: Sequence[Wish]) -> None:
+        """End the session, leaving only what could not be saved for the next start; no file where that is nothing."""
+        with self._access:
+            try:
+                self._renew(wishes)
+                self._shut()
+                if not wishes:
+                    self._path.unlink()
+            except OSError as fault:  # it stays as it is, which holds more than is needed
+                self.fault = fault
+            self._shut()
+            self._owned.close()
+            if not wishes:
+                _lock_of(self._path).unlink(missing_ok=True)
+
+    def _renew(self, wishes: Sequence[Wish]) -> None:
+        """Write the file anew, in one step; on an error the old one goes on."""
+        lines = [_HEAD, *_edit_lines("Not saved yet", self._number, wishes, 0)]
+        if wishes:
+            lines.append({"end": self._number})
+        self._shut()  # Windows replaces no file that is open
+        try:
+            write_bytes(self._path, b"".join(map(_encoded, lines)))
+        finally:
+            if self._path.exists():
+                self._file = self._path.open("r+b", buffering=0)
+                self._file.seek(0, os.SEEK_END)
+
+    def _shut(self) -> None:
+        if self._file:
+            self._file.close()
+            self._file = None
+
+    def _write(self, lines: Iterable[dict[str, Any]]) -> None:
+        """Append lines; where that fails, cut the edit that they belong to: all of it is there, or nothing."""
+        if self.fault or self._file is None:
+            return
+        data = b"".join(map(_encoded, lines))
+        try:
+            if self._file.write(data) != len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
+        except OSError as fault:
+            self.fault = fault
+            with contextlib.suppress(OSError):  # then it stays without an end, and counts as never made
+                self._file.truncate(self._start)
+                self._file.seek(self._start)
+
+
+def read(path: Path) -> dict[Key, Wish]:
+    """Return what a journal holds that may not be in its file yet: only complete edits, in the order of their making.
+
+    A torn last line, and whatever follows a damaged one, is passed over. Raises OSError.
+    """
+    found: dict[Key, list[tuple[int, Wish]]] = {}
+    open_edit: list[Wish] = []
+    for entry in _entries(path.read_bytes()):
+        match entry:
+            case {"edit": int(number), "part": int(part), "root": str(root), "changes": list(changes)}:
+                if part == 0:  # what came before has no end
+                    open_edit = []
+                open_edit += (_wish(root, number, change) for change in changes)
+            case {"end": int()}:
+                for wish in open_edit:
+                    found.setdefault(wish.key, []).append((wish.number, wish))
+                open_edit = []
+            case {"saved": int(number), "root": str(root), "values": list(values)}:
+                for name, field in values:
+                    _forget(found, Key(root, name, field), number)
+    return {key: _chain([wish for _, wish in chain]) for key, chain in found.items() if chain}
+
+
+def _forget(found: dict[Key, list[tuple[int, Wish]]], key: Key, number: int) -> None:
+    found[key] = [(made, wish) for made, wish in found.get(key, ()) if made > number]
+
+
+def _chain(wishes: Sequence[Wish]) -> Wish:
+    whole = wishes[0]
+    for wish in wishes[1:]:
+        whole = whole.followed_by(wish)
+    return whole
+
+
+def _wish(root: str, number: int, change: list[Any]) -> Wish:
+    name, field, bases, desired = change
+    return Wish(Key(root, name, field), tuple(map(_value, bases)), _value(desired), number=number)
+
+
+def _value(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value  # a crop
+
+
+def _entries(data: bytes) -> Iterable[dict[str, Any]]:
+    # The part after the last line end is empty, or torn.
+    for line in data.split(b"\n")[:-1]:
+        try:
+            yield json.loads(line)
+        except ValueError:
+            return
+
+
+def _edit_lines(name: str, number: int, wishes: Iterable[Wish], part: int) -> Iterable[dict[str, Any]]:
+    for root, group in groupby(wishes, lambda wish: wish.key.root):
+        changes = [(wish.key.name, wish.key.field, wish.bases, wish.desired) for wish in group]
+        yield {"edit": number, "part": part, "name": name, "root": root, "changes": changes}
+        part += 1
+
+
+def _encoded(line: dict[str, Any]) -> bytes:
+    # Escapes carry what UTF-8 cannot, such as half of a pair from a damaged file name.
+    return json.dumps(line, separators=(",", ":")).encode("ascii") + b"\n"
+
+
+def _lock_of(path: Path) -> Path:
+    return path.with_suffix(".lock")

@@ -1,0 +1,387 @@
+"""Brings edits to disk behind the user's back, and says how far it is and what stands in its way."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal, cast
+
+from app.core.edits.journal import Journal
+from app.core.edits.replacing import refusal
+from app.core.edits.wishes import AnyField, Key, Wish
+from app.core.edits.writer import Outcome, Writer
+from app.core.events import Event
+from app.core.pictures import Change, Field, Picture, Value
+from app.core.tasks import Post
+from trainer.errors import DatasetError
+
+PAUSE = 0.7
+"""Seconds without a key after which typed words are written."""
+RETRY = 20.0
+"""Seconds after which what could not be written is tried again by itself."""
+_BATCH = 2000
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class SaveProblem:
+    """Why something waits to be written: what and why, what to do, and how much it is."""
+
+    code: str
+    sentence: str
+    remedy: str
+    waiting: int
+    """Values that wait for this reason."""
+    pictures: frozenset[int]
+    """Those of this session among them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Conflict:
+    """A value that another program changed while the user did: nothing is written until he chose."""
+
+    key: Key
+    mine: Value
+    theirs: Value
+    """What stands on disk; None: no caption file, or nothing noted."""
+    picture: int | None
+    """None where it comes from a session that crashed, or is of a folder."""
+
+    @property
+    def path(self) -> Path:
+        """The picture or the folder."""
+        return self.key.path
+
+    @property
+    def field(self) -> AnyField:
+        """What of it."""
+        return self.key.field
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """Something about writing that the user hears once a session for each dataset.
+
+    `notice.converted`: files in other encodings became UTF-8. `notice.beside_list`: captions of metadata.jsonl were
+    changed in .txt files, which come before it. `notice.recovered`: edits of a session that crashed are being written.
+    """
+
+    code: Literal["notice.converted", "notice.beside_list", "notice.recovered"]
+    root: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class SaveState:
+    """How far saving is. "All changes saved, originals backed up" holds when it is `clean`."""
+
+    pending: int = 0
+    """Values not on disk yet, those of problems and conflicts included."""
+    saved: int = 0
+    """Values brought to disk in this session."""
+    backed_up: bool = True
+    """Whether an original was kept of all that was written."""
+    problems: tuple[SaveProblem, ...] = ()
+    conflicts: tuple[Conflict, ...] = ()
+
+    @property
+    def clean(self) -> bool:
+        """Tell whether all is on disk."""
+        return not self.pending and not self.problems
+
+
+@dataclass(slots=True)
+class _Waiting:
+    wish: Wish
+    due: float
+    """By the monotonic clock."""
+
+
+class Saver:
+    """Writes captions and notes in a thread of its own, each file once a pause of typing; see `Writer` for how.
+
+    Its events come on the library's thread, and its methods belong there. Without `threaded` nothing happens until
+    `flush`, in the caller's thread: for programs without a window.
+    """
+
+    def __init__(
+        self, journal: Journal, writer: Writer, post: Post, *, pause: float = PAUSE, threaded: bool = True
+    ) -> None:
+        self.post = post
+        self.state: Event[SaveState] = Event()
+        self.learned: Event[Change] = Event()
+        """What stands on disk where the user's own wish is void; `History` takes it over."""
+        self.notices: Event[Notice] = Event()
+        self.now = SaveState()
+        """The last state that was told."""
+        self._journal, self._writer, self._pause = journal, writer, pause
+        self._inbox: list[tuple[Sequence[Wish], float]] = []
+        self._open: dict[Key, _Waiting] = {}
+        self._flight: dict[Key, Wish] = {}
+        self._refused: dict[Key, Outcome] = {}
+        self._conflicts: dict[Key, Outcome] = {}
+        self._saved = self._taken = 0
+        self._noticed: set[tuple[str, str]] = set()
+        self._retry_at = float("inf")
+        self._closing = False
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._run, name="app-saver", daemon=True) if threaded else None
+        if self._thread:
+            self._thread.start()
+
+    def take(self, wishes: Sequence[Wish], *, typing: bool = False) -> None:
+        """Write these soon: at once, or after a pause where they come from typing. They are in the journal already."""
+        with self._changed:
+            self._inbox.append((wishes, time.monotonic() + self._pause * typing))
+            self._changed.notify_all()
+            state = replace(self.now, pending=self._pending())
+        self._tell(state)
+
+    def recover(self) -> int:
+        """Take over what sessions that crashed left unwritten; return how many values.
+
+        What still stands on disk as it was is written, all else becomes a conflict.
+        """
+        wishes = self._journal.adopt()
+        roots = Counter(wish.key.root for wish in wishes)
+        self._report([], [Notice("notice.recovered", root, count) for root, count in roots.items()])
+        self.take(wishes)
+        return len(wishes)
+
+    def unsaved(self, picture: Picture) -> frozenset[Field]:
+        """Return what of a picture is not on disk yet: a look at the disk must not overwrite that in the library."""
+        root = picture.folder.root
+        name = picture.path.relative_to(root).as_posix()
+        with self._changed:
+            self._absorb(None)
+            stores = (self._open, self._flight, self._refused, self._conflicts)
+            fields: tuple[Field, ...] = ("caption", "rating", "excluded", "crop")
+            return frozenset(field for field in fields if any(Key(str(root), name, field) in store for store in stores))
+
+    def hurry(self) -> None:
+        """Write now what waits for a pause of typing, and try again what was refused; does not wait for it."""
+        with self._changed:
+            self._absorb(None)
+            now = time.monotonic()
+            for waiting in self._open.values():
+                waiting.due = now
+            self._reopen()
+            self._changed.notify_all()
+
+    def flush(self) -> None:
+        """Wait until all is on disk or refused, or in conflict."""
+        self.hurry()
+        if self._thread is None:
+            while self._open or self._inbox:
+                self._step()
+            return
+        with self._changed:
+            while (self._open or self._inbox or self._flight) and self._thread.is_alive():
+                self._changed.wait(1.0)
+
+    def resolve(self, conflict: Conflict, keep: Literal["mine", "theirs"]) -> None:
+        """End a conflict: write the user's value over the other, of which a copy is kept, or take the other over."""
+        with self._changed:
+            outcome = self._conflicts.pop(conflict.key, None)
+            if outcome is None:
+                return
+            wish = outcome.wish
+            if keep == "mine":
+                again = replace(wish, bases=(*wish.bases, outcome.found))
+                self._open[wish.key] = _Waiting(again, time.monotonic())
+                self._changed.notify_all()
+            state = self._state()
+        if keep == "theirs":
+            self._journal.saved([wish])
+            self._learn(wish, outcome.found)
+        self._tell(state)
+
+    def close(self) -> None:
+        """Write what can be written and end; what cannot stays in the journal for the next start."""
+        self.flush()
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        if self._thread:
+            self._thread.join()
+        self._journal.close(self._unwritten())
+
+    def _run(self) -> None:
+        while self._step():
+            pass
+
+    def _step(self) -> bool:
+        """Write one batch of what is due, waiting for it; return False when it is time to end."""
+        batch = self._next()
+        if batch is None:
+            return False
+        if batch:
+            self._journal.sync()
+            self._settle(batch, self._write(batch))
+        with self._changed:
+            self._absorb(None)
+            wishes, taken = self._unwritten(), self._taken
+        self._journal.roll(wishes, taken)
+        with self._changed:
+            self._flight = {}
+            state = self._state()
+            self._changed.notify_all()
+        self.post(lambda: self._tell(state))
+        return True
+
+    def _write(self, batch: Sequence[Wish]) -> list[Outcome]:
+        try:
+            return list(self._writer.write(batch))
+        except Exception as fault:  # noqa: BLE001 (the edge of a thread that has to live as long as the window)
+            _log.exception("Writing failed in a way that nobody foresaw")
+            error = DatasetError(
+                "save.fault",
+                f"Writing failed in a way that nobody foresaw ({fault}).",
+                "What you changed is kept and tried again; the log says more.",
+            )
+            return [Outcome(wish, "refused", error=error) for wish in batch]
+
+    def _next(self) -> list[Wish] | None:
+        """Wait for work; return what is due, or nothing where only a state is to be told, or None at the end."""
+        with self._changed:
+            while True:
+                self._absorb(_BATCH)
+                now = time.monotonic()
+                if now >= self._retry_at:
+                    self._reopen()
+                due = [waiting.wish for waiting in self._open.values() if waiting.due <= now][:_BATCH]
+                if due or self._closing or self._thread is None:
+                    break
+                if not self._inbox:
+                    self._changed.wait(self._patience(now))
+            if not due:
+                return None if self._closing else []
+            self._flight = {wish.key: wish for wish in due}
+            for key in self._flight:
+                del self._open[key]
+            return due
+
+    def _patience(self, now: float) -> float | None:
+        first = min([self._retry_at, *(waiting.due for waiting in self._open.values())])
+        return None if first == float("inf") else max(0.0, first - now)
+
+    def _absorb(self, most: int | None) -> None:
+        """Take wishes out of the inbox, of a large edit only so many, so that nobody waits for the lock."""
+        while self._inbox:
+            wishes, due = self._inbox[0]
+            part = wishes[:most]
+            for wish in part:
+                self._add(wish, due)
+            if most is not None and len(wishes) > most:
+                self._inbox[0] = (wishes[most:], due)
+                return
+            del self._inbox[0]
+
+    def _add(self, wish: Wish, due: float) -> None:
+        self._taken = max(self._taken, wish.number)
+        earlier = self._open.get(wish.key)
+        stopped = self._refused.pop(wish.key, None) or self._conflicts.pop(wish.key, None)
+        before = earlier.wish if earlier else stopped.wish if stopped else None
+        self._open[wish.key] = _Waiting(before.followed_by(wish) if before else wish, due)
+
+    def _reopen(self) -> None:
+        now = time.monotonic()
+        for key, outcome in self._refused.items():
+            self._open[key] = _Waiting(outcome.wish, now)
+        self._refused = {}
+        self._retry_at = float("inf")
+
+    def _settle(self, batch: Sequence[Wish], outcomes: Sequence[Outcome]) -> None:
+        assert len(batch) == len(outcomes)
+        saved = [outcome for outcome in outcomes if outcome.kind == "saved"]
+        self._journal.saved(outcome.wish for outcome in saved)
+        with self._changed:
+            self._saved += len(saved)
+            for outcome in outcomes:
+                if outcome.kind != "saved":
+                    self._set_aside(outcome)
+            if self._refused:
+                self._retry_at = time.monotonic() + RETRY
+        learned = [outcome for outcome in saved if outcome.found != outcome.wish.desired]
+        told = self._worth_saying(outcomes)
+        self.post(lambda: self._report(learned, told))
+
+    def _set_aside(self, outcome: Outcome) -> None:
+        """Keep what was not written; where the user went on meanwhile, as one wish with what he wants now."""
+        key = outcome.wish.key
+        if later := self._open.get(key):
+            later.wish = outcome.wish.followed_by(later.wish)
+        else:
+            (self._refused if outcome.kind == "refused" else self._conflicts)[key] = outcome
+
+    def _worth_saying(self, outcomes: Sequence[Outcome]) -> list[Notice]:
+        counts: defaultdict[tuple[str, str], int] = defaultdict(int)
+        for outcome in outcomes:
+            if outcome.notice:
+                counts[outcome.notice, outcome.wish.key.root] += 1
+        fresh = [what for what in counts if what not in self._noticed]
+        self._noticed.update(fresh)
+        return [Notice(code, root, counts[code, root]) for code, root in fresh]  # type: ignore[arg-type]
+
+    def _report(self, learned: Sequence[Outcome], notices: Sequence[Notice]) -> None:
+        for outcome in learned:
+            self._learn(outcome.wish, outcome.found)
+        for notice in notices:
+            self.notices.emit(notice)
+
+    def _learn(self, wish: Wish, found: Value) -> None:
+        if wish.picture is not None:
+            self.learned.emit(Change(wish.picture, cast(Field, wish.key.field), wish.desired, found))
+
+    def _unwritten(self) -> list[Wish]:
+        stopped = (*self._refused.values(), *self._conflicts.values())
+        return [waiting.wish for waiting in self._open.values()] + [outcome.wish for outcome in stopped]
+
+    def _pending(self) -> int:
+        known = len(self._open) + len(self._flight) + len(self._refused) + len(self._conflicts)
+        return known + sum(len(wishes) for wishes, _ in self._inbox)
+
+    def _state(self) -> SaveState:
+        reasons: defaultdict[DatasetError, list[Wish]] = defaultdict(list)
+        by_sentence: dict[str, DatasetError] = {}
+        for outcome in self._refused.values():
+            assert outcome.error is not None
+            reasons[by_sentence.setdefault(outcome.error.sentence, outcome.error)].append(outcome.wish)
+        problems = [_problem(error, wishes) for error, wishes in reasons.items()]
+        if self._journal.fault:
+            problems.append(_problem(_no_journal(self._journal.fault), []))
+        return SaveState(
+            pending=self._pending(),
+            saved=self._saved,
+            backed_up=all(problem.code != "save.no_backup" for problem in problems),
+            problems=tuple(problems),
+            conflicts=tuple(
+                Conflict(outcome.wish.key, outcome.wish.desired, outcome.found, outcome.wish.picture)
+                for outcome in self._conflicts.values()
+            ),
+        )
+
+    def _tell(self, state: SaveState) -> None:
+        if state != self.now:
+            self.now = state
+            self.state.emit(state)
+
+
+def _problem(error: DatasetError, wishes: Sequence[Wish]) -> SaveProblem:
+    pictures = frozenset(wish.picture for wish in wishes if wish.picture is not None)
+    return SaveProblem(error.code, error.sentence, error.remedy, len(wishes), pictures)
+
+
+def _no_journal(fault: OSError) -> DatasetError:
+    place = Path(str(fault.filename)).parent if fault.filename else Path()
+    reason = refusal(fault, place)
+    return DatasetError(
+        "save.no_journal",
+        f"{reason.sentence} Changes go straight to their files, but a crash could lose those of the last moment.",
+        reason.remedy,
+    )
