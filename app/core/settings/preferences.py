@@ -1,0 +1,65 @@
+"""What the user can choose about the app: one schema, from which the form of the preferences is made.
+
+A room that has something to choose adds a field to a section here, or a section; a field needs a default, `title` and
+`description` marked for translation, bounds for a number, `labels` for the words of a Literal. Nothing else: the form,
+the file and its checks follow.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from app.core.words import QT_TRANSLATE_NOOP
+
+
+class Section(BaseModel):
+    """A group of preferences; never changed in place."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+def choice(default: Any, title: str, description: str, **more: Any) -> Any:
+    """Return a field with the words that the form shows; `labels` name the values of a Literal, `unit` a number's."""
+    extra = {key: more.pop(key) for key in ("labels", "unit") if key in more}
+    return Field(default, title=title, description=description, json_schema_extra=extra, **more)
+
+
+class Appearance(Section):
+    """How the app looks."""
+
+    look: Literal["system", "light", "dark", "contrast"] = choice(
+        "system",
+        QT_TRANSLATE_NOOP("Preferences", "Colours"),
+        QT_TRANSLATE_NOOP("Preferences", "High contrast is white and yellow on black."),
+        labels={
+            "system": QT_TRANSLATE_NOOP("Preferences", "As the system"),
+            "light": QT_TRANSLATE_NOOP("Preferences", "Light"),
+            "dark": QT_TRANSLATE_NOOP("Preferences", "Dark"),
+            "contrast": QT_TRANSLATE_NOOP("Preferences", "High contrast"),
+        },
+    )
+    scaling: int = choice(
+        100,
+        QT_TRANSLATE_NOOP("Preferences", "Size of everything"),
+        QT_TRANSLATE_NOOP("Preferences", "In addition to what the system asks for; from the next start on."),
+        ge=100,
+        le=200,
+        multiple_of=5,
+        unit="%",
+    )
+    language: str = choice(
+        "system",
+        QT_TRANSLATE_NOOP("Preferences", "Language"),
+        QT_TRANSLATE_NOOP("Preferences", "From the next start on."),
+        pattern=r"^(system|[a-z]{2,3}(_[A-Z]{2})?)$",
+    )
+
+
+class Preferences(Section):
+    """All of it."""
+
+    appearance: Appearance = Field(default=Appearance(), title=QT_TRANSLATE_NOOP("Preferences", "Appearance"))
+    shortcuts: dict[str, tuple[str, ...]] = Field(default={})
+    """The user's own keys by command; what is not named here has those of the table. Edited in a dialog of its own."""

@@ -1,0 +1,93 @@
+"""Keeps the preferences in preferences.toml of the per-user folder; a file that cannot be read costs nobody the app."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from app.core.events import Event
+from app.core.settings.preferences import Preferences
+from trainer.protocol import atomic, places
+
+
+class Settings:
+    """The preferences in force; belongs to the thread that made it.
+
+    `notices` holds sentences about what was wrong with the file: the window shows them once.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        self.path = path or places.home() / "preferences.toml"
+        self.changed: Event[Preferences] = Event()
+        self.notices: list[str] = []
+        self.preferences = self._read()
+
+    def change(self, preferences: Preferences) -> None:
+        """Put other preferences in force and keep them; raises OSError where they cannot be written."""
+        if preferences == self.preferences:
+            return
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        atomic.write_text(self.path, to_toml(preferences))
+        self.preferences = preferences
+        self.changed.emit(preferences)
+
+    def _read(self) -> Preferences:
+        try:
+            found = tomllib.loads(atomic.read_text(self.path))
+        except FileNotFoundError:
+            return Preferences()
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            self._set_aside(f"could not be read ({error}), so everything is as in a new installation")
+            return Preferences()
+        try:
+            return Preferences.model_validate(found)
+        except ValidationError as error:
+            wrong = [".".join(map(str, fault["loc"])) for fault in error.errors()]
+            self._set_aside(f"has values that mean nothing here ({', '.join(wrong)}); all others are kept")
+            return _without(found, error)
+
+    def _set_aside(self, sentence: str) -> None:
+        """Rename the file, so that the next change does not overwrite what somebody may want back."""
+        aside = next(path for path in _names_aside(self.path) if not path.exists())
+        try:
+            atomic.replace(self.path, aside)
+        except OSError as error:
+            self.notices.append(f"{self.path.name} {sentence}. It could not be set aside: {error}.")
+        else:
+            self.notices.append(f"{self.path.name} {sentence}. The old file is now {aside}.")
+
+
+def to_toml(preferences: Preferences) -> str:
+    """Return the text of preferences.toml: only what differs from the defaults."""
+    from trainer.config.write import toml_value  # the trainer's schema takes a fifth of a second, after the window
+
+    lines = []
+    for section, values in preferences.model_dump(exclude_defaults=True).items():
+        lines.append(f"[{section}]")
+        lines += [f"{toml_value(key)} = {toml_value(value)}" for key, value in values.items()]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _without(found: Mapping[str, Any], error: ValidationError) -> Preferences:
+    """Return what is left when the values that an error names are left out."""
+    kept = {name: dict(values) if isinstance(values, Mapping) else values for name, values in found.items()}
+    for fault in error.errors():
+        section, *key = map(str, fault["loc"])
+        if key and isinstance(kept.get(section), dict):
+            kept[section].pop(key[0], None)
+        else:
+            kept.pop(section, None)
+    return Preferences.model_validate(kept)
+
+
+def _names_aside(path: Path) -> Iterator[Path]:
+    yield path.with_suffix(".broken.toml")
+    number = 2
+    while True:
+        yield path.with_suffix(f".broken-{number}.toml")
+        number += 1

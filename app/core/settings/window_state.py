@@ -1,0 +1,34 @@
+"""Where the window stood and how it was divided: window.json, beside the preferences; losing it costs nothing."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+from trainer.protocol import atomic, places
+
+_log = logging.getLogger(__name__)
+
+
+def place() -> Path:
+    """Return where it is kept."""
+    return places.home() / "window.json"
+
+
+def read() -> dict[str, str]:
+    """Return what was kept, text by name; empty where there is nothing, or nothing that can be read."""
+    try:
+        kept = json.loads(atomic.read_text(place()))
+    except (OSError, ValueError):
+        return {}
+    return {str(name): text for name, text in kept.items() if isinstance(text, str)} if isinstance(kept, dict) else {}
+
+
+def write(state: dict[str, str]) -> None:
+    """Keep it; a disk that refuses is only noted, since nobody should wait for this when closing."""
+    try:
+        place().parent.mkdir(parents=True, exist_ok=True)
+        atomic.write_json(place(), state, durable=False)
+    except OSError as error:
+        _log.info("the window's place was not kept: %s", error)

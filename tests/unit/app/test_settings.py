@@ -1,0 +1,95 @@
+"""Preferences on disk: what comes back, and what happens to files that mean nothing."""
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from app.core.settings import window_state
+from app.core.settings.preferences import Appearance, Preferences
+from app.core.settings.store import Settings
+
+
+@pytest.fixture
+def path(per_user_folder):
+    return per_user_folder / "größe" / "preferences.toml"
+
+
+def write(path, data: bytes) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(data)
+
+
+def test_what_is_changed_is_there_at_the_next_start(path):
+    told = []
+    store = Settings(path)
+    store.changed.connect(told.append)
+    wanted = Preferences(appearance=Appearance(look="dark", scaling=150), shortcuts={"a.b": ("Ctrl+K", "?")})
+    store.change(wanted)
+    store.change(wanted)
+    assert told == [wanted]
+    again = Settings(path)
+    assert (again.preferences, again.notices) == (wanted, [])
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50, deadline=None)
+@given(st.dictionaries(st.text(max_size=20), st.lists(st.text(max_size=10), max_size=3).map(tuple), max_size=4))
+def test_any_text_survives_the_file(path, shortcuts):
+    wanted = Preferences(shortcuts=shortcuts)
+    path.unlink(missing_ok=True)
+    Settings(path).change(wanted)
+    assert Settings(path).preferences == wanted
+
+
+@pytest.mark.parametrize("data", [b"[appearance\n", b"\xff\xfe\x00", b"appearance = 1\nappearance = 2"])
+def test_a_broken_file_is_set_aside_and_told(path, data):
+    write(path, data)
+    store = Settings(path)
+    assert store.preferences == Preferences()
+    aside = path.with_name("preferences.broken.toml")
+    assert aside.read_bytes() == data
+    assert not path.exists()
+    assert str(aside) in store.notices[0]
+
+
+def test_a_second_broken_file_does_not_overwrite_the_first(path):
+    for data in (b"[one", b"[two"):
+        write(path, data)
+        Settings(path)
+    assert path.with_name("preferences.broken.toml").read_bytes() == b"[one"
+    assert path.with_name("preferences.broken-2.toml").read_bytes() == b"[two"
+
+
+def test_values_that_mean_nothing_are_left_out_and_the_others_kept(path):
+    write(path, b'future = 1\n[appearance]\nlook = "dark"\nscaling = 900\nunknown = true\n')
+    store = Settings(path)
+    assert store.preferences == Preferences(appearance=Appearance(look="dark"))
+    for name in ("future", "appearance.scaling", "appearance.unknown"):
+        assert name in store.notices[0]
+
+
+def test_a_section_that_is_no_table_is_left_out(path):
+    write(path, b'appearance = "dark"\n[shortcuts]\n"a" = ["X"]\n')
+    assert Settings(path).preferences == Preferences(shortcuts={"a": ("X",)})
+
+
+def test_a_folder_that_cannot_be_written_changes_nothing(path):
+    path.parent.parent.joinpath(path.parent.name).write_text("a file", encoding="utf-8")
+    store = Settings(path)
+    with pytest.raises(OSError, match="größe"):
+        store.change(Preferences(appearance=Appearance(look="dark")))
+    assert store.preferences == Preferences()
+
+
+def test_what_the_schema_does_not_allow_is_refused():
+    with pytest.raises(ValidationError):
+        Appearance(scaling=99)
+
+
+def test_the_windows_place_comes_back_and_nonsense_does_not(per_user_folder):
+    assert window_state.read() == {}
+    window_state.write({"geometry": "AAAA"})
+    assert window_state.read() == {"geometry": "AAAA"}
+    for text in ("[1]", "{", '{"geometry": 3}'):
+        window_state.place().write_text(text, encoding="utf-8")
+        assert window_state.read() == {}
