@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from app.core.disk.opening import Datasets
+from app.core.disk.thumbnails import FILE_NAME, Thumbnails
 from app.core.edits.backups import Backups
 from app.core.edits.edit import History
 from app.core.edits.journal import Journal
@@ -11,9 +13,9 @@ from app.core.edits.saving import Saver
 from app.core.edits.writer import Writer
 from app.core.events import Event
 from app.core.library import Library
-from app.core.pictures import Altered
+from app.core.pictures import Altered, Field
 from app.core.tasks import Post, Tasks
-from trainer.protocol.places import home
+from trainer.protocol.places import cache_folder, home
 
 
 class View:
@@ -71,10 +73,19 @@ class Session:
         journal = Journal(home() / "captions" / "journal")
         self.saver = Saver(journal, Writer(self.backups), post)
         self.history = History(self.library, journal, self.saver)
+        self.datasets = Datasets(self.library, self.tasks)
+        self.datasets.unsaved = self._unsaved
+        self.thumbnails = Thumbnails(post, cache_folder() / FILE_NAME)
         post(self.saver.recover)  # when the window listens: it says what was saved of a session that crashed
 
     def close(self) -> None:
         """End what runs behind; last started, first ended."""
+        self.datasets.stop()
+        self.thumbnails.close()
         self.history.finish()
         self.saver.close()
         self.tasks.close()
+
+    def _unsaved(self, number: int, field: Field) -> bool:
+        picture = self.library.pictures.get(number)
+        return picture is not None and field in self.saver.unsaved(picture)
