@@ -14,7 +14,8 @@ FIT = FitConfig(device="cuda:0", micro_batch=5, checkpointing="none", quantise="
 
 
 def test_the_implied_ladder_goes_from_exact_to_rounding_to_quantised() -> None:
-    rungs = [rung.model_dump(exclude_none=True) for rung in implied_ladder(FIT.changed(allow_quantised=True))]
+    fit = FIT.changed(allow_quantised=True)
+    rungs = [rung.model_dump(exclude_none=True) for rung in implied_ladder(fit, FitConfig())]
     assert rungs == [
         {"exact": True, "vae_tiling": True},
         {"exact": True, "preview_offload": True},
@@ -25,7 +26,35 @@ def test_the_implied_ladder_goes_from_exact_to_rounding_to_quantised() -> None:
         {"exact": False, "quantise": "int8"},
         {"exact": False, "quantise": "nf4"},
     ]
-    assert not any(rung.quantise for rung in implied_ladder(FIT))
+    assert not any(rung.quantise for rung in implied_ladder(FIT, FitConfig()))
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        {"checkpointing": "none"},
+        {"micro_batch": 5},
+        {"vae_tiling": True, "preview_offload": False},
+        {"quantise": "none"},
+    ],
+)
+def test_no_rung_of_the_implied_ladder_changes_what_the_user_wrote(written: dict[str, object]) -> None:
+    fit = FIT.changed(allow_quantised=True)
+    free = [rung.model_dump(exclude_none=True) for rung in implied_ladder(fit, FitConfig())]
+    left = [rung.model_dump(exclude_none=True) for rung in implied_ladder(fit, FitConfig.model_validate(written))]
+    assert left == [rung for rung in free if not written.keys() & rung.keys()] != free
+
+
+def test_at_the_end_of_the_ladder_it_names_what_the_user_holds_fast() -> None:
+    bound = Plan(FIT.changed(allow_quantised=True), ())
+    assert bound.step_down(4, "train") is None
+    assert bound.forbidden(4, "train") == {"checkpointing": "full", "micro_batch": 3}
+    assert bound.forbidden(4, "preview") == {"preview_offload": True}
+    assert bound.forbidden(4, "load") == {}
+    free = plan()
+    while free.step_down(4, "train"):
+        pass
+    assert free.forbidden(4, "train") == {}
 
 
 @pytest.mark.parametrize(
@@ -51,7 +80,7 @@ def test_a_rung_never_leads_back_up(
 
 
 def plan() -> Plan:
-    return Plan(FIT, tuple(implied_ladder(FIT)))
+    return Plan(FIT, tuple(implied_ladder(FIT, FitConfig())))
 
 
 def test_a_phase_takes_the_next_rung_that_helps_it() -> None:

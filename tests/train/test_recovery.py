@@ -16,6 +16,7 @@ from tests.support.exhaustion import (
     Killed,
     Trial,
     Wanted,
+    edit,
     phase_begins,
     step_begins,
     step_ends,
@@ -316,9 +317,24 @@ def test_other_faults_are_not_taken_for_it(place: Place) -> None:
         Trial(place.job(), TRAIN_ONLY, exhaustion.tell).start()
 
 
-def test_a_job_without_a_ladder_gets_one(place: Place) -> None:
+def test_a_job_without_a_ladder_gets_one_that_leaves_alone_what_the_user_wrote(place: Place) -> None:
+    """The job states micro-batches of two and says nothing of checkpointing."""
     settings = TRAIN_ONLY[:-1]
     trial = place.exhausted("sd15", settings, Exhaustion(step_begins(4), 100, times=3))
-    assert changes_of(trial) == [(3, FULL), (3, ONE)]
-    assert [event.rung for event in trial.of(events.SteppedDown)] == [2, 3]  # the first is for previews
-    assert_right(place, "sd15", settings, trial)
+    assert changes_of(trial) == [(3, FULL)]
+    assert [event.rung for event in trial.of(events.SteppedDown)] == [2]  # the first is for previews
+    assert trial.code == 75 and "Set fit.micro_batch = 1 in the run's job.toml" in trial.error.remedy  # type: ignore[union-attr]
+    edit(trial.run, ONE)  # as the remedy says
+    assert trial.resume().code == 0
+    assert trial.lora() == place.truth("sd15", settings, [(3, {**FULL, **ONE})])
+
+
+def test_where_the_user_wrote_all_of_the_fit_nothing_is_changed(place: Place) -> None:
+    """Freeing and trying again is all that may be done; the same step then succeeds, or the run ends in words."""
+    settings = (*TRAIN_ONLY[:-1], "fit.checkpointing=none", "fit.vae_tiling=false")
+    once = place.exhausted("sd15", settings, Exhaustion(step_begins(4), 100))
+    assert not changes_of(once)
+    assert_right(place, "sd15", TRAIN_ONLY, once)
+    twice = place.exhausted("sd15", settings, Exhaustion(step_begins(4), 100, times=2))
+    assert twice.code == 75 and not changes_of(twice)
+    assert 'Set fit.checkpointing = "full" or fit.micro_batch = 1' in twice.error.remedy  # type: ignore[union-attr]

@@ -18,9 +18,6 @@ if TYPE_CHECKING:
     from trainer.memory.planner import Planned
     from trainer.training.run import PlannedFit
 
-PLANNED = ("dtype", "quantise", "checkpointing", "micro_batch", "vae_tiling", "preview_offload")
-"""The keys of a fit that a plan decides."""
-
 # Longer than this nobody waits for a better plan: what is not traced by then is not looked at.
 PATIENCE = 15.0
 # So long the CPU's rate is measured; there a forecast decides nothing, so it should not be waited for.
@@ -37,6 +34,7 @@ def plan_run(
     """
     import torch
 
+    from trainer.config.fit import PLANNED
     from trainer.memory.course import Course, occasions_of
     from trainer.memory.forecast import forecast_on_cpu
     from trainer.memory.planner import plan
@@ -72,7 +70,8 @@ def plan_run(
     chosen = planned.pick or planned.smaller
     assert chosen is not None  # where nothing fits there is the smallest
     fit = job.fit.changed(**{name: getattr(chosen.fit, name) for name in PLANNED})
-    return PlannedFit(fit, planned.ladder, chosen.forecast, tuple(_notices(planned, job)))
+    ladder = planned.ladder if planned.pick else None
+    return PlannedFit(fit, ladder, chosen.forecast, tuple(_notices(planned, job)))
 
 
 def _notices(planned: Planned, job: Job) -> Sequence[str]:

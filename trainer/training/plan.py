@@ -52,8 +52,8 @@ class Plan:
 
     @classmethod
     def of(cls, job: Job) -> Plan:
-        """The plan of a frozen job; one without a ladder gets the rungs that its fit leaves."""
-        return cls(job.fit, job.ladder or tuple(implied_ladder(job.fit)))
+        """The plan of a frozen job, whose ladder was settled when it started; none means that nothing may change."""
+        return cls(job.fit, job.ladder)
 
     def at(self, step: int) -> FitConfig:
         """The fit in force at optimizer step ``step`` (from 0); replayed steps get the one they had."""
@@ -78,6 +78,19 @@ class Plan:
                 self.taken = sorted([*others, taken], key=lambda one: one.step)
                 return taken, changes
         return None
+
+    def forbidden(self, step: int, phase: ForecastPhase) -> dict[str, Any]:
+        """What would help ``phase`` at ``step`` once the ladder has ended: the user wrote these keys. A step of each.
+
+        Only what a resume may change in the run's job; a base in fewer bits needs a new run.
+        """
+        fit, helps = self.at(step).changed(allow_quantised=False), HELPS.get(phase, frozenset())
+        changes: dict[str, Any] = {}
+        for rung in implied_ladder(fit, FitConfig()):
+            for key, value in lowered(fit, rung).items():
+                if key in helps:
+                    changes.setdefault(key, value)
+        return changes
 
     def state(self) -> list[dict[str, object]]:
         """What a checkpoint keeps: the rungs taken."""
@@ -113,16 +126,21 @@ def _needs_less(fit: FitConfig, name: str, value: Any) -> bool:
             return bool(value) and not present
 
 
-def implied_ladder(fit: FitConfig) -> Iterator[RungConfig]:
-    """The rungs below a fit that no planner made: exact ones first, then halved micro-batches, then quantised bases."""
-    yield RungConfig(exact=True, vae_tiling=True)
-    if fit.device != "cpu":
+def implied_ladder(fit: FitConfig, written: FitConfig) -> Iterator[RungConfig]:
+    """The rungs below a fit that no planner made: exact ones first, then halved micro-batches, then quantised bases.
+
+    Keys that the user has ``written`` stay as they are (docs/decisions/0008).
+    """
+    if written.vae_tiling is None:
+        yield RungConfig(exact=True, vae_tiling=True)
+    if written.preview_offload is None and fit.device != "cpu":
         yield RungConfig(exact=True, preview_offload=True)
-    yield RungConfig(exact=True, checkpointing="full")
+    if written.checkpointing is None:
+        yield RungConfig(exact=True, checkpointing="full")
     size = fit.micro_batch or 1
-    while size > 1:
+    while size > 1 and written.micro_batch is None:
         size = math.ceil(size / 2)
         yield RungConfig(exact=False, micro_batch=size)
-    if fit.allow_quantised:
+    if fit.allow_quantised and written.quantise is None:
         yield RungConfig(exact=False, quantise="int8")
         yield RungConfig(exact=False, quantise="nf4")

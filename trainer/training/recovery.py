@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TypeVar
@@ -176,8 +177,13 @@ class Recovery:
         return ResumableError(
             "memory.exhausted",
             f"Memory ran out ({in_words(told)}), and no plan is left that needs less for it.",
-            f"{REMEDIES.get(told.phase, ELSE)}; `resume` goes on from the last checkpoint.",
+            f"{self._allowed(told)}{REMEDIES.get(told.phase, ELSE)}; `resume` goes on from the last checkpoint.",
         )
+
+    def _allowed(self, told: events.MemoryExhausted) -> str:
+        """What the user could allow: keys of the fit that they wrote, and that would need less otherwise."""
+        keys = [f"fit.{key} = {json.dumps(value)}" for key, value in self.plan.forbidden(told.step, told.phase).items()]
+        return f"Set {' or '.join(keys)} in the run's job.toml, which holds what you wrote; or: " if keys else ""
 
     def _engine(self) -> Engine:
         engine = self.keeper.engine

@@ -44,6 +44,7 @@ from trainer.training.cache import file_digest
 from trainer.training.checkpoint import disk_full, steps_on_disk
 from trainer.training.control import Control
 from trainer.training.machine import numerics, this_machine
+from trainer.training.plan import implied_ladder
 from trainer.training.precision import DTYPES
 from trainer.training.reporter import Learn, OnEvent, Reporter, learn_nothing
 from trainer.training.segments import Segment
@@ -62,8 +63,8 @@ class PlannedFit:
     """How a job is to be fitted to this machine, and what that will take."""
 
     fit: FitConfig
-    ladder: tuple[RungConfig, ...] = ()
-    """What changes, in order, each time memory runs out."""
+    ladder: tuple[RungConfig, ...] | None = None
+    """What changes, in order, each time memory runs out; None: whatever the user's keys leave open."""
     forecast: Forecast | None = None
     notices: tuple[str, ...] = ()
     """What the user is told of it, in sentences."""
@@ -101,18 +102,25 @@ def start(
     source.require_weights()
     frozen, dataset = freeze(job, source, reporter)
     require_usable_lora(frozen, source)
-    forecast = None
+    planned = PlannedFit(frozen.fit)
     if planner is not None:
         planned = planner(frozen, job.fit, source, dataset.pictures, this_machine(job.fit.device))
-        frozen, forecast = frozen.changed(fit=planned.fit, ladder=planned.ladder), planned.forecast
-        for sentence in planned.notices:
-            reporter.notice("plan", sentence)
+    for sentence in planned.notices:
+        reporter.notice("plan", sentence)
+    frozen = frozen.changed(fit=planned.fit, ladder=settled_ladder(job, planned))
     run = RunDirectory.create(Path(frozen.output.runs), frozen.name)
     atomic.write_text(run.job, dump_job(frozen, comments=False))
     write_listing(run.listing, dataset.pictures)
-    if forecast is not None:
-        write_forecast(run.forecast, forecast)
+    if planned.forecast is not None:
+        write_forecast(run.forecast, planned.forecast)
     return attempt(run, frozen, source, reporter, [Segment(0, frozen.recipe.steps or 0)])
+
+
+def settled_ladder(job: Job, planned: PlannedFit) -> tuple[RungConfig, ...]:
+    """The rungs that a run of ``job`` may step down: those that it states itself, else planned ones."""
+    if job.ladder:
+        return job.ladder
+    return tuple(implied_ladder(planned.fit, job.fit)) if planned.ladder is None else planned.ladder
 
 
 def freeze(job: Job, source: BaseSource, reporter: Reporter) -> tuple[Job, Dataset]:
