@@ -11,7 +11,10 @@ from trainer.cli import outcome
 from trainer.errors import JobError, ResumableError, TrainingFault
 
 # As the README shows them.
-COMMANDS = "new train plan resume stop pause save sample watch runs check inspect render demo presets doctor prune".split()  # noqa: SIM905
+COMMANDS = (
+    "new", "train", "plan", "resume", "stop", "pause", "save", "sample", "watch", "runs",
+    "check", "inspect", "render", "demo", "presets", "doctor", "prune",
+)  # fmt: skip
 
 
 def failing(error):

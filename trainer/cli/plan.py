@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainer.cli import plan_words, words
+from trainer.cli import plan_table, plan_words, words
 from trainer.cli.arguments import Commands, add_command
 from trainer.cli.outcome import say
 from trainer.errors import EXIT_BAD_INPUT, EXIT_DONE, JobError
@@ -21,13 +21,11 @@ if TYPE_CHECKING:
     from trainer.memory.levers import Lever
     from trainer.memory.planner import Plan, Planned
     from trainer.memory.questions import Question
+    from trainer.memory.situation import Situation
     from trainer.memory.traces import Traces
-    from trainer.protocol.forecast import Peak, PhaseForecast
 
 # After so many seconds nothing new is traced for a better answer.
 PATIENCE = 15.0
-_NAME_WIDTH = 26
-_TOO_SMALL = 1 << 20
 
 
 def add_commands(commands: Commands) -> None:
@@ -156,24 +154,27 @@ def _answer(question: Question, planned: Planned) -> Iterator[str]:
     """Yield the short answer: the card, a table of plans, where the peak is."""
     situation, batch = planned.situation, question.subject.recipe.effective_batch
     yield _headline(question)
-    yield (
-        f"{situation.card.name}: {words.size(situation.free_bytes)} of {words.size(situation.card.total_bytes)} free; "
-        f"{words.size(situation.budget)} for PyTorch, {words.size(situation.outside)} beside it, "
-        f"{words.size(situation.margin)} kept free."
-    )
+    yield from _card_lines(situation)
     yield ""
     if planned.pick is None:
         yield plan_words.nothing_fits(planned)
         yield plan_words.what_would(planned.lighter, situation, planned.missing, batch)
     else:
-        yield words.columns([("", "MEMORY", "TIME", "HOW"), *_rows(planned, planned.pick, batch)])
+        yield from plan_table.plans(planned, batch)
         yield ""
-        yield f"The peak is {_peak_words(planned.pick)}."
+        yield f"Peak: {plan_table.peak(planned.pick.forecast)}."
     if not planned.complete:
-        yield "Not every fit was looked at for want of time; asked again, more is known."
+        yield "There was no time to look at every fit, so a better one may exist: ask again, then more is known."
     yield from question.remarks
     if situation.correction.damage:
         yield situation.correction.damage
+
+
+def _card_lines(situation: Situation) -> Iterator[str]:
+    free = plan_words.share(situation.free_bytes, situation.card.total_bytes)
+    kept = f"{words.size(situation.outside)} go to CUDA, {words.size(situation.margin)} stay free as forecasts err"
+    yield f"{situation.card.name}: {free} free, {words.size(situation.budget)} of it can be used"
+    yield f"({kept})."
 
 
 def _headline(question: Question) -> str:
@@ -186,81 +187,26 @@ def _headline(question: Question) -> str:
     )
 
 
-def _rows(planned: Planned, pick: Plan, batch: int) -> Iterator[tuple[str, str, str, str]]:
-    yield _row("Pick", pick, batch, _cost(pick))
-    if planned.quicker:
-        room = plan_words.room(planned.missing, planned.situation.uses)
-        yield _row("Quicker", planned.quicker, batch, f"; lacks {words.size(planned.missing)}: {room}")
-    if planned.smaller:
-        yield _row("Smaller", planned.smaller, batch, _cost(planned.smaller))
-    if planned.quantised:
-        yield _row("Quantised", planned.quantised, batch, _cost(planned.quantised))
-
-
-def _row(name: str, plan: Plan, batch: int, note: str) -> tuple[str, str, str, str]:
-    found = plan.forecast
-    memory = f"{words.size(plan_words.taken(found))} of {words.size(found.budget)}"
-    return name, memory, words.duration(found.seconds), plan_words.fit(plan.fit, batch) + note
-
-
-def _cost(plan: Plan) -> str:
-    if plan.quality == "exact":
-        return ""
-    return f"; weights rounded by {plan_words.ROUNDING[plan.quality]} on average"
-
-
-def _peak_words(plan: Plan) -> str:
-    phase = plan_words.decisive(plan.forecast)
-    name = plan_words.PHASES[phase.phase].lower()
-    if not phase.peaks:
-        return f"in this phase: {name}"
-    return f"in this phase: {name}, at {max(phase.peaks, key=lambda peak: peak.allocated).name}"
-
-
 def _explained(question: Question, planned: Planned, traces: Traces) -> Iterator[str]:
-    """Yield the timeline: each phase with its bar, its peaks and what lives there; then what would need less."""
+    """Yield the timeline on one screen, then what would need less; `--json` holds every detail."""
     plan = planned.pick or planned.smaller
     if plan is None:
         return
-    highest = plan.forecast.reserved
-    yield f"\nWhat lives on the card over the run; a full bar is {words.size(highest)}."
-    for phase in plan.forecast.phases:
-        yield ""
-        yield _phase_line(phase, highest)
-        for peak in phase.peaks:
-            yield from _peak_lines(peak)
-    yield "\nWhat would need less"
-    rows = [_lever_row(lever) for lever in _levers(question, plan, traces)]
-    yield words.columns(rows) if rows else "  nothing that is known"
-
-
-def _phase_line(phase: PhaseForecast, highest: int) -> str:
-    bar = plan_words.timeline(phase, highest)
-    name = plan_words.PHASES[phase.phase]
-    figures = f"{words.size(phase.allocated)} in use, {words.size(phase.reserved)} taken"
-    return f"{name:{_NAME_WIDTH}} {bar} {figures}, {words.duration(phase.seconds)}"
-
-
-def _peak_lines(peak: Peak) -> Iterator[str]:
-    kinds = ", ".join(f"{kind} {words.size(size)}" for kind, size in peak.by_kind.items() if size >= _TOO_SMALL)
-    parts = ", ".join(f"{plan_words.part(part)} {words.size(size)}" for part, size in peak.largest[:3])
-    yield f"  {words.size(peak.allocated):>9}  {peak.name}"
-    yield f"             {kinds or 'nothing large'}; most of it: {parts}"
+    yield ""
+    yield from plan_table.timeline(plan.forecast)
+    yield ""
+    yield from plan_table.levers(_levers(question, plan, traces))
 
 
 def _levers(question: Question, plan: Plan, traces: Traces) -> Iterator[Lever]:
+    """The levers that are found within the time that people wait for them."""
     from trainer.memory.levers import levers
 
-    return levers(question.subject, plan.fit, question.situation, traces)
-
-
-def _lever_row(lever: Lever) -> tuple[str, str, str]:
-    value = f'"{lever.value}"' if isinstance(lever.value, str) else str(lever.value)
-    percent = round(100 * (lever.slower - 1))
-    time_ = f"{percent} % slower" if percent > 0 else f"{-percent} % quicker" if percent < 0 else "as quick"
-    rounding = plan_words.ROUNDING.get(str(lever.value)) if lever.key == "fit.quantise" else None
-    cost = f"{time_}, weights rounded by {rounding}" if rounding else time_
-    return f"  {lever.key} = {value}", f"{words.size(lever.saved)} less", cost
+    until = time.monotonic() + PATIENCE
+    for lever in levers(question.subject, plan.fit, question.situation, traces):
+        yield lever
+        if time.monotonic() > until:
+            return
 
 
 def _serve() -> int:

@@ -34,8 +34,8 @@ PHASES: Mapping[str, str] = {
 ROUNDING: Mapping[str, str] = {"int8": "0.8 %", "nf4": "9 %"}
 BITS: Mapping[str, str] = {"none": "", "int8": " in 8 bits (int8)", "nf4": " in 4 bits (nf4)"}
 
+GIB = 1 << 30
 _BARS = " ▁▂▃▄▅▆▇█"
-_BAR_WIDTH = 48
 
 
 def fit(chosen: FitConfig, effective_batch: int) -> str:
@@ -51,7 +51,9 @@ def batches(chosen: FitConfig, effective_batch: int) -> str:
     """Return how an effective batch is computed."""
     size = chosen.micro_batch or 1
     if size >= effective_batch:
-        return f"all {effective_batch} pictures at once" if effective_batch > 1 else "one picture at once"
+        return f"all {effective_batch} pictures at once" if effective_batch > 1 else "one picture a step"
+    if size == 1:
+        return f"{effective_batch} pictures one by one"
     parts = -(-effective_batch // size)
     if effective_batch % size:
         return f"{effective_batch} pictures in {parts} parts of at most {size}"
@@ -69,7 +71,17 @@ def checkpointed(chosen: FitConfig) -> str:
 
 def taken(found: Forecast) -> int:
     """Return what a run takes from the driver at most; where it fits only by giving back what is free, the budget."""
-    return min(found.reserved, found.budget) if found.fits else found.reserved
+    return within(found.reserved, found)
+
+
+def within(reserved: int, found: Forecast) -> int:
+    """Return bytes taken when nothing limits them as they are in the run: one that fits gives back what is free."""
+    return min(reserved, found.budget) if found.fits else reserved
+
+
+def share(part: int, whole: int) -> str:
+    """Return "5.3 of 6.6 GiB"."""
+    return f"{part / GIB:.1f} of {whole / GIB:.1f} GiB"
 
 
 def decisive(forecast: Forecast) -> PhaseForecast:
@@ -82,15 +94,15 @@ def sentence(plan: Plan, effective_batch: int) -> str:
     found = plan.forecast
     peak = decisive(found)
     return (
-        f"{fit(plan.fit, effective_batch)}: {words.size(taken(found))} of {words.size(found.budget)} at most "
-        f"({PHASES[peak.phase].lower()}), about {words.duration(found.seconds)}."
+        f"{fit(plan.fit, effective_batch)}: {share(taken(found), found.budget)} at most "
+        f"({PHASES[peak.phase].lower()}), about {words.about(found.seconds)}."
     )
 
 
 def on_cpu(found: Forecast) -> str:
     """Return a forecast for the CPU in one sentence."""
     host = max(phase.host for phase in found.phases)
-    return f"On the CPU: about {words.duration(found.seconds)}, and {words.size(host)} of main memory at most."
+    return f"On the CPU: about {words.about(found.seconds)}, and {words.size(host)} of main memory at most."
 
 
 def room(missing: int, uses: Sequence[Use]) -> str:
@@ -132,7 +144,7 @@ def what_would(found: Lighter | None, situation: Situation, missing: int, effect
     return f"With {change(found.change)} it fits: {sentence(found.plan, effective_batch)}"
 
 
-def timeline(phase: PhaseForecast, highest: int, width: int = _BAR_WIDTH) -> str:
+def timeline(phase: PhaseForecast, highest: int, width: int) -> str:
     """Return the bytes handed out over a phase as a row of bars, on the scale of the whole run."""
     samples = [allocated for allocated, _ in phase.timeline]
     if not samples or not highest:
@@ -141,11 +153,6 @@ def timeline(phase: PhaseForecast, highest: int, width: int = _BAR_WIDTH) -> str
     edges = [index * len(samples) // count for index in range(count + 1)]
     tops = [max(samples[start:end]) for start, end in pairwise(edges)]
     return "".join(_BARS[-(-top * (len(_BARS) - 1) // highest)] for top in tops)
-
-
-def part(name: str) -> str:
-    """Return a part of a run's memory as people know it."""
-    return {"": "what belongs to no layer", "cublas": "cuBLAS", "cudnn": "cuDNN"}.get(name, name)
 
 
 def base_name(family: Family) -> str:

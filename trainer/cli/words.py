@@ -36,6 +36,14 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minute:02d}:{second:02d}" if hours else f"{minute}:{second:02d}"
 
 
+def about(seconds: float) -> str:
+    """Return a time that is only foreseen, no finer than it can be known: "42 s", "12 min" or "3 h 05 min"."""
+    if seconds < 90:
+        return f"{max(1, round(seconds))} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
 def size(number: float) -> str:
     """Return bytes as "512 B", "3.4 MiB" or "7.1 GiB"."""
     for unit in ("B", "KiB", "MiB"):

@@ -1,0 +1,112 @@
+"""The command `plan` as people and programs use it: the table, the explanation, JSON, and the resident server."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.jobs import photographs, write_job
+from tests.support.tiny import tiny_base
+from trainer import cli
+
+ONE_SIZE = ("recipe.pictures.buckets=false", "recipe.layers=attention")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("plans ü")
+
+
+@pytest.fixture(scope="module")
+def job(folder: Path) -> Path:
+    return write_job(folder / "job", tiny_base("sd15", folder / "base"), photographs(folder / "pictures", count=2))
+
+
+@pytest.fixture(autouse=True)
+def shared_home(folder: Path, per_user_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What one test has traced the others know."""
+    monkeypatch.setenv("IMPASTO_HOME", str(folder / "home"))
+
+
+def words_of(job: Path, *more: str) -> list[str]:
+    return ["plan", str(job), "--gpu", "8GB", *more, *(word for key in ONE_SIZE for word in ("--set", key))]
+
+
+def test_the_table_is_short_and_says_what_json_says(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(words_of(job, "--explain")) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 60 and max(map(len, lines)) <= 100
+    assert cli.main(words_of(job, "--json")) == 0
+    told = capsys.readouterr()
+    found = json.loads(told.out)
+    assert not told.err
+    pick = next(line for line in lines if line.startswith("Pick"))
+    taken, budget = found["pick"]["forecast"]["reserved"], found["pick"]["forecast"]["budget"]
+    assert f"{min(taken, budget) / 2**30:.1f} of {budget / 2**30:.1f} GiB" in pick
+    assert sum(line.endswith("decides") for line in lines) == 1
+    assert any(line.startswith("TO NEED LESS") for line in lines)
+    assert found["pick"]["fit"]["micro_batch"] == 2  # as the job states
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (["plan"], "for a JOB, or for a --family"),
+        (["plan", "--family", "sd15", "--set", "recipe.rank=4"], "there is none"),
+        (["plan", "--family", "sd15", "--gpu", "RTX 9999"], 'No card called "RTX 9999"'),
+        (["plan", "--family", "sd15", "--gpu", "7GB"], "No common card has 7 GB"),
+        (["plan", "--family", "sd15", "--gpu", "8GB", "--recipe", "nothing"], "nothing"),
+        (["plan", "nowhere.toml", "--gpu", "8GB"], "nowhere.toml"),
+    ],
+)
+def test_a_question_that_cannot_be_answered_is_a_sentence(
+    words: list[str], part: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(words) == 2
+    told = capsys.readouterr()
+    assert not told.out and part in told.err and "What to do: " in told.err
+
+
+def test_the_server_answers_each_line_by_its_id_and_keeps_stderr_clean(job: Path) -> None:
+    wrong: list[tuple[Any, str]] = [
+        (None, "rubbish"),
+        (None, "[1, 2]"),
+        (None, '{"job": "x"}'),
+        (3, '{"id": 3}'),
+        ("vier", '{"id": "vier", "family": 7}'),
+        (5, '{"id": 5, "family": "flux", "gpu": "8GB"}'),
+        (6, '{"id": 6, "family": "sd15", "gpu": "RTX 9999"}'),
+        (7, json.dumps({"id": 7, "job": str(job), "set": "recipe.rank=4"})),
+        (8, json.dumps({"id": 8, "job": str(job.parent), "gpu": "8GB"})),
+        (9, json.dumps({"id": 9, "job": str(job), "set": ["recipe.rnak=4"], "gpu": "8GB"})),
+    ]
+    with subprocess.Popen(
+        [sys.executable, "-m", "trainer", "plan", "--serve"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8",
+    ) as server:  # fmt: skip
+        assert server.stdin and server.stdout and server.stderr
+
+        def ask(line: str) -> dict[str, Any]:
+            server.stdin.write(line + "\n")  # type: ignore[union-attr]
+            server.stdin.flush()  # type: ignore[union-attr]
+            while (answer := json.loads(server.stdout.readline()))["state"] == "tracing":  # type: ignore[union-attr]
+                assert answer["id"] == "größe"
+            found: dict[str, Any] = answer
+            return found
+
+        for identity, line in wrong:
+            answer = ask(line)
+            assert (answer["id"], answer["state"]) == (identity, "error"), line
+            assert answer["sentence"] and answer["remedy"]
+        request = {"id": "größe", "job": str(job), "gpu": "8GB", "set": list(ONE_SIZE)}
+        first = ask(json.dumps(request))
+        assert (first["id"], first["state"]) == ("größe", "done")
+        assert ask(json.dumps(request))["plan"]["pick"] == first["plan"]["pick"]
+        server.stdin.close()  # the end of the input ends it
+        assert server.stdout.read() == "" and server.stderr.read() == ""
+    assert server.returncode == 0

@@ -1,0 +1,81 @@
+"""How plans are laid out for people: one screen, 80 columns, the figures of the forecast."""
+
+from __future__ import annotations
+
+import pytest
+
+from trainer.cli import plan_table, plan_words, words
+from trainer.config.fit import FitConfig
+from trainer.protocol.forecast import Forecast, Peak, PhaseForecast
+
+GIB = 1 << 30
+
+
+def peak(name: str, allocated: float) -> Peak:
+    kinds = {"weights": int(2.5 * GIB), "activations": int((allocated - 2.5) * GIB), "optimizer": 5 << 20}
+    return Peak(name, "unet.mid_block", "backward", int(allocated * GIB), kinds, (("unet.mid_block", GIB),))
+
+
+def phase(name: str, allocated: float, reserved: float, peaks: tuple[Peak, ...] = ()) -> PhaseForecast:
+    samples = tuple((int(allocated * GIB * share / 40), int(reserved * GIB)) for share in range(41))
+    return PhaseForecast(name, int(allocated * GIB), int(reserved * GIB), GIB, 4000.0, peaks, samples)  # type: ignore[arg-type]
+
+
+def forecast(decisive: str = "train") -> Forecast:
+    names = [f"backward through down block {number} of a UNet with many of them" for number in range(9)]
+    peaks = tuple(peak(name, 3.0 + number / 10) for number, name in enumerate(names))
+    preview = (peak("VAE decode of a 1024x1024 preview", 3.0), peak("drawing a preview: the UNet", 2.9))
+    train, drawn = (5.0, 3.2) if decisive == "train" else (4.0, 6.9)
+    phases = (
+        phase("cache_pictures", 0.5, 0.6, (peak("VAE encode", 2.6),)),
+        phase("first_step", 3.7, 4.4, peaks),
+        phase("train", 3.8, train, peaks),
+        phase("preview", 3.0, drawn, preview),
+    )
+    highest = max(one.reserved for one in phases)
+    return Forecast("RTX", phases, phases[2].allocated, highest, 0, 0, int(6.6 * GIB), True, 12345.0, {"64x64": 2.0})
+
+
+def test_the_timeline_is_one_screen_of_phases_and_named_peaks() -> None:
+    lines = list(plan_table.timeline(forecast()))
+    assert len(lines) <= 24 and max(map(len, lines)) <= 80
+    assert lines[0].split() == ["PHASE", "IN", "USE", "TAKEN", "TIME"]
+    train = next(line for line in lines if line.startswith("Train"))
+    assert train.split()[1:7] == ["3.8", "GiB", "5.0", "GiB", "67", "min"] and train.endswith("decides")
+    assert sum("decides" in line for line in lines) == 1
+    told = [line for line in lines if "backward through" in line]
+    assert [line.split()[0] for line in told] == ["3.4", "3.5", "3.6", "3.7", "3.8"]  # the highest, in order of time
+    below = lines[lines.index(told[0]) + 1]
+    assert below.split(", ") == ["             weights 2.5 GiB", "activations 921.6 MiB"]  # what is small is left out
+
+
+def test_another_phase_that_decides_has_its_highest_peak_told() -> None:
+    lines = list(plan_table.timeline(forecast("preview")))
+    (drawn,) = [line for line in lines if line.startswith("Draw previews")]
+    assert drawn.endswith("decides") and "6.6 GiB" in drawn  # within the budget: what is free is given back
+    assert lines.count("Peaks of this phase: Draw previews") == 1
+    assert [line.strip() for line in lines if line.endswith("preview")] == [
+        "3.0 GiB  VAE decode of a 1024x1024 preview"
+    ]
+    assert plan_table.peak(forecast("preview")) == "Draw previews, VAE decode of a 1024x1024 preview"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.2, "1 s"), (89, "89 s"), (95, "2 min"), (5000, "83 min"), (11_100, "3 h 05 min")]
+)
+def test_foreseen_times_are_no_finer_than_they_can_be_known(seconds: float, text: str) -> None:
+    assert words.about(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("micro_batch", "batch", "text"),
+    [
+        (1, 1, "one picture a step"),
+        (4, 4, "all 4 pictures at once"),
+        (1, 4, "4 pictures one by one"),
+        (2, 4, "4 pictures as 2 × 2"),
+        (2, 5, "5 pictures in 3 parts of at most 2"),
+    ],
+)
+def test_how_a_batch_is_computed(micro_batch: int, batch: int, text: str) -> None:
+    assert plan_words.batches(FitConfig(micro_batch=micro_batch), batch) == text
