@@ -74,6 +74,11 @@ class Finder:
         found = self._answer(query.root, None)
         return [number for number in pictures if number in found]
 
+    @property
+    def pending(self) -> int:
+        """How many captions the last query still waits for, to know their tokens."""
+        return self._tokens.pending
+
     @staticmethod
     def depends(query: Query) -> frozenset[str]:
         """Return which changes of pictures can alter the query's answer, in the words of `Altered.what`."""
@@ -181,7 +186,12 @@ class Finder:
     def _problem(self, text: str, ids: Ids) -> Set[int]:
         text = text.casefold()
         found = {p.id for p in self._pictures(ids) if p.problem and text in p.problem.casefold()}
-        return found.union(*(numbers for code, numbers in self.findings().items() if text in code.casefold()))
+        return found | self._findings(lambda code: text in code.casefold())
+
+    def _findings(self, fits: Callable[[str], bool]) -> set[int]:
+        """Return the pictures that findings of some kind name, less those that are gone by now."""
+        named = [ids for code, ids in self.findings().items() if fits(code)]
+        return set().union(*named) & self._library.pictures.keys()
 
     def _duplicates(self) -> Set[int]:
         """Return the pictures with the same bytes as another, and those that health found nearly the same."""
@@ -189,8 +199,7 @@ class Finder:
             pictures = self._library.pictures.values()
             copies = Counter(p.content for p in pictures if p.content)
             self._copies = {p.id for p in pictures if p.content and copies[p.content] > 1}
-        near = [numbers for code, numbers in self.findings().items() if "duplicate" in code]
-        return self._copies.union(*near)
+        return self._copies | self._findings(lambda code: "duplicate" in code)
 
     def _take(self, altered: Altered) -> None:
         """Hear of what became different in the library."""

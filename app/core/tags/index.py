@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from heapq import nsmallest
 from itertools import chain, islice
 from typing import NamedTuple
@@ -69,6 +69,9 @@ class TagIndex:
 
     def __len__(self) -> int:
         return len(self._with)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._with)
 
     def __contains__(self, tag: object) -> bool:
         return tag in self._with
