@@ -131,9 +131,7 @@ def _decodes() -> Iterator[Published]:
 
 def _totals() -> Iterator[Published]:
     cached = training("sdxl", 1024, fit={**_FULL, "quantise": "int8"}, recipe=_ADAM8)
-    differs = (
-        "fp8 for the whole base there; int8 for its blocks' linear layers here"
-    )
+    differs = "fp8 for the whole base there; int8 for its blocks' linear layers here"
     yield Published("B1 SDXL 1024, fp8 base, checkpointing", "sd-scripts#1057", cached, differs, 4.10, 4.4, "total")
     rest = "autocast, VAE and text encoder on the card, a context of about 1.2 GiB there"
     for name, kernel, differs, least, most in (

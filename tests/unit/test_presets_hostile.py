@@ -1,6 +1,7 @@
 """Presets come from strangers: each broken or hostile file is refused in a sentence, and nothing is written."""
 
 import base64
+import os
 import struct
 import time
 import zlib
@@ -213,6 +214,13 @@ def test_what_is_no_file_is_refused(tmp_path, capsys):
     assert "there is no such file" in capsys.readouterr().err
     assert cli.main(["presets", "add", str(tmp_path)]) == 2
     assert "it is a folder" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="Windows has no pipes among its files")
+def test_a_pipe_that_nobody_writes_to_is_not_waited_for(tmp_path, capsys):
+    os.mkfifo(tmp_path / "pipe.toml")
+    assert cli.main(["presets", "check", str(tmp_path / "pipe.toml")]) == 2
+    assert "it is a pipe" in capsys.readouterr().err
 
 
 def test_everything_wrong_is_named_at_once():

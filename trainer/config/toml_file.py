@@ -56,6 +56,8 @@ def read_text(path: Path, kind: FileKind) -> str:
     Raises JobError when it is missing, unreadable, too large or not UTF-8.
     """
     try:
+        if long_path(path).is_fifo():  # opening one waits for a writer, perhaps for ever
+            raise OSError("it is a pipe")
         with long_path(path).open("rb") as file:
             data = file.read(kind.largest + 1)
     except OSError as error:

@@ -143,11 +143,11 @@ def _unknown(text: str, named: list[CardModel]) -> ImpastoError:
     words = " ".join(word for word in _read(text)[0] if word not in _PREFIXES)
     near = [plain[name] for name in difflib.get_close_matches(words, plain, 4, 0.5)]
     listed = ", ".join([card.name for card in named] or near)
-    hint = f"Did you mean one of: {listed}? " if listed else ""
+    hint = f"Did you mean one of: {listed}? Otherwise give" if listed else "Give"
     return ImpastoError(
         "gpu.unknown",
         f'No card called "{text.strip()[:60]}" is known here.',
-        f"{hint}Otherwise give the memory of a card, such as 8GB, or `here` for the one in this machine.",
+        f"{hint} the memory of a card, such as 8GB, or `here` for the one in this machine.",
     )
 
 
