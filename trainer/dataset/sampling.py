@@ -114,7 +114,17 @@ def steps_per_epoch(pictures: Iterable[Picture], recipe: RecipeConfig) -> int:
 
 
 def epoch_batches(pictures: Iterable[Picture], recipe: RecipeConfig, epoch: int) -> list[tuple[Sample, ...]]:
-    """Return the effective batches of an epoch, in the order of its steps; nothing is dropped or repeated.
+    """Return the effective batches of an epoch, in the order of its steps; nothing is dropped or repeated."""
+    return [
+        tuple(draw_sample(picture, recipe, epoch, repeat) for picture, repeat in showings)
+        for showings in dealt_showings(pictures, recipe, epoch)
+    ]
+
+
+def dealt_showings(
+    pictures: Iterable[Picture], recipe: RecipeConfig, epoch: int
+) -> list[Sequence[tuple[Picture, int]]]:
+    """Return the effective batches of an epoch as the (picture, repeat) of their samples, nothing else drawn yet.
 
     While a bucket can fill a batch it does so alone; the leftovers of all buckets are dealt bucket after bucket into
     mixed batches, so that these fall into few micro-batches. Only the last mixed batch may be short.
@@ -129,10 +139,7 @@ def epoch_batches(pictures: Iterable[Picture], recipe: RecipeConfig, epoch: int)
     full = [members[: len(members) // size * size] for members in by_bucket.values()]
     leftovers = [showing for members in by_bucket.values() for showing in members[len(members) // size * size :]]
     dealt = [part for members in [*full, leftovers] for part in _cut(members, size)]
-    return [
-        tuple(draw_sample(picture, recipe, epoch, repeat) for picture, repeat in dealt[place])
-        for place in stream.random(len(dealt)).argsort(kind="stable")
-    ]
+    return [dealt[place] for place in stream.random(len(dealt)).argsort(kind="stable")]
 
 
 def micro_batches(batch: Sequence[Sample], size: int) -> list[tuple[Sample, ...]]:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
+from typing import Literal
 
 from trainer.config.job import Job
 from trainer.dataset.picture import Picture
+from trainer.memory.dealing import Makeup, Part, lessened, makeups, sizes_of_parts, split
 from trainer.memory.outline import Outline, Sums, in_a_row
 from trainer.memory.subject import Subject, TracePart
 from trainer.memory.tape import Tape, Work
@@ -40,6 +44,8 @@ class Occasions:
     validations: int = 11
     previews: int = 6
     """Rounds of all prompts."""
+    batches: tuple[tuple[Makeup, int], ...] = ()
+    """How often each makeup of effective batch is trained on; none: full ones of one shape, by pictures shown."""
 
 
 def occasions_of(job: Job, pictures: Sequence[Picture]) -> Occasions:
@@ -55,6 +61,7 @@ def occasions_of(job: Job, pictures: Sequence[Picture]) -> Occasions:
         # Before the first step, in time, and after the last.
         validations=1 + -(-steps // (report.validation.every or steps)),
         previews=1 + -(-steps // (report.previews.every or steps)) if prompts else 0,
+        batches=makeups(pictures, job.recipe),
     )
 
 
@@ -105,10 +112,12 @@ def parts(subject: Subject) -> int:
 
 
 def step_seconds(subject: Subject, steps: Steps[Outline], seconds: Seconds) -> float:
-    """Of one optimizer step in one shape; a smaller last micro-batch counts by its pictures."""
-    further = max(subject.recipe.effective_batch / (subject.fit.micro_batch or 1) - 1.0, 0.0)
-    once = seconds([*steps.micro_first.work, *steps.optimizer.work])
-    return once + further * seconds(steps.micro_more.work)
+    """Of one full optimizer step in one shape."""
+    most = subject.fit.micro_batch or 1
+    first, *further = sizes_of_parts(subject.recipe.effective_batch, most)
+    once = seconds([*lessened(steps.micro_first.work, first / most), *steps.optimizer.work])
+    more = Counter(further).items()
+    return once + sum(times * seconds(lessened(steps.micro_more.work, part / most)) for part, times in more)
 
 
 class Course:
@@ -152,20 +161,59 @@ class Course:
         return tuple(optimizer_step(self.subject, self.steps(bounding_buckets(self.subject)[0]), first=True))
 
     def round(self) -> tuple[Tape, ...]:
-        """Later optimizer steps in which every shape follows on every other."""
+        """Later optimizer steps in which every shape follows on every other.
+
+        Left out: where full batches are one micro-batch, mixed leftovers are several, so that the masters' gradients
+        wait while a further, smaller one is computed. It needs more only where the adapter is larger than what the
+        pictures that it lacks take.
+        """
         order = transitions(bounding_buckets(self.subject))
         return tuple(tape for bucket in order for tape in optimizer_step(self.subject, self.steps(bucket)))
 
     def step_seconds(self, seconds: Seconds) -> dict[Size, float]:
-        """Of one optimizer step by shape; shapes that are not traced go by their pixels."""
+        """Of one full optimizer step by shape."""
+        of_shape = self._by_pixels(lambda size: step_seconds(self.subject, self.step_outlines(size), seconds))
+        return {bucket.size: of_shape(bucket.size) for bucket in self.subject.buckets}
+
+    def mean_step_seconds(self, seconds: Seconds) -> float:
+        """Of one optimizer step of the run: mixed and short ones count as often as they are dealt."""
+        if not (dealt := self._dealt()):
+            full = self.step_seconds(seconds)
+            shown = {bucket.size: bucket.pictures for bucket in self.subject.buckets}
+            weights = shown if any(shown.values()) else dict.fromkeys(full, 1)
+            return sum(full[size] * weight for size, weight in weights.items()) / sum(weights.values())
+        most = self.subject.fit.micro_batch or 1
+
+        @cache
+        def of_part(part: Part, place: Literal["micro_first", "micro_more"]) -> float:
+            size, count = part
+            return self._by_pixels(
+                lambda size: seconds(lessened(getattr(self.step_outlines(size), place).work, count / most))
+            )(size)
+
+        total = seconds(self.step_outlines(bounding_buckets(self.subject)[0]).optimizer.work) * sum(dealt.values())
+        for makeup, times in dealt.items():
+            first, *further = split(makeup, most)
+            total += times * (of_part(first, "micro_first") + sum(of_part(part, "micro_more") for part in further))
+        return total / sum(dealt.values())
+
+    def _dealt(self) -> dict[Makeup, int]:
+        """The makeups of effective batches; none where the subject has come to have other shapes or batches."""
+        shapes = {bucket.size for bucket in self.subject.buckets}
+        same = all(
+            shapes.issuperset(size for size, _ in makeup)
+            and sum(count for _, count in makeup) <= self.subject.recipe.effective_batch
+            for makeup, _ in self.occasions.batches
+        )
+        return dict(self.occasions.batches) if same else {}
+
+    def _by_pixels(self, seconds: Callable[[Size], float]) -> Callable[[Size], float]:
+        """What is known of the bounding shapes for any shape: others go by their pixels."""
         bounds = bounding_buckets(self.subject)
-        known = {size: step_seconds(self.subject, self.step_outlines(size), seconds) for size in bounds}
-        (large, small), areas = (bounds[0], bounds[-1]), {size: size[0] * size[1] for size in bounds}
-        slope = (known[large] - known[small]) / ((areas[large] - areas[small]) or 1)
-        return {
-            bucket.size: known.get(bucket.size, known[large] - slope * (areas[large] - bucket.width * bucket.height))
-            for bucket in self.subject.buckets
-        }
+        large, small = bounds[0], bounds[-1]
+        known = {size: seconds(size) for size in bounds}
+        slope = (known[large] - known[small]) / ((_pixels(large) - _pixels(small)) or 1)
+        return lambda size: known.get(size, known[large] - slope * (_pixels(large) - _pixels(size)))
 
     def tapes(self, part: TracePart) -> tuple[Tape, ...]:
         """Those of a phase other than training."""
@@ -192,6 +240,10 @@ class Course:
         tapes = (*self.tapes("load"), *self.tapes("quantise"))
         size = sum(storage.bytes for tape in tapes for storage in tape.storages if storage.kind == "weights")
         return loading_seconds(size, self.rate)
+
+
+def _pixels(size: Size) -> int:
+    return size[0] * size[1]
 
 
 def _as_traced(subject: Subject, part: TracePart) -> Subject:

@@ -153,7 +153,7 @@ def forecast_on_cpu(course: Course, situation: Situation) -> Forecast:
 
 def _phases(course: Course, playing: Playing, seconds: Seconds, *, brief: bool) -> Iterator[PhaseForecast]:
     """Each phase that does anything to memory or takes time, in order."""
-    training = _training_seconds(course, seconds)
+    training = course.mean_step_seconds(seconds) * _steps(course)
     timed = {act.phase: act.seconds for act in (*course.before_training(seconds), *course.after_training(seconds))}
     timed |= {"first_step": training / _steps(course), "train": training * (1.0 - 1.0 / _steps(course))}
     for phase, replayed in playing.phases.items():
@@ -175,15 +175,6 @@ def _passing_through(subject: Subject, phase: ForecastPhase, replayed: Replayed)
 
 def _steps(course: Course) -> int:
     return course.subject.recipe.steps or 1
-
-
-def _training_seconds(course: Course, seconds: Seconds) -> float:
-    """Of all steps, by how many pictures are shown in each shape."""
-    shown = {bucket.size: bucket.pictures for bucket in course.subject.buckets}
-    by_bucket = course.step_seconds(seconds)
-    total = sum(shown.values())
-    mean = sum(by_bucket[size] * count for size, count in shown.items()) / total if total else max(by_bucket.values())
-    return mean * _steps(course)
 
 
 def _step_flops(course: Course) -> int:

@@ -22,6 +22,7 @@ from trainer.base.family import TextEncoder
 from trainer.base.text import TextConditioning, encode_words
 from trainer.base.vae import posterior
 from trainer.config.report import PromptConfig
+from trainer.memory.dealing import sizes_of_parts
 from trainer.memory.kernels import AttentionKernel, as_on_cuda, attention_kernel
 from trainer.memory.models import (
     LATENT_SCALE,
@@ -71,8 +72,11 @@ def quantise(subject: Subject) -> tuple[Tape, ...]:
 def cache_pictures(subject: Subject) -> tuple[Tape, ...]:
     """The VAE placed, a picture of each shape encoded, the VAE gone; before the base is loaded.
 
-    Left out: a picture that comes out infinite or NaN is encoded again in fp32. bf16 reaches as far as fp32 does, so
-    that is for damaged VAEs, and to reckon with it would cost all that bf16 saves.
+    Two things that a run can come to are left out. A picture that a bf16 VAE turns infinite or NaN is encoded again in
+    fp32, which takes as much as an fp32 VAE does: bf16 reaches as far as fp32, so only damaged VAEs do that, and these
+    fail in fp32 too. And past fit.cache_gigabytes later epochs' pictures and texts are encoded between epochs, beside
+    all that training holds: where there is no room for that, the run puts the model aside meanwhile and places it again
+    (trainer.training.recovery), so that it costs seconds for each such portion, never the plan.
     """
     vae = bare_vae(subject)
     with recording(VAE_ATTENTION) as tracer:
@@ -85,7 +89,10 @@ def cache_pictures(subject: Subject) -> tuple[Tape, ...]:
 
 
 def cache_texts(subject: Subject) -> tuple[Tape, ...]:
-    """The text encoders placed, a text encoded, the encoders gone; before the base is loaded; none where they learn."""
+    """The text encoders placed, a text encoded, the encoders gone; before the base is loaded; none where they learn.
+
+    As with pictures, later portions of a long run are left out, which are encoded between epochs.
+    """
     if subject.trained_texts:
         return ()
     encoders, dtype = bare_text_encoders(subject), dtype_of(subject)
@@ -107,7 +114,9 @@ def validate(subject: Subject) -> tuple[Tape, ...]:
         know_engine(tracer, engine)
         tracer.cut("weights")
         with tracer.stage(stage), as_exported(engine):
-            for count, times in _parts(subject.validation_timesteps, subject.fit.micro_batch or 1).items():
+            for count, times in Counter(
+                sizes_of_parts(subject.validation_timesteps, subject.fit.micro_batch or 1)
+            ).items():
                 batch = replace(micro_batch(subject, size, count), mask=None, input_noise=None)
                 losses_of_picture(engine.models, engine.noise_schedule, [batch], META)
                 tapes.append(_times(tracer.cut("part"), {stage: times}))
@@ -189,11 +198,6 @@ def _place(tracer: Tracer, part: str, model: nn.Module, dtype: torch.dtype) -> N
     for path, weight in lasting_tensors(model):
         tracer.know(weight, "weights", f"{part}.{path.rpartition('.')[0]}")
     tracer.watch(part, model)
-
-
-def _parts(count: int, most: int) -> Counter[int]:
-    """How often each size of part occurs where ``count`` are dealt with ``most`` at a time."""
-    return Counter(min(most, count - done) for done in range(0, count, most))
 
 
 def _shapes(subject: Subject) -> list[Size]:

@@ -1,0 +1,96 @@
+"""The course of a run: what a step takes where effective batches are short or mixed of several shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import pytest
+
+from tests.support.cpu_steps import tiny_subject
+from tests.support.pictures import make_picture, recipe_of
+from trainer.dataset.picture import Picture
+from trainer.dataset.sampling import epoch_batches, micro_batches
+from trainer.memory.course import Course, Occasions
+from trainer.memory.dealing import makeups, split
+from trainer.memory.store import TapeStore
+from trainer.memory.subject import BucketUse, Subject
+from trainer.memory.tape import Work
+from trainer.memory.traces import Traces
+from trainer.protocol.rate import Rate
+
+SIZES = ((96, 64), (64, 96), (64, 64), (32, 64))
+COUNTS = (5, 2, 1, 1)
+RATE = Rate("none", (), 1.0, 0.0, 0.0)
+
+
+@pytest.fixture(scope="module")
+def traces(tmp_path_factory: pytest.TempPathFactory) -> Traces:
+    return Traces(TapeStore(tmp_path_factory.mktemp("tapes")))
+
+
+def pictures() -> list[Picture]:
+    sizes = [size for size, count in zip(SIZES, COUNTS, strict=True) for _ in range(count)]
+    return [make_picture(number, bucket=size, width=200, height=300) for number, size in enumerate(sizes)]
+
+
+def course_of(traces: Traces, micro_batch: int) -> Course:
+    """Nine pictures in four shapes, four to an effective batch: one full batch, the rest mixed or short."""
+    recipe = {"effective_batch": 4, "steps": 9, "seed": 1}
+    subject = tiny_subject("sd15", recipe, {"micro_batch": micro_batch}, SIZES)
+    uses = tuple(BucketUse(*size, count) for size, count in zip(SIZES, COUNTS, strict=True))
+    batches = makeups(pictures(), subject.recipe)
+    return Course(replace(subject, buckets=uses), traces, Occasions(batches=batches), RATE)
+
+
+def real_parts(subject: Subject) -> list[list[tuple[tuple[int, int], int]]]:
+    """The micro-batches of every step of the run, as it deals them."""
+    steps = [batch for epoch in range(3) for batch in epoch_batches(pictures(), subject.recipe, epoch)]
+    most = subject.fit.micro_batch or 1
+    return [[(part[0].picture.bucket, len(part)) for part in micro_batches(step, most)] for step in steps[:9]]
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 4])
+def test_makeups_are_the_batches_that_a_run_deals(most: int) -> None:
+    recipe = recipe_of(64, effective_batch=4, steps=8, seed=1)
+    found = [tuple(split(makeup, most)) for makeup, times in makeups(pictures(), recipe) for _ in range(times)]
+    dealt = [batch for epoch in range(3) for batch in epoch_batches(pictures(), recipe, epoch)][:8]
+    real = [tuple((p[0].picture.bucket, len(p)) for p in micro_batches(batch, most)) for batch in dealt]
+    assert sorted(found) == sorted(real)
+    assert any(len({size for size, _ in step}) > 1 for step in real)
+    assert makeups([], recipe) == ()
+
+
+def operations(work: Iterable[Work]) -> float:
+    return float(sum(one.count for one in work))
+
+
+def flops(work: Iterable[Work]) -> float:
+    return float(sum(one.count * one.flops for one in work))
+
+
+@pytest.mark.parametrize("most", [1, 2, 4])
+def test_a_mean_step_does_what_the_runs_steps_do(traces: Traces, most: int) -> None:
+    """As in the run's own micro-batches, each traced in its shape and size; single pictures spare themselves copies."""
+    course = course_of(traces, most)
+    steps = real_parts(course.subject)
+    assert any(len(step) != -(-4 // most) for step in steps)  # mixed and short ones are not like full ones
+    for measure in (operations, flops):
+        real = 0.0
+        for first, *further in steps:
+            known = {part: traces.steps(course.subject, *part) for part in (first, *further)}
+            real += measure(known[first].micro_first.work) + measure(known[first].optimizer.work)
+            real += sum(measure(known[part].micro_more.work) for part in further)
+        assert course.mean_step_seconds(measure) == pytest.approx(real / len(steps), rel=0.06)
+
+
+def test_batches_of_other_shapes_or_sizes_count_for_nothing(traces: Traces) -> None:
+    course = course_of(traces, 4)
+    full = course.step_seconds(operations)
+    shown = dict(zip(SIZES, COUNTS, strict=True))
+    by_shape = sum(full[size] * count for size, count in shown.items()) / sum(COUNTS)
+    smaller = replace(course.subject, recipe=course.subject.recipe.changed(effective_batch=3))
+    fewer = replace(course.subject, buckets=course.subject.buckets[:2])
+    assert Course(smaller, traces, course.occasions, RATE).mean_step_seconds(operations) < by_shape * 1.01
+    assert Course(fewer, traces, course.occasions, RATE).mean_step_seconds(operations) == pytest.approx(full[SIZES[0]])
+    assert course.mean_step_seconds(operations) > 1.2 * by_shape
