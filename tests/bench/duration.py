@@ -35,7 +35,7 @@ from trainer.training.run import start
 RESULTS = Path(__file__).parent / "results"
 GOAL = 0.15
 NOTE = (
-    "Mixed batches are counted as they are dealt, each micro-batch of them with all its operations; by their tapes that "
+    "Mixed batches are counted as they are dealt, each micro-batch with all its operations; by their tapes that "
     "is right within 6 % (tests/train/test_course.py). Too short for bf16: what the CPU's convolutions take in it "
     "depends on more than flops and bytes."
 )

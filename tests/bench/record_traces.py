@@ -1,11 +1,12 @@
 """Records what the CUDA caching allocator does in short jobs with random weights, as fixtures for its model.
 
-    python -m tests.bench.record_traces FOLDER [--only NAME ...] [--cpu]
+    python -m tests.bench.record_traces FOLDER [--only NAME ...] [--compare] [--cpu]
 
-Each job is a process of its own, so that it begins with an empty card, and becomes FOLDER/<name>.json.gz of (kind,
-address, size); tests/golden/allocator/README.md says what is in it. Then the model replays it (every decision, peak
-and retry), and the sizes that a trace on meta tensors asks for are compared with those that the card was asked for,
-as a bag and in order. Exits with 1 when the model differs.
+Each job is a process of its own with a time limit, so that it begins with an empty card, and becomes
+FOLDER/<name>.json.gz of (kind, address, size); tests/golden/allocator/README.md says what is in it. When all are
+recorded, or with --compare at once and without a card, the model replays each (every decision, peak and retry), and the
+sizes that a trace on meta tensors asks for are compared with those that the card was asked for, as a bag and in order.
+A job that fails costs no other. Exits with 1 when one failed or the model differs.
 
 No card has run this yet. Shown without one: the jobs on small models in main memory (--cpu, which records nothing), and
 the way from a snapshot of PyTorch's form to a recording (tests/unit/test_allocator_recordings.py). Not shown: that
@@ -20,6 +21,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -46,6 +48,8 @@ ENTRIES = 2_000_000
 """More than a job has: the history must not lose its beginning."""
 CAP = 0.97
 """Of what a job reserves when nothing limits it: enough, with a retry."""
+LONGEST = 120.0
+"""Seconds that one job may take: several times what the largest one needs."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +131,8 @@ def record(recorded: RecordedJob, folder: Path) -> None:
     total = torch.cuda.get_device_properties(meter.device).total_memory
     settings = AllocatorSettings(expandable=recorded.expandable)
     if recorded.capped:
-        highest = _peaks_of_work(recorded, meter.device)["peak_reserved"]
+        _work(recorded, meter.device)
+        highest = _peaks(meter.device)["peak_reserved"]
         meter.reset()
         fraction = CAP * highest / total
         torch.cuda.set_per_process_memory_fraction(fraction, meter.device)
@@ -136,7 +141,10 @@ def record(recorded: RecordedJob, folder: Path) -> None:
     torch.cuda.reset_accumulated_memory_stats(meter.device)
     before: dict[str, Any] = torch.cuda.memory._snapshot()
     torch.cuda.memory._record_memory_history("all", context=None, max_entries=ENTRIES, clear_history=True)
-    peaks = _peaks_of_work(recorded, meter.device)
+    with suppress(torch.OutOfMemoryError) if recorded.capped else nullcontext():  # it is an event like others
+        _work(recorded, meter.device)
+    peaks = _peaks(meter.device)
+    peaks["cublas_bytes"] = cublas_workspace_bytes(torch.cuda.get_device_capability(meter.device), deterministic=False)
     after: dict[str, Any] = torch.cuda.memory._snapshot()
     torch.cuda.memory._record_memory_history(None)
     write_recording(folder / f"{recorded.name}.json.gz", recording_of(before, after, settings, peaks))
@@ -148,8 +156,7 @@ def _work(recorded: RecordedJob, device: torch.device) -> None:
         work()
 
 
-def _peaks_of_work(recorded: RecordedJob, device: torch.device) -> dict[str, int]:
-    _work(recorded, device)
+def _peaks(device: torch.device) -> dict[str, int]:
     statistics = torch.cuda.memory_stats(device)
     return {
         "peak_reserved": statistics["reserved_bytes.all.peak"],
@@ -158,9 +165,8 @@ def _peaks_of_work(recorded: RecordedJob, device: torch.device) -> dict[str, int
     }
 
 
-def replayed(recorded: RecordedJob, folder: Path) -> bool:
+def replayed(recorded: RecordedJob, path: Path) -> bool:
     """Whether the model does all that the recording shows; says so, and how the trace compares."""
-    path = folder / f"{recorded.name}.json.gz"
     recording = read_recording(path)
     result = compare(recording)
     peaks = (result.peak_reserved, result.peak_allocated, result.retries)
@@ -169,11 +175,10 @@ def replayed(recorded: RecordedJob, folder: Path) -> bool:
     say(f"{recorded.name}: {size} KB, {result.allocations} allocations, {wrong} decisions wrong, exact: {exact}")
     for fault in result.wrong[:3]:
         say(f"    {fault}")
-    capability = torch.cuda.get_device_capability()
     with TemporaryDirectory() as store:
         tapes = tapes_of(recorded, recorded.subject(tiny=False), Traces(TapeStore(Path(store))))
     asked = [event.bytes for event in recording.events if event.kind == "alloc"]
-    say(f"    {likeness(asked, births(tapes, cublas_workspace_bytes(capability, deterministic=False)))}")
+    say(f"    {likeness(asked, births(tapes, recording.cublas_bytes))}")
     return exact
 
 
@@ -219,6 +224,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--cpu", action="store_true", help="run the jobs on small models in main memory, record nothing"
     )
+    parser.add_argument("--compare", action="store_true", help="record nothing, compare what lies in FOLDER")
     parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     chosen = [job for job in recorded_jobs() if options.only is None or job.name in options.only]
@@ -229,22 +235,38 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.here:
         record(chosen[0], options.folder)
         return 0
-    exact = [_in_a_process(job, options.folder) for job in chosen]
+    if not options.compare:
+        capability = card_of(0).capability
+        for job in chosen:
+            say(f"{job.name}: {_record_apart(job, options.folder, capability)}")
+    exact = [_compared(job, options.folder / f"{job.name}.json.gz") for job in chosen]
     return 0 if all(exact) else 1
 
 
-def _in_a_process(job: RecordedJob, folder: Path) -> bool:
-    capability = card_of(0).capability
+def _record_apart(job: RecordedJob, folder: Path, capability: tuple[int, int]) -> str:
+    """Records a job in a process of its own; returns what became of it."""
     environment = {
         **os.environ,
         "CUBLAS_WORKSPACE_CONFIG": gpu.cublas_workspace(capability, deterministic=False),
         "PYTORCH_ALLOC_CONF": f"expandable_segments:{job.expandable}",
     }
     command = [sys.executable, "-m", "tests.bench.record_traces", str(folder), "--only", job.name, "--here"]
-    if subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode:
-        say(f"{job.name}: failed")
+    try:
+        code = subprocess.run(command, cwd=ROOT, env=environment, check=False, timeout=LONGEST).returncode
+    except subprocess.TimeoutExpired:
+        return f"took longer than {LONGEST:.0f} s"
+    return f"failed with {code}" if code else "recorded"
+
+
+def _compared(job: RecordedJob, path: Path) -> bool:
+    if not path.exists():
+        say(f"{job.name}: there is no recording")
         return False
-    return replayed(job, folder)
+    try:
+        return replayed(job, path)
+    except Exception as error:  # noqa: BLE001 (what is wrong with one says nothing of the others)
+        say(f"{job.name}: cannot be compared, {type(error).__name__}: {error}")
+        return False
 
 
 if __name__ == "__main__":

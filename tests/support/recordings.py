@@ -49,6 +49,8 @@ class Recording:
     """Not in every recording."""
     settings: AllocatorSettings = field(default_factory=AllocatorSettings)
     retries: int | None = None
+    cublas_bytes: int = 0
+    """Of one workspace of cuBLAS; not in every recording."""
 
 
 @dataclass
@@ -75,6 +77,7 @@ def read_recording(path: Path) -> Recording:
         peak_allocated=data.get("peak_allocated"),
         settings=AllocatorSettings(**settings) if isinstance(settings, dict) else AllocatorSettings(),
         retries=data.get("retries"),
+        cublas_bytes=data.get("cublas_bytes", 0),
     )
 
 
@@ -201,8 +204,8 @@ def recording_of(
 ) -> dict[str, object]:
     """What :func:`read_recording` reads, from snapshots (torch.cuda.memory._snapshot) around what was recorded.
 
-    ``peaks`` holds peak_reserved, peak_allocated and retries as torch counted them. Raises ValueError when more than
-    one stream allocated, or when a live block's birth is missing because the history was too short.
+    ``peaks`` holds peak_reserved, peak_allocated and retries as torch counted them, and cublas_bytes. Raises ValueError
+    when more than one stream allocated, or when a live block's birth is missing because the history was too short.
     """
     entries = [entry for entry in after["device_traces"][0] if entry["action"] in _KINDS]
     streams = {entry["stream"] for entry in entries if entry["action"] != "oom"}

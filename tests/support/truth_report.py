@@ -77,7 +77,15 @@ def line_of(row: Row) -> str:
     return f"{row.name:36} {', '.join(errors)} {row.remark}"
 
 
-def report(card: str, date: str, situation: Situation, rows: Sequence[Row], edges: Sequence[Edge], asked: int) -> str:
+def report(
+    card: str,
+    date: str,
+    situation: Situation,
+    rows: Sequence[Row],
+    edges: Sequence[Edge],
+    asked: int,
+    remarks: Sequence[str] = (),
+) -> str:
     """The whole table as Markdown."""
     lines = [line for row in rows for line in lines_of(row)]
     parts = [
@@ -88,6 +96,7 @@ def report(card: str, date: str, situation: Situation, rows: Sequence[Row], edge
         *([CPU_REMARK] if card == "cpu" else []),
         "## Summary",
         *_summary(lines, rows, situation),
+        *(f"* {remark}" for remark in remarks),
         *(["## Under a memory cap near the least capacity", *_edge_table(edges)] if edges else []),
         "## All",
         *_table(rows),

@@ -39,15 +39,15 @@ def test_there_are_sixty_configurations_that_all_differ() -> None:
 def test_what_recomputing_training_asks_for_is_forecast_to_a_ten_thousandth(tmp_path: Path) -> None:
     """Against PyTorch's CPU allocator. Where blocks are recomputed no convolution's own buffer is at the peak."""
     job = next(job for job in truth_jobs() if job.name == "sd15 r16 full")
-    subject, bench = job.subject(tiny=True, dtype="fp32"), memory_truth.bench_on_cpu(until=0.0)
-    prediction = foresee(job, subject, bench.situation, tmp_path)
-    row = Row(job.name, prediction, dict(measure(job, subject, bench.meter)), 0, "")
+    subject, situation = job.subject(tiny=True, dtype="fp32"), memory_truth.situation_in_main_memory()
+    prediction = foresee(job, subject, situation, tmp_path)
+    row = Row(job.name, prediction, dict(measure(job, subject, CpuMeter())), 0, "")
     lines = {line.phase: line for line in lines_of(row)}
     assert {line.measure for line in lines.values()} == {"requested"}
     for phase in ("first_step", "train"):
         assert abs(lines[phase].error) < 2e-4
     assert abs(lines["load"].error) < 0.01  # the CPU's copy of the noise schedule counts too
-    text = report("cpu", "2026-01-01", bench.situation, [row], [], 1)
+    text = report("cpu", "2026-01-01", situation, [row], [], 1)
     assert "| sd15 r16 full | train | requested |" in text
     assert "s a step" not in text
 
