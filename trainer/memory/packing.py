@@ -22,7 +22,7 @@ T = TypeVar("T")
 Arrays = Mapping[str, NDArray[Any]]
 
 # Raised when the form of a file changes, so that those of older programs are made anew.
-FORM = 2
+FORM = 3
 NAMELESS = -1
 
 _STORAGE_KINDS: tuple[StorageKind, ...] = get_args(StorageKind)
@@ -96,20 +96,14 @@ def _texts(array: NDArray[Any]) -> list[str]:
 
 
 def _arrays_of(tapes: Sequence[Tape]) -> dict[str, NDArray[Any]]:
-    """Columns over all tapes. Events are kept as distances to the latest birth, which repeat from layer to layer."""
+    """Columns over all tapes; storages once each and then by number.
+
+    Events are kept as distances to the latest birth, which repeat from layer to layer.
+    """
     strings, words = _Strings(), _Strings()
     place, word = strings.place, words.place
-    storages = [
-        (
-            storage.bytes,
-            _STORAGE_KINDS.index(storage.kind),
-            place(storage.module),
-            place(storage.stage),
-            NAMELESS if storage.name is None else place(storage.name),
-        )
-        for tape in tapes
-        for storage in tape.storages
-    ]
+    kinds: dict[tuple[int, ...], int] = {}
+    numbers = [kinds.setdefault(_row(storage, place), len(kinds)) for tape in tapes for storage in tape.storages]
     work = [
         (_WORK_KINDS.index(item.kind), word(item.dtype), word(item.stage), item.flops, item.bytes, item.count)
         for tape in tapes
@@ -131,10 +125,17 @@ def _arrays_of(tapes: Sequence[Tape]) -> dict[str, NDArray[Any]]:
         "words": words.array,
         "work": np.array(work, dtype=np.int64).reshape(-1, 6).T,
         "strings": strings.array,
-        "storages": np.array(storages, dtype=np.int64).reshape(-1, 5).T,
+        "storages": np.array(list(kinds), dtype=np.int64).reshape(-1, 5).T,
+        "numbers": _relative(np.array(numbers, dtype=np.int32)),
         "died": np.concatenate([nothing.astype(bool), *died]),
         "events": np.concatenate([nothing, *distances]).astype(np.int32),
     }
+
+
+def _row(storage: Storage, place: Callable[[str], int]) -> tuple[int, ...]:
+    name = NAMELESS if storage.name is None else place(storage.name)
+    kind = _STORAGE_KINDS.index(storage.kind)
+    return storage.bytes, kind, place(storage.module), place(storage.stage), name
 
 
 def _outlines_of(arrays: Arrays) -> Iterator[Outline]:
@@ -165,13 +166,21 @@ def _tapes_of(arrays: Arrays) -> Iterator[Tape]:
 
 
 def _storages_of(arrays: Arrays) -> Iterator[Storage]:
-    """Those of all tapes in a row; equal ones are one object, which halves the time."""
+    """Those of all tapes in a row; equal ones are one object."""
     texts = _texts(arrays["strings"])
-    known: dict[tuple[int, ...], Storage] = {}
-    for row in zip(*arrays["storages"].tolist(), strict=True):
-        storage = known.get(row)
-        if storage is None:
-            size, kind, module, stage, name = row
-            named = None if name == NAMELESS else texts[name]
-            storage = known[row] = Storage(size, _STORAGE_KINDS[kind], texts[module], texts[stage], named)
-        yield storage
+    known = [
+        Storage(size, _STORAGE_KINDS[kind], texts[module], texts[stage], None if name == NAMELESS else texts[name])
+        for size, kind, module, stage, name in zip(*arrays["storages"].tolist(), strict=True)
+    ]
+    return (known[number] for number in _absolute(arrays["numbers"]).tolist())
+
+
+def _relative(numbers: NDArray[np.int32]) -> NDArray[np.int32]:
+    """Numbers given out in the order of their first use, as how long ago they were; 0: now. That repeats more."""
+    given = np.maximum.accumulate(np.concatenate([[-1], numbers]))[:-1] + 1
+    return (given - numbers).astype(np.int32)
+
+
+def _absolute(relative: NDArray[np.int32]) -> NDArray[np.int32]:
+    new = relative == 0
+    return (np.cumsum(new) - new - relative).astype(np.int32)
