@@ -11,7 +11,7 @@ from typing import Any
 
 from app.core.disk.order import natural_key
 from app.core.events import Event
-from app.core.pictures import Altered, Change, Fact, Field, Folder, Picture
+from app.core.pictures import Altered, Change, Fact, Field, Folder, FolderChange, Picture
 
 _Shelf = list[tuple[str, int]]
 """A folder's pictures in order: each one's natural key and id."""

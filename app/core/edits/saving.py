@@ -142,8 +142,8 @@ class Saver:
             state = replace(self.now, pending=self._pending())
         self._tell(state)
 
-    def recover(self) -> int:
-        """Take over what sessions that crashed left unwritten; return how many values.
+    def recover(self) -> None:
+        """Take over what sessions that crashed left unwritten; a notice says how much that is.
 
         What still stands on disk as it was is written, all else becomes a conflict.
         """
@@ -151,7 +151,6 @@ class Saver:
         roots = Counter(wish.key.root for wish in wishes)
         self._report([], [Notice("notice.recovered", root, count) for root, count in roots.items()])
         self.take(wishes)
-        return len(wishes)
 
     def unsaved(self, picture: Picture) -> frozenset[Field]:
         """Return what of a picture is not on disk yet: a look at the disk must not overwrite that in the library."""
@@ -285,7 +284,10 @@ class Saver:
     def _add(self, wish: Wish, due: float) -> None:
         self._taken = max(self._taken, wish.number)
         earlier = self._open.get(wish.key)
-        stopped = self._refused.pop(wish.key, None) or self._conflicts.pop(wish.key, None)
+        stopped = self._refused.pop(wish.key, None)
+        if (conflict := self._conflicts.get(wish.key)) and wish.bases[0] != conflict.found:
+            # Else the user goes on from what stands on disk, and what he wrote in a session that crashed waits on.
+            stopped = self._conflicts.pop(wish.key)
         before = earlier.wish if earlier else stopped.wish if stopped else None
         self._open[wish.key] = _Waiting(before.followed_by(wish) if before else wish, due)
 
@@ -305,6 +307,8 @@ class Saver:
             for outcome in outcomes:
                 if outcome.kind != "saved":
                     self._set_aside(outcome)
+                elif conflict := self._conflicts.get(outcome.wish.key):
+                    self._conflicts[outcome.wish.key] = replace(conflict, found=outcome.found)
             if self._refused:
                 self._retry_at = time.monotonic() + RETRY
         learned = [outcome for outcome in saved if outcome.found != outcome.wish.desired]

@@ -1,0 +1,305 @@
+"""Changes of many captions at once: pure functions from pictures and options to an edit, whose changes are the preview.
+
+Each takes the pictures in their order, so what it is done to is the caller's choice, and leaves every character alone
+that it is not asked to change. Pictures without a caption file get one only where words are added. They may run on a
+worker: a caption that changes meanwhile is left out when the edit is done.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import Literal, Protocol
+
+from app.core.edits.edit import Edit
+from app.core.pictures import Change
+from app.core.tags.splitting import JOINT, SEPARATOR, Lines, join_tags, pieces, remove_piece, replace_piece, split_tags
+from trainer.errors import ImpastoError
+
+PATIENCE = 1.0
+"""Seconds that a pattern may take for one caption; an ordinary one needs a few microseconds."""
+PATIENCE_IN_ALL = 60.0
+
+Order = Literal["alphabet", "frequency"]
+_Rewrite = Callable[[str], str]
+
+# Faces that taggers write with underscores which stand for no space.
+_FACES = frozenset(
+    (
+        "0_0",
+        "(o)_(o)",
+        "+_+",
+        "+_-",
+        "._.",
+        "<o>_<o>",
+        "<|>_<|>",
+        "=_=",
+        ">_<",
+        "3_3",
+        "6_9",
+        ">_o",
+        "@_@",
+        "^_^",
+        "o_o",
+        "u_u",
+        "x_x",
+        "|_|",
+        "||_||",
+        "-_-",
+        ";_;",
+        ":_:",
+        "v_v",
+        "t_t",
+    )
+)
+
+
+class Captioned(Protocol):
+    """A picture, as far as it matters here."""
+
+    @property
+    def id(self) -> int:
+        """Its number in this session."""
+
+    @property
+    def caption(self) -> str | None:
+        """Its caption file's text, None where there is none."""
+
+
+class PatternError(ImpastoError):
+    """A pattern that cannot be used; `position` is where in it, counted from 0, or None where it is no one place."""
+
+    def __init__(self, code: str, sentence: str, remedy: str, position: int | None = None) -> None:
+        super().__init__(code, sentence, remedy)
+        self.position = position
+
+
+def add_tags(
+    pictures: Iterable[Captioned], tags: Sequence[str], at: int | None = None, lines: Lines = "caption"
+) -> Edit:
+    """Put tags before the one at place `at`, counted from 0, or behind the last; those that are there already stay."""
+
+    def rewrite(row: str) -> str:
+        present = set(split_tags(row))
+        new = [tag for tag in dict.fromkeys(tags) if tag not in present]
+        return _inserted(row, join_tags(new), at) if new else row
+
+    return _edit(f"Add {_quoted(tags)} to {{}}", pictures, _by_row(rewrite, lines), makes=True)
+
+
+def remove_tags(pictures: Iterable[Captioned], tags: Iterable[str], lines: Lines = "caption") -> Edit:
+    """Take tags away, each with the comma that parted it."""
+    gone = list(dict.fromkeys(tags))
+
+    def rewrite(row: str) -> str:
+        for piece in reversed(pieces(row)):
+            if piece.tag in gone:
+                row = remove_piece(row, piece)
+        return row
+
+    return _edit(f"Remove {_quoted(gone)} from {{}}", pictures, _by_row(rewrite, lines))
+
+
+def rename_tag(pictures: Iterable[Captioned], old: str, new: str, lines: Lines = "caption") -> Edit:
+    """Write a tag differently; where the new one stands already, the old one goes."""
+
+    def rewrite(row: str) -> str:
+        present = new in split_tags(row)
+        found = pieces(row)
+        for number, piece in reversed(list(enumerate(found))):
+            if piece.tag == old:
+                first = not present and all(earlier.tag != old for earlier in found[:number])
+                row = replace_piece(row, piece, new) if first else remove_piece(row, piece)
+        return row
+
+    return _edit(f"Rename {old} to {new} in {{}}", pictures, _by_row(rewrite, lines))
+
+
+def replace_text(
+    pictures: Iterable[Captioned], find: str, replacement: str, *, pattern: bool = False, capitals: bool = True
+) -> Edit:
+    r"""Replace text wherever it stands; with `pattern` both are a regular expression and its template (\1, \g<name>).
+
+    With `capitals` off, A matches a. Raises PatternError: for a pattern or template that is none, with the place, and
+    for one that takes longer than PATIENCE over a caption. The `regex` library ends a search at a deadline and lets
+    other threads run meanwhile; the standard one can do neither, and a process for it would cost tenths of a second
+    at every key of a live preview.
+    """
+    if not find:
+        return Edit("Replace nothing", ())
+    if not pattern and capitals:
+        rewrite: _Rewrite = lambda text: text.replace(find, replacement)  # noqa: E731 (one of two)
+    else:
+        rewrite = _substitution(find, replacement, pattern=pattern, capitals=capitals)
+    return _edit(f"Replace {find} by {replacement or 'nothing'} in {{}}", pictures, rewrite)
+
+
+def sort_tags(
+    pictures: Sequence[Captioned], order: Order | Sequence[str], keep: int = 0, lines: Lines = "caption"
+) -> Edit:
+    """Sort tags by the alphabet, the commonest among these pictures first, or as given, those not given last.
+
+    The first `keep` of each caption stay where they are, such as a trigger word.
+    """
+    place = _placing(pictures, order, lines)
+
+    def rewrite(row: str) -> str:
+        found = pieces(row)[keep:]
+        for piece, tag in zip(
+            reversed(found), sorted((piece.tag for piece in found), key=place, reverse=True), strict=True
+        ):
+            row = replace_piece(row, piece, tag) if piece.tag != tag else row
+        return row
+
+    return _edit("Sort the tags of {}", pictures, _by_row(rewrite, lines))
+
+
+def remove_repeated(pictures: Iterable[Captioned], lines: Lines = "caption") -> Edit:
+    """Take away tags that stand in a caption already, further in front."""
+
+    def rewrite(row: str) -> str:
+        found = pieces(row)
+        for number, piece in reversed(list(enumerate(found))):
+            if any(earlier.tag == piece.tag for earlier in found[:number]):
+                row = remove_piece(row, piece)
+        return row
+
+    return _edit("Remove repeated tags from {}", pictures, _by_row(rewrite, lines))
+
+
+def underscores_to_spaces(pictures: Iterable[Captioned], lines: Lines = "caption") -> Edit:
+    """Write spaces for the underscores of tags, but in faces such as ^_^."""
+    return _edit("Write spaces for underscores in {}", pictures, _by_row(_by_tag("_", " "), lines))
+
+
+def spaces_to_underscores(pictures: Iterable[Captioned], lines: Lines = "caption") -> Edit:
+    """Write underscores for the spaces within tags."""
+    return _edit("Write underscores for spaces in {}", pictures, _by_row(_by_tag(" ", "_"), lines))
+
+
+def tidy(pictures: Iterable[Captioned], lines: Lines = "caption") -> Edit:
+    """Part tags by one comma and one space; remove empty ones, needless spaces, and line breaks that mean nothing."""
+
+    def rewrite(text: str) -> str:
+        rows = text.splitlines() if lines == "variants" else [text]
+        neat = [join_tags(" ".join(tag.split()) for tag in split_tags(row)) for row in rows]
+        return "\n".join(row for row in neat if row)
+
+    return _edit("Tidy {}", pictures, rewrite)
+
+
+def set_caption(pictures: Iterable[Captioned], text: str) -> Edit:
+    """Give all the same caption."""
+    return _edit("Write the same caption to {}", pictures, lambda _: text, makes=True)
+
+
+def _edit(name: str, pictures: Iterable[Captioned], rewrite: _Rewrite, *, makes: bool = False) -> Edit:
+    """Return the edit of all captions that the function changes; the braces in its name become their number.
+
+    `makes`: pictures without a caption count as having an empty one.
+    """
+    changes = []
+    for picture in pictures:
+        before = picture.caption
+        if before is not None or makes:
+            after = rewrite(before or "")
+            if after != (before or "") or (makes and before is None):
+                changes.append(Change(picture.id, "caption", before, after))
+    count = f"{len(changes):,} caption" + "s" * (len(changes) != 1)
+    return Edit(count.join(name.rsplit("{}", 1)), tuple(changes))
+
+
+def _by_row(rewrite: _Rewrite, lines: Lines) -> _Rewrite:
+    """Return the function for a whole caption: each alternative for itself, or all of it."""
+    if lines == "caption":
+        return rewrite
+
+    def whole(text: str) -> str:
+        rows = text.splitlines(keepends=True) or [text]
+        bare = [row.rstrip("\r\n\v\f\x1c\x1d\x1e\x85\u2028\u2029") for row in rows]
+        # An empty line is no alternative, unless it is all there is.
+        return "".join(
+            (rewrite(row) if row.strip() or len(rows) == 1 else row) + whole[len(row) :]
+            for row, whole in zip(bare, rows, strict=True)
+        )
+
+    return whole
+
+
+def _quoted(tags: Sequence[str]) -> str:
+    """Return tags for the name of an edit, which has to fit a menu."""
+    return ", ".join(tags) if len(tags) <= 3 else f"{len(tags)} tags"
+
+
+def _inserted(row: str, tags: str, at: int | None) -> str:
+    found = pieces(row)
+    if at is not None and at < len(found):
+        place = found[at].start
+        return row[:place] + tags + JOINT + row[place:]
+    body = row.rstrip()
+    tail = row[len(body) :]
+    if not found:
+        return tags + tail
+    return body + (" " if body.endswith(SEPARATOR) else JOINT) + tags + tail
+
+
+def _by_tag(old: str, new: str) -> _Rewrite:
+    def rewrite(row: str) -> str:
+        if old not in row:
+            return row
+        for piece in reversed(pieces(row)):
+            if old in piece.tag and piece.tag.lower() not in _FACES:
+                row = replace_piece(row, piece, piece.tag.replace(old, new))
+        return row
+
+    return rewrite
+
+
+def _placing(
+    pictures: Sequence[Captioned], order: Order | Sequence[str], lines: Lines
+) -> Callable[[str], tuple[int, str, str]]:
+    """Return what tags are sorted by: a rank, then the alphabet, capitals or not."""
+    ranks: dict[str, int] = {}
+    if order == "frequency":
+        counts = Counter(tag for picture in pictures for tag in split_tags(picture.caption, lines))
+        ranks = {tag: -count for tag, count in counts.items()}
+    elif not isinstance(order, str):
+        ranks = {tag: number - len(order) for number, tag in enumerate(order)}
+    return lambda tag: (ranks.get(tag, 0), tag.casefold(), tag)
+
+
+def _substitution(find: str, replacement: str, *, pattern: bool, capitals: bool) -> _Rewrite:
+    import regex
+
+    flags = regex.VERSION0 | (0 if capitals else regex.IGNORECASE)
+    try:
+        compiled = regex.compile(find if pattern else regex.escape(find), flags)
+    except regex.error as fault:
+        sentence = f"The pattern is not complete or not correct: {fault.msg}, at character {(fault.pos or 0) + 1}."
+        raise PatternError("bulk.pattern", sentence, "Correct it there.", fault.pos or 0) from fault
+    template = replacement if pattern else replacement.replace("\\", "\\\\")
+    deadline = time.monotonic() + PATIENCE_IN_ALL
+
+    def rewrite(text: str) -> str:
+        patience = min(PATIENCE, deadline - time.monotonic())
+        try:
+            return str(compiled.sub(template, text, concurrent=True, timeout=max(patience, 1e-3)))
+        except TimeoutError as fault:
+            raise _slow(text) from fault
+        except (regex.error, IndexError) as fault:
+            place = getattr(fault, "pos", None)
+            sentence = f"What to write instead is not correct: {fault}."
+            raise PatternError("bulk.template", sentence, r"Groups are written \1 or \g<name>.", place) from fault
+
+    rewrite("")  # a template is read even where nothing matches
+    return rewrite
+
+
+def _slow(text: str) -> PatternError:
+    start = text if len(text) <= 60 else text[:60] + "..."
+    return PatternError(
+        "bulk.slow_pattern",
+        f'The pattern takes too long, at the caption "{start}": repetitions within repetitions try countless ways.',
+        "Write it without one repetition inside another, such as a+ for (a+)+.",
+    )
