@@ -98,7 +98,8 @@ def dispatch(command: str, rest: List[str], cpu: bool) -> int:
         check_libraries(QT_LIBRARIES)
         python = prepare(["test"], cpu)
         os.chdir(str(ROOT))
-        return hand_over([python, "-m", "pytest", *rest])
+        # Few processes: each of them takes a gigabyte, and one file's tests share what they make.
+        return hand_over([python, "-m", "pytest", "-n", "auto", "--maxprocesses", "4", "--dist", "loadfile", *rest])
     if command in ("app", "shortcut"):
         by_x = not (os.environ.get("WAYLAND_DISPLAY") or os.environ.get("QT_QPA_PLATFORM"))
         check_libraries({**QT_LIBRARIES, **(SCREEN_LIBRARIES if by_x else {})})
