@@ -14,6 +14,7 @@ from app.core.edits.writer import Writer
 from app.core.events import Event
 from app.core.library import Library
 from app.core.pictures import Altered, Field
+from app.core.settings.store import Settings
 from app.core.tasks import Post, Tasks
 from trainer.protocol.places import cache_folder, home
 
@@ -65,7 +66,8 @@ class Session:
     An owner of a room adds his part here: one line in `__init__`, and one in `close` where it holds threads or files.
     """
 
-    def __init__(self, post: Post) -> None:
+    def __init__(self, post: Post, settings: Settings | None = None) -> None:
+        self.settings = settings or Settings()
         self.tasks = Tasks(post)
         self.library = Library()
         self.view = View(self.library)

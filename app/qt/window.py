@@ -1,51 +1,24 @@
-"""The window: a rail of pages on the left, the page beside it, one line of status below."""
+"""The window: a rail of pages on the left, the page beside it, notices above and one line of status below."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
 
-from PySide6.QtCore import QSize, Qt
-from PySide6.QtWidgets import (
-    QButtonGroup,
-    QFrame,
-    QHBoxLayout,
-    QLabel,
-    QMainWindow,
-    QStackedWidget,
-    QToolButton,
-    QVBoxLayout,
-    QWidget,
-)
+from PySide6.QtCore import QByteArray, Qt
+from PySide6.QtGui import QCloseEvent, QDragEnterEvent, QDropEvent
+from PySide6.QtWidgets import QFileDialog, QHBoxLayout, QMainWindow, QSplitter, QStackedWidget, QVBoxLayout, QWidget
 
 from app.core.session import Session
+from app.core.settings import window_state
 from app.qt.actions.commands import Commands
-from app.qt.actions.table import Action
+from app.qt.coming import Coming
+from app.qt.notices import Notices
 from app.qt.pictures.page import PicturesPage
-from app.qt.theme import set_icon
-from app.qt.words import QT_TRANSLATE_NOOP
-
-ACTIONS = (
-    Action("window.quit", QT_TRANSLATE_NOOP("Action", "Quit"), "file", "close", keys=("Ctrl+Q",)),
-    Action(
-        "window.pictures",
-        QT_TRANSLATE_NOOP("Action", "Pictures"),
-        "view",
-        "show_pictures",
-        keys=("Ctrl+1",),
-        icon="pictures",
-    ),
-    Action("window.train", QT_TRANSLATE_NOOP("Action", "Train"), "view", "show_train", keys=("Ctrl+2",), icon="train"),
-    Action("window.runs", QT_TRANSLATE_NOOP("Action", "Runs"), "view", "show_runs", keys=("Ctrl+3",), icon="runs"),
-    Action(
-        "window.presets",
-        QT_TRANSLATE_NOOP("Action", "Presets"),
-        "view",
-        "show_presets",
-        keys=("Ctrl+4",),
-        icon="presets",
-    ),
-)
+from app.qt.rail import Rail
+from app.qt.status import StatusLine
+from app.qt.window_actions import ACTIONS
+from trainer.errors import ImpastoError
 
 
 class Window(QMainWindow):
@@ -54,20 +27,71 @@ class Window(QMainWindow):
     def __init__(self, session: Session) -> None:
         super().__init__()
         self.session = session
-        self.commands = Commands(self)
+        self.commands = Commands(self, session.settings.preferences.shortcuts)
         self.setWindowTitle("Impasto")
+        self.setAcceptDrops(True)
         self.resize(1280, 800)
+        self.commands.add(ACTIONS, self)
+        self.commands.fill(self.menuBar())
         self.pictures = PicturesPage(session, self.commands)
         self.pages = QStackedWidget()
-        self._rail = _Rail()
-        self.commands.add(ACTIONS, self)
+        self.notices = Notices()
+        self.status = StatusLine(session)
+        self._rail = Rail()
         self._build()
-        self.commands.fill(self.menuBar())
-        for event in (session.view.shown, session.view.selection):
-            event.connect(lambda _: self.commands.refresh())
+        self._listen()
+        self._restore()
 
     def open(self, paths: Iterable[str | Path]) -> None:
-        """Open folders as datasets, and the folders of single files."""
+        """Open folders as datasets; of a file, its folder."""
+        for path in map(Path, paths):
+            self.session.datasets.open(path.parent if path.is_file() else path)
+            self.show_pictures()
+
+    def come_forward(self, paths: list[str]) -> None:
+        """Open what another start was given, and show the window over others."""
+        self.setWindowState(self.windowState() & ~Qt.WindowState.WindowMinimized)
+        self.raise_()
+        self.activateWindow()
+        self.open(paths)
+
+    def tell_crash(self, text: str) -> None:
+        """Say that the app before this one ended in a fault, and offer what is known."""
+        show = (self.tr("Show details"), lambda: self._show_crash(text))
+        self.notices.tell(self.tr("Something went wrong the last time Impasto was open."), "warning", show)
+
+    def tell_fault(self, text: str) -> None:
+        """Say that something went wrong just now; what was not hit by it goes on."""
+        show = (self.tr("Show details"), lambda: self._show_crash(text))
+        self.notices.tell(self.tr("Something went wrong. Your captions are safe."), "error", show)
+
+    # --- what the table of actions names
+
+    def open_folder(self) -> None:
+        """Ask for a folder and open it."""
+        folder = QFileDialog.getExistingDirectory(self, self.tr("Open a folder of pictures"))
+        if folder:
+            self.open([folder])
+
+    def undo(self) -> None:
+        """Take the last edit back and say which."""
+        edit = self.session.history.undo()
+        if edit:
+            self.status.say(self.tr("Undone: {edit}").format(edit=edit.name))
+
+    def redo(self) -> None:
+        """Make the edit that was taken back again, and say which."""
+        edit = self.session.history.redo()
+        if edit:
+            self.status.say(self.tr("Done again: {edit}").format(edit=edit.name))
+
+    def can_undo(self) -> bool:
+        """Tell whether there is something to take back."""
+        return self.session.history.undo_name is not None
+
+    def can_redo(self) -> bool:
+        """Tell whether there is something to do again."""
+        return self.session.history.redo_name is not None
 
     def show_pictures(self) -> None:
         """Go to the pictures."""
@@ -85,6 +109,49 @@ class Window(QMainWindow):
         """Go to the presets."""
         self._show(3)
 
+    def show_full_screen(self, full: bool) -> None:
+        """Fill the screen, or stop to."""
+        state, bit = self.windowState(), Qt.WindowState.WindowFullScreen
+        self.setWindowState(state | bit if full else state & ~bit)
+
+    def show_preferences(self) -> None:
+        """Let the user choose how the app behaves."""
+        from app.qt.dialogs.preferences import PreferencesDialog  # the form's schema is needed only now
+
+        PreferencesDialog(self.session.settings, self.commands, self).exec()
+
+    def show_palette(self) -> None:
+        """Search for a command and do it."""
+        from app.qt.actions.palette import CommandPalette
+
+        CommandPalette(self.commands, self).exec()
+
+    def show_keys(self) -> None:
+        """Show every shortcut."""
+        from app.qt.actions.sheet import KeySheet
+
+        KeySheet(self.commands, self).exec()
+
+    # --- Qt's events
+
+    def dragEnterEvent(self, event: QDragEnterEvent) -> None:  # noqa: N802
+        """Take folders and files of this computer."""
+        if any(url.isLocalFile() for url in event.mimeData().urls()):
+            event.acceptProposedAction()
+
+    def dropEvent(self, event: QDropEvent) -> None:  # noqa: N802
+        """Open what is dropped."""
+        self.open(url.toLocalFile() for url in event.mimeData().urls() if url.isLocalFile())
+        event.acceptProposedAction()
+
+    def closeEvent(self, event: QCloseEvent) -> None:  # noqa: N802
+        """Keep how the window stood. Captions need no question: they are in the journal already."""
+        state = {splitter.objectName(): _text(splitter.saveState()) for splitter in self._splitters()}
+        window_state.write({**state, "geometry": _text(self.saveGeometry())})
+        super().closeEvent(event)
+
+    # --- inside
+
     def _show(self, index: int) -> None:
         self.pages.setCurrentIndex(index)
         self._rail.mark(index)
@@ -93,68 +160,67 @@ class Window(QMainWindow):
     def _build(self) -> None:
         self._add_page("window.pictures", self.pictures)
         words = self.tr("Here you will choose a base and a preset, see what fits your graphics card, and start.")
-        self._add_page("window.train", _Coming(self.tr("Train"), words))
+        self._add_page("window.train", Coming(self.tr("Train"), words))
         words = self.tr("Here you will watch runs, compare what they learn, and go on with those that stopped.")
-        self._add_page("window.runs", _Coming(self.tr("Runs"), words))
+        self._add_page("window.runs", Coming(self.tr("Runs"), words))
         words = self.tr("Here you will keep your presets and exchange them with others.")
-        self._add_page("window.presets", _Coming(self.tr("Presets"), words))
-        middle = QWidget()
-        row = QHBoxLayout(middle)
-        row.setContentsMargins(0, 0, 0, 0)
-        row.setSpacing(0)
+        self._add_page("window.presets", Coming(self.tr("Presets"), words))
+        middle, column, row = QWidget(), QVBoxLayout(), QHBoxLayout()
+        column.addWidget(self.notices)
+        column.addWidget(self.pages, 1)
         row.addWidget(self._rail)
-        row.addWidget(self.pages, 1)
+        row.addLayout(column, 1)
+        for layout in (column, row):
+            layout.setContentsMargins(0, 0, 0, 0)
+            layout.setSpacing(0)
+        middle.setLayout(row)
         self.setCentralWidget(middle)
-        self.statusBar().setSizeGripEnabled(False)
+        self.setStatusBar(self.status)
         self._show(0)
 
     def _add_page(self, command: str, page: QWidget) -> None:
         self.pages.addWidget(page)
-        self._rail.add(self.commands[command].text(), command.partition(".")[2], self.commands[command].trigger)
+        self._rail.add(self.commands[command])
+
+    def _listen(self) -> None:
+        session = self.session
+        session.view.shown.connect(lambda _: self.commands.refresh())
+        session.view.selection.connect(lambda _: self.commands.refresh())
+        session.history.changed.connect(lambda _: self._name_undo())
+        session.datasets.problems.connect(self._tell)
+        session.settings.changed.connect(lambda chosen: self.commands.rebind(chosen.shortcuts))
+        for notice in session.settings.notices:
+            self.notices.tell(notice, "warning")
+
+    def _show_crash(self, text: str) -> None:
+        from app.qt.dialogs.crash import CrashDialog
+
+        CrashDialog(text, self).exec()
+
+    def _tell(self, error: ImpastoError) -> None:
+        self.notices.tell_error(error)
+
+    def _name_undo(self) -> None:
+        history = self.session.history
+        undo, redo = history.undo_name, history.redo_name
+        self.commands["edit.undo"].setText(self.tr("Undo {edit}").format(edit=undo) if undo else self.tr("Undo"))
+        self.commands["edit.redo"].setText(self.tr("Redo {edit}").format(edit=redo) if redo else self.tr("Redo"))
+        self.commands.refresh()
+
+    def _splitters(self) -> list[QSplitter]:
+        """Every splitter that a room named, for its place to be remembered."""
+        return [splitter for splitter in self.findChildren(QSplitter) if splitter.objectName()]
+
+    def _restore(self) -> None:
+        state = window_state.read()
+        self.restoreGeometry(_bytes(state.get("geometry", "")))
+        for splitter in self._splitters():
+            splitter.restoreState(_bytes(state.get(splitter.objectName(), "")))
 
 
-class _Rail(QFrame):
-    """One button a page, from top to bottom."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.setObjectName("rail")
-        self.buttons = QButtonGroup(self)
-        self._column = QVBoxLayout(self)
-        self._column.setContentsMargins(6, 8, 6, 8)
-        self._column.setSpacing(4)
-        self._column.addStretch()
-
-    def add(self, title: str, icon: str, go: object) -> None:
-        """Put one more page's button below the others."""
-        button = QToolButton()
-        button.setText(title)
-        button.setCheckable(True)
-        button.setToolButtonStyle(Qt.ToolButtonStyle.ToolButtonTextUnderIcon)
-        button.setIconSize(QSize(24, 24))
-        button.setFixedWidth(72)
-        button.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
-        set_icon(button, icon)
-        button.clicked.connect(go)
-        self.buttons.addButton(button, len(self.buttons.buttons()))
-        self._column.insertWidget(self._column.count() - 1, button)
-
-    def mark(self, index: int) -> None:
-        """Show which page is open."""
-        self.buttons.button(index).setChecked(True)
+def _text(state: QByteArray) -> str:
+    return bytes(state.toBase64().data()).decode("ascii")
 
 
-class _Coming(QWidget):
-    """A page of a later version: what it will be for."""
-
-    def __init__(self, title: str, sentence: str) -> None:
-        super().__init__()
-        column = QVBoxLayout(self)
-        column.setContentsMargins(40, 36, 40, 36)
-        column.setSpacing(8)
-        for text, role in ((title, "title"), (sentence, "muted"), (self.tr("Not in this version yet."), "muted")):
-            label = QLabel(text)
-            label.setProperty("role", role)
-            label.setWordWrap(True)
-            column.addWidget(label)
-        column.addStretch()
+def _bytes(text: str) -> QByteArray:
+    return QByteArray.fromBase64(text.encode("ascii", "replace"))

@@ -56,4 +56,4 @@ def session(qapp: QObject) -> Iterator[Session]:
     session = Session(poster.post)
     yield session
     session.close()
-    poster.deleteLater()
+    poster.close()

@@ -3,9 +3,11 @@
 import pytest
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QKeySequence
-from PySide6.QtWidgets import QLineEdit, QMainWindow, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QLabel, QLineEdit, QMainWindow, QVBoxLayout, QWidget
 
 from app.qt.actions.commands import Commands
+from app.qt.actions.palette import CommandPalette
+from app.qt.actions.sheet import KeySheet
 from app.qt.actions.table import Action
 
 
@@ -100,3 +102,60 @@ def test_every_command_stands_in_its_menu_with_its_key(window):
 def test_two_actions_of_one_name_are_a_mistake(window):
     with pytest.raises(AssertionError, match=r"test\.reject"):
         window.commands.add(ACTIONS[:1], window.owner)
+
+
+def test_own_keys_replace_those_of_the_table_at_once_and_at_the_start(window, qtbot):
+    window.commands.rebind({"test.reject": ("Ctrl+J",)})
+    qtbot.keyClick(window.owner, Qt.Key.Key_X)
+    assert window.owner.done == []
+    qtbot.keyClick(window.owner, Qt.Key.Key_J, Qt.KeyboardModifier.ControlModifier)
+    assert window.owner.done == ["reject"]
+    assert "(Ctrl+J)" in window.commands["test.reject"].toolTip()
+    later = Commands(window, {"test.late": ("F9",)})
+    later.add([Action("test.late", "Late", "view", "reject", keys=("F8",))], window.owner)
+    assert later["test.late"].keys() == ["F9"]
+
+
+def test_an_action_that_comes_late_joins_its_menu(window):
+    window.commands.add([Action("test.late", "Late", "find", "reject")], window.owner)
+    menus = {action.text(): action for action in window.menuBar().actions() if action.isVisible()}
+    assert [command.text() for command in menus["F&ind"].menu().actions()] == ["Late"]
+    assert "&Captions" not in menus
+
+
+def test_the_palette_finds_by_some_letters_and_does_it(window, qtbot):
+    palette = CommandPalette(window.commands, window)
+    palette.open()
+    qtbot.keyClicks(palette.field, "rjt")
+    assert [palette.list.topLevelItem(row).text(0) for row in range(palette.list.topLevelItemCount())] == ["Reject"]
+    qtbot.keyClick(palette.field, Qt.Key.Key_Return)
+    assert window.owner.done == ["reject"]
+    assert not palette.isVisible()
+
+
+def test_arrow_keys_choose_in_the_palette(window, qtbot):
+    palette = CommandPalette(window.commands, window)
+    palette.open()
+    qtbot.keyClick(palette.field, Qt.Key.Key_Down)
+    qtbot.keyClick(palette.field, Qt.Key.Key_Return)
+    assert window.owner.done == [True]  # the second of the table
+
+
+def test_what_cannot_be_done_comes_last_in_the_palette_and_stays_undone(window, qtbot):
+    window.owner.ready = False
+    palette = CommandPalette(window.commands, window)
+    palette.open()
+    assert palette.list.topLevelItem(1).text(0) == "Reject"
+    qtbot.keyClicks(palette.field, "reject")
+    qtbot.keyClick(palette.field, Qt.Key.Key_Return)
+    assert window.owner.done == []
+    assert palette.isVisible()
+    palette.reject()
+
+
+def test_the_sheet_shows_every_key_that_is_in_force(window, qtbot):
+    window.commands.rebind({"test.on": ()})
+    sheet = KeySheet(window.commands, window)
+    qtbot.addWidget(sheet)
+    texts = [label.text() for label in sheet.findChildren(QLabel)]
+    assert texts == ["Pictures", "X", "Reject"]

@@ -1,8 +1,17 @@
-"""The window and its pages."""
+"""The window, its pages, its line of status, and what it remembers."""
 
 import pytest
+from PIL import Image
+from PySide6.QtCore import QMimeData, QPoint, QPointF, Qt, QUrl
+from PySide6.QtGui import QDragEnterEvent, QDropEvent
 from PySide6.QtWidgets import QWidget
 
+from app.core.edits.edit import Edit
+from app.core.pictures import Change
+from app.core.session import Session
+from app.core.settings import window_state
+from app.core.settings.store import Settings
+from app.qt.posting import Poster
 from app.qt.window import Window
 
 
@@ -10,18 +19,134 @@ from app.qt.window import Window
 def window(qtbot, session):
     window = Window(session)
     qtbot.addWidget(window)
-    window.show()
+    with qtbot.waitExposed(window):
+        window.show()
     return window
+
+
+@pytest.fixture
+def pictures(tmp_path):
+    folder = tmp_path / "Bilder für 猫"
+    folder.mkdir()
+    for name in ("a", "b"):
+        Image.new("RGB", (64, 48), "red").save(folder / f"{name}.png")
+        (folder / f"{name}.txt").write_text("red", encoding="utf-8")
+    return folder
+
+
+def drop(window, *paths):
+    """What a file manager sends: the pointer comes in, then lets go."""
+    mime = QMimeData()
+    mime.setUrls([QUrl.fromLocalFile(str(path)) for path in paths])
+    buttons = (Qt.MouseButton.LeftButton, Qt.KeyboardModifier.NoModifier)
+    enter = QDragEnterEvent(QPoint(300, 300), Qt.DropAction.CopyAction, mime, *buttons)
+    window.dragEnterEvent(enter)
+    window.dropEvent(QDropEvent(QPointF(300, 300), Qt.DropAction.CopyAction, mime, *buttons))
+    return enter.isAccepted()
 
 
 def test_it_opens_on_the_pictures_page_with_a_place_for_every_room(window):
     assert window.pages.currentWidget() is window.pictures
     for name in ("tags", "filter", "captions", "health"):
-        assert window.pictures.findChild(QWidget, name).isVisible()
+        assert window.pictures.findChild(QWidget, name) is not None
 
 
-def test_pages_are_reached_by_their_buttons(window, qtbot):
+def test_pages_are_reached_by_buttons_and_keys(window, qtbot):
     window._rail.buttons.button(2).click()
     assert window.pages.currentIndex() == 2
-    window._rail.buttons.button(0).click()
+    qtbot.keyClick(window, Qt.Key.Key_4, Qt.KeyboardModifier.ControlModifier)
+    assert window.pages.currentIndex() == 3
+    assert window._rail.buttons.checkedId() == 3
+
+
+def test_a_folder_dropped_anywhere_is_opened_as_a_dataset(window, session, pictures, qtbot):
+    window.show_runs()
+    assert drop(window, pictures)
+    qtbot.waitUntil(lambda: len(session.library.pictures) == 2)
     assert window.pages.currentWidget() is window.pictures
+
+
+def test_of_a_file_its_folder_is_opened(window, session, pictures, qtbot):
+    drop(window, pictures / "b.png")
+    qtbot.waitUntil(lambda: {picture.name for picture in session.library.pictures.values()} == {"a.png", "b.png"})
+
+
+def test_what_is_no_file_of_this_computer_is_not_taken(window, session):
+    mime = QMimeData()
+    mime.setUrls([QUrl("https://example.org/a.png")])
+    event = QDragEnterEvent(
+        QPoint(9, 9), Qt.DropAction.CopyAction, mime, Qt.MouseButton.LeftButton, Qt.KeyboardModifier.NoModifier
+    )
+    event.ignore()
+    window.dragEnterEvent(event)
+    assert not event.isAccepted()
+
+
+def test_a_folder_that_is_not_there_is_told_above_the_page(window, tmp_path, qtbot):
+    window.open([tmp_path / "gone"])
+    qtbot.waitUntil(lambda: any("gone" in sentence for sentence in window.notices.sentences()))
+    assert window.notices.isVisible()
+
+
+def test_an_edit_is_undone_by_name_and_saving_is_told(window, session, pictures, qtbot):
+    window.open([pictures])
+    qtbot.waitUntil(lambda: any(picture.caption == "red" for picture in session.library.pictures.values()))
+    number = next(number for number, picture in session.library.pictures.items() if picture.caption == "red")
+    name = session.library.pictures[number].name
+    session.history.do(Edit("Rename red to blue", (Change(number, "caption", "red", "blue"),)))
+    qtbot.waitUntil(lambda: window.status.saving.text() == "All changes saved, originals backed up.")
+    file = (pictures / name).with_suffix(".txt")
+    assert file.read_text(encoding="utf-8") == "blue"
+    window.commands.refresh_now()
+    assert "Rename red to blue" in window.commands["edit.undo"].text()
+    qtbot.keyClick(window, Qt.Key.Key_Z, Qt.KeyboardModifier.ControlModifier)
+    assert session.library.pictures[number].caption == "red"
+    assert "Rename red to blue" in window.status.currentMessage()
+    qtbot.waitUntil(lambda: file.read_text(encoding="utf-8") == "red")
+
+
+def test_it_stands_as_it_stood(window, qtbot, session):
+    window.resize(760, 620)  # the screen of tests has 800
+    window.pictures.columns.setSizes([150, 500, 250])
+    sizes = window.pictures.columns.sizes()
+    window.close()
+    assert "geometry" in window_state.read()
+    again = Window(session)
+    qtbot.addWidget(again)
+    with qtbot.waitExposed(again):
+        again.show()
+    assert (again.width(), again.height()) == (760, 620)
+    assert again.pictures.columns.sizes() == sizes
+
+
+def test_nonsense_in_the_windows_file_does_not_keep_it_closed(qtbot, session, per_user_folder):
+    window_state.write({"geometry": "not base64 at all", "pictures.columns": "AAAA"})
+    window = Window(session)
+    qtbot.addWidget(window)
+    with qtbot.waitExposed(window):
+        window.show()
+    assert window.width() > 400
+
+
+def test_preferences_that_could_not_be_read_are_told(qtbot, per_user_folder):
+    (per_user_folder / "preferences.toml").write_text("[broken", encoding="utf-8")
+    poster = Poster()
+    session = Session(poster.post, Settings())
+    window = Window(session)
+    qtbot.addWidget(window)
+    assert "preferences.broken.toml" in window.notices.sentences()[0]
+    session.close()
+    poster.close()
+
+
+def test_a_notice_is_told_once_and_closed(window, qtbot):
+    done = []
+    for _ in range(2):
+        window.notices.tell("Look here", "warning", ("Look", lambda: done.append(1)))
+    assert window.notices.sentences() == ["Look here"]
+    bar = window.notices._bars[0]
+    next(button for button in bar.findChildren(QWidget) if getattr(button, "text", str)() == "Look").click()
+    assert done == [1]
+    bar.closing.click()
+    assert window.notices.sentences() == []
+    assert not window.notices.isVisible()

@@ -22,7 +22,7 @@ class Section(BaseModel):
 
 def choice(default: Any, title: str, description: str, **more: Any) -> Any:
     """Return a field with the words that the form shows; `labels` name the values of a Literal, `unit` a number's."""
-    extra = {key: more.pop(key) for key in ("labels", "unit") if key in more}
+    extra: dict[str, Any] = {key: more.pop(key) for key in ("labels", "unit") if key in more}
     return Field(default, title=title, description=description, json_schema_extra=extra, **more)
 
 

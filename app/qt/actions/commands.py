@@ -1,17 +1,19 @@
-"""Makes Qt's actions of the table, and keeps their state."""
+"""Makes Qt's actions of the table, and keeps their keys and their state."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from PySide6.QtCore import QCoreApplication, QObject, QTimer
 from PySide6.QtGui import QAction, QKeySequence
-from PySide6.QtWidgets import QMenuBar, QWidget
+from PySide6.QtWidgets import QMenu, QMenuBar, QWidget
 
-from app.core.events import Event
 from app.qt.actions.table import Action, Menu
 from app.qt.theme import set_icon
 from app.qt.words import QT_TRANSLATE_NOOP
+
+Keys = Mapping[str, tuple[str, ...]]
+"""Shortcuts by command, as Qt writes them portably."""
 
 MENUS: dict[Menu, str] = {
     "file": QT_TRANSLATE_NOOP("Menu", "&File"),
@@ -27,19 +29,34 @@ MENUS: dict[Menu, str] = {
 class Command(QAction):
     """One action of the table, bound to the widget that does it."""
 
-    def __init__(self, action: Action, owner: QWidget) -> None:
+    def __init__(self, action: Action, owner: QWidget, keys: tuple[str, ...]) -> None:
         super().__init__(owner)
         self.action = action
         self._owner = owner
         self._run: Callable[..., None] = getattr(owner, action.run)
         self.setObjectName(action.id)
         self.setText(QCoreApplication.translate("Action", action.title))
-        self.setToolTip(QCoreApplication.translate("Action", action.tip or action.title))
         self.setCheckable(action.checked is not None)
+        self.set_keys(keys)
         if action.icon:
             set_icon(self, action.icon)
         self.triggered.connect(self._do)
         owner.addAction(self)
+
+    @property
+    def group(self) -> str:
+        """The title of its menu, as the user reads it."""
+        return QCoreApplication.translate("Menu", MENUS[self.action.menu]).replace("&", "")
+
+    def keys(self) -> list[str]:
+        """Return its shortcuts as this system writes them."""
+        return [key.toString(QKeySequence.SequenceFormat.NativeText) for key in self.shortcuts()]
+
+    def set_keys(self, keys: Iterable[str]) -> None:
+        """Give it other shortcuts; its tip names the first."""
+        self.setShortcuts([QKeySequence(key, QKeySequence.SequenceFormat.PortableText) for key in keys])
+        tip = QCoreApplication.translate("Action", self.action.tip or self.action.title)
+        self.setToolTip(" ".join([tip, *(f"({key})" for key in self.keys()[:1])]))
 
     def refresh(self) -> None:
         """Ask the owner whether this can be done now, and whether it is on."""
@@ -61,21 +78,22 @@ class Command(QAction):
 class Commands(QObject):
     """All commands by id, in the order in which rooms added them."""
 
-    def __init__(self, parent: QObject | None = None) -> None:
+    def __init__(self, parent: QObject | None = None, own: Keys | None = None) -> None:
         super().__init__(parent)
-        self.added: Event[Command] = Event()
         self._commands: dict[str, Command] = {}
+        self._menus: dict[Menu, QMenu] = {}
+        self._own = own or {}
         self._soon = QTimer(self)
         self._soon.setSingleShot(True)
         self._soon.timeout.connect(self.refresh_now)
 
     def add(self, actions: Iterable[Action], owner: QWidget) -> None:
-        """Bind a room's actions to the widget that does them."""
+        """Bind a room's actions to the widget that does them; they show up in their menus."""
         for action in actions:
             assert action.id not in self._commands, f"two actions are named {action.id}"
-            command = self._commands[action.id] = Command(action, owner)
-            command.setShortcuts([QKeySequence(key, QKeySequence.SequenceFormat.PortableText) for key in action.keys])
-            self.added.emit(command)
+            command = Command(action, owner, self._own.get(action.id, action.keys))
+            self._commands[action.id] = command
+            self._enter(command)
         self.refresh()
 
     def __getitem__(self, name: str) -> Command:
@@ -84,9 +102,15 @@ class Commands(QObject):
     def __iter__(self) -> Iterator[Command]:
         return iter(self._commands.values())
 
+    def rebind(self, own: Keys) -> None:
+        """Put the user's own shortcuts in force; commands that are not named have those of the table."""
+        self._own = own
+        for command in self:
+            command.set_keys(own.get(command.action.id, command.action.keys))
+
     def refresh(self) -> None:
         """Ask all owners for the state of their actions, once the event that runs now is over."""
-        self._soon.start()
+        self._soon.start(0)
 
     def refresh_now(self) -> None:
         """Ask at once."""
@@ -94,10 +118,16 @@ class Commands(QObject):
             command.refresh()
 
     def fill(self, bar: QMenuBar) -> None:
-        """Put every command that has been added into its menu."""
+        """Show the menus in a menu bar; commands that come later join them. An empty menu is not shown."""
         for name, title in MENUS.items():
-            commands = [command for command in self if command.action.menu == name]
-            if commands:
-                menu = bar.addMenu(QCoreApplication.translate("Menu", title))
-                menu.addActions(commands)
-                menu.aboutToShow.connect(self.refresh_now)
+            menu = self._menus[name] = bar.addMenu(QCoreApplication.translate("Menu", title))
+            menu.menuAction().setVisible(False)
+            menu.aboutToShow.connect(self.refresh_now)
+        for command in self:
+            self._enter(command)
+
+    def _enter(self, command: Command) -> None:
+        menu = self._menus.get(command.action.menu)
+        if menu is not None:
+            menu.addAction(command)
+            menu.menuAction().setVisible(True)

@@ -32,6 +32,8 @@ class PicturesPage(QWidget):
         self.health = _place("health")
         self.columns = QSplitter(Qt.Orientation.Horizontal)
         self.right = QSplitter(Qt.Orientation.Vertical)
+        self.columns.setObjectName("pictures.columns")  # by their names the window remembers how they stood
+        self.right.setObjectName("pictures.right")
         self._build()
 
     def put(self, place: QWidget, widget: QWidget) -> None:

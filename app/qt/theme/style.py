@@ -54,6 +54,7 @@ QSplitter::handle:horizontal { width: 1px; }
 QSplitter::handle:vertical { height: 1px; }
 QSplitter::handle:hover { background: $focus; }
 QFrame#rail { background: $rail; border: none; border-right: 1px solid $line; }
+QFrame#notice { background: $raised; border: none; border-bottom: 1px solid $line; }
 QToolButton { background: transparent; border: 2px solid transparent; border-radius: 6px; padding: 3px; color: $text; }
 QToolButton:hover { background: $hover; }
 QToolButton:pressed, QToolButton:checked { background: $pressed; }

@@ -1,0 +1,137 @@
+"""Lets the user choose the keys of every command, and says at once which other command a key belongs to."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import Qt, Signal
+from PySide6.QtGui import QKeySequence
+from PySide6.QtWidgets import (
+    QHBoxLayout,
+    QHeaderView,
+    QKeySequenceEdit,
+    QLabel,
+    QLineEdit,
+    QPushButton,
+    QTreeWidget,
+    QTreeWidgetItem,
+    QVBoxLayout,
+    QWidget,
+)
+
+from app.qt.actions.commands import Command, Commands
+
+_PORTABLE = QKeySequence.SequenceFormat.PortableText
+_ID = Qt.ItemDataRole.UserRole
+
+
+class ShortcutEditor(QWidget):
+    """A table of commands and their keys; below it the field that listens for other keys."""
+
+    changed = Signal()
+
+    def __init__(self, commands: Commands, own: dict[str, tuple[str, ...]]) -> None:
+        super().__init__()
+        self._commands = commands
+        self.own = dict(own)
+        """What differs from the table, by command."""
+        self.search = QLineEdit()
+        self.search.setPlaceholderText(self.tr("Search by name or key"))
+        self.search.setAccessibleName(self.tr("Search for a command"))
+        self.list = QTreeWidget()
+        self.keys = QKeySequenceEdit()
+        self.told = QLabel()
+        self._set = QPushButton(self.tr("Use these keys"))
+        self._clear = QPushButton(self.tr("No keys"))
+        self._default = QPushButton(self.tr("As delivered"))
+        self._build()
+        self._fill()
+
+    def keys_of(self, command: Command) -> tuple[str, ...]:
+        """Return the keys that a command will have."""
+        return self.own.get(command.action.id, command.action.keys)
+
+    def owners(self, keys: QKeySequence) -> list[Command]:
+        """Return the commands that will have these keys, without the one that is being edited."""
+        portable = keys.toString(_PORTABLE)
+        return [
+            command
+            for command in self._commands
+            if command is not self._chosen()
+            and portable in {QKeySequence(key, _PORTABLE).toString(_PORTABLE) for key in self.keys_of(command)}
+        ]
+
+    def _build(self) -> None:
+        self.list.setAccessibleName(self.tr("Commands and their keys"))
+        self.list.setHeaderLabels([self.tr("Command"), self.tr("Menu"), self.tr("Keys")])
+        self.list.setRootIsDecorated(False)
+        self.list.setUniformRowHeights(True)
+        self.list.header().setSectionResizeMode(0, QHeaderView.ResizeMode.Stretch)
+        self.keys.setAccessibleName(self.tr("New keys for the command"))
+        self.keys.setMaximumSequenceLength(1)
+        self.told.setProperty("role", "warning")
+        self.told.setWordWrap(True)
+        row = QHBoxLayout()
+        for widget in (self.keys, self._set, self._clear, self._default):
+            row.addWidget(widget)
+        column = QVBoxLayout(self)
+        column.addWidget(self.search)
+        column.addWidget(self.list, 1)
+        column.addLayout(row)
+        column.addWidget(self.told)
+        self.search.textChanged.connect(self._fill)
+        self.list.currentItemChanged.connect(self._tell)
+        self.keys.keySequenceChanged.connect(self._tell)
+        self._set.clicked.connect(lambda: self._give((self.keys.keySequence().toString(_PORTABLE),)))
+        self._clear.clicked.connect(lambda: self._give(()))
+        self._default.clicked.connect(lambda: self._give(None))
+
+    def _chosen(self) -> Command | None:
+        item = self.list.currentItem()
+        return self._commands[item.data(0, _ID)] if item else None
+
+    def _fill(self) -> None:
+        chosen = self._chosen()
+        wanted = self.search.text().casefold()
+        self.list.clear()
+        for command in self._commands:
+            keys = (QKeySequence(key, _PORTABLE).toString(QKeySequence.SequenceFormat.NativeText)
+                    for key in self.keys_of(command))  # fmt: skip
+            texts = [command.text(), command.group, ", ".join(keys)]
+            if wanted in " ".join(texts).casefold():
+                item = QTreeWidgetItem(self.list, texts)
+                item.setData(0, _ID, command.action.id)
+                if command is chosen:
+                    self.list.setCurrentItem(item)
+        self._tell()
+
+    def _tell(self) -> None:
+        """Say what the keys in the field do now, and which buttons can be used."""
+        chosen, keys = self._chosen(), self.keys.keySequence()
+        others = self.owners(keys) if not keys.isEmpty() else []
+        names = ", ".join(command.text() for command in others)
+        self.told.setText(self.tr("These keys belong to “{name}” and will be taken from it.").format(name=names))
+        self.told.setVisible(bool(others))
+        self._set.setEnabled(chosen is not None and not keys.isEmpty())
+        self._clear.setEnabled(chosen is not None and bool(self.keys_of(chosen)))
+        self._default.setEnabled(chosen is not None and chosen.action.id in self.own)
+
+    def _give(self, keys: tuple[str, ...] | None) -> None:
+        """Give the chosen command other keys, or those of the table (None), and take them from whoever has them."""
+        chosen = self._chosen()
+        assert chosen is not None
+        for key in chosen.action.keys if keys is None else keys:
+            self._take(QKeySequence(key, _PORTABLE))
+        self._put(chosen, chosen.action.keys if keys is None else keys)
+        self.keys.clear()
+        self._fill()
+        self.changed.emit()
+
+    def _take(self, keys: QKeySequence) -> None:
+        for command in self.owners(keys):
+            left = tuple(key for key in self.keys_of(command) if QKeySequence(key, _PORTABLE) != keys)
+            self._put(command, left)
+
+    def _put(self, command: Command, keys: tuple[str, ...]) -> None:
+        if keys == command.action.keys:
+            self.own.pop(command.action.id, None)
+        else:
+            self.own[command.action.id] = keys

@@ -1,0 +1,86 @@
+"""Bars above the page for what the user should know and may want to act on; none of them stops the work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+from PySide6.QtCore import QSize, Qt
+from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QPushButton, QSizePolicy, QToolButton, QVBoxLayout, QWidget
+
+from app.qt.theme import set_icon
+from trainer.errors import ImpastoError
+
+Kind = Literal["info", "warning", "error"]
+_MOST = 3
+"""Bars at a time; the oldest goes when another comes."""
+
+
+class Notices(QWidget):
+    """The bars, newest last."""
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._column = QVBoxLayout(self)
+        self._column.setContentsMargins(0, 0, 0, 0)
+        self._column.setSpacing(0)
+        self._bars: list[_Bar] = []
+        self.hide()
+
+    def tell(self, sentence: str, kind: Kind = "info", act: tuple[str, Callable[[], object]] | None = None) -> None:
+        """Show a bar, unless it is there already; `act` is a button's title and what it does."""
+        if any(bar.sentence == sentence for bar in self._bars):
+            return
+        if len(self._bars) == _MOST:
+            self._remove(self._bars[0])
+        bar = _Bar(sentence, kind, act)
+        bar.closing.clicked.connect(lambda: self._remove(bar))
+        self._bars.append(bar)
+        self._column.addWidget(bar)
+        self.show()
+
+    def tell_error(self, error: ImpastoError) -> None:
+        """Show what happened and what to do."""
+        self.tell(f"{error.sentence} {error.remedy}", "error")
+
+    def sentences(self) -> list[str]:
+        """Return what is shown now."""
+        return [bar.sentence for bar in self._bars]
+
+    def _remove(self, bar: _Bar) -> None:
+        self._bars.remove(bar)
+        bar.hide()
+        bar.deleteLater()
+        self.setVisible(bool(self._bars))
+
+
+class _Bar(QFrame):
+    def __init__(self, sentence: str, kind: Kind, act: tuple[str, Callable[[], object]] | None) -> None:
+        super().__init__()
+        self.sentence = sentence
+        self.setObjectName("notice")
+        row = QHBoxLayout(self)
+        row.setContentsMargins(12, 6, 8, 6)
+        row.setSpacing(10)
+        sign = QToolButton()
+        sign.setIconSize(QSize(20, 20))
+        sign.setFocusPolicy(Qt.FocusPolicy.NoFocus)
+        sign.setEnabled(True)
+        sign.setAttribute(Qt.WidgetAttribute.WA_TransparentForMouseEvents)
+        set_icon(sign, kind)
+        words = QLabel(sentence)
+        words.setWordWrap(True)
+        words.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
+        words.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Preferred)
+        row.addWidget(sign)
+        row.addWidget(words, 1)
+        if act:
+            button = QPushButton(act[0])
+            button.clicked.connect(lambda: act[1]())
+            row.addWidget(button)
+        self.closing = QToolButton()
+        self.closing.setFocusPolicy(Qt.FocusPolicy.TabFocus)
+        self.closing.setToolTip(self.tr("Close this notice"))
+        self.closing.setAccessibleName(self.tr("Close this notice"))
+        set_icon(self.closing, "close")
+        row.addWidget(self.closing)
