@@ -14,7 +14,13 @@ from app.core.edits.writer import Writer
 from app.core.events import Event
 from app.core.library import Library
 from app.core.pictures import Altered, Field
+from app.core.query.filtering import Filtering
+from app.core.query.finder import Finder
+from app.core.query.saved import SavedFilters
 from app.core.settings.store import Settings
+from app.core.tags.completion import Completer
+from app.core.tags.index import TagIndex
+from app.core.tags.vocabulary import lists_folder
 from app.core.tasks import Post, Tasks
 from trainer.protocol.places import cache_folder, home
 
@@ -71,6 +77,12 @@ class Session:
         self.tasks = Tasks(post)
         self.library = Library()
         self.view = View(self.library)
+        self.tags = TagIndex(self.library, self.tasks)
+        self.finder = Finder(self.library, self.tags, self.tasks)
+        self.filtering = Filtering(self.library, self.view, self.tags, self.finder, post)
+        self.filters = SavedFilters()
+        self.completer = Completer(self.tags)
+        self.completer.load_when_asked(self.tasks, lists_folder())
         self.backups = Backups(home() / "captions" / "backups")
         journal = Journal(home() / "captions" / "journal")
         self.saver = Saver(journal, Writer(self.backups), post)

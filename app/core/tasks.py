@@ -40,3 +40,8 @@ class Tasks:
     def close(self) -> None:
         """Let running work end, drop what has not begun."""
         self._pool.shutdown(wait=True, cancel_futures=True)
+
+
+def raise_again(fault: BaseException) -> None:
+    """Let a fault that nobody expects be seen on the owner's thread: a `failed` for `Tasks.run`."""
+    raise fault

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 
+from app.core.events import Event
 from app.core.tags.haystack import fold
 from app.core.tags.index import TagIndex
-from app.core.tags.vocabulary import Vocabulary
+from app.core.tags.vocabulary import Vocabulary, read_lists
+from app.core.tasks import Tasks, raise_again
 
 # Emoticons such as ^_^, o_o and (o)_(o) keep their underscore in any style, as in all taggers' lists: on either side
 # stands at most one letter or digit.
@@ -52,11 +55,32 @@ class Completer:
     """Completes tags; belongs to the thread that owns the library. Under 5 ms with lists of 140,000 tags."""
 
     def __init__(self, index: TagIndex, vocabulary: Vocabulary | None = None) -> None:
+        self.loaded: Event[tuple[str, ...]] = Event()
+        """The lists are here; with sentences about what of them could not be used."""
         self.vocabulary = vocabulary or Vocabulary()
         """Replaced as a whole when a worker has read the lists."""
         self._index = index
         self._style: Style | None = None
+        self._load: Callable[[], None] | None = None
         index.changed.connect(self._forget_style)
+
+    def load_when_asked(self, tasks: Tasks, folder: Path) -> None:
+        """Load the lists of a folder as soon as anybody completes a tag: the start of the app need not wait for it."""
+        self._load = lambda: self.load(tasks, folder)
+
+    def load(self, tasks: Tasks, folder: Path) -> None:
+        """Have a worker read the tag lists of a folder; `loaded` tells when, and what is wrong with them."""
+
+        def read() -> tuple[Vocabulary, list[str]]:
+            lists, faults = read_lists(folder)
+            said = [f"{error.sentence} {error.remedy}" for error in faults]
+            return Vocabulary(lists), said + [fault for one in lists if (fault := one.fault())]
+
+        def have(result: tuple[Vocabulary, list[str]]) -> None:
+            self.vocabulary, faults = result
+            self.loaded.emit(tuple(faults))
+
+        tasks.run(read, have, raise_again)
 
     @property
     def style(self) -> Style:
@@ -70,6 +94,9 @@ class Completer:
         typed = typed.strip()
         if not typed:
             return []
+        if self._load:
+            load, self._load = self._load, None
+            load()
         kept = {fold(tag) for tag in besides}
         own = self._index.complete(typed, limit + len(kept)) or self._index.complete(_other(typed), limit + len(kept))
         found = {fold(tag): Completion(tag, pictures) for tag, pictures in own}

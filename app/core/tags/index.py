@@ -15,7 +15,7 @@ from app.core.library import Library
 from app.core.pictures import Altered, Picture
 from app.core.tags.haystack import Haystack, fold
 from app.core.tags.splitting import split_tags
-from app.core.tasks import Tasks
+from app.core.tasks import Tasks, raise_again
 
 Row = tuple[str, ...]
 """The different tags of one picture, in the caption's order."""
@@ -179,7 +179,7 @@ class TagIndex:
         ids = list(islice(self._waiting, _SLICE))
         texts = [(number, pictures[number].caption) for number in ids if number in pictures]
         self._reading = True
-        self._tasks.run(lambda: [(number, text, row_of(text)) for number, text in texts], self._have, _raise)
+        self._tasks.run(lambda: [(number, text, row_of(text)) for number, text in texts], self._have, raise_again)
 
     def _have(self, split: Sequence[tuple[int, str | None, Row]]) -> None:
         self._reading = False
@@ -275,7 +275,3 @@ def common_and_mixed(pictures: Sequence[Picture], index: TagIndex) -> tuple[list
     common = [tag for tag in rows[0] if counts[tag] == len(rows)] if rows else []
     mixed = [TagCount(tag, count) for tag, count in counts.most_common() if count < len(rows)]
     return common, mixed
-
-
-def _raise(fault: BaseException) -> None:
-    raise fault

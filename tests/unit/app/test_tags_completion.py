@@ -1,5 +1,6 @@
 """Tag lists read from real files, and what is proposed from them and from the dataset's own tags."""
 
+import queue
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from app.core.pictures import Change, Folder
 from app.core.tags.completion import Completer, Completion, Style, style_of
 from app.core.tags.index import TagIndex
 from app.core.tags.vocabulary import Match, TagList, Vocabulary, Word, lists_folder, read_list, read_lists
+from app.core.tasks import Tasks
 from trainer.errors import ImpastoError
 
 FOLDER = Folder(Path("data"), Path("data"))
@@ -181,3 +183,22 @@ def test_emoticons_keep_their_underscore(face):
 def test_a_tag_of_short_words_is_no_emoticon():
     assert Style().write("no_bra") == "no bra"
     assert Style(underscores=True).write("big cat") == "big_cat"
+
+
+def test_lists_are_loaded_by_a_worker_when_first_needed(tmp_path):
+    written(tmp_path, "a.csv", "long_hair,0,5\n,bad\n")
+    written(tmp_path, "b.csv", b"\0")
+    _, one = completer(["cat"])
+    said = []
+    one.loaded.connect(said.append)
+    calls = queue.Queue()
+    tasks = Tasks(calls.put)
+    one.load_when_asked(tasks, tmp_path)
+    assert (one.complete("lo"), one.complete("lo")) == ([], [])
+    calls.get(timeout=20)()
+    tasks.close()
+    assert [proposal.tag for proposal in one.complete("lo")] == ["long hair"]
+    assert calls.empty()
+    ((unreadable, bad),) = said
+    assert "b.csv" in unreadable
+    assert bad.startswith("1 line of a.csv")

@@ -1,0 +1,259 @@
+"""The filter above the pictures: its text, what is wrong with it, how many it finds, and the filters kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from PySide6.QtCore import QLocale, QPoint, QTimer
+from PySide6.QtWidgets import QHBoxLayout, QLabel, QMenu, QSizePolicy, QToolButton, QVBoxLayout, QWidget
+
+from app.core.query.completion import QueryCompleter
+from app.core.query.language import Fault, QueryError
+from app.core.query.saved import SavedFilter
+from app.core.session import Session
+from app.qt.actions.commands import Commands
+from app.qt.actions.table import Action
+from app.qt.pictures.finding.dialogs import HelpDialog, SaveDialog
+from app.qt.pictures.finding.field import FilterField
+from app.qt.theme import set_icon
+from app.qt.words import QT_TRANSLATE_NOOP
+from trainer.errors import ImpastoError
+
+# How long somebody who types pauses before the filter is asked, and before what he is just typing is found wrong.
+_PAUSE_MS = 180
+_PATIENCE_MS = 900
+_RECENT = 10
+
+ACTIONS = (
+    Action(
+        "finding.filter",
+        QT_TRANSLATE_NOOP("Action", "Filter Pictures"),
+        "find",
+        "write_filter",
+        keys=("Ctrl+F",),
+        icon="filter",
+    ),
+    Action(
+        "finding.clear",
+        QT_TRANSLATE_NOOP("Action", "Show All Pictures"),
+        "find",
+        "clear",
+        keys=("Ctrl+Shift+A",),
+        enabled="is_filtered",
+        icon="close",
+    ),
+    Action(
+        "finding.save",
+        QT_TRANSLATE_NOOP("Action", "Save Filter…"),
+        "find",
+        "save",
+        enabled="is_filtered",
+        icon="bookmark",
+    ),
+    Action(
+        "finding.help",
+        QT_TRANSLATE_NOOP("Action", "How Filters Are Written"),
+        "find",
+        "explain",
+        icon="help",
+    ),
+)
+
+
+class FilterBox(QWidget):
+    """The filter box; asks while one types, and at once on Enter."""
+
+    def __init__(self, session: Session, commands: Commands, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._session = session
+        self._filtering = session.filtering
+        self._written = self._filtering.text
+        completer = QueryCompleter(session.library, session.tags)
+        self.field = FilterField(completer.propose)
+        self.count = QLabel()
+        self.fault = QLabel()
+        self.kept = QToolButton()
+        self._pause = self._timer(_PAUSE_MS, lambda: self._ask(patient=True))
+        self._patience = self._timer(_PATIENCE_MS, self._ask)
+        self._build()
+        self._connect()
+        self._commands = commands
+        commands.add(ACTIONS, self)
+        self._tell_count()
+
+    @property
+    def is_filtered(self) -> bool:
+        """Whether something is asked for."""
+        return bool(self._filtering.text.strip())
+
+    def write_filter(self) -> None:
+        """Give the keyboard to the filter."""
+        self.field.setFocus()
+        self.field.selectAll()
+
+    def clear(self) -> None:
+        """Show all pictures."""
+        self.write("")
+
+    def write(self, text: str) -> None:
+        """Put a query into the box and ask it at once."""
+        self.field.setText(text)
+        self._ask_at_once()
+
+    def save(self) -> None:
+        """Ask for a name and keep the filter under it."""
+        dialog = SaveDialog(self._filtering.text, self._roots(), self)
+        if dialog.exec():
+            saved = SavedFilter(dialog.name, self._filtering.text, dialog.root)
+            self._keeping(lambda: self._session.filters.save(saved))
+
+    def explain(self) -> None:
+        """Show how filters are written."""
+        HelpDialog(self).exec()
+
+    def _build(self) -> None:
+        self.field.setClearButtonEnabled(True)
+        self.count.setProperty("role", "muted")
+        self.count.setSizePolicy(QSizePolicy.Policy.Fixed, QSizePolicy.Policy.Preferred)
+        self.fault.setProperty("role", "bad")
+        self.fault.setWordWrap(True)
+        self.fault.hide()
+        set_icon(self.kept, "bookmark")
+        self.kept.setToolTip(self.tr("Kept and recent filters (Alt+Down)"))
+        self.kept.setAccessibleName(self.tr("Kept and recent filters"))
+        row = QHBoxLayout()
+        row.setSpacing(6)
+        row.addWidget(self.field, 1)
+        row.addWidget(self.kept)
+        row.addWidget(self.count)
+        whole = QVBoxLayout(self)
+        whole.setContentsMargins(8, 6, 8, 6)
+        whole.setSpacing(4)
+        whole.addLayout(row)
+        whole.addWidget(self.fault)
+
+    def _connect(self) -> None:
+        self.field.textEdited.connect(lambda _: self._edited())
+        self.field.textChanged.connect(lambda text: None if text else self._edited())  # the clear button
+        self.field.asked.connect(self._ask_at_once)
+        self.field.left.connect(self._remember)
+        self.field.listed.connect(self.show_kept)
+        self.kept.clicked.connect(self.show_kept)
+        stop = self._filtering.changed.connect(lambda _: self._follow())
+        self.destroyed.connect(lambda: stop())
+
+    def _timer(self, milliseconds: int, run: Callable[[], None]) -> QTimer:
+        timer = QTimer(self)
+        timer.setSingleShot(True)
+        timer.setInterval(milliseconds)
+        timer.timeout.connect(run)
+        return timer
+
+    def _edited(self) -> None:
+        self._patience.stop()
+        self._pause.start()
+
+    def _ask(self, *, patient: bool = False) -> None:
+        """Apply what is written, or say what is wrong with it; patient with a word that is still being typed."""
+        self._pause.stop()
+        self._patience.stop()
+        text = self.field.text()
+        try:
+            if text != self._filtering.text or not patient:
+                self._written = text
+                self._filtering.apply(text)
+            faults: tuple[Fault, ...] = ()
+        except QueryError as error:
+            faults = error.faults
+        if patient and faults and all(self._is_typed(fault) for fault in faults):
+            self._patience.start()
+            return
+        self._tell_faults(faults)
+
+    def _ask_at_once(self) -> None:
+        self._ask()
+        self._remember()
+
+    def _is_typed(self, fault: Fault) -> bool:
+        return self.field.hasFocus() and fault.start < self.field.cursorPosition() <= fault.end
+
+    def _tell_faults(self, faults: tuple[Fault, ...]) -> None:
+        self.field.underline(faults)
+        self.fault.setText("\n".join(f"{fault.sentence} {fault.remedy}" for fault in faults))
+        self.fault.setVisible(bool(faults))
+        self.field.setAccessibleDescription(
+            self.fault.text() or self.tr("Shows only the pictures that this query finds")
+        )
+
+    def _follow(self) -> None:
+        """Show the filter in force, should another than this box have changed it; it never undoes what one types."""
+        if self._filtering.text != self._written:
+            self._written = self._filtering.text
+            self.field.setText(self._written)
+            self._pause.stop()
+            self._tell_faults(())
+        self._tell_count()
+        self._commands.refresh()
+
+    def _tell_count(self) -> None:
+        number = QLocale().toString
+        found, total = len(self._session.view.ids), self._filtering.total
+        text = self.tr("%1 of %2").replace("%1", number(found)).replace("%2", number(total))
+        if not self.is_filtered:
+            text = self.tr("%n picture(s)", "", total)
+        if self._filtering.pending:
+            counting = self.tr("still counting %1").replace("%1", number(self._filtering.pending))
+            text = f"{text}, {counting}"
+        self.count.setText(text)
+
+    def show_kept(self) -> None:
+        """Let the kept filters and the last queries drop down."""
+        self._menu().exec(self.kept.mapToGlobal(QPoint(0, self.kept.height())))
+
+    def _menu(self) -> QMenu:
+        menu = QMenu(self)
+        menu.addAction(self._commands["finding.save"])
+        filters = self._session.filters.of(*self._roots())
+        forget = QMenu(self.tr("Forget"), menu)
+        if filters:
+            menu.addSection(self.tr("Kept"))
+        for one in filters:
+            menu.addAction(_shown(one.name), partial(self.write, one.query)).setToolTip(one.query)
+            forget.addAction(_shown(one.name), partial(self._forget, one))
+        recent = self._session.filters.recent[:_RECENT]
+        if recent:
+            menu.addSection(self.tr("Recent"))
+        for query in recent:
+            menu.addAction(_shown(query), partial(self.write, query))
+        menu.addSeparator()
+        if filters:
+            menu.addMenu(forget)
+        menu.addAction(self._commands["finding.help"])
+        return menu
+
+    def _forget(self, saved: SavedFilter) -> None:
+        self._keeping(lambda: self._session.filters.remove(saved))
+
+    def _roots(self) -> list[Path]:
+        """Return the folders of the open datasets, in their order."""
+        return list(dict.fromkeys(picture.folder.root for picture in self._session.library.pictures.values()))
+
+    def _remember(self) -> None:
+        """Enter the query in force among the recent ones, if it is what is written."""
+        if self.field.text() == self._filtering.text:
+            self._keeping(lambda: self._session.filters.remember(self._filtering.text))
+
+    def _keeping(self, write: Callable[[], None]) -> None:
+        """Write to the file of filters; what hinders it stands below the box."""
+        try:
+            write()
+        except ImpastoError as error:
+            self.fault.setText(f"{error.sentence} {error.remedy}")
+            self.fault.show()
+
+
+def _shown(text: str) -> str:
+    """Return a text for a menu, in which & means something."""
+    return text.replace("&", "&&")

@@ -1,0 +1,316 @@
+"""The panel of tags: how many pictures have each, which stand together, and one click to see them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
+
+from PySide6.QtCore import QItemSelectionModel, QLocale, QModelIndex, QPoint, Qt, QTimer
+from PySide6.QtGui import QFontMetrics, QGuiApplication, QKeyEvent
+from PySide6.QtWidgets import (
+    QHBoxLayout,
+    QInputDialog,
+    QLabel,
+    QLineEdit,
+    QListView,
+    QMenu,
+    QSplitter,
+    QToolButton,
+    QVBoxLayout,
+    QWidget,
+)
+from shiboken6 import isValid
+
+from app.core.edits.bulk import remove_tags, rename_tag
+from app.core.edits.edit import Edit
+from app.core.pictures import Picture
+from app.core.query.terms import Term, literal
+from app.core.session import Session
+from app.core.tags.index import Row, TagCount, beside
+from app.core.tasks import raise_again
+from app.qt.actions.commands import Commands
+from app.qt.actions.table import Action
+from app.qt.pictures.finding.tag_delegate import TagDelegate
+from app.qt.pictures.finding.tag_model import Order, TagModel, in_order
+from app.qt.theme import set_icon
+from app.qt.words import QT_TRANSLATE_NOOP
+from trainer.errors import ImpastoError
+
+# Counts change with every word typed; the list follows when there is a pause.
+_PAUSE_MS = 150
+_TOGETHER = 30
+_Result = TypeVar("_Result")
+
+ACTIONS = (
+    Action(
+        "finding.tags",
+        QT_TRANSLATE_NOOP("Action", "Search Tags"),
+        "find",
+        "search_tags",
+        keys=("Ctrl+Shift+F",),
+        icon="tag",
+    ),
+    Action(
+        "finding.rename",
+        QT_TRANSLATE_NOOP("Action", "Rename Tag Everywhere…"),
+        "find",
+        "rename",
+        enabled="has_tag",
+    ),
+    Action(
+        "finding.remove",
+        QT_TRANSLATE_NOOP("Action", "Remove Tag Everywhere"),
+        "find",
+        "remove",
+        enabled="has_tag",
+    ),
+)
+
+
+class TagView(QListView):
+    """Tags with counts: click or Enter filters, with Ctrl adds to the filter, with Alt excludes."""
+
+    def __init__(self, name: str, use: Callable[[str, Qt.KeyboardModifier], None]) -> None:
+        super().__init__()
+        self.tags = TagModel(self)
+        self.setModel(self.tags)
+        self.setItemDelegate(TagDelegate(self))
+        self.setUniformItemSizes(True)
+        self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        self.setContextMenuPolicy(Qt.ContextMenuPolicy.CustomContextMenu)
+        self.setAccessibleName(name)
+        self.setAccessibleDescription(
+            self.tr("Enter shows the pictures with the tag, Ctrl+Enter asks for it too, Alt+Enter excludes it")
+        )
+        self._use = use
+        self.clicked.connect(self._clicked)
+
+    @property
+    def tag(self) -> str | None:
+        """The chosen tag."""
+        row = self.currentIndex().row()
+        return self.tags.rows[row].tag if 0 <= row < len(self.tags.rows) else None
+
+    def show_rows(self, rows: list[TagCount]) -> None:
+        """Show these; the chosen tag stays chosen where it is still there, and the list where it was scrolled to."""
+        tag, place = self.tag, self.verticalScrollBar().value()
+        self.tags.show(rows)
+        if tag is not None and (index := self.tags.place_of(tag)).isValid():
+            self.selectionModel().setCurrentIndex(index, QItemSelectionModel.SelectionFlag.ClearAndSelect)
+        self.verticalScrollBar().setValue(place)
+
+    def keyPressEvent(self, event: QKeyEvent) -> None:  # noqa: N802
+        """See the class."""
+        if event.key() in (Qt.Key.Key_Return, Qt.Key.Key_Enter) and self.tag is not None:
+            self._use(self.tag, event.modifiers())
+        else:
+            super().keyPressEvent(event)
+
+    def _clicked(self, index: QModelIndex) -> None:
+        self._use(self.tags.rows[index.row()].tag, QGuiApplication.keyboardModifiers())
+
+
+class TagPanel(QWidget):
+    """All tags of the open datasets; below, those that stand most often beside the chosen one."""
+
+    def __init__(self, session: Session, commands: Commands, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._session = session
+        self._index = session.tags
+        self._commands = commands
+        self.order: Order = "count"
+        self.search = QLineEdit()
+        self.sort = QToolButton()
+        self.heading = QLabel()
+        self.all = TagView(self.tr("Tags"), self.use)
+        self.title = QLabel()
+        self.together = TagView(self.tr("Tags beside the chosen one"), self.use)
+        self.message = QLabel()
+        self._soon = QTimer(self)
+        self._sorting = self._stale = False
+        self._build()
+        self._connect()
+        commands.add(ACTIONS, self)
+        self._request()
+
+    @property
+    def has_tag(self) -> bool:
+        """Whether a tag is chosen."""
+        return self.all.tag is not None
+
+    def search_tags(self) -> None:
+        """Give the keyboard to the search for tags."""
+        self.search.setFocus()
+        self.search.selectAll()
+
+    def use(self, tag: str, modifiers: Qt.KeyboardModifier = Qt.KeyboardModifier.NoModifier) -> None:
+        """Filter by a tag; with Ctrl ask for it too, with Alt exclude it."""
+        term = Term("tag", literal(tag))
+        if modifiers & Qt.KeyboardModifier.AltModifier:
+            self._session.filtering.narrow(term, exclude=True)
+        elif modifiers & Qt.KeyboardModifier.ControlModifier:
+            self._session.filtering.narrow(term)
+        else:
+            self._session.filtering.apply(str(term))
+
+    def rename(self) -> None:
+        """Ask for another name of the chosen tag and write it in all captions, as one edit."""
+        tag = self.all.tag
+        if tag is None:
+            return
+        new, wanted = QInputDialog.getText(
+            self, self.tr("Rename tag"), self.tr("New name for %1:").replace("%1", tag), text=tag
+        )
+        if wanted and new.strip() not in ("", tag):
+            self._edit(tag, lambda pictures: rename_tag(pictures, tag, new.strip()))
+
+    def remove(self) -> None:
+        """Take the chosen tag from all captions, as one edit."""
+        tag = self.all.tag
+        if tag is not None:
+            self._edit(tag, lambda pictures: remove_tags(pictures, [tag]))
+
+    def choose_order(self, order: Order) -> None:
+        """Sort by count or by name."""
+        self.order = order
+        self._name_order()
+        self._request()
+
+    def _build(self) -> None:
+        self.search.setPlaceholderText(self.tr("Search tags"))
+        self.search.setAccessibleName(self.tr("Search tags"))
+        self.search.setClearButtonEnabled(True)
+        set_icon(self.sort, "sort")
+        self._name_order()
+        self.heading.setProperty("role", "heading")
+        self.title.setProperty("role", "muted")
+        self.title.setContentsMargins(10, 6, 8, 2)
+        self.message.setProperty("role", "bad")
+        self.message.setWordWrap(True)
+        self.message.hide()
+        top = QHBoxLayout()
+        top.setContentsMargins(10, 6, 8, 0)
+        top.addWidget(self.heading, 1)
+        top.addWidget(self.sort)
+        field = QHBoxLayout()
+        field.setContentsMargins(8, 4, 8, 4)
+        field.addWidget(self.search)
+        below = QWidget()
+        column = QVBoxLayout(below)
+        column.setContentsMargins(0, 0, 0, 0)
+        column.setSpacing(0)
+        column.addWidget(self.title)
+        column.addWidget(self.together, 1)
+        split = QSplitter(Qt.Orientation.Vertical)
+        split.addWidget(self.all)
+        split.addWidget(below)
+        split.setSizes([420, 200])
+        split.setChildrenCollapsible(False)
+        whole = QVBoxLayout(self)
+        whole.setContentsMargins(0, 0, 0, 0)
+        whole.setSpacing(0)
+        whole.addLayout(top)
+        whole.addLayout(field)
+        whole.addWidget(self.message)
+        whole.addWidget(split, 1)
+        self._tell_together(None, [])
+
+    def _connect(self) -> None:
+        self._soon.setSingleShot(True)
+        self._soon.setInterval(_PAUSE_MS)
+        self._soon.timeout.connect(self._request)
+        self.search.textChanged.connect(lambda _: self._request())
+        self.sort.clicked.connect(lambda: self.choose_order("name" if self.order == "count" else "count"))
+        self.all.selectionModel().currentChanged.connect(lambda *_: self._chosen())
+        for view in (self.all, self.together):
+            view.customContextMenuRequested.connect(lambda place, view=view: self._menu(view, place))
+        stop = self._index.changed.connect(lambda _: self._soon.start())
+        self.destroyed.connect(lambda: stop())
+
+    def _name_order(self) -> None:
+        by_count = self.order == "count"
+        self.sort.setToolTip(self.tr("Most frequent first") if by_count else self.tr("In alphabetical order"))
+        self.sort.setAccessibleName(
+            self.tr("Sort by name instead of count") if by_count else self.tr("Sort by count instead of name")
+        )
+
+    def _request(self) -> None:
+        """Have the tags that are searched for sorted by a worker; ask again when they changed meanwhile."""
+        self._soon.stop()
+        if self._sorting:
+            self._stale = True
+            return
+        self._sorting, self._stale = True, False
+        index, order = self._index, self.order
+        counts = [(tag, index.count(tag)) for tag in index.search(self.search.text())]
+        self._session.tasks.run(lambda: in_order(counts, order), self._here(self._have), raise_again)
+
+    def _here(self, have: Callable[[_Result], None]) -> Callable[[_Result], None]:
+        """Return a receiver for a worker's result that lets it drop when the panel is gone by then."""
+        return lambda result: have(result) if isValid(self) else None
+
+    def _have(self, rows: list[TagCount]) -> None:
+        self._sorting = False
+        self.all.show_rows(rows)
+        number = QLocale().toString
+        text = self.tr("%n tag(s)", "", len(self._index))
+        if len(rows) != len(self._index):
+            text = self.tr("%1 of %2 tags").replace("%1", number(len(rows))).replace("%2", number(len(self._index)))
+        self.heading.setText(text)
+        self._chosen()
+        if self._stale:
+            self._request()
+
+    def _chosen(self) -> None:
+        """Count the companions of the chosen tag in a worker; an answer for another tag is dropped."""
+        self._commands.refresh()
+        tag = self.all.tag
+        if tag is None:
+            self._tell_together(None, [])
+            return
+        rows: list[Row] = self._index.rows(self._index.pictures_with(tag))
+        have = self._here(partial(self._tell_together, tag))
+        self._session.tasks.run(lambda: beside(rows, tag, _TOGETHER), have, raise_again)
+
+    def _tell_together(self, tag: str | None, found: list[TagCount]) -> None:
+        if tag != self.all.tag:
+            return
+        text = self.tr("Choose a tag to see its companions")
+        if tag is not None:
+            text = self.tr("Beside %1").replace("%1", tag)
+        metrics = QFontMetrics(self.title.font())
+        self.title.setText(metrics.elidedText(text, Qt.TextElideMode.ElideRight, max(120, self.width() - 24)))
+        self.together.show_rows(found)
+
+    def _menu(self, view: TagView, place: QPoint) -> None:
+        index = view.indexAt(place)
+        if index.isValid():
+            view.setCurrentIndex(index)
+            self._menu_for(view).exec(view.viewport().mapToGlobal(place))
+
+    def _menu_for(self, view: TagView) -> QMenu:
+        tag = view.tag or ""
+        menu = QMenu(self)
+        menu.addAction(self.tr("Show pictures with it"), lambda: self.use(tag))
+        menu.addAction(self.tr("Ask for it too"), lambda: self.use(tag, Qt.KeyboardModifier.ControlModifier))
+        menu.addAction(self.tr("Exclude it"), lambda: self.use(tag, Qt.KeyboardModifier.AltModifier))
+        menu.addAction(self.tr("Copy"), lambda: QGuiApplication.clipboard().setText(tag))
+        if view is self.all:
+            menu.addSeparator()
+            menu.addAction(self._commands["finding.rename"])
+            menu.addAction(self._commands["finding.remove"])
+        return menu
+
+    def _edit(self, tag: str, change: Callable[[list[Picture]], Edit]) -> None:
+        """Let a worker work out an edit of all pictures with exactly this tag, then do it."""
+        pictures = self._session.library.pictures
+        chosen = [pictures[number] for number in self._index.pictures_with(tag)]
+        self.message.hide()
+        self._session.tasks.run(lambda: change(chosen), self._session.history.do, self._here(self._refused))
+
+    def _refused(self, fault: BaseException) -> None:
+        if not isinstance(fault, ImpastoError):
+            raise fault
+        self.message.setText(f"{fault.sentence} {fault.remedy}")
+        self.message.show()

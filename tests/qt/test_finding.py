@@ -1,0 +1,311 @@
+"""The filter box and the tag panel through clicks and keys, over real pictures' records and a real session."""
+
+from pathlib import Path
+
+import pytest
+from PySide6.QtCore import QModelIndex, QPoint, Qt
+from PySide6.QtGui import QAccessible
+from PySide6.QtTest import QAbstractItemModelTester
+from PySide6.QtWidgets import QDialog, QInputDialog, QVBoxLayout, QWidget
+
+from app.core.pictures import Folder
+from app.core.query.saved import SavedFilter
+from app.core.tags.index import TagCount
+from app.qt.actions.commands import Commands
+from app.qt.pictures.finding.dialogs import HelpDialog, SaveDialog
+from app.qt.pictures.finding.filter_box import FilterBox
+from app.qt.pictures.finding.proposals import ProposalModel
+from app.qt.pictures.finding.tag_model import TagModel, in_order
+from app.qt.pictures.finding.tag_panel import TagPanel
+
+CAPTIONS = ["cat, red hat", "cat, dog", "dog", None, "cat, a*b"]
+KEY = Qt.Key
+
+
+@pytest.fixture
+def pictures(session, tmp_path):
+    folder = Folder(tmp_path, tmp_path)
+    ids = session.library.add((folder, f"{n}.png", {"caption": text}) for n, text in enumerate(CAPTIONS))
+    for number, text in zip(ids, CAPTIONS, strict=True):
+        if text is not None:
+            session.library.pictures[number].path.with_suffix(".txt").write_text(text, encoding="utf-8")
+    return ids
+
+
+@pytest.fixture
+def place(qtbot, session, pictures):
+    """A window with both, as on the page."""
+    window = QWidget()
+    window.resize(700, 600)
+    commands = Commands(window)
+    window.box = FilterBox(session, commands)
+    window.panel = TagPanel(session, commands)
+    layout = QVBoxLayout(window)
+    layout.addWidget(window.box)
+    layout.addWidget(window.panel)
+    qtbot.addWidget(window)
+    with qtbot.waitExposed(window):
+        window.show()
+    window.activateWindow()
+    qtbot.waitUntil(lambda: len(window.panel.all.tags.rows) == 4 and len(session.view.ids) == 5)
+    return window
+
+
+def write(qtbot, box, text):
+    """Type into the filter as a user does."""
+    box.field.setFocus()
+    box.field.selectAll()
+    qtbot.keyClicks(box.field, text)
+
+
+def test_typing_filters_after_a_pause_and_the_count_tells(qtbot, session, place, pictures):
+    assert place.box.count.text().startswith("5 picture")
+    write(qtbot, place.box, "tag:cat")
+    qtbot.waitUntil(lambda: session.view.ids == [pictures[0], pictures[1], pictures[4]])
+    assert place.box.count.text() == "3 of 5"
+    assert not place.box.fault.isVisible()
+
+
+def test_enter_filters_at_once_and_remembers(qtbot, session, place, pictures):
+    write(qtbot, place.box, "missing:caption")
+    qtbot.keyClick(place.box.field, KEY.Key_Escape)  # the proposals
+    qtbot.keyClick(place.box.field, KEY.Key_Return)
+    assert session.view.ids == [pictures[3]]
+    assert session.filters.recent[0] == "missing:caption"
+
+
+def test_escape_and_the_clear_button_show_everything_again(qtbot, session, place, pictures):
+    write(qtbot, place.box, "dog")
+    qtbot.keyClick(place.box.field, KEY.Key_Return)
+    assert len(session.view.ids) == 2
+    qtbot.keyClick(place.box.field, KEY.Key_Escape)
+    assert session.view.ids == pictures
+    place.box.write("dog")
+    place.box.field.clear()
+    qtbot.waitUntil(lambda: session.view.ids == pictures)
+
+
+def test_what_is_wrong_is_underlined_and_said_below(qtbot, session, place, pictures):
+    write(qtbot, place.box, "size:big colour:red")
+    before = place.box.field.grab().toImage()
+    qtbot.keyClick(place.box.field, KEY.Key_Return)
+    assert '"big" is no number.' in place.box.fault.text()
+    assert 'There is no key "colour".' in place.box.fault.text()
+    assert place.box.fault.isVisible()
+    assert place.box.field.accessibleDescription() == place.box.fault.text()
+    assert place.box.field.grab().toImage() != before
+    assert session.view.ids == pictures
+    assert place.box.field.text() == "size:big colour:red"
+    write(qtbot, place.box, "dog")
+    qtbot.keyClick(place.box.field, KEY.Key_Return)
+    assert not place.box.fault.isVisible()
+
+
+def test_a_word_that_is_still_typed_is_not_found_wrong_at_once(qtbot, place):
+    write(qtbot, place.box, "tag:")
+    qtbot.waitUntil(place.box._patience.isActive)
+    assert not place.box.fault.isVisible()
+    qtbot.waitUntil(place.box.fault.isVisible)
+
+
+def test_proposals_are_taken_by_tab_and_by_arrows(qtbot, session, place, pictures):
+    write(qtbot, place.box, "tag:re")
+    assert place.box.field.list.isVisible()
+    qtbot.keyClick(place.box.field, KEY.Key_Tab)
+    assert place.box.field.text() == 'tag:"red hat" '
+    assert place.box.field.hasFocus()
+    qtbot.waitUntil(lambda: session.view.ids == pictures[:1])
+    write(qtbot, place.box, "ra")
+    qtbot.keyClick(place.box.field, KEY.Key_Down)
+    qtbot.keyClick(place.box.field, KEY.Key_Down)
+    assert place.box.field.list.chosen.text == "rating:"
+    qtbot.keyClick(place.box.field, KEY.Key_Up)
+    qtbot.keyClick(place.box.field, KEY.Key_Return)
+    assert place.box.field.text() == "ratio:"
+    place.box.clear()
+
+
+def test_proposals_are_taken_by_a_click_and_closed_by_escape(qtbot, place):
+    write(qtbot, place.box, "tag:do")
+    drop = place.box.field.list
+    where = drop.visualRect(drop.model().index(0, 0)).center()
+    qtbot.mouseClick(drop.viewport(), Qt.MouseButton.LeftButton, pos=where)
+    assert place.box.field.text() == "tag:dog "
+    place.box.field.propose()
+    qtbot.keyClick(place.box.field, KEY.Key_Escape)
+    assert not drop.isVisible()
+    assert place.box.field.text() == "tag:dog "
+    place.box.clear()
+
+
+def test_a_filter_is_kept_chosen_and_forgotten(qtbot, session, place, pictures, monkeypatch, tmp_path):
+    place.box.write("tag:dog")
+    dialogs = []
+
+    def accept(dialog):
+        dialogs.append(dialog)
+        dialog._name.setText("Dogs & co")
+        dialog._scope.setCurrentIndex(1)
+        return QDialog.DialogCode.Accepted
+
+    monkeypatch.setattr(SaveDialog, "exec", accept)
+    place.box.save()
+    assert session.filters.of(tmp_path) == [SavedFilter("Dogs & co", "tag:dog", tmp_path)]
+    place.box.clear()
+    menu = place.box._menu()
+    actions = {action.text(): action for action in menu.actions()}
+    actions["Dogs && co"].trigger()
+    assert session.view.ids == pictures[1:3]
+    forget = next(action.menu() for action in menu.actions() if action.text() == "Forget")
+    forget.actions()[0].trigger()
+    assert session.filters.of(tmp_path) == []
+
+
+def test_a_filter_without_a_name_is_not_kept(qtbot):
+    dialog = SaveDialog("tag:dog", [Path("cats")])
+    qtbot.addWidget(dialog)
+    save = dialog._buttons.button(dialog._buttons.StandardButton.Save)
+    assert (dialog.name, dialog.root, save.isEnabled()) == ("tag:dog", None, True)
+    dialog._name.setText("  ")
+    assert not save.isEnabled()
+
+
+def test_filters_that_cannot_be_written_are_said(place, session, per_user_folder):
+    session.filters._path = per_user_folder / "file" / "filters.json"
+    (per_user_folder / "file").write_text("", encoding="utf-8")
+    place.box.write("tag:dog")
+    assert "cannot be kept" in place.box.fault.text()
+
+
+def rows(panel):
+    return list(panel.all.tags.rows)
+
+
+def choose(panel, tag):
+    panel.all.setCurrentIndex(panel.all.tags.place_of(tag))
+
+
+def test_tags_are_shown_with_counts_in_either_order(qtbot, place):
+    panel = place.panel
+    assert rows(panel) == [("cat", 3), ("dog", 2), ("a*b", 1), ("red hat", 1)]
+    assert panel.heading.text().startswith("4 tag")
+    qtbot.mouseClick(panel.sort, Qt.MouseButton.LeftButton)
+    qtbot.waitUntil(lambda: rows(panel) == [("a*b", 1), ("cat", 3), ("dog", 2), ("red hat", 1)])
+
+
+def test_tags_are_searched(qtbot, place):
+    place.panel.search_tags()
+    qtbot.keyClicks(place.panel.search, "HAT")
+    qtbot.waitUntil(lambda: rows(place.panel) == [("red hat", 1)])
+    assert place.panel.heading.text() == "1 of 4 tags"
+
+
+def test_a_click_filters_with_ctrl_adds_and_with_alt_excludes(qtbot, session, place, pictures):
+    panel, view = place.panel, place.panel.all
+
+    def click(tag, modifier=Qt.KeyboardModifier.NoModifier):
+        where = view.visualRect(view.tags.place_of(tag)).center()
+        qtbot.mouseClick(view.viewport(), Qt.MouseButton.LeftButton, modifier, where)
+
+    click("cat")
+    assert place.box.field.text() == session.filtering.text == "tag:cat"
+    panel.use("dog", Qt.KeyboardModifier.ControlModifier)
+    assert session.filtering.text == "tag:cat tag:dog"
+    panel.use("dog", Qt.KeyboardModifier.AltModifier)
+    assert session.filtering.text == "tag:cat -tag:dog"
+    click("a*b")
+    assert session.view.ids == pictures[4:]
+
+
+def test_keys_do_what_clicks_do(qtbot, session, place):
+    view = place.panel.all
+    view.setFocus()
+    choose(place.panel, "cat")
+    qtbot.keyClick(view, KEY.Key_Return)
+    assert session.filtering.text == "tag:cat"
+    choose(place.panel, "dog")
+    qtbot.keyClick(view, KEY.Key_Return, Qt.KeyboardModifier.AltModifier)
+    assert session.filtering.text == "tag:cat -tag:dog"
+    qtbot.keyClick(view, KEY.Key_Return, Qt.KeyboardModifier.ControlModifier)
+    assert session.filtering.text == "tag:cat tag:dog"
+
+
+def test_companions_of_the_chosen_tag(qtbot, place):
+    choose(place.panel, "cat")
+    together = place.panel.together
+    qtbot.waitUntil(lambda: list(together.tags.rows) == [("a*b", 1), ("dog", 1), ("red hat", 1)])
+    assert place.panel.title.text() == "Beside cat"
+
+
+def test_a_tag_is_renamed_everywhere_and_that_is_undone(qtbot, session, place, pictures, monkeypatch):
+    choose(place.panel, "cat")
+    monkeypatch.setattr(QInputDialog, "getText", lambda *_, **__: ("kitten", True))
+    place.panel.rename()
+    qtbot.waitUntil(lambda: ("kitten", 3) in rows(place.panel))
+    assert session.library.pictures[pictures[0]].caption == "kitten, red hat"
+    session.history.undo()
+    qtbot.waitUntil(lambda: ("cat", 3) in rows(place.panel))
+    session.saver.flush()
+    assert session.library.pictures[pictures[0]].path.with_suffix(".txt").read_text(encoding="utf-8") == CAPTIONS[0]
+
+
+def test_a_tag_is_removed_everywhere(qtbot, session, place, pictures):
+    choose(place.panel, "cat")
+    place.panel.remove()
+    qtbot.waitUntil(lambda: rows(place.panel)[0] == ("dog", 2) and len(rows(place.panel)) == 3)
+    assert session.library.pictures[pictures[0]].caption == "red hat"
+
+
+def test_the_chosen_tag_stays_chosen_when_counts_change(qtbot, session, place, tmp_path):
+    choose(place.panel, "dog")
+    folder = Folder(tmp_path / "more", tmp_path)
+    session.library.add((folder, f"{n}.png", {"caption": "dog"}) for n in range(3))
+    qtbot.waitUntil(lambda: rows(place.panel)[0] == ("dog", 5))
+    assert place.panel.all.tag == "dog"
+
+
+def test_the_menu_of_a_tag(qtbot, session, place):
+    choose(place.panel, "dog")
+    actions = {action.text(): action for action in place.panel._menu_for(place.panel.all).actions()}
+    actions["Exclude it"].trigger()
+    assert session.filtering.text == "-tag:dog"
+    assert "Rename Tag Everywhere…" in actions
+    assert place.panel.all.indexAt(QPoint(5, 5)).isValid()
+
+
+def test_models_keep_qts_rules(qtbot):
+    tags, proposals = TagModel(), ProposalModel()
+    many = [TagCount(f"tag {n}", n) for n in range(2500)]
+    tags.show(many)
+    assert tags.rowCount() == 1000
+    testers = [QAbstractItemModelTester(model) for model in (tags, proposals)]  # they fetch what there is
+    tags.show(many)
+    while tags.canFetchMore(QModelIndex()):
+        tags.fetchMore(QModelIndex())
+    assert tags.rowCount() == 2500
+    tags.show(tags.rows[:3])
+    proposals.show([])
+    assert tags.data(tags.index(1), Qt.ItemDataRole.AccessibleTextRole).startswith("tag 1, 1 picture")
+    assert len(testers) == 2
+
+
+def test_sorting_in_parts_equals_sorting_at_once():
+    counts = [(f"{(n * 7919) % 12007}", n % 13) for n in range(12007)]
+    assert in_order(counts, "count") == sorted(counts, key=lambda pair: (-pair[1], pair[0]))
+    assert in_order(counts, "name") == sorted(counts, key=lambda pair: (pair[0].casefold(), pair[0]))
+
+
+def test_every_control_has_a_name(place):
+    nameless = []
+    for widget in place.findChildren(QWidget):
+        if widget.focusPolicy() != Qt.FocusPolicy.NoFocus and widget.isVisible():
+            interface = QAccessible.queryAccessibleInterface(widget)
+            if interface and not interface.text(QAccessible.Text.Name):
+                nameless.append(widget)
+    assert nameless == []
+
+
+def test_help_shows_the_language(qtbot):
+    dialog = HelpDialog()
+    qtbot.addWidget(dialog)
+    assert dialog.windowTitle() == "How filters are written"
