@@ -45,10 +45,16 @@ def unpack(data: bytes) -> Pixels | None:
         return None
 
 
-def load_whole(path: Path) -> Pixels:
-    """Return all pixels of a picture as it is meant to be seen; raises DatasetError as `make_thumbnail` does."""
+def load_whole(path: Path, longest: int) -> tuple[Pixels, Pixels]:
+    """Return all pixels of a picture as it is meant to be seen, and the same no longer than `longest` either way.
+
+    Raises DatasetError as `make_thumbnail` does.
+    """
     with open_picture(path, MOST_MEGAPIXELS) as image:
-        return _raw(_on_checkerboard(image))
+        whole = _on_checkerboard(image)
+        small = whole.copy()
+        small.thumbnail((longest, longest), Image.Resampling.BICUBIC, reducing_gap=2.0)
+        return _raw(whole), _raw(small)
 
 
 def _upright(image: ImageFile.ImageFile, pixels: int) -> Image.Image:

@@ -62,17 +62,17 @@ class Looker:
         self._lost = False
         self._rounds: Iterator[tuple[Path, str]] = iter(())
 
-    def look(self, whole: bool, near: Names, again: Names) -> None:
+    def look(self, whole: bool, near: Names, again: Names, dropped: Names) -> None:
         """Tell what changed on disk since the last look.
 
         A directory is listed again when its own time changed; files written in place are found among those in `near`
         at once, among the others by and by, or with `whole` at once too. Captions and notes of the pictures in
-        `again` are read whatever their times say.
+        `again` are read whatever their times say; those `dropped` are forgotten, and new should they still be there.
 
         A picture that is gone is called missing first, and forgotten by the next look that misses it: programs that
         save by replacing leave a moment without. When all are gone at once, the place that they lie in is: they stay.
         """
-        self._remember(near, again)
+        self._remember(again, dropped)
         try:
             self._walk(whole or self._lost, near)
         except OSError as fault:
@@ -85,10 +85,15 @@ class Looker:
         self._tell_missing()
         self._read()
 
-    def _remember(self, near: Names, again: Names) -> None:
+    def _remember(self, again: Names, dropped: Names) -> None:
         for path, names in again.items():
             if directory := self._directories.get(path):
                 directory.unread.update(names)
+        for path, names in dropped.items():
+            if directory := self._directories.get(path):
+                for name in names:
+                    directory.listing.pictures.pop(name, None)
+                directory.listing.settled = False
         for directory in self._directories.values():
             directory.unread |= directory.unsettled
             directory.unsettled = set()

@@ -83,6 +83,8 @@ class _Dataset:
     """Pictures that the user changed since the look that runs began: what it read may be older."""
     again: dict[Path, set[str]] = field(default_factory=dict)
     """Pictures whose captions and notes the next look has to read again."""
+    dropped: dict[Path, set[str]] = field(default_factory=dict)
+    """Pictures that the next look is to forget."""
     unsized: dict[int, None] = field(default_factory=dict)
     sizing: bool = False
     sized: int = 0
@@ -166,9 +168,10 @@ class Datasets:
         """Forget pictures whose files this app itself moved away."""
         gone = set(ids)
         for dataset in self._open.values():
-            for names in dataset.ids.values():
+            for folder, names in dataset.ids.items():
                 for name in [name for name, number in names.items() if number in gone]:
                     del names[name]
+                    dataset.dropped.setdefault(folder.path, set()).add(name)
         self._library.remove(gone)
 
     # Looking
@@ -179,6 +182,7 @@ class Datasets:
         dataset.looking = True
         dataset.touched.clear()
         again, dataset.again = dataset.again, {}
+        dropped, dataset.dropped = dataset.dropped, {}
         whole, dataset.whole = dataset.whole, False
 
         def look() -> None:
@@ -186,7 +190,7 @@ class Datasets:
 
             if dataset.looker is None:
                 dataset.looker = Looker(dataset.root, lambda news: self._hand(dataset, news))
-            dataset.looker.look(whole, near, again)
+            dataset.looker.look(whole, near, again, dropped)
 
         self._tasks.run(look, lambda _: self._looked(dataset), lambda fault: self._failed(dataset, fault))
 

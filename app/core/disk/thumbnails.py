@@ -113,7 +113,7 @@ class Thumbnails:
         self._shelf.close()
 
     def _wait_for(self, wishes: Mapping[_Wish, Path], keep: bool) -> None:
-        missing = [wish for wish in reversed(wishes) if wish not in self._kept]
+        missing = [wish for wish in reversed(list(wishes)) if wish not in self._kept]
         with self._change:
             waiting = self._wishes if keep else {}
             for wish in missing:

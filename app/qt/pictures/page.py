@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from PySide6.QtCore import Qt
-from PySide6.QtWidgets import QSplitter, QStackedWidget, QVBoxLayout, QWidget
+from PySide6.QtGui import QHideEvent, QShowEvent
+from PySide6.QtWidgets import QSplitter, QVBoxLayout, QWidget
 
 from app.core.session import Session
 from app.qt.actions.commands import Commands
+from app.qt.pictures.views import Clock, Views
 
 
 class PicturesPage(QWidget):
@@ -14,7 +16,7 @@ class PicturesPage(QWidget):
 
     `tags`     left: the tag panel                            (app/qt/pictures/finding)
     `filter`   above the pictures: filter box                 (app/qt/pictures/finding)
-    `views`    centre, a stack: grid, loupe, compare          (app/qt/pictures/grid, loupe, compare)
+    `views`    centre: grid, loupe or comparison              (app/qt/pictures/views.py)
     `captions` right, above: the caption editor               (app/qt/pictures/captions)
     `health`   right, below: problems and charts              (app/qt/pictures/health)
 
@@ -27,7 +29,8 @@ class PicturesPage(QWidget):
         self.commands = commands
         self.tags = _place("tags")
         self.filter = _place("filter")
-        self.views = QStackedWidget()
+        self.views = Views(session, commands)
+        self._clock = Clock(session, self.views.grid.in_sight, self)
         self.captions = _place("captions")
         self.health = _place("health")
         self.columns = QSplitter(Qt.Orientation.Horizontal)
@@ -42,7 +45,23 @@ class PicturesPage(QWidget):
         assert layout is not None
         layout.addWidget(widget)
 
+    def show_alone(self, on: bool) -> None:
+        """Give all room to the pictures, or share it again."""
+        for part in (self.tags, self.filter, self.right):
+            part.setVisible(not on)
+
+    def showEvent(self, event: QShowEvent) -> None:  # noqa: N802
+        """Follow the disk while it is seen."""
+        super().showEvent(event)
+        self._clock.start()
+
+    def hideEvent(self, event: QHideEvent) -> None:  # noqa: N802
+        """Let the disk be."""
+        super().hideEvent(event)
+        self._clock.stop()
+
     def _build(self) -> None:
+        self.views.alone.connect(self.show_alone)
         middle = QWidget()
         column = QVBoxLayout(middle)
         column.setContentsMargins(0, 0, 0, 0)

@@ -299,3 +299,15 @@ def test_many_pictures_come_in_batches_in_order(opened: Open, tmp_path: Path) ->
     assert opened.names() == [f"{number}.png" for number in range(1201)]
     assert max(len(altered.added) for altered in opened.told) <= 500
     assert all(one.width == 40 for one in opened.library.pictures.values())
+
+
+def test_a_picture_that_was_dropped_and_brought_back_between_two_looks_is_there(opened: Open, tmp_path: Path) -> None:
+    picture(tmp_path / "1.png")
+    picture(tmp_path / "2.png")
+    opened.open(tmp_path)
+    number = opened["1.png"].id
+    opened.datasets.drop([number])
+    assert opened.names() == ["2.png"]
+    opened.datasets.refresh()
+    opened.settle()
+    assert opened.names() == ["1.png", "2.png"] and opened["1.png"].id == number

@@ -1,0 +1,99 @@
+"""Pictures that are dropped or pasted: copied into a dataset's folder by a worker; dropped folders open as datasets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from PySide6.QtCore import QBuffer, QIODevice, QMimeData, QObject
+from PySide6.QtGui import QDragEnterEvent, QDropEvent, QGuiApplication, QImage
+from PySide6.QtWidgets import QWidget
+
+from app.core.session import Session
+
+if TYPE_CHECKING:  # brings numpy and Pillow
+    from app.core.disk.importing import Imported
+
+
+class Arriving(QObject):
+    """Says in `say` what came of it. The folder is the current picture's, else the dataset opened last."""
+
+    def __init__(self, session: Session, parent: QWidget, say: Callable[[str], None]) -> None:
+        super().__init__(parent)
+        self._session, self._say = session, say
+
+    def enter(self, event: QDragEnterEvent) -> None:
+        """Accept files and pictures that are dragged in."""
+        if event.mimeData().hasUrls() or event.mimeData().hasImage():
+            event.acceptProposedAction()
+
+    def drop(self, event: QDropEvent) -> None:
+        """Take what is dropped."""
+        self.take(event.mimeData())
+        event.acceptProposedAction()
+
+    def paste(self) -> None:
+        """Take what the clipboard holds."""
+        self.take(QGuiApplication.clipboard().mimeData())
+
+    def take(self, data: QMimeData) -> None:
+        """Open folders; copy files, or the picture itself where there are none."""
+        paths = [Path(url.toLocalFile()) for url in data.urls() if url.isLocalFile()]
+        folders = [path for path in paths if path.is_dir()]
+        files = [path for path in paths if not path.is_dir()]
+        for folder in folders:
+            self._session.datasets.open(folder)
+        if files:
+            self._import(files)
+        elif data.hasImage() and not folders:
+            self._keep(data.imageData())
+        elif not folders:
+            self._say(self.tr("There is no picture in what was pasted."))
+
+    @property
+    def target(self) -> Path | None:
+        """Return the folder that pictures are copied into."""
+        picture = self._session.library.pictures.get(self._session.view.current or 0)
+        return picture.folder.path if picture else next(reversed(self._session.datasets.folders), None)
+
+    def _import(self, files: Iterable[Path]) -> None:
+        target, files = self.target, list(files)
+        if target is None:  # nothing is open: the pictures' own folders are what is meant
+            for folder in dict.fromkeys(path.parent for path in files):
+                self._session.datasets.open(folder)
+            return
+
+        def work() -> Imported:
+            from app.core.disk.importing import copy_in
+
+            return copy_in(files, target)
+
+        self._session.tasks.run(work, lambda done: self._done(done, target), self._failed)
+
+    def _keep(self, image: QImage) -> None:
+        target = self.target
+        if target is None:
+            self._say(self.tr("Open a folder first: pasted pictures are kept there."))
+            return
+        buffer = QBuffer()
+        buffer.open(QIODevice.OpenModeFlag.WriteOnly)
+        image.save(buffer, "PNG")  # type: ignore[call-overload]
+        data, stem = bytes(buffer.data().data()), self.tr("pasted")
+
+        def work() -> Imported:
+            from app.core.disk.importing import keep_pasted
+
+            return keep_pasted(data, target, stem)
+
+        self._session.tasks.run(work, lambda done: self._done(done, target), self._failed)
+
+    def _done(self, imported: Imported, target: Path) -> None:
+        words = self.tr("Copied %n picture(s) into {folder}.", "", len(imported.copied)).format(folder=target.name)
+        if imported.passed_over:
+            words += " " + self.tr("%n file(s) passed over.", "", imported.passed_over)
+        self._say(" ".join([words, *(problem.sentence for problem in imported.problems[:2])]))
+        self._session.datasets.refresh(whole=True)
+
+    def _failed(self, fault: BaseException) -> None:
+        self._say(str(fault))

@@ -1,0 +1,1 @@
+"""Two to four pictures side by side."""

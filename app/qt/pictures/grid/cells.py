@@ -1,0 +1,129 @@
+"""Paints one cell of the grid: the picture, what is noted of it, and its line of text."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import QCoreApplication, QPointF, QRect, QRectF, Qt
+from PySide6.QtGui import QColor, QFont, QFontMetrics, QPainter, QPalette, QPen, QPixmap
+
+from app.core.pictures import Picture
+from app.qt.theme import colours, icon
+
+_INSET = 6
+_BADGE = 20
+_ICON = 14
+_DIMMED = 0.35
+
+
+class Cells:
+    """Paints cells in the colours and font of now."""
+
+    def __init__(self, font: QFont) -> None:
+        self.font = font
+        self.metrics = QFontMetrics(font)
+
+    @property
+    def line(self) -> int:
+        """Height of the line of text below a picture."""
+        return self.metrics.height() + 6
+
+    def paint(
+        self, painter: QPainter, cell: QRect, picture: Picture, image: QPixmap | str | None, text: str | None,
+        *, selected: bool, current: bool, focused: bool,
+    ) -> None:  # fmt: skip
+        """Paint a picture's cell; `image` is its thumbnail, why there is none, or None while it is on its way."""
+        square = QRect(cell.left(), cell.top(), cell.width(), cell.width())
+        if selected:
+            _panel(painter, QRectF(cell), colours().accent)
+        self._picture(painter, square.adjusted(_INSET, _INSET, -_INSET, -_INSET), picture, image)
+        self._badges(painter, square, picture)
+        if text is not None:
+            self._text(painter, cell, text or _nothing(), selected, bool(text))
+        if current and focused:
+            self._ring(painter, cell, selected)
+
+    def _picture(self, painter: QPainter, room: QRect, picture: Picture, image: QPixmap | str | None) -> None:
+        if not isinstance(image, QPixmap):
+            self._sign(painter, room, image or picture.problem)
+            return
+        size = image.deviceIndependentSize()
+        corner = QPointF(room.center().x() + 1 - size.width() / 2, room.center().y() + 1 - size.height() / 2)
+        painter.setOpacity(_DIMMED if picture.excluded else 1.0)
+        painter.drawPixmap(corner.toPoint(), image)
+        painter.setOpacity(1.0)
+
+    def _sign(self, painter: QPainter, room: QRect, problem: str | None) -> None:
+        """Paint the place of a picture that is on its way, or that cannot be shown."""
+        _panel(painter, QRectF(room), colours().raised, colours().line)
+        if problem is None:
+            return
+        side = min(32, room.width() // 3)
+        middle = QRect(room.center().x() - side // 2, room.center().y() - side, side, side)
+        icon("warning").paint(painter, middle)
+        painter.setPen(QColor(colours().bad))
+        words = room.adjusted(6, room.height() // 2 + 6, -6, -4)
+        painter.setFont(self.font)
+        short = QCoreApplication.translate("Cells", "Cannot be shown")
+        painter.drawText(words, int(Qt.AlignmentFlag.AlignHCenter | Qt.TextFlag.TextWordWrap), short)
+
+    def _badges(self, painter: QPainter, square: QRect, picture: Picture) -> None:
+        names = [
+            name
+            for name, there in (
+                ("exclude", picture.excluded),
+                ("warning", picture.problem is not None),
+                ("caption", not (picture.caption or "").strip()),
+                ("brush", picture.mask),
+                ("crop", picture.crop is not None),
+            )
+            if there
+        ]
+        place = QRect(square.left() + 4, square.top() + 4, _BADGE, _BADGE)
+        for name in names:
+            _panel(painter, QRectF(place), colours().raised, colours().edge)
+            inner = place.adjusted(3, 3, -3, -3)
+            icon(name).paint(painter, inner)
+            if name == "caption":  # crossed out: there is none
+                painter.setPen(QPen(QColor(colours().bad), 2.0))
+                painter.drawLine(inner.topLeft(), inner.bottomRight())
+            place.translate(_BADGE + 2, 0)
+        if picture.rating:
+            self._stars(painter, square, picture.rating)
+
+    def _stars(self, painter: QPainter, square: QRect, rating: int) -> None:
+        width = min(rating, 5) * _ICON + 6
+        strip = QRect(square.left() + 4, square.bottom() - _BADGE - 2, width, _BADGE)
+        _panel(painter, QRectF(strip), colours().raised, colours().edge)
+        for star in range(min(rating, 5)):
+            icon("star-filled").paint(painter, QRect(strip.left() + 3 + star * _ICON, strip.top() + 3, _ICON, _ICON))
+
+    def _text(self, painter: QPainter, cell: QRect, text: str, selected: bool, there: bool) -> None:
+        room = QRect(cell.left() + _INSET, cell.top() + cell.width(), cell.width() - 2 * _INSET, self.line - 4)
+        painter.setFont(self.font)
+        named = colours().on_accent if selected else colours().text if there else colours().muted
+        painter.setPen(QColor(named))
+        flat = self.metrics.elidedText(text.replace("\n", " ")[:400], Qt.TextElideMode.ElideRight, room.width())
+        painter.drawText(room, int(Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter), flat)
+
+    def _ring(self, painter: QPainter, cell: QRect, selected: bool) -> None:
+        painter.setBrush(Qt.BrushStyle.NoBrush)
+        painter.setPen(QPen(QColor(colours().text if selected else colours().focus), 2.0))
+        painter.drawRoundedRect(QRectF(cell).adjusted(1, 1, -1, -1), 6, 6)
+
+
+def band(painter: QPainter, room: QRect, palette: QPalette) -> None:
+    """Paint the band that selects what it touches."""
+    fill = palette.color(QPalette.ColorRole.Highlight)
+    painter.setPen(QPen(fill, 1.0))
+    fill.setAlpha(60)
+    painter.setBrush(fill)
+    painter.drawRect(QRectF(room).adjusted(0.5, 0.5, -0.5, -0.5))
+
+
+def _panel(painter: QPainter, room: QRectF, fill: str, line: str | None = None) -> None:
+    painter.setPen(QPen(QColor(line), 1.0) if line else Qt.PenStyle.NoPen)
+    painter.setBrush(QColor(fill))
+    painter.drawRoundedRect(room.adjusted(0.5, 0.5, -0.5, -0.5), 5, 5)
+
+
+def _nothing() -> str:
+    return QCoreApplication.translate("Cells", "no caption")

@@ -1,0 +1,311 @@
+"""Grid, loupe, comparison and culling through clicks and keys, on real files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from PySide6.QtCore import QMimeData, QPoint, QPointF, Qt, QUrl
+from PySide6.QtGui import QGuiApplication, QImage
+from PySide6.QtWidgets import QApplication
+from pytestqt.qtbot import QtBot
+
+from app.core.pictures import Picture
+from app.core.session import Session
+from app.qt.actions.commands import Commands
+from app.qt.pictures.grid.layout import Layout
+from app.qt.pictures.views import Views
+from trainer.dataset.sidecar import read_sidecar
+
+COUNT = 40
+CTRL, SHIFT = Qt.KeyboardModifier.ControlModifier, Qt.KeyboardModifier.ShiftModifier
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    root = tmp_path / "mes chats 🐈"
+    root.mkdir()
+    for number in range(COUNT):
+        Image.new("RGB", (300 + number, 200), (6 * number, 90, 255 - 6 * number)).save(root / f"p{number}.png")
+        if number % 4:
+            (root / f"p{number}.txt").write_text(f"cat, number {number}", encoding="utf-8")
+    return root
+
+
+@pytest.fixture
+def views(qtbot: QtBot, session: Session, folder: Path) -> Iterator[Views]:
+    views = Views(session, Commands())
+    qtbot.addWidget(views)
+    views.resize(900, 700)
+    session.datasets.open(folder)
+    views.show()
+    qtbot.waitUntil(lambda: len(session.view.ids) == COUNT, timeout=30_000)
+    qtbot.waitUntil(lambda: all(one.width for one in session.library.pictures.values()), timeout=30_000)
+    views.grid.setFocus()
+    yield views
+    views.close()
+
+
+def named(session: Session, name: str) -> Picture:
+    return next(one for one in session.library.pictures.values() if one.name == name)
+
+
+def chosen(session: Session) -> list[str]:
+    pictures = session.library.pictures
+    return sorted((pictures[number].name for number in session.view.selected), key=lambda name: int(name[1:-4]))
+
+
+def current(session: Session) -> str:
+    return session.library.pictures[session.view.current or 0].name
+
+
+def centre(views: Views, index: int) -> QPoint:
+    return views.grid.rectangle(index).center()
+
+
+def press(qtbot: QtBot, views: Views, key: Qt.Key, keys: Qt.KeyboardModifier = Qt.KeyboardModifier.NoModifier) -> None:
+    qtbot.keyClick(views.stack.currentWidget(), key, keys)
+
+
+def click(qtbot: QtBot, views: Views, index: int, keys: Qt.KeyboardModifier = Qt.KeyboardModifier.NoModifier) -> None:
+    qtbot.mouseClick(views.grid.viewport(), Qt.MouseButton.LeftButton, keys, centre(views, index))
+
+
+@pytest.mark.parametrize("count", [0, 1, 7, 100_000])
+@pytest.mark.parametrize("width", [60, 500, 1913])
+def test_every_cell_is_found_where_it_lies_and_none_beyond(count: int, width: int) -> None:
+    layout = Layout(count, width, 100, 20)
+    for index in {0, 1, count // 2, count - 1} & set(range(count)):
+        left, top, across, down = layout.cell(index)
+        corners = [(left, top), (left + across - 1, top + down - 1)]
+        assert [layout.at(*corner) for corner in corners] == [index, index]
+        assert layout.at(left - 1, top) != index and layout.at(left, top + down) is None
+        assert index in layout.between(top + 1, top + 2)
+        assert index in layout.within(left + 5, top + 5, left + 6, top + 6)
+        assert top + down + layout.gap <= layout.height
+    assert layout.between(0, 10**9) == range(count)
+    assert layout.at(0, 0) is None and layout.at(width, layout.height + 5) is None
+
+
+def test_a_band_touches_exactly_the_cells_it_overlaps() -> None:
+    layout = Layout(23, 700, 90, 15)
+    for rectangle in [(0, 0, 699, 2000), (95, 95, 300, 240), (10, 110, 11, 111), (100, 5, 101, 6), (0, 0, 3, 3)]:
+        left, top, right, bottom = rectangle
+        overlapping = [
+            index
+            for index in range(23)
+            for x, y, width, height in [layout.cell(index)]
+            if x <= right and left < x + width and y - layout.gap < bottom and top < y + height + layout.gap
+        ]
+        assert set(layout.within(*rectangle)) <= set(overlapping)
+        strict = [
+            index
+            for index in range(23)
+            for x, y, width, height in [layout.cell(index)]
+            if x <= right and left < x + width and y < bottom and top < y + height
+        ]
+        assert set(strict) <= set(layout.within(*rectangle))
+
+
+def test_clicks_with_ctrl_and_shift_select_and_a_filter_keeps_the_selection(
+    qtbot: QtBot, views: Views, session: Session
+) -> None:
+    click(qtbot, views, 2)
+    click(qtbot, views, 5, SHIFT)
+    click(qtbot, views, 3, CTRL)
+    assert chosen(session) == ["p2.png", "p4.png", "p5.png"] and current(session) == "p3.png"
+    session.view.show([one.id for one in session.library.pictures.values() if one.name != "p4.png"])
+    assert chosen(session) == ["p2.png", "p4.png", "p5.png"]
+    assert [session.library.pictures[number].name for number in session.view.scope()] == ["p2.png", "p5.png"]
+    click(qtbot, views, 0)
+    assert chosen(session) == ["p0.png"]
+
+
+def test_arrow_keys_walk_the_grid(qtbot: QtBot, views: Views, session: Session) -> None:
+    columns = views.grid.layout_now.columns
+    press(qtbot, views, Qt.Key.Key_Home)
+    press(qtbot, views, Qt.Key.Key_Right)
+    press(qtbot, views, Qt.Key.Key_Down)
+    assert current(session) == f"p{columns + 1}.png" and chosen(session) == [current(session)]
+    press(qtbot, views, Qt.Key.Key_Up)
+    press(qtbot, views, Qt.Key.Key_Up)
+    assert current(session) == "p1.png"
+    press(qtbot, views, Qt.Key.Key_Right, SHIFT)
+    press(qtbot, views, Qt.Key.Key_Right, SHIFT)
+    press(qtbot, views, Qt.Key.Key_Left, SHIFT)
+    assert chosen(session) == ["p1.png", "p2.png"]
+    press(qtbot, views, Qt.Key.Key_End)
+    assert current(session) == f"p{COUNT - 1}.png"
+    assert views.grid.visible.stop == COUNT
+    press(qtbot, views, Qt.Key.Key_Down)
+    press(qtbot, views, Qt.Key.Key_Home, CTRL)
+    assert current(session) == "p0.png" and chosen(session) == [f"p{COUNT - 1}.png"]
+    press(qtbot, views, Qt.Key.Key_Space)
+    assert chosen(session) == ["p0.png", f"p{COUNT - 1}.png"]
+
+
+def test_a_band_selects_what_it_touches(qtbot: QtBot, views: Views, session: Session) -> None:
+    viewport, gap = views.grid.viewport(), views.grid.layout_now.gap
+    start = views.grid.rectangle(0).topLeft() - QPoint(gap // 2, gap // 2)
+    end = views.grid.rectangle(views.grid.layout_now.columns + 1).center()
+    qtbot.mousePress(viewport, Qt.MouseButton.LeftButton, pos=start)
+    qtbot.mouseMove(viewport, (start + end) / 2)
+    qtbot.mouseMove(viewport, end)
+    qtbot.mouseRelease(viewport, Qt.MouseButton.LeftButton, pos=end)
+    columns = views.grid.layout_now.columns
+    assert chosen(session) == ["p0.png", "p1.png", f"p{columns}.png", f"p{columns + 1}.png"]
+
+
+def test_thumbnails_are_painted_and_excluded_pictures_dimmed(qtbot: QtBot, views: Views, session: Session) -> None:
+    def colour(index: int) -> tuple[int, int, int]:
+        image = views.grid.viewport().grab().toImage()
+        red, green, blue, _ = image.pixelColor(centre(views, index) - QPoint(0, 10)).getRgb()
+        return red, green, blue
+
+    qtbot.waitUntil(lambda: all(abs(a - b) < 12 for a, b in zip(colour(3), (18, 90, 237), strict=True)), timeout=20_000)
+    click(qtbot, views, 3)
+    views.reject()
+    assert named(session, "p3.png").excluded
+    click(qtbot, views, 8)
+    assert colour(3)[0] > 120  # mostly the white ground behind it
+
+
+def test_culling_is_an_edit_that_reaches_the_notes_and_is_undone(qtbot: QtBot, views: Views, session: Session) -> None:
+    click(qtbot, views, 1)
+    click(qtbot, views, 3, SHIFT)
+    views.rate_4()
+    views.reject()
+    folder = named(session, "p1.png").folder.path
+    session.saver.flush()
+    assert [read_sidecar(folder).of(f"p{n}.png").rating for n in range(5)] == [None, 4, 4, 4, None]
+    assert read_sidecar(folder).of("p2.png").excluded and session.history.undo_name == "Exclude 3 pictures"
+    session.history.undo()
+    session.history.undo()
+    session.saver.flush()
+    assert not read_sidecar(folder).of("p2.png").excluded and read_sidecar(folder).of("p2.png").rating is None
+
+
+def test_training_only_what_is_shown_is_one_edit(qtbot: QtBot, views: Views, session: Session) -> None:
+    kept = [one.id for one in session.library.pictures.values()][:7]
+    session.view.show(kept)
+    assert views.has_hidden()
+    views.train_only_shown()
+    assert sum(not one.excluded for one in session.library.pictures.values()) == 7
+    assert session.history.undo_name == f"Train only what is shown: exclude {COUNT - 7} pictures"
+    session.history.undo()
+    assert not any(one.excluded for one in session.library.pictures.values())
+
+
+def test_the_loupe_shows_all_pixels_and_steps_and_zooms(qtbot: QtBot, views: Views, session: Session) -> None:
+    click(qtbot, views, 4)
+    press(qtbot, views, Qt.Key.Key_Return)
+    area = views.loupe.area
+    assert views.in_loupe() and views.loupe.hasFocus()
+    qtbot.waitUntil(lambda: area.whole is not None, timeout=20_000)
+    assert area.whole and (area.whole.image.width(), area.whole.image.height()) == (304, 200)
+    press(qtbot, views, Qt.Key.Key_Right)
+    assert current(session) == "p5.png" and "p5.png" in views.loupe.facts.text()
+    qtbot.waitUntil(lambda: area.whole is not None and area.whole.image.width() == 305, timeout=20_000)
+    views.rate_2()
+    assert named(session, "p5.png").rating == 2 and named(session, "p4.png").rating is None
+    press(qtbot, views, Qt.Key.Key_Plus)
+    assert area.scale == pytest.approx(1.25)
+    views.toggle_full_size()
+    assert area.scale == 1.0
+    area.zoom_by(6.0, QPointF(100, 100))
+    before = area.zoom.middle
+    press(qtbot, views, Qt.Key.Key_Right)
+    assert area.zoom.middle.x() > before.x() and current(session) == "p5.png"
+    press(qtbot, views, Qt.Key.Key_Escape)
+    assert views.in_grid() and views.grid.hasFocus()
+
+
+def test_zooming_keeps_what_is_under_the_pointer_there(qtbot: QtBot, views: Views) -> None:
+    click(qtbot, views, 4)
+    views.show_loupe()
+    area, spot = views.loupe.area, QPointF(400, 300)
+    qtbot.waitUntil(lambda: area.whole is not None, timeout=20_000)
+    area.zoom.set(6.0)
+    under = area._fraction(spot)
+    area.zoom_by(1.25, spot)
+    after = area._fraction(spot)
+    assert (after.x(), after.y()) == pytest.approx((under.x(), under.y()), abs=1e-6)
+
+
+def test_comparison_moves_all_together_and_works_on_the_ringed_one(
+    qtbot: QtBot, views: Views, session: Session
+) -> None:
+    click(qtbot, views, 0)
+    click(qtbot, views, 2, SHIFT)
+    views.show_compare()
+    assert views.in_compare() and len(views.compare.ids) == 3
+    areas = views.compare.areas
+    qtbot.waitUntil(lambda: all(area.whole for area in areas[:3]), timeout=20_000)
+    areas[1].zoom_by(3.0)
+    assert areas[0].scale == areas[2].scale == areas[1].scale
+    assert [area.isVisible() for area in areas] == [True, True, True, False]
+    qtbot.mouseClick(areas[1], Qt.MouseButton.LeftButton)
+    assert current(session) == "p1.png" and [area.marked for area in areas[:3]] == [False, True, False]
+    views.reject()
+    assert [named(session, f"p{n}.png").excluded for n in range(3)] == [False, True, False]
+    press(qtbot, views, Qt.Key.Key_Right)
+    assert current(session) == "p2.png"
+
+
+def test_dropped_and_pasted_pictures_are_copied_in_without_overwriting(
+    qtbot: QtBot, views: Views, session: Session, tmp_path: Path, folder: Path
+) -> None:
+    away = tmp_path / "away"
+    away.mkdir()
+    Image.new("RGB", (50, 50), "white").save(away / "p1.png")
+    (away / "p1.txt").write_text("dropped", encoding="utf-8")
+    (away / "words.doc").write_text("no picture", encoding="utf-8")
+    before = (folder / "p1.png").read_bytes()
+    data = QMimeData()
+    data.setUrls([QUrl.fromLocalFile(str(path)) for path in sorted(away.iterdir())])
+    said: list[str] = []
+    views.said.connect(said.append)
+    views._arriving.take(data)
+    qtbot.waitUntil(lambda: len(session.view.ids) == COUNT + 1, timeout=20_000)
+    qtbot.waitUntil(lambda: named(session, "p1-2.png").caption == "dropped", timeout=20_000)
+    assert (folder / "p1.png").read_bytes() == before and said == [
+        "Copied 1 picture(s) into mes chats 🐈. 2 file(s) passed over."
+    ]
+    image = QImage(20, 10, QImage.Format.Format_RGB32)
+    image.fill(Qt.GlobalColor.red)
+    QGuiApplication.clipboard().setImage(image)
+    views.paste()
+    qtbot.waitUntil(lambda: len(session.view.ids) == COUNT + 2, timeout=20_000)
+    assert QImage(str(folder / "pasted.png")).size() == image.size()
+
+
+def test_deleting_moves_picture_and_caption_to_the_trash_and_back(
+    qtbot: QtBot, views: Views, session: Session, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "data").mkdir()
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))  # where Linux has its trash
+    click(qtbot, views, 1)
+    number = session.view.current
+    views.delete()
+    assert not (folder / "p1.png").exists() and not (folder / "p1.txt").exists() and (folder / "p2.txt").exists()
+    assert number not in session.library.pictures and current(session) == "p2.png" and views.has_thrown()
+    views.undelete()
+    qtbot.waitUntil(lambda: number in session.library.pictures, timeout=20_000)
+    qtbot.waitUntil(lambda: named(session, "p1.png").caption == "cat, number 1", timeout=20_000)
+    assert (folder / "p1.txt").is_file() and not views.has_thrown()
+
+
+def test_the_current_picture_is_told_to_screen_readers(qtbot: QtBot, views: Views) -> None:
+    click(qtbot, views, 4)
+    assert views.grid.accessibleDescription() == "p4.png, no caption, 5 of 40"
+    assert views.grid.accessibleName() and views.slider.accessibleName()
+
+
+def test_ctrl_wheel_and_slider_size_thumbnails(qtbot: QtBot, views: Views) -> None:
+    views.slider.setValue(240)
+    assert views.grid.side == 240
+    views.larger()
+    assert views.slider.value() == 264
+    QApplication.processEvents()
