@@ -8,7 +8,7 @@ import pytest
 from PIL import Image, ImageDraw
 
 from tests.support.pictures import photograph
-from trainer.dataset.duplicates import alike, fingerprint, same
+from trainer.dataset.duplicates import Fingerprints, alike, fingerprint, same
 
 # fmt: off
 PHOTOS = [
@@ -106,3 +106,17 @@ def test_groups_against_all_pairs() -> None:
 
 def test_same_bytes() -> None:
     assert same(["a", "b", "a", "c", "b", "a"]) == [[0, 2, 5], [1, 4]]
+
+
+def test_fingerprints_taken_in_portions_find_the_same_neighbours_as_all_at_once() -> None:
+    draw = np.random.default_rng(7)
+    prints = [draw.bytes(64) for _ in range(40)]
+    prints += [bytes([one[0] ^ 1, *one[1:-1], max(one[-1] - 3, 0)]) for one in prints[::3]]
+    whole = Fingerprints(prints)
+    grown = Fingerprints()
+    for start in range(0, len(prints), 7):
+        grown.add(prints[start : start + 7])
+    found = [grown.near(place, slice(0, len(prints))) for place in range(len(prints))]
+    assert found == [whole.near(place, slice(None)) for place in range(len(prints))]
+    assert found[0] == [0, 40]
+    assert sum(map(len, found)) == len(prints) + 2 * 14

@@ -207,9 +207,9 @@ def test_all_pictures_bad_is_still_a_report(tmp_path: Path) -> None:
 def test_every_mark_that_the_code_sets_has_its_words() -> None:
     source = "".join(path.read_text(encoding="utf-8") for path in Path(health.__file__).parent.glob("*.py"))
     marked = set(re.findall(r'marks\["([a-z0-9_.-]+)"\]', source)) | set(re.findall(r'_mark\("([a-z0-9_.-]+)"', source))
-    assert {"caption.missing", "mask.size", "picture.tiny"} <= marked | set(health._RULES)
-    assert marked <= set(health._RULES)
-    for code in health._RULES:
+    assert {"caption.missing", "mask.size", "picture.tiny"} <= marked | set(health.RULES)
+    assert marked <= set(health.RULES)
+    for code in health.RULES:
         for count in (1, 2):
             (finding,) = health.word_marks({code: [Path("a")] * count})
             assert finding.sentence.startswith(f"{count} ")

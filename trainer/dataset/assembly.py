@@ -32,6 +32,28 @@ _ENLARGED = 1.02
 _SMALL_BUCKET = 0.5
 
 
+def doubts_of_shape(size: tuple[int, int], bucket: tuple[int, int], recipe: RecipeConfig) -> list[str]:
+    """Return the codes of what is doubtful about the (width, height) of a picture's region in its bucket."""
+    full_area = (recipe.resolution or 0) ** 2
+    coarse = size[0] * size[1] < full_area and bucket[0] * bucket[1] < _SMALL_BUCKET * full_area
+    doubts = {
+        "picture.small": enlargement(*size, bucket) > _ENLARGED or coarse,
+        "picture.cropped": crop_loss(*size, bucket) > CROP_LOSS,
+    }
+    return [code for code, applies in doubts.items() if applies]
+
+
+def doubts_of_file(path: Path, facts: PictureFacts) -> list[str]:
+    """Return the codes of what is doubtful, or worth knowing, about a picture's file."""
+    doubts = {
+        "picture.profile": facts.profile == "broken",
+        "picture.misnamed": path.suffix.lower() not in _ENDINGS.get(facts.format, ()),
+        "picture.rotated": facts.rotated,
+        "picture.animated": facts.animated,
+    }
+    return [code for code, applies in doubts.items() if applies]
+
+
 class Assembler:
     """Makes pictures of candidates, and notes on the scan what is wrong or doubtful with each."""
 
@@ -83,19 +105,8 @@ class Assembler:
         return found
 
     def _judge(self, path: Path, facts: PictureFacts, size: tuple[int, int], bucket: tuple[int, int]) -> None:
-        full_area = (self._recipe.resolution or 0) ** 2
-        doubts = {
-            "picture.small": enlargement(*size, bucket) > _ENLARGED
-            or (size[0] * size[1] < full_area and bucket[0] * bucket[1] < _SMALL_BUCKET * full_area),
-            "picture.cropped": crop_loss(*size, bucket) > CROP_LOSS,
-            "picture.profile": facts.profile == "broken",
-            "picture.misnamed": path.suffix.lower() not in _ENDINGS.get(facts.format, ()),
-            "picture.rotated": facts.rotated,
-            "picture.animated": facts.animated,
-        }
-        for code, applies in doubts.items():
-            if applies:
-                self._mark(code, path)
+        for code in (*doubts_of_shape(size, bucket, self._recipe), *doubts_of_file(path, facts)):
+            self._mark(code, path)
 
     def _mask(self, candidate: Candidate, facts: PictureFacts) -> tuple[MaskSource, Path | None, str | None]:
         """Return where the mask is and the hash of its file; one that cannot be read is reported, and none used."""

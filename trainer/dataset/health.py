@@ -12,150 +12,152 @@ CROP_LOSS = 0.2
 """Pictures that lose more than this share of their area to the bucket's shape are reported."""
 
 
-class _Rule(NamedTuple):
+class Rule(NamedTuple):
+    """How one kind of mark is worded."""
+
     severity: Severity
     sentence: str
     """{pictures} and {files} become the count with its word."""
     remedy: str
 
 
-_RULES: Mapping[str, _Rule] = {
-    "picture.tiny": _Rule(
+RULES: Mapping[str, Rule] = {
+    "picture.tiny": Rule(
         "error",
         "{pictures} left out: too small even for the smallest bucket.",
         "Use larger pictures, or raise recipe.pictures.max_upscale.",
     ),
-    "picture.small": _Rule(
+    "picture.small": Rule(
         "warning",
         "{pictures} with fewer pixels than the resolution asks for: enlarged, or trained in a smaller bucket.",
         "Use larger originals; a good upscaler helps too. A few such pictures do no harm.",
     ),
-    "picture.cropped": _Rule(
+    "picture.cropped": Rule(
         "warning",
         f"{{pictures}} losing more than {CROP_LOSS:.0%} of the area to the bucket's shape.",
         "Crop them yourself so that the subject stays in, or raise recipe.pictures.bucket_max.",
     ),
-    "picture.held_out_near": _Rule(
+    "picture.held_out_near": Rule(
         "warning",
         "{pictures} for validation nearly the same as pictures that are learned: the held-out loss will flatter.",
         "Hold out other pictures, or let dataset.validation_share choose them.",
     ),
-    "picture.same_stem": _Rule(
+    "picture.same_stem": Rule(
         "warning",
         "{pictures} sharing their name, but for the ending, with another picture: they share one caption file.",
         "Rename them so that each has a caption file of its own.",
     ),
-    "picture.twice": _Rule(
+    "picture.twice": Rule(
         "warning",
         "{pictures} listed twice, because folders of the job overlap.",
         "Name each folder once; use repeats to show pictures more often.",
     ),
-    "picture.profile": _Rule(
+    "picture.profile": Rule(
         "warning",
         "{pictures} with a broken colour profile: the colours are taken as sRGB.",
         "Save them again as sRGB if the colours look wrong elsewhere too.",
     ),
-    "picture.other_kind": _Rule(
+    "picture.other_kind": Rule(
         "warning",
         "{files} of picture kinds that are not read.",
         "Save them as PNG, JPEG or WebP.",
     ),
-    "picture.misnamed": _Rule(
+    "picture.misnamed": Rule(
         "info",
         "{pictures} of another kind than the name's ending says; read all the same.",
         "Rename them if other programs stumble over them.",
     ),
-    "picture.rotated": _Rule(
+    "picture.rotated": Rule(
         "info",
         "{pictures} turned upright as the camera noted (EXIF).",
         "",
     ),
-    "picture.animated": _Rule(
+    "picture.animated": Rule(
         "info",
         "{pictures} with several frames or pages: only the first is used.",
         "Save the frame you want as a picture of its own.",
     ),
-    "picture.excluded": _Rule(
+    "picture.excluded": Rule(
         "info",
         "{pictures} excluded by impasto.jsonl.",
         "",
     ),
-    "caption.missing": _Rule(
+    "caption.missing": Rule(
         "warning",
         "{pictures} without a caption: trained with an empty text.",
         "Write NAME.txt beside each picture, or give the folder a trigger or class words.",
     ),
-    "caption.empty": _Rule(
+    "caption.empty": Rule(
         "warning",
         "{pictures} with an empty caption: trained with an empty text.",
         "Write the caption, or give the folder a trigger or class words.",
     ),
-    "caption.words": _Rule(
+    "caption.words": Rule(
         "info",
         "{pictures} without a caption: trained with the folder's trigger or class words.",
         "Write captions if the pictures show more than that.",
     ),
-    "caption.long": _Rule(
+    "caption.long": Rule(
         "warning",
         "{pictures} with a caption longer than what is read: its end is cut.",
         "Shorten it, or raise recipe.token_chunks.",
     ),
-    "caption.clash": _Rule(
+    "caption.clash": Rule(
         "warning",
         "{pictures} with several captions that differ (.txt, .caption, metadata.jsonl): the first of these is used.",
         "Keep one of them.",
     ),
-    "caption.cp1252": _Rule(
+    "caption.cp1252": Rule(
         "warning",
         "{files} not written in UTF-8: read as Windows' cp1252, and left as they are.",
         "Check the letters in the captions shown, and save the files as UTF-8.",
     ),
-    "caption.utf-16": _Rule(
+    "caption.utf-16": Rule(
         "warning",
         "{files} written in UTF-16: read as such, and left as they are.",
         "Save them as UTF-8; other programs will stumble.",
     ),
-    "caption.orphan": _Rule(
+    "caption.orphan": Rule(
         "info",
         "{files} that could be captions, with no picture of that name.",
         "Rename or remove them if a picture should have had that caption.",
     ),
-    "metadata.orphan": _Rule(
+    "metadata.orphan": Rule(
         "warning",
         "{files} named in metadata.jsonl that do not exist.",
         "Put them back, or remove their lines.",
     ),
-    "trigger.absent": _Rule(
+    "trigger.absent": Rule(
         "info",
         "{pictures} whose caption does not hold the trigger: it is put first.",
         "",
     ),
-    "mask.missing": _Rule(
+    "mask.missing": Rule(
         "info",
         "{pictures} without a mask: all of the picture is trained.",
         "Add NAME-masklabel.png, or transparency, where only a part should count.",
     ),
-    "mask.orphan": _Rule(
+    "mask.orphan": Rule(
         "warning",
         "{files} meant as masks, with no picture of that name.",
         "Rename the mask to NAME-masklabel.png after its picture, or remove it.",
     ),
-    "mask.unused": _Rule(
+    "mask.unused": Rule(
         "info",
         '{files} not used as masks, because dataset.masks is not "files".',
         'Set dataset.masks = "files" to use them.',
     ),
-    "mask.size": _Rule(
+    "mask.size": Rule(
         "warning",
         "{files} of another shape than their picture: stretched over it.",
         "Save each mask in the size of its picture.",
     ),
-    "bucket.lonely": _Rule(
+    "bucket.lonely": Rule(
         "info",
         "{pictures} in buckets too small to fill a batch: batched with other shapes, which is a little slower.",
         "",
     ),
-    "folder.many_repeats": _Rule(
+    "folder.many_repeats": Rule(
         "warning",
         "{folders} whose number, read as repeats, is very large.",
         "Set repeats for the folder in the job if the number means something else.",
@@ -192,8 +194,13 @@ def by_severity(findings: Sequence[Finding]) -> tuple[Finding, ...]:
     return tuple(sorted(findings, key=lambda finding: (_ORDER[finding.severity], finding.code, finding.paths)))
 
 
+def worded(rule: Rule, count: int) -> str:
+    """Return a rule's sentence for so many pictures, files or folders."""
+    plural = "" if count == 1 else "s"
+    counts = {noun + "s": f"{count} {noun}{plural}" for noun in ("picture", "file", "folder")}
+    return rule.sentence.format(**counts)
+
+
 def _worded(code: str, paths: Sequence[Path]) -> Finding:
-    rule = _RULES[code]
-    plural = "" if len(paths) == 1 else "s"
-    counts = {noun + "s": f"{len(paths)} {noun}{plural}" for noun in ("picture", "file", "folder")}
-    return Finding(code, rule.sentence.format(**counts), rule.remedy, tuple(paths), rule.severity)
+    rule = RULES[code]
+    return Finding(code, worded(rule, len(paths)), rule.remedy, tuple(paths), rule.severity)
