@@ -1,0 +1,35 @@
+"""What shipped traces and fit presets answer: built-in recipes on typical cards, the same on every machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import get_args
+
+from trainer.cli.jobs import preset_recipe
+from trainer.config.base import Family
+from trainer.memory.calibration import Correction
+from trainer.memory.cards import find_card
+from trainer.memory.questions import Question, question_ahead
+from trainer.memory.situation import situation_ahead
+
+FAMILIES: tuple[Family, ...] = get_args(Family)
+RECIPES = ("character", "concept", "likeness", "style")
+GIGABYTES = (6, 8, 10, 12, 16, 24, 32)
+SYSTEMS = ("Windows", "Linux")
+
+
+def built_in(family: Family, recipe: str, gigabytes: int, system: str) -> Question:
+    """A recipe on the typical card of a size, without what runs on this machine have taught."""
+    question = question_ahead(family, preset_recipe(recipe, family), f"{gigabytes}GB", recipe)
+    situation = situation_ahead(find_card(f"{gigabytes}GB"), system=system)
+    return replace(question, situation=replace(situation, correction=Correction()))
+
+
+def all_built_in() -> Iterator[Question]:
+    """Every family, recipe, size and system, those with most to trace in common one after the other."""
+    for family in FAMILIES:
+        for recipe in RECIPES:
+            for gigabytes in GIGABYTES:
+                for system in SYSTEMS:
+                    yield built_in(family, recipe, gigabytes, system)

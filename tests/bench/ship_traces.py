@@ -1,0 +1,137 @@
+"""Makes the tapes that ship in assets/traces: those that plans for the built-in recipes on cards of 6 to 32 GB ask for.
+
+    python -m tests.bench.ship_traces
+
+Takes a quarter of an hour of one core where nothing is known yet; what was traced before, here or by any plan, is taken
+from this user's cache. Run it when tests/train/test_shipped_traces.py says that those here are not what would be made.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tests.bench.built_in import FAMILIES, GIGABYTES, SYSTEMS, all_built_in, built_in
+from tests.bench.make_fits import RECIPE, preset_text
+from trainer.config.fit import PLANNED, FitConfig
+from trainer.files.assets import asset_path
+from trainer.memory.outline import Outline
+from trainer.memory.packing import write
+from trainer.memory.planner import plan
+from trainer.memory.questions import Question
+from trainer.memory.store import SUFFIX, TapeStore
+from trainer.memory.subject import Subject, TracePart, complete_fit, library_versions
+from trainer.memory.tape import Tape
+from trainer.memory.traces import Size, Steps, Traces
+from trainer.protocol import atomic
+
+INDEX = "index.json"
+
+
+class NotedTraces(Traces):
+    """Traces that keep for what each was asked, so that a key can be made again from it."""
+
+    def __init__(self, store: TapeStore) -> None:
+        super().__init__(store)
+        self.recipe = ""
+        """The name of the recipe that is being planned."""
+        self.notes: dict[str, dict[str, Any]] = {}
+
+    def steps(self, subject: Subject, bucket: Size, pictures: int) -> Steps[Tape]:
+        """See Traces."""
+        self._note(subject, "steps", bucket, pictures)
+        return super().steps(subject, bucket, pictures)
+
+    def step_outlines(self, subject: Subject, bucket: Size, pictures: int) -> Steps[Outline]:
+        """See Traces."""
+        self._note(subject, "steps", bucket, pictures)
+        return super().step_outlines(subject, bucket, pictures)
+
+    def phase(self, subject: Subject, part: TracePart) -> tuple[Tape, ...]:
+        """See Traces."""
+        self._note(subject, part)
+        return super().phase(subject, part)
+
+    def phase_outlines(self, subject: Subject, part: TracePart) -> tuple[Outline, ...]:
+        """See Traces."""
+        self._note(subject, part)
+        return super().phase_outlines(subject, part)
+
+    def _note(self, subject: Subject, part: TracePart, *more: object) -> None:
+        fit = {name: getattr(subject.fit, name) for name in PLANNED}
+        note = {"family": subject.family, "recipe": self.recipe, "part": part, "more": more, "fit": fit}
+        self.notes.setdefault(subject.key(part, *more), note)
+
+
+def noted_subject(note: Mapping[str, Any]) -> Subject:
+    """The subject that a note of the index is about."""
+    subject = built_in(note["family"], note["recipe"], GIGABYTES[0], SYSTEMS[0]).subject
+    return replace(subject, fit=complete_fit(FitConfig.model_validate(note["fit"])))
+
+
+def noted_key(note: Mapping[str, Any]) -> str:
+    """The key under which this version keeps what a note is about."""
+    return noted_subject(note).key(note["part"], *note["more"])
+
+
+def read_index(folder: Path) -> dict[str, Any]:
+    """What ships: the versions of the libraries that it was made with, and for each key what it is."""
+    index: dict[str, Any] = json.loads((folder / INDEX).read_text(encoding="utf-8"))
+    return index
+
+
+def _asked_for(store: TapeStore, questions: Iterable[Question]) -> dict[str, dict[str, Any]]:
+    """Notes of all tapes that plans for these questions and the fit presets ask for, by key."""
+    traces = NotedTraces(store)
+    for question in questions:
+        began, known = time.perf_counter(), len(traces.made)
+        traces.recipe = question.name
+        plan(question.subject, question.written, question.situation, traces, question.occasions)
+        took, traced = time.perf_counter() - began, len(traces.made) - known
+        card = question.situation.card.name
+        sys.stdout.write(f"{question.subject.family} {question.name}, {card}: {took:.1f} s, {traced} traced\n")
+        sys.stdout.flush()
+    traces.recipe = RECIPE
+    for family in FAMILIES:
+        for gigabytes in GIGABYTES:
+            preset_text(family, gigabytes, traces)
+    return traces.notes
+
+
+def ship(store: TapeStore, folder: Path, questions: Iterable[Question]) -> None:
+    """Write the tapes and their index into ``folder``, and remove those that nothing asks for."""
+    notes = _asked_for(store, questions)
+    for key in notes:
+        tapes = store.load(key)
+        assert tapes is not None  # asked for just now
+        write(folder / f"{key}{SUFFIX}", tapes, smallest=True)
+    for path in folder.glob(f"*{SUFFIX}"):
+        if path.stem not in notes:
+            path.unlink()
+    write_index(folder, notes)
+
+
+def write_index(folder: Path, notes: Mapping[str, Mapping[str, Any]]) -> None:
+    """Say what each key is, one a line, and with which versions of the libraries it was made."""
+    entries = ",\n".join(f"{json.dumps(key)}: {json.dumps(note)}" for key, note in sorted(notes.items()))
+    versions = json.dumps(library_versions())
+    atomic.write_text(folder / INDEX, f'{{"versions": {versions}, "entries": {{\n{entries}\n}}}}\n')
+
+
+def main() -> int:
+    """Make them."""
+    folder = asset_path("traces")
+    ship(TapeStore(TapeStore.of_user().folder), folder, all_built_in())
+    files = [*folder.iterdir()]
+    size = sum(path.stat().st_size for path in files)
+    sys.stdout.write(f"{len(files)} files in {folder}, {size / 2**20:.1f} MiB\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
