@@ -188,9 +188,17 @@ class Window(QMainWindow):
         session.view.selection.connect(lambda _: self.commands.refresh())
         session.history.changed.connect(lambda _: self._name_undo())
         session.datasets.problems.connect(self._tell)
+        self.pictures.views.said.connect(self.status.say)
+        self.pictures.views.alone.connect(self._show_alone)
         session.settings.changed.connect(lambda chosen: self.commands.rebind(chosen.shortcuts))
         for notice in session.settings.notices:
             self.notices.tell(notice, "warning")
+
+    def _show_alone(self, alone: bool) -> None:
+        """Give the whole screen to the pictures, or share it again."""
+        for part in (self._rail, self.menuBar(), self.status):
+            part.setVisible(not alone)
+        self.show_full_screen(alone)
 
     def _show_crash(self, text: str) -> None:
         from app.qt.dialogs.crash import CrashDialog
