@@ -46,9 +46,9 @@ class StatusLine(QStatusBar):
 
     def _saving_words(self, state: SaveState) -> str:
         if state.problems:
-            return self.tr("%n change(s) could not be saved and are kept", "", sum(p.waiting for p in state.problems))
+            return self.tr("Kept, but not saved: %n change(s)", "", sum(p.waiting for p in state.problems))
         if state.conflicts:
-            return self.tr("%n change(s) wait for your choice", "", len(state.conflicts))
+            return self.tr("Waiting for your choice: %n change(s)", "", len(state.conflicts))
         if state.pending:
             return self.tr("Saving %n change(s)…", "", state.pending)
         if not state.saved:

@@ -1,0 +1,1 @@
+"""The app's words in other languages. English has a file too: its plural forms."""

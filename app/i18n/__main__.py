@@ -1,0 +1,63 @@
+"""`python -m app.i18n [CODE ...]`: collects the words that can be translated, and compiles what translators wrote.
+
+Runs Qt's lupdate and lrelease, which PySide6-Essentials brings: impasto_CODE.ts, which Qt Linguist edits, is brought up
+to date (or begun, for a CODE that is named), then compiled into impasto_CODE.qm, which the app loads.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import PySide6
+
+FOLDER = Path(__file__).resolve().parent
+APP = FOLDER.parent
+
+
+def main(codes: list[str]) -> int:
+    """Update and compile every language; return the exit code."""
+    targets = {FOLDER / f"impasto_{code}.ts" for code in codes} | set(FOLDER.glob("impasto_*.ts"))
+    for target in sorted(targets):
+        collect(target)
+        run("lrelease", str(target), "-qm", str(target.with_suffix(".qm")))
+    return 0
+
+
+def collect(target: Path) -> None:
+    """Bring a .ts file up to date with the app's texts."""
+    english = target.stem == "impasto_en"
+    # English needs only the texts whose form depends on a number.
+    only = ["-pluralonly", "-source-language", "en", "-target-language", "en"] if english else []
+    sources = sorted(str(path) for path in APP.rglob("*.py"))
+    run("lupdate", *only, "-locations", "none", "-no-obsolete", *sources, "-ts", str(target))
+    if english:
+        fill_english(target)
+
+
+def fill_english(target: Path) -> None:
+    """Write the two forms of texts like "%n picture(s)"; a text without "(s)" says the same of any number."""
+    tree = ElementTree.parse(target)
+    for message in tree.iter("message"):
+        source, translation = message.findtext("source", ""), message.find("translation")
+        if translation is None:
+            continue
+        for form, ending in zip(translation.findall("numerusform"), ("", "s"), strict=True):
+            form.text = source.replace("(s)", ending)
+        translation.attrib.pop("type", None)
+    body = ElementTree.tostring(tree.getroot(), encoding="unicode")
+    target.write_text(
+        f'<?xml version="1.0" encoding="utf-8"?>\n<!DOCTYPE TS>\n{body}\n', encoding="utf-8", newline="\n"
+    )
+
+
+def run(tool: str, *arguments: str) -> None:
+    """Run one of Qt's tools; raises CalledProcessError when it fails."""
+    name = f"{tool}.exe" if sys.platform == "win32" else tool
+    subprocess.run([str(Path(PySide6.__file__).parent / name), *arguments], check=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,140 @@
+<?xml version="1.0" encoding="utf-8"?>
+<!DOCTYPE TS>
+<TS version="2.1" language="en_US">
+<context>
+    <name>Arriving</name>
+    <message numerus="yes">
+        <source>Copied %n picture(s) into {folder}.</source>
+        <translation>
+            <numerusform>Copied %n picture into {folder}.</numerusform>
+            <numerusform>Copied %n pictures into {folder}.</numerusform>
+        </translation>
+    </message>
+    <message numerus="yes">
+        <source>%n file(s) passed over.</source>
+        <translation>
+            <numerusform>%n file passed over.</numerusform>
+            <numerusform>%n files passed over.</numerusform>
+        </translation>
+    </message>
+</context>
+<context>
+    <name>FilterBox</name>
+    <message numerus="yes">
+        <source>%n picture(s)</source>
+        <translation>
+            <numerusform>%n picture</numerusform>
+            <numerusform>%n pictures</numerusform>
+        </translation>
+    </message>
+</context>
+<context>
+    <name>Grid</name>
+    <message numerus="yes">
+        <source>%n star(s)</source>
+        <translation>
+            <numerusform>%n star</numerusform>
+            <numerusform>%n stars</numerusform>
+        </translation>
+    </message>
+</context>
+<context>
+    <name>ProposalModel</name>
+    <message numerus="yes">
+        <source>%n picture(s)</source>
+        <translation>
+            <numerusform>%n picture</numerusform>
+            <numerusform>%n pictures</numerusform>
+        </translation>
+    </message>
+</context>
+<context>
+    <name>StatusLine</name>
+    <message numerus="yes">
+        <source>Kept, but not saved: %n change(s)</source>
+        <translation>
+            <numerusform>Kept, but not saved: %n change</numerusform>
+            <numerusform>Kept, but not saved: %n changes</numerusform>
+        </translation>
+    </message>
+    <message numerus="yes">
+        <source>Waiting for your choice: %n change(s)</source>
+        <translation>
+            <numerusform>Waiting for your choice: %n change</numerusform>
+            <numerusform>Waiting for your choice: %n changes</numerusform>
+        </translation>
+    </message>
+    <message numerus="yes">
+        <source>Saving %n change(s)…</source>
+        <translation>
+            <numerusform>Saving %n change…</numerusform>
+            <numerusform>Saving %n changes…</numerusform>
+        </translation>
+    </message>
+    <message numerus="yes">
+        <source>%n picture(s)</source>
+        <translation>
+            <numerusform>%n picture</numerusform>
+            <numerusform>%n pictures</numerusform>
+        </translation>
+    </message>
+    <message numerus="yes">
+        <source>, %n selected</source>
+        <translation>
+            <numerusform>, %n selected</numerusform>
+            <numerusform>, %n selected</numerusform>
+        </translation>
+    </message>
+</context>
+<context>
+    <name>TagModel</name>
+    <message numerus="yes">
+        <source>%1, %n picture(s)</source>
+        <translation>
+            <numerusform>%1, %n picture</numerusform>
+            <numerusform>%1, %n pictures</numerusform>
+        </translation>
+    </message>
+</context>
+<context>
+    <name>TagPanel</name>
+    <message numerus="yes">
+        <source>%n tag(s)</source>
+        <translation>
+            <numerusform>%n tag</numerusform>
+            <numerusform>%n tags</numerusform>
+        </translation>
+    </message>
+</context>
+<context>
+    <name>Views</name>
+    <message numerus="yes">
+        <source>Moved %n picture(s) to the trash.</source>
+        <translation>
+            <numerusform>Moved %n picture to the trash.</numerusform>
+            <numerusform>Moved %n pictures to the trash.</numerusform>
+        </translation>
+    </message>
+    <message numerus="yes">
+        <source>The system's trash did not take %n: {names}.</source>
+        <translation>
+            <numerusform>The system's trash did not take %n: {names}.</numerusform>
+            <numerusform>The system's trash did not take %n: {names}.</numerusform>
+        </translation>
+    </message>
+    <message numerus="yes">
+        <source>%n file(s) could not be brought back; look in the system's trash.</source>
+        <translation>
+            <numerusform>%n file could not be brought back; look in the system's trash.</numerusform>
+            <numerusform>%n files could not be brought back; look in the system's trash.</numerusform>
+        </translation>
+    </message>
+    <message numerus="yes">
+        <source>Brought back %n picture(s).</source>
+        <translation>
+            <numerusform>Brought back %n picture.</numerusform>
+            <numerusform>Brought back %n pictures.</numerusform>
+        </translation>
+    </message>
+</context>
+</TS>

@@ -1,0 +1,84 @@
+"""Translations: complete where they must be, with the placeholders of their sources, and really shown."""
+
+import re
+import shutil
+from xml.etree import ElementTree
+
+import pytest
+from PySide6.QtCore import QCoreApplication, QLocale, QTranslator
+
+from app.i18n import __main__ as i18n
+from app.qt.language import FOLDER, languages, speak
+
+PLACEHOLDER = re.compile(r"\{[^{}]*\}|%n|%L?\d+")
+
+
+def messages(path):
+    """Each message of a .ts file: context, source, whether it has plural forms, and its finished translations."""
+    for context in ElementTree.parse(path).iter("context"):
+        for message in context.iter("message"):
+            translation = message.find("translation")
+            forms = [form.text or "" for form in translation.iter("numerusform")] or [translation.text or ""]
+            finished = forms if translation.get("type") is None else []
+            yield context.findtext("name"), message.findtext("source"), message.get("numerus") == "yes", finished
+
+
+def wrong_placeholders(path):
+    """The translations whose placeholders are not those of their source; a plural form may spell the number out."""
+    for context, source, plural, forms in messages(path):
+        wanted = sorted(PLACEHOLDER.findall(source))
+        for form in forms:
+            found = sorted(PLACEHOLDER.findall(form))
+            if found != wanted and not (plural and sorted([*found, "%n"]) == wanted):
+                yield context, source, form
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.ts")), ids=lambda path: path.stem)
+def test_placeholders_agree_with_their_sources(path):
+    assert list(wrong_placeholders(path)) == []
+
+
+def test_a_lost_placeholder_would_be_seen(tmp_path):
+    text = (FOLDER / "impasto_en.ts").read_text(encoding="utf-8")
+    broken = tmp_path / "broken.ts"
+    broken.write_text(text.replace("Copied %n picture into {folder}.", "Copied %n picture into {}."), encoding="utf-8")
+    assert [form for _, _, form in wrong_placeholders(broken)] == ["Copied %n picture into {}."]
+
+
+def test_english_has_every_plural_form_that_the_app_uses(tmp_path):
+    target = shutil.copy(FOLDER / "impasto_en.ts", tmp_path)
+    i18n.collect(tmp_path / "impasto_en.ts")
+    missing = [source for _, source, _, forms in messages(target) if not forms]
+    assert missing == []
+    hint = "run: python -m app.i18n"
+    assert list(messages(target)) == list(messages(FOLDER / "impasto_en.ts")), hint
+
+
+@pytest.mark.parametrize("code", languages())
+def test_the_compiled_file_is_that_of_the_text(code, tmp_path):
+    compiled = tmp_path / "compiled.qm"
+    i18n.run("lrelease", str(FOLDER / f"impasto_{code}.ts"), "-qm", str(compiled))
+    assert compiled.read_bytes() == (FOLDER / f"impasto_{code}.qm").read_bytes(), "run: python -m app.i18n"
+
+
+@pytest.fixture
+def application(qapp):
+    """The application, which speaks as before after the test."""
+    locale = QLocale()
+    yield qapp
+    for translator in qapp.findChildren(QTranslator):
+        qapp.removeTranslator(translator)
+        translator.deleteLater()
+    QLocale.setDefault(locale)
+
+
+def test_numbers_have_their_forms_in_english(application):
+    speak(application, "en")
+    assert QCoreApplication.translate("StatusLine", "%n picture(s)", "", 1) == "1 picture"
+    assert QCoreApplication.translate("StatusLine", "%n picture(s)", "", 2) == "2 pictures"
+
+
+def test_qts_own_words_come_in_the_users_language(application):
+    speak(application, "de")
+    assert QCoreApplication.translate("QPlatformTheme", "Cancel") == "Abbrechen"
+    assert QCoreApplication.translate("StatusLine", "%n picture(s)", "", 2) == "2 pictures"  # ours are not there yet

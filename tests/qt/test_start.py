@@ -1,0 +1,11 @@
+"""A real start of the app in a process of its own."""
+
+from tests.support.app_start import measure
+
+LATE = {"torch", "diffusers", "transformers", "numpy", "PIL", "pyqtgraph", "regex"}
+
+
+def test_the_window_is_painted_before_anything_heavy_is_loaded():
+    start = measure()
+    assert "app.qt.window" in start.modules  # the list is what it should be
+    assert LATE & start.modules == set()

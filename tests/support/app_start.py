@@ -1,0 +1,70 @@
+"""Starts the app as `python -m app` in a fresh process and tells when its window was first painted, and what it loaded.
+
+    python -m tests.support.app_start STARTED [PATHS]
+
+is the fresh process itself: STARTED is when its parent began to start it, in seconds since 1970.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True)
+class Start:
+    """What one start took until the first paint was over: on the clock, and of the processor."""
+
+    seconds: float
+    cpu_seconds: float
+    modules: frozenset[str]
+
+
+def measure(*paths: str) -> Start:
+    """Start the app once, with an empty per-user folder and no screen; raises CalledProcessError when it fails."""
+    with tempfile.TemporaryDirectory() as home:
+        environment = {**os.environ, "IMPASTO_HOME": home, "QT_QPA_PLATFORM": "offscreen", "PYTHONPATH": str(ROOT)}
+        command = [sys.executable, "-m", "tests.support.app_start", repr(time.time()), *paths]
+        done = subprocess.run(
+            command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, encoding="utf-8", check=True, timeout=120
+        )
+    told = json.loads(done.stdout.splitlines()[-1])
+    return Start(told["seconds"], told["cpu_seconds"], frozenset(told["modules"]))
+
+
+def _tell_first_paint(started: float) -> None:
+    from PySide6.QtCore import QCoreApplication, QEvent, QTimer
+
+    from app.qt.window import Window
+
+    inherited = Window.event
+    painted: list[Window] = []
+
+    def tell() -> None:
+        words = {"seconds": time.time() - started, "cpu_seconds": time.process_time(), "modules": sorted(sys.modules)}
+        sys.stdout.write(json.dumps(words) + "\n")
+        QCoreApplication.quit()
+
+    def event(self: Window, happened: QEvent) -> bool:
+        handled = inherited(self, happened)
+        if happened.type() == QEvent.Type.Paint and not painted:
+            painted.append(self)
+            QTimer.singleShot(0, self, tell)  # when what was painted has reached the screen
+        return handled
+
+    Window.event = event
+
+
+if __name__ == "__main__":
+    _tell_first_paint(float(sys.argv[1]))
+    sys.argv[:] = ["app", *sys.argv[2:]]
+    runpy.run_module("app", run_name="__main__", alter_sys=True)
