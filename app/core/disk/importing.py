@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from app.core.disk.listing import file_state
 from trainer.dataset.caption_files import SUFFIXES as CAPTION_SUFFIXES
 from trainer.dataset.folders import MASK, is_picture, picture_files
 from trainer.errors import DatasetError
@@ -91,7 +92,7 @@ def _copy_one(source: Path, folder: Path, taken: set[str]) -> Path:
 def _companions(source: Path) -> list[tuple[Path, str]]:
     endings = [*CAPTION_SUFFIXES, f"{MASK}.png"]
     found = [(source.with_name(source.stem + ending), ending) for ending in endings]
-    return [(path, ending) for path, ending in found if long_path(path).is_file()]
+    return [(path, ending) for path, ending in found if file_state(path)]
 
 
 def _copy(source: Path, target: Path) -> None:

@@ -101,10 +101,10 @@ def look_again(path: Path, known: Listing, names: Iterable[str]) -> bool:
     if not known.settled or long_path(path).stat().st_mtime_ns != known.changed_ns:
         return True
     states = ((name, known.pictures.get(name) or known.texts.get(name)) for name in names)
-    return any(state and _file_state(path / name) != state for name, state in states)
+    return any(state and file_state(path / name) != state for name, state in states)
 
 
-def _file_state(path: Path) -> State | None:
+def file_state(path: Path) -> State | None:
     """Return a file's state now, None when it is not there."""
     try:
         facts = long_path(path).stat()

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from PySide6.QtCore import QFile
 
+from app.core.disk.listing import file_state
 from app.core.pictures import Picture
 from trainer.dataset.caption_files import SUFFIXES
 from trainer.dataset.folders import MASK
-from trainer.protocol.atomic import long_path
 
 
 @dataclass
@@ -33,7 +33,7 @@ def throw_away(pictures: Iterable[Picture], shared: Callable[[Picture], bool]) -
     thrown = Thrown()
     for picture in pictures:
         path = picture.path
-        if not long_path(path).exists():
+        if file_state(path) is None:
             thrown.pictures.append(picture.id)
             continue
         if not _move(path, thrown):
@@ -43,7 +43,7 @@ def throw_away(pictures: Iterable[Picture], shared: Callable[[Picture], bool]) -
         if not shared(picture):
             for ending in (*SUFFIXES, f"{MASK}.png"):
                 beside = path.with_name(path.stem + ending)
-                if long_path(beside).exists():
+                if file_state(beside):
                     _move(beside, thrown)
     return thrown
 
@@ -52,7 +52,7 @@ def bring_back(thrown: Thrown) -> list[Path]:
     """Move what a deletion took back to where it was; return what could not be, of which nothing is overwritten."""
     left = []
     for was, lies in thrown.moved:
-        if lies is None or long_path(was).exists() or not QFile.rename(str(lies), str(was)):
+        if lies is None or file_state(was) or not QFile.rename(str(lies), str(was)):
             left.append(was)
         else:
             QFile.remove(str(_record(lies)))
