@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Set
+from math import inf
 from typing import NamedTuple
 
 from app.core.events import Event
 from app.core.library import Library
 from app.core.pictures import Altered, Folder, Picture
+from app.core.query.columns import Columns
 from app.core.query.keys import KEYS
 from app.core.query.language import parse
 from app.core.query.terms import Node, Not, Or, Query, Range, Term
@@ -47,6 +49,8 @@ class Finder:
         self._index = index
         self._tokens = TokenCounts(tasks)
         self._tokens.counted.connect(lambda pending: self.more.emit(Counting("tokens", pending)))
+        self._columns = Columns(library, lambda picture: self._tokens.of(picture.caption))
+        self._uncounted: set[int] = set()
         self._names: dict[int, str] = {}
         self._copies: set[int] | None = None
         library.altered.connect(self._take)
@@ -140,12 +144,10 @@ class Finder:
         if not slash:
             return self._named(text, ids) | self._folder(term, ids)
         inside, before = self._folders(lambda way: text in f"{way}/"), self._folders(lambda way: way.endswith(way_end))
-        names = self._names
-        return {
-            p.id
-            for p in self._pictures(ids)
-            if p.folder in inside or (p.folder in before and names[p.id].startswith(name_start))
-        }
+        pictures = self._library.pictures
+        named = [number for number, name in self._names.items() if name.startswith(name_start)] if before else []
+        found = {number for number in named if pictures[number].folder in before}
+        return found | {p.id for p in self._pictures(ids) if p.folder in inside} if inside else found
 
     def _folders(self, fits: Callable[[str], bool]) -> set[Folder]:
         """Return the folders whose way, from the opened folder's name down, fits."""
@@ -154,34 +156,34 @@ class Finder:
 
     def _simple(self, term: Term, ids: Ids) -> Set[int]:
         """Find by a number or a yes that the picture itself holds."""
-        pictures = self._pictures(ids)
-        if not isinstance(term.value, Range):
-            has = _FLAGS[term.key]
-            return self._flag(term, {p.id for p in pictures if has(p)}, ids)
-        value_of, (low, high) = _NUMBERS[term.key], _bounds(term)
-        return {p.id for p in pictures if (value := value_of(p)) is not None and low <= value <= high}
+        low, high = _bounds(term) if isinstance(term.value, Range) else (float(term.value), float(term.value))
+        return self._columns.between(term.key, low, high, ids)
 
     def _flag(self, term: Term, found: Set[int], ids: Ids = None) -> Set[int]:
         return found if term.value else self._all_but(found, ids)
 
-    def _tag_counts(self, term: Term, ids: Ids) -> Set[int]:
+    def _tag_counts(self, term: Term, _: Ids) -> Set[int]:
         low, high = _bounds(term)
-        row = self._index.row
-        return {number for number in self._numbers(ids) if low <= len(row(number)) <= high}
-
-    def _numbers(self, ids: Ids) -> Iterable[int]:
-        return self._library.pictures if ids is None else ids
+        found = self._index.pictures_with_count(low, high)
+        return found if low > 0 else found | (self._library.pictures.keys() - self._index.tagged)
 
     def _token_counts(self, term: Term, ids: Ids) -> Set[int]:
         """Find by token counts as far as they are known, and have the others counted."""
-        low, high = _bounds(term)
-        counts = [(p, self._tokens.of(p.caption)) for p in self._pictures(ids)]
-        self._tokens.want(p.caption for p, count in counts if count is None)
-        return {p.id for p, count in counts if count is not None and low <= count <= high}
+        pictures, count = self._library.pictures, self._tokens.of
+        unknown = {number for number in self._uncounted if count(pictures[number].caption) is None}
+        self._columns.look_again("tokens", self._uncounted - unknown)
+        self._uncounted = unknown
+        self._tokens.want(pictures[number].caption for number in unknown)
+        return self._columns.between("tokens", *_bounds(term), ids)
 
     def _missing(self, term: Term, ids: Ids) -> Set[int]:
-        lacks = _LACKS[str(term.value)]
-        return {p.id for p in self._pictures(ids) if lacks(p)}
+        what = str(term.value)
+        if what == "caption":
+            bare = self._all_but(self._index.tagged, ids)
+            return {p.id for p in self._pictures(bare) if not (p.caption and p.caption.strip())}
+        if what in ("mask", "crop"):
+            return self._columns.between(what, 0, 0, ids)
+        return self._all_but(self._columns.between(what, -inf, inf, ids), ids)
 
     def _problem(self, text: str, ids: Ids) -> Set[int]:
         text = text.casefold()
@@ -206,6 +208,9 @@ class Finder:
         pictures, names = self._library.pictures, self._names
         for number in altered.removed:
             names.pop(number, None)
+        self._uncounted -= altered.removed
+        if altered.added or not _CAPTION.isdisjoint(altered.what):
+            self._uncounted |= altered.added | altered.altered
         for number in altered.added:
             names[number] = pictures[number].name.casefold()
         if altered.added or altered.removed or not _CONTENT.isdisjoint(altered.what):
@@ -239,42 +244,13 @@ def _slashed(text: str) -> str:
 
 def _effort(node: Node) -> int:
     """Tell which part of an and to answer first: what is looked up, then what is searched for, then the rest."""
+    if isinstance(node, Not):
+        return _effort(node.part) + 1
     if isinstance(node, Term):
-        return 0 if node.key in _LOOKED_UP else 2 if node.key == "tokens" else 1
+        return 0 if node.key in _LOOKED_UP else 4 if node.key == "tokens" else 2
     return 3
 
 
-def _short_side(picture: Picture) -> int | None:
-    width, height = picture.width, picture.height
-    return None if width is None or height is None else width if width < height else height
-
-
-def _ratio(picture: Picture) -> float | None:
-    return picture.width / picture.height if picture.width and picture.height else None
-
-
 _WILD = re.compile(r"(?<!\\)[*?]")
+_CAPTION = frozenset({"caption", "file"})
 _CONTENT = frozenset({"inspection", "file"})
-
-_NUMBERS: dict[str, Callable[[Picture], float | None]] = {
-    "size": _short_side,
-    "width": lambda picture: picture.width,
-    "height": lambda picture: picture.height,
-    "ratio": _ratio,
-    "chars": lambda picture: len(picture.caption or ""),
-    "rating": lambda picture: picture.rating,
-}
-
-_FLAGS: dict[str, Callable[[Picture], object]] = {
-    "mask": lambda picture: picture.mask,
-    "crop": lambda picture: picture.crop,
-    "excluded": lambda picture: picture.excluded,
-}
-
-_LACKS: dict[str, Callable[[Picture], bool]] = {
-    "caption": lambda picture: not (picture.caption and picture.caption.strip()),
-    "rating": lambda picture: picture.rating is None,
-    "crop": lambda picture: picture.crop is None,
-    "mask": lambda picture: not picture.mask,
-    "size": lambda picture: picture.width is None,
-}

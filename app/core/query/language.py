@@ -7,16 +7,19 @@ Words find pictures whose caption or file name contains them:
 A key asks for something particular:
 {keys}
 
-Numbers: size:512 is exactly that, size:<512, size:<=512, size:>512, size:>=512, size:512..768 from one to the other.
-Ratios can be written as ratio:3:2. dup: mask: crop: excluded: need no value; mask:no turns them round.
+Numbers: size:512 is exactly that, size:<512 below it, size:<=512, size:>512, size:>=512, and
+size:512..768 from one to the other. Ratios can be written as ratio:3:2.
+dup: mask: crop: excluded: need no value; mask:no turns them round.
 
-Several conditions must all hold. "or" lets one suffice, a minus or "not" turns one round, parentheses group:
+Several conditions must all hold. "or" lets one suffice, a minus or "not" turns one round,
+parentheses group:
     tag:cat -tag:dog
     (tag:cat or tag:dog) and not missing:caption
 
-Quotes hold texts with spaces: tag:"red hat". Within them \" is a quote and \\ a backslash; in tags \* and \? are the
-characters themselves. Capitals make no difference, and neither do escaped parentheses: tag:"miku (vocaloid)" finds
-miku \(vocaloid\). To search for a word such as "or", put it in quotes.
+Quotes hold texts with spaces: tag:"red hat". Within them \" is a quote and \\ a backslash; in tags
+\* and \? are the characters themselves. Capitals make no difference, and neither do escaped
+parentheses: tag:"miku (vocaloid)" finds miku \(vocaloid\). To search for a word such as "or", put it
+in quotes.
 """
 
 from __future__ import annotations
@@ -78,7 +81,8 @@ class Token:
 def help_text() -> str:
     """Return the description of the language, with its keys."""
     keys = "\n".join(f"    {key.example:<24}{key.sentence}" for key in KEYS.values())
-    return str(__doc__).format(keys=keys)
+    _, _, text = str(__doc__).partition("\n\n")
+    return text.format(keys=keys)
 
 
 def parse(text: str) -> Query:
@@ -298,7 +302,7 @@ class _Parser:
         return None
 
     def _unknown_key(self, token: Token) -> None:
-        meant = get_close_matches(str(token.key), KEYS, 1, cutoff=0.5)
+        meant = get_close_matches(str(token.key), KEYS, 1)
         remedy = f'To search for it as a text, write "{token.key}:{token.value}" in quotes.'
         if meant:
             remedy = f"Did you mean {meant[0]}:? {remedy}"

@@ -103,6 +103,15 @@ class TagIndex:
         """Return the ids of the pictures one of whose tags holds this text, capitals or not."""
         return self._union(self._tag[number] for number in self._texts.containing(fold(part)))
 
+    @property
+    def tagged(self) -> Set[int]:
+        """The ids of all pictures that have a tag; not to be changed."""
+        return self._rows.keys()
+
+    def pictures_with_count(self, low: float, high: float) -> set[int]:
+        """Return the ids of the pictures that have from `low` to `high` different tags, of those with any."""
+        return {number for number, row in self._rows.items() if low <= len(row) <= high}
+
     def search(self, part: str) -> list[str]:
         """Return the tags that hold this text, capitals or not; all of them for an empty text."""
         part = fold(part)

@@ -6,7 +6,7 @@ an empty part is no tag, and a parenthesis escaped for the prompt, as in ``miku 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal, NamedTuple
 
 SEPARATOR = ","
@@ -66,6 +66,15 @@ def remove_piece(text: str, piece: Piece) -> str:
     if bare.endswith(SEPARATOR):
         return bare[: -len(SEPARATOR)] + back
     return front + back
+
+
+def move_piece(text: str, found: Sequence[Piece], source: int, target: int) -> str:
+    """Return the text with the tag at place `source` at place `target`; commas, spaces and line breaks stay put."""
+    written = [text[piece.start : piece.end] for piece in found]
+    written.insert(target, written.pop(source))
+    for piece, tag in zip(reversed(found), reversed(written), strict=True):
+        text = replace_piece(text, piece, tag)
+    return text
 
 
 def one_line(text: str) -> str:

@@ -72,7 +72,7 @@ def naive_text(term, p, others):
         "folder": lambda: text.casefold() in p.folder.path.as_posix().casefold(),
         "path": lambda: text.casefold() in path_of(p),
         "problem": lambda: (
-            text.casefold() in (p.problem or "\0").casefold()
+            (p.problem is not None and text.casefold() in p.problem.casefold())
             or any(text.casefold() in code and p.id in ids for code, ids in FINDINGS.items())
         ),
         "missing": lambda: {

@@ -79,5 +79,5 @@ class HelpDialog(QDialog):
         layout = QVBoxLayout(self)
         layout.addWidget(text)
         layout.addWidget(buttons)
-        width = text.fontMetrics().horizontalAdvance("m") * 122
-        self.resize(min(width, 1100), 620)
+        longest = max(text.toPlainText().splitlines(), key=len)
+        self.resize(text.fontMetrics().horizontalAdvance(longest) + 80, 640)

@@ -133,6 +133,7 @@ class FilterBox(QWidget):
         whole.setSpacing(4)
         whole.addLayout(row)
         whole.addWidget(self.fault)
+        self.setSizePolicy(QSizePolicy.Policy.Preferred, QSizePolicy.Policy.Maximum)
 
     def _connect(self) -> None:
         self.field.textEdited.connect(lambda _: self._edited())
