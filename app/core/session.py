@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from app.core.disk.opening import Datasets
-from app.core.disk.thumbnails import FILE_NAME, Thumbnails
+from app.core.disk.thumbnails import EDGES, FILE_NAME, Thumbnails
 from app.core.edits.backups import Backups
 from app.core.edits.edit import History
 from app.core.edits.journal import Journal
@@ -90,6 +90,8 @@ class Session:
         self.datasets = Datasets(self.library, self.tasks)
         self.datasets.unsaved = self._unsaved
         self.thumbnails = Thumbnails(post, cache_folder() / FILE_NAME)
+        self.datasets.opened.connect(lambda _: self.thumbnails.prepare(self.library.pictures.values(), EDGES[0]))
+        self.library.altered.connect(self._retry)
         post(self.saver.recover)  # when the window listens: it says what was saved of a session that crashed
 
     def close(self) -> None:
@@ -103,3 +105,7 @@ class Session:
     def _unsaved(self, number: int, field: Field) -> bool:
         picture = self.library.pictures.get(number)
         return picture is not None and field in self.saver.unsaved(picture)
+
+    def _retry(self, altered: Altered) -> None:
+        if "problem" in altered.what:
+            self.thumbnails.retry(altered.altered)

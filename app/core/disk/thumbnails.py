@@ -61,10 +61,11 @@ class Thumbnails:
         self._post = post
         self._shelf = Shelf(file, disk)
         self._kept: OrderedDict[_Wish, Thumbnail] = OrderedDict()
+        self._failed: dict[int, _Wish] = {}
         self._weight, self._memory = 0, memory
         self._change = threading.Condition()
         self._wishes: dict[_Wish, Path] = {}
-        self._later: deque[tuple[_Wish, Path]] = deque()
+        self._later: tuple[deque[Picture], int] = (deque(), EDGES[0])
         self._done: deque[tuple[_Wish, Thumbnail]] = deque()
         self._running: set[_Wish] = set()
         self._ends = False
@@ -96,11 +97,15 @@ class Thumbnails:
 
     def prepare(self, pictures: Iterable[Picture], pixels: int) -> None:
         """Make these thumbnails for the disk's cache in idle time; they replace those asked for so before."""
-        later = deque((_wish(picture, pixels), picture.path) for picture in pictures)
         with self._change:
-            self._later = later
+            self._later = deque(pictures), pixels
             self._start()
             self._change.notify()
+
+    def retry(self, ids: Iterable[int]) -> None:
+        """Forget that these pictures could not be shown: their disk may be there again."""
+        for number in self._failed.keys() & set(ids):
+            self._kept.pop(self._failed.pop(number), None)
 
     def close(self) -> None:
         """End the threads after what they make now, and write what waits for the disk."""
@@ -155,8 +160,12 @@ class Thumbnails:
                     wish, path = self._wishes.popitem()
                     self._running.add(wish)
                     return wish, path, True
-                if self._later and not self._running:
-                    return *self._later.popleft(), False
+                later, pixels = self._later
+                if later and not self._running:
+                    # Only here, as it would take the window's thread half a second for 100,000 pictures. What is read
+                    # of a picture may be about to change: then its thumbnail is made under a name nobody asks for.
+                    picture = later.popleft()
+                    return _wish(picture, pixels), picture.path, False
                 self._change.wait()
             return None
 
@@ -197,6 +206,8 @@ class Thumbnails:
         former = self._kept.pop(wish, None)
         self._kept[wish] = thumbnail
         self._weight += len(thumbnail.rgb) - (len(former.rgb) if former else 0)
+        if thumbnail.problem is not None:
+            self._failed[wish.picture] = wish
         while self._weight > self._memory and len(self._kept) > 1:
             _, oldest = self._kept.popitem(last=False)
             self._weight -= len(oldest.rgb)

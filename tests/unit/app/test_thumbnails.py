@@ -143,22 +143,35 @@ def test_the_disk_keeps_thumbnails_until_the_file_changes(
     assert drawn == [tmp_path / "a.png"] and changed.rgb[2] > 200
 
 
-def test_idle_time_fills_the_disk_without_telling_anybody(desk: Desk, thumbnails: Thumbnails, tmp_path: Path) -> None:
-    pictures = [saved(tmp_path / f"{n}.png", Image.new("RGB", (9, 9)), n) for n in range(5)]
+def test_idle_time_fills_the_disk_without_telling_anybody(desk: Desk, tmp_path: Path) -> None:
+    made = Thumbnails(desk.post, tmp_path / "t.sqlite", threads=1)
+    pictures = [saved(tmp_path / f"{n}.png", Image.new("RGB", (9, 9)), n) for n in range(6)]
+    (tmp_path / "2.png").write_bytes(b"damaged")
     told: list[Thumbnail] = []
-    thumbnails.ready.connect(told.append)
-    thumbnails.prepare(pictures[:4], 256)
-    with thumbnails._change:
-        thumbnails._change.wait_for(lambda: not thumbnails._later, timeout=0)
-    one(desk, thumbnails, pictures[4])
-    while thumbnails._later:
-        one(desk, thumbnails, saved(tmp_path / "x.png", Image.new("RGB", (9, 9)), 9))
-    thumbnails.close()
-    database = sqlite3.connect(tmp_path / "cache" / "t.sqlite")
+    made.ready.connect(told.append)
+    made.prepare(pictures[:5], 256)
+    while made._later[0]:  # each wish that is seen lets one more be prepared after it at least
+        one(desk, made, pictures[5])
+        made._kept.clear()
+    one(desk, made, pictures[5])
+    made.close()
+    database = sqlite3.connect(tmp_path / "t.sqlite")
     keys = {key for (key,) in database.execute("select key from thumbnails")}
     database.close()
-    assert {key_of(each.path, each.changed_ns, each.bytes, 256) for each in pictures} <= keys
-    assert {thumbnail.picture for thumbnail in told} <= {4, 9}
+    assert keys == {key_of(each.path, each.changed_ns, each.bytes, 256) for each in pictures if each.id != 2}
+    assert {thumbnail.picture for thumbnail in told} == {5}
+
+
+def test_a_picture_that_could_not_be_shown_is_tried_again_when_its_disk_is_back(
+    desk: Desk, thumbnails: Thumbnails, tmp_path: Path
+) -> None:
+    asked = saved(tmp_path / "a.png", Image.new("RGB", (9, 9)))
+    (tmp_path / "a.png").rename(tmp_path / "away.png")
+    assert "does not exist" in str(one(desk, thumbnails, asked).problem)
+    (tmp_path / "away.png").rename(tmp_path / "a.png")
+    assert one(desk, thumbnails, asked).problem
+    thumbnails.retry([asked.id])
+    assert one(desk, thumbnails, asked).problem is None
 
 
 @pytest.mark.parametrize("damage", [b"", b"no database at all" * 999, None], ids=["empty", "other", "torn"])

@@ -153,7 +153,7 @@ class Grid(QAbstractScrollArea):
     def _altered(self, altered: Altered) -> None:
         seen = {self._view.ids[index] for index in self.visible}
         if not seen.isdisjoint(altered.altered):
-            if "file" in altered.what:
+            if not altered.what.isdisjoint(("file", "problem")):
                 self._soon.start()
             self.viewport().update()
 
