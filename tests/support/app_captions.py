@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from app.core.edits.captions import plain
 from app.core.edits.edit import Edit
+from app.core.edits.saving import Conflict
 from app.core.pictures import Change
 from tests.support.app_world import DISK_FULL, FAULTS, FIELDS, READ_ONLY, Killed, World, read_value
 from trainer.dataset.sidecar import FILE_NAME, read_sidecar, write_sidecar
@@ -25,7 +26,7 @@ PICTURES = {
     "d.jpg": {".txt": "caf\xe9".encode("cp1252")},
     "e.jpg": {".txt": "\ufeffwide".encode("utf-16-le"), ".caption": b"other"},
 }
-TEXTS = ["cat", "cat, dog\n", "", "  ", "é 🎨", "one\r\ntwo", "\ufeffmarked", "x" * 5000, "bird", "caf\xe9"]
+TEXTS = ["cat", "cat, dog\n", "", "  ", "é 🎨", "one\r\ntwo", "\ufeffmarked", "x" * 70, "bird", "caf\xe9"]
 places = st.integers(0, len(PICTURES) - 1)
 texts = st.sampled_from(TEXTS)
 ratings = st.sampled_from([None, 0, 1, 5])
@@ -53,10 +54,13 @@ class Captions(RuleBasedStateMachine):
         self.base = Path(tempfile.mkdtemp(dir=ROOM, prefix="captions "))
         self.world = World(self.base, PICTURES)
         FAULTS.inside, FAULTS.home = str(self.world.data), str(self.world.home)
+        self.waiting: dict[tuple[str, str], object] = {}
         self.undos: list[list[Change]] = []
         self.redos: list[list[Change]] = []
         self.last: dict[str, bytes | None] = dict(self.world.on_disk())
         """What other programs wrote last into each file; None where they removed it."""
+        self.unseen: dict[Path, bytes] = {}
+        """What of that the user has not been shown: it must never be overwritten."""
         self.foreign: set[tuple[str, str]] = set()
         """Values that they touched since the user's own were last seen to be on disk."""
         self.contents = {(plain(text) or "").encode() for text in TEXTS}
@@ -72,6 +76,9 @@ class Captions(RuleBasedStateMachine):
                 self.see(picture.id, field, picture.value(field))
 
     def see(self, number: int, field: Any, value: Any) -> None:
+        if field == "caption":
+            for suffix in (".txt", ".caption"):
+                self.unseen.pop(self.world.library.pictures[number].path.with_suffix(suffix), None)
         self.values[number, field] = value
         if field == "caption" and value is not None:
             self.contents.add((plain(value) or "").encode())
@@ -92,6 +99,8 @@ class Captions(RuleBasedStateMachine):
             key = (change.picture, change.field)
             if self.values[key] == change.before and change.before != change.after:
                 self.values[key] = change.after
+                if change.field == "caption" and isinstance(change.after, str):
+                    self.contents.add((plain(change.after) or "").encode())
                 made.append(change)
         return made
 
@@ -130,9 +139,11 @@ class Captions(RuleBasedStateMachine):
         if gone:
             path.unlink(missing_ok=True)
             self.last[path.name] = None
+            self.unseen.pop(path, None)
         else:
-            self.last[path.name] = f"{text} {next(self.numbers)}".encode()
-            path.write_bytes(self.last[path.name])
+            self.unseen[path] = f"{text} {next(self.numbers)}".encode()
+            self.last[path.name] = self.unseen[path]
+            path.write_bytes(self.unseen[path])
         self.foreign.add((picture.name, "caption"))
         if seen and "caption" not in self.world.saver.unsaved(picture):
             self.learn(picture.id, "caption")
@@ -173,6 +184,9 @@ class Captions(RuleBasedStateMachine):
     @rule(mine=st.booleans())
     def resolve(self, mine: bool) -> None:
         conflict = self.world.saver.now.conflicts[0]
+        if conflict.key not in self.world.saver._conflicts:  # the user went on, and it is to be judged anew
+            return
+        self.shown(conflict)
         self.world.saver.resolve(conflict, "mine" if mine else "theirs")
         self.world.settle()
         self.take_void()
@@ -183,8 +197,26 @@ class Captions(RuleBasedStateMachine):
                 self.learn(picture.id, conflict.field)
         self.check_disk()
 
-    @rule(kill_at=st.integers(1, 40))
-    def crash(self, kill_at: int) -> None:
+    def shown(self, conflict: Conflict) -> None:
+        for suffix in (".txt", ".caption"):
+            self.unseen.pop(conflict.path.with_suffix(suffix), None)
+
+    @rule(place=places, text=texts, words=texts, which=st.sampled_from([".txt", ".caption"]), mine=st.booleans())
+    def both_at_once(self, place: int, text: str, words: str, which: str, mine: bool) -> None:
+        """The user and another program write the same caption before either is seen by the other."""
+        if mine:
+            self.edit([(place, "caption", f"{text} {next(self.numbers)}")], joins=False)
+        self.other_program_writes(place, words, which, gone=False, seen=False)
+        if not mine:
+            self.edit([(place, "caption", f"{text} {next(self.numbers)}")], joins=False)
+        self.save()
+
+    @rule(
+        wanted=st.lists(changes, min_size=1, max_size=4, unique_by=lambda change: change[:2]),
+        kill_at=st.integers(1, 24),
+    )
+    def crash(self, wanted: list[tuple[int, Any, Any]], kill_at: int) -> None:
+        self.edit(wanted, joins=False)
         FAULTS.kill_at = kill_at
         with contextlib.suppress(Killed):
             self.world.saver.flush()
@@ -199,10 +231,12 @@ class Captions(RuleBasedStateMachine):
             picture = next(p for p in self.world.library.pictures.values() if p.name == name)
             now = picture.value(field)
             if conflict := recovered.get((name, field)):
-                assert same(conflict.mine, value), f"of {name}, {field} {value!r} is lost: {conflict}"
+                waited = self.waiting.get((name, field), value)  # since a crash before this one
+                assert same(conflict.mine, value) or same(conflict.mine, waited), f"of {name}, {field} {value!r} is lost: {conflict}"
             elif (name, field) not in self.foreign and not (field == "caption" and plain(value) in (None, "")):
                 assert same(now, value), f"of {name}, {field} {value!r} is lost: {now!r} is there"
         self.foreign = set(recovered)
+        self.waiting = {key: conflict.mine for key, conflict in recovered.items()}
 
     def take_void(self) -> None:
         """Where another program's value won by right, the model follows the library, if the disk says the same."""
@@ -242,6 +276,8 @@ class Captions(RuleBasedStateMachine):
         for name, content in on_disk.items():
             if name.endswith((".txt", ".caption")):
                 assert content in self.contents or content == self.last.get(name), f"{name} holds {content[:80]!r}"
+        for path, content in self.unseen.items():
+            assert path.read_bytes() == content, f"{path.name} was overwritten though nobody had seen {content[:80]!r}"
         read_sidecar(self.world.data)  # raises where it is half written
         for name, last in self.last.items():
             if last is not None and on_disk.get(name) != last:

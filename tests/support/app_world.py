@@ -86,16 +86,21 @@ class World:
     """A folder of pictures with captions of every kind, and the app's session over it."""
 
     def __init__(self, base: Path, names: dict[str, dict[str, bytes]]) -> None:
-        """`names`: pictures, each with the files beside it by their endings."""
+        """`names`: pictures, each with the files beside it by their endings; made unless they are there."""
         self.home, self.data = base / "home", base / "a folder é"
+        self.names = list(names)
+        if not self.data.exists():
+            self.make(names)
+        self.posted: list[Callable[[], None]] = []
+        self.begin()
+
+    def make(self, names: dict[str, dict[str, bytes]]) -> None:
+        """Put pictures and what lies beside them on disk."""
         self.data.mkdir(parents=True)
         for name, files in names.items():
             (self.data / name).write_bytes(b"a picture")
             for suffix, content in files.items():
                 (self.data / name).with_suffix(suffix).write_bytes(content)
-        self.names = list(names)
-        self.posted: list[Callable[[], None]] = []
-        self.begin()
 
     def begin(self) -> None:
         """Start a session: recover, then read what is on disk."""
@@ -111,6 +116,11 @@ class World:
         self.ids = self.library.add((self.folder, name, {}) for name in self.names)
         for picture in self.library.pictures.values():
             self.library.learn({picture.id: {field: read_value(picture, field) for field in FIELDS}}, "file")
+
+    def learn_captions(self) -> None:
+        """Take over what stands on disk, as after a look at it."""
+        for picture in self.library.pictures.values():
+            self.library.learn({picture.id: {"caption": read_value(picture, "caption")}}, "caption")
 
     def crash(self) -> None:
         """End the session as the operating system ends a process: its lock is let go, nothing else happens."""

@@ -20,7 +20,7 @@ def replace_file(file: Path, seen: bytes | None, data: bytes, *, durable: bool) 
 
     Raises ChangedMeanwhileError, and OSError; unless it did not read back, the file is then what it was.
     """
-    target = Path(os.path.realpath(file)) if file.is_symlink() else file
+    target = Path(os.path.realpath(file)) if os.path.islink(file) else file  # noqa: PTH114 (five times as fast)
     with staged(target, durable=False) as temporary:
         temporary.write_bytes(data)
         if durable:

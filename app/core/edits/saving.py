@@ -163,13 +163,14 @@ class Saver:
             return frozenset(field for field in fields if any(Key(str(root), name, field) in store for store in stores))
 
     def hurry(self) -> None:
-        """Write now what waits for a pause of typing, and try again what was refused; does not wait for it."""
+        """Write now what waits for a pause of typing, and try again what was refused or in conflict; does not wait."""
         with self._changed:
             self._absorb(None)
             now = time.monotonic()
             for waiting in self._open.values():
                 waiting.due = now
             self._reopen()
+            self._look_again(now)
             self._changed.notify_all()
 
     def flush(self) -> None:
@@ -189,15 +190,15 @@ class Saver:
             outcome = self._conflicts.pop(conflict.key, None)
             if outcome is None:
                 return
-            wish = outcome.wish
+            wish, later = outcome.wish, self._open.get(conflict.key)
             if keep == "mine":
-                again = replace(wish, bases=(*wish.bases, outcome.found))
-                self._open[wish.key] = _Waiting(again, time.monotonic())
-                self._changed.notify_all()
+                known = (*wish.bases, outcome.found, *((*later.wish.bases, later.wish.desired) if later else ()))
+                self._open[wish.key] = _Waiting(replace(wish, bases=known), time.monotonic())
+            elif not later:
+                # Nothing is wished in place of it any more; the writer finds what stands there by now.
+                self._open[wish.key] = _Waiting(replace(wish, bases=(wish.desired,)), time.monotonic())
+            self._changed.notify_all()
             state = self._state()
-        if keep == "theirs":
-            self._journal.saved([wish])
-            self._learn(wish, outcome.found)
         self._tell(state)
 
     def close(self) -> None:
@@ -298,6 +299,13 @@ class Saver:
         self._refused = {}
         self._retry_at = float("inf")
 
+    def _look_again(self, now: float) -> None:
+        """Judge conflicts anew: the other program may have gone on, or back."""
+        for key, outcome in list(self._conflicts.items()):
+            if key not in self._open:
+                self._open[key] = _Waiting(outcome.wish, now)
+                del self._conflicts[key]
+
     def _settle(self, batch: Sequence[Wish], outcomes: Sequence[Outcome]) -> None:
         assert len(batch) == len(outcomes)
         saved = [outcome for outcome in outcomes if outcome.kind == "saved"]
@@ -308,7 +316,10 @@ class Saver:
                 if outcome.kind != "saved":
                     self._set_aside(outcome)
                 elif conflict := self._conflicts.get(outcome.wish.key):
-                    self._conflicts[outcome.wish.key] = replace(conflict, found=outcome.found)
+                    if outcome.found == conflict.wish.desired:
+                        del self._conflicts[outcome.wish.key]
+                    else:
+                        self._conflicts[outcome.wish.key] = replace(conflict, found=outcome.found)
             if self._refused:
                 self._retry_at = time.monotonic() + RETRY
         learned = [outcome for outcome in saved if outcome.found != outcome.wish.desired]

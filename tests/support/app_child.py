@@ -1,0 +1,41 @@
+"""A process that edits captions without end, saying what it does, until somebody kills it."""
+
+from __future__ import annotations
+
+import queue
+import random
+import sys
+from pathlib import Path
+
+from app.core.edits.edit import Edit, History
+from app.core.edits.saving import Saver
+from app.core.edits.writer import Writer
+from app.core.pictures import Change
+from tests.support.app_captions import PICTURES, TEXTS
+from tests.support.app_world import World
+
+
+def main(base: Path, seed: int) -> None:
+    """Edit, undo and redo; every caption is said before the edit is made, and that it was made, on standard output."""
+    world = World(base, PICTURES)
+    posts: queue.SimpleQueue[object] = queue.SimpleQueue()
+    saver = Saver(world.journal, Writer(world.backups), posts.put, pause=0.001)
+    history = History(world.library, world.journal, saver)
+    chance = random.Random(seed)
+    while True:
+        picture = world.picture(chance.randrange(len(PICTURES)))
+        text = f"{chance.choice(TEXTS).strip()} {chance.random()}"
+        edit = Edit("Type", (Change(picture.id, "caption", picture.caption, text),))
+        say(f"doing {picture.name.encode().hex()} {text.encode().hex()}")
+        history.do(edit, joins=chance.random() < 0.5)
+        say("done")
+
+
+def say(line: str) -> None:
+    """Tell the process that will kill this one."""
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))

@@ -1,0 +1,375 @@
+"""Captions and notes reach their files whole, or wait with the reason; what others wrote is not overwritten unseen."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import queue
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from app.core.edits import backups as backups_module
+from app.core.edits.backups import Backups
+from app.core.edits.edit import AT_ONCE, Edit, History
+from app.core.edits.journal import Journal
+from app.core.edits.saving import Saver
+from app.core.edits.writer import Writer
+from app.core.library import Library
+from app.core.pictures import Change, Field, Folder, FolderChange, Value
+from tests.faults.captions import kill
+from tests.support.app_world import DISK_FULL, FAULTS, World
+from trainer.dataset.sidecar import read_sidecar
+
+GIVEN = {
+    "a.jpg": {".txt": b"cat, dog\n"},
+    "b.jpg": {".caption": b"bird"},
+    "c.jpg": {},
+    "d.jpg": {".txt": b"caf\xe9"},
+}
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    made = World(tmp_path, GIVEN)
+    FAULTS.inside, FAULTS.home = str(made.data), str(made.home)
+    yield made
+    FAULTS.clear()
+    FAULTS.inside = ""
+    made.journal._shut()
+    made.journal._owned.close()
+
+
+def change(world: World, place: int, value: Value, field: Field = "caption") -> Change:
+    picture = world.picture(place)
+    return Change(picture.id, field, picture.value(field), value)
+
+
+def set_to(world: World, place: int, value: Value, field: Field = "caption") -> None:
+    world.history.do(Edit("Set", (change(world, place, value, field),)))
+
+
+def kept(world: World, name: str) -> list[bytes | None]:
+    return [version.data for version in world.backups.versions(str(world.data), name)]
+
+
+def test_each_caption_stays_in_the_file_it_was_in(world: World) -> None:
+    for place in range(4):
+        set_to(world, place, "é 🎨\r\nx\n")
+    world.settle()
+    written = "é 🎨\nx\n".encode()
+    assert world.on_disk() == {"a.txt": written, "b.caption": written, "c.txt": written, "d.txt": written}
+    assert [kept(world, name) for name in ("a.txt", "b.caption", "c.txt", "d.txt")] == [
+        [b"cat, dog\n"], [b"bird"], [None], [b"caf\xe9"],
+    ]  # fmt: skip
+
+
+def test_converted_files_are_told_once(world: World) -> None:
+    told = list[str]()
+    world.saver.notices.connect(lambda notice: told.append(notice.code))
+    set_to(world, 3, "tea")
+    world.settle()
+    assert told == ["notice.converted"]
+
+
+def test_undoing_a_first_caption_removes_its_file_into_the_backup(world: World) -> None:
+    set_to(world, 2, "new")
+    world.settle()
+    world.history.undo()
+    world.settle()
+    assert not (world.data / "c.txt").exists()
+    assert kept(world, "c.txt") == [None, b"new"]
+    world.history.redo()
+    world.settle()
+    assert (world.data / "c.txt").read_bytes() == b"new"
+
+
+def test_a_listed_caption_gets_a_file_that_wins_and_undo_takes_it_away(tmp_path: Path, world: World) -> None:
+    (world.data / "metadata.jsonl").write_text('{"file_name": "c.jpg", "text": "listed"}\n', encoding="utf-8")
+    world.learn_captions()
+    told = list[str]()
+    world.saver.notices.connect(lambda notice: told.append(notice.code))
+    set_to(world, 2, "mine")
+    world.settle()
+    assert (world.data / "c.txt").read_bytes() == b"mine"
+    assert told == ["notice.beside_list"]
+    world.history.undo()
+    world.settle()
+    assert not (world.data / "c.txt").exists()
+    assert not world.saver.now.conflicts
+
+
+def test_variants_keep_their_lines(world: World) -> None:
+    set_to(world, 0, "one\n\ntwo\n")
+    world.settle()
+    assert (world.data / "a.txt").read_bytes() == b"one\n\ntwo\n"
+
+
+def test_what_another_program_wrote_is_a_conflict_until_the_user_chose(world: World) -> None:
+    for keep, expected in (("mine", b"mine"), ("theirs", b"theirs 2")):
+        (world.data / "a.txt").write_bytes(b"theirs 1")
+        world.learn_captions()
+        set_to(world, 0, "mine")
+        (world.data / "a.txt").write_bytes(b"theirs 2")
+        world.settle()
+        (conflict,) = world.saver.now.conflicts
+        assert (conflict.mine, conflict.theirs, conflict.path.name) == ("mine", "theirs 2", "a.jpg")
+        assert (world.data / "a.txt").read_bytes() == b"theirs 2"
+        world.saver.resolve(conflict, keep)  # type: ignore[arg-type]
+        world.settle()
+        assert (world.data / "a.txt").read_bytes() == expected
+        assert world.picture(0).caption == expected.decode()
+        assert not world.saver.now.conflicts
+    assert b"theirs 2" in kept(world, "a.txt")
+
+
+def test_notes_are_merged_into_what_others_noted(world: World) -> None:
+    notes = world.data / "impasto.jsonl"
+    set_to(world, 0, 3, "rating")
+    notes.write_text('{"impasto":1,"trigger":"tok"}\n{"file":"b.jpg","rating":5,"their":[1]}\n', encoding="utf-8")
+    set_to(world, 2, (0.0, 0.25, 1.0, 1.0), "crop")
+    set_to(world, 1, 1, "rating")
+    world.settle()
+    lines = [json.loads(line) for line in notes.read_text(encoding="utf-8").splitlines()]
+    assert lines == [
+        {"impasto": 1, "trigger": "tok"},
+        {"file": "b.jpg", "rating": 5, "their": [1]},
+        {"file": "a.jpg", "rating": 3},
+        {"file": "c.jpg", "crop": [0.0, 0.25, 1.0, 1.0]},
+    ]
+    assert [(conflict.path.name, conflict.mine, conflict.theirs) for conflict in world.saver.now.conflicts] == [
+        ("b.jpg", 1, 5)
+    ]
+
+
+def test_facts_of_a_folder_are_noted_and_undone(world: World) -> None:
+    world.folder.repeats = 10  # by its name, which notes know nothing of
+    edit = Edit(
+        "Repeat", (), (FolderChange(world.folder, "repeats", 10, 3), FolderChange(world.folder, "trigger", None, "tok"))
+    )
+    world.history.do(edit)
+    world.settle()
+    assert (read_sidecar(world.data).folder.repeats, read_sidecar(world.data).folder.trigger) == (3, "tok")
+    assert world.history.undo() is not None
+    world.settle()
+    assert (world.folder.repeats, read_sidecar(world.data).folder.repeats) == (10, 10)
+    assert not world.saver.now.conflicts
+
+
+def test_a_full_disk_says_so_and_keeps_the_edit(world: World) -> None:
+    FAULTS.fault = DISK_FULL
+    set_to(world, 0, "kept")
+    world.settle()
+    (problem,) = world.saver.now.problems
+    assert (problem.code, problem.waiting, problem.pictures) == ("save.disk_full", 1, frozenset({world.ids[0]}))
+    assert world.saver.unsaved(world.picture(0)) == {"caption"}
+    FAULTS.clear()
+    world.settle()
+    assert (world.data / "a.txt").read_bytes() == b"kept"
+    assert world.saver.now.clean
+
+
+def test_nothing_is_overwritten_without_a_backup(world: World, tmp_path: Path) -> None:
+    blocked = world.home / "backups"
+    shutil.rmtree(blocked, ignore_errors=True)
+    blocked.write_bytes(b"a file where a folder has to be")
+    set_to(world, 0, "kept")
+    world.settle()
+    assert [problem.code for problem in world.saver.now.problems] == ["save.no_backup"]
+    assert not world.saver.now.backed_up
+    assert (world.data / "a.txt").read_bytes() == b"cat, dog\n"
+
+
+def test_a_folder_that_vanished_keeps_its_edits_until_it_is_back(world: World) -> None:
+    away = world.data.with_name("away")
+    world.data.rename(away)
+    set_to(world, 0, "kept")
+    set_to(world, 1, 4, "rating")
+    world.settle()
+    assert world.saver.now.pending == 2
+    assert {problem.code for problem in world.saver.now.problems} <= {"save.folder_gone"}
+    away.rename(world.data)
+    for conflict in world.saver.now.conflicts:
+        world.saver.resolve(conflict, "mine")
+    world.settle()
+    assert (world.data / "a.txt").read_bytes() == b"kept"
+    assert read_sidecar(world.data).of("b.jpg").rating == 4
+
+
+@pytest.mark.parametrize(("text", "words"), [("x" * 100_001, "longer than"), ("a\0b", "a zero"), ("\ud800", "half")])
+def test_a_caption_that_training_could_not_read_waits(world: World, text: str, words: str) -> None:
+    set_to(world, 0, text)
+    world.settle()
+    (problem,) = world.saver.now.problems
+    assert words in problem.sentence
+    assert (world.data / "a.txt").read_bytes() == b"cat, dog\n"
+
+
+def test_a_damaged_sidecar_is_never_written_over(world: World) -> None:
+    (world.data / "impasto.jsonl").write_bytes(b"{half")
+    set_to(world, 0, 3, "rating")
+    world.settle()
+    assert [problem.code for problem in world.saver.now.problems] == ["sidecar.damaged"]
+    assert (world.data / "impasto.jsonl").read_bytes() == b"{half"
+
+
+def test_a_link_stays_a_link(world: World, tmp_path: Path) -> None:
+    target = tmp_path / "elsewhere.txt"
+    target.write_bytes(b"cat, dog\n")
+    (world.data / "a.txt").unlink()
+    try:
+        (world.data / "a.txt").symlink_to(target)
+    except OSError:
+        pytest.skip("this system lets nobody make links")
+    set_to(world, 0, "through")
+    world.settle()
+    assert (world.data / "a.txt").is_symlink()
+    assert target.read_bytes() == b"through"
+
+
+def test_originals_come_back_byte_for_byte(world: World) -> None:
+    before = world.on_disk()
+    for place in range(4):
+        set_to(world, place, "other")
+    world.settle()
+    assert world.backups.restore(str(world.data)) == 4
+    assert world.on_disk() == before
+    assert b"other" in kept(world, "a.txt")
+
+
+def test_originals_are_kept_when_versions_have_to_go(tmp_path: Path) -> None:
+    backups = Backups(tmp_path, most_bytes=300_000)
+    for number in range(20):
+        backups.keep("/root", [("a.txt", bytes([number]) * 50_000)])
+    versions = backups.versions("/root", "a.txt")
+    assert versions[0].original and versions[0].data == bytes(50_000)
+    assert versions[-1].data == bytes([19]) * 50_000
+    assert len(versions) < 8
+    assert backups_module.MOST_BYTES > 100_000_000
+
+
+def test_a_torn_last_line_is_cut_and_an_edit_without_end_was_never_made(world: World) -> None:
+    set_to(world, 0, "made")
+    path = world.journal._path
+    content = path.read_bytes()
+    world.crash()
+    for torn, expected in ((content[:-1], b"cat, dog\n"), (content[:-5], b"cat, dog\n"), (content, b"made")):
+        path.write_bytes(torn)
+        world.begin()
+        assert (world.data / "a.txt").read_bytes() == expected
+        assert not path.exists(), "a journal that was taken over stays"
+        world.crash()
+    world.begin()
+
+
+def test_a_session_that_lives_keeps_its_journal(world: World) -> None:
+    set_to(world, 0, "theirs to write")
+    second = Journal(world.home / "journal")
+    assert second.adopt() == []
+    second.close([])
+    assert world.journal._path.exists()
+
+
+def test_an_unwritable_journal_is_told_and_captions_are_written_all_the_same(tmp_path: Path) -> None:
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "journal").write_bytes(b"a file where a folder has to be")
+    world = World(tmp_path, GIVEN)
+    set_to(world, 0, "written")
+    world.settle()
+    assert [problem.code for problem in world.saver.now.problems] == ["save.no_journal"]
+    assert (world.data / "a.txt").read_bytes() == b"written"
+
+
+def test_the_journal_does_not_grow_without_end(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.core.edits.journal._LARGE", 5000)
+    for number in range(60):
+        set_to(world, 0, f"caption {number} " + "x" * 100)
+        world.settle()
+    assert world.journal._path.stat().st_size < 10_000
+
+
+class Live:
+    """A session with the real thread, and a queue for what comes home."""
+
+    def __init__(self, base: Path, count: int) -> None:
+        self.posted: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self.library = Library()
+        folder = Folder(base / "data", base / "data")
+        folder.path.mkdir()
+        self.data = folder.path
+        self.ids = self.library.add((folder, f"{number}.jpg", {"caption": "red, x"}) for number in range(count))
+        for number in range(count):
+            (self.data / f"{number}.txt").write_bytes(b"red, x")
+        self.journal = Journal(base / "journal")
+        self.saver = Saver(self.journal, Writer(Backups(base / "backups")), self.posted.put, pause=30.0)
+        self.history = History(self.library, self.journal, self.saver)
+
+    def deliver(self) -> None:
+        while not self.posted.empty():
+            self.posted.get()()
+
+
+def test_typing_is_one_step_and_one_write(tmp_path: Path) -> None:
+    live = Live(tmp_path, 1)
+    words = ["red, x", *("abcd"[:length] for length in range(1, 5))]
+    for before, after in itertools.pairwise(words):
+        live.history.do(Edit("Type", (Change(live.ids[0], "caption", before, after),)), joins=True)
+    assert (live.data / "0.txt").read_bytes() == b"red, x"
+    live.saver.flush()
+    live.deliver()
+    assert (live.data / "0.txt").read_bytes() == b"abcd"
+    assert live.saver.now.saved == 1
+    live.history.undo()
+    assert live.library.pictures[live.ids[0]].caption == "red, x"
+    assert live.history.undo_name is None and live.history.redo_name == "Type"
+    live.saver.close()
+    assert list((tmp_path / "journal").iterdir()) == []
+    assert (live.data / "0.txt").read_bytes() == b"red, x"
+
+
+def test_a_large_edit_is_made_in_portions_and_undone_whole(tmp_path: Path) -> None:
+    live = Live(tmp_path, AT_ONCE + 10)
+    told = list[Edit]()
+    live.history.done.connect(told.append)
+    live.history.do(Edit("All", tuple(Change(number, "caption", "red, x", "blue") for number in live.ids)))
+    assert live.history.busy and not told
+    live.deliver()
+    assert not live.history.busy and [len(edit.changes) for edit in told] == [AT_ONCE + 10]
+    live.saver.flush()
+    assert {path.read_bytes() for path in live.data.iterdir()} == {b"blue"}
+    live.history.undo()
+    live.history.finish()
+    live.saver.close()
+    assert {path.read_bytes() for path in live.data.iterdir()} == {b"red, x"}
+
+
+def test_processes_killed_while_they_edit_lose_nothing() -> None:
+    assert sum(kill(number) for number in range(2)) > 0
+
+
+_ROOMLESS = """
+import resource, sys
+from pathlib import Path
+from tests.support.app_world import World
+from app.core.edits.edit import Edit
+from app.core.pictures import Change
+world = World(Path(sys.argv[1]), {"a.jpg": {".txt": b"cat"}})
+resource.setrlimit(resource.RLIMIT_FSIZE, (65536, 65536))
+world.history.do(Edit("Set", (Change(world.ids[0], "caption", "cat", "x" * 90_000),)))
+world.settle()
+sys.stdout.write(" ".join(problem.code for problem in world.saver.now.problems))
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows limits no file's size")
+def test_a_real_limit_of_room_leaves_the_old_caption_whole(tmp_path: Path) -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", _ROOMLESS, str(tmp_path)], capture_output=True, text=True, check=True, encoding="utf-8"
+    )
+    assert "save.disk_full" in run.stdout, run.stderr
+    assert (tmp_path / "a folder é" / "a.txt").read_bytes() == b"cat"
+    assert [path.name for path in (tmp_path / "a folder é").iterdir() if path.suffix == ".tmp"] == []
