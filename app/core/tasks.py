@@ -17,6 +17,7 @@ class Tasks:
 
     def __init__(self, post: Post, threads: int = 2) -> None:
         self.post = post
+        self._closed = False
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="app-worker")
 
     def run(
@@ -25,7 +26,10 @@ class Tasks:
         done: Callable[[_Result], None],
         failed: Callable[[BaseException], None],
     ) -> Future[_Result]:
-        """Run `work` on a worker; then call `done` with its result, or `failed`, on the owner's thread."""
+        """Run `work` on a worker; then call `done` with its result, or `failed`, on the owner's thread.
+
+        After `close` nothing begins any more: what is still asked for then is dropped, as what waits is.
+        """
 
         def deliver(future: Future[_Result]) -> None:
             if future.cancelled():
@@ -33,12 +37,17 @@ class Tasks:
             fault = future.exception()
             self.post((lambda: failed(fault)) if fault else (lambda: done(future.result())))
 
+        if self._closed:
+            dropped: Future[_Result] = Future()
+            dropped.cancel()
+            return dropped
         future = self._pool.submit(work)
         future.add_done_callback(deliver)
         return future
 
     def close(self) -> None:
         """Let running work end, drop what has not begun."""
+        self._closed = True
         self._pool.shutdown(wait=True, cancel_futures=True)
 
 

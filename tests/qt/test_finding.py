@@ -309,3 +309,20 @@ def test_help_shows_the_language(qtbot):
     dialog = HelpDialog()
     qtbot.addWidget(dialog)
     assert dialog.windowTitle() == "How filters are written"
+
+
+def test_nothing_is_sorted_while_nobody_looks(qtbot, session, place, pictures, tmp_path):
+    place.panel.hide()
+    session.library.add([(Folder(tmp_path, tmp_path), "late.png", {"caption": "late"})])
+    assert not place.panel._soon.isActive()
+    place.panel.show()
+    qtbot.waitUntil(lambda: ("late", 1) in rows(place.panel))
+
+
+def test_long_words_do_not_widen_the_panel(qtbot, session, place, tmp_path):
+    narrow = place.panel.minimumSizeHint().width()
+    session.library.add([(Folder(tmp_path, tmp_path), "late.png", {"caption": "long " * 30})])
+    qtbot.waitUntil(lambda: len(rows(place.panel)) == 5)
+    choose(place.panel, ("long " * 30).strip())
+    qtbot.waitUntil(lambda: place.panel.title.text().startswith("Beside long"))
+    assert place.panel.minimumSizeHint().width() == narrow

@@ -8,6 +8,8 @@ from PySide6.QtWidgets import QSplitter, QVBoxLayout, QWidget
 
 from app.core.session import Session
 from app.qt.actions.commands import Commands
+from app.qt.pictures.finding.filter_box import FilterBox
+from app.qt.pictures.finding.tag_panel import TagPanel
 from app.qt.pictures.views import Clock, Views
 
 
@@ -38,6 +40,8 @@ class PicturesPage(QWidget):
         self.columns.setObjectName("pictures.columns")  # by their names the window remembers how they stood
         self.right.setObjectName("pictures.right")
         self._build()
+        self.put(self.filter, FilterBox(session, commands))
+        self.put(self.tags, TagPanel(session, commands))
 
     def put(self, place: QWidget, widget: QWidget) -> None:
         """Fill one of the page's places."""

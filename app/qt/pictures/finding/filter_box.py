@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from PySide6.QtCore import QLocale, QPoint, QTimer
+from PySide6.QtGui import QHideEvent
 from PySide6.QtWidgets import QHBoxLayout, QLabel, QMenu, QSizePolicy, QToolButton, QVBoxLayout, QWidget
 
 from app.core.query.completion import QueryCompleter
@@ -112,6 +113,12 @@ class FilterBox(QWidget):
     def explain(self) -> None:
         """Show how filters are written."""
         HelpDialog(self).exec()
+
+    def hideEvent(self, event: QHideEvent) -> None:  # noqa: N802
+        """Ask nothing more that nobody sees."""
+        super().hideEvent(event)
+        self._pause.stop()
+        self._patience.stop()
 
     def _build(self) -> None:
         self.field.setClearButtonEnabled(True)

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TypeVar
 
 from PySide6.QtCore import QItemSelectionModel, QLocale, QModelIndex, QPoint, Qt, QTimer
-from PySide6.QtGui import QFontMetrics, QGuiApplication, QKeyEvent
+from PySide6.QtGui import QGuiApplication, QHideEvent, QKeyEvent, QResizeEvent, QShowEvent
 from PySide6.QtWidgets import (
     QHBoxLayout,
     QInputDialog,
@@ -15,6 +15,7 @@ from PySide6.QtWidgets import (
     QLineEdit,
     QListView,
     QMenu,
+    QSizePolicy,
     QSplitter,
     QToolButton,
     QVBoxLayout,
@@ -128,6 +129,7 @@ class TagPanel(QWidget):
         self.together = TagView(self.tr("Tags beside the chosen one"), self.use)
         self.message = QLabel()
         self._soon = QTimer(self)
+        self._title = ""
         self._sorting = self._stale = False
         self._build()
         self._connect()
@@ -186,6 +188,8 @@ class TagPanel(QWidget):
         self.heading.setProperty("role", "heading")
         self.title.setProperty("role", "muted")
         self.title.setContentsMargins(10, 6, 8, 2)
+        for label in (self.heading, self.title):  # long words must not widen the panel
+            label.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred)
         self.message.setProperty("role", "bad")
         self.message.setWordWrap(True)
         self.message.hide()
@@ -225,8 +229,15 @@ class TagPanel(QWidget):
         self.all.selectionModel().currentChanged.connect(lambda *_: self._chosen())
         for view in (self.all, self.together):
             view.customContextMenuRequested.connect(lambda place, view=view: self._menu(view, place))
-        stop = self._index.changed.connect(lambda _: self._soon.start())
+        stop = self._index.changed.connect(lambda _: self._follow())
         self.destroyed.connect(lambda: stop())
+
+    def _follow(self) -> None:
+        """Sort again in a moment; while nobody looks, when somebody does."""
+        if self.isVisible():
+            self._soon.start()
+        else:
+            self._stale = True
 
     def _name_order(self) -> None:
         by_count = self.order == "count"
@@ -259,7 +270,7 @@ class TagPanel(QWidget):
             text = self.tr("%1 of %2 tags").replace("%1", number(len(rows))).replace("%2", number(len(self._index)))
         self.heading.setText(text)
         self._chosen()
-        if self._stale:
+        if self._stale and self.isVisible():
             self._request()
 
     def _chosen(self) -> None:
@@ -279,9 +290,30 @@ class TagPanel(QWidget):
         text = self.tr("Choose a tag to see its companions")
         if tag is not None:
             text = self.tr("Beside %1").replace("%1", tag)
-        metrics = QFontMetrics(self.title.font())
-        self.title.setText(metrics.elidedText(text, Qt.TextElideMode.ElideRight, max(120, self.width() - 24)))
+        self._title = text
+        self._fit_title()
         self.together.show_rows(found)
+
+    def _fit_title(self) -> None:
+        room = self.width() - 24
+        self.title.setText(self.title.fontMetrics().elidedText(self._title, Qt.TextElideMode.ElideMiddle, room))
+
+    def resizeEvent(self, event: QResizeEvent) -> None:  # noqa: N802
+        """Shorten what has less room now."""
+        super().resizeEvent(event)
+        self._fit_title()
+
+    def showEvent(self, event: QShowEvent) -> None:  # noqa: N802
+        """Take over what changed while nobody looked."""
+        super().showEvent(event)
+        if self._stale:
+            self._request()
+
+    def hideEvent(self, event: QHideEvent) -> None:  # noqa: N802
+        """Let counts change without sorting them."""
+        super().hideEvent(event)
+        self._stale |= self._soon.isActive()
+        self._soon.stop()
 
     def _menu(self, view: TagView, place: QPoint) -> None:
         index = view.indexAt(place)
