@@ -32,6 +32,7 @@ def collect(target: Path) -> None:
     # English needs only the texts whose form depends on a number.
     only = ["-pluralonly", "-source-language", "en", "-target-language", "en"] if english else []
     sources = sorted(str(path) for path in APP.rglob("*.py"))
+    only += ["-tr-function-alias", "QT_TRANSLATE_NOOP+=_NOOP"]
     run("lupdate", *only, "-locations", "none", "-no-obsolete", *sources, "-ts", str(target))
     if english:
         fill_english(target)

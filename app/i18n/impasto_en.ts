@@ -19,6 +19,40 @@
     </message>
 </context>
 <context>
+    <name>BulkDialog</name>
+    <message numerus="yes">
+        <source>Looking at %n caption(s)…</source>
+        <translation>
+            <numerusform>Looking at %n caption…</numerusform>
+            <numerusform>Looking at %n captions…</numerusform>
+        </translation>
+    </message>
+    <message numerus="yes">
+        <source>Changes {count} of %n caption(s)</source>
+        <translation>
+            <numerusform>Changes {count} of %n caption</numerusform>
+            <numerusform>Changes {count} of %n captions</numerusform>
+        </translation>
+    </message>
+    <message numerus="yes">
+        <source>Change %n caption(s)</source>
+        <translation>
+            <numerusform>Change %n caption</numerusform>
+            <numerusform>Change %n captions</numerusform>
+        </translation>
+    </message>
+</context>
+<context>
+    <name>CaptionEditor</name>
+    <message numerus="yes">
+        <source>and %n more tag(s)</source>
+        <translation>
+            <numerusform>and %n more tag</numerusform>
+            <numerusform>and %n more tags</numerusform>
+        </translation>
+    </message>
+</context>
+<context>
     <name>FilterBox</name>
     <message numerus="yes">
         <source>%n picture(s)</source>
@@ -45,6 +79,65 @@
         <translation>
             <numerusform>%n picture</numerusform>
             <numerusform>%n pictures</numerusform>
+        </translation>
+    </message>
+</context>
+<context>
+    <name>StateWords</name>
+    <message numerus="yes">
+        <source>%n picture(s)</source>
+        <translation>
+            <numerusform>%n picture</numerusform>
+            <numerusform>%n pictures</numerusform>
+        </translation>
+    </message>
+    <message numerus="yes">
+        <source>%n without caption file</source>
+        <translation>
+            <numerusform>%n without caption file</numerusform>
+            <numerusform>%n without caption file</numerusform>
+        </translation>
+    </message>
+    <message numerus="yes">
+        <source>%n with an empty caption</source>
+        <translation>
+            <numerusform>%n with an empty caption</numerusform>
+            <numerusform>%n with an empty caption</numerusform>
+        </translation>
+    </message>
+    <message numerus="yes">
+        <source>%n excluded</source>
+        <translation>
+            <numerusform>%n excluded</numerusform>
+            <numerusform>%n excluded</numerusform>
+        </translation>
+    </message>
+    <message numerus="yes">
+        <source>%n damaged</source>
+        <translation>
+            <numerusform>%n damaged</numerusform>
+            <numerusform>%n damaged</numerusform>
+        </translation>
+    </message>
+    <message numerus="yes">
+        <source>{count} of {limit} tokens, the last %n cut off</source>
+        <translation>
+            <numerusform>{count} of {limit} tokens, the last %n cut off</numerusform>
+            <numerusform>{count} of {limit} tokens, the last %n cut off</numerusform>
+        </translation>
+    </message>
+    <message numerus="yes">
+        <source>%n caption(s) to choose from, one a line.</source>
+        <translation>
+            <numerusform>%n caption to choose from, one a line.</numerusform>
+            <numerusform>%n captions to choose from, one a line.</numerusform>
+        </translation>
+    </message>
+    <message numerus="yes">
+        <source>%n line(s), read as one caption.</source>
+        <translation>
+            <numerusform>%n line, read as one caption.</numerusform>
+            <numerusform>%n lines, read as one caption.</numerusform>
         </translation>
     </message>
 </context>

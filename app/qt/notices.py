@@ -12,6 +12,7 @@ from app.qt.theme import set_icon
 from trainer.errors import ImpastoError
 
 Kind = Literal["info", "warning", "error"]
+_ROLES: dict[Kind, str] = {"info": "link", "warning": "warning", "error": "bad"}
 _MOST = 3
 """Bars at a time; the oldest goes when another comes."""
 
@@ -67,7 +68,7 @@ class _Bar(QFrame):
         sign.setFocusPolicy(Qt.FocusPolicy.NoFocus)
         sign.setEnabled(True)
         sign.setAttribute(Qt.WidgetAttribute.WA_TransparentForMouseEvents)
-        set_icon(sign, kind)
+        set_icon(sign, kind, _ROLES[kind])
         words = QLabel(sentence)
         words.setWordWrap(True)
         words.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)

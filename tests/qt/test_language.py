@@ -9,6 +9,7 @@ from PySide6.QtCore import QCoreApplication, QLocale, QTranslator
 
 from app.i18n import __main__ as i18n
 from app.qt.language import FOLDER, languages, speak
+from app.qt.window import Window
 
 PLACEHOLDER = re.compile(r"\{[^{}]*\}|%n|%L?\d+")
 
@@ -82,3 +83,12 @@ def test_qts_own_words_come_in_the_users_language(application):
     speak(application, "de")
     assert QCoreApplication.translate("QPlatformTheme", "Cancel") == "Abbrechen"
     assert QCoreApplication.translate("StatusLine", "%n picture(s)", "", 2) == "2 pictures"  # ours are not there yet
+
+
+def test_every_title_of_a_command_can_be_translated(tmp_path, session, qtbot):
+    window = Window(session)
+    qtbot.addWidget(window)
+    i18n.collect(tmp_path / "impasto_xx.ts")
+    known = {(context, source) for context, source, _, _ in messages(tmp_path / "impasto_xx.ts")}
+    texts = [text for command in window.commands for text in (command.action.title, command.action.tip) if text]
+    assert [text for text in texts if ("Action", text) not in known] == []

@@ -1,6 +1,7 @@
 """Colours, contrast and icons."""
 
 import re
+from pathlib import Path
 
 import pytest
 from PySide6.QtCore import QSize, Qt
@@ -57,7 +58,7 @@ def test_edges_focus_rings_and_icons_stand_out(name):
 
 def test_the_style_sheet_names_no_colour_of_its_own():
     marked = type(LIGHT)(*(f"#{index:06x}" for index in range(len(LIGHT.__slots__))))
-    left = re.sub("|".join(f"#{index:06x}" for index in range(len(LIGHT.__slots__))), "", sheet(marked))
+    left = re.sub("|".join(f"#{index:06x}" for index in range(len(LIGHT.__slots__))), "", sheet(marked, Path("marks")))
     assert re.findall(r"#[0-9a-fA-F]{3,8}\b|\brgba?\(", left) == []
 
 

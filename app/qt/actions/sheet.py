@@ -5,9 +5,10 @@ from __future__ import annotations
 from itertools import groupby
 
 from PySide6.QtCore import Qt
-from PySide6.QtWidgets import QDialog, QDialogButtonBox, QGridLayout, QLabel, QScrollArea, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QDialog, QGridLayout, QLabel, QScrollArea, QVBoxLayout, QWidget
 
 from app.qt.actions.commands import MENUS, Command, Commands
+from app.qt.dialogs.parts import close_row
 
 
 class KeySheet(QDialog):
@@ -30,8 +31,7 @@ class KeySheet(QDialog):
         area.setWidget(page)
         area.setWidgetResizable(True)
         area.setAccessibleName(self.windowTitle())
-        buttons = QDialogButtonBox(QDialogButtonBox.StandardButton.Close)
-        buttons.rejected.connect(self.reject)
+        buttons = close_row(self)
         column = QVBoxLayout(self)
         column.addWidget(area)
         column.addWidget(buttons)

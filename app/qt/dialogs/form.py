@@ -84,6 +84,7 @@ class SectionForm(QWidget):
         box.setSingleStep(schema.get("multipleOf", 1))
         box.setSuffix(f" {schema['unit']}" if "unit" in schema else "")
         box.setValue(value)
+        box.setMaximumWidth(110)
         box.editingFinished.connect(self.changed)
         return box, box.value
 

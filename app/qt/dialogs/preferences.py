@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from PySide6.QtCore import QLocale
-from PySide6.QtWidgets import QDialog, QDialogButtonBox, QLabel, QTabWidget, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QDialog, QLabel, QTabWidget, QVBoxLayout, QWidget
 
 from app.core.settings.preferences import Preferences, Section
 from app.core.settings.store import Settings
 from app.core.words import QT_TRANSLATE_NOOP
 from app.qt.actions.commands import Commands
 from app.qt.dialogs.form import SectionForm, words
+from app.qt.dialogs.parts import close_row
 from app.qt.dialogs.shortcuts import ShortcutEditor
 from app.qt.language import languages
 
@@ -37,8 +38,7 @@ class PreferencesDialog(QDialog):
         self.shortcuts = ShortcutEditor(commands, settings.preferences.shortcuts)
         self.shortcuts.changed.connect(self._keep)
         self.tabs.addTab(self.shortcuts, self.tr("Keys"))
-        buttons = QDialogButtonBox(QDialogButtonBox.StandardButton.Close)
-        buttons.rejected.connect(self.reject)
+        buttons = close_row(self)
         column = QVBoxLayout(self)
         column.addWidget(self.tabs)
         column.addWidget(self.fault)

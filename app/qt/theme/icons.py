@@ -14,19 +14,29 @@ from app.qt.theme.current import colours
 
 FOLDER = Path(__file__).resolve().parents[1] / "icons"
 SIZES = (16, 20, 24, 32)
-_NAME = "iconName"
+_NAME, _ROLE = "iconName", "iconRole"
 
 
-def icon(name: str) -> QIcon:
-    """Return the icon app/qt/icons/NAME.svg in the colours of now; raises FileNotFoundError for a name we lack."""
+def icon(name: str, role: str = "text") -> QIcon:
+    """Return the icon app/qt/icons/NAME.svg in the colours of now; raises FileNotFoundError for a name we lack.
+
+    `role` is the colour that it has, one of `Colours`.
+    """
     ratios = tuple(sorted({screen.devicePixelRatio() for screen in QGuiApplication.screens()}))
-    return _made(name, colours().text, colours().disabled, ratios)
+    now = colours()
+    return _made(name, getattr(now, role), now.disabled, now.on_accent, ratios)
 
 
-def set_icon(target: QAbstractButton | QAction, name: str) -> None:
+def set_icon(target: QAbstractButton | QAction, name: str, role: str = "text") -> None:
     """Give a button or an action an icon that follows the colours."""
     target.setProperty(_NAME, name)
-    target.setIcon(icon(name))
+    target.setProperty(_ROLE, role)
+    target.setIcon(icon(name, role))
+
+
+def save_drawing(name: str, role: str, target: Path) -> None:
+    """Write an icon in a colour of now as a file, for what only a style sheet can draw."""
+    target.write_text(_drawing(name, getattr(colours(), role)), encoding="utf-8")
 
 
 def redraw_icons() -> None:
@@ -38,15 +48,15 @@ def redraw_icons() -> None:
         for target in targets:
             name = target.property(_NAME)
             if name:
-                target.setIcon(icon(name))
+                target.setIcon(icon(name, target.property(_ROLE)))
 
 
 @lru_cache(maxsize=256)
-def _made(name: str, normal: str, disabled: str, ratios: tuple[float, ...]) -> QIcon:
-    drawing = (FOLDER / f"{name}.svg").read_text(encoding="utf-8")
+def _made(name: str, normal: str, disabled: str, selected: str, ratios: tuple[float, ...]) -> QIcon:
     made = QIcon()
-    for mode, colour in ((QIcon.Mode.Normal, normal), (QIcon.Mode.Disabled, disabled)):
-        renderer = QSvgRenderer(QByteArray(drawing.replace("currentColor", colour).encode()))
+    modes = {QIcon.Mode.Normal: normal, QIcon.Mode.Disabled: disabled, QIcon.Mode.Selected: selected}
+    for mode, colour in modes.items():
+        renderer = QSvgRenderer(QByteArray(_drawing(name, colour).encode()))
         for size in SIZES:
             for ratio in ratios:
                 made.addPixmap(_drawn(renderer, size, ratio), mode)
@@ -61,3 +71,7 @@ def _drawn(renderer: QSvgRenderer, size: int, ratio: float) -> QPixmap:
     painter.end()
     pixmap.setDevicePixelRatio(ratio)
     return pixmap
+
+
+def _drawing(name: str, colour: str) -> str:
+    return (FOLDER / f"{name}.svg").read_text(encoding="utf-8").replace("currentColor", colour)

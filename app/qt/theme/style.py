@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from pathlib import Path
 from string import Template
 
 from PySide6.QtGui import QColor, QPalette
@@ -33,6 +34,8 @@ _ROLES = {
     QPalette.ColorRole.Dark: "edge",
     QPalette.ColorRole.Shadow: "line",
 }
+MARKS = (("check", "on_accent"), ("remove", "on_accent"), ("down", "text"), ("up", "text"), ("down", "disabled"))
+"""Icons with their colours that the style sheet names as $marks/ICON-COLOUR.svg."""
 _TEXTS = (QPalette.ColorRole.WindowText, QPalette.ColorRole.Text, QPalette.ColorRole.ButtonText)
 
 # Sizes are in Qt's pixels, which grow with the scaling. Rings are 2 wide; what has none keeps the room for it.
@@ -68,18 +71,72 @@ QPushButton:default { background: $accent; border-color: $accent; color: $on_acc
 QPushButton:disabled { color: $disabled; background: $window; border-color: $line; }
 QPushButton:focus { border: 2px solid $focus; padding: 5px 14px; }
 QPushButton:default:focus { border-color: $text; }
-QLineEdit, QPlainTextEdit, QTextEdit, QKeySequenceEdit {
+QLineEdit, QPlainTextEdit, QTextEdit, QComboBox, QAbstractSpinBox {
     background: $base; border: 1px solid $edge; border-radius: 6px; padding: 4px 7px; color: $text;
-    selection-background-color: $accent; selection-color: $on_accent;
+    selection-background-color: $accent; selection-color: $on_accent; placeholder-text-color: $muted;
 }
-QLineEdit:focus, QPlainTextEdit:focus, QTextEdit:focus { border: 2px solid $focus; padding: 3px 6px; }
-QLineEdit:disabled, QPlainTextEdit:disabled { color: $disabled; border-color: $line; }
-QAbstractSpinBox QLineEdit, QComboBox QLineEdit, QKeySequenceEdit QLineEdit {
-    border: none; border-radius: 0; padding: 0; background: transparent;
+QLineEdit:focus, QPlainTextEdit:focus, QTextEdit:focus, QComboBox:focus, QAbstractSpinBox:focus {
+    border: 2px solid $focus; padding: 3px 6px;
 }
+QLineEdit:disabled, QPlainTextEdit:disabled, QTextEdit:disabled, QComboBox:disabled, QAbstractSpinBox:disabled {
+    color: $disabled; border-color: $line;
+}
+QAbstractSpinBox QLineEdit, QComboBox QLineEdit {
+    border: none; border-radius: 0; padding: 0 5px; background: transparent;
+}
+QComboBox { background: $raised; padding-right: 24px; }
+QComboBox:focus { padding-right: 23px; }
+QComboBox:hover { background: $hover; }
+QComboBox::drop-down { border: none; width: 24px; }
+QComboBox::down-arrow { image: url("$marks/down-text.svg"); width: 12px; height: 12px; }
+QComboBox::down-arrow:disabled { image: url("$marks/down-disabled.svg"); }
+QComboBox QAbstractItemView { background: $raised; border: 1px solid $edge; padding: 3px; outline: none; }
+QAbstractSpinBox { padding-right: 22px; }
+QAbstractSpinBox:focus { padding-right: 21px; }
+QAbstractSpinBox::up-button, QAbstractSpinBox::down-button {
+    subcontrol-origin: border; width: 20px; border: none; background: transparent;
+}
+QAbstractSpinBox::up-button { subcontrol-position: top right; }
+QAbstractSpinBox::down-button { subcontrol-position: bottom right; }
+QAbstractSpinBox::up-arrow { image: url("$marks/up-text.svg"); width: 9px; height: 9px; }
+QAbstractSpinBox::down-arrow { image: url("$marks/down-text.svg"); width: 9px; height: 9px; }
+QCheckBox, QRadioButton { spacing: 8px; border: 2px solid transparent; border-radius: 4px; padding: 1px; }
+QCheckBox:focus, QRadioButton:focus { border-color: $focus; }
+QCheckBox:disabled, QRadioButton:disabled { color: $disabled; }
+QCheckBox::indicator, QRadioButton::indicator, QListView::indicator, QTreeView::indicator {
+    width: 16px; height: 16px; background: $base; border: 1px solid $edge; border-radius: 4px;
+}
+QRadioButton::indicator { border-radius: 9px; }
+QCheckBox::indicator:checked, QListView::indicator:checked, QTreeView::indicator:checked {
+    background: $accent; border-color: $accent; image: url("$marks/check-on_accent.svg");
+}
+QCheckBox::indicator:indeterminate {
+    background: $accent; border-color: $accent; image: url("$marks/remove-on_accent.svg");
+}
+QRadioButton::indicator:checked { background: $accent; border: 4px solid $base; width: 10px; height: 10px; }
+QSlider:horizontal { min-height: 20px; }
+QSlider::groove:horizontal { height: 4px; background: $edge; border-radius: 2px; }
+QSlider::sub-page:horizontal { background: $focus; border-radius: 2px; }
+QSlider::handle:horizontal {
+    width: 14px; height: 14px; margin: -6px 0; border-radius: 8px; background: $raised; border: 1px solid $text;
+}
+QSlider::handle:horizontal:hover { background: $hover; }
+QSlider::handle:horizontal:focus { border: 2px solid $focus; }
+QProgressBar { background: $base; border: 1px solid $edge; border-radius: 6px; text-align: center; color: $text; }
+QProgressBar::chunk { background: $focus; border-radius: 5px; }
+QTabBar::tab { padding: 6px 12px; border: none; border-bottom: 2px solid transparent; color: $muted; }
+QTabBar::tab:selected { border-bottom-color: $focus; color: $text; }
+QTabBar::tab:hover { background: $hover; }
+QTabBar::tab:focus { color: $focus; }
+QTabBar { qproperty-drawBase: 0; }
+QTabWidget::pane { border: none; border-top: 1px solid $line; }
 QListView, QTreeView, QTableView, QScrollArea { border: 1px solid transparent; }
 QListView:focus, QTreeView:focus, QTableView:focus { border-color: $focus; }
-QListView::item, QTreeView::item { padding: 3px 6px; }
+QListView, QTreeView, QTableView {
+    background: $base; selection-background-color: $accent; selection-color: $on_accent;
+}
+QListView::item, QTreeView::item { padding: 2px 6px; height: 22px; }
+QListView::item:selected, QTreeView::item:selected { background: $accent; color: $on_accent; }
 QHeaderView::section { background: $window; color: $muted; border: none; border-bottom: 1px solid $line; padding: 4px; }
 QGroupBox { border: none; margin-top: 24px; padding-top: 4px; }
 QGroupBox::title { subcontrol-origin: margin; left: 0; color: $text; font-weight: 600; }
@@ -112,6 +169,6 @@ def palette(colours: Colours) -> QPalette:
     return made
 
 
-def sheet(colours: Colours) -> str:
-    """Return the style sheet in these colours."""
-    return _SHEET.substitute(asdict(colours))
+def sheet(colours: Colours, marks: Path) -> str:
+    """Return the style sheet in these colours; `marks` is the folder that holds the drawings of `MARKS`."""
+    return _SHEET.substitute(asdict(colours), marks=marks.as_posix())

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Literal
 
-from PySide6.QtCore import QObject, Qt, Signal
+from PySide6.QtCore import QObject, Qt, QTemporaryDir, Signal
 from PySide6.QtGui import QPalette
 from PySide6.QtWidgets import QApplication
 
 from app.qt.theme.current import colours, put_in_force
-from app.qt.theme.icons import redraw_icons
+from app.qt.theme.icons import redraw_icons, save_drawing
 from app.qt.theme.palettes import CONTRAST, DARK, LIGHT, Colours
-from app.qt.theme.style import palette, sheet
+from app.qt.theme.style import MARKS, palette, sheet
 
 __all__ = ["Choice", "Theme", "colours"]
 
@@ -32,6 +33,7 @@ class Theme(QObject):
         # Before we give Qt a palette of ours, it has the system's.
         self._system_is_dark = application.palette().color(QPalette.ColorRole.Window).lightness() < _DARK_BELOW
         self.choice: Choice = choice
+        self._drawings = QTemporaryDir()
         application.setStyle("Fusion")
         hints = application.styleHints()
         hints.colorSchemeChanged.connect(self._follow)
@@ -64,9 +66,16 @@ class Theme(QObject):
             return DARK if self._system_is_dark else LIGHT
         return DARK if hints.colorScheme() == Qt.ColorScheme.Dark else LIGHT
 
+    def _draw(self, chosen: Colours) -> Path:
+        """Return the folder with the marks of boxes and arrows in these colours; style sheets take them from files."""
+        folder = Path(self._drawings.path())
+        for name, role in MARKS:
+            save_drawing(name, role, folder / f"{name}-{role}.svg")
+        return folder
+
     def _put(self, chosen: Colours) -> None:
         put_in_force(chosen)
         self._application.setPalette(palette(chosen))
-        self._application.setStyleSheet(sheet(chosen))
+        self._application.setStyleSheet(sheet(chosen, self._draw(chosen)))
         redraw_icons()
         self.changed.emit()

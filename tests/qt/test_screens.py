@@ -1,0 +1,85 @@
+"""Every page and dialog in every look and size, as pictures for people to look at; and a walk over all that takes keys.
+
+IMPASTO_SCREENS=FOLDER keeps the pictures; else they lie in pytest's temporary folder. tests/support/screens.py says how
+a room adds its screens.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from PySide6.QtCore import Qt
+from PySide6.QtGui import QAccessible, QAccessibleInterface
+from PySide6.QtWidgets import QAbstractSpinBox, QApplication, QComboBox, QLabel, QWidget
+
+from app.qt.window import Window
+from tests.support.screens import LOOKS, SCREENS, SIZE, open_demo
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.parametrize("percent", [100, 150, 200])
+def test_every_screen_in_every_look(percent, tmp_path):
+    folder = Path(os.environ.get("IMPASTO_SCREENS") or tmp_path / "screens")
+    environment = {**os.environ, "QT_SCALE_FACTOR": str(percent / 100)}
+    command = [sys.executable, "-m", "tests.support.screens", str(folder)]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, encoding="utf-8", check=False)
+    assert done.returncode == 0, done.stderr
+    for name in SCREENS:
+        looks = [Image.open(folder / f"{name}-{look}-{percent}.png").convert("RGB") for look in LOOKS]
+        assert all(len(look.getcolors(1 << 24)) > 8 for look in looks), f"{name} shows next to nothing"
+        grounds = {max(look.getcolors(1 << 24))[1] for look in looks}
+        assert len(grounds) == len(LOOKS), f"{name} looks the same in other colours"
+        if name == "pictures":
+            assert looks[0].size == tuple(side * percent // 100 for side in SIZE)
+
+
+def name_of(widget: QWidget) -> str:
+    """What a screen reader calls a widget."""
+    interface: QAccessibleInterface = QAccessible.queryAccessibleInterface(widget)
+    return interface.text(QAccessible.Text.Name) if interface else ""
+
+
+def nameless(top: QWidget) -> list[str]:
+    """The widgets that take the keyboard and have no name; a box's current value is no name of it."""
+    buddies = {label.buddy() for label in top.findChildren(QLabel) if label.buddy()}
+    found = []
+    for widget in (top, *top.findChildren(QWidget)):
+        inner = isinstance(widget.parent(), QAbstractSpinBox | QComboBox) or widget.focusProxy() is not None
+        if not widget.isVisibleTo(top) or inner or not widget.focusPolicy() & Qt.FocusPolicy.TabFocus:
+            continue
+        valued = isinstance(widget, QComboBox | QAbstractSpinBox)
+        named = bool(widget.accessibleName()) or widget in buddies if valued else bool(name_of(widget).strip())
+        if not named:
+            found.append(f"{type(widget).__name__} {widget.objectName()!r} in {type(widget.parent()).__name__}")
+    return found
+
+
+@pytest.mark.parametrize("name", SCREENS)
+def test_whatever_takes_the_keyboard_has_a_name(name, session, qtbot, tmp_path):
+    window = Window(session)
+    qtbot.addWidget(window)
+    window.resize(*SIZE)
+    window.show()
+    open_demo(QApplication.instance(), window, tmp_path / "demo")
+    session.view.select(session.view.ids[:1], session.view.ids[0])
+    shown = SCREENS[name](window)
+    if shown is not window:
+        qtbot.addWidget(shown)
+        shown.show()
+    assert nameless(shown) == []
+    shown.close()
+
+
+def test_the_walk_would_find_a_nameless_button(qtbot):
+    top = QWidget()
+    qtbot.addWidget(top)
+    box = QComboBox(top)
+    box.addItem("a value")
+    top.show()
+    assert nameless(top) == ["QComboBox '' in QWidget"]
+    box.setAccessibleName("Colours")
+    assert nameless(top) == []

@@ -1,0 +1,181 @@
+"""Saves every page and dialog of the app as pictures, for people to look at: python -m tests.support.screens FOLDER
+
+Each screen is a function that brings a window, with the demo's pictures open, to where it should be photographed, and
+returns the widget to photograph. A room adds its own:
+
+    @screen("loupe")
+    def loupe(window: Window) -> QWidget:
+        window.commands["views.loupe"].trigger()
+        return window
+
+One process has one size of everything (QT_SCALE_FACTOR); it saves NAME-LOOK-PERCENT.png for each look.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from PySide6.QtCore import QDeadlineTimer, QEvent, QEventLoop
+from PySide6.QtWidgets import QApplication, QWidget
+
+from app.core.session import Session
+from app.qt.actions.palette import CommandPalette
+from app.qt.actions.sheet import KeySheet
+from app.qt.dialogs.crash import CrashDialog
+from app.qt.dialogs.preferences import PreferencesDialog
+from app.qt.language import speak
+from app.qt.posting import Poster
+from app.qt.theme import Theme
+from app.qt.window import Window
+
+Screen = Callable[[Window], QWidget]
+LOOKS = ("light", "dark", "contrast")
+SIZE = (1280, 800)
+DEMO = Path(__file__).resolve().parents[2] / "assets" / "demo" / "pictures"
+
+SCREENS: dict[str, Screen] = {}
+
+
+def screen(name: str) -> Callable[[Screen], Screen]:
+    """Enter a screen by name."""
+
+    def enter(show: Screen) -> Screen:
+        assert name not in SCREENS, name
+        SCREENS[name] = show
+        return show
+
+    return enter
+
+
+@screen("pictures")
+def pictures(window: Window) -> QWidget:
+    window.show_pictures()
+    return window
+
+
+@screen("train")
+def train(window: Window) -> QWidget:
+    window.show_train()
+    return window
+
+
+@screen("runs")
+def runs(window: Window) -> QWidget:
+    window.show_runs()
+    return window
+
+
+@screen("presets")
+def presets(window: Window) -> QWidget:
+    window.show_presets()
+    return window
+
+
+@screen("notices")
+def notices(window: Window) -> QWidget:
+    window.show_pictures()
+    window.notices.tell("preferences.toml could not be read, so everything is as in a new installation.", "warning")
+    window.tell_crash("Traceback")
+    return window
+
+
+@screen("preferences")
+def preferences(window: Window) -> QWidget:
+    return PreferencesDialog(window.session.settings, window.commands, window)
+
+
+@screen("keys")
+def keys(window: Window) -> QWidget:
+    dialog = PreferencesDialog(window.session.settings, window.commands, window)
+    dialog.tabs.setCurrentWidget(dialog.shortcuts)
+    return dialog
+
+
+@screen("palette")
+def palette(window: Window) -> QWidget:
+    dialog = CommandPalette(window.commands, window)
+    dialog.field.setText("pic")
+    return dialog
+
+
+@screen("sheet")
+def sheet(window: Window) -> QWidget:
+    return KeySheet(window.commands, window)
+
+
+@screen("crash")
+def crash(window: Window) -> QWidget:
+    return CrashDialog("Impasto 0.1.0, Python 3.12\n\nTraceback (most recent call last):\n  ...", window)
+
+
+@screen("menu")
+def menu(window: Window) -> QWidget:
+    made = window.menuBar().actions()[2].menu()
+    made.popup(window.mapToGlobal(window.rect().center()))
+    return made
+
+
+def wait(application: QApplication, until: Callable[[], bool], milliseconds: int = 30_000) -> None:
+    """Let Qt work until something is so; raises TimeoutError."""
+    deadline = QDeadlineTimer(milliseconds)
+    while not until():
+        if deadline.hasExpired():
+            raise TimeoutError("the window did not get where it should be")
+        application.processEvents(QEventLoop.ProcessEventsFlag.AllEvents, 50)
+
+
+def open_demo(application: QApplication, window: Window, folder: Path) -> None:
+    """Open a copy of the demo's pictures, and wait until each is known and has a thumbnail."""
+    session = window.session
+    shown: set[int] = set()
+    session.thumbnails.ready.connect(lambda thumbnail: shown.add(thumbnail.picture))
+    shutil.copytree(DEMO, folder)
+    window.open([folder])
+    wait(application, lambda: len(session.library.pictures) > 5 and len(shown) >= min(12, len(session.view.ids)) > 0)
+
+
+def photograph(application: QApplication, show: Screen, window: Window, target: Path) -> None:
+    """Save one screen, and close it again where it is a window of its own."""
+    shown = show(window)
+    if shown is not window:
+        shown.show()
+    application.sendPostedEvents(None, QEvent.Type.LayoutRequest)
+    application.processEvents()
+    shown.grab().save(str(target))
+    if shown is not window:
+        shown.close()
+    for bar in tuple(window.notices._bars):
+        window.notices._remove(bar)
+
+
+def main(folder: Path) -> None:
+    """Save all screens in all looks."""
+    folder.mkdir(parents=True, exist_ok=True)
+    percent = round(float(os.environ.get("QT_SCALE_FACTOR", "1")) * 100)
+    application = QApplication([])
+    speak(application, "en")
+    theme = Theme(application)
+    poster = Poster()
+    session = Session(poster.post)
+    window = Window(session)
+    window.resize(*SIZE)
+    window.show()
+    try:
+        with tempfile.TemporaryDirectory() as place:
+            open_demo(application, window, Path(place) / "demo")
+            for look in LOOKS:
+                theme.choose(look)
+                for name, show in SCREENS.items():
+                    photograph(application, show, window, folder / f"{name}-{look}-{percent}.png")
+    finally:
+        session.close()
+        poster.close()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
