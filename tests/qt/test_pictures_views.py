@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 from PySide6.QtCore import QMimeData, QPoint, QPointF, Qt, QUrl
 from PySide6.QtGui import QGuiApplication, QImage
-from PySide6.QtWidgets import QApplication
+from PySide6.QtWidgets import QApplication, QListWidget, QVBoxLayout, QWidget
 from pytestqt.qtbot import QtBot
 
 from app.core.pictures import Picture
@@ -309,3 +309,33 @@ def test_ctrl_wheel_and_slider_size_thumbnails(qtbot: QtBot, views: Views) -> No
     views.larger()
     assert views.slider.value() == 264
     QApplication.processEvents()
+
+
+def test_culling_keys_work_where_the_pictures_have_the_keyboard(
+    qtbot: QtBot, views: Views, session: Session, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "data").mkdir()
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    window, elsewhere = QWidget(), QListWidget()
+    qtbot.addWidget(window)
+    column = QVBoxLayout(window)
+    column.addWidget(elsewhere)
+    column.addWidget(views)
+    with qtbot.waitActive(window):
+        window.show()
+        window.activateWindow()
+    click(qtbot, views, 2)
+    views._commands.refresh_now()
+    elsewhere.setFocus()
+    for key in (Qt.Key.Key_Delete, Qt.Key.Key_X, Qt.Key.Key_5):
+        qtbot.keyClick(elsewhere, key)
+    assert (folder / "p2.png").exists() and not named(session, "p2.png").excluded
+    views.grid.setFocus()
+    qtbot.keyClick(views.grid, Qt.Key.Key_X)
+    qtbot.keyClick(views.grid, Qt.Key.Key_5)
+    assert named(session, "p2.png").excluded and named(session, "p2.png").rating == 5
+    qtbot.keyClick(views.grid, Qt.Key.Key_Delete)
+    assert not (folder / "p2.png").exists()
+    qtbot.keyClick(views.grid, Qt.Key.Key_E)
+    assert views.in_loupe()
+    views.setParent(None)  # its own fixture closes it

@@ -124,6 +124,8 @@ class Views(QWidget):
         self._thrown: list[Thrown] = []
         self._arriving = Arriving(session, self, self.said.emit)
         commands.add(ACTIONS, self)
+        for name in _NEAR:
+            commands[name].setShortcutContext(Qt.ShortcutContext.WidgetWithChildrenShortcut)
         self._build()
         self._listen()
 
@@ -237,7 +239,7 @@ class Views(QWidget):
     def _look(self, view: QWidget) -> None:
         self.stack.setCurrentWidget(view)
         view.setFocus()
-        self.slider.setEnabled(view is self.grid)
+        self.slider.setVisible(view is self.grid)
         self._commands.refresh()
 
     def toggle_full_size(self) -> None:
@@ -410,6 +412,16 @@ _MENU = (
     "pictures.unrate",
     None,
     "pictures.delete",
+)
+
+# Their keys work while the pictures have the keyboard: Delete in a list of tags is not meant for pictures.
+_NEAR = (
+    "pictures.select_all",
+    "pictures.delete",
+    "pictures.reject",
+    "pictures.pick",
+    "pictures.unrate",
+    *(f"pictures.rate_{stars}" for stars in range(1, 6)),
 )
 
 

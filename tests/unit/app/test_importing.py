@@ -25,25 +25,25 @@ def contents(folder: Path) -> dict[str, str]:
 def test_pictures_bring_their_captions_and_masks_under_names_that_are_free(tmp_path: Path) -> None:
     data = tmp_path / "data"
     write(data / "a.png", "old")
-    write(data / "B.txt", "an old caption without a picture")
-    sources = [write(tmp_path / "one" / name, name) for name in ("a.png", "b.jpg", "c.webp")]
+    write(data / "b.txt", "an old caption without a picture")
+    sources = [write(tmp_path / "one" / name, name) for name in ("a.png", "B.jpg", "c.webp")]
     write(tmp_path / "one" / "a.txt", "caption a")
     write(tmp_path / "one" / "a-masklabel.png", "mask a")
-    write(tmp_path / "one" / "b.caption", "caption b")
+    write(tmp_path / "one" / "B.caption", "caption b")
     second = write(tmp_path / "two" / "a.jpg", "another a")
     done = copy_in([*sources, second, write(tmp_path / "one" / "notes.doc", "")], data)
     assert contents(data) == {
         "a.png": "old",
-        "B.txt": "an old caption without a picture",
+        "b.txt": "an old caption without a picture",
         "a-2.png": "a.png",
         "a-2.txt": "caption a",
         "a-2-masklabel.png": "mask a",
-        "b-2.jpg": "b.jpg",
-        "b-2.caption": "caption b",
+        "B-2.jpg": "B.jpg",
+        "B-2.caption": "caption b",
         "c.webp": "c.webp",
         "a-3.jpg": "another a",
     }
-    assert [path.name for path in done.copied] == ["a-2.png", "b-2.jpg", "c.webp", "a-3.jpg"]
+    assert [path.name for path in done.copied] == ["a-2.png", "B-2.jpg", "c.webp", "a-3.jpg"]
     assert (done.problems, done.passed_over) == ((), 1)
 
 
