@@ -32,6 +32,10 @@ class ClipTokens:
         """Return how many tokens the text has, start and end not counted."""
         return len(self._ids(text))
 
+    def ends(self, text: str) -> list[int]:
+        """Return where each token ends in the text, in characters; for marking what a row of the encoder reads."""
+        return [end for _, end in self._tokenizer.encode(text, add_special_tokens=False).offsets]
+
     def encode(self, text: str, chunks: int = CHUNK) -> list[int]:
         """Return the ids of as many 77-token rows as `chunks` (75, 150 or 225) asks for, one after the other.
 

@@ -8,6 +8,7 @@ from PySide6.QtWidgets import QSplitter, QVBoxLayout, QWidget
 
 from app.core.session import Session
 from app.qt.actions.commands import Commands
+from app.qt.pictures.captions.editor import CaptionEditor
 from app.qt.pictures.finding.filter_box import FilterBox
 from app.qt.pictures.finding.tag_panel import TagPanel
 from app.qt.pictures.views import Clock, Views
@@ -42,6 +43,7 @@ class PicturesPage(QWidget):
         self._build()
         self.put(self.filter, FilterBox(session, commands))
         self.put(self.tags, TagPanel(session, commands))
+        self._put_captions()
 
     def put(self, place: QWidget, widget: QWidget) -> None:
         """Fill one of the page's places."""
@@ -63,6 +65,12 @@ class PicturesPage(QWidget):
         """Let the disk be."""
         super().hideEvent(event)
         self._clock.stop()
+
+    def _put_captions(self) -> None:
+        self.editor = CaptionEditor(self.session, self.commands)
+        self.editor.said.connect(self.views.said)
+        self.editor.left.connect(lambda: self.views.stack.currentWidget().setFocus())
+        self.put(self.captions, self.editor)
 
     def _build(self) -> None:
         self.views.alone.connect(self.show_alone)

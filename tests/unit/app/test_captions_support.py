@@ -1,0 +1,97 @@
+"""What the caption editor stands on: differences of captions, summaries of many, snapshots, moved tags, token ends."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.core.edits.differences import differences
+from app.core.edits.snapshots import CalledOffError, Snapshot
+from app.core.pictures import Folder, Picture
+from app.core.tags.splitting import move_piece, pieces, split_tags
+from app.core.tags.summary import summarise
+from trainer.files.tokens import ClipTokens
+
+words = st.lists(st.sampled_from(["cat", "red hat", ",", ", ", "é", "\n", " ", "😀"]), max_size=12).map("".join)
+
+
+def without(text, spans):
+    for span in reversed(spans):
+        text = text[: span.start] + text[span.end :]
+    return text
+
+
+@given(words, words)
+def test_what_is_left_without_the_differences_is_the_same_in_both(before, after):
+    found = differences(before, after)
+    assert without(before, found.gone) == without(after, found.new)
+    assert bool(found.gone or found.new) == (before != after)
+
+
+def test_only_the_words_that_differ_are_differences():
+    before, after = "1girl, red hat, dog", "1girl, blue hat, dog, owl"
+    found = differences(before, after)
+    assert [before[span.start : span.end] for span in found.gone] == ["red"]
+    assert [after[span.start : span.end] for span in found.new] == ["blue", ", owl"]
+
+
+def test_long_texts_are_compared_as_a_whole_between_what_they_share():
+    before = "same, " + "a b " * 2000 + ", end"
+    after = "same, " + "c d " * 2000 + ", end"
+    (gone,), (new,) = differences(before, after)
+    assert before[gone.start : gone.end] == ("a b " * 2000).rstrip()
+    assert after[new.start : new.end] == ("c d " * 2000).rstrip()
+
+
+@given(words, st.data())
+def test_moving_a_tag_moves_nothing_but_tags(text, data):
+    found = pieces(text)
+    if not found:
+        return
+    source = data.draw(st.integers(0, len(found) - 1))
+    target = data.draw(st.integers(0, len(found) - 1))
+    moved = move_piece(text, found, source, target)
+    tags = [piece.tag for piece in found]
+    tags.insert(target, tags.pop(source))
+    assert [piece.tag for piece in pieces(moved)] == tags
+    assert sorted(moved) == sorted(text)
+    assert move_piece(moved, pieces(moved), target, source) == text
+
+
+def test_a_summary_tells_common_from_mixed_in_the_first_ones_order():
+    captions = ["b, a, a", "a, c, b", None, "", "b, a"]
+    summary = summarise(captions)
+    assert (summary.captions, summary.missing, summary.empty) == (5, 1, 1)
+    assert summary.common == ()
+    assert [tuple(mixed) for mixed in summary.mixed] == [("b", 3), ("a", 3), ("c", 1)]
+    assert summarise([captions[0], captions[1]]).common == ("b", "a")
+    assert summarise([]).captions == 0
+
+
+def test_a_snapshot_stays_as_it_was_and_ends_when_it_is_called_off(tmp_path):
+    folder = Folder(tmp_path, tmp_path)
+    pictures = [Picture(number, folder, f"{number}.png", caption="a") for number in (1, 2)]
+    snapshot = Snapshot(pictures)
+    pictures[0].caption = "b"
+    assert [tuple(words) for words in snapshot] == [(1, "a"), (2, "a")]
+    assert snapshot[1].id == 2
+    running = iter(snapshot)
+    next(running)
+    snapshot.call_off()
+    with pytest.raises(CalledOffError):
+        next(running)
+
+
+def test_tokens_end_where_the_text_that_counts_alone_gives_so_many():
+    tokens = ClipTokens()
+    text = "a Café, red\u00a0hat 😀, 12 猫\n\nend"
+    ends = tokens.ends(text)
+    assert len(ends) == tokens.count(text)
+    assert ends == sorted(ends)
+    assert ends[-1] == len(text)
+    comma = text.index(",") + 1
+    assert tokens.count(text[:comma]) == sum(end <= comma for end in ends)
+
+
+def test_split_tags_is_what_pieces_are():
+    text = "a, b b,,\n c"
+    assert [piece.tag for piece in pieces(text)] == split_tags(text)
