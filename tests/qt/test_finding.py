@@ -154,7 +154,9 @@ def test_a_filter_is_kept_chosen_and_forgotten(qtbot, session, place, pictures, 
     place.box.clear()
     menu = place.box._menu()
     actions = {action.text(): action for action in menu.actions()}
+    assert not actions["Save Filter…"].isEnabled()
     actions["Dogs && co"].trigger()
+    assert {action.text(): action for action in place.box._menu().actions()}["Save Filter…"].isEnabled()
     assert session.view.ids == pictures[1:3]
     forget = next(action.menu() for action in menu.actions() if action.text() == "Forget")
     forget.actions()[0].trigger()

@@ -47,6 +47,7 @@ class SaveDialog(QDialog):
         form.addRow(self._buttons)
         self._scope.setAccessibleName(self.tr("For"))
         self._check(query)
+        self.setMinimumWidth(400)
 
     @property
     def name(self) -> str:

@@ -140,6 +140,7 @@ class FilterBox(QWidget):
         whole.setSpacing(4)
         whole.addLayout(row)
         whole.addWidget(self.fault)
+        whole.addStretch(1)  # the field stays where it is while reasons come and go below it
         self.setSizePolicy(QSizePolicy.Policy.Preferred, QSizePolicy.Policy.Maximum)
 
     def _connect(self) -> None:
@@ -221,18 +222,19 @@ class FilterBox(QWidget):
         self._menu().exec(self.kept.mapToGlobal(QPoint(0, self.kept.height())))
 
     def _menu(self) -> QMenu:
+        self._commands.refresh_now()
         menu = QMenu(self)
         menu.addAction(self._commands["finding.save"])
         filters = self._session.filters.of(*self._roots())
         forget = QMenu(self.tr("Forget"), menu)
         if filters:
-            menu.addSection(self.tr("Kept"))
+            _head(menu, self.tr("Kept"))
         for one in filters:
             menu.addAction(_shown(one.name), partial(self.write, one.query)).setToolTip(one.query)
             forget.addAction(_shown(one.name), partial(self._forget, one))
         recent = self._session.filters.recent[:_RECENT]
         if recent:
-            menu.addSection(self.tr("Recent"))
+            _head(menu, self.tr("Recent"))
         for query in recent:
             menu.addAction(_shown(query), partial(self.write, query))
         menu.addSeparator()
@@ -265,3 +267,9 @@ class FilterBox(QWidget):
 def _shown(text: str) -> str:
     """Return a text for a menu, in which & means something."""
     return text.replace("&", "&&")
+
+
+def _head(menu: QMenu, text: str) -> None:
+    """Put a heading into a menu; Qt's own sections have none in our style."""
+    menu.addSeparator()
+    menu.addAction(text).setEnabled(False)
