@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from pathlib import Path
 
 from trainer.dataset.decoders import Decoders
@@ -15,19 +16,20 @@ from trainer.errors import DatasetError
 Progress = Callable[[int, int], None]
 """Called with the number of files checked and the number of all."""
 
-# More at once would gain little and take more memory.
-_AT_ONCE = min(4, os.cpu_count() or 1)
+AT_ONCE = min(4, os.cpu_count() or 1)
+"""Pictures looked at at once; more would gain little and take more memory."""
 
 
 def inspect_pictures(
-    paths: Iterable[Path], max_megapixels: float, progress: Progress | None = None
+    paths: Iterable[Path], max_megapixels: float, progress: Progress | None = None, decoders: Decoders | None = None
 ) -> dict[Path, Inspection]:
     """Return for each file what it is, or why it cannot be used; every picture is decoded to its end.
 
-    A file whose size and time are those of an earlier check is not opened again.
+    A file whose size and time are those of an earlier check is not opened again. Whoever asks again and again gives
+    the `decoders`, so that their processes need not start each time.
     """
     paths = list(dict.fromkeys(paths))
-    with picture_memory() as memory, Decoders(_AT_ONCE) as decoders:
+    with picture_memory() as memory, nullcontext(decoders) if decoders else Decoders(AT_ONCE) as decoders:
         found = {path: facts for path in paths if (facts := _recall(path, max_megapixels, memory))}
         unknown = [path for path in paths if path not in found]
         for path, state, facts in decoders.inspect(unknown, max_megapixels):

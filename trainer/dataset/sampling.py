@@ -55,10 +55,14 @@ def crop_window(picture: Picture, across: float, down: float) -> Box:
 
     `across` and `down` (0 to 1) say where it lies in the direction that has room: 0 left or top, 0.5 the middle.
     """
-    left, top, width, height = picture.region()
-    bucket_width, bucket_height = picture.bucket
-    wide = min(max(round(height * bucket_width / bucket_height), 1), width)
-    high = min(max(round(width * bucket_height / bucket_width), 1), height)
+    return window_in(picture.region(), picture.bucket, across, down)
+
+
+def window_in(region: Box, bucket: tuple[int, int], across: float, down: float) -> Box:
+    """Return `crop_window` of any region, all as (left, top, width, height) or (width, height) in pixels."""
+    left, top, width, height = region
+    wide = min(max(round(height * bucket[0] / bucket[1]), 1), width)
+    high = min(max(round(width * bucket[1] / bucket[0]), 1), height)
     return left + round(across * (width - wide)), top + round(down * (height - high)), wide, high
 
 

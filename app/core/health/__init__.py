@@ -1,0 +1,1 @@
+"""What is wrong or doubtful with the open datasets, found while one works; see health.py."""

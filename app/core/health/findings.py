@@ -1,0 +1,109 @@
+"""What was found, in words, and what one click can do about it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass
+from typing import Literal
+
+from app.core.edits.edit import Edit
+from trainer.dataset.findings import Severity
+from trainer.dataset.health import RULES, Rule, worded
+
+Action = Literal["crop", "mask", "convert"]
+"""What the user can be led to, where no edit mends it by itself."""
+
+OURS: Mapping[str, Rule] = {
+    "picture.unusable": Rule(
+        "error",
+        "{pictures} that cannot be used: damaged, empty, too large or not to be read.",
+        "Save them again from their source, or exclude them.",
+    ),
+    "duplicate.exact": Rule(
+        "warning",
+        "{pictures} exactly the same as another one.",
+        "Keep one of each; use repeats to show a picture more often.",
+    ),
+    "duplicate.near": Rule(
+        "warning",
+        "{pictures} nearly the same as another one.",
+        "Keep the best of each; many teach that one picture.",
+    ),
+    "tag.one_letter": Rule(
+        "warning",
+        "{pictures} with a tag of a single character, mostly a slip of the keyboard.",
+        "Remove those tags, or write them out.",
+    ),
+    "tag.rare": Rule(
+        "info",
+        "{pictures} with a tag that no other picture has.",
+        "Look for other spellings of a tag; what stands once is hardly learned.",
+    ),
+    "folder.unbalanced": Rule(
+        "warning",
+        "{pictures} in folders that are shown far less often than another one.",
+        "Raise the repeats of those folders, so that all are learned alike.",
+    ),
+}
+# The trainer's words name keys of a job; where the app offers something nearer, it says that.
+_REMEDIES: Mapping[str, str] = {
+    "picture.tiny": "Use larger pictures.",
+    "picture.cropped": "Choose the part that is kept, so that the subject stays in.",
+    "picture.excluded": "They stay on disk, and can be included again at any time.",
+    "caption.long": "Shorten it, or let more tokens be read: what is cut is not learned.",
+    "trigger.absent": "It is put first in training; write it into the captions if other programs are to see it.",
+    "caption.missing": "Write captions, or give the folder a trigger.",
+    "caption.empty": "Write captions, or give the folder a trigger.",
+}
+_ACTIONS: Mapping[str, Action] = {
+    "picture.cropped": "crop",
+    "mask.missing": "mask",
+    "caption.cp1252": "convert",
+    "caption.utf-16": "convert",
+}
+_ORDER: Mapping[Severity, int] = {"error": 0, "warning": 1, "info": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One kind of thing that was found."""
+
+    code: str
+    severity: Severity
+    sentence: str
+    remedy: str
+    ids: Set[int]
+    """The pictures concerned, as they are now: this set changes with the library and is not to be changed."""
+    fix_title: str = ""
+    fix: Callable[[], Edit] | None = None
+    """Works out what mends it; may take a second, so let a worker call it."""
+    action: Action | None = None
+
+    @property
+    def query(self) -> str:
+        """Return what the filter asks for to show these pictures."""
+        return f"problem:{name_of(self.code, self.severity)}"
+
+
+def name_of(code: str, severity: Severity) -> str:
+    """Return what `problem:` asks for; what is only good to know has a name that a bare `problem:` passes over."""
+    return f"info.{code}" if severity == "info" else code
+
+
+def found(code: str, ids: Set[int], fix: tuple[str, Callable[[], Edit]] | None, reason: str | None = None) -> Finding:
+    """Return the finding for pictures with this code; `reason` replaces the sentence where one picture alone has it."""
+    rule = rule_of(code)
+    sentence = reason if reason and len(ids) == 1 else worded(rule, len(ids))
+    title, make = fix or ("", None)
+    remedy = _REMEDIES.get(code, rule.remedy)
+    return Finding(code, rule.severity, sentence, remedy, ids, title, make, _ACTIONS.get(code))
+
+
+def rule_of(code: str) -> Rule:
+    """Return how a code is worded."""
+    return OURS.get(code) or RULES[code]
+
+
+def in_order(findings: Sequence[Finding]) -> tuple[Finding, ...]:
+    """Return errors first, then what concerns most pictures."""
+    return tuple(sorted(findings, key=lambda one: (_ORDER[one.severity], -len(one.ids), one.code)))

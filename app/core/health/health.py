@@ -1,0 +1,390 @@
+"""Knows at any moment what is wrong or doubtful with the open datasets, and what the charts show.
+
+One picture's judgement takes some microseconds and is renewed when the picture changes, so an edit of one caption costs
+the same however many pictures there are. When very many change, they are judged in slices between the user's events.
+Files are looked at by worker processes (inspector.py); tags that stand but once are counted by a worker on `refresh`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Set
+from itertools import islice
+from typing import TYPE_CHECKING, NamedTuple
+
+from app.core.edits.edit import Edit
+from app.core.events import Event
+from app.core.health.aim import Aim
+from app.core.health.groups import Files, Shared
+from app.core.health.inspector import Inspector, Seen, Slice
+from app.core.library import Library
+from app.core.pictures import Altered, Picture
+from app.core.query.tokens import TokenCounts
+from app.core.tags.index import Row, TagIndex
+from app.core.tasks import Post, Tasks, raise_again
+
+if TYPE_CHECKING:  # pydantic, numpy: a worker loads them once there are pictures
+    from app.core.health.findings import Finding
+    from app.core.health.judging import Judge
+
+# How long the owner's thread judges pictures in one go, in seconds; what changes at once up to so many is judged there.
+_PORTION = 0.008
+_AT_ONCE = 20
+_INDIFFERENT = frozenset({"rating"})
+# Below this number of pictures every tag is rare; above this ratio of showings folders count as unbalanced.
+_ENOUGH = 10
+_UNBALANCED = 5
+# A tag of more words than this is a sentence: that it stands once says nothing.
+_WORDS = 4
+_TOP = 40
+
+
+class Progress(NamedTuple):
+    """How many pictures are still to be judged, and how many files still to be looked at."""
+
+    judging: int
+    inspecting: int
+    total: int
+
+
+class Tags(NamedTuple):
+    """The most frequent tags with their numbers of pictures, and the pictures with a tag of their own."""
+
+    top: list[tuple[str, int]]
+    rare: frozenset[int]
+
+
+class Health:
+    """Belongs to the thread that owns the library."""
+
+    def __init__(self, library: Library, index: TagIndex, tasks: Tasks, post: Post, aim: Aim | None = None) -> None:
+        self.findings: Event[tuple[Finding, ...]] = Event()
+        self.progress: Event[Progress] = Event()
+        self.charts: Event[None] = Event()
+        """What the charts show is different now."""
+        self.aim = aim or Aim()
+        self.files = Files()
+        """Pictures by what the charts show: kinds "bucket", "tokens" and "cell"."""
+        self.tags = Tags([], frozenset())
+        self.now: tuple[Finding, ...] = ()
+        """The findings of now."""
+        self._library, self._index, self._tasks, self._post = library, index, tasks, post
+        self._inspector = Inspector(library, post, self._have)
+        self._tokens = TokenCounts(tasks)
+        self._judge: Judge | None = None
+        self._loading = self._soon = self._going = self._counting = False
+        self._tags_stale = True
+        self._waiting: dict[int, None] = {}
+        self._seen: dict[int, tuple[str, ...]] = {}
+        self._contents, self._stems = Shared(), Shared()
+        self._near: dict[int, set[int]] = {}
+        self._near_marked: set[int] = set()
+        library.altered.connect(self._take)
+        index.changed.connect(lambda _: self._note_tags())
+        self._tokens.counted.connect(lambda _: self._want_uncounted())
+
+    @property
+    def judge(self) -> Judge | None:
+        """Return the yardsticks in force, None until a worker has loaded them."""
+        return self._judge
+
+    def state(self) -> Progress:
+        """Return how far it has come."""
+        judging = len(self._waiting) + (self._tokens.pending if self._judge else 0)
+        return Progress(judging, self._inspector.pending, len(self._library.pictures))
+
+    def tagged(self, tag: str) -> Set[int]:
+        """Return the pictures with a tag."""
+        return self._index.pictures_with(tag)
+
+    def marked(self) -> Mapping[str, Set[int]]:
+        """Return the pictures of each finding by what `problem:` asks for; the sets live and are not to be changed."""
+        return {finding.query.removeprefix("problem:"): finding.ids for finding in self.now}
+
+    def aim_at(self, aim: Aim) -> None:
+        """Judge all pictures for another training."""
+        if aim != self.aim:
+            self.aim, self._judge = aim, None
+            self._waiting = dict.fromkeys(self._library.pictures)
+            self._load()
+
+    def refresh(self) -> None:
+        """Count rare and frequent tags again if captions changed; for every other second, and half a second's work."""
+        if self._counting or not self._tags_stale or self._index.pending:
+            return
+        self._counting, self._tags_stale = True, False
+        row, pictures = self._index.row, self._library.pictures
+        rows = [(number, row(number)) for number, picture in pictures.items() if not picture.excluded]
+        self._tasks.run(lambda: count_tags(rows), self._counted, raise_again)
+
+    def begin(self) -> None:
+        """Look at files from now on: once a dataset is listed, so that its pictures are seen before."""
+        self._inspector.begin()
+
+    def close(self) -> None:
+        """End what runs behind."""
+        self._waiting.clear()
+        self._inspector.close()
+
+    # Taking in
+
+    def _take(self, altered: Altered) -> None:
+        for number in altered.removed:
+            self._forget(number)
+        ids = altered.added if altered.what <= _INDIFFERENT else altered.added | altered.altered
+        if altered.added or "file" in altered.what:
+            self._inspector.want(ids if "file" in altered.what else altered.added)
+        if "caption" in altered.what:
+            self._forget_encodings(altered.altered)
+        if altered.what & {"excluded", "folder"} or altered.removed or altered.added:
+            self._note_tags()
+        if self._judge and len(ids) <= _AT_ONCE and not self._waiting:
+            for number in ids:
+                self._enter(self._judge, number)
+            self._want_uncounted()
+        else:
+            self._waiting.update(dict.fromkeys(ids))
+            self._go_on()
+        if ids or altered.removed:
+            self._tell_soon()
+
+    def _forget(self, number: int) -> None:
+        self._waiting.pop(number, None)
+        self._seen.pop(number, None)
+        self._contents.put(number, None)
+        self._stems.put(number, None)
+        self.files.put(number, ())
+        self._part(number)
+
+    def _forget_encodings(self, ids: Iterable[int]) -> None:
+        """Whoever writes a caption here writes UTF-8."""
+        for number in ids:
+            codes = self._seen.get(number, ())
+            if any(code.startswith("caption.") for code in codes):
+                self._seen[number] = tuple(code for code in codes if not code.startswith("caption."))
+
+    def _load(self) -> None:
+        """Let a worker load what pictures are judged by, and then judge."""
+        if self._loading:
+            return
+        self._loading = True
+        aim = self.aim
+
+        def load() -> Judge:
+            from app.core.health import findings, judging  # noqa: F401 (so that the owner's thread need not load it)
+
+            return judging.Judge(aim.recipe(), self._count)
+
+        self._tasks.run(load, lambda judge: self._loaded(aim, judge), raise_again)
+
+    def _loaded(self, aim: Aim, judge: Judge) -> None:
+        self._loading = False
+        if aim == self.aim:
+            self._judge = judge
+            self._go_on()
+        else:
+            self._load()
+
+    def _count(self, text: str) -> int | None:
+        return self._tokens.of(text)
+
+    def _go_on(self) -> None:
+        if not self._waiting:
+            return
+        if self._judge is None:
+            self._load()
+        elif not self._going:
+            self._going = True
+            self._post(self._portion)
+
+    def _portion(self) -> None:
+        """Judge some of the waiting pictures, and let the user have a word before the next."""
+        self._going = False
+        end = time.perf_counter() + _PORTION
+        while self._judge and self._waiting and time.perf_counter() < end:
+            for number in list(islice(self._waiting, _AT_ONCE)):
+                del self._waiting[number]
+                self._enter(self._judge, number)
+        if not self._waiting:
+            self._want_uncounted()
+        self._tell_soon()
+        self._go_on()
+
+    def _enter(self, judge: Judge, number: int) -> None:
+        picture = self._library.pictures.get(number)
+        if picture is None:
+            return
+        self.files.put(number, judge.keys(picture, self._seen.get(number, ())))
+        trained = not picture.excluded and not picture.problem
+        self._contents.put(number, picture.content if trained else None)
+        stem = picture.name.rpartition(".")[0]
+        self._stems.put(number, (picture.folder, stem) if trained else None)
+        self._mark_near(number)
+        for other in self._near.get(number, ()):
+            self._mark_near(other)
+
+    def _want_uncounted(self) -> None:
+        """Have the tokens of captions counted that are not known; judge again those that are by now."""
+        judge, pictures = self._judge, self._library.pictures
+        uncounted = self.files.under("uncounted", "tokens")
+        if judge is None or not uncounted:
+            return
+        texts: dict[str, None] = {}
+        for number in islice(uncounted, 1000):
+            text = judge.caption(pictures[number])
+            if self._tokens.of(text) is None:
+                texts[text] = None
+            else:
+                self._waiting[number] = None
+        if texts and not self._tokens.pending:
+            self._tokens.want(texts)
+        self._go_on()
+
+    # What the inspector saw
+
+    def _have(self, found: Slice) -> None:
+        facts: dict[int, dict[str, object]] = {}
+        kinds: set[str] = {"inspection"}
+        for seen in found.seen:
+            self._seen[seen.picture] = seen.codes
+            facts[seen.picture] = self._facts(seen, kinds)
+            self._part(seen.picture)
+        pictures = self._library.pictures
+        for first, second in found.near:
+            if first in pictures and second in pictures:
+                self._near.setdefault(first, set()).add(second)
+                self._near.setdefault(second, set()).add(first)
+        self._library.learn(facts, *kinds)  # type: ignore[arg-type]  # built from Literals
+        self._tell_soon()
+
+    def _facts(self, seen: Seen, kinds: set[str]) -> dict[str, object]:
+        picture = self._library.pictures[seen.picture]
+        facts: dict[str, object] = {"content": seen.content, "fingerprint": seen.fingerprint}
+        if seen.width and (picture.width, picture.height) != (seen.width, seen.height):
+            facts |= {"width": seen.width, "height": seen.height}
+            kinds.add("size")
+        if seen.problem:
+            facts["problem"] = seen.problem
+            kinds.add("problem")
+        return facts
+
+    def _part(self, number: int) -> None:
+        """Take a picture from those that are nearly the same as others."""
+        for other in self._near.pop(number, ()):
+            self._near[other].discard(number)
+            self._mark_near(other)
+        self._near_marked.discard(number)
+
+    def _mark_near(self, number: int) -> None:
+        if self._near_to(number):
+            self._near_marked.add(number)
+        else:
+            self._near_marked.discard(number)
+
+    def _near_to(self, number: int) -> list[int]:
+        """Return which trained pictures of other bytes a trained picture is nearly the same as."""
+        pictures = self._library.pictures
+        one = pictures.get(number)
+        if one is None or one.excluded or number not in self._near:
+            return []
+        others = [pictures[other] for other in tuple(self._near[number]) if other in pictures]
+        return [other.id for other in others if not other.excluded and other.content != one.content]
+
+    # Tags
+
+    def _note_tags(self) -> None:
+        self._tags_stale = True
+
+    def _counted(self, tags: Tags) -> None:
+        self._counting = False
+        self.tags = tags
+        self._tell_soon()
+
+    # Telling
+
+    def _tell_soon(self) -> None:
+        """Tell once for all that changes in one go."""
+        if not self._soon:
+            self._soon = True
+            self._post(self._tell)
+
+    def _tell(self) -> None:
+        self._soon = False
+        if self._judge is not None:
+            self.now = self._findings()
+            self.findings.emit(self.now)
+            self.charts.emit(None)
+        self.progress.emit(self.state())
+
+    def _findings(self) -> tuple[Finding, ...]:
+        from app.core.health.findings import found, in_order
+
+        sets: dict[str, Set[int]] = {str(code): ids for code, ids in self.files.all("mark").items()}
+        sets["duplicate.exact"] = self._contents.pictures
+        sets["duplicate.near"] = self._near_marked
+        sets["picture.same_stem"] = self._stems.pictures
+        sets["tag.rare"] = self.tags.rare
+        sets["folder.unbalanced"] = self._unbalanced()
+        if not self.files.under("mask", "with"):
+            sets.pop("mask.missing", None)  # nobody paints masks here
+        return in_order(
+            [found(code, ids, self._fix(code, ids), self._reason(ids)) for code, ids in sets.items() if ids]
+        )
+
+    def _reason(self, ids: Set[int]) -> str | None:
+        """Return what alone is wrong with the only picture of a finding."""
+        return self._library.pictures[next(iter(ids))].problem if len(ids) == 1 else None
+
+    def _unbalanced(self) -> frozenset[int]:
+        """Return the pictures of folders that an epoch shows far less often than the one it shows most."""
+        folders = [(folder, ids) for folder, ids in self.files.all("folder").items() if not folder.regularisation]  # type: ignore[attr-defined]
+        shown = [(len(ids) * (folder.repeats or 1), ids) for folder, ids in folders]  # type: ignore[attr-defined]
+        most = max((count for count, _ in shown), default=0)
+        return frozenset().union(*(ids for count, ids in shown if count * _UNBALANCED < most))
+
+    # Mending
+
+    def _fix(self, code: str, ids: Set[int]) -> tuple[str, Callable[[], Edit]] | None:
+        """Return a title and what works out the edit; the pictures are those of the moment at which it is asked."""
+        from app.core.culling import exclude
+        from app.core.health import fixes
+
+        def chosen() -> list[Picture]:
+            pictures = self._library.pictures
+            return [picture for number in sorted(ids) if (picture := pictures.get(number))]
+
+        match code:
+            case "picture.unusable" | "picture.tiny" | "picture.small":
+                return "Exclude them", lambda: exclude(chosen(), True)
+            case "picture.excluded":
+                return "Include them", lambda: exclude(chosen(), False)
+            case "duplicate.exact":
+                return "Keep the best of each", lambda: fixes.keep_best(self._pictures(self._contents.groups()))
+            case "duplicate.near":
+                return "Keep the best of each", lambda: fixes.keep_best(self._pictures(self._near_groups()))
+            case "trigger.absent":
+                return "Put the trigger first", lambda: fixes.put_trigger_first(chosen())
+            case "tag.one_letter":
+                return "Remove these tags", lambda: fixes.remove_single_letters(chosen())
+        return None
+
+    def _near_groups(self) -> list[list[int]]:
+        from app.core.health.fixes import connected
+
+        return connected({number: self._near_to(number) for number in tuple(self._near_marked)})
+
+    def _pictures(self, groups: Iterable[Iterable[int]]) -> list[list[Picture]]:
+        pictures = self._library.pictures
+        return [[pictures[number] for number in group if number in pictures] for group in groups]
+
+
+def count_tags(rows: Iterable[tuple[int, Row]]) -> Tags:
+    """Return the frequent tags and the pictures with rare ones, of the pictures that are trained; for a worker."""
+    rows = list(rows)
+    counts = Counter(tag for _, row in rows for tag in row)
+    alone = {tag for tag, count in counts.items() if count == 1 and tag.count(" ") < _WORDS}
+    enough = sum(1 for _, row in rows if row) >= _ENOUGH
+    rare = frozenset(number for number, row in rows if enough and not alone.isdisjoint(row))
+    top = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))[:_TOP]
+    return Tags(top, rare)

@@ -1,0 +1,161 @@
+"""Looks at every picture's file behind the user's back: content, fingerprint, damage; and how captions are written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from app.core.library import Library
+from app.core.pictures import Picture
+from app.core.tasks import Post, Tasks
+
+if TYPE_CHECKING:  # numpy and Pillow: only the worker needs them
+    from app.core.health.near import Near
+    from trainer.dataset.decoders import Decoders
+    from trainer.dataset.inspection import Inspection
+
+# Pictures looked at in one go, a second or two when nothing of them is remembered.
+_SLICE = 24
+
+
+class Seen(NamedTuple):
+    """What came of one picture; sizes are upright pixels."""
+
+    picture: int
+    changed_ns: int
+    codes: tuple[str, ...]
+    """What is doubtful or worth knowing about its file and the files of its captions, as trainer.dataset words it."""
+    content: str | None = None
+    fingerprint: str | None = None
+    width: int | None = None
+    height: int | None = None
+    problem: str | None = None
+
+
+class Slice(NamedTuple):
+    """What came of some pictures, and which are nearly the same as another known by now."""
+
+    seen: list[Seen]
+    near: list[tuple[int, int]]
+
+
+class Inspector:
+    """One thread, which lets worker processes decode; what was seen of an unchanged file is remembered on disk.
+
+    It belongs to the library's thread, on which `have` is called with each slice. `close` ends it at once, even in the
+    middle of a picture.
+    """
+
+    def __init__(self, library: Library, post: Post, have: Callable[[Slice], None]) -> None:
+        self._library, self._have = library, have
+        self._tasks = Tasks(post, threads=1)
+        self._waiting: dict[int, None] = {}
+        self._running = self._stopped = self._begun = False
+        self._decoders: Decoders | None = None
+        self._near: Near | None = None
+
+    @property
+    def pending(self) -> int:
+        """How many pictures are still to be looked at."""
+        return len(self._waiting)
+
+    def want(self, pictures: Iterable[int]) -> None:
+        """Look at these when those before them are done."""
+        self._waiting.update(dict.fromkeys(pictures))
+        self._go_on()
+
+    def begin(self) -> None:
+        """Look from now on; what was wanted before waits for this."""
+        self._begun = True
+        self._go_on()
+
+    def close(self) -> None:
+        """End whatever is being looked at."""
+        self._stopped = True
+        if self._decoders:
+            self._decoders.interrupt()
+        self._tasks.close()
+        if self._decoders:
+            self._decoders.__exit__(None, None, None)
+
+    def _go_on(self) -> None:
+        if self._running or self._stopped or not self._begun:
+            return
+        some = list(islice(self._waiting, _SLICE))
+        pictures = [self._library.pictures[number] for number in some if number in self._library.pictures]
+        self._running = True
+        asked = [(picture.id, picture.path, picture.changed_ns) for picture in pictures]
+        self._tasks.run(lambda: self._look(asked), lambda found: self._looked(some, found), self._failed)
+
+    def _look(self, asked: list[tuple[int, Path, int]]) -> Slice | None:
+        """Look at some pictures, on the worker; for none of them, let the processes go."""
+        from app.core.disk.reading import MOST_MEGAPIXELS
+        from app.core.health.near import Near
+        from trainer.dataset.decoders import Decoders
+        from trainer.dataset.facts import AT_ONCE, inspect_pictures
+
+        if not asked:
+            if self._decoders:
+                self._decoders.__exit__(None, None, None)
+                self._decoders = None
+            return None
+        self._decoders = self._decoders or Decoders(max(1, AT_ONCE // 2))  # the user wants cores too
+        self._near = self._near or Near()
+        paths = [path for _, path, _ in asked]
+        found = inspect_pictures(paths, MOST_MEGAPIXELS, lambda done, total: self._check_stop(), self._decoders)
+        seen = [_seen(number, changed_ns, path, found[path]) for number, path, changed_ns in asked]
+        return Slice(seen, self._near.add((one.picture, one.fingerprint) for one in seen if one.fingerprint))
+
+    def _check_stop(self) -> None:
+        if self._stopped:
+            raise _Stopped
+
+    def _looked(self, some: list[int], found: Slice | None) -> None:
+        self._running = False
+        for number in some:
+            self._waiting.pop(number, None)
+        if found is not None and not self._stopped:
+            self._have(Slice([one for one in found.seen if self._is_current(one)], found.near))
+        # Once nothing waits, one more turn lets the processes go.
+        if some or self._waiting:
+            self._go_on()
+
+    def _is_current(self, seen: Seen) -> bool:
+        picture: Picture | None = self._library.pictures.get(seen.picture)
+        return picture is not None and picture.changed_ns == seen.changed_ns
+
+    def _failed(self, fault: BaseException) -> None:
+        if not isinstance(fault, _Stopped):
+            raise fault
+
+
+class _Stopped(Exception):
+    """The app is closing."""
+
+
+def _seen(number: int, changed_ns: int, path: Path, found: Inspection) -> Seen:
+    from trainer.dataset.assembly import doubts_of_file
+    from trainer.errors import DatasetError
+
+    written = _encodings(path)
+    if isinstance(found, DatasetError):
+        return Seen(number, changed_ns, written, problem=found.sentence)
+    codes = (*doubts_of_file(path, found), *written)
+    return Seen(number, changed_ns, codes, found.id, found.fingerprint, found.width, found.height)
+
+
+def _encodings(path: Path) -> tuple[str, ...]:
+    """Return which other encodings than UTF-8 a picture's caption files are written in, as codes."""
+    from trainer.dataset.caption_files import SUFFIXES, NotACaptionError, read_caption_file
+
+    codes = []
+    for suffix in SUFFIXES:
+        try:
+            encoding = read_caption_file(path.with_suffix(suffix)).encoding
+        except NotACaptionError:  # there is none, or it is told when the dataset is read
+            continue
+        if encoding != "utf-8":
+            codes.append(f"caption.{encoding}")
+    return tuple(dict.fromkeys(codes))

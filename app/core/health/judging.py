@@ -1,0 +1,106 @@
+"""Says of one picture what is wrong or doubtful, and which bars of the charts it belongs to. About 20 microseconds.
+
+Imports what the trainer judges by, so a worker loads this module first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from math import floor, log2
+
+from app.core.health.groups import Key
+from app.core.pictures import Folder, Picture
+from app.core.tags.splitting import one_line, split_tags
+from trainer.config.recipe import RecipeConfig
+from trainer.dataset.assembly import doubts_of_shape
+from trainer.dataset.buckets import choose_bucket
+from trainer.dataset.captions import holds_trigger
+from trainer.dataset.folders import chain_of, folder_marks
+from trainer.dataset.picture import region_of
+from trainer.dataset.sidecar import FolderNotes
+
+TOKEN_STEP = 15
+"""Tokens that one bar of the chart stands for; the marks at 75, 150 and 225 are bounds of bars."""
+TOKEN_BARS = 20
+"""From the last bar on all longer captions are together."""
+CELLS_PER_DOUBLING = 4
+"""Steps of the chart of sizes within one doubling of a side."""
+
+CountTokens = Callable[[str], int | None]
+
+
+@dataclass
+class Judge:
+    """The yardsticks; `tokens` returns None for a text that is not counted yet, and has it counted."""
+
+    recipe: RecipeConfig
+    tokens: CountTokens
+    _class_words: dict[Folder, str] = field(default_factory=dict)
+
+    def keys(self, picture: Picture, known: Sequence[str] = ()) -> list[Key]:
+        """Return all that a picture is filed under; `known` are the codes that a look at its files gave."""
+        if picture.excluded:
+            return [("mark", "picture.excluded")]
+        if picture.problem:
+            return [("mark", "picture.unusable")]
+        keys: list[Key] = [("mark", code) for code in known]
+        keys += self._shape(picture)
+        keys += self._caption(picture)
+        keys.append(("mask", "with") if picture.mask else ("mark", "mask.missing"))
+        keys.append(("folder", picture.folder))
+        return keys
+
+    def caption(self, picture: Picture) -> str:
+        """Return the text that is trained, but for chance: the trigger first unless the caption holds it."""
+        text = one_line(picture.caption or "") or self._words(picture.folder)
+        trigger = (picture.folder.trigger or "").strip()
+        if not trigger or holds_trigger(text, trigger):
+            return text
+        return f"{trigger}, {text}" if text else trigger
+
+    def _shape(self, picture: Picture) -> list[Key]:
+        if not picture.width or not picture.height:
+            return []
+        _, _, *size = region_of(picture.width, picture.height, picture.crop)
+        width, height = size
+        cell = ("cell", (cell_of(width), cell_of(height)))
+        bucket = choose_bucket(width, height, self.recipe)
+        if bucket is None:
+            return [cell, ("mark", "picture.tiny")]
+        doubts = doubts_of_shape((width, height), bucket, self.recipe)
+        return [cell, ("bucket", bucket), *(("mark", code) for code in doubts)]
+
+    def _caption(self, picture: Picture) -> list[Key]:
+        keys: list[Key] = []
+        written = bool(picture.caption and not picture.caption.isspace())
+        trigger = (picture.folder.trigger or "").strip()
+        if not written:
+            words = trigger or self._words(picture.folder)
+            missing = "missing" if picture.caption is None else "empty"
+            keys.append(("mark", f"caption.{'words' if words else missing}"))
+        elif trigger and not holds_trigger(picture.caption or "", trigger):
+            keys.append(("mark", "trigger.absent"))
+        if written and any(len(tag) == 1 for tag in split_tags(picture.caption)):
+            keys.append(("mark", "tag.one_letter"))
+        count = self.tokens(self.caption(picture))
+        if count is None:
+            return [*keys, ("uncounted", "tokens")]
+        keys.append(("tokens", min(max(count - 1, 0) // TOKEN_STEP, TOKEN_BARS - 1)))
+        if count > self.recipe.token_chunks:
+            keys.append(("mark", "caption.long"))
+        return keys
+
+    def _words(self, folder: Folder) -> str:
+        """Return the class words that the names of folders give, as 10_cat does."""
+        if folder not in self._class_words:
+            chain = [(path.name, FolderNotes()) for path in chain_of(folder.root, folder.path)]
+            self._class_words[folder] = folder_marks(chain).class_words or ""
+        return self._class_words[folder]
+
+
+@lru_cache(maxsize=65536)
+def cell_of(side: int) -> int:
+    """Return the row or column of a side in the chart of sizes, whose steps are even on a logarithmic scale."""
+    return floor(log2(max(side, 1)) * CELLS_PER_DOUBLING)
