@@ -1,11 +1,13 @@
-"""What culling does to pictures, as edits: rating, excluding and including."""
+"""What culling does to pictures and folders, as edits: rating, excluding, including, repeats."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
 from app.core.edits.edit import Edit
-from app.core.pictures import Change, Picture
+from app.core.pictures import Change, Folder, FolderChange, FolderField, Picture
+
+_FOLDER: tuple[FolderField, ...] = ("repeats", "regularisation", "trigger")
 
 
 def rate(pictures: Iterable[Picture], rating: int | None) -> Edit:
@@ -26,6 +28,16 @@ def exclude_others(pictures: Iterable[Picture], kept: Collection[int]) -> Edit:
     kept = frozenset(kept)
     edit = exclude((one for one in pictures if one.id not in kept), True)
     return Edit(f"Train only what is shown: {edit.name.lower()}", edit.changes)
+
+
+def mark_folder(folder: Folder, **facts: str | int | bool | None) -> Edit:
+    """Change what holds for all pictures of a folder: repeats, regularisation, trigger."""
+    changes = tuple(
+        FolderChange(folder, field, getattr(folder, field), facts[field])
+        for field in _FOLDER
+        if field in facts and facts[field] != getattr(folder, field)
+    )
+    return Edit(f"Change the folder {folder.path.name}", (), changes)
 
 
 def _counted(changes: Collection[Change]) -> str:

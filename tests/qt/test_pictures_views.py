@@ -8,15 +8,16 @@ from pathlib import Path
 import pytest
 from PIL import Image
 from PySide6.QtCore import QMimeData, QPoint, QPointF, Qt, QUrl
-from PySide6.QtGui import QGuiApplication, QImage
+from PySide6.QtGui import QDragEnterEvent, QDropEvent, QGuiApplication, QImage
 from PySide6.QtWidgets import QApplication, QListWidget, QVBoxLayout, QWidget
 from pytestqt.qtbot import QtBot
 
 from app.core.pictures import Picture
 from app.core.session import Session
 from app.qt.actions.commands import Commands
+from app.qt.pictures.folder_dialog import FolderDialog
 from app.qt.pictures.grid.layout import Layout
-from app.qt.pictures.views import Views
+from app.qt.pictures.views import Clock, Views
 from trainer.dataset.sidecar import read_sidecar
 
 COUNT = 40
@@ -339,3 +340,73 @@ def test_culling_keys_work_where_the_pictures_have_the_keyboard(
     qtbot.keyClick(views.grid, Qt.Key.Key_E)
     assert views.in_loupe()
     views.setParent(None)  # its own fixture closes it
+
+
+def test_what_holds_for_a_folder_is_asked_saved_and_undone(
+    qtbot: QtBot, views: Views, session: Session, folder: Path
+) -> None:
+    click(qtbot, views, 2)
+    views.mark_folder()
+    (dialog,) = views.findChildren(FolderDialog)
+    dialog.repeats.setValue(3)
+    qtbot.mouseClick(
+        dialog.regularisation, Qt.MouseButton.LeftButton, pos=QPoint(8, dialog.regularisation.height() // 2)
+    )
+    qtbot.keyClicks(dialog.trigger, "zwx")
+    qtbot.keyClick(dialog, Qt.Key.Key_Return)
+    session.saver.flush()
+    notes = read_sidecar(folder).folder
+    assert (notes.repeats, notes.regularisation, notes.trigger) == (3, True, "zwx")
+    session.history.undo()
+    session.saver.flush()
+    assert (read_sidecar(folder).folder.repeats, session.library.pictures[session.view.ids[0]].folder.repeats) == (
+        None,
+        None,
+    )
+
+
+def test_closing_a_dataset_leaves_its_files(qtbot: QtBot, views: Views, session: Session, folder: Path) -> None:
+    files = sorted(path.name for path in folder.iterdir())
+    views.close_dataset()
+    qtbot.waitUntil(lambda: session.view.ids == [])
+    assert not session.library.pictures and not views.has_dataset()
+    assert sorted(path.name for path in folder.iterdir()) == files
+    views.grid.grab()
+
+
+def test_files_dragged_from_elsewhere_are_taken(qtbot: QtBot, views: Views, session: Session, tmp_path: Path) -> None:
+    other = tmp_path / "dogs"
+    other.mkdir()
+    Image.new("RGB", (64, 64)).save(other / "dog.png")
+    data = QMimeData()
+    data.setUrls([QUrl.fromLocalFile(str(other))])
+    place, action = QPoint(50, 50), Qt.DropAction.CopyAction
+    buttons, keys = Qt.MouseButton.LeftButton, Qt.KeyboardModifier.NoModifier
+    entering = QDragEnterEvent(place, action, data, buttons, keys)
+    QApplication.sendEvent(views, entering)
+    assert entering.isAccepted()
+    QApplication.sendEvent(views, QDropEvent(QPointF(place), action, data, buttons, keys))
+    qtbot.waitUntil(lambda: len(session.view.ids) == COUNT + 1, timeout=20_000)
+    assert session.datasets.folders[-1] == other
+
+
+def test_other_programs_are_followed_while_the_clock_runs(
+    qtbot: QtBot, views: Views, session: Session, folder: Path
+) -> None:
+    clock = Clock(session, views.grid.in_sight, views)
+    clock.setInterval(20)
+    clock.start()
+    (folder / "p1.txt").write_text("written elsewhere", encoding="utf-8")
+    Image.new("RGB", (64, 64)).save(folder / "p100.png")
+    qtbot.waitUntil(lambda: len(session.view.ids) == COUNT + 1, timeout=20_000)
+    qtbot.waitUntil(lambda: named(session, "p1.png").caption == "written elsewhere", timeout=20_000)
+    clock.stop()
+
+
+def test_the_tip_of_a_damaged_picture_says_why(qtbot: QtBot, views: Views, session: Session, folder: Path) -> None:
+    whole = (folder / "p1.png").read_bytes()
+    (folder / "p1.png").write_bytes(whole[: len(whole) // 2])
+    session.datasets.refresh(whole=True)
+    number = named(session, "p1.png").id
+    qtbot.waitUntil(lambda: "damaged" in views.grid._tip(number), timeout=20_000)
+    assert views.grid._tip(number).startswith("mes chats 🐈/p1.png\n301 × 200\n")

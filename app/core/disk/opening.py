@@ -19,6 +19,7 @@ from trainer.errors import DatasetError, ImpastoError
 if TYPE_CHECKING:  # brings numpy, Pillow and pydantic: a window without a dataset does not wait for them
     from app.core.disk.looking import Looker
     from app.core.disk.news import News, Stage
+    from trainer.dataset.folders import FolderMarks
 
 _AHEAD = 2
 """Batches that wait for the library's thread; more would keep it from answering the user."""
@@ -236,7 +237,7 @@ class Datasets:
             case kinds.Gone():
                 self._forget(dataset, news.folder, news.names)
             case kinds.Marked():
-                self._mark(dataset, news)
+                self._mark(dataset, news.folder, news.marks)
             case kinds.Trouble():
                 self.problems.emit(news.error)
             case kinds.Lost():
@@ -290,7 +291,7 @@ class Datasets:
             self._learning = False
 
     def _note_edits(self, altered: Altered) -> None:
-        if not self._learning and not _USERS.isdisjoint(altered.what):
+        if not self._learning and not altered.what.isdisjoint({*_USERS, "folder"}):
             for dataset in self._open.values():
                 if dataset.looking:
                     dataset.touched |= altered.altered
@@ -304,10 +305,14 @@ class Datasets:
     def _has_unsaved(self, picture: int) -> bool:
         return any(self.unsaved(picture, field) for field in _USERS)
 
-    def _mark(self, dataset: _Dataset, news: Any) -> None:
-        folder, marks = news.folder, news.marks
-        folder.repeats, folder.regularisation, folder.trigger = marks.repeats, marks.regularisation, marks.trigger
-        self._tell({number: {} for number in dataset.ids.get(folder, {}).values()}, ["folder"])
+    def _mark(self, dataset: _Dataset, folder: Folder, marks: FolderMarks) -> None:
+        ids = dataset.ids.get(folder, {}).values()
+        known = (folder.repeats, folder.regularisation, folder.trigger)
+        now = (marks.repeats, marks.regularisation, marks.trigger)
+        # What the user changed meanwhile is written after this was read, and read again then.
+        if now != known and dataset.touched.isdisjoint(ids):
+            folder.repeats, folder.regularisation, folder.trigger = now
+            self._tell({number: {} for number in ids}, ["folder"])
 
     def _lose(self, dataset: _Dataset, error: ImpastoError | None) -> None:
         """Say of every picture why it cannot be reached, or that it can be again."""

@@ -18,7 +18,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.core.culling import exclude, exclude_others, rate
+from app.core.culling import exclude, exclude_others, mark_folder, rate
 from app.core.edits.edit import Edit
 from app.core.pictures import Picture
 from app.core.session import Session
@@ -86,6 +86,10 @@ ACTIONS = (
         enabled="has_hidden",
         icon="filter",
         tip=_NOOP("Action", "Excludes every picture that the filter hides."),
+    ),
+    Action("pictures.folder", _NOOP("Action", "Folder of this picture…"), "pictures", "mark_folder", (), "has_current"),
+    Action(
+        "pictures.close", _NOOP("Action", "Close this dataset"), "file", "close_dataset", ("Ctrl+W",), "has_dataset"
     ),
     Action("pictures.paste", _NOOP("Action", "Paste pictures"), "pictures", "paste", ("Ctrl+Shift+V",)),
     Action(
@@ -208,6 +212,10 @@ class Views(QWidget):
         """Tell whether pictures were moved to the trash in this session."""
         return bool(self._thrown)
 
+    def has_dataset(self) -> bool:
+        """Tell whether a dataset is open."""
+        return bool(self._session.datasets.folders)
+
     def chosen(self) -> list[Picture]:
         """Return the pictures that an action works on: the selected ones in the grid, else the current one."""
         view, pictures = self._session.view, self._session.library.pictures
@@ -328,7 +336,24 @@ class Views(QWidget):
             self._session.history.do(edit)
             self.said.emit(edit.name)
 
-    # Files
+    # Folders and files
+
+    def mark_folder(self) -> None:
+        """Ask for what holds for all pictures in the current picture's folder."""
+        from app.qt.pictures.folder_dialog import FolderDialog
+
+        picture = self._session.library.pictures[self._session.view.current or 0]
+        dialog = FolderDialog(picture.folder, self)
+        dialog.accepted.connect(lambda: self._do(mark_folder(picture.folder, **dialog.facts())))
+        dialog.open()
+
+    def close_dataset(self) -> None:
+        """Close the dataset of the current picture, else the one opened last; its files stay as they are."""
+        picture = self._session.library.pictures.get(self._session.view.current or 0)
+        root = picture.folder.root if picture else self._session.datasets.folders[-1]
+        self._session.datasets.close(root)
+        self.said.emit(self.tr("Closed {folder}; its files are as they were.").format(folder=root.name))
+        self._commands.refresh()
 
     def delete(self) -> None:
         """Move pictures to the system's trash with captions and masks; the next picture becomes the current one."""
@@ -411,6 +436,7 @@ _MENU = (
     *(f"pictures.rate_{stars}" for stars in range(1, 6)),
     "pictures.unrate",
     None,
+    "pictures.folder",
     "pictures.delete",
 )
 

@@ -10,6 +10,7 @@ from PySide6.QtGui import (
     QAccessibleEvent,
     QColor,
     QContextMenuEvent,
+    QHelpEvent,
     QKeyEvent,
     QMouseEvent,
     QPainter,
@@ -18,7 +19,7 @@ from PySide6.QtGui import (
     QShowEvent,
     QWheelEvent,
 )
-from PySide6.QtWidgets import QAbstractScrollArea, QApplication, QFrame, QWidget
+from PySide6.QtWidgets import QAbstractScrollArea, QApplication, QFrame, QToolTip, QWidget
 
 from app.core.disk.thumbnails import Thumbnail, edge_for
 from app.core.pictures import Altered, Picture
@@ -284,6 +285,22 @@ class Grid(QAbstractScrollArea):
             event.accept()
         else:
             super().wheelEvent(event)
+
+    def viewportEvent(self, event: QEvent) -> bool:  # noqa: N802
+        """Tell about the picture under the pointer."""
+        if isinstance(event, QHelpEvent) and event.type() == QEvent.Type.ToolTip:
+            index = self._at(event.pos())
+            QToolTip.showText(event.globalPos(), self._tip(self._view.ids[index]) if index is not None else "", self)
+            return True
+        return super().viewportEvent(event)
+
+    def _tip(self, number: int) -> str:
+        picture = self._library.pictures[number]
+        size = f"{picture.width} × {picture.height}" if picture.width else ""
+        thumbnail = self._session.thumbnails.get(picture, self._edge())
+        problem = picture.problem or (thumbnail.problem if thumbnail else None)
+        inside = picture.path.relative_to(picture.folder.root.parent).as_posix()
+        return "\n".join(part for part in (inside, size, problem, (picture.caption or "").strip()[:500]) if part)
 
     def contextMenuEvent(self, event: QContextMenuEvent) -> None:  # noqa: N802
         """Ask for the menu."""
