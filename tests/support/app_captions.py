@@ -232,7 +232,7 @@ class Captions(RuleBasedStateMachine):
             now = picture.value(field)
             if conflict := recovered.get((name, field)):
                 waited = self.waiting.get((name, field), value)  # since a crash before this one
-                assert same(conflict.mine, value) or same(conflict.mine, waited), f"of {name}, {field} {value!r} is lost: {conflict}"
+                assert same(conflict.mine, value) or same(conflict.mine, waited), f"{value!r} is lost: {conflict}"
             elif (name, field) not in self.foreign and not (field == "caption" and plain(value) in (None, "")):
                 assert same(now, value), f"of {name}, {field} {value!r} is lost: {now!r} is there"
         self.foreign = set(recovered)
@@ -243,7 +243,10 @@ class Captions(RuleBasedStateMachine):
         for (number, field), value in self.values.items():
             picture = self.world.library.pictures[number]
             now = picture.value(field)
-            if now != value and field not in self.world.saver.unsaved(picture):
+            if now != value and (
+                field not in self.world.saver.unsaved(picture)
+                or (picture.path, field) in [(c.path, c.field) for c in self.world.saver.now.conflicts]
+            ):
                 assert same(now, read_value(picture, field))
                 self.see(number, field, now)
 

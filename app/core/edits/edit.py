@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from app.core.edits.journal import Journal
@@ -88,7 +88,7 @@ class History:
         self._start(edit, edit.name, remember, typing=joins)
 
     def undo(self) -> Edit | None:
-        """Take the last edit back; return what is undone, None where there is nothing."""
+        """Take the last edit back; return it, None where there is nothing."""
         self.finish()
         return self._back(self._undo, self._redo, "Undo: ")
 
@@ -104,15 +104,17 @@ class History:
 
     def _back(self, taken: list[Edit], onto: list[Edit], verb: str) -> Edit | None:
         while taken:
-            edit = taken.pop().inverse()
-            if self._stands(edit):
-                self._start(edit, verb + edit.name, onto.append)
+            edit = taken.pop()
+            if self._can_go_back(edit):
+                self._start(edit, verb + edit.name, onto.append, back=True)
                 return edit
         self.changed.emit(None)
         return None
 
-    def _start(self, edit: Edit, title: str, remember: Callable[[Edit], None], *, typing: bool = False) -> None:
-        self._running = self._make(edit, title, remember, typing)
+    def _start(
+        self, edit: Edit, title: str, remember: Callable[[Edit], None], *, typing: bool = False, back: bool = False
+    ) -> None:
+        self._running = self._make(edit, title, remember, typing, back)
         if len(edit.changes) <= AT_ONCE:
             self.finish()
         else:
@@ -128,18 +130,21 @@ class History:
             self._running = None
             self.changed.emit(None)
 
-    def _make(self, edit: Edit, title: str, remember: Callable[[Edit], None], typing: bool) -> Iterator[None]:
+    def _make(
+        self, edit: Edit, title: str, remember: Callable[[Edit], None], typing: bool, back: bool
+    ) -> Iterator[None]:
         """Make an edit by portions: journal, library; the writer hears of it at last, so all of it or nothing."""
         made: list[Change] = []
         wishes: list[Wish] = []
-        for start in range(0, len(edit.changes), AT_ONCE):
-            if start:
+        for portion in _portions(edit.changes, back):
+            if made:
                 yield
-            part = [change for change in edit.changes[start : start + AT_ONCE] if self._holds(change)]
+            part = [change for change in portion if self._holds(change)]
             wishes += self._enter(title, [self._wish(change) for change in part])
             self._library.apply(part)
             made += part
-        folders = tuple(change for change in edit.folders if getattr(change.folder, change.field) == change.before)
+        wanted = edit.inverse().folders if back and edit.folders else edit.folders
+        folders = tuple(change for change in wanted if getattr(change.folder, change.field) == change.before)
         wishes += self._enter(title, [self._folder_wish(change) for change in folders])
         self._library.apply_to_folders(folders)
         whole = Edit(edit.name, tuple(made), folders)
@@ -168,9 +173,9 @@ class History:
             self._inside[folder] = "" if inside == "." else inside + "/"
         return self._inside[folder]
 
-    def _stands(self, edit: Edit) -> bool:
-        return any(map(self._holds, edit.changes)) or any(
-            getattr(change.folder, change.field) == change.before for change in edit.folders
+    def _can_go_back(self, edit: Edit) -> bool:
+        return any(self._holds(change.inverse()) for change in edit.changes) or any(
+            getattr(change.folder, change.field) == change.after for change in edit.folders
         )
 
     def _holds(self, change: Change) -> bool:
@@ -181,6 +186,16 @@ class History:
         """Take over what stands on disk, unless the user went on meanwhile: it is no edit of his to be undone."""
         if self._holds(change):
             self._library.apply([change])
+
+
+def _portions(changes: Sequence[Change], back: bool) -> Iterator[Sequence[Change]]:
+    """Give changes in portions, or from the last to the first what takes each back."""
+    for start in range(0, len(changes), AT_ONCE):
+        if back:
+            end = len(changes) - start
+            yield [change.inverse() for change in reversed(changes[max(0, end - AT_ONCE) : end])]
+        else:
+            yield changes[start : start + AT_ONCE]
 
 
 def _joined(first: Edit, second: Edit) -> Edit | None:
