@@ -31,6 +31,7 @@ class SectionForm(QWidget):
         layout = QFormLayout(self)
         layout.setContentsMargins(16, 18, 16, 16)
         layout.setFieldGrowthPolicy(QFormLayout.FieldGrowthPolicy.FieldsStayAtSizeHint)
+        layout.setHorizontalSpacing(20)
         layout.setVerticalSpacing(14)
         for name, schema in type(section).model_json_schema()["properties"].items():
             self._add_row(layout, name, {**schema, "labels": (choices or {}).get(name) or _labels(schema)})

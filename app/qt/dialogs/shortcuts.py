@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import Qt, Signal
+from PySide6.QtCore import QSize, Qt, Signal
 from PySide6.QtGui import QKeySequence
 from PySide6.QtWidgets import (
     QHBoxLayout,
@@ -20,6 +20,7 @@ from PySide6.QtWidgets import (
 from app.qt.actions.commands import Command, Commands
 
 _PORTABLE = QKeySequence.SequenceFormat.PortableText
+_ROW = 26
 _ID = Qt.ItemDataRole.UserRole
 
 
@@ -99,6 +100,7 @@ class ShortcutEditor(QWidget):
             if wanted in " ".join(texts).casefold():
                 item = QTreeWidgetItem(self.list, texts)
                 item.setData(0, _ID, command.action.id)
+                item.setSizeHint(0, QSize(0, _ROW))
                 if command is chosen:
                     self.list.setCurrentItem(item)
         self._tell()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QPoint, Qt, QTimer, Signal
 from PySide6.QtGui import QDragEnterEvent, QDropEvent, QGuiApplication
@@ -28,8 +29,10 @@ from app.qt.pictures.arriving import Arriving
 from app.qt.pictures.compare.view import MOST, Compare
 from app.qt.pictures.grid.view import SIDES, Grid
 from app.qt.pictures.loupe.view import Loupe
-from app.qt.pictures.trash import Thrown, bring_back, throw_away
 from app.qt.words import QT_TRANSLATE_NOOP as _NOOP
+
+if TYPE_CHECKING:  # brings numpy and Pillow: the window is shown before anything is thrown away
+    from app.qt.pictures.trash import Thrown
 
 _PERIOD_MS = 2000
 _CHOSEN = "has_chosen"
@@ -357,6 +360,8 @@ class Views(QWidget):
 
     def delete(self) -> None:
         """Move pictures to the system's trash with captions and masks; the next picture becomes the current one."""
+        from app.qt.pictures.trash import throw_away
+
         chosen = self.chosen()
         following = self._following(chosen)
         stems = self._stems()
@@ -394,6 +399,8 @@ class Views(QWidget):
 
     def undelete(self) -> None:
         """Move back what was last moved to the trash, as far as the system says where it lies."""
+        from app.qt.pictures.trash import bring_back
+
         thrown = self._thrown.pop()
         left = bring_back(thrown)
         self._session.datasets.refresh(whole=True)

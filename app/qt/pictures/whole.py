@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 from PySide6.QtGui import QImage
 
-from app.core.disk.drawing import load_whole
 from app.core.pictures import Picture
 from app.core.tasks import Tasks
 
@@ -52,6 +51,8 @@ class Wholes:
 
 
 def _load(path: Path, longest: int) -> Whole:
+    from app.core.disk.drawing import load_whole  # numpy and Pillow: the window is shown before they are needed
+
     pixels, small = load_whole(path, longest)
     return Whole(_image(*pixels), _image(*small))
 

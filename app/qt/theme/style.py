@@ -91,8 +91,8 @@ QComboBox::drop-down { border: none; width: 24px; }
 QComboBox::down-arrow { image: url("$marks/down-text.svg"); width: 12px; height: 12px; }
 QComboBox::down-arrow:disabled { image: url("$marks/down-disabled.svg"); }
 QComboBox QAbstractItemView { background: $raised; border: 1px solid $edge; padding: 3px; outline: none; }
-QAbstractSpinBox { padding-right: 22px; }
-QAbstractSpinBox:focus { padding-right: 21px; }
+QAbstractSpinBox { padding: 4px 22px 4px 5px; }
+QAbstractSpinBox:focus { padding: 3px 21px 3px 4px; }
 QAbstractSpinBox::up-button, QAbstractSpinBox::down-button {
     subcontrol-origin: border; width: 20px; border: none; background: transparent;
 }
