@@ -106,8 +106,9 @@ class Cells:
 
     def _ring(self, painter: QPainter, cell: QRect, selected: bool) -> None:
         painter.setBrush(Qt.BrushStyle.NoBrush)
-        painter.setPen(QPen(QColor(colours().text if selected else colours().focus), 2.0))
-        painter.drawRoundedRect(QRectF(cell).adjusted(1, 1, -1, -1), 6, 6)
+        inset = 3 if selected else 1  # on the ground of what is selected, the ring has that on both sides
+        painter.setPen(QPen(QColor(colours().on_accent if selected else colours().focus), 2.0))
+        painter.drawRoundedRect(QRectF(cell).adjusted(inset, inset, -inset, -inset), 5, 5)
 
 
 def band(painter: QPainter, room: QRect, palette: QPalette) -> None:
