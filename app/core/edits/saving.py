@@ -117,6 +117,8 @@ class Saver:
         self.learned: Event[Change] = Event()
         """What stands on disk where the user's own wish is void; `History` takes it over."""
         self.notices: Event[Notice] = Event()
+        self.recovered: tuple[Wish, ...] = ()
+        """What sessions that crashed had left unwritten at the start of this one."""
         self.now = SaveState()
         """The last state that was told."""
         self._journal, self._writer, self._pause = journal, writer, pause
@@ -148,6 +150,7 @@ class Saver:
         What still stands on disk as it was is written, all else becomes a conflict.
         """
         wishes = self._journal.adopt()
+        self.recovered = tuple(wishes)
         roots = Counter(wish.key.root for wish in wishes)
         self._report([], [Notice("notice.recovered", root, count) for root, count in roots.items()])
         self.take(wishes)
@@ -187,6 +190,7 @@ class Saver:
     def resolve(self, conflict: Conflict, keep: Literal["mine", "theirs"]) -> None:
         """End a conflict: write the user's value over the other, of which a copy is kept, or take the other over."""
         with self._changed:
+            self._absorb(None)  # where the user went on since, it is judged anew
             outcome = self._conflicts.pop(conflict.key, None)
             if outcome is None:
                 return
