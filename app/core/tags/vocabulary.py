@@ -122,9 +122,12 @@ class Vocabulary:
             return []
         places = self._beginning_with(part)
         found: dict[int, Match] = {}
-        # A word may be met by several of its names: look at more places than words are wanted.
-        for place in nsmallest(4 * limit, places):
-            self._match(place, found)
+        # A word may be met by many of its names: look at more places until there are words enough.
+        looked = 0
+        while len(found) < limit and looked < len(places):
+            looked = 4 * max(looked, limit)
+            for place in nsmallest(looked, places):
+                self._match(place, found)
         if len(found) < limit and len(part) > 1:
             for place in self._keys.containing(part):
                 self._match(place, found)
