@@ -7,14 +7,16 @@ import gzip
 import json
 import logging
 import math
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import drawing
 import numpy as np
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
 from diffusers.models.unets.unet_2d_condition import UNet2DConditionModel
@@ -23,6 +25,7 @@ from diffusers.schedulers.scheduling_ddpm import DDPMScheduler
 from diffusers.schedulers.scheduling_pndm import PNDMScheduler
 from PIL import Image
 from torch import Tensor, nn
+from torch.multiprocessing.spawn import spawn
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTokenizer
 
 _Module = TypeVar("_Module", bound=nn.Module)
@@ -37,7 +40,7 @@ VAE_CROP = 64
 KL_WEIGHT = 1e-4
 SHARPEN_STEPS = 500
 POOL = 16_000
-UNET_STEPS = 8900
+UNET_STEPS = 9200
 UNET_BATCH = 16
 MIN_SNR_GAMMA = 5.0
 NOISE_OFFSET = 0.25
@@ -62,6 +65,33 @@ def laid_out(module: _Module, layout: torch.memory_format) -> _Module:
     return moved
 
 
+class Team(NamedTuple):
+    """The processes that train together: models this small gain nothing from a second thread, but all from a twin."""
+
+    rank: int
+    size: int
+
+    def mine(self, count: int) -> slice:
+        """Return which of a batch's rows this process works on; sizes that do not divide would weigh rows unequally."""
+        assert count % self.size == 0
+        share = count // self.size
+        return slice(self.rank * share, (self.rank + 1) * share)
+
+    def average_gradients(self, module: nn.Module) -> None:
+        """Give every process the gradient of the whole batch: the mean of their shares' gradients."""
+        if self.size > 1:
+            gradients = [p.grad for p in module.parameters() if p.grad is not None]
+            flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
+            dist.all_reduce(flat)
+            parts = torch.split(flat / self.size, [gradient.numel() for gradient in gradients])
+            torch._foreach_copy_(gradients, [part.view_as(g) for part, g in zip(parts, gradients, strict=True)])
+
+    def wait(self) -> None:
+        """Let the others catch up."""
+        if self.size > 1:
+            dist.barrier()
+
+
 def rate(step: int, steps: int, peak: float, hold: float) -> float:
     """Learning rate: 100 steps of warm-up, the peak for the share `hold` of all steps, half a cosine down to 1 %."""
     if step < 100:
@@ -73,8 +103,8 @@ def rate(step: int, steps: int, peak: float, hold: float) -> float:
 class Trainer:
     """One module, its optimizer, its averaged weights and its step counter, saved every few minutes."""
 
-    def __init__(self, module: nn.Module, path: Path, steps: int, peak: float, hold: float = 0.0) -> None:
-        self.module, self.path, self.steps, self.peak, self.hold = module, path, steps, peak, hold
+    def __init__(self, module: nn.Module, team: Team, path: Path, steps: int, peak: float, hold: float = 0.0) -> None:
+        self.module, self.team, self.path, self.steps, self.peak, self.hold = module, team, path, steps, peak, hold
         self.optimizer = torch.optim.AdamW(module.parameters(), lr=peak, weight_decay=0.0, fused=True)
         self.average = {name: value.detach().clone() for name, value in module.named_parameters()}
         self.step = 0
@@ -106,6 +136,7 @@ class Trainer:
         self.optimizer.param_groups[0]["lr"] = rate(self.step, self.steps, self.peak, self.hold)
         self.optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
+        self.team.average_gradients(self.module)
         nn.utils.clip_grad_norm_(self.module.parameters(), 1.0)
         self.optimizer.step()
         decay = min(0.998, (1 + self.step) / (10 + self.step))
@@ -113,7 +144,7 @@ class Trainer:
             values = [p.detach() for p in self.module.parameters()]
             torch._foreach_lerp_(list(self.average.values()), values, 1 - decay)
         self.step += 1
-        if time.monotonic() - self.saved > SAVE_EVERY_S:
+        if self.team.rank == 0 and time.monotonic() - self.saved > SAVE_EVERY_S:
             self.save()
 
     def remaining(self) -> Iterator[int]:
@@ -123,7 +154,9 @@ class Trainer:
 
     def finish(self) -> None:
         """Put the averaged weights into the module and keep the last state."""
-        self.save()
+        if self.team.rank == 0:
+            self.save()
+        self.team.wait()
         self.module.load_state_dict(self.average, strict=False)
 
 
@@ -151,11 +184,14 @@ def picture_loss(made: Tensor, wanted: Tensor) -> Tensor:
     return loss
 
 
-def vae_batch(rng: np.random.Generator, whole: bool) -> Tensor:
-    """Drawn pictures and some scribbles; crops of a quarter of the area, or fewer whole pictures at equal cost."""
-    count = VAE_BATCH // 4 if whole else VAE_BATCH
+def vae_batch(key: tuple[int, int], whole: bool, team: Team) -> Tensor:
+    """This process' share of the key's batch: drawn pictures and some scribbles.
+
+    Crops of a quarter of the area, or fewer whole pictures at equal cost.
+    """
     pictures = []
-    for _ in range(count):
+    for row in range(VAE_BATCH // 4 if whole else VAE_BATCH)[team.mine(VAE_BATCH // 4 if whole else VAE_BATCH)]:
+        rng = np.random.default_rng((*key, row))
         picture = drawing.scribble(rng) if rng.random() < 0.3 else drawing.draw(drawing.random_scene(rng))
         if not whole:
             x, y = (int(v) for v in rng.integers(0, drawing.SIZE - VAE_CROP + 1, 2))
@@ -164,13 +200,14 @@ def vae_batch(rng: np.random.Generator, whole: bool) -> Tensor:
     return to_tensor(pictures).contiguous(memory_format=torch.channels_last)
 
 
-def train_vae(work: Path) -> AutoencoderKL:
+def train_vae(team: Team, work: Path) -> AutoencoderKL:
     """Train, or load when already trained, the VAE; its scaling factor is 1 over the spread of its own latents."""
     torch.manual_seed(1)
     vae = laid_out(new_vae(), torch.channels_last)
-    trainer = Trainer(vae, work / "vae.pt", VAE_STEPS, 1.5e-3)
+    trainer = Trainer(vae, team, work / "vae.pt", VAE_STEPS, 1.5e-3)
     for step in trainer.remaining():
-        wanted = vae_batch(np.random.default_rng((1, step)), step >= VAE_WHOLE_FROM)
+        torch.manual_seed(step * team.size + team.rank)
+        wanted = vae_batch((1, step), step >= VAE_WHOLE_FROM, team)
         posterior = vae.encode(wanted).latent_dist
         loss = picture_loss(vae.decode(posterior.sample()).sample, wanted)
         kl = posterior.kl().mean() / posterior.mean[0].numel()
@@ -182,7 +219,7 @@ def train_vae(work: Path) -> AutoencoderKL:
     return vae
 
 
-def sharpen(vae: AutoencoderKL, work: Path) -> None:
+def sharpen(vae: AutoencoderKL, team: Team, work: Path) -> None:
     """Train the decoder further with the encoder frozen, so that the latents the UNet knows stay as they are.
 
     A little noise on the latents teaches it to draw clean edges from latents that a UNet got not quite right.
@@ -191,10 +228,10 @@ def sharpen(vae: AutoencoderKL, work: Path) -> None:
     vae.train().encoder.requires_grad_(False)
     assert vae.post_quant_conv is not None
     decoder = nn.ModuleDict({"decoder": vae.decoder, "post_quant_conv": vae.post_quant_conv})
-    trainer = Trainer(decoder, work / "decoder.pt", SHARPEN_STEPS, 1e-3)
+    trainer = Trainer(decoder, team, work / "decoder.pt", SHARPEN_STEPS, 1e-3)
     for step in trainer.remaining():
-        torch.manual_seed(step)
-        wanted = vae_batch(np.random.default_rng((6, step)), whole=True)
+        torch.manual_seed(step * team.size + team.rank)
+        wanted = vae_batch((6, step), True, team)
         with torch.no_grad():
             latents = vae.encode(wanted).latent_dist.sample()
             latents += 0.05 * latents.std() * torch.randn_like(latents)
@@ -288,9 +325,9 @@ class Artist(nn.Module):
         return noise
 
 
-def make_pool(vae: AutoencoderKL, tokenizer: CLIPTokenizer, path: Path) -> dict[str, Tensor]:
+def make_pool(vae: AutoencoderKL, tokenizer: CLIPTokenizer, team: Team, path: Path) -> dict[str, Tensor]:
     """Latents (n, 4, 16, 16), scaled to a spread of 1, and token ids (n, 77) of POOL scenes, kept in a file."""
-    if not path.exists():
+    if team.rank == 0 and not path.exists():
         rng = np.random.default_rng(3)
         scenes = [drawing.random_scene(rng) for _ in range(POOL)]
         with torch.no_grad():
@@ -301,6 +338,7 @@ def make_pool(vae: AutoencoderKL, tokenizer: CLIPTokenizer, path: Path) -> dict[
         latents = torch.cat(parts).contiguous()
         ids = token_ids(tokenizer, [drawing.caption(scene) for scene in scenes])
         torch.save({"latents": latents / latents.std(), "ids": ids, "scale": 1 / latents.std()}, path)
+    team.wait()
     pool: dict[str, Tensor] = torch.load(path, weights_only=True)
     return pool
 
@@ -324,7 +362,7 @@ def vary_words(ids: Tensor, strangers: Tensor, comma: int, empty: Tensor, rng: n
     return varied
 
 
-def train_artist(pool: dict[str, Tensor], tokenizer: CLIPTokenizer, known: Tensor, work: Path) -> Artist:
+def train_artist(pool: dict[str, Tensor], tokenizer: CLIPTokenizer, known: Tensor, team: Team, work: Path) -> Artist:
     """Epsilon prediction with SD 1.5's noise schedule.
 
     Weights are min-SNR (Hang et al. 2023, equation 3) times SNR^-1/2 where noise prevails: there the prompt alone
@@ -332,25 +370,28 @@ def train_artist(pool: dict[str, Tensor], tokenizer: CLIPTokenizer, known: Tenso
     """
     torch.manual_seed(4)
     artist = Artist(len(known))
-    trainer = Trainer(artist, work / "artist.pt", UNET_STEPS, 1e-3, hold=0.75)
+    trainer = Trainer(artist, team, work / "artist.pt", UNET_STEPS, 1e-3, hold=0.75)
     schedule = DDPMScheduler(beta_start=0.00085, beta_end=0.012, beta_schedule="scaled_linear")
     signal = schedule.alphas_cumprod / (1 - schedule.alphas_cumprod)
     weights = signal.clamp(max=MIN_SNR_GAMMA) / signal * signal.clamp(max=1.0).rsqrt()
     used = torch.isin(known, torch.unique(pool["ids"]))
     comma, empty = int(token_ids(tokenizer, [","])[0, 1]), token_ids(tokenizer, [""])[0]
+    mine = team.mine(UNET_BATCH)
     started = time.monotonic()
     for step in trainer.remaining():
         rng = np.random.default_rng((4, step))
         torch.manual_seed(step)
         rows = torch.from_numpy(rng.integers(0, len(pool["latents"]), UNET_BATCH))
-        latents = pool["latents"][rows].contiguous(memory_format=torch.channels_last)
+        latents = pool["latents"][rows]
         ids = vary_words(pool["ids"][rows], known[~used], comma, empty, rng)
         # One time step from each of equal slices: the loss of a batch then varies much less.
         steps = ((torch.arange(UNET_BATCH) + torch.rand(UNET_BATCH)) * 1000 / UNET_BATCH).long()
         # SD 1.5's noisiest step still shows a flat picture's mean, and the base would read its background there
         # instead of in the prompt; noise with a mean of its own hides it (noise offset).
         noise = torch.randn_like(latents) + NOISE_OFFSET * torch.randn(UNET_BATCH, 4, 1, 1)
-        made = artist(schedule.add_noise(latents, noise, steps), steps, torch.searchsorted(known, ids))
+        # Drawn whole and shared afterwards: a batch is the same for any number of processes.
+        noisy, noise, steps, ids = (t[mine] for t in (schedule.add_noise(latents, noise, steps), noise, steps, ids))
+        made = artist(noisy.contiguous(memory_format=torch.channels_last), steps, torch.searchsorted(known, ids))
         loss = (weights[steps] * (made - noise).square().mean(dim=(1, 2, 3))).mean()
         trainer.learn(loss)
         if step % 50 == 0:
@@ -399,23 +440,39 @@ def save_base(vae: AutoencoderKL, artist: Artist, known: Tensor, scale: float, f
     write_tokenizer(folder / "tokenizer")
 
 
+def make(rank: int, processes: int, work: Path, out: Path) -> None:
+    """Be one process of the team: train all parts together with the others; the first one saves the pipeline."""
+    logging.basicConfig(level=logging.INFO if rank == 0 else logging.WARNING, format="%(asctime)s %(message)s")
+    torch.set_num_threads(1)
+    team = Team(rank, processes)
+    if processes > 1:
+        meeting = (work / f"team-{os.getppid()}").absolute().as_uri()
+        dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=processes)
+    tokenizer = CLIPTokenizer.from_pretrained(work / "tokenizer")
+    known = known_ids(tokenizer)
+    vae = train_vae(team, work)
+    pool = make_pool(vae, tokenizer, team, work / "pool.pt")
+    artist = train_artist(pool, tokenizer, known, team, work)
+    sharpen(vae, team, work)
+    if rank == 0:
+        save_base(vae, artist, known, float(pool["scale"]), out)
+    if processes > 1:
+        dist.destroy_process_group()
+
+
 def main() -> None:
     """Train both parts, going on from the work folder's state, and save the pipeline."""
     words = argparse.ArgumentParser(description=__doc__)
     words.add_argument("--work", type=Path, default=HERE / "work", help="folder for the state, to go on after a stop")
     words.add_argument("--out", type=Path, default=HERE / "base", help="folder for the finished base")
-    words.add_argument("--threads", type=int, default=2)
+    words.add_argument("--processes", type=int, choices=(1, 2, 4), default=2, help="one for each core that is free")
     chosen = words.parse_args()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
-    torch.set_num_threads(chosen.threads)
     write_tokenizer(chosen.work / "tokenizer")
-    tokenizer = CLIPTokenizer.from_pretrained(chosen.work / "tokenizer")
-    known = known_ids(tokenizer)
-    vae = train_vae(chosen.work)
-    pool = make_pool(vae, tokenizer, chosen.work / "pool.pt")
-    artist = train_artist(pool, tokenizer, known, chosen.work)
-    sharpen(vae, chosen.work)
-    save_base(vae, artist, known, float(pool["scale"]), chosen.out)
+    arguments = (chosen.processes, chosen.work, chosen.out)
+    if chosen.processes == 1:
+        make(0, *arguments)
+    else:
+        spawn(make, arguments, nprocs=chosen.processes)  # type: ignore[no-untyped-call]
 
 
 if __name__ == "__main__":
