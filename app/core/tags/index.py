@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from app.core.events import Event
 from app.core.library import Library
-from app.core.pictures import Altered, Picture
+from app.core.pictures import Altered
 from app.core.tags.haystack import Haystack, fold
 from app.core.tags.splitting import split_tags
 from app.core.tasks import Tasks, raise_again
@@ -275,12 +275,3 @@ def beside(rows: Iterable[Row], tag: str, top: int) -> list[TagCount]:
     key = fold(tag)
     others = ((other, count) for other, count in counts.items() if fold(other) != key)
     return [TagCount(*pair) for pair in nsmallest(top, others, key=lambda pair: (-pair[1], pair[0]))]
-
-
-def common_and_mixed(pictures: Sequence[Picture], index: TagIndex) -> tuple[list[str], list[TagCount]]:
-    """Return the tags that all these pictures have, in the first one's order, and those that only some have."""
-    rows = [index.row(picture.id) for picture in pictures]
-    counts = count_tags(rows)
-    common = [tag for tag in rows[0] if counts[tag] == len(rows)] if rows else []
-    mixed = [TagCount(tag, count) for tag, count in counts.most_common() if count < len(rows)]
-    return common, mixed

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from app.core.library import Library
 from app.core.pictures import Change, Folder
-from app.core.tags.index import TagIndex, common_and_mixed
+from app.core.tags.index import TagIndex
 from app.core.tasks import Tasks
 
 FOLDER = Folder(Path("data"), Path("data"))
@@ -142,12 +142,3 @@ def test_tags_that_stand_together():
     assert index.together("cat") == [("red", 2), ("blue", 1), ("hat", 1)]
     assert index.together("cat", 1) == [("red", 2)]
     assert index.together("bird") == []
-
-
-def test_common_and_mixed_tags_of_a_selection():
-    made = library("b, a, x", "a, b", "b, y, a, x, x")
-    index = TagIndex(made)
-    assert common_and_mixed(list(made.pictures.values()), index) == (["b", "a"], [("x", 2), ("y", 1)])
-    assert common_and_mixed([], index) == ([], [])
-    made.add([(FOLDER, "bare.png", {})])
-    assert common_and_mixed(list(made.pictures.values()), index)[0] == []
