@@ -47,6 +47,7 @@ def views(qtbot: QtBot, session: Session, folder: Path) -> Iterator[Views]:
     views.grid.setFocus()
     yield views
     views.close()
+    QApplication.processEvents()  # what was asked for "once this event is over"
 
 
 def named(session: Session, name: str) -> Picture:

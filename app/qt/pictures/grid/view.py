@@ -11,6 +11,7 @@ from PySide6.QtGui import (
     QColor,
     QContextMenuEvent,
     QHelpEvent,
+    QHideEvent,
     QKeyEvent,
     QMouseEvent,
     QPainter,
@@ -155,7 +156,7 @@ class Grid(QAbstractScrollArea):
         seen = {self._view.ids[index] for index in self.visible}
         if not seen.isdisjoint(altered.altered):
             if not altered.what.isdisjoint(("file", "problem")):
-                self._soon.start()
+                self._look()
             self.viewport().update()
 
     def _ready(self, thumbnail: Thumbnail) -> None:
@@ -171,7 +172,8 @@ class Grid(QAbstractScrollArea):
 
     def _look(self) -> None:
         self.viewport().update()
-        self._soon.start()
+        if self.isVisible():
+            self._soon.start()
 
     def _wish(self) -> None:
         """Ask for the thumbnails in sight, from the top, then for a screen below and one above."""
@@ -390,6 +392,11 @@ class Grid(QAbstractScrollArea):
         """Ask for thumbnails again: others may have been asked for meanwhile."""
         super().showEvent(event)
         self._look()
+
+    def hideEvent(self, event: QHideEvent) -> None:  # noqa: N802
+        """Ask for nothing while hidden."""
+        super().hideEvent(event)
+        self._soon.stop()
 
     def changeEvent(self, event: QEvent) -> None:  # noqa: N802
         """Take over another font."""
