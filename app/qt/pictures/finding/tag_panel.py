@@ -253,9 +253,9 @@ class TagPanel(QWidget):
             self._stale = True
             return
         self._sorting, self._stale = True, False
-        index, order = self._index, self.order
-        counts = [(tag, index.count(tag)) for tag in index.search(self.search.text())]
-        self._session.tasks.run(lambda: in_order(counts, order), self._here(self._have), raise_again)
+        index, order, part = self._index, self.order, self.search.text()
+        counts = {tag: index.count(tag) for tag in index.search(part)} if part else index.counts()
+        self._session.tasks.run(lambda: in_order(counts.items(), order), self._here(self._have), raise_again)
 
     def _here(self, have: Callable[[_Result], None]) -> Callable[[_Result], None]:
         """Return a receiver for a worker's result that lets it drop when the panel is gone by then."""
