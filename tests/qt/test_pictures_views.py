@@ -410,4 +410,4 @@ def test_the_tip_of_a_damaged_picture_says_why(qtbot: QtBot, views: Views, sessi
     session.datasets.refresh(whole=True)
     number = named(session, "p1.png").id
     qtbot.waitUntil(lambda: "damaged" in views.grid._tip(number), timeout=20_000)
-    assert views.grid._tip(number).startswith("mes chats 🐈/p1.png\n301 × 200\n")
+    qtbot.waitUntil(lambda: views.grid._tip(number).startswith("mes chats 🐈/p1.png\n301 × 200\n"), timeout=20_000)
