@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import shiboken6
-from PySide6.QtCore import QObject, QThread, QTimer
+from PySide6.QtCore import QCoreApplication, QEvent, QObject, QThread, QTimer
 
 from app.core.session import Session
 from app.qt.posting import Poster
@@ -42,6 +42,7 @@ def nothing_left_running(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     timers, threads = recorded(monkeypatch, QTimer), recorded(monkeypatch, QThread)
     before = set(threading.enumerate())
     yield
+    QCoreApplication.sendPostedEvents(None, QEvent.Type.DeferredDelete)  # widgets that pytest-qt has closed
     left = [f"{timer.parent()}: {timer}" for timer in alive(timers, QTimer.isActive)]
     left += [str(thread) for thread in alive(threads, QThread.isRunning)]
     left += [str(thread) for thread in set(threading.enumerate()) - before if thread.is_alive()]

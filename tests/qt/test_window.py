@@ -1,11 +1,14 @@
 """The window, its pages, its line of status, and what it remembers."""
 
+import sys
+
 import pytest
 from PIL import Image
-from PySide6.QtCore import QMimeData, QPoint, QPointF, Qt, QUrl
+from PySide6.QtCore import QMimeData, QPoint, QPointF, Qt, QTimer, QUrl
 from PySide6.QtGui import QDragEnterEvent, QDropEvent
-from PySide6.QtWidgets import QWidget
+from PySide6.QtWidgets import QApplication, QPushButton, QWidget
 
+from app.core.crashes import CrashNet
 from app.core.edits.edit import Edit
 from app.core.pictures import Change
 from app.core.session import Session
@@ -150,3 +153,36 @@ def test_a_notice_is_told_once_and_closed(window, qtbot):
     bar.closing.click()
     assert window.notices.sentences() == []
     assert not window.notices.isVisible()
+
+
+def test_what_a_second_start_was_given_is_opened_in_front(window, session, pictures, qtbot):
+    window.showMinimized()
+    window.come_forward([str(pictures)])
+    assert not window.isMinimized()
+    qtbot.waitUntil(lambda: len(session.library.pictures) == 2)
+
+
+def test_what_is_known_of_a_crash_is_offered_and_can_be_copied(window, qtbot):
+    window.tell_crash("Fatal Python error: Aborted")
+    seen = []
+
+    def look():
+        dialog = QApplication.activeModalWidget()
+        dialog.copy.click()
+        seen.append((dialog.text.toPlainText(), QApplication.clipboard().text()))
+        dialog.reject()
+
+    QTimer.singleShot(0, look)
+    next(button for button in window.notices.findChildren(QPushButton) if button.text() == "Show details").click()
+    assert seen == [("Fatal Python error: Aborted", "Fatal Python error: Aborted")]
+
+
+def test_an_exception_in_the_middle_of_the_work_is_told_and_kept(window, monkeypatch):
+    monkeypatch.setattr(sys, "excepthook", lambda *fault: None)  # pytest-qt's would fail the test, as it should
+    net = CrashNet()
+    net.told = window.tell_fault
+    net.spread()
+    sys.excepthook(RuntimeError, RuntimeError("a fault of ours"), None)
+    net.fold()
+    assert window.notices.sentences() == ["Something went wrong. Your captions are safe."]
+    assert "a fault of ours" in CrashNet().last()

@@ -33,6 +33,7 @@ def measure(*paths: str) -> Start:
     """Start the app once, with an empty per-user folder and no screen; raises CalledProcessError when it fails."""
     with tempfile.TemporaryDirectory() as home:
         environment = {**os.environ, "IMPASTO_HOME": home, "QT_QPA_PLATFORM": "offscreen", "PYTHONPATH": str(ROOT)}
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)  # users keep what Python compiles at the first start
         command = [sys.executable, "-m", "tests.support.app_start", repr(time.time()), *paths]
         done = subprocess.run(
             command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, encoding="utf-8", check=True, timeout=120

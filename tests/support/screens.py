@@ -55,6 +55,8 @@ def screen(name: str) -> Callable[[Screen], Screen]:
 @screen("pictures")
 def pictures(window: Window) -> QWidget:
     window.show_pictures()
+    chosen = window.session.view.ids[1]
+    window.session.view.select([chosen], chosen)
     return window
 
 

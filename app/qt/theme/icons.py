@@ -13,7 +13,7 @@ from PySide6.QtWidgets import QAbstractButton, QApplication
 from app.qt.theme.current import colours
 
 FOLDER = Path(__file__).resolve().parents[1] / "icons"
-SIZES = (16, 20, 24, 32)
+SIZES = (16, 20, 24)
 _NAME, _ROLE = "iconName", "iconRole"
 
 
