@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import random
 import shutil
 import sys
 from collections.abc import Iterator
@@ -12,8 +14,10 @@ import pytest
 from PIL import Image
 
 from app.core.disk.opening import Datasets, OnDisk
+from app.core.disk.reading import read_size
 from app.core.pictures import Altered, Change, Picture
 from tests.support.desk import Desk, a_desk
+from trainer.dataset.pixels import load_upright
 from trainer.errors import ImpastoError
 
 
@@ -311,3 +315,75 @@ def test_a_picture_that_was_dropped_and_brought_back_between_two_looks_is_there(
     opened.datasets.refresh()
     opened.settle()
     assert opened.names() == ["1.png", "2.png"] and opened["1.png"].id == number
+
+
+def disturb(chance: random.Random, root: Path) -> None:
+    """Do what another program might, anywhere in a dataset."""
+    folders = [root, root / "a", root / "a" / "b", root / "7_c"]
+    folder, stem = chance.choice(folders), f"p{chance.randrange(6)}"
+    file = folder / f"{stem}.png"
+    folder.mkdir(parents=True, exist_ok=True)
+    match chance.randrange(9):
+        case 0 | 1:
+            picture(file, (chance.randint(1, 60), chance.randint(1, 60)))
+        case 2:
+            file.unlink(missing_ok=True)
+        case 3 | 4:
+            write(folder / (stem + chance.choice([".txt", ".caption"])), chance.choice(["", "cat", "dog, sitting"]))
+        case 5:
+            (folder / f"{stem}.txt").unlink(missing_ok=True)
+        case 6:
+            notes = {"file": file.name, "rating": chance.randint(1, 5), "excluded": chance.random() < 0.5}
+            head = {"impasto": 1, "repeats": chance.randint(1, 9), "regularisation": chance.random() < 0.5}
+            write(folder / "impasto.jsonl", json.dumps(head) + "\n" + json.dumps(notes) + "\n")
+        case 7:
+            inside = file.relative_to(root).as_posix()
+            write(root / "metadata.jsonl", json.dumps({"file_name": inside, "text": f"told {chance.random()}"}) + "\n")
+        case 8:
+            shutil.rmtree(chance.choice(folders[1:]), ignore_errors=True)
+
+
+def known(opened: Open, root: Path) -> list[tuple[object, ...]]:
+    return [
+        (
+            *(one.path.relative_to(root).as_posix(), one.bytes, one.width, one.height, one.caption, one.rating),
+            *(one.excluded, one.mask, one.problem, one.folder.repeats, one.folder.regularisation),
+        )
+        for one in opened.library.pictures.values()
+    ]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_following_changes_ends_where_opening_anew_does(opened: Open, tmp_path: Path, seed: int) -> None:
+    chance, root = random.Random(seed), tmp_path / "data"
+    picture(root / "stays.png")
+    for _ in range(8):
+        disturb(chance, root)
+    opened.open(root)
+    for _ in range(6):
+        for _ in range(chance.randrange(1, 6)):
+            disturb(chance, root)
+        opened.datasets.refresh(whole=chance.random() < 0.5)
+        opened.settle()
+    opened.look()
+    opened.look()
+    with a_desk() as desk:
+        afresh = Open(desk)
+        afresh.open(root)
+        assert known(opened, root) == known(afresh, root)
+        afresh.datasets.stop()
+
+
+@pytest.mark.parametrize("where", ["before", "after", "none"])
+def test_a_png_is_measured_upright_wherever_its_exif_stands(tmp_path: Path, where: str) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 8
+    path = picture(tmp_path / "a.png", (40, 30), **({} if where == "none" else {"exif": exif}))
+    if where == "after":
+        data = path.read_bytes()
+        start = data.index(b"eXIf") - 4
+        end = start + 12 + int.from_bytes(data[start : start + 4], "big")
+        path.write_bytes(data[:start] + data[end:-12] + data[start:end] + data[-12:])
+    size = read_size(path)
+    assert (size["width"], size["height"]) == load_upright(path, "#ffffff", 1.0).size
+    assert size["width"] == (40 if where == "none" else 30)
