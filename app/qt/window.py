@@ -190,6 +190,7 @@ class Window(QMainWindow):
         session.datasets.problems.connect(self._tell)
         self.pictures.views.said.connect(self.status.say)
         self.pictures.views.alone.connect(self._show_alone)
+        self.pictures.editor.safety.told.connect(lambda sentence, act: self.notices.tell(sentence, "info", act))
         session.settings.changed.connect(lambda chosen: self.commands.rebind(chosen.shortcuts))
         for notice in session.settings.notices:
             self.notices.tell(notice, "warning")

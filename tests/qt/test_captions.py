@@ -327,7 +327,7 @@ def test_tokens_are_counted_and_the_cut_is_marked(editor, session, qtbot):
     qtbot.waitUntil(lambda: editor.count.text() == "6 of 75 tokens")
     long = ", ".join(["cat"] * 50)  # 99 tokens: each comma is one
     session.library.learn({session.view.current: {"caption": long}}, "caption")
-    assert editor.count.text() == "99 of 75 tokens, the last 24 cut off"
+    assert editor.count.text() == "99 of 75 tokens, 24 cut off"
     dimmed = editor.text.extraSelections()
     assert dimmed[0].cursor.selectedText() == long[len("cat, " * 37) + 3 :]  # the 75th token is the 38th cat
     editor.limit.setCurrentIndex(1)

@@ -45,10 +45,8 @@ class Neighbours:
         """Return the file whose ending is this one's in capitals, or partly so; for systems that tell them apart."""
         folder = file.parent
         if folder not in self._odd:
-            try:
-                names = [path.name for path in long_path(folder).iterdir()]
-            except FileNotFoundError:
-                names = []
+            # Where the folder itself is gone this raises: a caption in it is not missing, it cannot be known.
+            names = [path.name for path in long_path(folder).iterdir()]
             odd = [name for name in names if name.lower().endswith(SUFFIXES) and not name.endswith(SUFFIXES)]
             self._odd[folder] = {Path(name).stem + Path(name).suffix.lower(): name for name in odd}
         name = self._odd[folder].get(file.name)

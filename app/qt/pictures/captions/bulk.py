@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from PySide6.QtCore import QLocale, QTimer, Signal
+from PySide6.QtCore import QLocale, QSize, QTimer, Signal
 from PySide6.QtWidgets import (
     QButtonGroup,
     QDialog,
@@ -13,6 +13,7 @@ from PySide6.QtWidgets import (
     QHBoxLayout,
     QLabel,
     QListWidget,
+    QListWidgetItem,
     QRadioButton,
     QStackedWidget,
     QVBoxLayout,
@@ -21,12 +22,12 @@ from PySide6.QtWidgets import (
 
 from app.core.edits.edit import Edit
 from app.core.edits.snapshots import CalledOffError, Snapshot
-from app.core.pictures import Altered, Picture
+from app.core.pictures import Altered, Change, Picture
 from app.core.session import Session
 from app.core.tags.completion import Completion
 from app.core.tags.splitting import Lines
 from app.qt.pictures.captions.forms import FORMS, Form
-from app.qt.pictures.captions.preview import Preview
+from app.qt.pictures.captions.preview import Preview, Row
 from trainer.errors import ImpastoError
 
 Scope = Literal["all", "shown", "selected"]
@@ -48,7 +49,7 @@ class BulkDialog(QDialog):
         self.operations, self.stack = QListWidget(), QStackedWidget()
         self.scopes: dict[Scope, QRadioButton] = {}
         self.count, self.fault = QLabel(), QLabel()
-        self.preview = Preview(session.library.pictures)
+        self.preview = Preview()
         self.buttons = QDialogButtonBox(QDialogButtonBox.StandardButton.Cancel)
         self.apply_button = self.buttons.addButton("", QDialogButtonBox.ButtonRole.AcceptRole)
         self._pause = QTimer(self)
@@ -82,7 +83,8 @@ class BulkDialog(QDialog):
             form = kind(self._complete)
             form.changed.connect(self._start_soon)
             self.stack.addWidget(form)
-            self.operations.addItem(form.title())
+            item = QListWidgetItem(form.title(), self.operations)
+            item.setSizeHint(QSize(0, self.fontMetrics().height() + 14))
         self.fault.setProperty("role", "bad")
         self.fault.setWordWrap(True)
         self.fault.hide()
@@ -99,6 +101,8 @@ class BulkDialog(QDialog):
         row.addWidget(self.operations)
         row.addLayout(right, 1)
         column = QVBoxLayout(self)
+        column.setContentsMargins(14, 14, 14, 12)
+        column.setSpacing(12)
         column.addLayout(row, 1)
         column.addWidget(self.buttons)
         self.apply_button.setDefault(True)
@@ -188,10 +192,15 @@ class BulkDialog(QDialog):
     def _show(self, edit: Edit | None, of: int) -> None:
         self._edit = edit
         changes = edit.changes if edit else ()
-        self.preview.list.show(changes)
+        self.preview.list.show(changes, self._row)
         words = self.tr("Changes {count} of %n caption(s)", "", of).format(count=QLocale().toString(len(changes)))
         self.count.setText(words if edit is not None else "")
         self._offer(len(changes))
+
+    def _row(self, change: Change) -> Row:
+        picture = self._session.library.pictures.get(change.picture)
+        before = None if change.before is None else str(change.before)
+        return Row(picture.name if picture else "", before, str(change.after or ""))
 
     def _offer(self, count: int) -> None:
         self.apply_button.setText(self.tr("Change %n caption(s)", "", count) if count else self.tr("Change"))

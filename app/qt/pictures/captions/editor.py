@@ -9,6 +9,7 @@ from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import (
     QCheckBox,
     QComboBox,
+    QDialog,
     QFrame,
     QHBoxLayout,
     QLabel,
@@ -32,6 +33,7 @@ from app.qt.actions.commands import Commands
 from app.qt.pictures.captions.actions import ACTIONS
 from app.qt.pictures.captions.chip import ChipData
 from app.qt.pictures.captions.chips import ChipBoard
+from app.qt.pictures.captions.safety import Safety
 from app.qt.pictures.captions.state_words import StateWords
 from app.qt.pictures.captions.tag_line import TagLine
 from app.qt.pictures.captions.text import CaptionText
@@ -75,6 +77,7 @@ class CaptionEditor(QWidget):
         self._gather = self._timer(_GATHER_MS, self._summarise)
         self._commands = commands
         commands.add(ACTIONS, self)
+        self.safety = Safety(session)
         self._build()
         self._listen()
         self._choose()
@@ -112,9 +115,44 @@ class CaptionEditor(QWidget):
         from app.qt.pictures.captions.bulk import BulkDialog
 
         dialog = BulkDialog(self._session, self._lines, self.window())
-        dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         dialog.said.connect(self.said)
-        dialog.open()
+        self._open(dialog)
+
+    def restore(self) -> None:
+        """Open the dialog that brings original captions back."""
+        from app.qt.pictures.captions.restore import RestoreDialog
+
+        dialog = RestoreDialog(self._session, self.window())
+        dialog.said.connect(self.said)
+        self._open(dialog)
+
+    def retry(self) -> None:
+        """Try again what could not be saved."""
+        self._session.saver.hurry()
+
+    def choose(self) -> None:
+        """Open the dialog for what another program changed too."""
+        from app.qt.pictures.captions.conflicts import ConflictsDialog
+
+        self._open(ConflictsDialog(self._session, self.window()))
+
+    def show_recovered(self) -> None:
+        """Show what a session that crashed had left unsaved."""
+        from app.qt.pictures.captions.recovered import RecoveredDialog
+
+        self._open(RecoveredDialog(self._session, self.window()))
+
+    def has_problems(self) -> bool:
+        """Tell whether something could not be saved."""
+        return bool(self._session.saver.now.problems)
+
+    def has_conflicts(self) -> bool:
+        """Tell whether the user has to choose."""
+        return bool(self._session.saver.now.conflicts)
+
+    def has_recovered(self) -> bool:
+        """Tell whether a session had crashed."""
+        return bool(self._session.saver.recovered)
 
     def has_pictures(self) -> bool:
         """Tell whether there is a caption to edit."""
@@ -135,6 +173,10 @@ class CaptionEditor(QWidget):
     def are_variants(self) -> bool:
         """Tell whether lines are read as alternatives."""
         return self._lines == "variants"
+
+    def _open(self, dialog: QDialog) -> None:
+        dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        dialog.open()
 
     # --- building
 
@@ -159,7 +201,11 @@ class CaptionEditor(QWidget):
         area.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         area.setAccessibleName(self.tr("Tags"))
         self._area = area
-        column = QVBoxLayout(self)
+        whole, column = QVBoxLayout(self), QVBoxLayout()
+        whole.setContentsMargins(0, 0, 0, 0)
+        whole.setSpacing(0)
+        whole.addWidget(self.safety)
+        whole.addLayout(column, 1)
         column.setContentsMargins(10, 8, 10, 8)
         column.setSpacing(6)
         column.addLayout(self._row(self.title, self._button("captions.many")))
@@ -207,11 +253,15 @@ class CaptionEditor(QWidget):
         self.limit.currentIndexChanged.connect(lambda _: self._measure())
         self.ruler.ready.connect(self._measure)
         self.variants.clicked.connect(self.read_lines)
+        self.safety.retry_asked.connect(self.retry)
+        self.safety.choose_asked.connect(self.choose)
+        self.safety.recovered_asked.connect(self.show_recovered)
         session = self._session
         ends = [
             session.view.selection.connect(lambda _: self._choose()),
             session.view.shown.connect(lambda _: self._choose()),
             session.library.altered.connect(self._altered),
+            session.saver.state.connect(lambda _: self._commands.refresh()),
         ]
         self.destroyed.connect(lambda: [end() for end in ends])
 

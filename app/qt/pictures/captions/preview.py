@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
+from typing import Any, NamedTuple
 
 from PySide6.QtCore import QAbstractListModel, QModelIndex, QPersistentModelIndex, QPoint, QRect, QSize, Qt
 from PySide6.QtGui import QColor, QFont, QFontMetrics, QPainter
 from PySide6.QtWidgets import QFrame, QStyle, QStyledItemDelegate, QStyleOptionViewItem, QTreeView, QWidget
 
 from app.core.edits.differences import Span, differences
-from app.core.pictures import Change, Picture
 from app.qt.theme import colours
 
 _Index = QModelIndex | QPersistentModelIndex
@@ -20,44 +20,52 @@ _AROUND = 24
 _compared = lru_cache(maxsize=512)(differences)
 
 
+class Row(NamedTuple):
+    """One change as it is shown."""
+
+    name: str
+    before: str | None
+    """None: there is nothing yet."""
+    after: str
+
+
 class PreviewModel(QAbstractListModel):
-    """The changes of one edit; a hundred thousand cost nothing until they are looked at."""
+    """Changes of any kind, turned into rows when they are looked at: a hundred thousand cost nothing before."""
 
-    def __init__(self, pictures: Mapping[int, Picture], parent: QWidget | None = None) -> None:
+    def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self._pictures = pictures
-        self.changes: Sequence[Change] = ()
+        self.changes: Sequence[Any] = ()
+        self._row: Callable[[Any], Row] = lambda change: change
 
-    def show(self, changes: Sequence[Change]) -> None:
-        """Show these in place of the former."""
+    def show(self, changes: Sequence[Any], row: Callable[[Any], Row]) -> None:
+        """Show these in place of the former; `row` says how one of them is shown."""
         self.beginResetModel()
-        self.changes = changes
+        self.changes, self._row = changes, row
         self.endResetModel()
 
     def rowCount(self, parent: _Index = QModelIndex()) -> int:  # noqa: B008, N802 - Qt's signature
-        """Return how many captions change."""
+        """Return how many there are."""
         return 0 if parent.isValid() else len(self.changes)
 
     def data(self, index: _Index, role: int = Qt.ItemDataRole.DisplayRole) -> object:
-        """Return the picture's name; for screen readers what becomes of its caption."""
+        """Return the name; for screen readers and as a tip what becomes of what."""
         if not index.isValid():
             return None
-        change = self.changes[index.row()]
+        row = self.row(index)
         if role == Qt.ItemDataRole.DisplayRole:
-            return self.name(change)
+            return row.name
         if role in (Qt.ItemDataRole.AccessibleTextRole, Qt.ItemDataRole.ToolTipRole):
             words = self.tr("{name}: {before} becomes {after}")
-            return words.format(name=self.name(change), before=self.before(change), after=change.after)
+            return words.format(name=row.name, before=self.before(row), after=row.after or self.tr("nothing"))
         return None
 
-    def name(self, change: Change) -> str:
-        """Return the picture's name."""
-        picture = self._pictures.get(change.picture)
-        return picture.name if picture else ""
+    def row(self, index: _Index) -> Row:
+        """Return one change."""
+        return self._row(self.changes[index.row()])
 
-    def before(self, change: Change) -> str:
-        """Return the caption as it is."""
-        return self.tr("no caption") if change.before is None else str(change.before)
+    def before(self, row: Row) -> str:
+        """Return what is there now, in words where it is nothing."""
+        return self.tr("no caption") if row.before is None else row.before
 
 
 class PreviewDelegate(QStyledItemDelegate):
@@ -71,7 +79,7 @@ class PreviewDelegate(QStyledItemDelegate):
         """Paint one change."""
         model = index.model()
         assert isinstance(model, PreviewModel)
-        change, look, box = model.changes[index.row()], colours(), option.rect
+        change, look, box = model.row(index), colours(), option.rect
         painter.save()
         if option.state & QStyle.StateFlag.State_Selected:
             painter.fillRect(box, QColor(look.hover))
@@ -79,17 +87,17 @@ class PreviewDelegate(QStyledItemDelegate):
         painter.drawLine(box.bottomLeft(), box.bottomRight())
         painter.setPen(QColor(look.muted))
         name = QRect(box.left() + _PAD, box.top(), _NAME - _PAD, box.height())
-        text = option.fontMetrics.elidedText(model.name(change), Qt.TextElideMode.ElideMiddle, name.width())
+        text = option.fontMetrics.elidedText(change.name, Qt.TextElideMode.ElideMiddle, name.width())
         painter.drawText(name, Qt.AlignmentFlag.AlignVCenter, text)
         lines = box.adjusted(_NAME + _PAD, 5, -_PAD, -5)
         self._paint_texts(painter, option, lines, change, model)
         painter.restore()
 
     def _paint_texts(
-        self, painter: QPainter, option: QStyleOptionViewItem, box: QRect, change: Change, model: PreviewModel
+        self, painter: QPainter, option: QStyleOptionViewItem, box: QRect, change: Row, model: PreviewModel
     ) -> None:
         look = colours()
-        before, after = "" if change.before is None else str(change.before), str(change.after or "")
+        before, after = change.before or "", change.after
         found = _compared(before, after)
         first = min((span.start for span in (*found.gone[:1], *found.new[:1])), default=0)
         longest = max(before, after, key=len)
@@ -109,9 +117,9 @@ class PreviewDelegate(QStyledItemDelegate):
 class Preview(QTreeView):
     """The list of changes."""
 
-    def __init__(self, pictures: Mapping[int, Picture], parent: QWidget | None = None) -> None:
+    def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self.list = PreviewModel(pictures, self)
+        self.list = PreviewModel(self)
         self.setModel(self.list)
         self.setItemDelegate(PreviewDelegate(self))
         self.setUniformRowHeights(True)

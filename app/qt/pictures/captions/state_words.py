@@ -57,7 +57,7 @@ class StateWords(QObject):
             return self.tr("Counting tokens…"), "muted"
         longest = max(measured, key=lambda one: one.tokens)
         if longest.tokens > limit:
-            words = self.tr("{count} of {limit} tokens, the last %n cut off", "", longest.tokens - limit)
+            words = self.tr("{count} of {limit} tokens, %n cut off", "", longest.tokens - limit)
             return words.format(count=longest.tokens, limit=limit), "warning"
         if limit > CHUNK and longest.tokens > CHUNK:
             row = (longest.tokens - 1) // CHUNK + 1

@@ -122,7 +122,7 @@ class CaptionText(QPlainTextEdit):
         for one in self._measured:
             for number, place in enumerate(one.marks, start=1):
                 look = colours().bad if place == one.cut else colours().focus
-                self._draw_mark(painter, _qt_place(text, place), str(number * CHUNK), QColor(look))
+                self._draw_mark(painter, qt_place(text, place), str(number * CHUNK), QColor(look))
 
     def _draw_mark(self, painter: QPainter, place: int, number: str, ink: QColor) -> None:
         cursor = QTextCursor(self.document())
@@ -139,8 +139,8 @@ class CaptionText(QPlainTextEdit):
         made = QTextEdit.ExtraSelection()
         cursor = QTextCursor(self.document())
         last = self.document().characterCount() - 1
-        cursor.setPosition(min(_qt_place(text, start), last))
-        cursor.setPosition(min(_qt_place(text, end), last), QTextCursor.MoveMode.KeepAnchor)
+        cursor.setPosition(min(qt_place(text, start), last))
+        cursor.setPosition(min(qt_place(text, end), last), QTextCursor.MoveMode.KeepAnchor)
         made.cursor, made.format = cursor, look
         return made
 
@@ -158,6 +158,6 @@ class CaptionText(QPlainTextEdit):
             self.edited.emit(self.text)
 
 
-def _qt_place(text: str, place: int) -> int:
+def qt_place(text: str, place: int) -> int:
     """Return a place in the text as Qt counts it: emoji and rare characters count twice."""
     return len(text[:place].encode("utf-16-le", "surrogatepass")) // _WIDTH

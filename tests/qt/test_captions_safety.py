@@ -1,0 +1,197 @@
+"""What keeps changes from being saved is told, and what can be done about it works: real files, a real journal."""
+
+import pytest
+from PySide6.QtCore import Qt
+from PySide6.QtWidgets import QPushButton
+
+from app.core.edits.edit import Edit
+from app.core.edits.journal import Journal
+from app.core.edits.wishes import Key, Wish
+from app.core.pictures import Change
+from app.qt.pictures.captions.conflicts import ConflictsDialog
+from app.qt.pictures.captions.recovered import RecoveredDialog
+from app.qt.pictures.captions.restore import RestoreDialog
+from app.qt.window import Window
+from tests.qt.test_captions import CAPTIONS, captions, editor, english, folder, on_disk, select, window
+from tests.support.app_world import DISK_FULL, FAULTS, READ_ONLY
+
+__all__ = ["editor", "english", "folder", "window"]
+
+SAVED = "All changes saved, originals backed up."
+
+
+def button(widget, text):
+    return next(found for found in widget.findChildren(QPushButton) if found.text() == text and found.isVisible())
+
+
+def click(qtbot, found):
+    qtbot.mouseClick(found, Qt.MouseButton.LeftButton)
+
+
+def write(session, stem, text):
+    """An edit of the user's."""
+    picture = next(picture for picture in session.library.pictures.values() if picture.path.stem == stem)
+    session.history.do(Edit(f"Write {stem}", (Change(picture.id, "caption", picture.caption, text),)))
+
+
+def clash(session, folder, *stems):
+    """Another program writes files that the library has not looked at again, then the user writes them too."""
+    for stem in stems:
+        (folder / f"{stem}.txt").write_text(f"theirs, {stem}", encoding="utf-8")
+    for stem in stems:
+        write(session, stem, f"mine, {stem}")
+
+
+@pytest.fixture
+def faults(folder, per_user_folder):
+    """Lets the disk of the dataset refuse; as it was afterwards."""
+    FAULTS.inside, FAULTS.home = str(folder), str(per_user_folder)
+    yield FAULTS
+    FAULTS.clear()
+    FAULTS.inside = ""
+
+
+@pytest.mark.parametrize(("fault", "words"), [(DISK_FULL, "no room left"), (READ_ONLY, "may not be written to")])
+def test_a_disk_that_refuses_is_told_and_tried_again(window, editor, session, folder, faults, fault, words, qtbot):
+    faults.fault = fault
+    write(session, "a", "kept")
+    qtbot.waitUntil(editor.safety.isVisible)
+    assert words in editor.safety._shown[0][0]
+    assert on_disk(folder, "a") == CAPTIONS["a"]
+    click(qtbot, button(editor.safety, "Try again"))
+    session.saver.flush()
+    assert captions(session)["a"] == "kept"
+    assert editor.safety.isVisible()
+    faults.fault = None
+    click(qtbot, button(editor.safety, "Try again"))
+    qtbot.waitUntil(lambda: not editor.safety.isVisible())
+    assert on_disk(folder, "a") == "kept"
+
+
+def test_a_folder_that_is_gone_is_told_and_what_was_changed_is_saved_when_it_is_back(
+    window, editor, session, folder, qtbot
+):
+    away = folder.with_name("away")
+    folder.rename(away)
+    write(session, "a", "kept")
+    qtbot.waitUntil(editor.safety.isVisible)
+    assert "is not there any more" in editor.safety._shown[0][0]
+    assert "1 change" in window.status.saving.text()
+    window.commands.refresh_now()
+    assert window.commands["captions.retry"].isEnabled()
+    away.rename(folder)
+    click(qtbot, button(editor.safety, "Try again"))
+    qtbot.waitUntil(lambda: not editor.safety.isVisible())
+    assert on_disk(folder, "a") == "kept"
+    assert window.status.saving.text() == SAVED
+
+
+@pytest.mark.parametrize(
+    ("name", "disk", "library"),
+    [
+        ("Keep mine", "mine, a", "mine, a"),
+        ("Keep theirs", "theirs, a", "theirs, a"),
+        ("Keep both", "theirs, a, mine", "theirs, a, mine"),
+    ],
+)
+def test_of_two_versions_the_user_chooses(window, editor, session, folder, qtbot, name, disk, library):
+    clash(session, folder, "a")
+    qtbot.waitUntil(editor.safety.isVisible)
+    assert "Another program changed 1 value that you changed too." in editor.safety._shown[0][0]
+    assert on_disk(folder, "a") == "theirs, a"
+    click(qtbot, button(editor.safety, "Choose…"))
+    dialog = window.findChild(ConflictsDialog)
+    assert (dialog.mine.toPlainText(), dialog.theirs.toPlainText()) == ("mine, a", "theirs, a")
+    marked = dialog.mine.extraSelections()
+    assert [selection.cursor.selectedText() for selection in marked] == ["mine"]
+    with qtbot.waitSignal(dialog.finished):
+        click(qtbot, getattr(dialog, name.lower().replace(" ", "_")))
+    session.saver.flush()
+    assert on_disk(folder, "a") == disk
+    qtbot.waitUntil(lambda: captions(session)["a"] == library)
+    qtbot.waitUntil(lambda: not editor.safety.isVisible())
+    qtbot.waitUntil(lambda: window.status.saving.text() == SAVED)
+
+
+def test_one_choice_for_all(window, editor, session, folder, qtbot):
+    clash(session, folder, "a", "b", "c")
+    qtbot.waitUntil(lambda: len(session.saver.now.conflicts) == 3)
+    editor.choose()
+    dialog = window.findChild(ConflictsDialog)
+    dialog.list.setCurrentRow(1)
+    click(qtbot, dialog.keep_theirs)
+    qtbot.waitUntil(lambda: dialog.list.count() == 2)
+    dialog.all.click()
+    with qtbot.waitSignal(dialog.finished):
+        click(qtbot, dialog.keep_both)
+    both = {"a": "theirs, a, mine", "b": "theirs, b", "c": "theirs, c, mine"}
+    qtbot.waitUntil(lambda: captions(session) == CAPTIONS | both)
+    assert session.history.undo_name == "Keep both versions of 2 captions"
+    session.saver.flush()
+    assert on_disk(folder, "b") == "theirs, b"
+    assert on_disk(folder, "c") == "theirs, c, mine"
+
+
+def test_deciding_later_leaves_everything_as_it_is(window, editor, session, folder, qtbot):
+    clash(session, folder, "a")
+    qtbot.waitUntil(editor.safety.isVisible)
+    editor.choose()
+    dialog = window.findChild(ConflictsDialog)
+    click(qtbot, dialog.close_button)
+    assert on_disk(folder, "a") == "theirs, a"
+    assert captions(session)["a"] == "mine, a"
+    assert len(session.saver.now.conflicts) == 1
+
+
+def test_what_a_crash_left_is_saved_at_the_next_start_and_shown(qtbot, qapp, folder, per_user_folder, english):
+    from app.core.session import Session
+    from app.qt.posting import Poster
+
+    journal = Journal(per_user_folder / "captions" / "journal")
+    key = Key(str(folder), "a.png", "caption")
+    journal.append("Typed", [Wish(key, (CAPTIONS["a"],), "typed before the crash")])
+    journal.end()
+    journal._shut()  # as the system does when a process is gone
+    journal._owned.close()
+    session = Session(Poster(qapp).post)
+    window = Window(session)
+    qtbot.addWidget(window)
+    window.show()
+    try:
+        qtbot.waitUntil(lambda: bool(window.notices.sentences()))
+        assert "Impasto ended before 1 change in Bilder für 猫 were saved." in window.notices.sentences()[0]
+        qtbot.waitUntil(lambda: on_disk(folder, "a") == "typed before the crash")
+        click(qtbot, button(window.notices, "Show…"))
+        dialog = window.findChild(RecoveredDialog)
+        row = dialog.preview.list.row(dialog.preview.list.index(0))
+        assert row == ("a.png", CAPTIONS["a"], "typed before the crash")
+        dialog.reject()
+    finally:
+        session.close()
+
+
+def test_originals_are_restored_by_picture_and_all(window, editor, session, folder, qtbot):
+    for stem in "abcd":
+        write(session, stem, f"new {stem}")
+    session.saver.flush()
+    editor.restore()
+    dialog = window.findChild(RestoreDialog)
+    qtbot.waitUntil(lambda: len(dialog.preview.list.changes) == 4)
+    assert [row for _, row in dialog.preview.list.changes][:2] == [
+        ("a.txt", "new a", CAPTIONS["a"]),
+        ("b.txt", "new b", CAPTIONS["b"]),
+    ]
+    assert not dialog.chosen.isEnabled()
+    dialog.preview.setCurrentIndex(dialog.preview.list.index(1))
+    assert dialog.chosen.text() == "Restore the 1 chosen"
+    click(qtbot, dialog.chosen)
+    qtbot.waitUntil(lambda: len(dialog.preview.list.changes) == 3)
+    assert on_disk(folder, "b") == CAPTIONS["b"]
+    assert on_disk(folder, "a") == "new a"
+    click(qtbot, dialog.all)
+    qtbot.waitUntil(lambda: "what they were before" in dialog.told.text())
+    assert not (folder / "d.txt").exists()
+    qtbot.waitUntil(lambda: captions(session) == CAPTIONS)
+    select(session, "a")
+    qtbot.waitUntil(lambda: editor.text.text == CAPTIONS["a"])
+    dialog.reject()
