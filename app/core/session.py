@@ -12,6 +12,8 @@ from app.core.edits.journal import Journal
 from app.core.edits.saving import Saver
 from app.core.edits.writer import Writer
 from app.core.events import Event
+from app.core.health.aim import Aim
+from app.core.health.health import Health
 from app.core.library import Library
 from app.core.pictures import Altered, Field
 from app.core.query.filtering import Filtering
@@ -92,15 +94,24 @@ class Session:
         self.thumbnails = Thumbnails(post, cache_folder() / FILE_NAME)
         self.datasets.opened.connect(lambda _: self.thumbnails.prepare(self.library.pictures.values(), EDGES[0]))
         self.library.altered.connect(self._retry)
+        self.health = Health(self.library, self.tags, self.tasks, post, self._aim())
+        self.finder.findings = self.health.marked
+        self.datasets.opened.connect(lambda _: self.health.begin())
+        self.settings.changed.connect(lambda _: self.health.aim_at(self._aim()))
         post(self.saver.recover)  # when the window listens: it says what was saved of a session that crashed
 
     def close(self) -> None:
         """End what runs behind; last started, first ended."""
         self.datasets.stop()
+        self.health.close()
         self.thumbnails.close()
         self.history.finish()
         self.saver.close()
         self.tasks.close()
+
+    def _aim(self) -> Aim:
+        judging = self.settings.preferences.judging
+        return Aim(judging.resolution, judging.tokens)
 
     def _unsaved(self, number: int, field: Field) -> bool:
         picture = self.library.pictures.get(number)

@@ -31,6 +31,8 @@ if TYPE_CHECKING:  # pydantic, numpy: a worker loads them once there are picture
 # How long the owner's thread judges pictures in one go, in seconds; what changes at once up to so many is judged there.
 _PORTION = 0.008
 _AT_ONCE = 20
+# Captions handed over to be counted at once: 5 ms of the owner's thread, 50 of a worker.
+_TEXTS = 500
 _INDIFFERENT = frozenset({"rating"})
 # Below this number of pictures every tag is rare; above this ratio of showings folders count as unbalanced.
 _ENOUGH = 10
@@ -122,6 +124,10 @@ class Health:
         """Look at files from now on: once a dataset is listed, so that its pictures are seen before."""
         self._inspector.begin()
 
+    def look_again(self, ids: Iterable[int]) -> None:
+        """Look at the files of these pictures once more: they were changed without a sign of it."""
+        self._inspector.want(ids)
+
     def close(self) -> None:
         """End what runs behind."""
         self._waiting.clear()
@@ -203,9 +209,7 @@ class Health:
         self._going = False
         end = time.perf_counter() + _PORTION
         while self._judge and self._waiting and time.perf_counter() < end:
-            for number in list(islice(self._waiting, _AT_ONCE)):
-                del self._waiting[number]
-                self._enter(self._judge, number)
+            self._enter(self._judge, self._waiting.popitem()[0])
         if not self._waiting:
             self._want_uncounted()
         self._tell_soon()
@@ -228,16 +232,16 @@ class Health:
         """Have the tokens of captions counted that are not known; judge again those that are by now."""
         judge, pictures = self._judge, self._library.pictures
         uncounted = self.files.under("uncounted", "tokens")
-        if judge is None or not uncounted:
+        if judge is None or not uncounted or self._tokens.pending:
             return
         texts: dict[str, None] = {}
-        for number in islice(uncounted, 1000):
+        for number in islice(uncounted, _TEXTS):
             text = judge.caption(pictures[number])
             if self._tokens.of(text) is None:
                 texts[text] = None
             else:
                 self._waiting[number] = None
-        if texts and not self._tokens.pending:
+        if texts:
             self._tokens.want(texts)
         self._go_on()
 

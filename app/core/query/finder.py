@@ -188,7 +188,8 @@ class Finder:
     def _problem(self, text: str, ids: Ids) -> Set[int]:
         text = text.casefold()
         found = {p.id for p in self._pictures(ids) if p.problem and text in p.problem.casefold()}
-        return found | self._findings(lambda code: text in code.casefold())
+        # What is only good to know is found by its name alone.
+        return found | self._findings(lambda code: text in code.casefold() if text else not code.startswith("info."))
 
     def _findings(self, fits: Callable[[str], bool]) -> set[int]:
         """Return the pictures that findings of some kind name, less those that are gone by now."""

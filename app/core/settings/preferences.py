@@ -57,9 +57,32 @@ class Appearance(Section):
     )
 
 
+class Judging(Section):
+    """Which training pictures and captions are judged for."""
+
+    resolution: int = choice(
+        1024,
+        QT_TRANSLATE_NOOP("Preferences", "Training resolution"),
+        QT_TRANSLATE_NOOP("Preferences", "1024 for SDXL, 512 for SD 1.5: the size that pictures are judged for."),
+        ge=64,
+        le=4096,
+        multiple_of=64,
+        unit="px",
+    )
+    tokens: int = choice(
+        75,
+        QT_TRANSLATE_NOOP("Preferences", "Caption tokens"),
+        QT_TRANSLATE_NOOP("Preferences", "How much of a caption is read in training: 75, 150 or 225."),
+        ge=75,
+        le=225,
+        multiple_of=75,
+    )
+
+
 class Preferences(Section):
     """All of it."""
 
     appearance: Appearance = Field(default=Appearance(), title=QT_TRANSLATE_NOOP("Preferences", "Appearance"))
+    judging: Judging = Field(default=Judging(), title=QT_TRANSLATE_NOOP("Preferences", "Training to come"))
     shortcuts: dict[str, tuple[str, ...]] = Field(default={})
     """The user's own keys by command; what is not named here has those of the table. Edited in a dialog of its own."""

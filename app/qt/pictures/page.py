@@ -11,6 +11,7 @@ from app.qt.actions.commands import Commands
 from app.qt.pictures.captions.editor import CaptionEditor
 from app.qt.pictures.finding.filter_box import FilterBox
 from app.qt.pictures.finding.tag_panel import TagPanel
+from app.qt.pictures.health.panel import HealthPanel
 from app.qt.pictures.views import Clock, Views
 
 
@@ -44,6 +45,7 @@ class PicturesPage(QWidget):
         self.put(self.filter, FilterBox(session, commands))
         self.put(self.tags, TagPanel(session, commands))
         self._put_captions()
+        self._put_health()
 
     def put(self, place: QWidget, widget: QWidget) -> None:
         """Fill one of the page's places."""
@@ -71,6 +73,11 @@ class PicturesPage(QWidget):
         self.editor.said.connect(self.views.said)
         self.editor.left.connect(lambda: self.views.stack.currentWidget().setFocus())
         self.put(self.captions, self.editor)
+
+    def _put_health(self) -> None:
+        self.health_panel = HealthPanel(self.session)
+        self.health_panel.said.connect(self.views.said)
+        self.put(self.health, self.health_panel)
 
     def _build(self) -> None:
         self.views.alone.connect(self.show_alone)

@@ -1,0 +1,339 @@
+"""Masks as one paints them: 8-bit grey in the picture's upright pixels, white trains, black is left out.
+
+`Mask` paints and takes back, `read_mask`, `write_mask` and `remove_mask` are the file NAME-masklabel.png, which the
+trainer reads when dataset.masks is "files". Imports numpy, so the app loads it when the painter opens.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+from app.core.disk.reading import MOST_MEGAPIXELS
+from app.core.edits.backups import Backups
+from trainer.dataset.folders import MASK
+from trainer.dataset.pixels import load_upright
+from trainer.errors import DatasetError
+from trainer.protocol.atomic import long_path, staged
+
+TRAINED, LEFT_OUT = 255, 0
+Grey = npt.NDArray[np.uint8]
+
+
+class Box(NamedTuple):
+    """Rows and columns of a part, the last ones not included."""
+
+    top: int
+    bottom: int
+    left: int
+    right: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    box: Box
+    before: bytes
+    after: bytes
+
+
+class Mask:
+    """One mask of shape (height, width), and everything that was done to it since it was opened."""
+
+    def __init__(self, pixels: Grey) -> None:
+        self.pixels = pixels
+        self._undo: list[_Step] = []
+        self._redo: list[_Step] = []
+        self._base: Grey | None = None
+        self._cover = np.empty((0, 0), np.float32)
+        self._touched: Box | None = None
+
+    @property
+    def can_undo(self) -> bool:
+        """Tell whether there is something to take back."""
+        return bool(self._undo)
+
+    @property
+    def can_redo(self) -> bool:
+        """Tell whether there is something to do again."""
+        return bool(self._redo)
+
+    # Strokes
+
+    def begin(self) -> None:
+        """Begin a stroke; until `end`, where it crosses itself it covers no more than once."""
+        self.end()
+        self._base = self.pixels.copy()
+        self._cover = np.zeros(self.pixels.shape, np.float32)
+
+    def stroke(
+        self, start: tuple[float, float], end: tuple[float, float], radius: float, hardness: float, value: int
+    ) -> None:
+        """Draw a piece of the stroke from `start` to `end`, (x, y) in pixels, with a round brush.
+
+        Within `hardness` (0 to 1) of the radius it covers wholly, from there to the rim less and less.
+        """
+        assert self._base is not None, "a stroke needs a beginning"
+        box = self._clipped(start, end, radius)
+        if box is None:
+            return
+        reach = _distance(box, start, end)
+        soft = max(radius * (1.0 - hardness), 0.5)
+        cover = np.clip((radius - reach) / soft, 0.0, 1.0, dtype=np.float32)
+        part = np.s_[box.top : box.bottom, box.left : box.right]
+        np.maximum(self._cover[part], cover, out=self._cover[part])
+        base = self._base[part].astype(np.float32)
+        self.pixels[part] = np.rint(base + (value - base) * self._cover[part]).astype(np.uint8)
+        self._touched = box if self._touched is None else _joined(self._touched, box)
+
+    def end(self) -> None:
+        """End the stroke: it is one step to be taken back."""
+        base, box, self._base, self._touched = self._base, self._touched, None, None
+        if base is not None and box is not None:
+            self._remember(box, base)
+
+    def _clipped(self, start: tuple[float, float], end: tuple[float, float], radius: float) -> Box | None:
+        height, width = self.pixels.shape
+        top, bottom = sorted((start[1], end[1]))
+        left, right = sorted((start[0], end[0]))
+        box = Box(
+            max(int(top - radius) - 1, 0),
+            min(int(bottom + radius) + 2, height),
+            max(int(left - radius) - 1, 0),
+            min(int(right + radius) + 2, width),
+        )
+        return box if box.top < box.bottom and box.left < box.right else None
+
+    # All at once
+
+    def fill(self, value: int) -> None:
+        """Fill all of it."""
+        self._change(lambda pixels: np.full_like(pixels, value))
+
+    def invert(self) -> None:
+        """Train what was left out, and the other way round."""
+        self._change(lambda pixels: 255 - pixels)
+
+    def flood(self, x: int, y: int, value: int) -> None:
+        """Fill the area around a pixel that has the same grey as it, to within a few steps."""
+        height, width = self.pixels.shape
+        if 0 <= x < width and 0 <= y < height:
+            alike = np.abs(self.pixels.astype(np.int16) - int(self.pixels[y, x])) <= _ALIKE
+            area = connected_area(alike, x, y)
+            self._change(lambda pixels: np.where(area, np.uint8(value), pixels))
+
+    def _change(self, make: Callable[[Grey], Grey]) -> None:
+        self.end()
+        before, self.pixels = self.pixels, make(self.pixels)
+        rows, columns = np.nonzero((before != self.pixels).any(1))[0], np.nonzero((before != self.pixels).any(0))[0]
+        if len(rows):
+            self._remember(Box(int(rows[0]), int(rows[-1]) + 1, int(columns[0]), int(columns[-1]) + 1), before)
+
+    # Taking back
+
+    def undo(self) -> None:
+        """Take the last step back."""
+        self.end()
+        if self._undo:
+            step = self._undo.pop()
+            self._put(step.box, step.before)
+            self._redo.append(step)
+
+    def redo(self) -> None:
+        """Do again what was taken back last."""
+        self.end()
+        if self._redo:
+            step = self._redo.pop()
+            self._put(step.box, step.after)
+            self._undo.append(step)
+
+    def _remember(self, box: Box, before: Grey) -> None:
+        step = _Step(box, _packed(before, box), _packed(self.pixels, box))
+        if step.before != step.after:
+            self._undo.append(step)
+            self._redo.clear()
+
+    def _put(self, box: Box, packed: bytes) -> None:
+        pixels = np.frombuffer(zlib.decompress(packed), np.uint8)
+        shape = box.bottom - box.top, box.right - box.left
+        self.pixels[box.top : box.bottom, box.left : box.right] = pixels.reshape(shape)
+
+
+# Greys that a flood takes for the same: the rim of a soft brush ends in steps of one.
+_ALIKE = 8
+
+
+def connected_area(alike: npt.NDArray[np.bool_], x: int, y: int) -> npt.NDArray[np.bool_]:
+    """Return the True pixels that hang together with (x, y) by their sides.
+
+    Sweeps down and up the rows, each row at once, until nothing is added: two or three sweeps for what people paint.
+    """
+    area = np.zeros_like(alike)
+    area[y, x] = True
+    rows = range(len(alike))
+    spans = [_spans(row) for row in alike]
+    grown, before = 1, 0
+    while grown != before:
+        before = grown
+        for order in (rows, reversed(rows)):
+            former: npt.NDArray[np.bool_] | None = None
+            for number in order:
+                seeds = area[number] if former is None else (area[number] | former) & alike[number]
+                area[number] = _whole_spans(seeds, spans[number])
+                former = area[number]
+        grown = int(np.count_nonzero(area))
+    return area
+
+
+def _spans(row: npt.NDArray[np.bool_]) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
+    """Return where the runs of True in a row begin and end."""
+    edges = np.flatnonzero(np.diff(np.concatenate(([False], row, [False]))))
+    return edges[::2], edges[1::2]
+
+
+def _whole_spans(
+    seeds: npt.NDArray[np.bool_], spans: tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]
+) -> npt.NDArray[np.bool_]:
+    """Return the runs that hold a seed."""
+    filled = np.zeros_like(seeds)
+    if seeds.any():
+        sums = np.concatenate(([0], np.cumsum(seeds)))
+        starts, ends = spans
+        for start, end in zip(starts, ends, strict=True):
+            if sums[end] > sums[start]:
+                filled[start:end] = True
+    return filled
+
+
+def _distance(box: Box, start: tuple[float, float], end: tuple[float, float]) -> npt.NDArray[np.float32]:
+    """Return the distance of each pixel's centre in a box from a line between two points."""
+    y = np.arange(box.top, box.bottom, dtype=np.float32)[:, None] + np.float32(0.5 - start[1])
+    x = np.arange(box.left, box.right, dtype=np.float32)[None, :] + np.float32(0.5 - start[0])
+    across, down = end[0] - start[0], end[1] - start[1]
+    length = across * across + down * down
+    along = np.clip((x * across + y * down) / length, 0.0, 1.0) if length else np.float32(0.0)
+    reach: npt.NDArray[np.float32] = np.hypot(x - along * across, y - along * down, dtype=np.float32)
+    return reach
+
+
+def _joined(first: Box, second: Box) -> Box:
+    return Box(
+        min(first.top, second.top),
+        max(first.bottom, second.bottom),
+        min(first.left, second.left),
+        max(first.right, second.right),
+    )
+
+
+def _packed(pixels: Grey, box: Box) -> bytes:
+    return zlib.compress(np.ascontiguousarray(pixels[box.top : box.bottom, box.left : box.right]).tobytes(), 1)
+
+
+# The file
+
+
+class Opened(NamedTuple):
+    """A mask as it was read: `state` is the hash of its file, None where there was none."""
+
+    pixels: Grey
+    state: str | None
+    stretched: bool
+    """Whether it had another size than its picture."""
+
+
+class MaskChanged(DatasetError):
+    """Another program wrote the mask while it was painted."""
+
+
+def mask_path(picture: Path) -> Path:
+    """Return where the mask of a picture lies."""
+    return picture.with_name(f"{picture.stem}{MASK}.png")
+
+
+def read_mask(picture: Path, width: int, height: int) -> Opened:
+    """Return a picture's mask in its upright size, all trained where there is none.
+
+    Raises DatasetError where the file is no picture that can be read; it is left as it is. For a worker.
+    """
+    path = mask_path(picture)
+    state = _state(path)
+    if state is None:
+        return Opened(np.full((height, width), TRAINED, np.uint8), None, False)
+    image = load_upright(path, "#000000", MOST_MEGAPIXELS).convert("L")
+    stretched = image.size != (width, height)
+    if stretched:
+        image = image.resize((width, height), Image.Resampling.BOX)
+    return Opened(np.array(image), state, stretched)
+
+
+def write_mask(
+    picture: Path, root: Path, pixels: Grey, state: str | None, backups: Backups, *, over: bool = False
+) -> str:
+    """Write a mask in one step, keeping what was there; return the new file's state. For a worker.
+
+    Raises MaskChanged, and leaves the file, where it is no longer in `state`, unless it is to be written `over`;
+    DatasetError where the disk refuses.
+    """
+    path = mask_path(picture)
+    _check(path, state, over)
+    try:
+        _keep(path, root, backups)
+        with staged(path) as temporary:
+            Image.fromarray(pixels).save(temporary, "PNG")
+    except OSError as fault:
+        raise _refused(path, fault) from fault
+    written = _state(path)
+    assert written is not None
+    return written
+
+
+def remove_mask(picture: Path, root: Path, state: str | None, backups: Backups, *, over: bool = False) -> None:
+    """Remove a mask's file, keeping what was there; raises like `write_mask`. For a worker."""
+    path = mask_path(picture)
+    _check(path, state, over)
+    try:
+        _keep(path, root, backups)
+        long_path(path).unlink(missing_ok=True)
+    except OSError as fault:
+        raise _refused(path, fault) from fault
+
+
+def _check(path: Path, state: str | None, over: bool) -> None:
+    if not over and _state(path) != state:
+        raise MaskChanged(
+            "mask.changed",
+            f"{path.name} was written or removed by another program while you painted.",
+            "Save over it, what is there now is kept as a backup; or close without saving to see the other one.",
+        )
+
+
+def _keep(path: Path, root: Path, backups: Backups) -> None:
+    data = long_path(path).read_bytes() if long_path(path).exists() else None
+    backups.keep(str(root), [(path.relative_to(root).as_posix(), data)])
+
+
+def _state(path: Path) -> str | None:
+    try:
+        return hashlib.sha256(long_path(path).read_bytes()).hexdigest()
+    except FileNotFoundError:
+        return None
+
+
+def _refused(path: Path, fault: OSError) -> DatasetError:
+    return DatasetError(
+        "mask.unwritten",
+        f"{path} cannot be written ({fault.strerror or fault}).",
+        "Make the folder writable and the disk free, then save again; what you painted stays here.",
+    )
+
+
+def shrunk(pixels: Grey, rows: Sequence[int] | npt.NDArray[np.intp], columns: npt.NDArray[np.intp]) -> Grey:
+    """Return the pixels of these rows and columns, as memory that Qt can paint: a mask at the screen's own size."""
+    return np.ascontiguousarray(pixels[np.ix_(np.asarray(rows), columns)])

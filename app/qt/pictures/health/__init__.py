@@ -1,0 +1,1 @@
+"""Problems, charts and crops of the open pictures."""

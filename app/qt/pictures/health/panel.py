@@ -1,0 +1,289 @@
+"""The panel of problems and charts, at the right of the pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Set
+from functools import partial
+
+from PySide6.QtCore import Qt, QTimer, Signal
+from PySide6.QtWidgets import (
+    QButtonGroup,
+    QFrame,
+    QHBoxLayout,
+    QLabel,
+    QMenu,
+    QProgressBar,
+    QPushButton,
+    QStackedWidget,
+    QToolButton,
+    QVBoxLayout,
+    QWidget,
+)
+from shiboken6 import isValid
+
+from app.core.health.encodings import to_utf8
+from app.core.health.findings import Action, Finding
+from app.core.health.health import Progress
+from app.core.session import Session
+from app.qt.pictures.health.charts_view import ChartsView
+from app.qt.pictures.health.finding_list import FindingView
+from app.qt.theme import set_icon
+from trainer.errors import ImpastoError
+
+# Rare tags are counted again when nothing has changed for so long.
+_PAUSE_MS = 1500
+_RESOLUTIONS = (512, 768, 1024)
+
+
+class HealthPanel(QWidget):
+    """Lists what is wrong; a click shows the pictures, a button mends it.
+
+    `said` carries sentences for the status line, `led` asks for a place where the user mends it by hand.
+    """
+
+    said = Signal(str)
+    led = Signal(str, list)
+    """The action of a finding and its pictures, in the order of the library."""
+
+    def __init__(self, session: Session, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._session, self._health = session, session.health
+        self.problems, self.figures = QToolButton(), QToolButton()
+        self.resolution = QToolButton()
+        self.list = FindingView()
+        self.well = QLabel()
+        self.remedy = QLabel()
+        self.show_button, self.fix_button = QPushButton(), QPushButton()
+        self.detail = QFrame()
+        self.message = QLabel()
+        self.bar, self.progress = QProgressBar(), QLabel()
+        self.charts = ChartsView(session.health)
+        self.pages, self.answers = QStackedWidget(), QStackedWidget()
+        self._pause = QTimer(self)
+        self._build()
+        self._connect()
+        self._show_findings(self._health.now)
+        self._tell_progress(self._health.state())
+        self._changed()
+
+    # What the user asks for
+
+    def show_pictures(self) -> None:
+        """Show the pictures of the chosen finding."""
+        finding = self.list.finding
+        if finding:
+            self._session.filtering.apply(finding.query)
+            ids = self._session.view.ids
+            if ids:
+                self._session.view.select([ids[0]], ids[0])
+
+    def mend(self) -> None:
+        """Do what the button of the chosen finding says."""
+        finding = self.list.finding
+        self.message.hide()
+        if finding is None:
+            return
+        if finding.fix is not None:
+            self.fix_button.setEnabled(False)
+            self._session.tasks.run(finding.fix, self._here(self._mended), self._here(self._refused))
+        elif finding.action == "convert":
+            self._convert(finding)
+        elif finding.action:
+            self.led.emit(finding.action, self._in_order(finding.ids))
+
+    def select(self, ids: Set[int]) -> None:
+        """Select the pictures of a bar; where the filter hides some, it is lifted."""
+        view = self._session.view
+        if not ids <= set(view.ids):
+            self._session.filtering.apply("")
+        first = next((number for number in view.ids if number in ids), None)
+        view.select(ids, first)
+        self.said.emit(self.tr("%n picture(s) selected", "", len(ids)))
+
+    def aim(self, resolution: int) -> None:
+        """Judge for another resolution."""
+        chosen = self._session.settings.preferences
+        judging = chosen.judging.model_copy(update={"resolution": resolution})
+        self._session.settings.change(chosen.model_copy(update={"judging": judging}))
+
+    # Building
+
+    def _build(self) -> None:
+        group = QButtonGroup(self)
+        for number, (button, text, name) in enumerate(
+            ((self.problems, self.tr("Problems"), "warning"), (self.figures, self.tr("Charts"), "chart"))
+        ):
+            button.setText(text)
+            set_icon(button, name)
+            button.setToolButtonStyle(Qt.ToolButtonStyle.ToolButtonTextBesideIcon)
+            button.setCheckable(True)
+            button.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
+            group.addButton(button, number)
+        self.problems.setChecked(True)
+        group.idClicked.connect(self.pages.setCurrentIndex)
+        self.resolution.setToolTip(self.tr("The training resolution that pictures are judged for"))
+        self.resolution.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
+        self.resolution.setPopupMode(QToolButton.ToolButtonPopupMode.InstantPopup)
+        menu = QMenu(self)
+        for side in _RESOLUTIONS:
+            menu.addAction(self.tr("{side} pixels").format(side=side), partial(self.aim, side))
+        self.resolution.setMenu(menu)
+        top = QHBoxLayout()
+        top.setContentsMargins(6, 4, 8, 2)
+        top.addWidget(self.problems)
+        top.addWidget(self.figures)
+        top.addStretch(1)
+        top.addWidget(self.resolution)
+        self.pages.addWidget(self._build_problems())
+        self.pages.addWidget(self.charts)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(0, 0, 0, 0)
+        column.setSpacing(0)
+        column.addLayout(top)
+        column.addWidget(self.pages, 1)
+        column.addLayout(self._build_progress())
+
+    def _build_problems(self) -> QWidget:
+        self.well.setAlignment(Qt.AlignmentFlag.AlignCenter)
+        self.well.setWordWrap(True)
+        self.well.setContentsMargins(16, 16, 16, 16)
+        self.answers.addWidget(self.list)
+        self.answers.addWidget(self.well)
+        self.remedy.setWordWrap(True)
+        self.remedy.setProperty("role", "muted")
+        self.message.setWordWrap(True)
+        self.message.setProperty("role", "bad")
+        self.message.hide()
+        self.show_button.setText(self.tr("Show pictures"))
+        buttons = QHBoxLayout()
+        buttons.addWidget(self.show_button)
+        buttons.addWidget(self.fix_button)
+        buttons.addStretch(1)
+        inside = QVBoxLayout(self.detail)
+        inside.setContentsMargins(10, 6, 10, 8)
+        for label in (self.remedy, self.message):
+            inside.addWidget(label)
+        inside.addLayout(buttons)
+        whole = QWidget()
+        column = QVBoxLayout(whole)
+        column.setContentsMargins(0, 0, 0, 0)
+        column.setSpacing(0)
+        column.addWidget(self.answers, 1)
+        column.addWidget(self.detail)
+        return whole
+
+    def _build_progress(self) -> QHBoxLayout:
+        self.bar.setTextVisible(False)
+        self.bar.setFixedSize(72, 6)
+        self.bar.setAccessibleName(self.tr("Pictures looked at"))
+        self.progress.setProperty("role", "muted")
+        row = QHBoxLayout()
+        row.setContentsMargins(10, 2, 10, 5)
+        row.addWidget(self.bar)
+        row.addWidget(self.progress, 1)
+        return row
+
+    def _connect(self) -> None:
+        health = self._health
+        self._pause.setSingleShot(True)
+        self._pause.setInterval(_PAUSE_MS)
+        self._pause.timeout.connect(health.refresh)
+        self.list.asked.connect(self.show_pictures)
+        self.list.selectionModel().currentChanged.connect(lambda *_: self._detail())
+        self.list.findings.modelReset.connect(self._detail)
+        self.show_button.clicked.connect(self.show_pictures)
+        self.fix_button.clicked.connect(self.mend)
+        self.charts.chosen.connect(self.select)
+        ends = [
+            health.findings.connect(self._show_findings),
+            health.progress.connect(self._tell_progress),
+            health.charts.connect(lambda _: self._changed()),
+            self._session.tags.changed.connect(lambda _: self._pause.start()),
+        ]
+        self.destroyed.connect(lambda: [end() for end in ends])
+
+    # What is known now
+
+    def _changed(self) -> None:
+        self.charts.renew()
+        self.resolution.setText(self.tr("{side} px").format(side=self._health.aim.resolution))
+
+    def _show_findings(self, findings: tuple[Finding, ...]) -> None:
+        self.list.show_findings(findings)
+        self.answers.setCurrentWidget(self.list if findings else self.well)
+        problems = sum(one.severity != "info" for one in findings)
+        self.problems.setText(self.tr("Problems ({count})").format(count=problems) if problems else self.tr("Problems"))
+        self._detail()
+
+    def _tell_progress(self, progress: Progress) -> None:
+        left = max(progress.inspecting, progress.judging)
+        for part in (self.bar, self.progress):
+            part.setVisible(bool(left and progress.total))
+        self.bar.setRange(0, max(progress.total, 1))
+        self.bar.setValue(progress.total - min(left, progress.total))
+        self.progress.setText(self.tr("Looking at %n more", "", left))
+        if not progress.total:
+            self.well.setText(self.tr("Open a folder, and what is wrong with its pictures stands here."))
+        elif left:
+            self.well.setText(self.tr("Nothing wrong so far."))
+        else:
+            self.well.setText(self.tr("All is well. Nothing stands against training with these pictures."))
+
+    def _detail(self) -> None:
+        """Say what to do about the chosen finding."""
+        finding = self.list.finding
+        self.detail.setVisible(finding is not None)
+        self.message.hide()
+        if finding is None:
+            return
+        self.remedy.setText(finding.remedy)
+        self.remedy.setVisible(bool(finding.remedy))
+        title = self.tr(finding.fix_title) if finding.fix else self._action_title(finding.action)
+        self.fix_button.setText(title)
+        self.fix_button.setVisible(bool(title))
+        self.fix_button.setEnabled(True)
+
+    def _action_title(self, action: Action | None) -> str:
+        titles = {
+            "crop": self.tr("Choose crops…"),
+            "mask": self.tr("Paint masks…"),
+            "convert": self.tr("Write as UTF-8"),
+        }
+        return titles[action] if action else ""
+
+    # Mending
+
+    def _mended(self, edit: object) -> None:
+        from app.core.edits.edit import Edit
+
+        assert isinstance(edit, Edit)
+        if edit:
+            self._session.history.do(edit)
+            self.said.emit(edit.name)
+        self._detail()
+
+    def _convert(self, finding: Finding) -> None:
+        pictures = self._session.library.pictures
+        asked = [(pictures[number].folder.root, pictures[number].path) for number in self._in_order(finding.ids)]
+        self.fix_button.setEnabled(False)
+        ids = list(finding.ids)
+
+        def done(_: object) -> None:
+            self._health.look_again(ids)
+
+        self._session.tasks.run(lambda: to_utf8(asked, self._session.backups), done, self._here(self._refused))
+
+    def _refused(self, fault: object) -> None:
+        if not isinstance(fault, ImpastoError):
+            assert isinstance(fault, BaseException)
+            raise fault
+        self._detail()
+        self.message.setText(f"{fault.sentence} {fault.remedy}")
+        self.message.show()
+
+    def _here(self, have: Callable[[object], None]) -> Callable[[object], None]:
+        """Return a receiver for a worker's result that lets it drop when the panel is gone by then."""
+        return lambda result: have(result) if isValid(self) else None
+
+    def _in_order(self, ids: Set[int]) -> list[int]:
+        return [number for number in self._session.library.pictures if number in ids]

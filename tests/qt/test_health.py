@@ -1,0 +1,199 @@
+"""Problems and charts through clicks and keys, over real files and a real session."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from PySide6.QtCore import QPoint, Qt
+from PySide6.QtTest import QAbstractItemModelTester
+
+from app.qt.pictures.health.panel import HealthPanel
+from tests.support.pictures import photograph
+
+KEY = Qt.Key
+CAPTIONS = {"a": "cat, x", "b": "cat, dog", "c": None, "d": "word " * 90, "e": "cat"}
+PHOTOS = ["astronaut.png", "coffee.png", "chelsea.png", "camera.png", "moon.png"]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    root = tmp_path / "bilder ä"
+    root.mkdir()
+    for (name, caption), photo in zip(CAPTIONS.items(), PHOTOS, strict=True):
+        photograph(photo).resize((512, 512)).save(root / f"{name}.png")
+        if caption:
+            (root / f"{name}.txt").write_text(caption, encoding="utf-8")
+    for suffix in (".png", ".txt"):
+        shutil.copy(root / f"e{suffix}", root / f"e copy{suffix}")
+    Image.new("RGB", (1536, 128), "teal").save(root / "wide.png")
+    (root / "wide.txt").write_bytes("café".encode("cp1252"))
+    return root
+
+
+@pytest.fixture
+def panel(qtbot, session, folder):
+    preferences = session.settings.preferences
+    judging = preferences.judging.model_copy(update={"resolution": 512})
+    session.settings.change(preferences.model_copy(update={"judging": judging}))
+    panel = HealthPanel(session)
+    panel.resize(340, 500)
+    qtbot.addWidget(panel)
+    QAbstractItemModelTester(panel.list.findings, QAbstractItemModelTester.FailureReportingMode.Fatal)
+    with qtbot.waitExposed(panel):
+        panel.show()
+    session.datasets.open(folder)
+    qtbot.waitUntil(lambda: settled(session, 7), timeout=60_000)
+    return panel
+
+
+def settled(session, pictures):
+    state, health = session.health.state(), session.health
+    idle = not state.judging and not state.inspecting and not health._soon
+    return state.total == pictures and health.judge and idle and "duplicate.exact" in codes(health)
+
+
+def codes(health):
+    return {one.code for one in health.now}
+
+
+def choose(qtbot, panel, code):
+    place = panel.list.findings.place_of(code)
+    assert place.isValid()
+    panel.list.scrollTo(place)
+    spot = panel.list.visualRect(place).center()
+    qtbot.mouseClick(panel.list.viewport(), Qt.MouseButton.LeftButton, pos=spot)
+
+
+def shown(session):
+    return sorted(session.library.pictures[number].name for number in session.view.ids)
+
+
+def test_a_click_on_a_problem_shows_its_pictures(qtbot, session, panel):
+    assert panel.problems.text() == f"Problems ({sum(one.severity != 'info' for one in session.health.now)})"
+    choose(qtbot, panel, "caption.missing")
+    assert shown(session) == ["c.png"]
+    assert session.filtering.text == "problem:caption.missing"
+    assert panel.remedy.text()
+
+
+def test_enter_shows_the_pictures_of_the_row_that_keys_reached(qtbot, session, panel):
+    panel.list.setFocus()
+    qtbot.keyClick(panel.list, KEY.Key_Home)
+    while panel.list.finding.code != "duplicate.exact":
+        qtbot.keyClick(panel.list, KEY.Key_Down)
+    assert len(session.view.ids) == 7
+    qtbot.keyClick(panel.list, KEY.Key_Return)
+    assert shown(session) == ["e copy.png", "e.png"]
+
+
+def test_the_button_mends_and_undo_brings_it_back(qtbot, session, panel):
+    choose(qtbot, panel, "duplicate.exact")
+    assert panel.fix_button.text() == "Keep the best of each"
+    with qtbot.waitSignal(panel.said) as said:
+        qtbot.mouseClick(panel.fix_button, Qt.MouseButton.LeftButton)
+    assert said.args == ["Exclude 1 picture"]
+    qtbot.waitUntil(lambda: "duplicate.exact" not in codes(session.health))
+    session.history.undo()
+    qtbot.waitUntil(lambda: "duplicate.exact" in codes(session.health))
+
+
+def test_a_single_letter_is_removed_from_the_file(qtbot, session, panel, folder):
+    choose(qtbot, panel, "tag.one_letter")
+    qtbot.mouseClick(panel.fix_button, Qt.MouseButton.LeftButton)
+    qtbot.waitUntil(lambda: "tag.one_letter" not in codes(session.health))
+    session.saver.flush()
+    assert (folder / "a.txt").read_text(encoding="utf-8") == "cat"
+
+
+def test_a_caption_is_written_as_utf_8_and_kept_as_it_was(qtbot, session, panel, folder):
+    choose(qtbot, panel, "caption.cp1252")
+    assert panel.fix_button.text() == "Write as UTF-8"
+    qtbot.mouseClick(panel.fix_button, Qt.MouseButton.LeftButton)
+    qtbot.waitUntil(lambda: "caption.cp1252" not in codes(session.health), timeout=20_000)
+    assert (folder / "wide.txt").read_bytes() == "café".encode()
+    (kept,) = session.backups.versions(str(folder), "wide.txt")
+    assert kept.data == "café".encode("cp1252")
+
+
+def test_what_is_mended_by_hand_leads_there(qtbot, session, panel):
+    choose(qtbot, panel, "picture.cropped")
+    with qtbot.waitSignal(panel.led) as led:
+        qtbot.mouseClick(panel.fix_button, Qt.MouseButton.LeftButton)
+    assert led.args[0] == "crop"
+    assert [session.library.pictures[number].name for number in led.args[1]] == ["wide.png"]
+
+
+def test_another_resolution_is_judged_at_once_and_remembered(qtbot, session, panel):
+    assert "picture.small" not in codes(session.health) or len(of(session, "picture.small")) < 6
+    panel.aim(1024)
+    qtbot.waitUntil(lambda: len(of(session, "picture.small")) >= 6)
+    assert panel.resolution.text() == "1024 px"
+    assert session.settings.preferences.judging.resolution == 1024
+
+
+def of(session, code):
+    return next((one.ids for one in session.health.now if one.code == code), ())
+
+
+def test_bars_select_their_pictures_by_mouse_and_keys(qtbot, session, panel):
+    qtbot.mouseClick(panel.figures, Qt.MouseButton.LeftButton)
+    rows = panel.charts.buckets
+    qtbot.waitUntil(lambda: len(rows.bars) == 2)
+    assert [bar.label for bar in rows.bars] == ["1024 × 128", "512 × 512"]
+    assert [bar.pictures for bar in rows.bars] == [1, 6]
+    middle = rows.parts()[0][0].center().toPoint()
+    qtbot.mouseClick(rows, Qt.MouseButton.LeftButton, pos=middle)
+    assert [session.library.pictures[number].name for number in session.view.selected] == ["wide.png"]
+    rows.setFocus()
+    qtbot.keyClick(rows, KEY.Key_Down)
+    assert rows.accessibleDescription().startswith("512 × 512: 6")
+    qtbot.keyClick(rows, KEY.Key_Return)
+    assert len(session.view.selected) == 6
+
+
+def test_the_other_charts_show_all_pictures(qtbot, session, panel):
+    panel.figures.click()
+    charts = panel.charts
+    charts.choice.setCurrentIndex(1)
+    assert sum(len(cell.ids) for cell in charts.sizes.cells) == 7
+    charts.choice.setCurrentIndex(2)
+    assert sum(bar.pictures for bar in charts.lengths.bars) == 7
+    (long,) = [bar for bar in charts.lengths.bars if bar.value >= 75 and bar.pictures]
+    assert {session.library.pictures[number].name for number in long.ids} == {"d.png"}
+    charts.choice.setCurrentIndex(3)
+    session.health.refresh()
+    qtbot.waitUntil(lambda: bool(charts.tags.bars) and charts.tags.bars[0].label == "cat")
+    assert charts.tags.bars[0].pictures == 4
+    charts.tags.choose(0)
+    assert len(session.view.selected) == 4
+    assert charts.sizes.part_at(QPoint(-5, -5)) == -1
+
+
+def test_bars_select_what_a_filter_hides_too(qtbot, session, panel):
+    session.filtering.apply("tag:dog")
+    panel.select(frozenset(session.library.pictures))
+    assert len(session.view.ids) == 7
+    assert len(session.view.selected) == 7
+
+
+def test_without_pictures_it_says_what_to_do(qtbot, session):
+    panel = HealthPanel(session)
+    qtbot.addWidget(panel)
+    panel.show()
+    assert panel.well.isVisible()
+    assert "Open a folder" in panel.well.text()
+
+
+def test_all_is_well(qtbot, session, tmp_path):
+    for name, photo in zip("ab", PHOTOS, strict=False):
+        photograph(photo).resize((1024, 1024)).save(tmp_path / f"{name}.png")
+        (tmp_path / f"{name}.txt").write_text("cat", encoding="utf-8")
+    panel = HealthPanel(session)
+    qtbot.addWidget(panel)
+    panel.show()
+    session.datasets.open(tmp_path)
+    qtbot.waitUntil(lambda: panel.well.isVisible() and "All is well" in panel.well.text(), timeout=30_000)
+    assert not panel.bar.isVisible()
