@@ -53,6 +53,36 @@
     </message>
 </context>
 <context>
+    <name>Chart</name>
+    <message numerus="yes">
+        <source>%n picture(s)</source>
+        <translation>
+            <numerusform>%n picture</numerusform>
+            <numerusform>%n pictures</numerusform>
+        </translation>
+    </message>
+</context>
+<context>
+    <name>ChartsView</name>
+    <message numerus="yes">
+        <source>%n shape(s) at {side} pixels</source>
+        <translation>
+            <numerusform>%n shape at {side} pixels</numerusform>
+            <numerusform>%n shapes at {side} pixels</numerusform>
+        </translation>
+    </message>
+</context>
+<context>
+    <name>ConflictsDialog</name>
+    <message numerus="yes">
+        <source>For all %n of them</source>
+        <translation>
+            <numerusform>For all %n of them</numerusform>
+            <numerusform>For all %n of them</numerusform>
+        </translation>
+    </message>
+</context>
+<context>
     <name>FilterBox</name>
     <message numerus="yes">
         <source>%n picture(s)</source>
@@ -73,12 +103,101 @@
     </message>
 </context>
 <context>
+    <name>HealthPanel</name>
+    <message numerus="yes">
+        <source>%n picture(s) selected</source>
+        <translation>
+            <numerusform>%n picture selected</numerusform>
+            <numerusform>%n pictures selected</numerusform>
+        </translation>
+    </message>
+    <message numerus="yes">
+        <source>Looking at %n more</source>
+        <translation>
+            <numerusform>Looking at %n more</numerusform>
+            <numerusform>Looking at %n more</numerusform>
+        </translation>
+    </message>
+</context>
+<context>
     <name>ProposalModel</name>
     <message numerus="yes">
         <source>%n picture(s)</source>
         <translation>
             <numerusform>%n picture</numerusform>
             <numerusform>%n pictures</numerusform>
+        </translation>
+    </message>
+</context>
+<context>
+    <name>RecoveredDialog</name>
+    <message numerus="yes">
+        <source>Impasto ended before it had saved %n change(s). Where their files still were as you had seen them, they are saved now.</source>
+        <translation>
+            <numerusform>Impasto ended before it had saved %n change. Where their files still were as you had seen them, they are saved now.</numerusform>
+            <numerusform>Impasto ended before it had saved %n changes. Where their files still were as you had seen them, they are saved now.</numerusform>
+        </translation>
+    </message>
+</context>
+<context>
+    <name>RestoreDialog</name>
+    <message numerus="yes">
+        <source>%n caption file(s) changed since Impasto first wrote there.</source>
+        <translation>
+            <numerusform>%n caption file changed since Impasto first wrote there.</numerusform>
+            <numerusform>%n caption files changed since Impasto first wrote there.</numerusform>
+        </translation>
+    </message>
+    <message numerus="yes">
+        <source>Restore all %n</source>
+        <translation>
+            <numerusform>Restore all %n</numerusform>
+            <numerusform>Restore all %n</numerusform>
+        </translation>
+    </message>
+    <message numerus="yes">
+        <source>Restore the %n chosen</source>
+        <translation>
+            <numerusform>Restore the %n chosen</numerusform>
+            <numerusform>Restore the %n chosen</numerusform>
+        </translation>
+    </message>
+    <message numerus="yes">
+        <source>%n caption file(s) restored.</source>
+        <translation>
+            <numerusform>%n caption file restored.</numerusform>
+            <numerusform>%n caption files restored.</numerusform>
+        </translation>
+    </message>
+</context>
+<context>
+    <name>Safety</name>
+    <message numerus="yes">
+        <source>Another program changed %n value(s) that you changed too.</source>
+        <translation>
+            <numerusform>Another program changed %n value that you changed too.</numerusform>
+            <numerusform>Another program changed %n values that you changed too.</numerusform>
+        </translation>
+    </message>
+    <message numerus="yes">
+        <source>Impasto ended before it saved %n change(s) in {folder}.</source>
+        <translation>
+            <numerusform>Impasto ended before it saved %n change in {folder}.</numerusform>
+            <numerusform>Impasto ended before it saved %n changes in {folder}.</numerusform>
+        </translation>
+    </message>
+    <message numerus="yes">
+        <source>%n caption(s) in {folder} were in another encoding and are UTF-8 now.</source>
+        <translation>
+            <numerusform>%n caption in {folder} were in another encoding and are UTF-8 now.</numerusform>
+            <numerusform>%n captions in {folder} were in another encoding and are UTF-8 now.</numerusform>
+        </translation>
+    </message>
+    <message numerus="yes">
+        <source>%n caption(s) in {folder} stand in metadata.jsonl.</source>
+        <translation>
+            <numerusform>%n caption in {folder} stand in metadata.jsonl.</numerusform>
+            <numerusform>%n captions in {folder} stand in metadata.jsonl.</numerusform>
         </translation>
     </message>
 </context>
@@ -120,10 +239,10 @@
         </translation>
     </message>
     <message numerus="yes">
-        <source>{count} of {limit} tokens, the last %n cut off</source>
+        <source>{count} of {limit} tokens, %n cut off</source>
         <translation>
-            <numerusform>{count} of {limit} tokens, the last %n cut off</numerusform>
-            <numerusform>{count} of {limit} tokens, the last %n cut off</numerusform>
+            <numerusform>{count} of {limit} tokens, %n cut off</numerusform>
+            <numerusform>{count} of {limit} tokens, %n cut off</numerusform>
         </translation>
     </message>
     <message numerus="yes">

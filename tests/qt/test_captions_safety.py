@@ -13,6 +13,7 @@ from app.qt.pictures.captions.recovered import RecoveredDialog
 from app.qt.pictures.captions.restore import RestoreDialog
 from app.qt.window import Window
 from tests.qt.test_captions import CAPTIONS, captions, editor, english, folder, on_disk, select, window
+from tests.qt.test_screens import nameless
 from tests.support.app_world import DISK_FULL, FAULTS, READ_ONLY
 
 __all__ = ["editor", "english", "folder", "window"]
@@ -102,6 +103,7 @@ def test_of_two_versions_the_user_chooses(window, editor, session, folder, qtbot
     click(qtbot, button(editor.safety, "Choose…"))
     dialog = window.findChild(ConflictsDialog)
     assert (dialog.mine.toPlainText(), dialog.theirs.toPlainText()) == ("mine, a", "theirs, a")
+    assert nameless(dialog) == []
     marked = dialog.mine.extraSelections()
     assert [selection.cursor.selectedText() for selection in marked] == ["mine"]
     with qtbot.waitSignal(dialog.finished):
@@ -159,7 +161,7 @@ def test_what_a_crash_left_is_saved_at_the_next_start_and_shown(qtbot, qapp, fol
     window.show()
     try:
         qtbot.waitUntil(lambda: bool(window.notices.sentences()))
-        assert "Impasto ended before 1 change in Bilder für 猫 were saved." in window.notices.sentences()[0]
+        assert "Impasto ended before it saved 1 change in Bilder für 猫." in window.notices.sentences()[0]
         qtbot.waitUntil(lambda: on_disk(folder, "a") == "typed before the crash")
         click(qtbot, button(window.notices, "Show…"))
         dialog = window.findChild(RecoveredDialog)

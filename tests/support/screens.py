@@ -29,6 +29,9 @@ from app.qt.actions.sheet import KeySheet
 from app.qt.dialogs.crash import CrashDialog
 from app.qt.dialogs.preferences import PreferencesDialog
 from app.qt.language import speak
+from app.qt.pictures.captions.bulk import BulkDialog
+from app.qt.pictures.captions.forms import ReplaceForm
+from app.qt.pictures.captions.restore import RestoreDialog
 from app.qt.posting import Poster
 from app.qt.theme import Theme
 from app.qt.window import Window
@@ -120,6 +123,31 @@ def menu(window: Window) -> QWidget:
     made = window.menuBar().actions()[2].menu()
     made.popup(window.mapToGlobal(window.rect().center()))
     return made
+
+
+@screen("captions")
+def captions(window: Window) -> QWidget:
+    window.show_pictures()
+    window.session.view.select(window.session.view.ids[:8], window.session.view.ids[0])
+    window.pictures.editor.chips.choose(1)
+    return window
+
+
+@screen("captions-bulk")
+def captions_bulk(window: Window) -> QWidget:
+    dialog = BulkDialog(window.session, "caption", window)
+    dialog.operations.setCurrentRow(3)
+    assert isinstance(dialog.form, ReplaceForm)
+    dialog.form.sought.setText(r"(\w+)$")
+    dialog.form.replacement.setText(r"very \1")
+    dialog.form.pattern.setChecked(True)
+    wait(QApplication.instance(), lambda: dialog.apply_button.isEnabled())
+    return dialog
+
+
+@screen("captions-restore")
+def captions_restore(window: Window) -> QWidget:
+    return RestoreDialog(window.session, window)
 
 
 def wait(application: QApplication, until: Callable[[], bool], milliseconds: int = 30_000) -> None:

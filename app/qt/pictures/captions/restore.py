@@ -88,9 +88,8 @@ class RestoreDialog(QDialog):
         self._session.tasks.run(lambda: _changed(backups, root), self._have, self._failed)
 
     def _have(self, rows: Sequence[tuple[str, Row]]) -> None:
-        words = self.tr(
-            "%n caption file(s) are not what they were. Above is what stands there, below the original.", "", len(rows)
-        )
+        words = self.tr("%n caption file(s) changed since Impasto first wrote there.", "", len(rows))
+        words += " " + self.tr("The upper line is what stands there, the lower one the original.")
         words += " " + self.tr("What stands there now is kept too.")
         self.told.setText(words if rows else self.tr("All captions are what they were before Impasto."))
         self._show(rows)

@@ -72,7 +72,7 @@ class Safety(QFrame):
     def _tell(self, notice: Notice) -> None:
         folder = Path(notice.root).name
         if notice.code == "notice.recovered":
-            words = self.tr("Impasto ended before %n change(s) in {folder} were saved.", "", notice.count)
+            words = self.tr("Impasto ended before it saved %n change(s) in {folder}.", "", notice.count)
             words += " " + self.tr("They are saved now; where another program wrote meanwhile, you are asked.")
             act = (self.tr("Show…"), self.recovered_asked.emit)
         elif notice.code == "notice.converted":
