@@ -55,7 +55,7 @@ class Thumbnails:
     """
 
     def __init__(
-        self, post: Post, file: Path, threads: int | None = None, memory: int = 96 << 20, disk: int = 2 << 30
+        self, post: Post, file: Path, threads: int | None = None, memory: int = 64 << 20, disk: int = 2 << 30
     ) -> None:
         self.ready: Event[Thumbnail] = Event()
         self._post = post

@@ -11,7 +11,7 @@ from PySide6.QtGui import QImage, QPixmap
 from app.core.disk.thumbnails import Thumbnail, Thumbnails
 from app.core.pictures import Picture
 
-_MEMORY = 64 << 20
+_MEMORY = 48 << 20
 _BUDGET = 0.012
 """Seconds that one painting may spend on new pixmaps; the rest comes with the next."""
 
