@@ -95,14 +95,14 @@ def dispatch(command: str, rest: List[str], cpu: bool) -> int:
             build(read_stamp().get("extras", []), cpu)
         return 0
     if command == "test":
-        check_libraries(QT_LIBRARIES)
+        check_libraries(screen=False)
         python = prepare(["test"], cpu)
         os.chdir(str(ROOT))
         # Few processes: each of them takes a gigabyte, and one file's tests share what they make.
         return hand_over([python, "-m", "pytest", "-n", "auto", "--maxprocesses", "4", "--dist", "loadfile", *rest])
     if command in ("app", "shortcut"):
-        by_x = not (os.environ.get("WAYLAND_DISPLAY") or os.environ.get("QT_QPA_PLATFORM"))
-        check_libraries({**QT_LIBRARIES, **(SCREEN_LIBRARIES if by_x else {})})
+        # Wayland, and a platform that somebody chose, need none of X.
+        check_libraries(screen=not (os.environ.get("WAYLAND_DISPLAY") or os.environ.get("QT_QPA_PLATFORM")))
         python = prepare([], cpu)
         return open_window(rest) if command == "app" else hand_over([python, "-m", "app.shortcut"])
     return hand_over([prepare([], cpu), "-m", "trainer", command, *rest])
@@ -110,64 +110,17 @@ def dispatch(command: str, rest: List[str], cpu: bool) -> int:
 
 # --- the window -----------------------------------------------------------------------------------------------------
 
-# What Qt takes from a Linux system, with the package of Debian and Ubuntu that brings it; wheels must not hold these.
-QT_LIBRARIES = {
-    "libEGL.so.1": "libegl1",
-    "libGL.so.1": "libgl1",
-    "libX11.so.6": "libx11-6",
-    "libxkbcommon.so.0": "libxkbcommon0",
-    "libfontconfig.so.1": "libfontconfig1",
-    "libfreetype.so.6": "libfreetype6",
-    "libdbus-1.so.3": "libdbus-1-3",
-    "libglib-2.0.so.0": "libglib2.0-0",
-    "libgssapi_krb5.so.2": "libgssapi-krb5-2",
-    "libbrotlidec.so.1": "libbrotli1",
-    "libzstd.so.1": "libzstd1",
-}
-# And more for a screen of X; Wayland needs none of these.
-SCREEN_LIBRARIES = {
-    "libxcb-cursor.so.0": "libxcb-cursor0",
-    "libxcb-icccm.so.4": "libxcb-icccm4",
-    "libxcb-image.so.0": "libxcb-image0",
-    "libxcb-keysyms.so.1": "libxcb-keysyms1",
-    "libxcb-randr.so.0": "libxcb-randr0",
-    "libxcb-render-util.so.0": "libxcb-render-util0",
-    "libxcb-shape.so.0": "libxcb-shape0",
-    "libxcb-xkb.so.1": "libxcb-xkb1",
-    "libxkbcommon-x11.so.0": "libxkbcommon-x11-0",
-}
 
-
-def check_libraries(needed: Dict[str, str]) -> None:
+def check_libraries(screen: bool) -> None:
     """Raise SetupError with the command that installs what the window lacks on a Linux system."""
-    if not sys.platform.startswith("linux"):
-        return
-    missing = [name for name in needed if not loads(name)]
-    if not missing:
-        return
-    packages = " ".join(needed[name] for name in missing)
-    commands = {
-        "apt-get": "sudo apt-get install " + packages,
-        "dnf": "sudo dnf install " + " ".join(f"'{name}()(64bit)'" for name in missing),
-        "zypper": "sudo zypper install " + " ".join(f"'{name}()(64bit)'" for name in missing),
-        "pacman": "sudo pacman -S qt6-base xcb-util-cursor",
-    }
-    found = (command for tool, command in commands.items() if shutil.which(tool))
-    raise SetupError(
-        f"the window needs libraries that this system lacks: {', '.join(missing)}",
-        f"Run: {next(found, 'the package manager of your system, for these libraries')}; then start again",
-    )
+    from app.libraries import install_command, lacking
 
-
-def loads(library: str) -> bool:
-    """Tell whether the system's loader finds a library."""
-    import ctypes
-
-    try:
-        ctypes.CDLL(library)
-    except OSError:
-        return False
-    return True
+    missing = lacking(screen)
+    if missing:
+        raise SetupError(
+            f"the window needs libraries that this system lacks: {', '.join(missing)}",
+            f"Run: {install_command(missing)}; then start again",
+        )
 
 
 def open_window(paths: List[str]) -> int:

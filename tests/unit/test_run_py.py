@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from app import libraries
 from trainer.protocol.rundir import RunDirectory
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -183,10 +184,12 @@ def test_an_environment_that_a_run_needs_is_not_replaced(run, tmp_path, monkeypa
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere Qt's wheels hold all that it needs")
 def test_libraries_that_the_window_lacks_are_named_with_the_command(run, monkeypatch):
-    run.check_libraries({"libc.so.6": "libc6"})
-    monkeypatch.setattr(run.shutil, "which", lambda tool: tool if tool == "apt-get" else None)
+    monkeypatch.setattr(libraries, "ALWAYS", {"libc.so.6": "libc6"})
+    monkeypatch.setattr(libraries, "ON_X", {"libnowhere.so.1": "nowhere", "libnever.so.2": "never"})
+    run.check_libraries(screen=False)
+    monkeypatch.setattr(libraries.shutil, "which", lambda tool: tool if tool == "apt-get" else None)
     with pytest.raises(run.SetupError, match=r"lacks: libnowhere\.so\.1, libnever\.so\.2$") as caught:
-        run.check_libraries({"libc.so.6": "libc6", "libnowhere.so.1": "nowhere", "libnever.so.2": "never"})
+        run.check_libraries(screen=True)
     assert caught.value.remedy == "Run: sudo apt-get install nowhere never; then start again"
 
 
