@@ -92,11 +92,11 @@ class Session:
         self.datasets = Datasets(self.library, self.tasks)
         self.datasets.unsaved = self._unsaved
         self.thumbnails = Thumbnails(post, cache_folder() / FILE_NAME)
-        self.datasets.opened.connect(lambda _: self.thumbnails.prepare(self.library.pictures.values(), EDGES[0]))
+        self.datasets.known.connect(lambda _: self.thumbnails.prepare(self.library.pictures.values(), EDGES[0]))
         self.library.altered.connect(self._retry)
         self.health = Health(self.library, self.tags, self.tasks, post, self._aim())
         self.finder.findings = self.health.marked
-        self.datasets.opened.connect(lambda _: self.health.begin())
+        self.datasets.known.connect(lambda _: self.health.begin())
         self.settings.changed.connect(lambda _: self.health.aim_at(self._aim()))
         post(self.saver.recover)  # when the window listens: it says what was saved of a session that crashed
 

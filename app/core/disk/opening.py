@@ -76,6 +76,7 @@ class _Dataset:
     looker: Looker | None = None
     looking: bool = False
     listed: bool = False
+    known: bool = False
     whole: bool = False
     """Whether the next look is to be a thorough one."""
     lost: ImpastoError | None = None
@@ -100,6 +101,8 @@ class Datasets:
 
     def __init__(self, library: Library, tasks: Tasks) -> None:
         self.opened: Event[Opened] = Event()
+        self.known: Event[Opened] = Event()
+        """All that is cheap to know of a dataset is known: now is the time for work that takes long."""
         self.closed: Event[Path] = Event()
         self.progress: Event[Progress] = Event()
         self.problems: Event[ImpastoError] = Event()
@@ -327,7 +330,12 @@ class Datasets:
 
     def _size_more(self, dataset: _Dataset) -> None:
         """Read the headers of some pictures whose size is unknown, and go on until all are known."""
-        if dataset.sizing or dataset.stop.is_set() or dataset.lost or not dataset.unsized:
+        if dataset.sizing or dataset.stop.is_set() or dataset.lost:
+            return
+        if not dataset.unsized:
+            if dataset.listed and not dataset.known:
+                dataset.known = True
+                self.known.emit(Opened(dataset.root, sum(map(len, dataset.ids.values()))))
             return
         some = list(islice(dataset.unsized, _HEADERS))
         for number in some:

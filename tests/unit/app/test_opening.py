@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from app.core.disk.opening import Datasets, OnDisk
+from app.core.disk.opening import Datasets, OnDisk, Opened
 from app.core.disk.reading import read_size
 from app.core.pictures import Altered, Change, Picture
 from tests.support.desk import Desk, a_desk
@@ -293,6 +293,23 @@ def test_nothing_and_one_picture_open_and_close(opened: Open, tmp_path: Path) ->
     opened.datasets.close(tmp_path / "one")
     assert opened.names() == [] and opened.datasets.folders == (tmp_path / "none",)
     assert (tmp_path / "one" / "1.png").is_file()
+
+
+def test_a_dataset_is_known_once_when_every_size_is(opened: Open, tmp_path: Path) -> None:
+    for number in range(3):
+        picture(tmp_path / "data" / f"{number}.png")
+    (tmp_path / "none").mkdir()
+    told: list[tuple[str, int, bool]] = []
+
+    def tell(dataset: Opened) -> None:
+        told.append((dataset.folder.name, dataset.pictures, all(one.width for one in opened.library.pictures.values())))
+
+    opened.datasets.known.connect(tell)
+    opened.open(tmp_path / "data")
+    opened.open(tmp_path / "none")
+    picture(tmp_path / "data" / "new.png")
+    opened.look()
+    assert told == [("data", 3, True), ("none", 0, True)]
 
 
 def test_many_pictures_come_in_batches_in_order(opened: Open, tmp_path: Path) -> None:
