@@ -10,6 +10,7 @@ from PIL import Image
 from PySide6.QtCore import QPoint, Qt
 from PySide6.QtTest import QAbstractItemModelTester
 
+from app.qt.actions.commands import Commands
 from app.qt.pictures.health.panel import HealthPanel
 from tests.support.pictures import photograph
 
@@ -38,7 +39,7 @@ def panel(qtbot, session, folder):
     preferences = session.settings.preferences
     judging = preferences.judging.model_copy(update={"resolution": 512})
     session.settings.change(preferences.model_copy(update={"judging": judging}))
-    panel = HealthPanel(session)
+    panel = HealthPanel(session, Commands())
     panel.resize(340, 500)
     qtbot.addWidget(panel)
     QAbstractItemModelTester(panel.list.findings, QAbstractItemModelTester.FailureReportingMode.Fatal)
@@ -180,7 +181,7 @@ def test_bars_select_what_a_filter_hides_too(qtbot, session, panel):
 
 
 def test_without_pictures_it_says_what_to_do(qtbot, session):
-    panel = HealthPanel(session)
+    panel = HealthPanel(session, Commands())
     qtbot.addWidget(panel)
     panel.show()
     assert panel.well.isVisible()
@@ -191,7 +192,7 @@ def test_all_is_well(qtbot, session, tmp_path):
     for name, photo in zip("ab", PHOTOS, strict=False):
         photograph(photo).resize((1024, 1024)).save(tmp_path / f"{name}.png")
         (tmp_path / f"{name}.txt").write_text("cat", encoding="utf-8")
-    panel = HealthPanel(session)
+    panel = HealthPanel(session, Commands())
     qtbot.addWidget(panel)
     panel.show()
     session.datasets.open(tmp_path)

@@ -104,9 +104,10 @@ class _Decoder:
         """The pipe to the process, which is started if there is none."""
         if self._pipe is None:
             self._pipe, theirs = _SPAWN.Pipe()
-            self._process = _SPAWN.Process(target=_serve, args=(theirs,), daemon=True)
+            process = _SPAWN.Process(target=_serve, args=(theirs,), daemon=True)
             with _no_interrupts():
-                self._process.start()
+                process.start()
+            self._process = process  # only now: another thread may want to kill it, and can kill what has begun
             theirs.close()
         return self._pipe
 

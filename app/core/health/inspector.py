@@ -74,8 +74,9 @@ class Inspector:
     def close(self) -> None:
         """End whatever is being looked at."""
         self._stopped = True
-        if self._decoders:
-            self._decoders.interrupt()
+        decoders = self._decoders  # the worker may let them go meanwhile
+        if decoders:
+            decoders.interrupt()
         self._tasks.close()
         if self._decoders:
             self._decoders.__exit__(None, None, None)

@@ -71,11 +71,11 @@ class PicturesPage(QWidget):
     def _put_captions(self) -> None:
         self.editor = CaptionEditor(self.session, self.commands)
         self.editor.said.connect(self.views.said)
-        self.editor.left.connect(lambda: self.views.stack.currentWidget().setFocus())
+        self.editor.left.connect(self.views.take_focus)
         self.put(self.captions, self.editor)
 
     def _put_health(self) -> None:
-        self.health_panel = HealthPanel(self.session)
+        self.health_panel = HealthPanel(self.session, self.commands)
         self.health_panel.said.connect(self.views.said)
         self.put(self.health, self.health_panel)
 

@@ -22,12 +22,16 @@ from PySide6.QtWidgets import (
 from shiboken6 import isValid
 
 from app.core.health.encodings import to_utf8
-from app.core.health.findings import Action, Finding
+from app.core.health.findings import Action as ByHand
+from app.core.health.findings import Finding
 from app.core.health.health import Progress
 from app.core.session import Session
+from app.qt.actions.commands import Commands
+from app.qt.actions.table import Action
 from app.qt.pictures.health.charts_view import ChartsView
 from app.qt.pictures.health.finding_list import FindingView
 from app.qt.theme import set_icon
+from app.qt.words import QT_TRANSLATE_NOOP
 from trainer.errors import ImpastoError
 
 # Rare tags are counted again when nothing has changed for so long.
@@ -35,17 +39,29 @@ _PAUSE_MS = 1500
 _RESOLUTIONS = (512, 768, 1024)
 
 
+ACTIONS = (
+    Action(
+        "health.mask",
+        QT_TRANSLATE_NOOP("Action", "Paint masks…"),
+        "pictures",
+        "paint_masks",
+        ("M",),
+        "has_chosen",
+        icon="brush",
+        tip=QT_TRANSLATE_NOOP("Action", "Says which parts of the selected pictures are trained."),
+    ),
+)
+
+
 class HealthPanel(QWidget):
     """Lists what is wrong; a click shows the pictures, a button mends it.
 
-    `said` carries sentences for the status line, `led` asks for a place where the user mends it by hand.
+    `said` carries sentences for the status line.
     """
 
     said = Signal(str)
-    led = Signal(str, list)
-    """The action of a finding and its pictures, in the order of the library."""
 
-    def __init__(self, session: Session, parent: QWidget | None = None) -> None:
+    def __init__(self, session: Session, commands: Commands, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._session, self._health = session, session.health
         self.problems, self.figures = QToolButton(), QToolButton()
@@ -65,6 +81,7 @@ class HealthPanel(QWidget):
         self._show_findings(self._health.now)
         self._tell_progress(self._health.state())
         self._changed()
+        commands.add(ACTIONS, self)
 
     # What the user asks for
 
@@ -89,7 +106,7 @@ class HealthPanel(QWidget):
         elif finding.action == "convert":
             self._convert(finding)
         elif finding.action:
-            self.led.emit(finding.action, self._in_order(finding.ids))
+            self._lead(finding.action, self._in_order(finding.ids))
 
     def select(self, ids: Set[int]) -> None:
         """Select the pictures of a bar; where the filter hides some, it is lifted."""
@@ -105,6 +122,25 @@ class HealthPanel(QWidget):
         chosen = self._session.settings.preferences
         judging = chosen.judging.model_copy(update={"resolution": resolution})
         self._session.settings.change(chosen.model_copy(update={"judging": judging}))
+
+    def has_chosen(self) -> bool:
+        """Tell whether there is something to work on."""
+        return self._session.view.current in self._session.library.pictures or bool(self._session.view.selected)
+
+    def paint_masks(self) -> None:
+        """Paint the masks of the selected pictures, or of the current one."""
+        view = self._session.view
+        self._lead("mask", list(view.scope()) or [view.current or 0])
+
+    def _lead(self, action: ByHand, ids: list[int]) -> None:
+        """Open the place where the user mends it by hand; what it imports is loaded only then."""
+        view = self._session.view
+        if action == "mask":
+            from app.qt.pictures.masks.painter import MaskPainter
+
+            self.place = MaskPainter(self._session, ids, view.current, self)
+            self.place.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+            self.place.open()
 
     # Building
 
@@ -243,7 +279,7 @@ class HealthPanel(QWidget):
         self.fix_button.setVisible(bool(title))
         self.fix_button.setEnabled(True)
 
-    def _action_title(self, action: Action | None) -> str:
+    def _action_title(self, action: ByHand | None) -> str:
         titles = {
             "crop": self.tr("Choose crops…"),
             "mask": self.tr("Paint masks…"),

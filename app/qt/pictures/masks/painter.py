@@ -1,0 +1,340 @@
+"""The window in which masks are painted, one picture after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from PySide6.QtCore import Qt
+from PySide6.QtGui import QAction, QActionGroup, QKeySequence
+from PySide6.QtWidgets import (
+    QDialog,
+    QFrame,
+    QHBoxLayout,
+    QLabel,
+    QPushButton,
+    QSlider,
+    QToolButton,
+    QVBoxLayout,
+    QWidget,
+)
+from shiboken6 import isValid
+
+from app.core.masks import LEFT_OUT, TRAINED, Mask, MaskChanged, Opened, read_mask, remove_mask, write_mask
+from app.core.pictures import Picture
+from app.core.session import Session
+from app.qt.pictures.masks.canvas import MaskCanvas, Tool
+from app.qt.theme import set_icon
+from trainer.errors import ImpastoError
+
+_After = Callable[[], None]
+
+
+class MaskPainter(QDialog):
+    """Saves by itself when one goes on to the next picture or closes; what a file held before is kept as a backup."""
+
+    def __init__(
+        self, session: Session, ids: Sequence[int], start: int | None = None, parent: QWidget | None = None
+    ) -> None:
+        super().__init__(parent)
+        self._session, self._ids = session, list(ids)
+        self._place = self._ids.index(start) if start in self._ids else 0
+        self.canvas = MaskCanvas(session)
+        self.state: str | None = None
+        """The hash of the mask's file as it was read, None where there was none."""
+        self.changed = self.busy = False
+        self._over = False
+        self.name, self.message = QLabel(), QLabel()
+        self.actions_by_name: dict[str, QAction] = {}
+        self.sliders: dict[str, QSlider] = {}
+        self.remove_button, self.over_button = QPushButton(), QPushButton()
+        self.discard_button, self.done_button = QPushButton(), QPushButton()
+        self.setWindowTitle(self.tr("Mask"))
+        self.resize(1100, 800)
+        self._build()
+        self._open()
+
+    @property
+    def picture(self) -> Picture | None:
+        """The picture whose mask is painted."""
+        return self._session.library.pictures.get(self._ids[self._place]) if self._ids else None
+
+    # What the user asks for
+
+    def take(self, tool: Tool) -> None:
+        """Take another tool."""
+        self.canvas.tool = tool
+        self.actions_by_name[tool].setChecked(True)
+        self.canvas.update()
+
+    def fill(self, value: int) -> None:
+        """Train all of it, or nothing."""
+        self._do(lambda mask: mask.fill(value))
+
+    def invert(self) -> None:
+        """Turn the mask round."""
+        self._do(Mask.invert)
+
+    def undo(self) -> None:
+        """Take the last stroke back."""
+        self._do(Mask.undo)
+
+    def redo(self) -> None:
+        """Do it again."""
+        self._do(Mask.redo)
+
+    def step(self, by: int) -> None:
+        """Save and go to another picture."""
+        place = min(max(self._place + by, 0), len(self._ids) - 1)
+        if place != self._place:
+            self._save(lambda: self._go(place))
+
+    def remove(self) -> None:
+        """Remove the file; all of the picture is trained again."""
+        picture, state, over = self.picture, self.state, self._over
+        if picture is None or state is None:
+            self.fill(TRAINED)
+            return
+        path, root = picture.path, picture.folder.root
+        backups = self._session.backups
+        self._run(lambda: remove_mask(path, root, state, backups, over=over), lambda _: self._removed(picture))
+
+    def discard(self) -> None:
+        """Close without saving this mask."""
+        self.changed = False
+        super().reject()
+
+    def reject(self) -> None:
+        """Save and close: Escape and the window's own button lose nothing."""
+        self._save(super().reject)
+
+    def accept(self) -> None:
+        """Save and close."""
+        self._save(super().accept)
+
+    def save_over(self) -> None:
+        """Save although another program wrote the file meanwhile."""
+        self._over = True
+        self._save(self._tell)
+
+    # Reading and writing
+
+    def _open(self) -> None:
+        picture = self.picture
+        self.canvas.show_mask(None)
+        self.canvas.show_picture(picture.id if picture else None)
+        self.changed = self._over = False
+        self._say("")
+        self._tell()
+        if picture is None or not picture.width or not picture.height:
+            self._say(self.tr("This picture cannot be read, so it can have no mask."))
+            return
+        path, width, height = picture.path, picture.width, picture.height
+        self._run(lambda: read_mask(path, width, height), self._opened)
+
+    def _opened(self, opened: object) -> None:
+        assert isinstance(opened, Opened)
+        self.state = opened.state
+        self.canvas.show_mask(Mask(opened.pixels))
+        if opened.stretched:
+            self._say(self.tr("The mask had another size than its picture; it is shown stretched over it."))
+        self._tell()
+
+    def _save(self, after: _After) -> None:
+        picture, mask = self.picture, self.canvas.painting
+        if self.busy:
+            return
+        if not self.changed or picture is None or mask is None:
+            after()
+            return
+        mask.end()
+        path, root, pixels, state = picture.path, picture.folder.root, mask.pixels.copy(), self.state
+        over, backups = self._over, self._session.backups
+        self._run(
+            lambda: write_mask(path, root, pixels, state, backups, over=over),
+            lambda written: self._saved(picture, str(written), after),
+        )
+
+    def _saved(self, picture: Picture, state: str, after: _After) -> None:
+        self.state, self.changed, self._over = state, False, False
+        self._say("")
+        self._session.library.learn({picture.id: {"mask": True}}, "mask")
+        after()
+
+    def _removed(self, picture: Picture) -> None:
+        self._session.library.learn({picture.id: {"mask": False}}, "mask")
+        self._open()
+
+    def _go(self, place: int) -> None:
+        self._place = place
+        self._open()
+
+    def _run(self, work: Callable[[], object], done: Callable[[object], None]) -> None:
+        """Let a worker read or write; meanwhile nothing else can be asked."""
+        self.busy = True
+
+        def ended(result: object) -> None:
+            if isValid(self):
+                self.busy = False
+                done(result)
+
+        def failed(fault: BaseException) -> None:
+            if not isValid(self):
+                return
+            self.busy = False
+            if not isinstance(fault, ImpastoError):
+                raise fault
+            self.over_button.setVisible(isinstance(fault, MaskChanged))
+            self._say(f"{fault.sentence} {fault.remedy}")
+
+        self._session.tasks.run(work, ended, failed)
+
+    def _do(self, change: Callable[[Mask], None]) -> None:
+        if self.canvas.painting is not None:
+            change(self.canvas.painting)
+            self._painted()
+
+    def _painted(self) -> None:
+        self.changed = True
+        self.canvas.update()
+        self._tell()
+
+    # What is said
+
+    def _say(self, sentence: str) -> None:
+        self.message.setText(sentence)
+        self.message.setVisible(bool(sentence))
+        if not sentence:
+            self.over_button.hide()
+
+    def _tell(self) -> None:
+        picture, mask = self.picture, self.canvas.painting
+        place = self.tr("{place} of {all}").format(place=self._place + 1, all=len(self._ids))
+        self.name.setText(f"{picture.name}   ·   {place}" if picture else "")
+        self.actions_by_name["undo"].setEnabled(mask is not None and mask.can_undo)
+        self.actions_by_name["redo"].setEnabled(mask is not None and mask.can_redo)
+        self.actions_by_name["previous"].setEnabled(self._place > 0)
+        self.actions_by_name["next"].setEnabled(self._place < len(self._ids) - 1)
+        self.remove_button.setEnabled(self.state is not None or self.changed)
+        self.discard_button.setEnabled(self.changed)
+
+    # Building
+
+    def _build(self) -> None:
+        bar = QHBoxLayout()
+        bar.setContentsMargins(10, 8, 10, 6)
+        bar.setSpacing(2)
+        tools = QActionGroup(self)
+        for name, icon, text, key in (
+            ("brush", "brush", self.tr("Brush: train this"), "B"),
+            ("eraser", "eraser", self.tr("Eraser: leave this out"), "E"),
+            ("fill", "fill", self.tr("Fill an area"), "G"),
+        ):
+            action = self._action(name, icon, text, key, lambda tool=name: self.take(tool))
+            action.setCheckable(True)
+            tools.addAction(action)
+            bar.addWidget(self._button(action))
+        self.actions_by_name["brush"].setChecked(True)
+        bar.addWidget(_line())
+        for name, icon, text, key, run in (
+            ("all", "check", self.tr("Train all of it"), "Ctrl+A", lambda: self.fill(TRAINED)),
+            ("none", "close", self.tr("Leave all of it out"), "Ctrl+Shift+A", lambda: self.fill(LEFT_OUT)),
+            ("invert", "invert", self.tr("Invert"), "Ctrl+I", self.invert),
+            ("undo", "undo", self.tr("Undo"), "Ctrl+Z", self.undo),
+            ("redo", "redo", self.tr("Redo"), "Ctrl+Shift+Z", self.redo),
+            ("previous", "left", self.tr("Previous picture"), "PgUp", lambda: self.step(-1)),
+            ("next", "right", self.tr("Next picture"), "PgDown", lambda: self.step(1)),
+        ):
+            bar.addWidget(self._button(self._action(name, icon, text, key, run)))
+            if name in ("invert", "redo"):
+                bar.addWidget(_line())
+        bar.addStretch(1)
+        canvas = self.canvas
+        bar.addWidget(self._slider("size", self.tr("Size"), 1, 300, canvas.radius, canvas.resize_brush))
+        bar.addWidget(self._slider("hardness", self.tr("Hardness"), 0, 100, round(100 * canvas.hardness), self._harden))
+        bar.addWidget(self._slider("opacity", self.tr("Tint"), 10, 100, round(100 * canvas.opacity), self._tint))
+        canvas.sized.connect(self.sliders["size"].setValue)
+        canvas.painted.connect(self._painted)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(0, 0, 0, 0)
+        column.setSpacing(0)
+        column.addLayout(bar)
+        column.addWidget(canvas, 1)
+        column.addLayout(self._build_foot())
+        canvas.setFocus()
+
+    def _build_foot(self) -> QVBoxLayout:
+        self.name.setProperty("role", "muted")
+        self.message.setProperty("role", "warning")
+        self.message.setWordWrap(True)
+        hint = QLabel(self.tr("Tinted parts are left out of training."))
+        hint.setProperty("role", "muted")
+        row = QHBoxLayout()
+        row.addWidget(self.name)
+        row.addSpacing(12)
+        row.addWidget(hint, 1)
+        for button, text, run in (
+            (self.over_button, self.tr("Save over it"), self.save_over),
+            (self.remove_button, self.tr("Remove mask"), self.remove),
+            (self.discard_button, self.tr("Close without saving"), self.discard),
+            (self.done_button, self.tr("Done"), self.accept),
+        ):
+            button.setText(text)
+            button.clicked.connect(run)
+            button.setAutoDefault(button is self.done_button)
+            row.addWidget(button)
+        self.done_button.setDefault(True)
+        self.over_button.hide()
+        foot = QVBoxLayout()
+        foot.setContentsMargins(12, 8, 12, 10)
+        foot.addWidget(self.message)
+        foot.addLayout(row)
+        return foot
+
+    def _action(self, name: str, icon: str, text: str, key: str, run: Callable[..., None]) -> QAction:
+        action = QAction(text, self)
+        set_icon(action, icon)
+        action.setShortcut(QKeySequence(key))
+        action.setToolTip(f"{text} ({action.shortcut().toString(QKeySequence.SequenceFormat.NativeText)})")
+        action.triggered.connect(lambda _=False: run())
+        self.addAction(action)
+        self.actions_by_name[name] = action
+        return action
+
+    def _button(self, action: QAction) -> QToolButton:
+        button = QToolButton()
+        button.setDefaultAction(action)
+        button.setAccessibleName(action.text())
+        button.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
+        return button
+
+    def _slider(self, name: str, text: str, low: int, high: int, value: int, changed: Callable[[int], None]) -> QWidget:
+        slider, label = QSlider(Qt.Orientation.Horizontal), QLabel(text)
+        slider.setRange(low, high)
+        slider.setValue(value)
+        slider.setFixedWidth(96)
+        slider.setAccessibleName(text)
+        slider.valueChanged.connect(changed)
+        label.setProperty("role", "muted")
+        label.setBuddy(slider)
+        self.sliders[name] = slider
+        both = QWidget()
+        row = QHBoxLayout(both)
+        row.setContentsMargins(8, 0, 0, 0)
+        row.addWidget(label)
+        row.addWidget(slider)
+        return both
+
+    def _harden(self, percent: int) -> None:
+        self.canvas.hardness = percent / 100
+
+    def _tint(self, percent: int) -> None:
+        self.canvas.opacity = percent / 100
+        self.canvas.update()
+
+
+def _line() -> QFrame:
+    line = QFrame()
+    line.setFrameShape(QFrame.Shape.VLine)
+    line.setFrameShadow(QFrame.Shadow.Plain)
+    line.setFixedWidth(13)
+    return line
