@@ -247,6 +247,10 @@ class Views(QWidget):
                 self._session.view.select(self._session.view.selected, chosen[0])
             self._look(self.compare)
 
+    def take_focus(self) -> None:
+        """Give the keyboard to the view that is seen."""
+        (self.stack.currentWidget() or self.grid).setFocus()
+
     def _look(self, view: QWidget) -> None:
         self.stack.setCurrentWidget(view)
         view.setFocus()
