@@ -11,6 +11,9 @@ lives. It says paths, not ids::
 
 An edit whose end is missing was being made when the process died: its files were not touched, and it counts as never
 made. A last line that is torn is cut. What is saved is needed no more, so the file is begun anew from time to time.
+
+Edits of one value mostly go on from each other; where one does not, another program's words came between. What was
+wanted before them is then a second wish for the same value, and stays one when only the newer is saved.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ import threading
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import reduce
 from itertools import groupby
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -53,6 +57,8 @@ class Journal:
         self._file: BinaryIO | None = None
         self._number = 0
         self._part = 0
+        self._owed: list[dict[str, Any]] = []
+        """Lines that wait for the end of the edit that is being entered: they would be cut with it if it fails."""
         self._start = 0
         """Where the edit that is being entered begins in the file."""
         try:
@@ -71,9 +77,10 @@ class Journal:
             number = self._number + 1
             if self._part == 0 and self._file and not self.fault:
                 self._start = self._file.tell()
-            self._write(_edit_lines(name, number, wishes, self._part))
+            entered = [replace(wish, number=number) for wish in wishes]
+            self._write(_edit_lines(name, entered, self._part))
             self._part += 1
-        return [replace(wish, number=number) for wish in wishes]
+        return entered
 
     def end(self) -> None:
         """Complete the edit: from here on it is made."""
@@ -81,6 +88,7 @@ class Journal:
             self._number += 1
             self._write([{"end": self._number}])
             self._part = 0
+            self._write_owed()
 
     def sync(self) -> None:
         """Wait until all entries are on the disk itself, where they outlive a power cut too."""
@@ -97,11 +105,9 @@ class Journal:
             for (number, root), group in groupby(wishes, lambda wish: (wish.number, wish.key.root))
         ]
         with self._access:
-            # Between the lines of an edit that is being entered it would be cut with them if one of them fails; without
-            # it the next start finds in the file what it wants there.
+            self._owed += lines
             if self._part == 0:
-                self._start = self._file.tell() if self._file else 0
-                self._write(lines)
+                self._write_owed()
 
     def roll(self, wishes: Sequence[Wish], taken: int) -> None:
         """Begin the file anew with what is not saved yet, if it has grown large or is at fault.
@@ -120,24 +126,28 @@ class Journal:
     def adopt(self) -> list[Wish]:
         """Take over what journals of sessions that ended without saving all hold; return what is to be written.
 
+        Of one value that may be several wishes, the newest last.
         They are removed once this journal holds it all on the disk; a kill at any moment leaves one or both. On the
         library's thread, and not while an edit is being made.
         """
-        found: dict[Key, Wish] = {}
+        found: dict[Key, list[Wish]] = {}
         left = []
         for path in sorted(self._folder.glob("*.jsonl")):
             if path != self._path and not locks.is_held(_lock_of(path)):
                 left.append(path)
-                for key, wish in read(path).items():
-                    found[key] = found[key].followed_by(wish) if key in found else wish
-        wishes = self.append("Not saved before", list(found.values()))
-        self.end()
+                for key, wishes in read(path).items():
+                    for wish in wishes:
+                        _add(found.setdefault(key, []), wish)
+        adopted: list[Wish] = []
+        for place in range(max(map(len, found.values()), default=0)):  # numbers of their own for those of one value
+            adopted += self.append("Not saved before", [each[place] for each in found.values() if place < len(each)])
+            self.end()
         self.sync()
         if not self.fault:
             for path in left:
                 path.unlink(missing_ok=True)
                 _lock_of(path).unlink(missing_ok=True)
-        return wishes
+        return adopted
 
     def close(self, wishes: Sequence[Wish]) -> None:
         """End the session, leaving only what could not be saved for the next start; no file where that is nothing."""
@@ -156,7 +166,7 @@ class Journal:
 
     def _renew(self, wishes: Sequence[Wish]) -> None:
         """Write the file anew, in one step; on an error the old one goes on."""
-        lines = [_HEAD, *_edit_lines("Not saved yet", self._number, wishes, 0)]
+        lines = [_HEAD, *_edit_lines("Not saved yet", sorted(wishes, key=lambda wish: wish.number), 0)]
         if wishes:
             lines.append({"end": self._number})
         self._shut()  # Windows replaces no file that is open
@@ -171,6 +181,12 @@ class Journal:
         if self._file:
             self._file.close()
             self._file = None
+
+    def _write_owed(self) -> None:
+        if self._owed:
+            self._start = self._file.tell() if self._file else 0
+            self._write(self._owed)
+            self._owed = []
 
     def _write(self, lines: Iterable[dict[str, Any]]) -> None:
         """Append lines; where that fails, cut the edit that they belong to: all of it is there, or nothing."""
@@ -187,12 +203,13 @@ class Journal:
                 self._file.seek(self._start)
 
 
-def read(path: Path) -> dict[Key, Wish]:
+def read(path: Path) -> dict[Key, list[Wish]]:
     """Return what a journal holds that may not be in its file yet: only complete edits, in the order of their making.
 
-    A torn last line, and whatever follows a damaged one, is passed over. Raises OSError.
+    Edits that go on from each other are one wish. A torn last line, and whatever follows a damaged one, is passed over.
+    Raises OSError.
     """
-    found: dict[Key, list[tuple[int, Wish]]] = {}
+    found: dict[Key, list[list[Wish]]] = {}
     open_edit: list[Wish] = []
     for entry in _entries(path.read_bytes()):
         match entry:
@@ -202,23 +219,30 @@ def read(path: Path) -> dict[Key, Wish]:
                 open_edit += (_wish(root, number, change) for change in changes)
             case {"end": int()}:
                 for wish in open_edit:
-                    found.setdefault(wish.key, []).append((wish.number, wish))
+                    chains = found.setdefault(wish.key, [])
+                    chain = next((one for one in reversed(chains) if one[-1].leads_to(wish)), None)
+                    chain.append(wish) if chain else chains.append([wish])
                 open_edit = []
             case {"saved": int(number), "root": str(root), "values": list(values)}:
                 for name, field in values:
-                    _forget(found, Key(root, name, field), number)
-    return {key: _chain([wish for _, wish in chain]) for key, chain in found.items() if chain}
+                    _forget(found.get(Key(root, name, field), []), number)
+    return {key: [reduce(Wish.followed_by, chain) for chain in chains] for key, chains in found.items() if chains}
 
 
-def _forget(found: dict[Key, list[tuple[int, Wish]]], key: Key, number: int) -> None:
-    found[key] = [(made, wish) for made, wish in found.get(key, ()) if made > number]
+def _forget(chains: list[list[Wish]], number: int) -> None:
+    """Drop what was saved with a wish, and what led to it."""
+    for chain in chains:
+        if any(wish.number == number for wish in chain):
+            chain[:] = [wish for wish in chain if wish.number > number]
+    chains[:] = [chain for chain in chains if chain]
 
 
-def _chain(wishes: Sequence[Wish]) -> Wish:
-    whole = wishes[0]
-    for wish in wishes[1:]:
-        whole = whole.followed_by(wish)
-    return whole
+def _add(wishes: list[Wish], later: Wish) -> None:
+    """Put a wish to those of the same value: as one with what it goes on from."""
+    place = next((place for place, wish in enumerate(wishes) if wish.leads_to(later)), len(wishes))
+    before = wishes[place : place + 1]
+    wishes[place : place + 1] = []
+    wishes.append(before[0].followed_by(later) if before else later)
 
 
 def _wish(root: str, number: int, change: list[Any]) -> Wish:
@@ -239,8 +263,8 @@ def _entries(data: bytes) -> Iterable[dict[str, Any]]:
             return
 
 
-def _edit_lines(name: str, number: int, wishes: Iterable[Wish], part: int) -> Iterable[dict[str, Any]]:
-    for root, group in groupby(wishes, lambda wish: wish.key.root):
+def _edit_lines(name: str, wishes: Iterable[Wish], part: int) -> Iterable[dict[str, Any]]:
+    for (number, root), group in groupby(wishes, lambda wish: (wish.number, wish.key.root)):
         changes = [(wish.key.name, wish.key.field, wish.bases, wish.desired) for wish in group]
         yield {"edit": number, "part": part, "name": name, "root": root, "changes": changes}
         part += 1

@@ -127,6 +127,8 @@ class Saver:
         self._flight: dict[Key, Wish] = {}
         self._refused: dict[Key, Outcome] = {}
         self._conflicts: dict[Key, Outcome] = {}
+        self._behind: dict[Key, list[Wish]] = {}
+        """What the user wanted besides a newer wish that does not go on from it: judged when that one is done with."""
         self._saved = self._taken = 0
         self._noticed: set[tuple[str, str]] = set()
         self._retry_at = float("inf")
@@ -153,7 +155,12 @@ class Saver:
         self.recovered = tuple(wishes)
         roots = Counter(wish.key.root for wish in wishes)
         self._report([], [Notice("notice.recovered", root, count) for root, count in roots.items()])
-        self.take(wishes)
+        newest = {wish.key: wish for wish in wishes}
+        with self._changed:
+            for wish in wishes:
+                if wish is not newest[wish.key]:
+                    self._put_behind(wish)
+        self.take(list(newest.values()))
 
     def unsaved(self, picture: Picture) -> frozenset[Field]:
         """Return what of a picture is not on disk yet: a look at the disk must not overwrite that in the library."""
@@ -172,8 +179,9 @@ class Saver:
             now = time.monotonic()
             for waiting in self._open.values():
                 waiting.due = now
-            self._reopen()
-            self._look_again(now)
+            self._reopen(self._refused)
+            self._reopen(self._conflicts)  # the other program may have gone on, or back
+            self._retry_at = float("inf")
             self._changed.notify_all()
 
     def flush(self) -> None:
@@ -194,16 +202,25 @@ class Saver:
             outcome = self._conflicts.pop(conflict.key, None)
             if outcome is None:
                 return
-            wish, later = outcome.wish, self._open.get(conflict.key)
-            if keep == "mine":
-                known = (*wish.bases, outcome.found, *((*later.wish.bases, later.wish.desired) if later else ()))
-                self._open[wish.key] = _Waiting(replace(wish, bases=known), time.monotonic())
-            elif not later:
-                # Nothing is wished in place of it any more; the writer finds what stands there by now.
-                self._open[wish.key] = _Waiting(replace(wish, bases=(wish.desired,)), time.monotonic())
+            self._decide(outcome, keep)
             self._changed.notify_all()
             state = self._state()
         self._tell(state)
+
+    def _decide(self, outcome: Outcome, keep: Literal["mine", "theirs"]) -> None:
+        wish, now = outcome.wish, time.monotonic()
+        later, flying = self._open.get(wish.key), self._flight.get(wish.key)
+        if keep == "mine":
+            newer = [one for one in (flying, later and later.wish) if one]
+            written = [value for one in newer for value in (*one.bases, one.desired)]
+            self._open[wish.key] = _Waiting(replace(wish, bases=(*wish.bases, outcome.found, *written)), now)
+            if later:
+                self._journal.saved([later.wish])
+        elif later:
+            self._journal.saved([wish])
+        else:
+            # Nothing is wished in place of it any more; the writer finds what stands there by now.
+            self._open[wish.key] = _Waiting(replace(wish, bases=(wish.desired,)), now)
 
     def close(self) -> None:
         """Write what can be written and end; what cannot stays in the journal for the next start."""
@@ -233,6 +250,7 @@ class Saver:
         self._journal.roll(wishes, taken)
         with self._changed:
             self._flight = {}
+            self._bring_forward()
             state = self._state()
             self._changed.notify_all()
         self.post(lambda: self._tell(state))
@@ -257,7 +275,8 @@ class Saver:
                 self._absorb(_BATCH)
                 now = time.monotonic()
                 if now >= self._retry_at:
-                    self._reopen()
+                    self._reopen(self._refused)
+                    self._retry_at = float("inf")
                 due = [waiting.wish for waiting in self._open.values() if waiting.due <= now][:_BATCH]
                 if due or self._closing or self._thread is None:
                     break
@@ -288,27 +307,38 @@ class Saver:
 
     def _add(self, wish: Wish, due: float) -> None:
         self._taken = max(self._taken, wish.number)
-        earlier = self._open.get(wish.key)
-        stopped = self._refused.pop(wish.key, None)
-        if (conflict := self._conflicts.get(wish.key)) and wish.bases[0] != conflict.found:
-            # Else the user goes on from what stands on disk, and what he wrote in a session that crashed waits on.
-            stopped = self._conflicts.pop(wish.key)
-        before = earlier.wish if earlier else stopped.wish if stopped else None
+        before = self._before(wish)
         self._open[wish.key] = _Waiting(before.followed_by(wish) if before else wish, due)
 
-    def _reopen(self) -> None:
-        now = time.monotonic()
-        for key, outcome in self._refused.items():
-            self._open[key] = _Waiting(outcome.wish, now)
-        self._refused = {}
-        self._retry_at = float("inf")
+    def _before(self, wish: Wish) -> Wish | None:
+        """Take out what this wish goes on from; what it does not, waits on as the problem that it is, or behind it."""
+        if earlier := self._open.get(wish.key):
+            if earlier.wish.leads_to(wish):
+                return earlier.wish
+            self._put_behind(earlier.wish)
+        else:
+            for store in (self._refused, self._conflicts):
+                if (stopped := store.get(wish.key)) and stopped.wish.leads_to(wish):
+                    del store[wish.key]
+                    return stopped.wish
+        return None
 
-    def _look_again(self, now: float) -> None:
-        """Judge conflicts anew: the other program may have gone on, or back."""
-        for key, outcome in list(self._conflicts.items()):
-            if key not in self._open:
-                self._open[key] = _Waiting(outcome.wish, now)
-                del self._conflicts[key]
+    def _put_behind(self, wish: Wish) -> None:
+        self._behind.setdefault(wish.key, []).append(wish)
+
+    def _bring_forward(self) -> None:
+        """Judge what stood behind another wish for the same value, now that its place is free; the newest first."""
+        for key, wishes in list(self._behind.items()):
+            if not any(key in store for store in (self._open, self._refused, self._conflicts)):
+                self._open[key] = _Waiting(wishes.pop(), time.monotonic())
+                if not wishes:
+                    del self._behind[key]
+
+    def _reopen(self, store: dict[Key, Outcome]) -> None:
+        """Judge again what was set aside, but where a newer wish is on its way."""
+        now = time.monotonic()
+        for key in [key for key in store if key not in self._open]:
+            self._open[key] = _Waiting(store.pop(key).wish, now)
 
     def _settle(self, batch: Sequence[Wish], outcomes: Sequence[Outcome]) -> None:
         assert len(batch) == len(outcomes)
@@ -322,6 +352,7 @@ class Saver:
                 elif conflict := self._conflicts.get(outcome.wish.key):
                     if outcome.found == conflict.wish.desired:
                         del self._conflicts[outcome.wish.key]
+                        self._journal.saved([conflict.wish])
                     else:
                         self._conflicts[outcome.wish.key] = replace(conflict, found=outcome.found)
             if self._refused:
@@ -331,12 +362,16 @@ class Saver:
         self.post(lambda: self._report(learned, told))
 
     def _set_aside(self, outcome: Outcome) -> None:
-        """Keep what was not written; where the user went on meanwhile, as one wish with what he wants now."""
+        """Keep what was not written; where the user went on from it meanwhile, as one wish with what he wants now."""
         key = outcome.wish.key
-        if later := self._open.get(key):
+        later = self._open.get(key)
+        if later and outcome.wish.leads_to(later.wish):
             later.wish = outcome.wish.followed_by(later.wish)
-        else:
-            (self._refused if outcome.kind == "refused" else self._conflicts)[key] = outcome
+            return
+        for store in (self._refused, self._conflicts):
+            if before := store.pop(key, None):
+                self._put_behind(before.wish)
+        (self._refused if outcome.kind == "refused" else self._conflicts)[key] = outcome
 
     def _worth_saying(self, outcomes: Sequence[Outcome]) -> list[Notice]:
         counts: defaultdict[tuple[str, str], int] = defaultdict(int)
@@ -359,7 +394,8 @@ class Saver:
 
     def _unwritten(self) -> list[Wish]:
         stopped = (*self._refused.values(), *self._conflicts.values())
-        return [waiting.wish for waiting in self._open.values()] + [outcome.wish for outcome in stopped]
+        behind = [wish for wishes in self._behind.values() for wish in wishes]
+        return behind + [waiting.wish for waiting in self._open.values()] + [outcome.wish for outcome in stopped]
 
     def _pending(self) -> int:
         known = len(self._open) + len(self._flight) + len(self._refused) + len(self._conflicts)

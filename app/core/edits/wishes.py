@@ -50,6 +50,13 @@ class Wish:
     number: int = 0
     """Of the latest edit in the journal that is part of it."""
 
+    def leads_to(self, later: Wish) -> bool:
+        """Tell whether the user went on from this wish in the later one: else both are his, and neither may be lost.
+
+        A session that crashed wanted one thing, say, and another program wrote something else, from which he goes on.
+        """
+        return later.bases[0] == self.desired
+
     def followed_by(self, later: Wish) -> Wish:
         """Return one wish for both, written in one go; what the first one wanted may be there already."""
         return replace(later, bases=tuple(dict.fromkeys((*self.bases, self.desired, *later.bases))))

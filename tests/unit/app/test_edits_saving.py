@@ -267,6 +267,75 @@ def test_a_torn_last_line_is_cut_and_an_edit_without_end_was_never_made(world: W
     world.begin()
 
 
+def crashed_in_conflict(world: World) -> None:
+    """A session wanted "mine" of the first picture, another program wrote "theirs", and the session crashed."""
+    set_to(world, 0, "mine")
+    (world.data / "a.txt").write_bytes(b"theirs")
+    world.settle()
+    world.crash()
+    world.begin()
+
+
+def conflicts(world: World) -> list[tuple[Value, Value]]:
+    return [(conflict.mine, conflict.theirs) for conflict in world.saver.now.conflicts]
+
+
+@pytest.mark.parametrize("saved", [True, False])
+def test_what_a_crashed_session_wanted_outlives_another_crash_though_the_picture_is_edited(
+    world: World, saved: bool
+) -> None:
+    crashed_in_conflict(world)
+    set_to(world, 0, "newer")
+    if saved:
+        world.settle()
+        assert conflicts(world) == [("mine", "newer")]
+    world.crash()
+    world.begin()
+    world.settle()
+    assert (world.data / "a.txt").read_bytes() == b"newer"
+    assert conflicts(world) == [("mine", "newer")]
+
+
+def test_of_two_wishes_in_conflict_neither_is_forgotten(world: World) -> None:
+    crashed_in_conflict(world)
+    set_to(world, 0, "newer")
+    (world.data / "a.txt").write_bytes(b"theirs again")
+    world.settle()
+    assert conflicts(world) == [("newer", "theirs again")]
+    world.saver.resolve(world.saver.now.conflicts[0], "theirs")
+    world.settle()
+    assert conflicts(world) == [("mine", "theirs again")]
+    world.saver.resolve(world.saver.now.conflicts[0], "mine")
+    world.settle()
+    assert conflicts(world) == []
+    assert (world.data / "a.txt").read_bytes() == b"mine"
+
+
+def test_what_the_user_chose_against_does_not_come_back_after_a_crash(world: World) -> None:
+    crashed_in_conflict(world)
+    (conflict,) = world.saver.now.conflicts
+    set_to(world, 0, "newer")
+    world.saver.resolve(conflict, "mine")
+    world.settle()
+    assert (world.data / "a.txt").read_bytes() == b"mine"
+    world.crash()
+    world.begin()
+    assert conflicts(world) == []
+    assert (world.data / "a.txt").read_bytes() == b"mine"
+
+
+def test_a_caption_saved_while_a_large_edit_is_entered_is_known_as_saved(world: World) -> None:
+    set_to(world, 0, "one")
+    world.journal.append("Large", [])
+    world.settle()
+    world.journal.end()
+    (world.data / "a.txt").write_bytes(b"theirs")
+    world.crash()
+    world.begin()
+    assert conflicts(world) == []
+    assert (world.data / "a.txt").read_bytes() == b"theirs"
+
+
 def test_a_session_that_lives_keeps_its_journal(world: World) -> None:
     set_to(world, 0, "theirs to write")
     second = Journal(world.home / "journal")
