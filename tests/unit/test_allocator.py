@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from trainer.memory.allocator import MIB, Allocator, AllocatorSettings, OutOfMemory
@@ -410,3 +412,38 @@ def test_the_driver_places_segments() -> None:
     assert allocator.snapshot() == Snapshot(
         (SegmentState(2**40 - 12 * MIB, 12 * MIB, "large", (BlockState(2**40 - 12 * MIB, 12 * MIB, 12 * MIB),)),)
     )
+
+
+@pytest.mark.parametrize("settings", [AllocatorSettings(), AllocatorSettings(expandable=True)])
+def test_a_copy_goes_on_alike_and_apart(settings: AllocatorSettings) -> None:
+    chance = random.Random(3)
+
+    def play(allocator: Allocator, live: list[int], moves: list[float]) -> None:
+        for move in moves:
+            if live and move < 0.45:
+                allocator.free(live.pop(int(move * 1000) % len(live)))
+            else:
+                live.append(allocator.allocate(int(move**4 * 50 * MIB) + 1))
+
+    before, after = ([chance.random() for _ in range(400)] for _ in range(2))
+    original, live = Allocator(settings), list[int]()
+    play(original, live, before)
+    original.empty_cache()
+    copy, copied = original.copy(), list(live)
+    state = original.snapshot()
+    play(copy, copied, after)
+    assert original.snapshot() == state
+    assert copy.snapshot() != state
+    play(original, live, after)
+    assert (copy.snapshot(), copied) == (original.snapshot(), live)
+    assert (copy.peak_reserved, copy.allocated) == (original.peak_reserved, original.allocated)
+
+
+def test_without_its_limit_an_allocator_goes_on() -> None:
+    allocator = Allocator(AllocatorSettings(capacity=40 * MIB))
+    allocator.allocate(30 * MIB)
+    with pytest.raises(OutOfMemory):
+        allocator.copy().allocate(30 * MIB)
+    allocator.lift_limit()
+    allocator.allocate(30 * MIB)
+    assert allocator.reserved == 60 * MIB

@@ -17,17 +17,22 @@ from trainer.memory.tape import Storage, StorageKind, Tape
 
 @dataclass
 class Known:
-    """An appraiser whose bounds are sometimes loose, sometimes tight, never too high."""
+    """An appraiser whose bounds are sometimes loose, sometimes tight, never too high; some fit only at a cost."""
 
     truth: list[Preference]
     fitting: list[bool]
     bounds: list[Preference]
     hints: list[bool]
+    costs: list[int]
     looked: set[int] = field(default_factory=set)
     tried: list[int] = field(default_factory=list)
 
     def preference(self, candidate: int) -> Preference:
-        return self.truth[candidate] if candidate in self.looked else self.bounds[candidate]
+        known = self.truth[candidate] if candidate in self.looked else self.bounds[candidate]
+        return self.at_cost(known, candidate) if candidate in self.tried else known
+
+    def at_cost(self, known: Preference, candidate: int) -> Preference:
+        return known._replace(time=known.time + self.costs[candidate])
 
     def exact(self, candidate: int) -> bool:
         return candidate in self.looked
@@ -40,7 +45,7 @@ class Known:
         self.looked.add(candidate)
         # Looking at one tells something of another.
         other = random.Random(candidate).randrange(len(self.truth))
-        self.bounds[other] = max(self.bounds[other], Preference(self.truth[other].quality, 0, 0, 0))
+        self.bounds[other] = max(self.bounds[other], Preference(self.truth[other].quality, 0, 0, 0, 0))
 
     def fits(self, candidate: int) -> bool:
         self.tried.append(candidate)
@@ -52,22 +57,23 @@ def test_the_search_finds_what_looking_at_everything_finds(seed: int) -> None:
     chance = random.Random(seed)
     count = chance.randrange(1, 30)
     # Few values, so that there are ties at every place.
-    truth = [Preference(*(chance.randrange(3) for _ in range(4))) for _ in range(count)]
+    truth = [Preference(*(chance.randrange(3) for _ in range(5))) for _ in range(count)]
     bounds = [Preference(one.quality, *(chance.randrange(value + 1) for value in one[1:])) for one in truth]
     fitting = [chance.random() < 0.3 for _ in range(count)]
-    known = Known(truth, fitting, bounds, [chance.random() < 0.5 for _ in range(count)])
-    wanted = min((index for index in range(count) if fitting[index]), key=lambda index: truth[index], default=None)
+    hints = [chance.random() < 0.5 for _ in range(count)]
+    known = Known(truth, fitting, bounds, hints, [chance.choice((0, 0, 1, 2)) for _ in range(count)])
+    wanted = min((known.at_cost(truth[index], index) for index in range(count) if fitting[index]), default=None)
     found = best(range(count), known)
     assert (found is None) == (wanted is None)
-    if found is not None and wanted is not None:
-        assert truth[found] == truth[wanted]
+    if found is not None:
+        assert known.at_cost(truth[found], found) == wanted
         assert found in known.looked
 
 
 def test_what_cannot_be_better_is_not_looked_at() -> None:
-    truth = [Preference(0, 10, 0, 0), Preference(0, 20, 0, 0), Preference(1, 1, 0, 0)]
-    bounds = [Preference(0, 0, 0, 0), Preference(0, 15, 0, 0), Preference(1, 0, 0, 0)]
-    known = Known(truth, [True] * 3, bounds, [False] * 3)
+    truth = [Preference(0, 10, 0, 0, 0), Preference(0, 20, 0, 0, 0), Preference(1, 1, 0, 0, 0)]
+    bounds = [Preference(0, 0, 0, 0, 0), Preference(0, 15, 0, 0, 0), Preference(1, 0, 0, 0, 0)]
+    known = Known(truth, [True] * 3, bounds, [False] * 3, [0] * 3)
     assert best(range(3), known) == 0
     assert known.looked == {0}
     assert known.tried == [0]

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
 
 from trainer.memory.snapshot import BlockState, PoolName, SegmentState, Snapshot
 
@@ -92,6 +93,11 @@ class _Pool:
         self.searches = 0
         self.unmapped: list[int] = []
         """Addresses of the unmapped blocks of the expandable segment, in order."""
+
+    def copy(self) -> _Pool:
+        twin = copy(self)
+        twin.free, twin.unmapped = list(self.free), list(self.unmapped)
+        return twin
 
 
 class Allocator:
@@ -182,6 +188,22 @@ class Allocator:
 
     # The whole state
 
+    def copy(self) -> Allocator:
+        """Another in the same state, down to the addresses: what is handed out here can be freed there."""
+        twin = copy(self)
+        if self._place == self._append:
+            twin._place = twin._append
+        pools = {id(pool): pool.copy() for pool in (self._small, self._large)}
+        twin._small, twin._large = pools.values()
+        twin._blocks = blocks = {}
+        for address, block in self._blocks.items():
+            blocks[address] = new = _Block(address, block.size, pools[id(block.pool)], None, None)
+            new.requested, new.mapped, new.since = block.requested, block.mapped, block.since
+        for address, block in self._blocks.items():
+            if (after := block.after) is not None:
+                blocks[address].after, blocks[after.address].before = blocks[after.address], blocks[address]
+        return twin
+
     def snapshot(self) -> Snapshot:
         """All segments with their blocks, by address."""
         runs: list[list[_Block]] = []
@@ -192,6 +214,11 @@ class Allocator:
                     runs.append([])
                 runs[-1].append(block)
         return Snapshot(tuple(_segment_state(blocks) for blocks in runs))
+
+    def lift_limit(self) -> None:
+        """From here on segments may sum to anything."""
+        self.settings = replace(self.settings, capacity=None)
+        self._collects = False
 
     @classmethod
     def restored(

@@ -89,6 +89,7 @@ class Appraisal:
         self._anchors: dict[str, Anchor] = {}
         self._steps: dict[tuple[str, Checkpointing, int], Figures] = {}
         self._drawn: dict[tuple[str, bool, bool], Figures] = {}
+        self._retrying: dict[tuple[str, Checkpointing, int], float] = {}
         self._ruled_out: list[Callable[[FitConfig], bool]] = []
 
     def preference(self, fit: FitConfig) -> Preference:
@@ -97,13 +98,14 @@ class Appraisal:
         drawn = self._drawn_of(fit) or self._drawn_bound(fit)
         return Preference(
             quality=0 if self._free_choice else QUALITIES.index(fit.quantise or "none"),
-            time=time_step(steps.seconds + drawn.seconds),
-            bytes=max(steps.bytes, drawn.bytes),
+            time=time_step(steps.seconds + self._retrying.get(_step_key(fit), 0.0)),
             changes=self._changes(fit),
+            drawing=time_step(drawn.seconds),
+            bytes=max(steps.bytes, drawn.bytes),
         )
 
     def exact(self, fit: FitConfig) -> bool:
-        """Whether its tapes are known."""
+        """Whether its tapes are known; whether it has to give memory back to fit comes out when that is played."""
         return _step_key(fit) in self._steps and self._drawn_of(fit) is not None
 
     def hopeless(self, fit: FitConfig) -> bool:
@@ -128,6 +130,10 @@ class Appraisal:
     def rule_out(self, rule: Callable[[FitConfig], bool]) -> None:
         """From now on, fits of which ``rule`` holds are hopeless: what failed in one is the same in them."""
         self._ruled_out.append(rule)
+
+    def slowed(self, fit: FitConfig, seconds: float) -> None:
+        """From now on, steps as in ``fit`` take so much longer over the whole run."""
+        self._retrying[_step_key(fit)] = seconds
 
     def late_for(self, fit: FitConfig) -> bool:
         """Whether it is too late to find out about a fit whose tapes are missing."""

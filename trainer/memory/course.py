@@ -100,6 +100,11 @@ def optimizer_step(subject: Subject, steps: Steps[T], *, first: bool = False) ->
     return [steps.micro_first, last] if parts(subject) == 1 else [steps.micro_first, steps.micro_more, last]
 
 
+def repeats(subject: Subject) -> tuple[int, ...]:
+    """How often each tape of ``optimizer_step`` is done in a step."""
+    return (1, 1) if parts(subject) == 1 else (1, parts(subject) - 1, 1)
+
+
 def training_sums(subject: Subject, steps: Steps[Outline]) -> Sums:
     """What training in one shape needs at the least: the weights, the first step and a later one."""
     first, later = optimizer_step(subject, steps, first=True), optimizer_step(subject, steps)

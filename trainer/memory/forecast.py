@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from itertools import cycle
 
 from trainer.memory import timing
 from trainer.memory.allocator import Allocator, AllocatorSettings
-from trainer.memory.course import MOST_ROUNDS, Course, Occasions, Seconds, bounding_buckets, parts
+from trainer.memory.course import MOST_ROUNDS, Act, Course, Occasions, Seconds, bounding_buckets, parts, repeats
 from trainer.memory.grid import unet_block
 from trainer.memory.host import host_bytes
 from trainer.memory.peaks import HighPoint, high_points
@@ -18,6 +19,9 @@ from trainer.memory.subject import Subject
 from trainer.memory.tape import Tape, Work
 from trainer.memory.traces import Traces
 from trainer.protocol.forecast import Forecast, ForecastPhase, Peak, PhaseForecast
+
+Chapters = tuple[tuple[int, ...], ...]
+"""The tapes that runs have in common, each by its identity, chapter by chapter."""
 
 SAMPLES = 200
 LARGEST_PARTS = 6
@@ -61,6 +65,19 @@ class Playing:
             self.failed_in = phase
         return self.failure is None
 
+    def copy(self) -> Playing:
+        """Another that has come as far, to go on from here in another way."""
+        twin = Playing(self.situation, self.capacity)
+        twin.allocator = self.allocator.copy()
+        twin.names, twin.phases = dict(self.names), dict(self.phases)
+        twin.failure, twin.failed_in = self.failure, self.failed_in
+        return twin
+
+    def lift_limit(self) -> None:
+        """From here on there is no limit."""
+        self.capacity = None
+        self.allocator.lift_limit()
+
     @property
     def reserved(self) -> int:
         """The most that was taken from the driver in any phase."""
@@ -69,31 +86,87 @@ class Playing:
 
 def run_through(course: Course, situation: Situation, capacity: int | None) -> Playing:
     """A whole run on a card, or within ``capacity`` bytes of segments."""
-    playing = Playing(situation, capacity)
-    for act in course.before_training(_untimed):
-        if not playing.play(act.phase, act.tapes):
-            return playing
-    if not playing.play("first_step", course.first_step(), release=False) or not _train(playing, course):
+    return Runs(situation).through(course, capacity)
+
+
+class Runs:
+    """Whole runs on a card; what several begin with is played once."""
+
+    def __init__(self, situation: Situation) -> None:
+        self._situation = situation
+        # By the very tapes of each chapter; they are kept beside, so that no new one can be taken for one that is gone.
+        self._played: dict[tuple[int | None, Chapters], tuple[Playing, Sequence[Tape]]] = {}
+
+    def through(self, course: Course, capacity: int | None) -> Playing:
+        """The run to its end, or to where ``capacity`` bytes are not enough; not to be played on."""
+        playing = Playing(self._situation, capacity)
+        chapters: Chapters = ()
+        for tapes, play in _chapters(course):
+            chapters = (*chapters, tuple(map(id, tapes)))
+            known = self._known(capacity, chapters)
+            if known is None:
+                known = playing.copy()
+                play(known)
+                self._played[capacity, chapters] = known, tapes
+            playing = known
+            if playing.failure is not None:
+                break
         return playing
-    for act in course.after_training(_untimed):
-        if not playing.play(act.phase, act.tapes):
-            return playing
-    return playing
+
+    def _known(self, capacity: int | None, chapters: Chapters) -> Playing | None:
+        """What was played; without a limit, also what came nowhere near the budget."""
+        if (found := self._played.get((capacity, chapters))) is not None:
+            return found[0]
+        within, tapes = self._played.get((self._situation.budget, chapters), (None, ()))
+        if capacity is not None or within is None or within.failure is not None or within.allocator.retries:
+            return None
+        lifted = within.copy()
+        lifted.lift_limit()
+        self._played[None, chapters] = lifted, tapes
+        return lifted
+
+
+def _chapters(course: Course) -> Iterator[tuple[Sequence[Tape], Callable[[Playing], object]]]:
+    """What a run is made of, in order: the tapes of each part, and how they are played."""
+    before = course.before_training(_untimed)
+    yield _tapes(before), lambda playing: _act_all(playing, before)
+    first, later = course.first_step(), course.round()
+    yield (*first, *later), lambda playing: playing.play("first_step", first, release=False) and _train(playing, later)
+    # Apart, as fits that differ in how previews are drawn have this in common too.
+    validation, *others = course.after_training(_untimed)
+    yield validation.tapes, lambda playing: _act_all(playing, [validation])
+    yield _tapes(others), lambda playing: _act_all(playing, others)
+
+
+def _tapes(acts: Iterable[Act]) -> tuple[Tape, ...]:
+    return tuple(tape for act in acts for tape in act.tapes)
+
+
+def _act_all(playing: Playing, acts: Iterable[Act]) -> bool:
+    return all(playing.play(act.phase, act.tapes) for act in acts)
 
 
 def _untimed(_: Iterable[Work]) -> float:
     return 0.0
 
 
-def _train(playing: Playing, course: Course) -> bool:
+def _train(playing: Playing, tapes: Sequence[Tape]) -> bool:
     """Optimizer steps until reserved memory stops growing: what it is then, it stays."""
     for _ in range(MOST_ROUNDS):
         before = playing.allocator.reserved
-        if not playing.play("train", course.round(), release=False):
+        if not playing.play("train", tapes, release=False):
             return False
         if playing.allocator.reserved == before:
             return True
     return True
+
+
+def retry_seconds(course: Course, playing: Playing) -> float:
+    """Of one optimizer step, once memory is as it stays: what giving memory back to make room costs."""
+    last_round = playing.phases["train"].played if "train" in playing.phases else ()
+    times = repeats(course.subject)
+    retries = sum(played.retries * often for played, often in zip(last_round, cycle(times), strict=False))
+    return timing.RETRY_SECONDS * retries * len(times) / max(len(last_round), 1)
 
 
 def forecast(subject: Subject, situation: Situation, traces: Traces, occasions: Occasions | None = None) -> Forecast:
@@ -106,12 +179,17 @@ def forecast(subject: Subject, situation: Situation, traces: Traces, occasions: 
 
 
 def forecast_of(
-    course: Course, situation: Situation, within: Playing | None = None, *, brief: bool = False
+    course: Course,
+    situation: Situation,
+    within: Playing | None = None,
+    *,
+    runs: Runs | None = None,
+    brief: bool = False,
 ) -> Forecast:
     """The forecast of a course, with ``brief`` without peaks and timelines.
 
     ``within`` is the course played within the situation's budget, where that is known: where it had to give nothing
-    back to end, it is the course without any limit too.
+    back to end, it is the course without any limit too. ``runs`` are those of others in the same situation.
     """
     factor = situation.correction.time_factor
 
@@ -119,10 +197,11 @@ def forecast_of(
         return factor * timing.seconds(work, situation.rate)
 
     unhindered = within is not None and within.failure is None and not within.allocator.retries
-    free = within if within is not None and unhindered else run_through(course, situation, None)
+    free = within if within is not None and unhindered else (runs or Runs(situation)).through(course, None)
     if within is None and free.reserved > situation.budget:
         within = run_through(course, situation, situation.budget)
-    phases = tuple(_phases(course, free, seconds, brief=brief))
+    retrying = retry_seconds(course, within) if within is not None else 0.0
+    phases = tuple(_phases(course, free, seconds, retrying, brief=brief))
     subject, steps = course.subject, course.subject.recipe.steps or 1
     return Forecast(
         card=situation.card.name,
@@ -134,7 +213,7 @@ def forecast_of(
         budget=situation.budget,
         fits=within is None or within.failure is None,
         seconds=sum(phase.seconds for phase in phases),
-        step_seconds={f"{w}x{h}": value for (w, h), value in course.step_seconds(seconds).items()},
+        step_seconds={f"{w}x{h}": value + retrying for (w, h), value in course.step_seconds(seconds).items()},
         time_factor=factor,
         flops=float(steps * _step_flops(course)),
         flops_limit=1e12 * situation.card.tflops.get(TAPE_DTYPES[subject.fit.dtype or "fp32"], 0.0),
@@ -151,9 +230,11 @@ def forecast_on_cpu(course: Course, situation: Situation) -> Forecast:
     return replace(found, phases=phases, allocated=0, reserved=0, outside=0, margin=0, budget=0, fits=True)
 
 
-def _phases(course: Course, playing: Playing, seconds: Seconds, *, brief: bool) -> Iterator[PhaseForecast]:
-    """Each phase that does anything to memory or takes time, in order."""
-    training = course.mean_step_seconds(seconds) * _steps(course)
+def _phases(
+    course: Course, playing: Playing, seconds: Seconds, retrying: float, *, brief: bool
+) -> Iterator[PhaseForecast]:
+    """Each phase that does anything to memory or takes time, in order; ``retrying`` seconds of a step are for that."""
+    training = (course.mean_step_seconds(seconds) + retrying) * _steps(course)
     timed = {act.phase: act.seconds for act in (*course.before_training(seconds), *course.after_training(seconds))}
     timed |= {"first_step": training / _steps(course), "train": training * (1.0 - 1.0 / _steps(course))}
     for phase, replayed in playing.phases.items():

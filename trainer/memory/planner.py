@@ -12,7 +12,7 @@ from trainer.config.ladder import RungConfig
 from trainer.memory import timing
 from trainer.memory.appraisal import Appraisal
 from trainer.memory.course import Course, Occasions
-from trainer.memory.forecast import Playing, forecast_of, run_through
+from trainer.memory.forecast import Playing, Runs, forecast_of, retry_seconds
 from trainer.memory.grid import Checkpointing, candidates, nested_sets
 from trainer.memory.ladder import ladder
 from trainer.memory.recipes import Change, lighter
@@ -88,9 +88,12 @@ def plan(
     """The plan for ``subject`` in ``situation``; keys that the user has ``written`` into the fit stay as they are.
 
     Among the fits that end within the budget in a replay, the order of preference is: unquantised before int8 before
-    nf4 (unless the fit allows quantising), the least time of the whole run, the least memory, the fewest changes from
-    what is usual. With ``until`` (of time.monotonic) nothing is traced after that moment, as far as an answer allows.
-    With ``others`` the plans beside the pick are worked out too.
+    nf4 (unless the fit allows quantising), the least time of training, the fewest changes from what is usual, the least
+    time of previews, the least memory. Training takes the time of its work and, where a fit ends within the budget only
+    because the cache is given back to the driver in every step, the time of that: such a fit may still be the pick, but
+    not where another that is as quick does without.
+    With ``until`` (of time.monotonic) nothing is traced after that moment but what it takes to find one that fits, or
+    that none does, before the base is rounded. With ``others`` the plans beside the pick are worked out too.
     """
     planning = _Planning(subject, written, situation, traces, occasions, until)
     pick = planning.best(planning.choices)
@@ -135,7 +138,7 @@ class _Planning:
         self.occasions = occasions if subject.previews else replace(occasions, previews=0)
         self.until = until
         self.appraisal = self._appraisal(self._fits, until)
-        self._played: dict[str, Playing] = {}
+        self._runs = Runs(situation)
 
     @property
     def qualities(self) -> tuple[str, ...]:
@@ -162,17 +165,38 @@ class _Planning:
         )
 
     def best(self, choices: Sequence[FitConfig]) -> FitConfig | None:
-        """The best that fits; looks on past the time limit rather than giving no answer."""
-        found = best(choices, self.appraisal)
-        if found is None and self.appraisal.left_out:
-            self.appraisal.until = None
-            found = best([fit for fit in choices if _but_quantise(fit) == _but_quantise(self.smallest)], self.appraisal)
-            self.appraisal.until = self.until
+        """The best that fits; a base is rounded only where none fits that is rounded less, however late it is."""
+        for alike in self._by_quality(choices):
+            found = best(alike, self.appraisal)
+            if found is None:
+                found = self._past_its_time([fit for fit in alike if self.appraisal.late_for(fit)])
+            if found is not None:
+                return found
+        return None
+
+    def _by_quality(self, choices: Sequence[FitConfig]) -> list[list[FitConfig]]:
+        """Those that are searched together, the most wanted first."""
+        if self.written.allow_quantised:
+            return [list(choices)]
+        return [[fit for fit in choices if fit.quantise == quantise] for quantise in self.qualities]
+
+    def _past_its_time(self, left_out: Sequence[FitConfig]) -> FitConfig | None:
+        """Of those that time did not allow to look at, the first that fits; what saves most is looked at first.
+
+        Where that one's tensors alone are too many, so are those of nearly all others, which then need no look.
+        """
+        self.appraisal.until = None
+        in_order = sorted(left_out, key=self._saving, reverse=True)
+        found = next((fit for fit in in_order if best([fit], self.appraisal) is not None), None)
+        self.appraisal.until = self.until
+        self.appraisal.left_out = found is not None
         return found
 
     def plan_of(self, fit: FitConfig, *, brief: bool = True) -> Plan:
         """A fit with its forecast; the pick's is told at length."""
-        return Plan(fit, forecast_of(self._course(fit), self.situation, self._play(fit), brief=brief))
+        course = self._course(fit)
+        within = self._runs.through(course, self.situation.budget)
+        return Plan(fit, forecast_of(course, self.situation, within, runs=self._runs, brief=brief))
 
     def quicker(self, pick: FitConfig) -> Plan | None:
         """Of the fits of like quality that are quicker than the pick, the one that needs least."""
@@ -239,7 +263,7 @@ class _Planning:
         """By how much the smallest fit is too large, and the smallest change of the recipe with which one fits."""
         smallest = self.plan_of(self.smallest, brief=False)
         missing = max(smallest.forecast.reserved - self.situation.budget, 1)
-        found = self._lighter(self._play(self.smallest).failed_in) if look_for_change else None
+        found = self._lighter(self._played(self.smallest).failed_in) if look_for_change else None
         return Planned(self.situation, None, missing=missing, smaller=smallest, lighter=found)
 
     def _lighter(self, failed_in: ForecastPhase | None) -> Lighter | None:
@@ -256,15 +280,16 @@ class _Planning:
     @property
     def smallest(self) -> FitConfig:
         """The choice that saves wherever it can."""
-        return max(
-            self.choices,
-            key=lambda fit: (
-                self.qualities.index(fit.quantise or "none"),
-                self.sets.index(fit.checkpointing or "none"),
-                -(fit.micro_batch or 1),
-                bool(fit.vae_tiling),
-                bool(fit.preview_offload),
-            ),
+        return max(self.choices, key=self._saving)
+
+    def _saving(self, fit: FitConfig) -> tuple[int, ...]:
+        """How much a choice saves, the first difference decides."""
+        return (
+            self.qualities.index(fit.quantise or "none"),
+            self.sets.index(fit.checkpointing or "none"),
+            -(fit.micro_batch or 1),
+            bool(fit.vae_tiling),
+            bool(fit.preview_offload),
         )
 
     @property
@@ -292,22 +317,22 @@ class _Planning:
     def _course(self, fit: FitConfig) -> Course:
         return Course(replace(self.subject, fit=fit), self.traces, self.occasions, self.situation.rate)
 
+    def _played(self, fit: FitConfig) -> Playing:
+        return self._runs.through(self._course(fit), self.situation.budget)
+
     def _fits(self, fit: FitConfig) -> bool:
         """Whether a run ends within the budget; a phase that fails rules out every fit that is alike up to there."""
-        playing = self._play(fit)
+        course = self._course(fit)
+        playing = self._runs.through(course, self.situation.budget)
         if playing.failed_in in ("cache_pictures", "cache_texts"):
             self.appraisal.rule_out(lambda _: True)
         elif playing.failed_in in ("load", "quantise"):
             self.appraisal.rule_out(lambda other: other.quantise == fit.quantise)
         elif playing.failed_in in ("first_step", "train"):
             self.appraisal.rule_out(lambda other: _of_steps(other) == _of_steps(fit))
+        if playing.failure is None and (seconds := retry_seconds(course, playing)):
+            self.appraisal.slowed(fit, seconds * (self.subject.recipe.steps or 1))
         return playing.failure is None
-
-    def _play(self, fit: FitConfig) -> Playing:
-        key = fit.model_dump_json()
-        if key not in self._played:
-            self._played[key] = run_through(self._course(fit), self.situation, self.situation.budget)
-        return self._played[key]
 
 
 def _of_steps(fit: FitConfig) -> tuple[object, ...]:

@@ -42,6 +42,8 @@ class Played:
     allocated: Bytes
     reserved: Bytes
     requested: Bytes
+    retries: int
+    """How often everything returnable was returned to make room."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +162,7 @@ def _play(tape: Tape, allocator: Allocator, names: dict[str, Kept]) -> tuple[Pla
     reserved: list[int] = []
     allocate, free = allocator.allocate, allocator.free
     failed = None
-    requested = allocator.requested
+    requested, retries = allocator.requested, allocator.retries
     try:
         for event in tape.events.tolist():
             if event >= 0:
@@ -183,6 +185,7 @@ def _play(tape: Tape, allocator: Allocator, names: dict[str, Kept]) -> tuple[Pla
         allocated=np.array(allocated, dtype=np.int64),
         reserved=np.array(reserved, dtype=np.int64),
         requested=requested + _running_sum(tape.events[: len(allocated)], sizes),
+        retries=allocator.retries - retries,
     )
     return played, failed
 

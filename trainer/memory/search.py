@@ -10,7 +10,8 @@ from typing import NamedTuple, Protocol, TypeVar
 Candidate = TypeVar("Candidate")
 _Contra = TypeVar("_Contra", contravariant=True)
 
-# Differences in time below this share decide nothing: less memory is worth more than a forecast can tell apart.
+# Differences in time below this share decide nothing: a forecast cannot tell them apart, and what saves memory
+# without need makes a run harder to follow and leaves its ladder a rung less.
 SAME_TIME = 0.01
 
 
@@ -20,11 +21,13 @@ class Preference(NamedTuple):
     quality: int
     """0 unquantised, 1 int8, 2 nf4."""
     time: int
-    """Seconds of the whole run in steps of one per cent."""
-    bytes: int
-    """What its tensors need at the highest moment of all phases."""
+    """Seconds of all training steps, on a scale of one per cent."""
     changes: int
     """How many settings are not what they are by default."""
+    drawing: int
+    """Seconds of all previews, on the same scale. Next to training they are few: they decide nothing before this."""
+    bytes: int
+    """What its tensors need at the highest moment of all phases."""
 
 
 class Appraiser(Protocol[_Contra]):
@@ -43,7 +46,7 @@ class Appraiser(Protocol[_Contra]):
         """Makes ``preference`` exact; may raise what was known of others."""
 
     def fits(self, candidate: _Contra) -> bool:
-        """Whether it fits, exactly; may take long."""
+        """Whether it fits, exactly; may take long the first time, and may raise the candidate's own preference."""
 
 
 def time_step(seconds: float) -> int:
@@ -69,6 +72,10 @@ def best(candidates: Sequence[Candidate], appraiser: Appraiser[Candidate]) -> Ca
         elif not appraiser.exact(candidate):
             appraiser.appraise(candidate)
             heapq.heappush(line, (appraiser.preference(candidate), place))
-        elif appraiser.fits(candidate):
+        elif not appraiser.fits(candidate):
+            continue
+        elif (now := appraiser.preference(candidate)) > known:  # fitting costs it time
+            heapq.heappush(line, (now, place))
+        else:
             return candidate
     return None

@@ -13,6 +13,10 @@ from trainer.memory.cards import CardModel
 from trainer.memory.tape import Work
 from trainer.protocol.rate import Rate, Timed
 
+# What it costs to give the cache back to the driver and take it again: the card's queue runs dry, and each of some tens
+# of segments is freed and asked for anew at up to a millisecond. A round figure, until cards have been timed.
+RETRY_SECONDS = 0.05
+
 
 def seconds(work: Iterable[Work], rate: Rate) -> float:
     """Return the seconds that a device takes for the work of one or more tapes, one after the other.
