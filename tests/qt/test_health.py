@@ -11,7 +11,9 @@ from PySide6.QtCore import QPoint, Qt
 from PySide6.QtTest import QAbstractItemModelTester
 
 from app.qt.actions.commands import Commands
+from app.qt.pictures.health.cropper import Cropper
 from app.qt.pictures.health.panel import HealthPanel
+from app.qt.pictures.masks.painter import MaskPainter
 from tests.support.pictures import photograph
 
 KEY = Qt.Key
@@ -121,10 +123,27 @@ def test_a_caption_is_written_as_utf_8_and_kept_as_it_was(qtbot, session, panel,
 
 def test_what_is_mended_by_hand_leads_there(qtbot, session, panel):
     choose(qtbot, panel, "picture.cropped")
-    with qtbot.waitSignal(panel.led) as led:
-        qtbot.mouseClick(panel.fix_button, Qt.MouseButton.LeftButton)
-    assert led.args[0] == "crop"
-    assert [session.library.pictures[number].name for number in led.args[1]] == ["wide.png"]
+    qtbot.mouseClick(panel.fix_button, Qt.MouseButton.LeftButton)
+    (cropper,) = panel.findChildren(Cropper)
+    assert cropper.isVisible()
+    assert [session.library.pictures[number].name for number in cropper._ids] == ["wide.png"]
+    cropper.accept()
+
+
+def test_keys_open_crops_and_masks_of_what_is_selected(qtbot, session, panel):
+    ids = sorted(session.library.pictures)[1:3]
+    session.view.select(ids, ids[1])
+    panel.activateWindow()
+    for command in panel.actions():
+        command.refresh()  # the window does so when another picture is selected
+    for key, kind in ((KEY.Key_K, Cropper), (KEY.Key_M, MaskPainter)):
+        qtbot.keyClick(panel, key)
+        (place,) = panel.findChildren(kind)
+        assert place._ids == ids
+        assert place.picture.id == ids[1]
+        qtbot.waitUntil(lambda: not getattr(place, "busy", False))  # noqa: B023 (asked at once)
+        place.accept()
+        qtbot.waitUntil(lambda: not panel.findChildren(kind))  # noqa: B023
 
 
 def test_another_resolution_is_judged_at_once_and_remembered(qtbot, session, panel):

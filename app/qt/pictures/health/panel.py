@@ -8,6 +8,7 @@ from functools import partial
 from PySide6.QtCore import Qt, QTimer, Signal
 from PySide6.QtWidgets import (
     QButtonGroup,
+    QDialog,
     QFrame,
     QHBoxLayout,
     QLabel,
@@ -40,6 +41,16 @@ _RESOLUTIONS = (512, 768, 1024)
 
 
 ACTIONS = (
+    Action(
+        "health.crop",
+        QT_TRANSLATE_NOOP("Action", "Choose crops…"),
+        "pictures",
+        "choose_crops",
+        ("K",),
+        "has_chosen",
+        icon="crop",
+        tip=QT_TRANSLATE_NOOP("Action", "Shows what training sees of the selected pictures, and lets you move it."),
+    ),
     Action(
         "health.mask",
         QT_TRANSLATE_NOOP("Action", "Paint masks…"),
@@ -132,15 +143,25 @@ class HealthPanel(QWidget):
         view = self._session.view
         self._lead("mask", list(view.scope()) or [view.current or 0])
 
+    def choose_crops(self) -> None:
+        """Choose which part of the selected pictures, or of the current one, is trained."""
+        view = self._session.view
+        self._lead("crop", list(view.scope()) or [view.current or 0])
+
     def _lead(self, action: ByHand, ids: list[int]) -> None:
         """Open the place where the user mends it by hand; what it imports is loaded only then."""
         view = self._session.view
+        place: QDialog
         if action == "mask":
             from app.qt.pictures.masks.painter import MaskPainter
 
-            self.place = MaskPainter(self._session, ids, view.current, self)
-            self.place.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-            self.place.open()
+            place = MaskPainter(self._session, ids, view.current, self)
+        else:
+            from app.qt.pictures.health.cropper import Cropper
+
+            place = Cropper(self._session, ids, view.current, self)
+        place.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        place.open()
 
     # Building
 

@@ -8,7 +8,6 @@ from PySide6.QtCore import Qt
 from PySide6.QtGui import QAction, QActionGroup, QKeySequence
 from PySide6.QtWidgets import (
     QDialog,
-    QFrame,
     QHBoxLayout,
     QLabel,
     QPushButton,
@@ -234,7 +233,7 @@ class MaskPainter(QDialog):
             tools.addAction(action)
             bar.addWidget(self._button(action))
         self.actions_by_name["brush"].setChecked(True)
-        bar.addWidget(_line())
+        bar.addSpacing(14)
         for name, icon, text, key, run in (
             ("all", "check", self.tr("Train all of it"), "Ctrl+A", lambda: self.fill(TRAINED)),
             ("none", "close", self.tr("Leave all of it out"), "Ctrl+Shift+A", lambda: self.fill(LEFT_OUT)),
@@ -246,7 +245,7 @@ class MaskPainter(QDialog):
         ):
             bar.addWidget(self._button(self._action(name, icon, text, key, run)))
             if name in ("invert", "redo"):
-                bar.addWidget(_line())
+                bar.addSpacing(14)
         bar.addStretch(1)
         canvas = self.canvas
         bar.addWidget(self._slider("size", self.tr("Size"), 1, 300, canvas.radius, canvas.resize_brush))
@@ -269,6 +268,7 @@ class MaskPainter(QDialog):
         hint = QLabel(self.tr("Tinted parts are left out of training."))
         hint.setProperty("role", "muted")
         row = QHBoxLayout()
+        row.setSpacing(8)
         row.addWidget(self.name)
         row.addSpacing(12)
         row.addWidget(hint, 1)
@@ -330,11 +330,3 @@ class MaskPainter(QDialog):
     def _tint(self, percent: int) -> None:
         self.canvas.opacity = percent / 100
         self.canvas.update()
-
-
-def _line() -> QFrame:
-    line = QFrame()
-    line.setFrameShape(QFrame.Shape.VLine)
-    line.setFrameShadow(QFrame.Shadow.Plain)
-    line.setFixedWidth(13)
-    return line
