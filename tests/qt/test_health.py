@@ -133,10 +133,11 @@ def test_what_is_mended_by_hand_leads_there(qtbot, session, panel):
 def test_keys_open_crops_and_masks_of_what_is_selected(qtbot, session, panel):
     ids = sorted(session.library.pictures)[1:3]
     session.view.select(ids, ids[1])
-    panel.activateWindow()
-    for command in panel.actions():
-        command.refresh()  # the window does so when another picture is selected
     for key, kind in ((KEY.Key_K, Cropper), (KEY.Key_M, MaskPainter)):
+        panel.activateWindow()
+        qtbot.waitUntil(panel.isActiveWindow)
+        for command in panel.actions():
+            command.refresh()  # the window does so when another picture is selected
         qtbot.keyClick(panel, key)
         (place,) = panel.findChildren(kind)
         assert place._ids == ids

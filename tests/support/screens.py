@@ -32,6 +32,8 @@ from app.qt.language import speak
 from app.qt.pictures.captions.bulk import BulkDialog
 from app.qt.pictures.captions.forms import ReplaceForm
 from app.qt.pictures.captions.restore import RestoreDialog
+from app.qt.pictures.health.cropper import Cropper
+from app.qt.pictures.masks.painter import MaskPainter
 from app.qt.posting import Poster
 from app.qt.theme import Theme
 from app.qt.window import Window
@@ -143,6 +145,51 @@ def captions_bulk(window: Window) -> QWidget:
     dialog.form.pattern.setChecked(True)
     wait(QApplication.instance(), lambda: dialog.apply_button.isEnabled())
     return dialog
+
+
+@screen("health")
+def health(window: Window) -> QWidget:
+    window.show_pictures()
+    healthy(window)
+    window.pictures.health_panel.list.setCurrentIndex(window.pictures.health_panel.list.findings.index(0))
+    return window
+
+
+@screen("charts")
+def charts(window: Window) -> QWidget:
+    window.show_pictures()
+    healthy(window)
+    window.pictures.health_panel.figures.click()
+    return window
+
+
+@screen("crops")
+def crops(window: Window) -> QWidget:
+    window.pictures.health_panel.problems.click()
+    healthy(window)
+    place = Cropper(window.session, window.session.view.ids, parent=window)
+    place.show()
+    wait(QApplication.instance(), lambda: place.canvas.whole is not None)
+    place.canvas.shrink(0.8)
+    return place
+
+
+@screen("masks")
+def masks(window: Window) -> QWidget:
+    place = MaskPainter(window.session, window.session.view.ids, parent=window)
+    place.show()
+    wait(QApplication.instance(), lambda: place.canvas.whole is not None and place.canvas.painting is not None)
+    place.invert()
+    place.canvas.press(place.canvas.rect().center().toPointF())
+    place.canvas.lift()
+    place.changed = False  # nothing to be saved when it closes
+    return place
+
+
+def healthy(window: Window) -> None:
+    """Wait until everything about the pictures is known."""
+    found = window.session.health
+    wait(QApplication.instance(), lambda: bool(found.now) and found.state()[:2] == (0, 0))
 
 
 @screen("captions-restore")
