@@ -183,6 +183,8 @@ def test_tags_are_put_in_order_by_keys_and_by_dragging(editor, session, qtbot):
     assert captions(session)["a"] == "dog,  red hat,cat"
     drag(editor.chips.chips[2], editor.chips, QPoint(6, 12))
     assert captions(session)["a"] == "cat,  dog,red hat"
+    drag(editor.chips.chips[0], editor.chips, editor.chips.chips[1].geometry().center() + QPoint(12, 0))
+    assert captions(session)["a"] == "dog,  cat,red hat"
 
 
 def test_arrows_go_from_chip_to_chip_and_on_to_the_text(editor, session, qtbot):
@@ -240,6 +242,14 @@ def test_what_is_not_touched_stays_character_by_character(editor, session, text,
     editor.text.selectAll()
     qtbot.keyClicks(editor.text, "new")
     assert captions(session)["a"] == "new"
+
+
+def test_what_is_pasted_keeps_its_spaces_and_lines(editor, session, qtbot):
+    select(session, "b")
+    editor.text.setFocus()
+    QApplication.clipboard().setText("x\u00a0y\nz, ")
+    qtbot.keyClick(editor.text, KEY.Key_V, CONTROL)
+    assert captions(session)["b"] == "x\u00a0y\nz, dog, cat"
 
 
 def test_missing_and_empty_captions_are_told_apart(editor, session):

@@ -57,6 +57,17 @@ def test_moving_a_tag_moves_nothing_but_tags(text, data):
     assert move_piece(moved, pieces(moved), target, source) == text
 
 
+def test_the_others_close_up_when_a_tag_moves():
+    text = "a,  b,c\n, d"
+    assert move_piece(text, pieces(text), 0, 2) == "b,  c,a\n, d"
+    assert move_piece(text, pieces(text), 3, 0) == "d,  a,b\n, c"
+
+
+def test_what_begins_and_ends_alike_is_counted_once():
+    assert differences("cat, cat", "cat").gone == ((3, 8),)
+    assert differences("cat", "cat, cat").new == ((3, 8),)
+
+
 def test_a_summary_tells_common_from_mixed_in_the_first_ones_order():
     captions = ["b, a, a", "a, c, b", None, "", "b, a"]
     summary = summarise(captions)
