@@ -14,11 +14,14 @@ class Files:
 
     def __init__(self) -> None:
         self._of: dict[int, tuple[Key, ...]] = {}
+        self._combinations: dict[tuple[Key, ...], tuple[Key, ...]] = {}
         self._kinds: dict[str, dict[Hashable, set[int]]] = {}
 
     def put(self, picture: int, keys: Iterable[Key]) -> None:
         """File a picture under these keys and no others; none: forget it."""
+        # One tuple for all pictures of the same keys: 100,000 would keep the garbage collector busy for 0.1 s.
         new = tuple(keys)
+        new = self._combinations.setdefault(new, new)
         before = self._of.get(picture, ())
         if new == before:
             return

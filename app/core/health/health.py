@@ -116,9 +116,11 @@ class Health:
         if self._counting or not self._tags_stale or self._index.pending:
             return
         self._counting, self._tags_stale = True, False
-        row, pictures = self._index.row, self._library.pictures
-        rows = [(number, row(number)) for number, picture in pictures.items() if not picture.excluded]
-        self._tasks.run(lambda: count_tags(rows), self._counted, raise_again)
+        # Two lists of what is there already: pairs would be a hundred thousand new objects.
+        left_out = frozenset(self.files.under("mark", "picture.excluded"))
+        ids = [number for number in self._library.pictures if number not in left_out]
+        rows = list(map(self._index.row, ids))
+        self._tasks.run(lambda: count_tags(zip(ids, rows, strict=True)), self._counted, raise_again)
 
     def begin(self) -> None:
         """Look at files from now on: once a dataset is listed, so that its pictures are seen before."""
@@ -223,7 +225,7 @@ class Health:
         trained = not picture.excluded and not picture.problem
         self._contents.put(number, picture.content if trained else None)
         stem = picture.name.rpartition(".")[0]
-        self._stems.put(number, (picture.folder, stem) if trained else None)
+        self._stems.put(number, f"{id(picture.folder)}/{stem}" if trained else None)
         self._mark_near(number)
         for other in self._near.get(number, ()):
             self._mark_near(other)

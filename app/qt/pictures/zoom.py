@@ -67,6 +67,8 @@ class ZoomArea(QWidget):
         self.problem: str | None = None
         self.marked = False
         """Whether it has a ring, as the current one of several."""
+        self.fits_up_to = 1.0
+        """How much a small picture is enlarged to fit: not at all for looking, more for working on it."""
         self._stand_in: QImage | None = None
         self._grabbed: QPointF | None = None
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Expanding)
@@ -134,7 +136,7 @@ class ZoomArea(QWidget):
         if self.zoom.scale is not None or size is None:
             return self.zoom.scale or 1.0
         ratio = self.devicePixelRatioF()
-        return min(self.width() * ratio / size.width(), self.height() * ratio / size.height(), 1.0)
+        return min(self.width() * ratio / size.width(), self.height() * ratio / size.height(), self.fits_up_to)
 
     def place(self) -> QRectF:
         """Return where all of the picture would be, in logical pixels of the area."""

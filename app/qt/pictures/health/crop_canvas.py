@@ -32,6 +32,7 @@ class CropCanvas(ZoomArea):
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:
         super().__init__(session, Zoom(), parent)
         self.zoom.setParent(self)
+        self.fits_up_to = 8.0
         self.frame: Crop | None = None
         self.thirds = True
         self._corner: tuple[int, int] | None = None

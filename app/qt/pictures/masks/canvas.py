@@ -49,6 +49,7 @@ class MaskCanvas(ZoomArea):
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:
         super().__init__(session, Zoom(), parent)
         self.zoom.setParent(self)
+        self.fits_up_to = 8.0
         self.painting: Mask | None = None
         self.tool: Tool = "brush"
         self.radius = 40
