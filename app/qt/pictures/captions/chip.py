@@ -54,6 +54,7 @@ class Chip(QAbstractButton):
         super().__init__(board)
         self.chip = ChipData("")
         self.movable = True
+        self._size: QSize | None = None
         self._pressed: QPoint | None = None
         self._dragging = False
         self.setFocusPolicy(Qt.FocusPolicy.ClickFocus)
@@ -65,6 +66,7 @@ class Chip(QAbstractButton):
         if chip == self.chip and movable == self.movable:
             return
         self.chip, self.movable = chip, movable
+        self._size = None
         self.setText(self._words())
         self.setToolTip(self._tip())
         self.setAccessibleName(self._tip())
@@ -73,9 +75,12 @@ class Chip(QAbstractButton):
         self.update()
 
     def sizeHint(self) -> QSize:  # noqa: N802
-        """Return the room that text and signs take."""
-        width = min(self._measure().horizontalAdvance(self.text()), _LONGEST) + 2 * _PAD + _ICON + 4
-        return QSize(width + (_ICON + 4 if self.chip.mixed else 0), self._measure().height() + 10)
+        """Return the room that text and signs take; asked for many times at each layout, so measured once."""
+        if self._size is None:
+            measure = QFontMetrics(self.font())
+            width = min(measure.horizontalAdvance(self.text()), _LONGEST) + 2 * _PAD + _ICON + 4
+            self._size = QSize(width + (_ICON + 4 if self.chip.mixed else 0), measure.height() + 10)
+        return self._size
 
     # --- Qt's events
 
@@ -137,6 +142,11 @@ class Chip(QAbstractButton):
         if event.button() == Qt.MouseButton.LeftButton and not self.cross.contains(event.position().toPoint()):
             self.edit_asked.emit()
 
+    def changeEvent(self, event: QEvent) -> None:  # noqa: N802
+        """Measure anew in another font."""
+        super().changeEvent(event)
+        self._size = None
+
     def leaveEvent(self, event: QEvent) -> None:  # noqa: N802
         """Show the cross as untouched."""
         super().leaveEvent(event)
@@ -182,9 +192,6 @@ class Chip(QAbstractButton):
         painter.setPen(QColor(look.warning if self.chip.repeated else look.text))
         text = painter.fontMetrics().elidedText(self.text(), Qt.TextElideMode.ElideMiddle, place.width())
         painter.drawText(place, Qt.AlignmentFlag.AlignVCenter | Qt.AlignmentFlag.AlignLeft, text)
-
-    def _measure(self) -> QFontMetrics:
-        return QFontMetrics(self.font())
 
     def _words(self) -> str:
         if not self.chip.mixed:
