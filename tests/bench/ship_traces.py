@@ -2,7 +2,7 @@
 
     python -m tests.bench.ship_traces
 
-Takes a quarter of an hour of one core where nothing is known yet; what was traced before, here or by any plan, is taken
+Takes an hour of one core where nothing is known yet; what was traced before, here or by any plan, is taken
 from this user's cache. Run it when tests/train/test_shipped_traces.py says that those here are not what would be made.
 """
 
@@ -11,17 +11,19 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from tests.bench.built_in import FAMILIES, GIGABYTES, SYSTEMS, all_built_in, built_in
 from tests.bench.make_fits import RECIPE, preset_text
+from trainer.config.base import Family
 from trainer.config.fit import PLANNED, FitConfig
 from trainer.files.assets import asset_path
 from trainer.memory.outline import Outline
-from trainer.memory.packing import write
+from trainer.memory.packing import write_archive
 from trainer.memory.planner import plan
 from trainer.memory.questions import Question
 from trainer.memory.store import SUFFIX, TapeStore
@@ -70,8 +72,13 @@ class NotedTraces(Traces):
 
 def noted_subject(note: Mapping[str, Any]) -> Subject:
     """The subject that a note of the index is about."""
-    subject = built_in(note["family"], note["recipe"], GIGABYTES[0], SYSTEMS[0]).subject
+    subject = _subject_of(note["family"], note["recipe"])
     return replace(subject, fit=complete_fit(FitConfig.model_validate(note["fit"])))
+
+
+@cache
+def _subject_of(family: Family, recipe: str) -> Subject:
+    return built_in(family, recipe, GIGABYTES[0], SYSTEMS[0]).subject
 
 
 def noted_key(note: Mapping[str, Any]) -> str:
@@ -106,14 +113,28 @@ def _asked_for(store: TapeStore, questions: Iterable[Question]) -> dict[str, dic
 def ship(store: TapeStore, folder: Path, questions: Iterable[Question]) -> None:
     """Write the tapes and their index into ``folder``, and remove those that nothing asks for."""
     notes = _asked_for(store, questions)
-    for key in notes:
+    archives: dict[str, dict[str, Sequence[Tape]]] = {}
+    for key, note in sorted(notes.items(), key=lambda entry: _likeness(entry[1])):
         tapes = store.load(key)
         assert tapes is not None  # asked for just now
-        write(folder / f"{key}{SUFFIX}", tapes, smallest=True)
+        archives.setdefault(archive_name(note), {})[key] = tapes
     for path in folder.glob(f"*{SUFFIX}"):
-        if path.stem not in notes:
+        if path.name not in archives:
             path.unlink()
+    for name, entries in archives.items():
+        write_archive(folder / name, entries)
     write_index(folder, notes)
+
+
+def archive_name(note: Mapping[str, Any]) -> str:
+    """The file that holds an entry: with those that one plan asks for, and that are much alike."""
+    return f"{note['family']}-{note['recipe']}-{note['fit']['quantise'] or 'none'}{SUFFIX}"
+
+
+def _likeness(note: Mapping[str, Any]) -> tuple[str, ...]:
+    """An order in which entries that are alike lie side by side."""
+    fit = note["fit"]
+    return note["part"], str(fit["dtype"]), str(note["more"]), str(fit["checkpointing"]), json.dumps(note)
 
 
 def write_index(folder: Path, notes: Mapping[str, Mapping[str, Any]]) -> None:

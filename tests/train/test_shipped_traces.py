@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from tests.bench.ship_traces import INDEX, noted_key, noted_subject, read_index
+from tests.bench.ship_traces import INDEX, archive_name, noted_key, noted_subject, read_index
 from trainer.files.assets import asset_path
 from trainer.memory.outline import outline_of
+from trainer.memory.packing import Archive
 from trainer.memory.store import SUFFIX, TapeStore
 from trainer.memory.subject import library_versions
 from trainer.memory.traces import Traces
@@ -29,9 +30,11 @@ def entries() -> Mapping[str, Mapping[str, Any]]:
 
 def test_every_shipped_file_is_in_the_index_and_all_of_them_are_small() -> None:
     folder = asset_path("traces")
-    files = {path.stem for path in folder.glob(f"*{SUFFIX}")}
-    assert files == set(read_index(folder)["entries"])
-    assert sum(path.stat().st_size for path in folder.iterdir()) < 5e6
+    entries = read_index(folder)["entries"]
+    assert {path.name for path in folder.glob(f"*{SUFFIX}")} == {archive_name(note) for note in entries.values()}
+    for key, note in entries.items():
+        assert key in Archive(folder / archive_name(note))
+    assert sum(path.stat().st_size for path in folder.iterdir()) < 8e6
     assert {path.name for path in folder.iterdir() if path.suffix != SUFFIX} == {INDEX, "README.md"}
 
 
@@ -59,7 +62,7 @@ def test_tracing_again_gives_what_ships(
         for key, note in entries.items()
         if (note["family"], note["part"]) == (family, part) and fit.items() <= note["fit"].items()
     )
-    shipped = TapeStore(asset_path("traces")).load(key)
+    shipped = TapeStore(tmp_path / "none", asset_path("traces")).load(key)
     subject, traces = noted_subject(note), Traces(TapeStore(tmp_path))
     if part == "steps":
         (width, height), pictures = note["more"]

@@ -20,12 +20,7 @@ from trainer.memory.store import TapeStore
 from trainer.memory.subject import complete_fit, library_versions
 from trainer.memory.traces import Traces
 
-EVERY = [
-    (family, gigabytes)
-    for family in FAMILIES
-    for gigabytes in GIGABYTES
-    if (preset_path("fits") / file_name(family, gigabytes)).exists()
-]
+EVERY = [(family, gigabytes) for family in FAMILIES for gigabytes in GIGABYTES]
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +32,13 @@ def traces(tmp_path_factory: pytest.TempPathFactory) -> Traces:
         raise AssertionError("a trace does not ship: run python -m tests.bench.ship_traces")
 
     return Traces(TapeStore(tmp_path_factory.mktemp("traces"), asset_path("traces")), missing)
+
+
+def test_there_is_one_for_every_family_and_size_in_the_order_of_cards() -> None:
+    names = [file_name(family, gigabytes) for family, gigabytes in EVERY]
+    assert {path.name for path in preset_path("fits").glob("*.toml")} == set(names)
+    built_in = [each for each in read_shelf().presets if each.origin == "built-in"]
+    assert [each.path.name for each in built_in if each.preset.card is not None] == names
 
 
 @pytest.mark.parametrize(("family", "gigabytes"), EVERY)

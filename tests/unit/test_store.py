@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from trainer.memory.outline import outline_of
-from trainer.memory.packing import read, read_outlines, write
+from trainer.memory.packing import Archive, read, read_outlines, write, write_archive
 from trainer.memory.store import TapeStore
 from trainer.memory.tape import Storage, Tape, Work
 
@@ -75,7 +75,7 @@ def test_equal_tapes_give_equal_files(tmp_path: Path) -> None:
 def test_repeated_layers_take_little_room(tmp_path: Path) -> None:
     layers = tape(3).storages * 100
     events = np.arange(len(layers), dtype=np.int32)
-    write(tmp_path / "a.npz", [Tape("", layers, np.concatenate([events, ~events]), ())], smallest=True)
+    write_archive(tmp_path / "a.npz", {"a": [Tape("", layers, np.concatenate([events, ~events]), ())]})
     assert (tmp_path / "a.npz").stat().st_size < len(layers)
 
 
@@ -107,14 +107,52 @@ def test_entries_of_another_form_are_misses(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_shipped_tapes_come_first(tmp_path: Path) -> None:
-    shipped = TapeStore(tmp_path / "shipped")
-    shipped.save("key", [tape(1)])
-    store = TapeStore(tmp_path / "own", shipped.folder)
+    shipped = tmp_path / "shipped"
+    shipped.mkdir()
+    write_archive(shipped / "one.npz", {"key": [tape(1)], "nothing": []})
+    store = TapeStore(tmp_path / "own", shipped)
+    assert (store.load("nothing"), store.outlines("nothing")) == ((), ())
     store.save("key", [tape(2)])
     assert same(store.load("key"), (tape(1),))
-    (shipped.folder / "key.npz").write_bytes(b"damaged")
+    assert store.outlines("key") == (outline_of(tape(1)),)
+    (shipped / "one.npz").write_bytes(b"damaged")
+    store = TapeStore(tmp_path / "own", shipped)
     assert same(store.load("key"), (tape(2),))
-    assert (shipped.folder / "key.npz").exists(), "what ships is left alone"
+    assert store.outlines("key") == (outline_of(tape(2)),)
+    assert (shipped / "one.npz").exists(), "what ships is left alone"
+
+
+def test_every_entry_of_an_archive_is_as_it_was_put_in(tmp_path: Path) -> None:
+    empty = Tape("empty", (), np.zeros(0, np.int32), ())
+    entries = {"a": (tape(1), tape(2, 1)), "b": (empty,), "none": (), "c": (tape(1), tape(3, 300))}
+    write_archive(tmp_path / "all.npz", entries)
+    for keys in (("c", "a", "b", "none"), ("a",), ("none", "c")):  # in any order
+        archive = Archive(tmp_path / "all.npz")
+        for key in keys:
+            assert key in archive
+            assert archive.read_outlines(key) == tuple(map(outline_of, entries[key]))
+            assert same(archive.read(key), entries[key])
+        assert "other" not in archive
+        assert archive.read("other") is None
+    assert "a" not in Archive(tmp_path / "absent.npz")
+
+
+def test_a_damaged_archive_gives_nothing_wrong(tmp_path: Path) -> None:
+    entries = {"a": (tape(1), tape(2)), "b": (tape(3),)}
+    path = tmp_path / "all.npz"
+    write_archive(path, entries)
+    sound, chance = path.read_bytes(), random.Random(2)
+    for _ in range(150):
+        damaged = bytearray(sound)
+        if chance.random() < 0.3:
+            damaged = damaged[: chance.randrange(len(damaged))]
+        else:
+            for _ in range(chance.randrange(1, 8)):
+                damaged[chance.randrange(len(damaged))] = chance.randrange(256)
+        path.write_bytes(damaged)
+        archive = Archive(path)
+        for key, whole in entries.items():
+            assert (found := archive.read(key)) is None or same(found, whole)
 
 
 def test_the_oldest_used_make_room(tmp_path: Path) -> None:

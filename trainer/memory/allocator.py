@@ -153,7 +153,7 @@ class Allocator:
         # What is not split off is handed out with the block and counts as allocated.
         if rest >= pool.least_rest and size < self._split_below:
             block.size = size
-            self._file(self._insert_after(block, rest))
+            insort(free, rest << _ADDRESS_BITS | self._insert_after(block, rest).address)
         block.requested = requested
         self.requested += requested
         self.allocated = allocated = self.allocated + block.size

@@ -1,4 +1,7 @@
-"""Tapes as plain arrays in one file, small and quick to read: as a whole, or only what they add up to. No torch."""
+"""Tapes as plain arrays in one file, small and quick to read: as a whole, or only what they add up to. No torch.
+
+An entry is some tapes under a key. It has a file of its own, or lies in an archive of entries that are alike.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,8 @@ import lzma
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import islice
+from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
@@ -34,42 +38,111 @@ _DAMAGED = (
 )  # fmt: skip
 
 
-def write(path: Path, tapes: Sequence[Tape], *, smallest: bool = False) -> None:
-    """Writes tapes as an npz of plain arrays, atomically; with ``smallest`` in a third of the bytes, ten times slower.
+def write(path: Path, tapes: Sequence[Tape]) -> None:
+    """Writes one entry as an npz of plain arrays, atomically."""
+    _write(path, _arrays_of(tapes), zipfile.ZIP_DEFLATED)
 
-    That is by LZMA, which finds that tapes repeat each other and themselves.
+
+def write_archive(path: Path, entries: Mapping[str, Sequence[Tape]]) -> None:
+    """Writes many entries, atomically; those that are alike best lie side by side.
+
+    LZMA finds that they repeat each other: they take a tenth of the bytes of files of their own, and longer to write.
     """
-    arrays = _arrays_of(tapes)
-    with atomic.staged(path, durable=False) as temporary, zipfile.ZipFile(temporary, "w") as archive:
-        for name, array in arrays.items():
-            # A fixed date: equal tapes give equal files.
-            entry = zipfile.ZipInfo(f"{name}.npy")
-            entry.compress_type = zipfile.ZIP_LZMA if smallest else zipfile.ZIP_DEFLATED
-            with archive.open(entry, "w") as member:
-                np.lib.format.write_array(member, np.ascontiguousarray(array), allow_pickle=False)
+    arrays = _arrays_of([tape for tapes in entries.values() for tape in tapes])
+    counts = {key: len(tapes) for key, tapes in entries.items()}
+    _write(path, {**arrays, "entries": _as_array(counts)}, zipfile.ZIP_LZMA)
 
 
 def read(path: Path) -> tuple[Tape, ...] | None:
     """The tapes of a file that ``write`` made; None when it is absent, damaged, or of another form."""
-    return _read(path, _tapes_of)
+    return _read(path, _Columns.tapes)
 
 
 def read_outlines(path: Path) -> tuple[Outline, ...] | None:
     """What the tapes of a file add up to, without reading their storages; None as for ``read``."""
-    return _read(path, _outlines_of)
+    return _read(path, _Columns.outlines)
 
 
-def _read(path: Path, parse: Callable[[Arrays], Iterator[T]]) -> tuple[T, ...] | None:
+class Archive:
+    """A file that ``write_archive`` made; what of it was read once is kept."""
+
+    def __init__(self, path: Path) -> None:
+        self._columns = _Columns(_OnDemand(path))
+
+    @cached_property
+    def _places(self) -> dict[str, slice]:
+        """Where the tapes of each entry lie among all; none where the file is of no use."""
+        try:
+            counts: dict[str, int] = _from_array(self._columns.arrays["entries"])
+            _require_form(self._columns.arrays)
+            ends = accumulate(counts.values())
+            return {key: slice(end - count, end) for (key, count), end in zip(counts.items(), ends, strict=True)}
+        except _DAMAGED:
+            return {}
+
+    def __contains__(self, key: str) -> bool:
+        """Whether there is an entry under a key."""
+        return key in self._places
+
+    def read(self, key: str) -> tuple[Tape, ...] | None:
+        """The tapes under ``key``; None when there are none or the file is damaged."""
+        return self._found(key, self._columns.tapes)
+
+    def read_outlines(self, key: str) -> tuple[Outline, ...] | None:
+        """What the tapes under ``key`` add up to; None as for ``read``."""
+        return self._found(key, self._columns.outlines)
+
+    def _found(self, key: str, parse: Callable[[slice], Iterator[T]]) -> tuple[T, ...] | None:
+        try:
+            return tuple(parse(self._places[key])) if key in self else None
+        except _DAMAGED:
+            return None
+
+
+class _OnDemand(Mapping[str, NDArray[Any]]):
+    """The arrays of a file, each read when it is asked for; the file stays closed between."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        with self._path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+            found: NDArray[Any] = arrays[name]
+            return found
+
+    def __iter__(self) -> Iterator[str]:
+        with self._path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+            return iter(arrays.files)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+def _write(path: Path, arrays: Arrays, compression: int) -> None:
+    with atomic.staged(path, durable=False) as temporary, zipfile.ZipFile(temporary, "w") as archive:
+        for name, array in arrays.items():
+            # A fixed date: equal tapes give equal files.
+            entry = zipfile.ZipInfo(f"{name}.npy")
+            entry.compress_type = compression
+            with archive.open(entry, "w") as member:
+                np.lib.format.write_array(member, np.ascontiguousarray(array), allow_pickle=False)
+
+
+def _read(path: Path, parse: Callable[[_Columns, slice], Iterator[T]]) -> tuple[T, ...] | None:
     if not path.is_file():
         return None
     try:
         # Opened here: numpy leaves the file of a broken archive open.
         with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-            if arrays["form"].tolist() != [FORM]:
-                return None
-            return tuple(parse(arrays))
+            _require_form(arrays)
+            return tuple(parse(_Columns(arrays), slice(None)))
     except _DAMAGED:
         return None
+
+
+def _require_form(arrays: Arrays) -> None:
+    if arrays["form"].tolist() != [FORM]:
+        raise ValueError("written by another version")
 
 
 class _Strings:
@@ -85,14 +158,14 @@ class _Strings:
             self.texts.append(text)
         return self._places[text]
 
-    @property
-    def array(self) -> NDArray[Any]:
-        return np.frombuffer(json.dumps(self.texts).encode("utf-8"), dtype=np.uint8)
+
+def _as_array(content: Any) -> NDArray[Any]:
+    """JSON as bytes."""
+    return np.frombuffer(json.dumps(content).encode("utf-8"), dtype=np.uint8)
 
 
-def _texts(array: NDArray[Any]) -> list[str]:
-    texts: list[str] = json.loads(array.tobytes().decode("utf-8"))
-    return texts
+def _from_array(array: NDArray[Any]) -> Any:
+    return json.loads(array.tobytes().decode("utf-8"))
 
 
 def _arrays_of(tapes: Sequence[Tape]) -> dict[str, NDArray[Any]]:
@@ -122,9 +195,9 @@ def _arrays_of(tapes: Sequence[Tape]) -> dict[str, NDArray[Any]]:
     return {
         "form": np.array([FORM]),
         "tapes": np.array(rows, dtype=np.int64).reshape(-1, 6),
-        "words": words.array,
+        "words": _as_array(words.texts),
         "work": np.array(work, dtype=np.int64).reshape(-1, 6).T,
-        "strings": strings.array,
+        "strings": _as_array(strings.texts),
         "storages": np.array(list(kinds), dtype=np.int64).reshape(-1, 5).T,
         "numbers": _relative(np.array(numbers, dtype=np.int32)),
         "died": np.concatenate([nothing.astype(bool), *died]),
@@ -138,41 +211,84 @@ def _row(storage: Storage, place: Callable[[str], int]) -> tuple[int, ...]:
     return storage.bytes, kind, place(storage.module), place(storage.stage), name
 
 
-def _outlines_of(arrays: Arrays) -> Iterator[Outline]:
-    words = _texts(arrays["words"])
-    work = iter(zip(*arrays["work"].tolist(), strict=True))
-    for name, _, _, count, net, peak in arrays["tapes"].tolist():
-        items = tuple(
-            Work(_WORK_KINDS[kind], words[dtype], words[stage], flops, size, times)
-            for kind, dtype, stage, flops, size, times in islice(work, count)
-        )
-        yield Outline(words[name], Sums(net, peak), items)
+class _Columns:
+    """What columns say of the tapes that they were made of; each column is read when it is needed, and then kept.
 
+    Raises ValueError for what cannot be.
+    """
 
-def _tapes_of(arrays: Arrays) -> Iterator[Tape]:
-    """The tapes that columns were made of; raises ValueError for what cannot be."""
-    storages = _storages_of(arrays)
-    died, distances = arrays["died"], arrays["events"]
-    start = 0
-    for outline, row in zip(_outlines_of(arrays), arrays["tapes"].tolist(), strict=True):
-        storage_count, event_count = row[1], row[2]
-        dead = died[start : start + event_count]
-        subjects = distances[start : start + event_count] + np.cumsum(~dead)
-        start += event_count
-        if len(subjects) != event_count or (event_count and not 0 <= subjects.min() <= subjects.max() < storage_count):
+    def __init__(self, arrays: Arrays) -> None:
+        self.arrays = arrays
+
+    def outlines(self, which: slice) -> Iterator[Outline]:
+        """Of the tapes in ``which`` places."""
+        words, work = self._words, self._work
+        for (name, _, _, count, net, peak), (_, _, start) in zip(self._rows[which], self._starts[which], strict=True):
+            columns = work[:, start : start + count].tolist()
+            items = tuple(
+                Work(_WORK_KINDS[kind], words[dtype], words[stage], flops, size, times)
+                for kind, dtype, stage, flops, size, times in zip(*columns, strict=True)
+            )
+            yield Outline(words[name], Sums(net, peak), items)
+
+    def tapes(self, which: slice) -> Iterator[Tape]:
+        """Those in ``which`` places."""
+        rows, starts = self._rows[which], self._starts[which]
+        for outline, row, (first, start, _) in zip(self.outlines(which), rows, starts, strict=True):
+            storages = self._storages[first : first + row[1]]
+            events = self._events(start, row[2], len(storages))
+            yield Tape(outline.name, tuple(map(self._known.__getitem__, storages.tolist())), events, outline.work)
+
+    def _events(self, start: int, count: int, storages: int) -> NDArray[np.int32]:
+        dead = self._died[start : start + count]
+        subjects = self._distances[start : start + count] + np.cumsum(~dead)
+        if len(subjects) != count or (count and not 0 <= subjects.min() <= subjects.max() < storages):
             raise ValueError("an event is missing, or names a storage that is not there")
-        events = np.where(dead, ~subjects, subjects).astype(np.int32)
-        yield Tape(outline.name, tuple(islice(storages, storage_count)), events, outline.work)
+        events: NDArray[np.int32] = np.where(dead, ~subjects, subjects).astype(np.int32)
+        return events
 
+    @cached_property
+    def _rows(self) -> list[list[int]]:
+        rows: list[list[int]] = self.arrays["tapes"].tolist()
+        return rows
 
-def _storages_of(arrays: Arrays) -> Iterator[Storage]:
-    """Those of all tapes in a row; equal ones are one object."""
-    texts = _texts(arrays["strings"])
-    known = [
-        Storage(size, _STORAGE_KINDS[kind], texts[module], texts[stage], None if name == NAMELESS else texts[name])
-        for size, kind, module, stage, name in zip(*arrays["storages"].tolist(), strict=True)
-    ]
-    return (known[number] for number in _absolute(arrays["numbers"]).tolist())
+    @cached_property
+    def _starts(self) -> list[list[int]]:
+        """Where each tape's storages, events and work begin."""
+        counts = self.arrays["tapes"][:, 1:4]
+        starts: list[list[int]] = (np.cumsum(counts, axis=0) - counts).tolist()
+        return starts
+
+    @cached_property
+    def _words(self) -> list[str]:
+        words: list[str] = _from_array(self.arrays["words"])
+        return words
+
+    @cached_property
+    def _work(self) -> NDArray[Any]:
+        return self.arrays["work"]
+
+    @cached_property
+    def _died(self) -> NDArray[Any]:
+        return self.arrays["died"]
+
+    @cached_property
+    def _distances(self) -> NDArray[Any]:
+        return self.arrays["events"]
+
+    @cached_property
+    def _storages(self) -> NDArray[np.int32]:
+        """Those of all tapes in a row, by number."""
+        return _absolute(self.arrays["numbers"])
+
+    @cached_property
+    def _known(self) -> list[Storage]:
+        """Every storage once: equal ones are one object."""
+        texts: list[str] = _from_array(self.arrays["strings"])
+        return [
+            Storage(size, _STORAGE_KINDS[kind], texts[module], texts[stage], None if name == NAMELESS else texts[name])
+            for size, kind, module, stage, name in zip(*self.arrays["storages"].tolist(), strict=True)
+        ]
 
 
 def _relative(numbers: NDArray[np.int32]) -> NDArray[np.int32]:
@@ -183,4 +299,5 @@ def _relative(numbers: NDArray[np.int32]) -> NDArray[np.int32]:
 
 def _absolute(relative: NDArray[np.int32]) -> NDArray[np.int32]:
     new = relative == 0
-    return (np.cumsum(new) - new - relative).astype(np.int32)
+    absolute: NDArray[np.int32] = (np.cumsum(new) - new - relative).astype(np.int32)
+    return absolute

@@ -143,13 +143,12 @@ def replay(
 
 def _with_workspaces(tape: Tape, names: Mapping[str, Kept], workspace_bytes: WorkspaceBytes | None) -> Tape:
     """The tape with workspaces as large as they are on the card, and those that live already of no size."""
-
-    def sized(storage: Storage) -> Storage:
-        if storage.kind != "workspace":
-            return storage
-        return replace(storage, bytes=0 if storage.name in names else (workspace_bytes or _as_traced)(storage))
-
-    return replace(tape, storages=tuple(map(sized, tape.storages)))
+    storages = list(tape.storages)
+    for place in [place for place, storage in enumerate(storages) if storage.kind == "workspace"]:
+        storage = storages[place]
+        size = 0 if storage.name in names else (workspace_bytes or _as_traced)(storage)
+        storages[place] = replace(storage, bytes=size)
+    return replace(tape, storages=tuple(storages))
 
 
 def _play(tape: Tape, allocator: Allocator, names: dict[str, Kept]) -> tuple[Played, OutOfMemory | None]:
@@ -204,9 +203,9 @@ def _left_by_earlier(names: dict[str, Kept], storage: Storage, tape: Tape) -> in
 
 def _keep(tape: Tape, handles: Sequence[int | None], names: dict[str, Kept]) -> None:
     """Enters what a tape leaves to later ones."""
-    for handle, storage in zip(handles, tape.storages, strict=True):
-        if handle is None:
-            continue
+    left = [(handle, place) for place, handle in enumerate(handles) if handle is not None]
+    for handle, place in left:
+        storage = tape.storages[place]
         if storage.name is None or storage.name in names:
             raise ValueError(f"the tape {tape.name} leaves a storage of {storage.module} under no name of its own")
         names[storage.name] = Kept(handle, storage)

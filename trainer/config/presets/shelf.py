@@ -138,8 +138,14 @@ def _back_up(path: Path) -> Path:
 
 def _built_in() -> Iterator[Shelved]:
     for folder in ("recipes", "fits"):
-        for path in sorted(preset_path(folder).glob("*.toml")):
-            yield Shelved(load_preset(path), path, "built-in")
+        presets = [(load_preset(path), path) for path in sorted(preset_path(folder).glob("*.toml"))]
+        for preset, path in sorted(presets, key=lambda each: _family_and_card(each[0])):
+            yield Shelved(preset, path, "built-in")
+
+
+def _family_and_card(preset: Preset) -> tuple[str, float]:
+    """So that a card of 6 GB comes before one of 10; recipes are for no card."""
+    return preset.base.family, preset.card.gigabytes if preset.card else 0
 
 
 def _same_place(one: Preset, other: Preset) -> bool:
