@@ -1,10 +1,12 @@
 """The filter box and the tag panel through clicks and keys, over real pictures' records and a real session."""
 
+import html
+import re
 from pathlib import Path
 
 import pytest
 from PySide6.QtCore import QModelIndex, QPoint, Qt
-from PySide6.QtGui import QAccessible
+from PySide6.QtGui import QAccessible, QColor
 from PySide6.QtTest import QAbstractItemModelTester
 from PySide6.QtWidgets import QDialog, QInputDialog, QVBoxLayout, QWidget
 
@@ -17,6 +19,7 @@ from app.qt.pictures.finding.filter_box import FilterBox
 from app.qt.pictures.finding.proposals import ProposalModel
 from app.qt.pictures.finding.tag_model import TagModel, in_order
 from app.qt.pictures.finding.tag_panel import TagPanel
+from app.qt.theme import Theme, colours
 
 CAPTIONS = ["cat, red hat", "cat, dog", "dog", None, "cat, a*b"]
 KEY = Qt.Key
@@ -106,6 +109,47 @@ def test_a_word_that_is_still_typed_is_not_found_wrong_at_once(qtbot, place):
     qtbot.waitUntil(place.box._patience.isActive)
     assert not place.box.fault.isVisible()
     qtbot.waitUntil(place.box.fault.isVisible)
+
+
+def test_a_tag_that_no_picture_has_is_said_and_the_one_meant_is_a_click_away(qtbot, session, place, pictures):
+    box = place.box
+    write(qtbot, box, "tag:catt size:>=0 or tag:dgo")
+    qtbot.keyClick(box.field, KEY.Key_Return)
+    assert session.view.ids == []
+    assert box.note.isVisible()
+    words = re.sub("<br>", "\n", re.sub(r"</?a[^>]*>", "", box.note.text()))
+    assert words == "No picture has the tag catt. Did you mean cat?\nNo picture has the tag dgo. Did you mean dog?"
+    second = re.findall('href="([^"]*)"', box.note.text())[1]
+    box.note.linkActivated.emit(html.unescape(second))
+    assert box.field.text() == "tag:catt size:>=0 or tag:dog"
+    assert session.view.ids == pictures[1:3]
+    assert not box.note.isVisible()
+    write(qtbot, box, "tag:<b>zzz")
+    qtbot.keyClick(box.field, KEY.Key_Return)
+    assert box.note.text() == "No picture has the tag &lt;b&gt;zzz."
+    session.filtering.apply("tag:dog")
+    assert not box.note.isVisible()
+
+
+def test_the_note_follows_the_colours(qtbot, session, place, qapp):
+    theme = Theme(qapp, "light")
+    place.box.write("tag:catt")
+    assert place.box.note.isVisible()
+    theme.choose("contrast")
+    qapp.processEvents()
+    image = place.box.note.grab().toImage()
+    seen = {image.pixelColor(x, y).name() for x in range(image.width()) for y in range(image.height())}
+    assert QColor(colours().link).name() in seen
+    theme.choose("light")
+    qapp.setStyleSheet("")
+    theme.deleteLater()
+
+
+def test_a_tag_that_is_still_typed_is_not_doubted_at_once(qtbot, place):
+    write(qtbot, place.box, "tag:ca")
+    qtbot.waitUntil(place.box._patience.isActive)
+    assert not place.box.note.isVisible()
+    qtbot.waitUntil(place.box.note.isVisible)
 
 
 def test_proposals_are_taken_by_tab_and_by_arrows(qtbot, session, place, pictures):
@@ -230,6 +274,18 @@ def test_keys_do_what_clicks_do(qtbot, session, place):
     assert session.filtering.text == "tag:cat -tag:dog"
     qtbot.keyClick(view, KEY.Key_Return, Qt.KeyboardModifier.ControlModifier)
     assert session.filtering.text == "tag:cat tag:dog"
+
+
+def test_an_empty_list_says_why(qtbot, session, place, pictures):
+    place.panel.search.setText("zzz")
+    qtbot.waitUntil(lambda: place.panel.all.tags.rows == [])
+    assert place.panel.all.nothing == "No tag holds this text."
+    said = place.panel.all.grab().toImage()
+    place.panel.all.nothing = ""
+    assert place.panel.all.grab().toImage() != said
+    place.panel.search.clear()
+    session.library.remove(pictures)
+    qtbot.waitUntil(lambda: place.panel.all.nothing == "Tags of captions stand here.")
 
 
 def test_companions_of_the_chosen_tag(qtbot, place):

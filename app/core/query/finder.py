@@ -14,7 +14,7 @@ from app.core.pictures import Altered, Folder, Picture
 from app.core.query.columns import Columns
 from app.core.query.keys import KEYS
 from app.core.query.language import parse
-from app.core.query.terms import Node, Not, Or, Query, Range, Term
+from app.core.query.terms import WILD, Node, Not, Or, Query, Range, Term
 from app.core.query.tokens import TokenCounts
 from app.core.tags.haystack import fold
 from app.core.tags.index import TagIndex
@@ -113,7 +113,7 @@ class Finder:
         return self._caption(text) | self._named(text, ids)
 
     def _tag(self, pattern: str) -> Set[int]:
-        if _WILD.search(pattern):
+        if WILD.search(pattern):
             return self._index.pictures_matching(_regex(fold(pattern)))
         return self._index.pictures_with(pattern.replace("\\*", "*").replace("\\?", "?"))
 
@@ -252,6 +252,5 @@ def _effort(node: Node) -> int:
     return 3
 
 
-_WILD = re.compile(r"(?<!\\)[*?]")
 _CAPTION = frozenset({"caption", "file"})
 _CONTENT = frozenset({"inspection", "file"})

@@ -10,6 +10,8 @@ from math import inf, nextafter
 Span = tuple[int, int]
 """Where something stands in the text: from, to."""
 
+WILD = re.compile(r"(?<!\\)[*?]")
+"""What makes a tag a pattern."""
 _BARE = re.compile(r"[\w.*?][\w.*?-]*")
 _WORDS = {"and", "or", "not"}
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from html import escape
 from pathlib import Path
 
-from PySide6.QtCore import QLocale, QPoint, QTimer
+from PySide6.QtCore import QEvent, QLocale, QPoint, Qt, QTimer
 from PySide6.QtGui import QHideEvent
 from PySide6.QtWidgets import QHBoxLayout, QLabel, QMenu, QSizePolicy, QToolButton, QVBoxLayout, QWidget
 
 from app.core.query.completion import QueryCompleter
 from app.core.query.language import Fault, QueryError
 from app.core.query.saved import SavedFilter
+from app.core.query.terms import Term, literal
+from app.core.query.unknown import Unknown, unknown_tags
 from app.core.session import Session
 from app.qt.actions.commands import Commands
 from app.qt.actions.table import Action
@@ -26,6 +29,7 @@ from trainer.errors import ImpastoError
 _PAUSE_MS = 180
 _PATIENCE_MS = 900
 _RECENT = 10
+_BY_KEYS = Qt.TextInteractionFlag.LinksAccessibleByKeyboard
 
 ACTIONS = (
     Action(
@@ -75,6 +79,7 @@ class FilterBox(QWidget):
         self.field = FilterField(completer.propose)
         self.count = QLabel()
         self.fault = QLabel()
+        self.note = QLabel()
         self.kept = QToolButton()
         self._pause = self._timer(_PAUSE_MS, lambda: self._ask(patient=True))
         self._patience = self._timer(_PATIENCE_MS, self._ask)
@@ -120,6 +125,14 @@ class FilterBox(QWidget):
         self._pause.stop()
         self._patience.stop()
 
+    def changeEvent(self, event: QEvent) -> None:  # noqa: N802
+        """Give the link of the note the colour of now: Qt keeps the one that it was written in."""
+        super().changeEvent(event)
+        if event.type() in (QEvent.Type.PaletteChange, QEvent.Type.StyleChange) and self.note.text():
+            text = self.note.text()
+            self.note.clear()
+            self.note.setText(text)
+
     def _build(self) -> None:
         self.field.setClearButtonEnabled(True)
         self.count.setProperty("role", "muted")
@@ -127,6 +140,11 @@ class FilterBox(QWidget):
         self.fault.setProperty("role", "bad")
         self.fault.setWordWrap(True)
         self.fault.hide()
+        self.note.setProperty("role", "muted")
+        self.note.setWordWrap(True)
+        self.note.setTextFormat(Qt.TextFormat.RichText)
+        self.note.setTextInteractionFlags(Qt.TextInteractionFlag.LinksAccessibleByMouse | _BY_KEYS)
+        self.note.hide()
         set_icon(self.kept, "bookmark")
         self.kept.setToolTip(self.tr("Kept and recent filters (Alt+Down)"))
         self.kept.setAccessibleName(self.tr("Kept and recent filters"))
@@ -140,6 +158,7 @@ class FilterBox(QWidget):
         whole.setSpacing(4)
         whole.addLayout(row)
         whole.addWidget(self.fault)
+        whole.addWidget(self.note)
         whole.addStretch(1)  # the field stays where it is while reasons come and go below it
         self.setSizePolicy(QSizePolicy.Policy.Preferred, QSizePolicy.Policy.Maximum)
 
@@ -150,6 +169,7 @@ class FilterBox(QWidget):
         self.field.left.connect(self._remember)
         self.field.listed.connect(self.show_kept)
         self.kept.clicked.connect(self.show_kept)
+        self.note.linkActivated.connect(self.write)
         stop = self._filtering.changed.connect(lambda _: self._follow())
         self.destroyed.connect(lambda: stop())
 
@@ -176,17 +196,39 @@ class FilterBox(QWidget):
             faults: tuple[Fault, ...] = ()
         except QueryError as error:
             faults = error.faults
-        if patient and faults and all(self._is_typed(fault) for fault in faults):
+        unknown = [] if faults else self._unknown()
+        doubts: list[Fault | Unknown] = [*faults, *unknown]
+        if patient and doubts and all(self._is_typed(doubt) for doubt in doubts):
             self._patience.start()
             return
         self._tell_faults(faults)
+        self._tell_unknown(unknown)
 
     def _ask_at_once(self) -> None:
         self._ask()
         self._remember()
 
-    def _is_typed(self, fault: Fault) -> bool:
-        return self.field.hasFocus() and fault.start < self.field.cursorPosition() <= fault.end
+    def _is_typed(self, doubt: Fault | Unknown) -> bool:
+        return self.field.hasFocus() and doubt.start < self.field.cursorPosition() <= doubt.end
+
+    def _unknown(self) -> list[Unknown]:
+        """Return the tags asked for that explain why nothing is found."""
+        if self._session.view.ids or self._session.tags.pending:
+            return []
+        return unknown_tags(self._filtering.query, self._session.tags)
+
+    def _tell_unknown(self, unknown: list[Unknown]) -> None:
+        """Say which tags no picture has; a click on the one that may have been meant asks for it instead."""
+        text, sentences = self.field.text(), []
+        for tag, meant, start, end in unknown:
+            sentence = self.tr("No picture has the tag %1.").replace("%1", escape(tag))
+            if meant is not None:
+                query = f"{text[:start]}{Term('tag', literal(meant))}{text[end:]}"
+                link = f'<a href="{escape(query)}">{escape(meant)}</a>'
+                sentence = self.tr("%1 Did you mean %2?").replace("%1", sentence).replace("%2", link)
+            sentences.append(sentence)
+        self.note.setText("<br>".join(sentences))
+        self.note.setVisible(bool(sentences))
 
     def _tell_faults(self, faults: tuple[Fault, ...]) -> None:
         self.field.underline(faults)
@@ -203,6 +245,9 @@ class FilterBox(QWidget):
             self.field.setText(self._written)
             self._pause.stop()
             self._tell_faults(())
+            self._tell_unknown(self._unknown())
+        elif self._session.view.ids:
+            self._tell_unknown([])
         self._tell_count()
         self._commands.refresh()
 

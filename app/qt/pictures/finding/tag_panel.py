@@ -7,7 +7,16 @@ from functools import partial
 from typing import TypeVar
 
 from PySide6.QtCore import QItemSelectionModel, QLocale, QModelIndex, QPoint, Qt, QTimer
-from PySide6.QtGui import QGuiApplication, QHideEvent, QKeyEvent, QResizeEvent, QShowEvent
+from PySide6.QtGui import (
+    QColor,
+    QGuiApplication,
+    QHideEvent,
+    QKeyEvent,
+    QPainter,
+    QPaintEvent,
+    QResizeEvent,
+    QShowEvent,
+)
 from PySide6.QtWidgets import (
     QHBoxLayout,
     QInputDialog,
@@ -34,7 +43,7 @@ from app.qt.actions.commands import Commands
 from app.qt.actions.table import Action
 from app.qt.pictures.finding.tag_delegate import TagDelegate
 from app.qt.pictures.finding.tag_model import Order, TagModel, in_order
-from app.qt.theme import set_icon
+from app.qt.theme import colours, set_icon
 from app.qt.words import QT_TRANSLATE_NOOP
 from trainer.errors import ImpastoError
 
@@ -85,6 +94,8 @@ class TagView(QListView):
             self.tr("Enter shows the pictures with the tag, Ctrl+Enter asks for it too, Alt+Enter excludes it")
         )
         self._use = use
+        self.nothing = ""
+        """What is said where there is no tag."""
         self.clicked.connect(self._clicked)
 
     @property
@@ -107,6 +118,16 @@ class TagView(QListView):
             self._use(self.tag, event.modifiers())
         else:
             super().keyPressEvent(event)
+
+    def paintEvent(self, event: QPaintEvent) -> None:  # noqa: N802
+        """Say why it is empty."""
+        super().paintEvent(event)
+        if not self.tags.rows and self.nothing:
+            painter = QPainter(self.viewport())
+            painter.setPen(QColor(colours().muted))
+            flags = int(Qt.AlignmentFlag.AlignHCenter | Qt.AlignmentFlag.AlignTop | Qt.TextFlag.TextWordWrap)
+            painter.drawText(self.viewport().rect().adjusted(12, 16, -12, -8), flags, self.nothing)
+            painter.end()
 
     def _clicked(self, index: QModelIndex) -> None:
         self._use(self.tags.rows[index.row()].tag, QGuiApplication.keyboardModifiers())
@@ -263,6 +284,8 @@ class TagPanel(QWidget):
 
     def _have(self, rows: list[TagCount]) -> None:
         self._sorting = False
+        known = len(self._index) > 0
+        self.all.nothing = self.tr("No tag holds this text.") if known else self.tr("Tags of captions stand here.")
         self.all.show_rows(rows)
         number = QLocale().toString
         text = self.tr("%n tag(s)", "", len(self._index))
@@ -287,7 +310,7 @@ class TagPanel(QWidget):
     def _tell_together(self, tag: str | None, found: list[TagCount]) -> None:
         if tag != self.all.tag:
             return
-        text = self.tr("Choose a tag to see its companions")
+        text = self.tr("Beside the chosen tag")
         if tag is not None:
             text = self.tr("Beside %1").replace("%1", tag)
         self._title = text
