@@ -291,10 +291,10 @@
         </translation>
     </message>
     <message numerus="yes">
-        <source>, %n selected</source>
+        <source>%n selected</source>
         <translation>
-            <numerusform>, %n selected</numerusform>
-            <numerusform>, %n selected</numerusform>
+            <numerusform>%n selected</numerusform>
+            <numerusform>%n selected</numerusform>
         </translation>
     </message>
 </context>

@@ -23,8 +23,8 @@ class StatusLine(QStatusBar):
         self.saving.setContentsMargins(10, 0, 10, 0)
         self.counts.setContentsMargins(10, 0, 10, 0)
         self.reading.setProperty("role", "muted")
-        self.addWidget(self.saving)
         self.addWidget(self.reading)
+        self.addPermanentWidget(self.saving)  # what is said for some seconds must not hide whether all is saved
         self.addPermanentWidget(self.counts)
         session.saver.state.connect(self._show_saving)
         session.datasets.progress.connect(self._show_reading)
@@ -64,7 +64,7 @@ class StatusLine(QStatusBar):
 
     def _show_counts(self) -> None:
         view = self._session.view
-        words = self.tr("%n picture(s)", "", len(view.ids)) if view.ids else ""
+        words = [self.tr("%n picture(s)", "", len(view.ids))] if view.ids or self._session.library.pictures else []
         if view.selected:
-            words += self.tr(", %n selected", "", len(view.selected))
-        self.counts.setText(words)
+            words.append(self.tr("%n selected", "", len(view.selected)))
+        self.counts.setText(", ".join(words))

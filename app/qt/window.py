@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from app.core.session import Session
 from app.core.settings import window_state
 from app.qt.actions.commands import Commands
 from app.qt.coming import Coming
+from app.qt.invitation import Invitation
 from app.qt.notices import Notices
 from app.qt.pictures.page import PicturesPage
 from app.qt.rail import Rail
@@ -44,7 +46,7 @@ class Window(QMainWindow):
 
     def open(self, paths: Iterable[str | Path]) -> None:
         """Open folders as datasets; of a file, its folder."""
-        for path in map(Path, paths):
+        for path in map(Path, map(os.path.abspath, paths)):  # "cats/.." is the folder that it means
             self.session.datasets.open(path.parent if path.is_file() else path)
             self.show_pictures()
 
@@ -159,6 +161,8 @@ class Window(QMainWindow):
 
     def _build(self) -> None:
         self._add_page("window.pictures", self.pictures)
+        self.invitation = Invitation(self.session, self.pictures.views)
+        self.invitation.button.clicked.connect(lambda: self.open_folder())
         words = self.tr("Here you will choose a base and a preset, see what fits your graphics card, and start.")
         self._add_page("window.train", Coming(self.tr("Train"), words))
         words = self.tr("Here you will watch runs, compare what they learn, and go on with those that stopped.")
@@ -194,6 +198,9 @@ class Window(QMainWindow):
         session.settings.changed.connect(lambda chosen: self.commands.rebind(chosen.shortcuts))
         for notice in session.settings.notices:
             self.notices.tell(notice, "warning")
+        if session.filters.notice:
+            self.notices.tell_error(session.filters.notice)
+        session.completer.loaded.connect(self._tell_lists)
 
     def _show_alone(self, alone: bool) -> None:
         """Give the whole screen to the pictures, or share it again."""
@@ -208,6 +215,11 @@ class Window(QMainWindow):
 
     def _tell(self, error: ImpastoError) -> None:
         self.notices.tell_error(error)
+
+    def _tell_lists(self, faults: tuple[str, ...]) -> None:
+        """Say what of the tag lists could not be used."""
+        if faults:
+            self.notices.tell("\n".join(faults), "warning")
 
     def _name_undo(self) -> None:
         history = self.session.history

@@ -6,7 +6,7 @@ import pytest
 from PIL import Image
 from PySide6.QtCore import QMimeData, QPoint, QPointF, Qt, QTimer, QUrl
 from PySide6.QtGui import QDragEnterEvent, QDropEvent
-from PySide6.QtWidgets import QApplication, QPushButton, QWidget
+from PySide6.QtWidgets import QApplication, QFileDialog, QPushButton, QWidget
 
 from app.core.crashes import CrashNet
 from app.core.edits.edit import Edit
@@ -14,6 +14,7 @@ from app.core.pictures import Change
 from app.core.session import Session
 from app.core.settings import window_state
 from app.core.settings.store import Settings
+from app.core.tags.vocabulary import lists_folder
 from app.qt.posting import Poster
 from app.qt.window import Window
 
@@ -89,6 +90,72 @@ def test_a_folder_that_is_not_there_is_told_above_the_page(window, tmp_path, qtb
     window.open([tmp_path / "gone"])
     qtbot.waitUntil(lambda: any("gone" in sentence for sentence in window.notices.sentences()))
     assert window.notices.isVisible()
+
+
+def test_an_empty_window_invites_a_folder(window, session, pictures, qtbot, monkeypatch):
+    invitation = window.invitation
+    assert invitation.isVisible()
+    assert invitation.title.text() == "Drop a folder of pictures here"
+    assert invitation.size() == window.pictures.views.size()
+    monkeypatch.setattr(QFileDialog, "getExistingDirectory", lambda *_: str(pictures))
+    invitation.button.click()
+    qtbot.waitUntil(lambda: len(session.view.ids) == 2)
+    assert not invitation.isVisible()
+    session.datasets.close(pictures)
+    assert invitation.isVisible()
+
+
+def test_an_empty_folder_is_said_to_be_empty(window, session, tmp_path, qtbot):
+    (tmp_path / "leer").mkdir()
+    assert drop(window, tmp_path / "leer")
+    qtbot.waitUntil(lambda: window.invitation.title.text() == "No pictures in leer")
+    Image.new("RGB", (64, 48)).save(tmp_path / "leer" / "a.png")
+    session.datasets.refresh()
+    qtbot.waitUntil(lambda: not window.invitation.isVisible())
+
+
+def test_a_folder_by_a_way_round_is_the_folder_itself(window, session, pictures, qtbot):
+    (pictures / "in").mkdir()
+    window.open([pictures, pictures / "in" / ".."])
+    qtbot.waitUntil(lambda: len(session.view.ids) == 2)
+    assert session.datasets.folders == (pictures,)
+    assert window.notices.sentences() == []
+
+
+def test_whether_all_is_saved_is_seen_while_something_is_said(window, session, pictures, qtbot):
+    window.open([pictures])
+    qtbot.waitUntil(lambda: len(session.view.ids) == 2)
+    number = session.view.ids[0]
+    session.history.do(Edit("Rename red to blue", (Change(number, "caption", "red", "blue"),)))
+    qtbot.waitUntil(lambda: window.status.saving.text() == "All changes saved, originals backed up.")
+    window.status.say("Something else")
+    assert window.status.currentMessage() == "Something else"
+    assert window.status.saving.isVisible()
+
+
+def test_hidden_pictures_that_are_selected_are_counted_in_a_sentence(window, session, pictures, qtbot):
+    window.open([pictures])
+    qtbot.waitUntil(lambda: len(session.view.ids) == 2)
+    session.view.select(session.view.ids, session.view.ids[0])
+    assert window.status.counts.text() == "2 picture(s), 2 selected"
+    session.filtering.apply("tag:green")
+    assert window.status.counts.text() == "0 picture(s), 2 selected"
+
+
+def test_filters_and_tag_lists_that_cannot_be_read_are_told(qtbot, per_user_folder):
+    (per_user_folder / "filters.json").write_text("[broken", encoding="utf-8")
+    lists_folder().mkdir(parents=True)
+    (lists_folder() / "bad.csv").write_bytes(b"\x00\xff\x00")
+    poster = Poster()
+    session = Session(poster.post, Settings())
+    window = Window(session)
+    qtbot.addWidget(window)
+    assert "filters-damaged-1.json" in window.notices.sentences()[0]
+    session.completer.complete("cat")
+    qtbot.waitUntil(lambda: len(window.notices.sentences()) == 2)
+    assert "bad.csv" in window.notices.sentences()[1]
+    session.close()
+    poster.close()
 
 
 def test_an_edit_is_undone_by_name_and_saving_is_told(window, session, pictures, qtbot):
