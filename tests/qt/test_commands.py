@@ -1,7 +1,7 @@
 """The table of actions, and what is made of it."""
 
 import pytest
-from PySide6.QtCore import Qt
+from PySide6.QtCore import QSize, Qt
 from PySide6.QtGui import QKeySequence
 from PySide6.QtWidgets import QLabel, QLineEdit, QMainWindow, QVBoxLayout, QWidget
 
@@ -159,3 +159,18 @@ def test_the_sheet_shows_every_key_that_is_in_force(window, qtbot):
     qtbot.addWidget(sheet)
     texts = [label.text() for label in sheet.findChildren(QLabel)]
     assert texts == ["Pictures", "X", "Reject"]
+
+
+def test_each_key_of_a_command_has_a_cap_of_its_own(window, qtbot):
+    window.commands.rebind({"test.on": ("F7", "F8")})
+    sheet = KeySheet(window.commands, window)
+    qtbot.addWidget(sheet)
+    caps = [label.text() for label in sheet.findChildren(QLabel) if label.property("role") == "keys"]
+    assert sorted(caps) == ["F7", "F8", "X"]
+
+
+def test_titles_in_the_palette_begin_at_one_place(window, qtbot):
+    palette = CommandPalette(window.commands, window)
+    qtbot.addWidget(palette)
+    items = [palette.list.topLevelItem(row) for row in range(palette.list.topLevelItemCount())]
+    assert {item.icon(0).actualSize(QSize(16, 16)).width() for item in items} == {16}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from PySide6.QtCore import QEvent, QObject, Qt
-from PySide6.QtGui import QKeyEvent
+from PySide6.QtGui import QIcon, QKeyEvent, QPixmap
 from PySide6.QtWidgets import QDialog, QHeaderView, QLineEdit, QTreeWidget, QTreeWidgetItem, QVBoxLayout, QWidget
 
 from app.core.fuzzy import score
@@ -79,9 +79,16 @@ def _value(typed: str, command: Command) -> int | None:
     return title * 2 if title is not None else score(typed, f"{command.group} {command.text()}")
 
 
+def _blank() -> QIcon:
+    """An icon of nothing, so that all titles begin at the same place."""
+    room = QPixmap(16, 16)
+    room.fill(Qt.GlobalColor.transparent)
+    return QIcon(room)
+
+
 def _item(command: Command) -> QTreeWidgetItem:
     item = QTreeWidgetItem([command.text(), command.group, "  ".join(command.keys())])
-    item.setIcon(0, command.icon())
+    item.setIcon(0, command.icon() if not command.icon().isNull() else _blank())
     item.setData(0, Qt.ItemDataRole.UserRole, command.action.id)
     if not command.isEnabled():
         item.setFlags(item.flags() & ~Qt.ItemFlag.ItemIsEnabled)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from itertools import groupby
 
-from PySide6.QtCore import Qt
-from PySide6.QtWidgets import QDialog, QGridLayout, QLabel, QScrollArea, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QDialog, QGridLayout, QHBoxLayout, QLabel, QScrollArea, QVBoxLayout, QWidget
 
 from app.qt.actions.commands import MENUS, Command, Commands
 from app.qt.dialogs.parts import close_row
@@ -42,9 +41,13 @@ class KeySheet(QDialog):
         heading.setContentsMargins(0, 10 if grid.count() else 0, 0, 2)
         grid.addWidget(heading, grid.rowCount(), 0, 1, 2)
         for command in members:
-            row = grid.rowCount()
-            keys = QLabel("   ".join(command.keys()))
-            keys.setProperty("role", "keys")
-            keys.setTextInteractionFlags(Qt.TextInteractionFlag.NoTextInteraction)
-            grid.addWidget(keys, row, 0, Qt.AlignmentFlag.AlignLeft)
+            row, texts = grid.rowCount(), command.keys()
+            keys = QHBoxLayout()
+            keys.setSpacing(5)
+            for key in texts:
+                cap = QLabel(key)
+                cap.setProperty("role", "keys")
+                keys.addWidget(cap)
+            keys.addStretch()
+            grid.addLayout(keys, row, 0)
             grid.addWidget(QLabel(command.text()), row, 1)

@@ -86,6 +86,7 @@ class SectionForm(QWidget):
         box.setSuffix(f" {schema['unit']}" if "unit" in schema else "")
         box.setValue(value)
         box.setMaximumWidth(110)
+        box.lineEdit().setTextMargins(5, 0, 0, 0)  # Qt passes over the style sheet's padding here
         box.editingFinished.connect(self.changed)
         return box, box.value
 
