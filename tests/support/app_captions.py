@@ -152,8 +152,11 @@ class Captions(RuleBasedStateMachine):
     @rule(place=places, rating=ratings, seen=st.booleans())
     def other_program_notes(self, place: int, rating: int | None, seen: bool) -> None:
         picture, folder = self.world.picture(place), self.world.data
+        before = self.world.on_disk().get(FILE_NAME)
         write_sidecar(folder, read_sidecar(folder).with_picture(picture.name, rating=rating, other=place))
-        self.last[FILE_NAME] = (folder / FILE_NAME).read_bytes()
+        after = (folder / FILE_NAME).read_bytes()
+        if after != before:  # else it may be our own writing, which nobody needs to keep
+            self.last[FILE_NAME] = after
         self.foreign.add((picture.name, "rating"))
         if seen and "rating" not in self.world.saver.unsaved(picture):
             self.learn(picture.id, "rating")

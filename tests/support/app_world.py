@@ -38,6 +38,7 @@ class Faults:
         self.kill_at: int | None = None
         """How many touches of the disk from now the process dies."""
         self.touched: Callable[[str, Path], None] | None = None
+        """Is called with the event and its path before every write."""
         self.dead = False
         self.home = ""
         sys.addaudithook(self._hook)
@@ -54,6 +55,8 @@ class Faults:
         writes = event != "open" or (isinstance(values[2], int) and bool(values[2] & (os.O_WRONLY | os.O_RDWR)))
         if not path.startswith((self.inside, self.home)) or not writes:
             return
+        if self.touched:
+            self.touched(event, Path(path))
         if self.dead:
             raise Killed
         if self.kill_at is not None:

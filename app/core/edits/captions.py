@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from app.core.edits.replacing import Seen, look_at
 from trainer.dataset.caption_files import (
     LARGEST,
     METADATA_NAME,
@@ -24,10 +26,10 @@ class Caption:
 
     text: str | None
     """None where there is no caption at all."""
-    file: Path
+    file: str
     """The file that is read; where there is none, or another program's list is, the one to make."""
-    data: bytes | None
-    """The file's bytes, None where there is none."""
+    seen: Seen
+    """What it holds."""
     listed: str | None = None
     """What metadata.jsonl says, if it was looked at: only where no caption file counts."""
     encoding: str = "utf-8"
@@ -38,19 +40,19 @@ class Neighbours:
     """What lies in folders beside the pictures, looked up once for a batch."""
 
     root: Path
-    _odd: dict[Path, Mapping[str, str]] = field(default_factory=dict)
+    _odd: dict[str, Mapping[str, str]] = field(default_factory=dict)
     _listed: dict[Path, Mapping[str, str]] = field(default_factory=dict)
 
-    def spelled(self, file: Path) -> Path | None:
+    def spelled(self, file: str) -> str | None:
         """Return the file whose ending is this one's in capitals, or partly so; for systems that tell them apart."""
-        folder = file.parent
+        folder, wanted = os.path.split(file)
         if folder not in self._odd:
             # Where the folder itself is gone this raises: a caption in it is not missing, it cannot be known.
-            names = [path.name for path in long_path(folder).iterdir()]
+            names = [path.name for path in long_path(Path(folder)).iterdir()]
             odd = [name for name in names if name.lower().endswith(SUFFIXES) and not name.endswith(SUFFIXES)]
             self._odd[folder] = {Path(name).stem + Path(name).suffix.lower(): name for name in odd}
-        name = self._odd[folder].get(file.name)
-        return folder / name if name else None
+        name = self._odd[folder].get(wanted)
+        return os.path.join(folder, name) if name else None  # noqa: PTH118 (ten times as fast)
 
     def listed(self, picture: Path) -> str | None:
         """Return the caption that metadata.jsonl beside the picture, or at the dataset's root, gives it."""
@@ -75,45 +77,41 @@ def plain(text: str | None) -> str | None:
     return "" if text.isspace() else text
 
 
-def look(picture: Path, around: Neighbours) -> Caption:
+def look(picture: str, around: Neighbours) -> Caption:
     """Return a picture's caption as training reads it: the first of .txt, .caption and metadata.jsonl not blank.
 
     Raises OSError, and DatasetError where the file that counts is no text.
     """
     first: Caption | None = None
+    stem = os.path.splitext(picture)[0]  # noqa: PTH122 (ten times as fast)
     for suffix in SUFFIXES:
-        if found := _read(picture.with_suffix(suffix), around):
+        if found := _read(stem + suffix, around):
             if found.text:
                 return found
             first = first or found
-    listed = around.listed(picture)
+    listed = around.listed(Path(picture))
     if first:
-        return Caption(plain(listed) or "", first.file, first.data, listed, first.encoding)
-    return Caption(plain(listed), picture.with_suffix(SUFFIXES[0]), None, listed)
+        return Caption(plain(listed) or "", first.file, first.seen, listed, first.encoding)
+    return Caption(plain(listed), stem + SUFFIXES[0], Seen(None), listed)
 
 
-def _read(file: Path, around: Neighbours) -> Caption | None:
+def _read(file: str, around: Neighbours) -> Caption | None:
     try:
-        data = _bytes(file)
+        seen = look_at(file, LARGEST + 1)
     except FileNotFoundError:
         spelled = around.spelled(file)
         if spelled is None:
             return None
-        file, data = spelled, _bytes(spelled)
+        file, seen = spelled, look_at(spelled, LARGEST + 1)
     try:
-        decoded = decode_caption(data)
+        decoded = decode_caption(seen.data or b"")
     except NotACaptionError as fault:
         raise DatasetError(
             "caption.unreadable",
             f"{file} is not used as a caption: {fault}.",
             "Move that file away if it is not needed; the caption waits here until then.",
         ) from fault
-    return Caption(plain(decoded.text), file, data, encoding=decoded.encoding)
-
-
-def _bytes(file: Path) -> bytes:
-    with long_path(file).open("rb", buffering=0) as opened:
-        return opened.read(LARGEST + 1)
+    return Caption(plain(decoded.text), file, seen, encoding=decoded.encoding)
 
 
 def encode(text: str) -> bytes:

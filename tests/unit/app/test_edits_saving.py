@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import queue
 import shutil
 import subprocess
@@ -230,6 +231,37 @@ def test_a_link_stays_a_link(world: World, tmp_path: Path) -> None:
     world.settle()
     assert (world.data / "a.txt").is_symlink()
     assert target.read_bytes() == b"through"
+
+
+def test_what_a_killed_writer_left_is_swept_but_nothing_recent_and_nothing_of_others(world: World) -> None:
+    ours, recent = (world.data / f".impasto-{digit * 16}.tmp" for digit in "ab")
+    others = world.data / ".impasto-mine.tmp"
+    for path in (ours, recent, others):
+        path.write_bytes(b"half")
+        if path != recent:
+            os.utime(path, (1_000_000_000, 1_000_000_000))
+    set_to(world, 0, "written")
+    world.settle()
+    assert [path.exists() for path in (ours, recent, others)] == [False, True, True]
+
+
+@pytest.mark.parametrize("aged", [True, False])
+def test_a_write_between_the_look_and_the_replacing_is_spared(world: World, aged: bool) -> None:
+    file = world.data / "a.txt"
+    if aged:  # so long ago that its times tell a change
+        os.utime(file, (1_000_000_000, 1_000_000_000))
+
+    def write_behind(event: str, path: Path) -> None:
+        if event == "open" and path.suffix == ".tmp":
+            FAULTS.touched = None
+            file.write_bytes(b"dog, cat\n")  # as long as what was there
+
+    FAULTS.touched = write_behind
+    set_to(world, 0, "mine")
+    world.settle()
+    assert FAULTS.touched is None
+    assert file.read_bytes() == b"dog, cat\n"
+    assert conflicts(world) == [("mine", "dog, cat\n")]
 
 
 def test_originals_come_back_byte_for_byte(world: World) -> None:
