@@ -219,6 +219,7 @@ class _Columns:
 
     def __init__(self, arrays: Arrays) -> None:
         self.arrays = arrays
+        self._known: dict[int, Storage] = {}
 
     def outlines(self, which: slice) -> Iterator[Outline]:
         """Of the tapes in ``which`` places."""
@@ -235,9 +236,19 @@ class _Columns:
         """Those in ``which`` places."""
         rows, starts = self._rows[which], self._starts[which]
         for outline, row, (first, start, _) in zip(self.outlines(which), rows, starts, strict=True):
-            storages = self._storages[first : first + row[1]]
-            events = self._events(start, row[2], len(storages))
-            yield Tape(outline.name, tuple(map(self._known.__getitem__, storages.tolist())), events, outline.work)
+            numbers = self._numbers[first : first + row[1]]
+            events = self._events(start, row[2], len(numbers))
+            yield Tape(outline.name, self._storages(numbers), events, outline.work)
+
+    def _storages(self, numbers: NDArray[np.int32]) -> tuple[Storage, ...]:
+        """Those with these numbers; equal ones are one object, made when it is first needed."""
+        known = self._known
+        texts = self._strings
+        new = [number for number in np.unique(numbers).tolist() if number not in known]
+        for number, (size, kind, module, stage, name) in zip(new, self._table[:, new].T.tolist(), strict=True):
+            named = None if name == NAMELESS else texts[name]
+            known[number] = Storage(size, _STORAGE_KINDS[kind], texts[module], texts[stage], named)
+        return tuple(map(known.__getitem__, numbers.tolist()))
 
     def _events(self, start: int, count: int, storages: int) -> NDArray[np.int32]:
         dead = self._died[start : start + count]
@@ -277,18 +288,19 @@ class _Columns:
         return self.arrays["events"]
 
     @cached_property
-    def _storages(self) -> NDArray[np.int32]:
-        """Those of all tapes in a row, by number."""
+    def _numbers(self) -> NDArray[np.int32]:
+        """Which storages the tapes have, those of all tapes in a row."""
         return _absolute(self.arrays["numbers"])
 
     @cached_property
-    def _known(self) -> list[Storage]:
-        """Every storage once: equal ones are one object."""
-        texts: list[str] = _from_array(self.arrays["strings"])
-        return [
-            Storage(size, _STORAGE_KINDS[kind], texts[module], texts[stage], None if name == NAMELESS else texts[name])
-            for size, kind, module, stage, name in zip(*self.arrays["storages"].tolist(), strict=True)
-        ]
+    def _strings(self) -> list[str]:
+        strings: list[str] = _from_array(self.arrays["strings"])
+        return strings
+
+    @cached_property
+    def _table(self) -> NDArray[Any]:
+        """A column for every storage that differs from all others."""
+        return self.arrays["storages"]
 
 
 def _relative(numbers: NDArray[np.int32]) -> NDArray[np.int32]:
