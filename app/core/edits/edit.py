@@ -12,8 +12,8 @@ from app.core.events import Event
 from app.core.library import Library
 from app.core.pictures import Change, Folder, FolderChange
 
-AT_ONCE = 1000
-"""Changes that are made in one go, a few milliseconds; more are made in portions, the window alive between them."""
+AT_ONCE = 500
+"""Changes that are made in one go, some 5 ms; more are made in portions, the window alive between them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -368,6 +368,45 @@ def test_a_caption_saved_while_a_large_edit_is_entered_is_known_as_saved(world: 
     assert (world.data / "a.txt").read_bytes() == b"theirs"
 
 
+def test_the_journal_is_on_the_disk_before_a_file_is_touched_and_a_single_file_afterwards(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    happened = list[str]()
+    waits = os.fsync
+
+    def wait_for_disk(handle: int) -> None:
+        same = os.path.samestat(os.fstat(handle), world.journal._path.stat())
+        happened.append("journal waited for" if same else "other waited for")
+        waits(handle)
+
+    def touched(event: str, path: Path) -> None:
+        if path.parent == world.data:
+            happened.append(event)
+
+    monkeypatch.setattr(os, "fsync", wait_for_disk)
+    set_to(world, 0, "mine")
+    happened.clear()
+    FAULTS.touched = touched
+    world.settle()
+    assert [what for what in happened if what != "other waited for"] == ["journal waited for", "open", "os.rename"]
+    assert "other waited for" in happened[happened.index("open") : happened.index("os.rename")]
+
+
+def test_a_file_that_does_not_read_back_is_not_saved(world: World) -> None:
+    def tear(event: str, path: Path) -> None:
+        if event == "os.rename":
+            path.write_bytes(b"torn")
+
+    FAULTS.touched = tear
+    set_to(world, 0, "mine")
+    world.saver.flush()
+    FAULTS.touched = None
+    world.deliver()
+    (problem,) = world.saver.now.problems
+    assert "reads differently" in problem.sentence
+    assert world.saver.unsaved(world.picture(0)) == {"caption"}
+
+
 def test_a_session_that_lives_keeps_its_journal(world: World) -> None:
     set_to(world, 0, "theirs to write")
     second = Journal(world.home / "journal")

@@ -1,0 +1,73 @@
+"""A whole session over real files: what is wired together does together what each part does alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from app.core.edits.edit import Edit
+from app.core.pictures import Change, Field, Value
+from app.core.session import Session
+from tests.support.desk import Desk, a_desk
+from trainer.dataset.sidecar import read_sidecar, write_sidecar
+
+
+class Sitting:
+    """A session with one picture."""
+
+    def __init__(self, desk: Desk, folder: Path) -> None:
+        self.desk, self.folder = desk, folder
+        Image.new("RGB", (40, 30), "teal").save(folder / "a.png")
+        (folder / "a.txt").write_text("one", encoding="utf-8")
+        self.session = Session(desk.post)
+        self.session.datasets.open(folder)
+        self.look()
+        (self.number,) = self.session.library.pictures
+
+    def look(self) -> None:
+        self.session.datasets.refresh(whole=True)
+        datasets = self.session.datasets._open.values()
+        self.desk.until(lambda: not any(each.looking or each.sizing for each in datasets))
+
+    def value(self, field: Field) -> Value:
+        return self.session.library.pictures[self.number].value(field)
+
+    def set_to(self, field: Field, value: Value) -> None:
+        change = Change(self.number, field, self.value(field), value)
+        self.session.history.do(Edit("Set", (change,)))
+
+    def note(self, rating: int) -> None:
+        """As another program does."""
+        write_sidecar(self.folder, read_sidecar(self.folder).with_picture("a.png", rating=rating))
+
+
+@pytest.fixture
+def sitting(tmp_path: Path) -> Iterator[Sitting]:
+    with a_desk() as desk:
+        sitting = Sitting(desk, tmp_path)
+        yield sitting
+        sitting.session.close()
+
+
+def test_a_look_at_the_disk_never_takes_what_is_not_saved(sitting: Sitting) -> None:
+    session = sitting.session
+    (sitting.folder / "a.txt").write_text("theirs", encoding="utf-8")
+    sitting.note(5)
+    sitting.set_to("caption", "mine")
+    sitting.set_to("rating", 3)
+    session.saver.flush()
+    sitting.desk.until(lambda: len(session.saver.now.conflicts) == 2)
+    (sitting.folder / "a.txt").write_text("theirs again", encoding="utf-8")
+    sitting.note(4)
+    sitting.look()
+    assert (sitting.value("caption"), sitting.value("rating")) == ("mine", 3)
+    session.saver.hurry()
+    sitting.desk.until(lambda: {one.theirs for one in session.saver.now.conflicts} == {"theirs again", 4})
+    for conflict in session.saver.now.conflicts:
+        session.saver.resolve(conflict, "theirs")
+    sitting.desk.until(lambda: session.saver.now.clean)
+    sitting.look()
+    assert (sitting.value("caption"), sitting.value("rating")) == ("theirs again", 4)
