@@ -52,6 +52,7 @@ class Finder:
         self._columns = Columns(library, lambda picture: self._tokens.of(picture.caption))
         self._uncounted: set[int] = set()
         self._names: dict[int, str] = {}
+        self._all: set[int] = set()
         self._copies: set[int] | None = None
         library.altered.connect(self._take)
         self._take(Altered(added=frozenset(library.pictures)))
@@ -95,14 +96,23 @@ class Finder:
         if isinstance(node, Not):
             return self._all_but(self._answer(node.part, ids), ids)
         if isinstance(node, Or):
-            return set().union(*(self._answer(part, ids) for part in node.parts))
+            answers = sorted((self._answer(part, ids) for part in node.parts), key=len)
+            return set(answers.pop()).union(*answers)  # the largest is copied as a whole, the others one by one
         for part in sorted(node.parts, key=_effort):
-            found = self._answer(part, ids)
-            ids = found if ids is None else ids & found
+            if ids is None:
+                ids = self._answer(part, None)
+            elif isinstance(part, Not):
+                ids = ids - self._answer(part.part, self._few(ids))
+            else:
+                ids = ids & self._answer(part, self._few(ids))
         return set() if ids is None else ids
 
+    def _few(self, ids: Set[int]) -> Ids:
+        """Return the pictures among which to search, or None where a walk over all is shorter than looking each up."""
+        return ids if 2 * len(ids) < len(self._all) else None
+
     def _all_but(self, found: Set[int], ids: Ids) -> Set[int]:
-        return (self._library.pictures.keys() if ids is None else ids) - found
+        return (self._all if ids is None else ids) - found
 
     def _pictures(self, ids: Ids) -> Iterable[Picture]:
         pictures = self._library.pictures
@@ -156,8 +166,9 @@ class Finder:
 
     def _simple(self, term: Term, ids: Ids) -> Set[int]:
         """Find by a number or a yes that the picture itself holds."""
-        low, high = _bounds(term) if isinstance(term.value, Range) else (float(term.value), float(term.value))
-        return self._columns.between(term.key, low, high, ids)
+        if isinstance(term.value, Range):
+            return self._columns.between(term.key, *_bounds(term), ids)
+        return self._flag(term, self._columns.between(term.key, 1, 1, ids), ids)
 
     def _flag(self, term: Term, found: Set[int], ids: Ids = None) -> Set[int]:
         return found if term.value else self._all_but(found, ids)
@@ -182,7 +193,7 @@ class Finder:
             bare = self._all_but(self._index.tagged, ids)
             return {p.id for p in self._pictures(bare) if not (p.caption and p.caption.strip())}
         if what in ("mask", "crop"):
-            return self._columns.between(what, 0, 0, ids)
+            return self._all_but(self._columns.between(what, 1, 1, ids), ids)  # few have one
         return self._all_but(self._columns.between(what, -inf, inf, ids), ids)
 
     def _problem(self, text: str, ids: Ids) -> Set[int]:
@@ -210,6 +221,8 @@ class Finder:
         for number in altered.removed:
             names.pop(number, None)
         self._uncounted -= altered.removed
+        self._all -= altered.removed
+        self._all |= altered.added
         if altered.added or not _CAPTION.isdisjoint(altered.what):
             self._uncounted |= altered.added | altered.altered
         for number in altered.added:

@@ -37,6 +37,7 @@ KNOWN = st.fixed_dictionaries(
 )
 NAMES = st.sampled_from(["IMG_1.png", "cat (2).jpg", "red hat.png", "b.webp"])
 PICTURES = st.lists(st.tuples(st.sampled_from(FOLDERS), NAMES, KNOWN), max_size=8)
+KINDS = ("caption", "rating", "excluded", "crop", "size", "file", "problem", "mask", "inspection")
 FINDINGS = {"duplicates.near": [1], "caption.long": [2, 99]}
 CLIP = ClipTokens()
 
@@ -190,7 +191,7 @@ def test_the_finder_finds_what_a_plain_evaluation_finds(home, found, root, learn
     assert ask(finder, Query(root), calls) == expected(root, library)
     ids = list(library.pictures)
     facts = {ids[place]: known for place, known in learned if place < len(ids)}
-    library.learn(facts, "caption", "size", "file", "problem", "mask", "inspection")
+    library.learn(facts, *KINDS)
     library.remove(ids[gone : gone + 1])
     assert ask(finder, Query(root), calls) == expected(root, library)
 
