@@ -66,6 +66,8 @@ class Captions(RuleBasedStateMachine):
         """Values that they touched since the user's own were last seen to be on disk."""
         self.contents = {(plain(text) or "").encode() for text in TEXTS}
         """What our own caption files may hold: what the user wrote, or saw."""
+        self.own_notes: set[bytes] = set()
+        """What the app wrote into impasto.jsonl before another program wrote."""
         self.numbers = count()
         self.look()
 
@@ -155,8 +157,10 @@ class Captions(RuleBasedStateMachine):
         before = self.world.on_disk().get(FILE_NAME)
         write_sidecar(folder, read_sidecar(folder).with_picture(picture.name, rating=rating, other=place))
         after = (folder / FILE_NAME).read_bytes()
-        if after != before:  # else it may be our own writing, which nobody needs to keep
-            self.last[FILE_NAME] = after
+        if before and before != self.last.get(FILE_NAME):
+            self.own_notes.add(before)
+        # Byte for byte our own writing nobody needs to keep.
+        self.last[FILE_NAME] = None if after in self.own_notes else after
         self.foreign.add((picture.name, "rating"))
         if seen and "rating" not in self.world.saver.unsaved(picture):
             self.learn(picture.id, "rating")
