@@ -36,14 +36,22 @@ def run(tmp_path, monkeypatch):
 # --- reading and choosing -------------------------------------------------------------------------------------------
 
 
+def imported(nodes):
+    """The modules that these nodes of a syntax tree import."""
+    imports = [node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)]
+    return {getattr(node, "module", None) or alias.name for node in imports for alias in node.names}
+
+
 def test_an_old_python_can_read_the_file_and_needs_no_package():
     tree = ast.parse((ROOT / "run.py").read_text(encoding="utf-8"), feature_version=(3, 6))
-    imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
-    names = {getattr(node, "module", None) or alias.name for node in imports for alias in node.names}
-    assert {name.split(".")[0] for name in names} <= sys.stdlib_module_names | {"trainer"}
+    ours = {name for name in imported(ast.walk(tree)) if name.startswith(("app", "trainer"))}
+    assert {name.split(".")[0] for name in imported(ast.walk(tree)) - ours} <= sys.stdlib_module_names
+    # Of ours it takes only what needs no package either: of all of the protocol the import contracts say so.
+    assert {name for name in ours if not name.startswith("trainer.protocol")} == {"app.libraries"}
+    libraries_tree = ast.parse((ROOT / "app" / "libraries.py").read_text(encoding="utf-8"))
+    assert imported(ast.walk(libraries_tree)) <= sys.stdlib_module_names | {"collections.abc"}
     # What an old Python lacks may be imported inside functions that a fitting one runs, never at the top.
-    at_the_top = {getattr(node, "module", None) or node.names[0].name for node in tree.body if node in imports}
-    assert not {"tomllib", "trainer"} & {name.split(".")[0] for name in at_the_top}
+    assert not {"tomllib", *ours} & imported(tree.body)
 
 
 @pytest.mark.parametrize(
