@@ -78,7 +78,7 @@ def read_value(picture: Picture, field: str) -> object:
     folder, path = picture.folder.path, picture.path
     if field != "caption":
         return getattr(read_sidecar(folder).of(picture.name), field)
-    files = [file for suffix in (".txt", ".caption") if (file := path.with_suffix(suffix)).exists()]
+    files = [file for suffix in (".txt", ".caption") if os.path.exists(file := path.with_suffix(suffix))]  # noqa: PTH110 (no fault for names too long)
     texts = [read_caption_file(file).text for file in files]
     texts += [text for name, text in read_metadata(folder / "metadata.jsonl")[0].items() if name == picture.name]
     text = next((text for text in texts if text.strip()), "" if texts else None)

@@ -131,7 +131,7 @@ class Datasets:
         What stands against it is told by `problems`.
         """
         root = folder.absolute()
-        if root in self._open:
+        if any(_is_same(root, one) for one in self._open):
             return
         other = next((one for one in self._open if root.is_relative_to(one) or one.is_relative_to(root)), None)
         if other:
@@ -373,6 +373,14 @@ class Datasets:
 
 class _Stopped(Exception):
     """The dataset was closed while a worker looked at it."""
+
+
+def _is_same(one: Path, other: Path) -> bool:
+    """Tell whether two paths lead to one folder, also where one of them is a link."""
+    try:
+        return one == other or one.samefile(other)
+    except OSError:  # a folder that is gone is no other one
+        return False
 
 
 def _overlapping(root: Path, other: Path) -> DatasetError:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +20,9 @@ from trainer.dataset.caption_files import (
 )
 from trainer.errors import DatasetError
 from trainer.protocol.atomic import long_path
+
+# A picture's name of 250 letters leaves room for .txt but not for .caption: no file has such a name.
+_IMPOSSIBLE = (errno.EINVAL if sys.platform == "win32" else errno.ENAMETOOLONG,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +103,11 @@ def look(picture: str, around: Neighbours) -> Caption:
 def _read(file: str, around: Neighbours) -> Caption | None:
     try:
         seen = look_at(file, LARGEST + 1)
-    except FileNotFoundError:
+    except OSError as fault:
+        if fault.errno in _IMPOSSIBLE:
+            return None
+        if not isinstance(fault, FileNotFoundError):
+            raise
         spelled = around.spelled(file)
         if spelled is None:
             return None

@@ -50,7 +50,15 @@ ACTIONS = (
         "compare",
         _NOOP("Action", "Shows two to four selected pictures side by side."),
     ),
-    Action("views.full_size", _NOOP("Action", "100 %"), "view", "toggle_full_size", ("Z",), "has_current", icon="zoom"),
+    Action(
+        "views.full_size",
+        _NOOP("Action", "Zoom to 100 %"),
+        "view",
+        "toggle_full_size",
+        ("Z",),
+        "has_current",
+        icon="zoom",
+    ),
     Action("views.alone", _NOOP("Action", "Full screen"), "view", "toggle_alone", ("F",), checked="is_alone"),
     Action(
         "views.lines", _NOOP("Action", "Captions below pictures"), "view", "show_lines", ("T",), checked="has_lines"

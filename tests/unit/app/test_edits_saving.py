@@ -514,3 +514,13 @@ def test_a_real_limit_of_room_leaves_the_old_caption_whole(tmp_path: Path) -> No
     assert "save.disk_full" in run.stdout, run.stderr
     assert (tmp_path / "a folder é" / "a.txt").read_bytes() == b"cat"
     assert [path.name for path in (tmp_path / "a folder é").iterdir() if path.suffix == ".tmp"] == []
+
+
+def test_a_picture_of_the_longest_name_gets_its_caption(tmp_path: Path) -> None:
+    """Its name leaves room for .txt, not for .caption, which is asked for too."""
+    world = World(tmp_path, {"x" * 250 + ".jpg": {}})
+    set_to(world, 0, "cat")
+    world.saver.flush()
+    assert (world.data / ("x" * 250 + ".txt")).read_text(encoding="utf-8") == "cat"
+    world.journal._shut()
+    world.journal._owned.close()

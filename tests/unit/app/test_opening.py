@@ -8,6 +8,7 @@ import random
 import shutil
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -129,6 +130,10 @@ def test_a_folder_that_is_not_there_or_open_already_is_said(opened: Open, tmp_pa
     opened.open(tmp_path / "a")
     opened.open(tmp_path / "a" / "b")
     opened.open(tmp_path / "a")
+    with suppress(OSError):  # Windows asks for a right to make links
+        (tmp_path / "link").symlink_to(tmp_path / "a", target_is_directory=True)
+        opened.open(tmp_path / "link")
+    assert opened.datasets.folders == (tmp_path / "nowhere", tmp_path / "a")
     assert [error.code for error in opened.problems] == ["dataset.folder_lost", "dataset.open_already"]
 
 

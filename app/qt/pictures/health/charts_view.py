@@ -62,6 +62,7 @@ class ChartsView(QWidget):
         self.note.setProperty("role", "muted")
         self.note.setWordWrap(True)
         row = QHBoxLayout()
+        row.setSpacing(8)
         row.setContentsMargins(10, 4, 10, 2)
         row.addWidget(self.choice)
         row.addWidget(self.note, 1)

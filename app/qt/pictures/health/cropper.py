@@ -136,6 +136,7 @@ class Cropper(QDialog):
         label = QLabel(self.tr("Shape"))
         label.setProperty("role", "muted")
         bar = QHBoxLayout()
+        bar.setSpacing(8)
         bar.setContentsMargins(10, 8, 10, 6)
         bar.addWidget(label)
         bar.addWidget(self.shape)

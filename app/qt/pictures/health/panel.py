@@ -236,6 +236,7 @@ class HealthPanel(QWidget):
         self.progress.setProperty("role", "muted")
         row = QHBoxLayout()
         row.setContentsMargins(10, 2, 10, 5)
+        row.setSpacing(8)  # else it takes the column's, which is none
         row.addWidget(self.bar)
         row.addWidget(self.progress, 1)
         return row
