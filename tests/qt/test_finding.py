@@ -77,6 +77,24 @@ def test_enter_filters_at_once_and_remembers(qtbot, session, place, pictures):
     assert session.filters.recent[0] == "missing:caption"
 
 
+def test_a_tag_that_is_being_completed_does_not_empty_the_grid(qtbot, session, place, pictures):
+    box = place.box
+    with qtbot.waitSignal(box._pause.timeout):
+        write(qtbot, box, "tag:c")
+    assert box.field.list.isVisible()
+    assert session.view.ids == pictures
+    qtbot.keyClick(box.field, KEY.Key_Escape)
+    qtbot.waitUntil(lambda: session.view.ids == [])
+    box.write("")
+    write(qtbot, box, "tag:c")
+    qtbot.keyClick(box.field, KEY.Key_Return)
+    assert session.view.ids == []
+    box.write("")
+    write(qtbot, box, "tag:ca")
+    qtbot.keyClicks(box.field, "t")
+    qtbot.waitUntil(lambda: session.view.ids == [pictures[0], pictures[1], pictures[4]])
+
+
 def test_escape_and_the_clear_button_show_everything_again(qtbot, session, place, pictures):
     write(qtbot, place.box, "dog")
     qtbot.keyClick(place.box.field, KEY.Key_Return)
@@ -146,7 +164,7 @@ def test_the_note_follows_the_colours(qtbot, session, place, qapp):
 
 
 def test_a_tag_that_is_still_typed_is_not_doubted_at_once(qtbot, place):
-    write(qtbot, place.box, "tag:ca")
+    write(qtbot, place.box, "tag:catx")
     qtbot.waitUntil(place.box._patience.isActive)
     assert not place.box.note.isVisible()
     qtbot.waitUntil(place.box.note.isVisible)

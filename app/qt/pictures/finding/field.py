@@ -21,6 +21,8 @@ class FilterField(QLineEdit):
 
     asked = Signal()
     """Enter was pressed, or the field was cleared."""
+    settled = Signal()
+    """The proposals were closed and none was taken: what is typed is meant as it stands."""
     left = Signal()
     """The keyboard went elsewhere."""
     listed = Signal()
@@ -90,6 +92,7 @@ class FilterField(QLineEdit):
             self.asked.emit()
         elif key == Qt.Key.Key_Escape and dropped:
             self.list.hide()
+            self.settled.emit()
         elif key == Qt.Key.Key_Escape and self.text():
             self.clear()
             self.asked.emit()
@@ -99,5 +102,7 @@ class FilterField(QLineEdit):
     def focusOutEvent(self, event: QFocusEvent) -> None:  # noqa: N802
         """Close the list with it."""
         super().focusOutEvent(event)
-        self.list.hide()
+        if self.list.isVisible():
+            self.list.hide()
+            self.settled.emit()
         self.left.emit()

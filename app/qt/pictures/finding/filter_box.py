@@ -12,9 +12,9 @@ from PySide6.QtGui import QHideEvent
 from PySide6.QtWidgets import QHBoxLayout, QLabel, QMenu, QSizePolicy, QToolButton, QVBoxLayout, QWidget
 
 from app.core.query.completion import QueryCompleter
-from app.core.query.language import Fault, QueryError
+from app.core.query.language import Fault, QueryError, parse
 from app.core.query.saved import SavedFilter
-from app.core.query.terms import Term, literal
+from app.core.query.terms import Query, Term, literal
 from app.core.query.unknown import Unknown, unknown_tags
 from app.core.session import Session
 from app.qt.actions.commands import Commands
@@ -166,6 +166,7 @@ class FilterBox(QWidget):
         self.field.textEdited.connect(lambda _: self._edited())
         self.field.textChanged.connect(lambda text: None if text else self._edited())  # the clear button
         self.field.asked.connect(self._ask_at_once)
+        self.field.settled.connect(self._edited)
         self.field.left.connect(self._remember)
         self.field.listed.connect(self.show_kept)
         self.kept.clicked.connect(self.show_kept)
@@ -182,7 +183,8 @@ class FilterBox(QWidget):
 
     def _edited(self) -> None:
         self._patience.stop()
-        self._pause.start()
+        if self.isVisible():
+            self._pause.start()
 
     def _ask(self, *, patient: bool = False) -> None:
         """Apply what is written, or say what is wrong with it; patient with a word that is still being typed."""
@@ -190,6 +192,8 @@ class FilterBox(QWidget):
         self._patience.stop()
         text = self.field.text()
         try:
+            if patient and self._is_completed():
+                return  # to be asked by Enter, by a proposal, or when the proposals are closed
             if text != self._filtering.text or not patient:
                 self._written = text
                 self._filtering.apply(text)
@@ -209,7 +213,20 @@ class FilterBox(QWidget):
         self._remember()
 
     def _is_typed(self, doubt: Fault | Unknown) -> bool:
-        return self.field.hasFocus() and doubt.start < self.field.cursorPosition() <= doubt.end
+        return self._is_at_cursor(doubt.start, doubt.end)
+
+    def _is_at_cursor(self, start: int, end: int) -> bool:
+        return self.field.hasFocus() and start < self.field.cursorPosition() <= end
+
+    def _is_completed(self) -> bool:
+        """Tell whether what is typed finds nothing so far, while proposals say what it may become; or QueryError.
+
+        To ask for it would empty the grid between two letters.
+        """
+        if not self.field.list.isVisible():
+            return False
+        typed = [term for term in parse(self.field.text()).terms() if self._is_at_cursor(*term.span)]
+        return any(not self._session.finder.find(Query(term)) for term in typed)
 
     def _unknown(self) -> list[Unknown]:
         """Return the tags asked for that explain why nothing is found."""
