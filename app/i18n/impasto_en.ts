@@ -211,6 +211,13 @@
         </translation>
     </message>
     <message numerus="yes">
+        <source>The filter hides %n selected picture(s); nothing is changed there.</source>
+        <translation>
+            <numerusform>The filter hides %n selected picture; nothing is changed there.</numerusform>
+            <numerusform>The filter hides %n selected pictures; nothing is changed there.</numerusform>
+        </translation>
+    </message>
+    <message numerus="yes">
         <source>%n without caption file</source>
         <translation>
             <numerusform>%n without caption file</numerusform>

@@ -147,7 +147,8 @@ class Window(QMainWindow):
         event.acceptProposedAction()
 
     def closeEvent(self, event: QCloseEvent) -> None:  # noqa: N802
-        """Keep how the window stood. Captions need no question: they are in the journal already."""
+        """Keep how the window stood. Captions need no question: they are in the journal, a half-typed tag too."""
+        self.pictures.editor.finish()
         state = {splitter.objectName(): _text(splitter.saveState()) for splitter in self._splitters()}
         window_state.write({**state, "geometry": _text(self.saveGeometry())})
         super().closeEvent(event)

@@ -364,3 +364,64 @@ def test_every_control_has_a_name(editor, session):
     for part in (editor.line, editor.text, editor.limit, *editor.chips.chips):
         assert part.accessibleName(), part
         assert part.focusPolicy() != Qt.FocusPolicy.NoFocus
+
+
+def test_what_a_filter_hides_is_not_edited_and_that_is_said(editor, session, qtbot):
+    before = captions(session)
+    select(session, "a", "b")
+    session.filtering.apply("tag:nothing")
+    assert (tags(editor), editor.text.text, editor.has_pictures()) == ([], "", False)
+    assert not editor.line.isVisible()
+    assert not editor.text.isVisible()
+    assert editor.hint.text() == "The filter hides 2 selected pictures; nothing is changed there."
+    assert editor.hint.isVisible()
+    session.filtering.apply('tag:"red hat"')
+    assert tags(editor) == ["cat", "red hat", "dog"]
+    assert editor.hint.text() == "The filter hides 1 selected picture; nothing is changed there."
+    qtbot.keyClicks(editor.line, "new")
+    qtbot.keyClick(editor.line, KEY.Key_Return)
+    assert captions(session) == before | {"a": "cat,  red hat,dog, new"}
+    session.filtering.apply("")
+    assert editor.title.toolTip() == "2 pictures"
+    assert "hides" not in editor.hint.text()
+    select(session, "c")
+    assert not editor.hint.isVisible()
+    session.filtering.apply("tag:nothing")
+    assert editor.hint.text() == "The filter hides 1 selected picture; nothing is changed there."
+    assert editor.title.toolTip() == "No selected picture is shown"
+
+
+@pytest.mark.parametrize("selected", [True, False])
+def test_a_picture_that_is_being_edited_stays_though_the_filter_passes_it_over(editor, session, qtbot, selected):
+    select(session, "c")
+    if not selected:
+        session.view.select([], session.view.current)
+    session.filtering.apply("tag:dog -tag:cat")
+    editor.text.setFocus()
+    qtbot.keyClick(editor.text, KEY.Key_End, CONTROL)
+    qtbot.keyClicks(editor.text, "s and ")
+    assert captions(session)["c"] == "dogs and "
+    session.filtering.refresh()
+    assert editor.has_one()
+    qtbot.keyClicks(editor.text, "more")
+    assert captions(session)["c"] == "dogs and more"
+    assert not editor.hint.isVisible()
+
+
+def test_a_half_typed_tag_is_added_when_the_window_closes(window, editor, session, folder, qtbot):
+    select(session, "b", "c")
+    qtbot.keyClicks(editor.line, "half")
+    window.close()
+    assert (captions(session)["b"], captions(session)["c"]) == ("dog, cat, half", "dog, half")
+    session.saver.flush()
+    assert on_disk(folder, "c") == "dog, half"
+
+
+def test_of_many_pictures_too_a_half_typed_tag_is_added_before_the_window_is_closed(
+    window, editor, session, qtbot, monkeypatch
+):
+    monkeypatch.setattr("app.qt.pictures.captions.editor.AT_ONCE", 1)
+    select(session, "b", "c")
+    qtbot.keyClicks(editor.line, "half")
+    window.close()
+    assert captions(session)["c"] == "dog, half"

@@ -24,6 +24,7 @@ class Shown(Protocol):
 
     ids: list[int]
     selected: frozenset[int]
+    current: int | None
 
     def show(self, ids: Iterable[int]) -> None:
         """Show these pictures in this order."""
@@ -32,8 +33,8 @@ class Shown(Protocol):
 class Filtering:
     """The filter in force. It belongs to the thread that owns the library.
 
-    A picture that the user works on, that is, one shown and selected, stays when an edit makes the filter pass it
-    over; it goes when the filter is applied anew.
+    A picture that the user works on, that is, one shown and selected (the current one where none is selected), stays
+    when an edit makes the filter pass it over; it goes when the filter is applied anew.
     """
 
     def __init__(self, library: Library, view: Shown, index: TagIndex, finder: Finder, post: Post) -> None:
@@ -75,9 +76,10 @@ class Filtering:
         self.apply(str(narrowed(self.query, term, exclude=exclude)))
 
     def refresh(self) -> None:
-        """Ask again, and keep the selected pictures that are shown."""
+        """Ask again, and keep the pictures that are shown and worked on."""
         found = self._found()
-        kept = self._view.selected.intersection(self._view.ids).difference(found)
+        worked_on = self._view.selected or {self._view.current}
+        kept = worked_on.intersection(self._view.ids).difference(found)
         if kept:
             wanted = kept.union(found)
             found = [number for number in self._library.pictures if number in wanted]

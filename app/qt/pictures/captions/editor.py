@@ -51,7 +51,8 @@ _GATHER_MS = 40
 class CaptionEditor(QWidget):
     """Edits the captions of the selected pictures, or of the current one where none is selected.
 
-    Every change is an edit in the history. `said` carries sentences for the status line.
+    What a filter hides is not edited: nobody sees what would happen to it. Every change is an edit in the history.
+    `said` carries sentences for the status line.
     """
 
     said = Signal(str)
@@ -64,6 +65,8 @@ class CaptionEditor(QWidget):
         self._pictures: list[Picture] = []
         self._order: Sequence[int] = []
         self._ids: frozenset[int] = frozenset()
+        self._hidden = 0
+        self._ending = False
         self._lines: Lines = "caption"
         self._pieces: list[Piece] = []
         self._typing = False
@@ -94,6 +97,13 @@ class CaptionEditor(QWidget):
     def write_text(self) -> None:
         """Go to the text."""
         self.text.setFocus(Qt.FocusReason.ShortcutFocusReason)
+
+    def finish(self) -> None:
+        """Add what stands in the line of tags without Enter: the window closes, and nothing typed is lost."""
+        self._ending = True
+        if self._pictures:
+            self.line.enter()
+        self._ending = False
 
     def next_without(self) -> None:
         """Go to the next shown picture without caption, round and round."""
@@ -270,16 +280,21 @@ class CaptionEditor(QWidget):
     # --- what is shown
 
     def _choose(self) -> None:
-        """Take the pictures to edit from the view."""
+        """Take the pictures to edit from the view: of the chosen ones those that are shown."""
         view, library = self._session.view, self._session.library.pictures
         current = [view.current] if view.current is not None and view.current in library else []
-        # With one picture chosen, hidden by a filter or not, there is no need to go through all that are shown.
-        ids = current if view.selected.issubset(current) else view.scope() or current
+        chosen = len(view.selected or current)
+        # With one picture chosen there is no need to gather from all that are shown.
+        single = view.selected.issubset(current)
+        current = [number for number in current if number in view.ids]
+        shown = current if single else view.scope()
+        ids, self._hidden = shown or current, chosen - len(shown)
         if self._order != ids or not ids:
             self._end_typing()
             self._order, self._ids = ids, view.selected.union(current)
             self._pictures = [library[number] for number in ids]
             self._show()
+        self._tell_hint()
 
     def _altered(self, altered: Altered) -> None:
         if not altered.altered.isdisjoint(self._ids):
@@ -295,8 +310,7 @@ class CaptionEditor(QWidget):
         self._call_off()
         one = len(self._pictures) == 1
         self.line.setVisible(bool(self._pictures))
-        self.hint.setText(self._words.hint(len(self._pictures)))
-        self.hint.setVisible(not one)
+        self._tell_hint()
         for part in (self.text, self.count, self.limit):
             part.setVisible(one)
         if one:
@@ -306,10 +320,16 @@ class CaptionEditor(QWidget):
             self.variants.hide()
             if len(self._pictures) > AT_ONCE:
                 self._show_chips([], movable=False)
-                self._tell(self._words.title(len(self._pictures)), "", "muted")
+                self._tell(self._words.title(len(self._pictures), self._hidden), "", "muted")
                 self._gather.start()  # in an event of its own: taking many in has cost enough of this one
             else:
                 self._summarise()
+
+    def _tell_hint(self) -> None:
+        """Say what can be done, and which of the chosen pictures are left alone."""
+        words = self._words.hint(len(self._pictures), self._hidden)
+        self.hint.setText(words)
+        self.hint.setVisible(bool(words))
 
     def _show_one(self, picture: Picture) -> None:
         text = picture.caption or ""
@@ -347,7 +367,7 @@ class CaptionEditor(QWidget):
         chips = [ChipData(tag, have=count, total=count) for tag in summary.common]
         chips += [ChipData(tag, have=have, total=count) for tag, have in summary.mixed]
         self._show_chips(chips, movable=False)
-        self._tell(self._words.title(count), *self._words.of_many(summary, self._pictures))
+        self._tell(self._words.title(count, self._hidden), *self._words.of_many(summary, self._pictures))
 
     def _show_chips(self, chips: list[ChipData], movable: bool) -> None:
         self.chips.show_chips(chips[:_MOST_CHIPS], movable)
@@ -428,7 +448,7 @@ class CaptionEditor(QWidget):
             self._session.history.do(Edit(name, (Change(picture.id, "caption", picture.caption, text),)))
 
     def _do(self, make: Callable[[Sequence[Words]], Edit], nothing: str = "") -> None:
-        """Make an edit of all captions: here where they are few, else behind."""
+        """Make an edit of all captions: here where they are few or the window waits for it to close, else behind."""
         self._end_typing()
         captions = Snapshot(self._pictures)
 
@@ -439,7 +459,7 @@ class CaptionEditor(QWidget):
             elif nothing:
                 self.said.emit(nothing)
 
-        if len(captions) <= AT_ONCE:
+        if self._ending or len(captions) <= AT_ONCE:
             have(make(captions))
         else:
             self._session.tasks.run(lambda: make(captions), have, raise_again)

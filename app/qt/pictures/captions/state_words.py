@@ -18,15 +18,21 @@ Told = tuple[str, str]
 class StateWords(QObject):
     """Makes sentences; each with the look it takes."""
 
-    def title(self, count: int) -> str:
+    def title(self, count: int, hidden: int) -> str:
         """Return what stands over the captions of many pictures, or of none."""
-        return self.tr("%n picture(s)", "", count) if count else self.tr("No picture selected")
+        if count:
+            return self.tr("%n picture(s)", "", count)
+        return self.tr("No selected picture is shown") if hidden else self.tr("No picture selected")
 
-    def hint(self, count: int) -> str:
-        """Return what can be done with no picture, or with many."""
-        if not count:
-            return self.tr("Choose a picture to write its caption, or several to tag them together.")
-        return self.tr("A tag that you add or remove is added to or removed from all of them.")
+    def hint(self, count: int, hidden: int) -> str:
+        """Return what can be done with no picture, or with many, and how many of the selected a filter hides."""
+        words = self.tr("The filter hides %n selected picture(s); nothing is changed there.", "", hidden)
+        parts = [words] if hidden else []
+        if not count and not hidden:
+            parts.append(self.tr("Choose a picture to write its caption, or several to tag them together."))
+        if count > 1:
+            parts.append(self.tr("A tag that you add or remove is added to or removed from all of them."))
+        return " ".join(parts)
 
     def of_one(self, picture: Picture, lines: Lines) -> Told:
         """Return what is to be known of one picture's caption."""

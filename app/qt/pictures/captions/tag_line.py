@@ -45,14 +45,18 @@ class TagLine(TagField):
         """See the class."""
         key, dropped = event.key(), self.list.isVisible()
         if key in ENTER:
-            if dropped and self.list.chosen:
-                self.take(self.list.chosen.text)
-            self._enter(bool(event.modifiers() & Qt.KeyboardModifier.ShiftModifier))
+            self.enter(bool(event.modifiers() & Qt.KeyboardModifier.ShiftModifier))
         elif key == Qt.Key.Key_Escape and not dropped:
             self.setText("")
             self.left.emit()
         elif not self._step(event):
             super().keyPressEvent(event)
+
+    def enter(self, front: bool = False) -> None:
+        """Enter what is typed, or the proposal that is chosen."""
+        if self.list.isVisible() and self.list.chosen:
+            self.take(self.list.chosen.text)
+        self._enter(front)
 
     def _step(self, event: QKeyEvent) -> bool:
         """Go to another picture, or to the tags."""
