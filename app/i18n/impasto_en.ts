@@ -187,17 +187,17 @@
         </translation>
     </message>
     <message numerus="yes">
-        <source>%n caption(s) in {folder} were in another encoding and are UTF-8 now.</source>
+        <source>Converted %n caption(s) in {folder} from another encoding to UTF-8.</source>
         <translation>
-            <numerusform>%n caption in {folder} were in another encoding and are UTF-8 now.</numerusform>
-            <numerusform>%n captions in {folder} were in another encoding and are UTF-8 now.</numerusform>
+            <numerusform>Converted %n caption in {folder} from another encoding to UTF-8.</numerusform>
+            <numerusform>Converted %n captions in {folder} from another encoding to UTF-8.</numerusform>
         </translation>
     </message>
     <message numerus="yes">
-        <source>%n caption(s) in {folder} stand in metadata.jsonl.</source>
+        <source>metadata.jsonl of {folder} holds %n caption(s).</source>
         <translation>
-            <numerusform>%n caption in {folder} stand in metadata.jsonl.</numerusform>
-            <numerusform>%n captions in {folder} stand in metadata.jsonl.</numerusform>
+            <numerusform>metadata.jsonl of {folder} holds %n caption.</numerusform>
+            <numerusform>metadata.jsonl of {folder} holds %n captions.</numerusform>
         </translation>
     </message>
 </context>

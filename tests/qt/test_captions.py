@@ -425,3 +425,15 @@ def test_of_many_pictures_too_a_half_typed_tag_is_added_before_the_window_is_clo
     qtbot.keyClicks(editor.line, "half")
     window.close()
     assert captions(session)["c"] == "dog, half"
+
+
+def test_a_caption_of_another_encoding_is_told_in_the_right_number(window, editor, session, folder, qtbot):
+    (folder / "c.txt").write_bytes("café".encode("cp1252"))
+    session.datasets.refresh(whole=True)
+    qtbot.waitUntil(lambda: captions(session)["c"] == "café")
+    select(session, "c")
+    qtbot.keyClicks(editor.line, "cup")
+    qtbot.keyClick(editor.line, KEY.Key_Return)
+    qtbot.waitUntil(lambda: bool(window.notices.sentences()))
+    words = "Converted 1 caption in Bilder für 猫 from another encoding to UTF-8. The originals are backed up."
+    assert words in window.notices.sentences()[0]

@@ -151,7 +151,7 @@ def test_another_resolution_is_judged_at_once_and_remembered(qtbot, session, pan
     assert "picture.small" not in codes(session.health) or len(of(session, "picture.small")) < 6
     panel.aim(1024)
     qtbot.waitUntil(lambda: len(of(session, "picture.small")) >= 6)
-    assert panel.resolution.text() == "1024 px"
+    assert panel.resolution.text() == "Training at 1024 px"
     assert session.settings.preferences.judging.resolution == 1024
 
 
@@ -218,3 +218,14 @@ def test_all_is_well(qtbot, session, tmp_path):
     session.datasets.open(tmp_path)
     qtbot.waitUntil(lambda: panel.well.isVisible() and "All is well" in panel.well.text(), timeout=30_000)
     assert not panel.bar.isVisible()
+
+
+def test_a_damaged_picture_is_named_shortly_and_its_tip_says_where_it_lies(qtbot, session, panel, folder):
+    (folder / "10_cat").mkdir()
+    broken = folder / "10_cat" / "broken.png"
+    broken.write_bytes(b"no picture")
+    session.datasets.refresh(whole=True)
+    qtbot.waitUntil(lambda: "picture.unusable" in codes(session.health))
+    place = panel.list.findings.place_of("picture.unusable")
+    assert place.data().startswith(f"{Path('10_cat', 'broken.png')} is not a picture")
+    assert place.data(Qt.ItemDataRole.ToolTipRole).startswith(f"{broken}\n")

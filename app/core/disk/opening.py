@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from app.core.library import Library
 from app.core.pictures import Altered, Fact, Field, Folder, Picture, Value
 from app.core.tasks import Tasks
 from trainer.errors import DatasetError, ImpastoError
+from trainer.protocol.atomic import long_path
 
 if TYPE_CHECKING:  # brings numpy, Pillow and pydantic: a window without a dataset does not wait for them
     from app.core.disk.looking import Looker
@@ -385,6 +387,9 @@ def _is_same(one: Path, other: Path) -> bool:
 
 def _overlapping(root: Path, other: Path) -> DatasetError:
     if root.is_relative_to(other):
+        if not os.path.lexists(long_path(root)):
+            sentence = f"There is nothing at {root}."
+            return DatasetError("dataset.folder_lost", sentence, "It was moved or renamed, or the path has a slip.")
         sentence = f"{root} lies inside {other}, which is open already with all its folders."
         return DatasetError("dataset.open_already", sentence, "Look for its pictures there.")
     sentence = f"{root} holds {other}, which is open already."

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from app.core.edits.edit import Edit
+from app.core.pictures import Picture
 from trainer.dataset.findings import Severity
 from trainer.dataset.health import RULES, Rule, worded
 
@@ -78,6 +79,8 @@ class Finding:
     fix: Callable[[], Edit] | None = None
     """Works out what mends it; may take a second, so let a worker call it."""
     action: Action | None = None
+    place: str = ""
+    """The whole path of the one picture that the sentence names shortly."""
 
     @property
     def query(self) -> str:
@@ -90,13 +93,18 @@ def name_of(code: str, severity: Severity) -> str:
     return f"info.{code}" if severity == "info" else code
 
 
-def found(code: str, ids: Set[int], fix: tuple[str, Callable[[], Edit]] | None, reason: str | None = None) -> Finding:
-    """Return the finding for pictures with this code; `reason` replaces the sentence where one picture alone has it."""
+def found(
+    code: str, ids: Set[int], fix: tuple[str, Callable[[], Edit]] | None, alone: Picture | None = None
+) -> Finding:
+    """Return the finding for pictures with this code; of one that is `alone`, its own problem is the sentence."""
     rule = rule_of(code)
-    sentence = reason if reason and len(ids) == 1 else worded(rule, len(ids))
+    sentence, place = worded(rule, len(ids)), ""
+    if alone and alone.problem:
+        place = str(alone.path)
+        sentence = alone.problem.replace(place, str(alone.path.relative_to(alone.folder.root)))
     title, make = fix or ("", None)
     remedy = _REMEDIES.get(code, rule.remedy)
-    return Finding(code, rule.severity, sentence, remedy, ids, title, make, _ACTIONS.get(code))
+    return Finding(code, rule.severity, sentence, remedy, ids, title, make, _ACTIONS.get(code), place)
 
 
 def rule_of(code: str) -> Rule:

@@ -334,13 +334,11 @@ class Health:
         sets["folder.unbalanced"] = self._unbalanced()
         if not self.files.under("mask", "with"):
             sets.pop("mask.missing", None)  # nobody paints masks here
-        return in_order(
-            [found(code, ids, self._fix(code, ids), self._reason(ids)) for code, ids in sets.items() if ids]
-        )
+        return in_order([found(code, ids, self._fix(code, ids), self._alone(ids)) for code, ids in sets.items() if ids])
 
-    def _reason(self, ids: Set[int]) -> str | None:
-        """Return what alone is wrong with the only picture of a finding."""
-        return self._library.pictures[next(iter(ids))].problem if len(ids) == 1 else None
+    def _alone(self, ids: Set[int]) -> Picture | None:
+        """Return the only picture of a finding."""
+        return self._library.pictures[next(iter(ids))] if len(ids) == 1 else None
 
     def _unbalanced(self) -> frozenset[int]:
         """Return the pictures of folders that an epoch shows far less often than the one it shows most."""

@@ -160,7 +160,10 @@ def test_everything_that_the_trainers_check_finds_is_found(checked, mixed):
 def test_sentences_have_their_count_and_one_reason_is_told_by_itself(checked):
     checked.settle()
     assert checked.finding("duplicate.exact").sentence.startswith("2 pictures exactly the same")
-    assert "broken.png is damaged" in checked.finding("picture.unusable").sentence
+    broken = checked.finding("picture.unusable")
+    path = checked.library.pictures[checked.number("broken.png")].path
+    assert broken.sentence.startswith("broken.png is damaged")
+    assert broken.place == str(path)
     assert all(one.sentence and one.severity for one in checked.health.now)
 
 

@@ -129,12 +129,18 @@ def test_a_folder_that_is_not_there_or_open_already_is_said(opened: Open, tmp_pa
     (tmp_path / "a" / "b").mkdir(parents=True)
     opened.open(tmp_path / "a")
     opened.open(tmp_path / "a" / "b")
+    opened.open(tmp_path / "a" / "nothing")
     opened.open(tmp_path / "a")
     with suppress(OSError):  # Windows asks for a right to make links
         (tmp_path / "link").symlink_to(tmp_path / "a", target_is_directory=True)
         opened.open(tmp_path / "link")
     assert opened.datasets.folders == (tmp_path / "nowhere", tmp_path / "a")
-    assert [error.code for error in opened.problems] == ["dataset.folder_lost", "dataset.open_already"]
+    assert [error.code for error in opened.problems] == [
+        "dataset.folder_lost",
+        "dataset.open_already",
+        "dataset.folder_lost",
+    ]
+    assert str(tmp_path / "a" / "nothing") in opened.problems[-1].sentence
 
 
 def test_what_other_programs_do_appears_by_itself(opened: Open, tmp_path: Path) -> None:

@@ -76,11 +76,11 @@ class Safety(QFrame):
             words += " " + self.tr("They are saved now; where another program wrote meanwhile, you are asked.")
             act = (self.tr("Show…"), self.recovered_asked.emit)
         elif notice.code == "notice.converted":
-            words = self.tr("%n caption(s) in {folder} were in another encoding and are UTF-8 now.", "", notice.count)
+            words = self.tr("Converted %n caption(s) in {folder} from another encoding to UTF-8.", "", notice.count)
             words += " " + self.tr("The originals are backed up.")
             act = None
         else:
-            words = self.tr("%n caption(s) in {folder} stand in metadata.jsonl.", "", notice.count)
+            words = self.tr("metadata.jsonl of {folder} holds %n caption(s).", "", notice.count)
             words += " " + self.tr("Yours are in .txt files now, which come before it.")
             act = None
         self.told.emit(words.format(folder=folder), act)

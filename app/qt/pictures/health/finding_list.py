@@ -66,7 +66,9 @@ class FindingModel(QAbstractListModel):
         finding = self.rows[index.row()]
         if role in (Qt.ItemDataRole.DisplayRole, Qt.ItemDataRole.AccessibleTextRole):
             return finding.sentence
-        if role in (Qt.ItemDataRole.ToolTipRole, Qt.ItemDataRole.AccessibleDescriptionRole):
+        if role == Qt.ItemDataRole.ToolTipRole:
+            return "\n".join(filter(None, (finding.place, finding.remedy)))
+        if role == Qt.ItemDataRole.AccessibleDescriptionRole:
             return finding.remedy
         return None
 

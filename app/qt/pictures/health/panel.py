@@ -264,7 +264,7 @@ class HealthPanel(QWidget):
 
     def _changed(self) -> None:
         self.charts.renew()
-        self.resolution.setText(self.tr("{side} px").format(side=self._health.aim.resolution))
+        self.resolution.setText(self.tr("Training at {side} px").format(side=self._health.aim.resolution))
 
     def _show_findings(self, findings: tuple[Finding, ...]) -> None:
         self.list.show_findings(findings)
