@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
+from pathlib import Path
 
 from app.core.disk.opening import Datasets
 from app.core.disk.thumbnails import EDGES, FILE_NAME, Thumbnails
@@ -19,6 +21,7 @@ from app.core.pictures import Altered, Field
 from app.core.query.filtering import Filtering
 from app.core.query.finder import Finder
 from app.core.query.saved import SavedFilters
+from app.core.settings.recent import Absence, RecentFolders
 from app.core.settings.store import Settings
 from app.core.tags.completion import Completer
 from app.core.tags.index import TagIndex
@@ -91,6 +94,11 @@ class Session:
         self.history = History(self.library, journal, self.saver)
         self.datasets = Datasets(self.library, self.tasks)
         self.datasets.unsaved = self._unsaved
+        self.recent = RecentFolders(post)
+        self.missed: Event[Path] = Event()
+        """A folder that was open last is not there any more."""
+        self.datasets.opened.connect(lambda opened: self.recent.opened(opened.folder))
+        self.datasets.closed.connect(self.recent.closed)
         self.thumbnails = Thumbnails(post, cache_folder() / FILE_NAME)
         self.datasets.known.connect(lambda _: self.thumbnails.prepare(self.library.pictures.values(), EDGES[0]))
         self.library.altered.connect(self._retry)
@@ -100,14 +108,32 @@ class Session:
         self.settings.changed.connect(lambda _: self.health.aim_at(self._aim()))
         post(self.saver.recover)  # when the window listens: it says what was saved of a session that crashed
 
+    def reopen(self) -> None:
+        """Open what was open when the app ended last, where the user wants that; `missed` tells what is gone."""
+        for folder in self.recent.left_open(self.settings.preferences.starting.reopen):
+            self.recent.look_at(folder, partial(self._reopen, folder))
+        self.recent.look()
+
     def close(self) -> None:
         """End what runs behind; last started, first ended."""
+        for folder in self.datasets.folders:
+            if folder not in self.datasets.lost:
+                self.recent.opened(folder)  # also one whose pictures are not all listed yet
+        self.recent.close()
         self.datasets.stop()
         self.health.close()
         self.thumbnails.close()
         self.history.finish()
         self.saver.close()
         self.tasks.close()
+
+    def _reopen(self, folder: Path, absence: Absence | None) -> None:
+        if absence:
+            self.missed.emit(folder)
+        else:
+            self.datasets.open(folder)
+        if folder not in self.datasets.folders:  # gone, or part of what is open besides
+            self.recent.closed(folder)
 
     def _aim(self) -> Aim:
         judging = self.settings.preferences.judging

@@ -74,6 +74,7 @@ def _sit(
         window = Window(session)
         net.told = lambda text: poster.post(lambda: window.tell_fault(text))
         instance.opened.connect(window.come_forward)
+        window.painted.connect(session.reopen)
         window.show()
         if crash:
             window.tell_crash(crash)

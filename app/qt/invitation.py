@@ -7,6 +7,7 @@ from PySide6.QtGui import QPalette
 from PySide6.QtWidgets import QLabel, QPushButton, QToolButton, QVBoxLayout, QWidget
 
 from app.core.session import Session
+from app.qt.recent import RecentList
 from app.qt.theme import set_icon
 
 
@@ -19,6 +20,7 @@ class Invitation(QWidget):
         self._behind = behind
         self.title, self.words = QLabel(), QLabel()
         self.button = QPushButton(self.tr("Open folder…"))
+        self.recent = RecentList(session.recent)
         self._build()
         behind.installEventFilter(self)
         for event in (session.library.altered, session.datasets.opened, session.datasets.closed):
@@ -71,4 +73,6 @@ class Invitation(QWidget):
             column.addWidget(label)
         column.addSpacing(8)
         column.addWidget(self.button, 0, Qt.AlignmentFlag.AlignHCenter)
+        column.addSpacing(14)
+        column.addWidget(self.recent, 0, Qt.AlignmentFlag.AlignHCenter)
         column.addStretch(3)

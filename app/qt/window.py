@@ -6,8 +6,8 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from PySide6.QtCore import QByteArray, Qt
-from PySide6.QtGui import QCloseEvent, QDragEnterEvent, QDropEvent
+from PySide6.QtCore import QByteArray, Qt, QTimer, Signal
+from PySide6.QtGui import QCloseEvent, QDragEnterEvent, QDropEvent, QPaintEvent
 from PySide6.QtWidgets import QFileDialog, QHBoxLayout, QMainWindow, QSplitter, QStackedWidget, QVBoxLayout, QWidget
 
 from app.core.session import Session
@@ -18,6 +18,7 @@ from app.qt.invitation import Invitation
 from app.qt.notices import Notices
 from app.qt.pictures.page import PicturesPage
 from app.qt.rail import Rail
+from app.qt.recent import RecentMenu
 from app.qt.status import StatusLine
 from app.qt.window_actions import ACTIONS
 from trainer.errors import ImpastoError
@@ -26,15 +27,20 @@ from trainer.errors import ImpastoError
 class Window(QMainWindow):
     """What the user sees of one session."""
 
+    painted = Signal()
+    """It was painted for the first time: what should not delay that may begin."""
+
     def __init__(self, session: Session) -> None:
         super().__init__()
         self.session = session
+        self._painted = False
         self.commands = Commands(self, session.settings.preferences.shortcuts)
         self.setWindowTitle("Impasto")
         self.setAcceptDrops(True)
         self.resize(1280, 800)
         self.commands.add(ACTIONS, self)
         self.commands.fill(self.menuBar())
+        self.recent = self._add_recent()
         self.pictures = PicturesPage(session, self.commands)
         self.pages = QStackedWidget()
         self.notices = Notices()
@@ -146,6 +152,13 @@ class Window(QMainWindow):
         self.open(url.toLocalFile() for url in event.mimeData().urls() if url.isLocalFile())
         event.acceptProposedAction()
 
+    def paintEvent(self, event: QPaintEvent) -> None:  # noqa: N802
+        """Paint, and the first time say so when it is done."""
+        super().paintEvent(event)
+        if not self._painted:
+            self._painted = True
+            QTimer.singleShot(0, self, self.painted.emit)
+
     def closeEvent(self, event: QCloseEvent) -> None:  # noqa: N802
         """Keep how the window stood. Captions need no question: they are in the journal, a half-typed tag too."""
         self.pictures.editor.finish()
@@ -164,6 +177,7 @@ class Window(QMainWindow):
         self._add_page("window.pictures", self.pictures)
         self.invitation = Invitation(self.session, self.pictures.views)
         self.invitation.button.clicked.connect(lambda: self.open_folder())
+        self.invitation.recent.chosen.connect(lambda folder: self.open([folder]))
         words = self.tr("Here you will choose a base and a preset, see what fits your graphics card, and start.")
         self._add_page("window.train", Coming(self.tr("Train"), words))
         words = self.tr("Here you will watch runs, compare what they learn, and go on with those that stopped.")
@@ -183,6 +197,13 @@ class Window(QMainWindow):
         self.setStatusBar(self.status)
         self._show(0)
 
+    def _add_recent(self) -> RecentMenu:
+        menu = RecentMenu(self.session.recent, lambda folder: self.open([folder]), self)
+        file = self.commands.menu("file")
+        file.insertMenu(self.commands["window.preferences"], menu)
+        file.aboutToShow.connect(self.session.recent.look)
+        return menu
+
     def _add_page(self, command: str, page: QWidget) -> None:
         self.pages.addWidget(page)
         self._rail.add(self.commands[command])
@@ -193,12 +214,15 @@ class Window(QMainWindow):
         session.view.selection.connect(lambda _: self.commands.refresh())
         session.history.changed.connect(lambda _: self._name_undo())
         session.datasets.problems.connect(self._tell)
+        session.missed.connect(self._tell_missed)
         self.pictures.views.said.connect(self.status.say)
         self.pictures.views.alone.connect(self._show_alone)
         self.pictures.editor.safety.told.connect(lambda sentence, act: self.notices.tell(sentence, "info", act))
         session.settings.changed.connect(lambda chosen: self.commands.rebind(chosen.shortcuts))
         for notice in session.settings.notices:
             self.notices.tell(notice, "warning")
+        if session.recent.notice:
+            self.notices.tell(session.recent.notice, "warning")
         if session.filters.notice:
             self.notices.tell_error(session.filters.notice)
         session.completer.loaded.connect(self._tell_lists)
@@ -216,6 +240,11 @@ class Window(QMainWindow):
 
     def _tell(self, error: ImpastoError) -> None:
         self.notices.tell_error(error)
+
+    def _tell_missed(self, folder: Path) -> None:
+        """Say that a folder of the last time is not opened again, and where it is found when it is back."""
+        words = self.tr("{folder} was open last and cannot be opened now. It stays in File > Recent folders.")
+        self.notices.tell(words.format(folder=folder), "warning")
 
     def _tell_lists(self, faults: tuple[str, ...]) -> None:
         """Say what of the tag lists could not be used."""

@@ -57,6 +57,16 @@ class Appearance(Section):
     )
 
 
+class Starting(Section):
+    """What happens when the app starts."""
+
+    reopen: bool = choice(
+        True,
+        QT_TRANSLATE_NOOP("Preferences", "Open what was open last"),
+        QT_TRANSLATE_NOOP("Preferences", "The folders that were open when the window was closed."),
+    )
+
+
 class Judging(Section):
     """Which training pictures and captions are judged for."""
 
@@ -83,6 +93,7 @@ class Preferences(Section):
     """All of it."""
 
     appearance: Appearance = Field(default=Appearance(), title=QT_TRANSLATE_NOOP("Preferences", "Appearance"))
+    starting: Starting = Field(default=Starting(), title=QT_TRANSLATE_NOOP("Preferences", "Start"))
     judging: Judging = Field(default=Judging(), title=QT_TRANSLATE_NOOP("Preferences", "Training to come"))
     shortcuts: dict[str, tuple[str, ...]] = Field(default={})
     """The user's own keys by command; what is not named here has those of the table. Edited in a dialog of its own."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
 from app.core.events import Event
+from app.core.settings.aside import set_aside
 from app.core.settings.preferences import Preferences
 from trainer.protocol import atomic, places
 
@@ -41,24 +42,16 @@ class Settings:
         except FileNotFoundError:
             return Preferences()
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-            self._set_aside(f"could not be read ({error}), so everything is as in a new installation")
+            wrong = f"could not be read ({error}), so everything is as in a new installation"
+            self.notices.append(set_aside(self.path, wrong))
             return Preferences()
         try:
             return Preferences.model_validate(found)
         except ValidationError as error:
-            wrong = [".".join(map(str, fault["loc"])) for fault in error.errors()]
-            self._set_aside(f"has values that mean nothing here ({', '.join(wrong)}); all others are kept")
+            names = ", ".join(".".join(map(str, fault["loc"])) for fault in error.errors())
+            wrong = f"has values that mean nothing here ({names}); all others are kept"
+            self.notices.append(set_aside(self.path, wrong))
             return _without(found, error)
-
-    def _set_aside(self, sentence: str) -> None:
-        """Rename the file, so that the next change does not overwrite what somebody may want back."""
-        aside = next(path for path in _names_aside(self.path) if not path.exists())
-        try:
-            atomic.replace(self.path, aside)
-        except OSError as error:
-            self.notices.append(f"{self.path.name} {sentence}. It could not be set aside: {error}.")
-        else:
-            self.notices.append(f"{self.path.name} {sentence}. The old file is now {aside}.")
 
 
 def to_toml(preferences: Preferences) -> str:
@@ -83,11 +76,3 @@ def _without(found: Mapping[str, Any], error: ValidationError) -> Preferences:
         else:
             kept.pop(section, None)
     return Preferences.model_validate(kept)
-
-
-def _names_aside(path: Path) -> Iterator[Path]:
-    yield path.with_suffix(".broken.toml")
-    number = 2
-    while True:
-        yield path.with_suffix(f".broken-{number}.toml")
-        number += 1

@@ -126,6 +126,10 @@ class Commands(QObject):
         for command in self:
             self._enter(command)
 
+    def menu(self, name: Menu) -> QMenu:
+        """Return a menu of the bar that `fill` filled."""
+        return self._menus[name]
+
     def _enter(self, command: Command) -> None:
         menu = self._menus.get(command.action.menu)
         if menu is not None:

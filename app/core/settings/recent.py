@@ -1,0 +1,135 @@
+"""The folders that the user works in: those opened last, and those to be open again at the next start."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+from app.core.events import Event
+from app.core.settings.aside import set_aside
+from app.core.tasks import Post, Tasks, raise_again
+from trainer.protocol import atomic, places
+
+Absence = Literal["gone", "file", "refused"]
+"""Why a folder cannot be opened: nothing is there, a file is there, or the system does not let us look."""
+
+_MOST = 10
+_log = logging.getLogger(__name__)
+
+
+class RecentFolders:
+    """What folders.json of the per-user folder keeps; belongs to the thread that made it.
+
+    It is written at each opening and closing, so that a crash loses nothing. Folders are looked at on threads of their
+    own: a network drive that does not answer holds up neither the window nor the work on other folders.
+    """
+
+    def __init__(self, post: Post, path: Path | None = None) -> None:
+        self.changed: Event[None] = Event()
+        """`folders` are others now."""
+        self.looked: Event[None] = Event()
+        """`absent` may be different now."""
+        self.folders: tuple[Path, ...] = ()
+        """Newest first; one that is gone stays, since it may be back tomorrow."""
+        self.absent: dict[Path, Absence] = {}
+        """Those that could not be opened when they were last looked at."""
+        self.notice = ""
+        """What was wrong with the file, in a sentence."""
+        self._path = path or places.home() / "folders.json"
+        self._open: tuple[Path, ...] = ()
+        self._tasks = Tasks(post)
+        self._looking: set[Path] = set()
+        self._read()
+
+    def left_open(self, wanted: bool) -> tuple[Path, ...]:
+        """Return what was open when the app ended last; where that is not `wanted`, forget it."""
+        if not wanted:
+            self._keep(self.folders, ())
+        return self._open
+
+    def opened(self, folder: Path) -> None:
+        """Put a folder that the user opened first; one that only is open again keeps its place."""
+        if folder not in self._open:
+            others = (one for one in self.folders if one != folder)
+            self._keep((folder, *others)[:_MOST], (*self._open, folder))
+
+    def closed(self, folder: Path) -> None:
+        """Do not open it at the next start; it stays among the recent ones."""
+        self._keep(self.folders, tuple(one for one in self._open if one != folder))
+
+    def clear(self) -> None:
+        """Forget all but what is to be open at the next start."""
+        self._keep((), self._open)
+
+    def look(self) -> None:
+        """Find out which can be opened now."""
+        for folder in self.folders:
+            if folder not in self._looking:
+                self.look_at(folder, lambda absence: None)
+
+    def look_at(self, folder: Path, then: Callable[[Absence | None], None]) -> None:
+        """Find out whether a folder can be opened, and call `then` with what stands against it."""
+
+        def done(absence: Absence | None) -> None:
+            self._looking.discard(folder)
+            self.absent.pop(folder, None)
+            if absence:
+                self.absent[folder] = absence
+            self.looked.emit(None)
+            then(absence)
+
+        self._looking.add(folder)
+        self._tasks.run(lambda: _absence(folder), done, raise_again)
+
+    def close(self) -> None:
+        """End the looks."""
+        self._tasks.close()
+
+    def _keep(self, folders: tuple[Path, ...], now_open: tuple[Path, ...]) -> None:
+        """Put these in force; a disk that refuses is only noted, since no work hangs on it."""
+        if (folders, now_open) == (self.folders, self._open):
+            return
+        other, self.folders, self._open = folders != self.folders, folders, now_open
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            kept = {"recent": [*map(str, folders)], "open": [*map(str, now_open)]}
+            # ASCII, since names on Linux need not be text.
+            atomic.write_text(self._path, json.dumps(kept, indent=1) + "\n", durable=False)
+        except OSError as error:
+            _log.info("the recent folders were not kept: %s", error)
+        if other:
+            self.changed.emit(None)
+
+    def _read(self) -> None:
+        try:
+            kept = json.loads(atomic.read_text(self._path))
+            self.folders = _paths(kept["recent"])[:_MOST]
+            self._open = _paths(kept["open"])
+        except FileNotFoundError:
+            return
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            self.folders = ()
+            fault = f"{type(error).__name__}: {error}"
+            self.notice = set_aside(self._path, f"could not be read ({fault}), so no folder is opened by itself")
+
+
+def _paths(texts: object) -> tuple[Path, ...]:
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        raise TypeError("not a list of folders")
+    return tuple(dict.fromkeys(map(Path, texts)))
+
+
+def _absence(folder: Path) -> Absence | None:
+    try:
+        with os.scandir(atomic.long_path(folder)):
+            return None
+    except NotADirectoryError:
+        return "file"
+    except (FileNotFoundError, ValueError):  # ValueError: a name that no file can have
+        return "gone"
+    except OSError:
+        return "refused"
