@@ -7,7 +7,10 @@ from PySide6.QtGui import QMouseEvent
 from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QApplication
 
+from app.core.edits.edit import Edit
+from app.core.pictures import Change
 from app.qt.language import FOLDER
+from app.qt.pictures.captions.chip import ChipData
 from app.qt.window import Window
 
 KEY = Qt.Key
@@ -437,3 +440,23 @@ def test_a_caption_of_another_encoding_is_told_in_the_right_number(window, edito
     qtbot.waitUntil(lambda: bool(window.notices.sentences()))
     words = "Converted 1 caption in Bilder für 猫 from another encoding to UTF-8. The originals are backed up."
     assert words in window.notices.sentences()[0]
+
+
+def test_of_a_caption_of_thousands_of_tags_only_the_first_become_chips(editor, session, qtbot, monkeypatch):
+    made = []
+    monkeypatch.setattr(
+        "app.qt.pictures.captions.editor.ChipData", lambda tag, **rest: made.append(tag) or ChipData(tag, **rest)
+    )
+    select(session, "a")
+    made.clear()
+    many = [f"t{number:04}" for number in range(6667)]
+    picture = session.library.pictures[session.view.current]
+    change = Change(picture.id, "caption", picture.caption, ", ".join(many))
+    session.history.do(Edit("Write many", (change,)))
+    assert tags(editor) == many[:120] == made
+    assert editor.more.text() == "and 6547 more tags"
+    assert editor.more.isVisible()
+    qtbot.keyClicks(editor.line, "last")
+    qtbot.keyClick(editor.line, KEY.Key_Return)
+    assert captions(session)["a"] == ", ".join([*many, "last"])
+    assert editor.more.text() == "and 6548 more tags"

@@ -43,11 +43,12 @@ def join_tags(tags: Iterable[str]) -> str:
 def pieces(text: str, lines: Lines = "caption") -> list[Piece]:
     """Return each tag with its place in the text, so that one can be changed and the rest stays byte for byte."""
     found = []
+    broken = len(text.splitlines()) > 1  # asked of each of some thousand tags it would take most of the time
     for start, end in _spans(text, lines):
         part = text[start:end]
         if tag := part.strip():
             start += len(part) - len(part.lstrip())
-            found.append(Piece(one_line(tag), start, start + len(tag)))
+            found.append(Piece(one_line(tag) if broken else tag, start, start + len(tag)))
     return found
 
 

@@ -335,7 +335,8 @@ class CaptionEditor(QWidget):
         text = picture.caption or ""
         self._pieces = pieces(text, self._lines)
         self.text.show_text(text)
-        self._show_chips(list(_chips(text, self._pieces, self._lines)), movable=True)
+        chips = _chips(text, self._pieces[:_MOST_CHIPS], self._lines)
+        self._show_chips(chips, movable=True, more=len(self._pieces) - len(chips))
         self.variants.setVisible("\n" in text.strip() or self._lines == "variants")
         self.variants.setChecked(self._lines == "variants")
         self._tell(picture.name, *self._words.of_one(picture, self._lines))
@@ -366,13 +367,13 @@ class CaptionEditor(QWidget):
         count = summary.captions
         chips = [ChipData(tag, have=count, total=count) for tag in summary.common]
         chips += [ChipData(tag, have=have, total=count) for tag, have in summary.mixed]
-        self._show_chips(chips, movable=False)
+        self._show_chips(chips[:_MOST_CHIPS], movable=False, more=len(chips) - _MOST_CHIPS)
         self._tell(self._words.title(count, self._hidden), *self._words.of_many(summary, self._pictures))
 
-    def _show_chips(self, chips: list[ChipData], movable: bool) -> None:
-        self.chips.show_chips(chips[:_MOST_CHIPS], movable)
-        self.more.setText(self.tr("and %n more tag(s)", "", max(0, len(chips) - _MOST_CHIPS)))
-        self.more.setVisible(len(chips) > _MOST_CHIPS)
+    def _show_chips(self, chips: Sequence[ChipData], movable: bool, more: int = 0) -> None:
+        self.chips.show_chips(chips, movable)
+        self.more.setText(self.tr("and %n more tag(s)", "", max(0, more)))
+        self.more.setVisible(more > 0)
 
     def _tell(self, title: str, state: str, role: str) -> None:
         self.title.setText(self.title.fontMetrics().elidedText(title, Qt.TextElideMode.ElideMiddle, self.width() - 60))
