@@ -28,12 +28,12 @@ from app.start import main
 inherited, painted = Window.paintEvent, []
 
 def paint(self, event):
-    painted.append(self.session.datasets.folders)
+    painted.append(len(self.session.datasets.folders) + len(self.session.recent._looking))
     inherited(self, event)
 
 def watch(self):
     if len(self.session.view.ids) == int(sys.argv[1]):
-        print(len(painted[0]), len(self.session.datasets.folders))
+        print(painted[0], len(self.session.datasets.folders))
         self.close()
 
 def show(self):
@@ -46,7 +46,7 @@ sys.exit(main(sys.argv[2:]))
 
 
 def sit(pictures: int, *words: Path) -> tuple[int, int]:
-    """Start the app until it shows so many pictures and close its window; datasets at first paint and at the end."""
+    """Start the app until it shows so many pictures and close its window; datasets asked for at first paint, and at the end."""
     command = [sys.executable, "-c", SITTING, str(pictures), *map(str, words)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUTF8": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, encoding="utf-8", check=False, timeout=60)

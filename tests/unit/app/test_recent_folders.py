@@ -41,8 +41,10 @@ class Sitting:
 def a_sitting() -> Iterator[Sitting]:
     with a_desk() as desk:
         sitting = Sitting(desk)
-        yield sitting
-        sitting.session.close()
+        try:
+            yield sitting
+        finally:
+            sitting.session.close()
 
 
 @pytest.fixture
