@@ -46,7 +46,7 @@ sys.exit(main(sys.argv[2:]))
 
 
 def sit(pictures: int, *words: Path) -> tuple[int, int]:
-    """Start the app until it shows so many pictures and close its window; datasets asked for at first paint, and at the end."""
+    """Start the app until it shows so many pictures; datasets asked for at its first paint, and open at the end."""
     command = [sys.executable, "-c", SITTING, str(pictures), *map(str, words)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUTF8": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, encoding="utf-8", check=False, timeout=60)
