@@ -3,7 +3,7 @@
 import pytest
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QKeySequence
-from PySide6.QtWidgets import QComboBox, QSpinBox
+from PySide6.QtWidgets import QCheckBox, QComboBox, QSpinBox
 
 from app.core.settings.preferences import Preferences, Section
 from app.core.settings.store import Settings
@@ -38,8 +38,8 @@ def test_every_preference_of_the_schema_has_a_row_with_its_words(dialog):
     sections = [field.annotation for field in Preferences.model_fields.values()]
     fields = [field for section in sections if isinstance(section, type) and issubclass(section, Section)
               for field in section.model_fields.values()]  # fmt: skip
-    names = [box.accessibleName() for box in (*dialog.findChildren(QComboBox), *dialog.findChildren(QSpinBox))]
-    assert {field.title for field in fields} <= set(names)
+    editors = [editor for kind in (QComboBox, QSpinBox, QCheckBox) for editor in dialog.findChildren(kind)]
+    assert {field.title for field in fields} <= {editor.accessibleName() for editor in editors}
 
 
 def test_a_choice_counts_at_once_and_is_there_at_the_next_start(dialog, session, qtbot):
