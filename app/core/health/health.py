@@ -182,7 +182,7 @@ class Health:
         def load() -> Judge:
             from app.core.health import findings, judging  # noqa: F401 (so that the owner's thread need not load it)
 
-            return judging.Judge(aim.recipe(), self._count)
+            return judging.Judge(aim.recipe(), self._tokens.of)
 
         self._tasks.run(load, lambda judge: self._loaded(aim, judge), raise_again)
 
@@ -193,9 +193,6 @@ class Health:
             self._go_on()
         else:
             self._load()
-
-    def _count(self, text: str) -> int | None:
-        return self._tokens.of(text)
 
     def _go_on(self) -> None:
         if not self._waiting:

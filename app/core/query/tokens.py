@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import cache
+from functools import cache, lru_cache
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -44,14 +44,6 @@ class TokenCounts:
         """How many different captions are still to be counted."""
         return len(self._waiting)
 
-    def keep_only(self, captions: Iterable[str | None]) -> None:
-        """Forget the counts of all other texts."""
-        known = self._known
-        self._known = {"": 0} | {text: known[text] for text in captions if text and text in known}
-
-    def __len__(self) -> int:
-        return len(self._known)
-
     def _go_on(self) -> None:
         if self._counting or not self._waiting:
             return
@@ -77,8 +69,13 @@ class TokenCounts:
 
 def count_tokens(texts: Iterable[str]) -> dict[str, int]:
     """Return the number of CLIP tokens by caption, start and end not counted; for a worker: 0.1 ms each."""
-    clip = _clip()
-    return {text: clip.count(one_line(text)) for text in texts}
+    return {text: _count(one_line(text)) for text in texts}
+
+
+@lru_cache(maxsize=131_072)
+def _count(line: str) -> int:
+    """Count a line once, whoever asks: health and the filter both do, of the same captions."""
+    return _clip().count(line)
 
 
 @cache
