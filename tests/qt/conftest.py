@@ -13,9 +13,11 @@ from collections.abc import Callable, Iterator
 import pytest
 import shiboken6
 from PySide6.QtCore import QCoreApplication, QEvent, QObject, QThread, QTimer
+from pytestqt.qtbot import QtBot
 
 from app.core.session import Session
 from app.qt.posting import Poster
+from app.qt.window import Window
 
 
 def recorded(monkeypatch: pytest.MonkeyPatch, kind: type[QObject]) -> list[weakref.ref[QObject]]:
@@ -58,3 +60,13 @@ def session(qapp: QObject) -> Iterator[Session]:
     yield session
     session.close()
     poster.close()
+
+
+@pytest.fixture
+def window(qtbot: QtBot, session: Session) -> Window:
+    """The window of that session, shown, with no folder open."""
+    window = Window(session)
+    qtbot.addWidget(window)
+    with qtbot.waitExposed(window):
+        window.show()
+    return window

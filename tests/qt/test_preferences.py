@@ -8,16 +8,6 @@ from PySide6.QtWidgets import QCheckBox, QComboBox, QSpinBox
 from app.core.settings.preferences import Preferences, Section
 from app.core.settings.store import Settings
 from app.qt.dialogs.preferences import PreferencesDialog
-from app.qt.window import Window
-
-
-@pytest.fixture
-def window(qtbot, session):
-    window = Window(session)
-    qtbot.addWidget(window)
-    with qtbot.waitExposed(window):
-        window.show()
-    return window
 
 
 @pytest.fixture

@@ -20,15 +20,6 @@ from app.qt.window import Window
 
 
 @pytest.fixture
-def window(qtbot, session):
-    window = Window(session)
-    qtbot.addWidget(window)
-    with qtbot.waitExposed(window):
-        window.show()
-    return window
-
-
-@pytest.fixture
 def pictures(tmp_path):
     folder = tmp_path / "Bilder für 猫"
     folder.mkdir()
