@@ -189,8 +189,9 @@ def vae_batch(key: tuple[int, int], whole: bool, team: Team) -> Tensor:
 
     Crops of a quarter of the area, or fewer whole pictures at equal cost.
     """
+    count = VAE_BATCH // 4 if whole else VAE_BATCH
     pictures = []
-    for row in range(VAE_BATCH // 4 if whole else VAE_BATCH)[team.mine(VAE_BATCH // 4 if whole else VAE_BATCH)]:
+    for row in range(count)[team.mine(count)]:
         rng = np.random.default_rng((*key, row))
         picture = drawing.scribble(rng) if rng.random() < 0.3 else drawing.draw(drawing.random_scene(rng))
         if not whole:
