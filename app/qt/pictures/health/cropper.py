@@ -2,34 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import cast
 
-from PySide6.QtCore import QLocale, Qt
-from PySide6.QtGui import QAction, QKeySequence
-from PySide6.QtWidgets import QComboBox, QDialog, QHBoxLayout, QLabel, QPushButton, QToolButton, QVBoxLayout, QWidget
+from PySide6.QtCore import QLocale
+from PySide6.QtWidgets import QComboBox, QHBoxLayout, QLabel, QPushButton, QVBoxLayout, QWidget
 
 from app.core.health.crops import Shown, crop_to, largest, shown_of
-from app.core.pictures import Altered, Crop, Picture
+from app.core.pictures import Altered, Crop
 from app.core.session import Session
 from app.qt.pictures.health.crop_canvas import CropCanvas
-from app.qt.theme import set_icon
+from app.qt.pictures.one_by_one import OneByOne
 
 
-class Cropper(QDialog):
+class Cropper(OneByOne):
     """Every crop is an edit like others: it is undone as they are, and the picture's file is never touched."""
 
     def __init__(
         self, session: Session, ids: Sequence[int], start: int | None = None, parent: QWidget | None = None
     ) -> None:
-        super().__init__(parent)
-        self._session, self._ids = session, list(ids)
-        self._place = self._ids.index(start) if start in self._ids else 0
+        super().__init__(session, ids, start, parent)
         self._recipe = session.health.aim.recipe()
         self.canvas = CropCanvas(session)
-        self.name, self.facts, self.shape = QLabel(), QLabel(), QComboBox()
+        self.facts, self.shape = QLabel(), QComboBox()
         self.reset_button, self.done_button = QPushButton(), QPushButton()
-        self.actions_by_name: dict[str, QAction] = {}
         self.setWindowTitle(self.tr("Crop"))
         self.resize(1100, 800)
         self._build()
@@ -37,14 +33,9 @@ class Cropper(QDialog):
         end = session.library.altered.connect(self._altered)
         self.destroyed.connect(lambda: end())
 
-    @property
-    def picture(self) -> Picture | None:
-        """The picture that is seen."""
-        return self._session.library.pictures.get(self._ids[self._place]) if self._ids else None
-
     def step(self, by: int) -> None:
         """Go to another picture."""
-        self._place = min(max(self._place + by, 0), len(self._ids) - 1)
+        self._place = self._place_after(by)
         self._show_picture()
 
     def reset(self) -> None:
@@ -98,13 +89,10 @@ class Cropper(QDialog):
     def _tell(self) -> None:
         picture, shown = self.picture, self._shown()
         self.canvas.show_frame(shown.frame if shown else None)
-        place = self.tr("{place} of {all}").format(place=self._place + 1, all=len(self._ids))
-        self.name.setText(f"{picture.name}   ·   {place}" if picture else "")
+        self._tell_place()
         self.facts.setText(self._facts(shown) if shown else self.tr("Too small for any shape, or not to be read."))
         self.canvas.setAccessibleDescription(self.facts.text())
         self.reset_button.setEnabled(picture is not None and picture.crop is not None)
-        self.actions_by_name["previous"].setEnabled(self._place > 0)
-        self.actions_by_name["next"].setEnabled(self._place < len(self._ids) - 1)
         self._fill_shapes(shown)
 
     def _facts(self, shown: Shown) -> str:
@@ -149,7 +137,7 @@ class Cropper(QDialog):
             ("previous", "left", self.tr("Previous picture"), "PgUp", lambda: self.step(-1)),
             ("next", "right", self.tr("Next picture"), "PgDown", lambda: self.step(1)),
         ):
-            bar.addWidget(self._button(name, icon, text, key, run))
+            bar.addWidget(self._button(self._action(name, icon, text, key, run)))
         self.name.setProperty("role", "muted")
         self.reset_button.setText(self.tr("Back to the middle"))
         self.reset_button.clicked.connect(self.reset)
@@ -169,17 +157,3 @@ class Cropper(QDialog):
         column.addWidget(self.canvas, 1)
         column.addLayout(foot)
         self.canvas.setFocus()
-
-    def _button(self, name: str, icon: str, text: str, key: str, run: Callable[[], None]) -> QToolButton:
-        action = QAction(text, self)
-        set_icon(action, icon)
-        action.setShortcut(QKeySequence(key))
-        action.setToolTip(f"{text} ({action.shortcut().toString(QKeySequence.SequenceFormat.NativeText)})")
-        action.triggered.connect(lambda _=False: run())
-        self.addAction(action)
-        self.actions_by_name[name] = action
-        button = QToolButton()
-        button.setDefaultAction(action)
-        button.setAccessibleName(text)
-        button.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
-        return button

@@ -5,45 +5,33 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from PySide6.QtCore import Qt
-from PySide6.QtGui import QAction, QActionGroup, QKeySequence
-from PySide6.QtWidgets import (
-    QDialog,
-    QHBoxLayout,
-    QLabel,
-    QPushButton,
-    QSlider,
-    QToolButton,
-    QVBoxLayout,
-    QWidget,
-)
+from PySide6.QtGui import QActionGroup
+from PySide6.QtWidgets import QHBoxLayout, QLabel, QPushButton, QSlider, QVBoxLayout, QWidget
 from shiboken6 import isValid
 
 from app.core.masks import LEFT_OUT, TRAINED, Mask, MaskChanged, Opened, read_mask, remove_mask, write_mask
 from app.core.pictures import Picture
 from app.core.session import Session
 from app.qt.pictures.masks.canvas import MaskCanvas, Tool
-from app.qt.theme import set_icon
+from app.qt.pictures.one_by_one import OneByOne
 from trainer.errors import ImpastoError
 
 _After = Callable[[], None]
 
 
-class MaskPainter(QDialog):
+class MaskPainter(OneByOne):
     """Saves by itself when one goes on to the next picture or closes; what a file held before is kept as a backup."""
 
     def __init__(
         self, session: Session, ids: Sequence[int], start: int | None = None, parent: QWidget | None = None
     ) -> None:
-        super().__init__(parent)
-        self._session, self._ids = session, list(ids)
-        self._place = self._ids.index(start) if start in self._ids else 0
+        super().__init__(session, ids, start, parent)
         self.canvas = MaskCanvas(session)
         self.state: str | None = None
         """The hash of the mask's file as it was read, None where there was none."""
         self.changed = self.busy = False
         self._over = False
-        self.name, self.message = QLabel(), QLabel()
-        self.actions_by_name: dict[str, QAction] = {}
+        self.message = QLabel()
         self.sliders: dict[str, QSlider] = {}
         self.remove_button, self.over_button = QPushButton(), QPushButton()
         self.discard_button, self.done_button = QPushButton(), QPushButton()
@@ -51,11 +39,6 @@ class MaskPainter(QDialog):
         self.resize(1100, 800)
         self._build()
         self._open()
-
-    @property
-    def picture(self) -> Picture | None:
-        """The picture whose mask is painted."""
-        return self._session.library.pictures.get(self._ids[self._place]) if self._ids else None
 
     # What the user asks for
 
@@ -83,7 +66,7 @@ class MaskPainter(QDialog):
 
     def step(self, by: int) -> None:
         """Save and go to another picture."""
-        place = min(max(self._place + by, 0), len(self._ids) - 1)
+        place = self._place_after(by)
         if place != self._place:
             self._save(lambda: self._go(place))
 
@@ -206,13 +189,10 @@ class MaskPainter(QDialog):
             self.over_button.hide()
 
     def _tell(self) -> None:
-        picture, mask = self.picture, self.canvas.painting
-        place = self.tr("{place} of {all}").format(place=self._place + 1, all=len(self._ids))
-        self.name.setText(f"{picture.name}   ·   {place}" if picture else "")
+        mask = self.canvas.painting
+        self._tell_place()
         self.actions_by_name["undo"].setEnabled(mask is not None and mask.can_undo)
         self.actions_by_name["redo"].setEnabled(mask is not None and mask.can_redo)
-        self.actions_by_name["previous"].setEnabled(self._place > 0)
-        self.actions_by_name["next"].setEnabled(self._place < len(self._ids) - 1)
         self.remove_button.setEnabled(self.state is not None or self.changed)
         self.discard_button.setEnabled(self.changed)
 
@@ -289,23 +269,6 @@ class MaskPainter(QDialog):
         foot.addWidget(self.message)
         foot.addLayout(row)
         return foot
-
-    def _action(self, name: str, icon: str, text: str, key: str, run: Callable[..., None]) -> QAction:
-        action = QAction(text, self)
-        set_icon(action, icon)
-        action.setShortcut(QKeySequence(key))
-        action.setToolTip(f"{text} ({action.shortcut().toString(QKeySequence.SequenceFormat.NativeText)})")
-        action.triggered.connect(lambda _=False: run())
-        self.addAction(action)
-        self.actions_by_name[name] = action
-        return action
-
-    def _button(self, action: QAction) -> QToolButton:
-        button = QToolButton()
-        button.setDefaultAction(action)
-        button.setAccessibleName(action.text())
-        button.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
-        return button
 
     def _slider(self, name: str, text: str, low: int, high: int, value: int, changed: Callable[[int], None]) -> QWidget:
         slider, label = QSlider(Qt.Orientation.Horizontal), QLabel(text)
