@@ -117,6 +117,7 @@ def test_whether_all_is_saved_is_seen_while_something_is_said(window, session, p
     window.open([pictures])
     qtbot.waitUntil(lambda: len(session.view.ids) == 2)
     number = session.view.ids[0]
+    qtbot.waitUntil(lambda: session.library.pictures[number].caption == "red")  # read after the names
     session.history.do(Edit("Rename red to blue", (Change(number, "caption", "red", "blue"),)))
     qtbot.waitUntil(lambda: window.status.saving.text() == "All changes saved, originals backed up.")
     window.status.say("Something else")
