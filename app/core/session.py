@@ -14,6 +14,7 @@ from app.core.edits.journal import Journal
 from app.core.edits.saving import Saver
 from app.core.edits.writer import Writer
 from app.core.events import Event
+from app.core.going import Going
 from app.core.health.aim import Aim
 from app.core.health.health import Health
 from app.core.library import Library
@@ -80,6 +81,7 @@ class Session:
     def __init__(self, post: Post, settings: Settings | None = None) -> None:
         self.settings = settings or Settings()
         self.tasks = Tasks(post)
+        self.going = Going()
         self.library = Library()
         self.view = View(self.library)
         self.tags = TagIndex(self.library, self.tasks)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -13,15 +14,22 @@ from PySide6.QtWidgets import QFileDialog, QHBoxLayout, QMainWindow, QSplitter, 
 from app.core.session import Session
 from app.core.settings import window_state
 from app.qt.actions.commands import Commands
-from app.qt.coming import Coming
 from app.qt.invitation import Invitation
 from app.qt.notices import Notices
+from app.qt.page import Page
 from app.qt.pictures.page import PicturesPage
 from app.qt.rail import Rail
 from app.qt.recent import RecentMenu
 from app.qt.status import StatusLine
 from app.qt.window_actions import ACTIONS
 from trainer.errors import ImpastoError
+
+_PICTURES, _TRAIN, _RUNS, _PRESETS = range(4)
+_LATER = {
+    _TRAIN: ("app.qt.train.page", "TrainPage"),
+    _RUNS: ("app.qt.runs.page", "RunsPage"),
+    _PRESETS: ("app.qt.presets.page", "PresetsPage"),
+}
 
 
 class Window(QMainWindow):
@@ -103,19 +111,19 @@ class Window(QMainWindow):
 
     def show_pictures(self) -> None:
         """Go to the pictures."""
-        self._show(0)
+        self._show(_PICTURES)
 
     def show_train(self) -> None:
         """Go to where trainings are set up."""
-        self._show(1)
+        self._show(_TRAIN)
 
     def show_runs(self) -> None:
         """Go to the runs."""
-        self._show(2)
+        self._show(_RUNS)
 
     def show_presets(self) -> None:
         """Go to the presets."""
-        self._show(3)
+        self._show(_PRESETS)
 
     def show_full_screen(self, full: bool) -> None:
         """Fill the screen, or stop to."""
@@ -169,21 +177,55 @@ class Window(QMainWindow):
     # --- inside
 
     def _show(self, index: int) -> None:
+        if index in _LATER:
+            self._page(index)
         self.pages.setCurrentIndex(index)
         self._rail.mark(index)
         self.commands.refresh()
+
+    def _page(self, index: int) -> Page:
+        """Return a page, made when it is asked for the first time: the window opens before their rooms are loaded."""
+        page = self.pages.widget(index)
+        if not isinstance(page, Page):
+            page = self._made(index)
+            self._replace(index, page)
+        return page
+
+    def _replace(self, index: int, page: Page) -> None:
+        place = self.pages.widget(index)
+        assert place is not None
+        self.pages.insertWidget(index, page)
+        self.pages.removeWidget(place)
+        place.deleteLater()
+
+    def _made(self, index: int) -> Page:
+        page: Page = getattr(importlib.import_module(_LATER[index][0]), _LATER[index][1])(self.session, self.commands)
+        page.said.connect(self.status.say)
+        page.told.connect(self.notices.tell)
+        page.failed.connect(self._tell)
+        state = window_state.read()
+        for splitter in _named_splitters(page):
+            splitter.restoreState(_bytes(state.get(splitter.objectName(), "")))
+        return page
+
+    def _make_next(self) -> None:
+        """Make the pages that nobody has asked for, one after the other, while the user looks at the first."""
+        waiting = [index for index in _LATER if not isinstance(self.pages.widget(index), Page)]
+        if waiting:
+            self._page(waiting[0])
+            QTimer.singleShot(0, self, self._make_next)
+
+    def _go(self, index: int, path: Path) -> None:
+        self._show(index)
+        self._page(index).open(path)
 
     def _build(self) -> None:
         self._add_page("window.pictures", self.pictures)
         self.invitation = Invitation(self.session, self.pictures.views)
         self.invitation.button.clicked.connect(lambda: self.open_folder())
         self.invitation.recent.chosen.connect(lambda folder: self.open([folder]))
-        words = self.tr("Here you will choose a base and a preset, see what fits your graphics card, and start.")
-        self._add_page("window.train", Coming(self.tr("Train"), words))
-        words = self.tr("Here you will watch runs, compare what they learn, and go on with those that stopped.")
-        self._add_page("window.runs", Coming(self.tr("Runs"), words))
-        words = self.tr("Here you will keep your presets and exchange them with others.")
-        self._add_page("window.presets", Coming(self.tr("Presets"), words))
+        for command in ("window.train", "window.runs", "window.presets"):
+            self._add_page(command, QWidget())  # its place, until it is needed
         middle, column, row = QWidget(), QVBoxLayout(), QHBoxLayout()
         column.addWidget(self.notices)
         column.addWidget(self.pages, 1)
@@ -195,7 +237,7 @@ class Window(QMainWindow):
         middle.setLayout(row)
         self.setCentralWidget(middle)
         self.setStatusBar(self.status)
-        self._show(0)
+        self._show(_PICTURES)
 
     def _add_recent(self) -> RecentMenu:
         menu = RecentMenu(self.session.recent, lambda folder: self.open([folder]), self)
@@ -226,6 +268,10 @@ class Window(QMainWindow):
         if session.filters.notice:
             self.notices.tell_error(session.filters.notice)
         session.completer.loaded.connect(self._tell_lists)
+        session.going.run.connect(lambda run: self._go(_RUNS, run))
+        session.going.job.connect(lambda job: self._go(_TRAIN, job))
+        session.going.preset.connect(lambda preset: self._go(_PRESETS, preset))
+        self.painted.connect(self._make_next)
 
     def _show_alone(self, alone: bool) -> None:
         """Give the whole screen to the pictures, or share it again."""
@@ -260,13 +306,17 @@ class Window(QMainWindow):
 
     def _splitters(self) -> list[QSplitter]:
         """Every splitter that a room named, for its place to be remembered."""
-        return [splitter for splitter in self.findChildren(QSplitter) if splitter.objectName()]
+        return _named_splitters(self)
 
     def _restore(self) -> None:
         state = window_state.read()
         self.restoreGeometry(_bytes(state.get("geometry", "")))
         for splitter in self._splitters():
             splitter.restoreState(_bytes(state.get(splitter.objectName(), "")))
+
+
+def _named_splitters(part: QWidget) -> list[QSplitter]:
+    return [splitter for splitter in part.findChildren(QSplitter) if splitter.objectName()]
 
 
 def _text(state: QByteArray) -> str:

@@ -22,6 +22,9 @@ MENUS: dict[Menu, str] = {
     "pictures": QT_TRANSLATE_NOOP("Menu", "&Pictures"),
     "captions": QT_TRANSLATE_NOOP("Menu", "&Captions"),
     "find": QT_TRANSLATE_NOOP("Menu", "F&ind"),
+    "train": QT_TRANSLATE_NOOP("Menu", "&Train"),
+    "runs": QT_TRANSLATE_NOOP("Menu", "&Runs"),
+    "presets": QT_TRANSLATE_NOOP("Menu", "Pre&sets"),
     "help": QT_TRANSLATE_NOOP("Menu", "&Help"),
 }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Menu = Literal["file", "edit", "view", "pictures", "captions", "find", "help"]
+Menu = Literal["file", "edit", "view", "pictures", "captions", "find", "train", "runs", "presets", "help"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,103 @@
+"""A resident child `python -m trainer ... --serve`: JSON lines to it, JSON lines from it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import threading
+from collections import deque
+from collections.abc import Sequence
+from typing import IO, Any
+
+from app.core.engine.detached import command, no_console
+from app.core.events import Event
+from app.core.tasks import Post
+
+_LAST_LINES = 20
+
+
+class Served:
+    """One such child; it belongs to the thread that makes it, and ends with its input: when the app ends, it ends.
+
+    `ask` starts it where it does not run. A child that died is told by `ended` and started anew by the next `ask`.
+    """
+
+    def __init__(self, words: Sequence[str], post: Post) -> None:
+        self._words = words
+        self._post = post
+        self._process: subprocess.Popen[str] | None = None
+        self._threads: list[threading.Thread] = []
+        self.answered: Event[dict[str, Any]] = Event()
+        """One object that the child said."""
+        self.ended: Event[str] = Event()
+        """The child ended without being asked to; with its last words, which may be empty."""
+
+    def ask(self, request: dict[str, Any]) -> None:
+        """Send one object. Raises OSError when the child cannot be started."""
+        for _ in range(2):  # a child that has just died is noticed by its pipe first
+            process = self._process or self._start()
+            assert process.stdin is not None
+            try:
+                process.stdin.write(json.dumps(request, ensure_ascii=False) + "\n")
+                process.stdin.flush()
+            except OSError:
+                self._process = None
+                continue
+            return
+
+    def close(self) -> None:
+        """End the child at once: its answers are wanted no more."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.kill()
+        process.wait()
+        for thread in self._threads:
+            thread.join()
+        for pipe in (process.stdin, process.stdout, process.stderr):
+            with contextlib.suppress(OSError):  # what was written and never read
+                if pipe:
+                    pipe.close()
+
+    def _start(self) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            command(self._words),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            encoding="utf-8",
+            errors="replace",
+            creationflags=no_console(),
+        )
+        assert process.stdout is not None and process.stderr is not None
+        last: deque[str] = deque(maxlen=_LAST_LINES)
+        errors = threading.Thread(target=last.extend, args=(process.stderr,), name="engine-errors", daemon=True)
+        answers = threading.Thread(
+            target=self._read, args=(process, process.stdout, errors, last), name="engine-answers", daemon=True
+        )
+        self._process, self._threads = process, [errors, answers]
+        for thread in self._threads:
+            thread.start()
+        return process
+
+    def _read(
+        self, process: subprocess.Popen[str], answers: IO[str], errors: threading.Thread, last: deque[str]
+    ) -> None:
+        for line in answers:
+            with contextlib.suppress(ValueError):  # a library's print is no answer
+                said = json.loads(line)
+                if isinstance(said, dict):
+                    self._post(lambda said=said: self._tell(process, said))  # type: ignore[misc]
+        errors.join()
+        self._post(lambda: self._lose(process, "".join(last).strip()))
+
+    def _tell(self, process: subprocess.Popen[str], said: dict[str, Any]) -> None:
+        if process is self._process:
+            self.answered.emit(said)
+
+    def _lose(self, process: subprocess.Popen[str], words: str) -> None:
+        if process is self._process:
+            self._process = None
+            process.wait()
+            self.ended.emit(words)
