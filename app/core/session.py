@@ -18,6 +18,7 @@ from app.core.going import Going
 from app.core.health.aim import Aim
 from app.core.health.health import Health
 from app.core.library import Library
+from app.core.models.models import Models
 from app.core.pictures import Altered, Field
 from app.core.query.filtering import Filtering
 from app.core.query.finder import Finder
@@ -97,6 +98,7 @@ class Session:
         self.datasets = Datasets(self.library, self.tasks)
         self.datasets.unsaved = self._unsaved
         self.recent = RecentFolders(post)
+        self.models = Models(post)
         self.missed: Event[Path] = Event()
         """A folder that was open last is not there any more."""
         self.datasets.opened.connect(lambda opened: self.recent.opened(opened.folder))
@@ -122,6 +124,7 @@ class Session:
             if folder not in self.datasets.lost:
                 self.recent.opened(folder)  # also one whose pictures are not all listed yet
         self.recent.close()
+        self.models.close()
         self.datasets.stop()
         self.health.close()
         self.thumbnails.close()
