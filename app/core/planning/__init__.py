@@ -1,0 +1,1 @@
+"""What the engine forecasts for a job, asked live while its settings change."""
