@@ -211,7 +211,7 @@ def _levers(question: Question, plan: Plan, traces: Traces) -> Iterator[Lever]:
 
 def _serve() -> int:
     """Answer requests until the input ends; tapes once read stay in memory."""
-    from trainer.memory.serve import Server
+    from trainer.memory.serve import plan_server
     from trainer.memory.store import TapeStore
     from trainer.memory.traces import Traces
 
@@ -222,7 +222,7 @@ def _serve() -> int:
         question = _requested(request)
         return as_json(question, planned_for(question, traces))
 
-    Server(answer, sys.stdout).run(sys.stdin)
+    plan_server(answer, sys.stdout).run(sys.stdin)
     return EXIT_DONE
 
 
