@@ -60,7 +60,7 @@ def test_what_hinders_a_plan_is_told_and_the_preset_is_sound_all_the_same(capsys
     monkeypatch.setattr(gpu, "cards", broken)
     assert cli.main(["presets", "add", write()]) == 0
     assert "The NVIDIA driver does not work: it was updated.\nStart the computer anew." in capsys.readouterr().out
-    assert shelf.find_preset("small").origin == "yours"
+    assert shelf.find_preset("small").origin == "received"
 
 
 def test_a_card_that_nobody_knows_is_told_and_nothing_is_kept(capsys):

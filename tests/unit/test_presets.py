@@ -280,7 +280,8 @@ def answers(monkeypatch: pytest.MonkeyPatch, *given: str) -> list[str]:
 
 
 def mine() -> dict[str, int]:
-    return {each.preset.name: each.preset.recipe.rank for each in shelf.read_shelf().presets if each.origin == "yours"}
+    kept = (each for each in shelf.read_shelf().presets if each.origin != "built-in")
+    return {each.preset.name: each.preset.recipe.rank for each in kept}
 
 
 def test_share_then_add_gives_the_same_recipe(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -315,7 +316,8 @@ def test_nobody_is_asked_without_a_terminal(here: Path, capsys: pytest.CaptureFi
     assert mine() == {"gouache": 8, "gouache 2": 9}
     assert cli.main(["presets", "add", changed, "--yes"]) == 0
     assert mine() == {"gouache": 9, "gouache 2": 9}
-    assert len(list(shelf.presets_folder().glob("replaced/*.toml"))) == 1
+    assert {each.origin for each in shelf.read_shelf().presets} == {"received", "built-in"}
+    assert len(shelf.versions_of(shelf.find_preset("gouache").path)) == 1
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,9 @@ def add_commands(commands: Commands) -> None:
     share.add_argument("--preview", type=Path, metavar="PICTURE", help="a picture that shows the result")
     share.add_argument("--fit", action="store_true", help="with a job or run: its fit goes along")
 
-    add = add_command(parts, "add", "check a preset file, show what is different, and keep it among your own", run_add)
+    add = add_command(
+        parts, "add", "check a preset file, show what is different, and keep it among those received", run_add
+    )
     add.add_argument("file", metavar="FILE", type=Path, help="the preset's .toml file")
     add.add_argument("--name", help="keep it under another name")
     _add_gpu(add)
@@ -114,6 +116,7 @@ def run_check(options: argparse.Namespace) -> int:
 def run_share(options: argparse.Namespace) -> int:
     """Write a preset file, and say what was left out."""
     from trainer.cli.sharing import preset_of
+    from trainer.config.presets.making import revised
     from trainer.config.presets.writing import dump_preset
 
     out: Path = options.out
@@ -122,7 +125,7 @@ def run_share(options: argparse.Namespace) -> int:
     if out.exists():
         raise JobError("preset.exists", f"{out} exists already.", "Choose another name, or delete that file first.")
     made = preset_of(options.source, with_fit=options.fit)
-    preset = _checked(made.preset, _details(options))
+    preset = revised(made.preset, _details(options))
     text = dump_preset(preset)
     atomic.write_text(out, text)
     print(f"Wrote {out}, {words.size(len(text.encode('utf-8')))}.")
@@ -133,7 +136,7 @@ def run_share(options: argparse.Namespace) -> int:
 
 
 def run_add(options: argparse.Namespace) -> int:
-    """Keep a preset file among the user's own, once they have seen what it changes and agreed."""
+    """Keep a preset file among those received, once the user has seen what it changes and agreed."""
     from trainer.config.presets.reading import load_preset
     from trainer.config.presets.shelf import keep_preset
 
@@ -145,7 +148,7 @@ def run_add(options: argparse.Namespace) -> int:
     if agreed is None:
         print("Nothing was changed.")
         return EXIT_DONE
-    path, backup = keep_preset(agreed)
+    path, backup = keep_preset(agreed, "received")
     print(f'Kept "{agreed.name}" as {path}.' + (f" The one it replaces is kept as {backup}." if backup else ""))
     if agreed.recipe:
         print(f"Use it: python -m trainer new ... --recipe {words.quoted(agreed.name)}")
@@ -203,25 +206,9 @@ def _is_yes(answer: str) -> bool:
 
 def _renamed(preset: Preset, name: str) -> Preset:
     """The preset under another name; raises JobError when it cannot be a name."""
-    return _checked(preset, {"name": name})
+    from trainer.config.presets.making import revised
 
-
-def _checked(preset: Preset, details: dict[str, object]) -> Preset:
-    """The preset with details replaced, as its own file reads; raises JobError naming what may not stand there."""
-    from pydantic import ValidationError
-
-    from trainer.config.presets.preset import Preset as Schema
-    from trainer.config.presets.reading import parse_preset
-    from trainer.config.presets.writing import dump_preset
-    from trainer.config.problems import faults_sentence, problems
-
-    try:
-        changed = preset.changed(**details)
-    except ValidationError as error:
-        faults = problems(error, Schema)
-        sentence = faults_sentence("The preset", faults)
-        raise JobError("preset.invalid", sentence, "Correct what is named.", faults) from None
-    return parse_preset(dump_preset(changed), "The preset")
+    return revised(preset, {"name": name})
 
 
 def _details(options: argparse.Namespace) -> dict[str, object]:

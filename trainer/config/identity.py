@@ -25,8 +25,13 @@ def identity(job: Job) -> dict[str, object]:
 
 def differences(old: Mapping[str, object], new: Mapping[str, object]) -> list[str]:
     """How identity ``new`` differs from ``old``, one sentence a key: "recipe.rank was 16 and is now 32"."""
+    return [f"{key} was {before} and is now {after}" for key, before, after in changes(old, new)]
+
+
+def changes(old: Mapping[str, object], new: Mapping[str, object]) -> list[tuple[str, str, str]]:
+    """Return each key that differs with its old and its new value, as people read them."""
     return [
-        f"{key} was {_shown(old.get(key))} and is now {_shown(new.get(key))}"
+        (key, _shown(old.get(key)), _shown(new.get(key)))
         for key in dict.fromkeys((*old, *new))
         if old.get(key) != new.get(key)
     ]

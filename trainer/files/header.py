@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
 from typing import Any, Literal, NoReturn
@@ -36,6 +36,8 @@ class TensorInfo:
 
     dtype: str
     shape: tuple[int, ...]
+    start: int = field(default=0, compare=False)
+    """Where in the file its bytes begin."""
 
     @property
     def bytes(self) -> int:
@@ -123,7 +125,7 @@ def _parse(path: Path, kind: Kind, text: bytes, payload: int) -> Header:
         entries = json.loads(text)
         metadata = _metadata(entries.pop("__metadata__", {}))
         ranges = sorted((*_range(entry), name) for name, entry in entries.items())
-        tensors = {name: _tensor(entry) for name, entry in entries.items()}
+        tensors = {name: _tensor(entry, 8 + len(text)) for name, entry in entries.items()}
         end = _check_layout(ranges, tensors)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         sentence = f'The header of "{path}" is broken: {error}.'
@@ -148,7 +150,7 @@ def _range(entry: Any) -> tuple[int, int]:
     return begin, end
 
 
-def _tensor(entry: Any) -> TensorInfo:
+def _tensor(entry: Any, data: int) -> TensorInfo:
     dtype, shape = entry["dtype"], entry["shape"]
     if dtype not in _BITS:
         raise ValueError(f"{str(dtype)[:40]!r} is no number format")
@@ -156,7 +158,7 @@ def _tensor(entry: Any) -> TensorInfo:
         raise ValueError("a tensor's shape is not a short list")
     if any(type(length) is not int or length < 0 for length in shape):
         raise ValueError("a tensor's shape holds something else than counts")
-    return TensorInfo(dtype, tuple(shape))
+    return TensorInfo(dtype, tuple(shape), data + entry["data_offsets"][0])
 
 
 def _check_layout(ranges: list[tuple[int, int, str]], tensors: Mapping[str, TensorInfo]) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from trainer.config.identity import differences, flat
+from trainer.config.identity import changes, differences, flat
 from trainer.config.presets.picture import decode_picture
 from trainer.config.presets.preset import Preset
 from trainer.config.recipe import RecipeConfig
@@ -31,6 +31,20 @@ def recipe_overrides(recipe: RecipeConfig) -> list[str]:
 def compared(former: Preset, new: Preset) -> list[str]:
     """How ``new`` differs from ``former``, one sentence a key; empty when they say the same."""
     return differences(_flat_preset(former), _flat_preset(new))
+
+
+def changed_keys(former: Preset | None, new: Preset) -> list[tuple[str, str, str]]:
+    """Return each key in which ``new`` differs from ``former`` with both values in words.
+
+    Without a ``former`` one, its recipe is set against a job that states nothing.
+    """
+    if former is not None:
+        return changes(_flat_preset(former), _flat_preset(new))
+    if new.recipe is None:
+        return []
+    stated = dict(flat(new.recipe.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude_none=True), ""))
+    defaults = dict(flat(RecipeConfig().model_dump(mode="json", by_alias=True), ""))
+    return changes({key: defaults.get(key) for key in stated}, stated)
 
 
 def compared_with_defaults(recipe: RecipeConfig) -> list[str]:

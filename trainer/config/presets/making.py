@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,8 +11,10 @@ from pydantic import ValidationError
 from trainer.config.base import Family
 from trainer.config.job import Job
 from trainer.config.presets.preset import LONGEST_NAME, MACHINE_KEYS, SCHEMA, Preset
+from trainer.config.presets.reading import parse_preset
 from trainer.config.presets.texts import text_faults
-from trainer.config.problems import problems
+from trainer.config.presets.writing import dump_preset
+from trainer.config.problems import faults_sentence, problems
 from trainer.config.recipe import RecipeConfig
 from trainer.errors import JobError
 from trainer.protocol.naming import safe_name
@@ -98,6 +100,20 @@ def made_of(data: Data, left_out: Sequence[str] = (), not_found: Sequence[str] =
             raise JobError("preset.unmade", sentence, "Correct what is named where the preset is made from.", (fault,))
         gone.append(fault)
     return Made(Preset.model_validate(data), tuple(gone), tuple(not_found))
+
+
+def revised(preset: Preset, details: Mapping[str, object]) -> Preset:
+    """Return the preset with some details replaced, as its own file reads.
+
+    Raises JobError that names what may not stand there.
+    """
+    try:
+        changed = preset.changed(**details)
+    except ValidationError as error:
+        faults = problems(error, Preset)
+        sentence = faults_sentence("The preset", faults)
+        raise JobError("preset.invalid", sentence, "Correct what is named.", faults) from None
+    return parse_preset(dump_preset(changed), "The preset")
 
 
 def _first_fault(data: Data) -> str | None:

@@ -1,8 +1,12 @@
-"""The presets at hand: those that come with Impasto, and the user's own in the per-user folder."""
+"""The presets at hand: those that come with Impasto, and in the per-user folder the user's own and those received.
+
+Whatever is written over one keeps what stood there as a version of it, in the folder `replaced` beside it.
+"""
 
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -10,7 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from trainer.config.base import Family
-from trainer.config.presets.preset import Preset
+from trainer.config.presets.preset import LONGEST_NAME, Preset
 from trainer.config.presets.reading import load_preset
 from trainer.config.presets.writing import dump_preset
 from trainer.errors import ImpastoError, JobError
@@ -19,7 +23,9 @@ from trainer.files.assets import preset_path
 from trainer.protocol import atomic, places
 from trainer.protocol.naming import safe_name
 
-Origin = Literal["yours", "built-in"]
+Origin = Literal["yours", "received", "built-in"]
+_VERSION = re.compile(r"-(\d{8}-\d{6})(-\d{1,3})?")
+_STAMP = "%Y%m%d-%H%M%S"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +38,17 @@ class Shelved:
 
 
 @dataclass(frozen=True, slots=True)
+class Version:
+    """What a preset's file held before it was changed."""
+
+    path: Path
+    until: datetime
+    """When it was replaced, in local time."""
+
+
+@dataclass(frozen=True, slots=True)
 class Shelf:
-    """All presets at hand, the user's own first, and the files that are broken with the reason."""
+    """All presets at hand, the user's own first, then those received, and the files that are broken with the reason."""
 
     presets: tuple[Shelved, ...]
     broken: tuple[tuple[Path, ImpastoError], ...]
@@ -44,15 +59,22 @@ def presets_folder() -> Path:
     return places.home() / "presets"
 
 
+def folder_of(origin: Origin) -> Path:
+    """Return where presets that come from the user, or from others, lie."""
+    return presets_folder() / "received" if origin == "received" else presets_folder()
+
+
 def read_shelf() -> Shelf:
     """Read all presets at hand; a broken file of the user's is named and does not hide the others."""
     found: list[Shelved] = []
     broken: list[tuple[Path, ImpastoError]] = []
-    for path in sorted(presets_folder().glob("*.toml")):
-        try:
-            found.append(Shelved(load_preset(path), path, "yours"))
-        except JobError as error:
-            broken.append((path, error))
+    origins: tuple[Origin, ...] = ("yours", "received")
+    for origin in origins:
+        for path in sorted(folder_of(origin).glob("*.toml")):
+            try:
+                found.append(Shelved(load_preset(path), path, origin))
+            except JobError as error:
+                broken.append((path, error))
     return Shelf((*found, *_built_in()), tuple(broken))
 
 
@@ -96,9 +118,8 @@ def fit_for(shelf: Shelf, family: Family, total_bytes: int) -> Shelved | None:
 
 
 def taken_by(preset: Preset) -> Shelved | None:
-    """Return the user's preset that has this one's name and family, if there is one."""
-    mine = (each for each in read_shelf().presets if each.origin == "yours")
-    return next((each for each in mine if _same_place(each.preset, preset)), None)
+    """Return the preset in the user's folders that has this one's name and family, if there is one."""
+    return _namesake(preset, read_shelf())
 
 
 def is_built_in(preset: Preset) -> bool:
@@ -106,18 +127,42 @@ def is_built_in(preset: Preset) -> bool:
     return any(_same_place(each.preset, preset) for each in _built_in())
 
 
-def keep_preset(preset: Preset) -> tuple[Path, Path | None]:
-    """Put a preset among the user's own; return its path, and that of the backup of the one that it replaces.
+def keep_preset(preset: Preset, origin: Origin = "yours") -> tuple[Path, Path | None]:
+    """Put a preset among the user's own or those received, in the place of one of its name and family.
 
-    Raises OSError when the folder cannot be written; then nothing is changed.
+    Returns its path, and that of the version which keeps what it replaces. Raises OSError when the folder cannot be
+    written; then nothing is changed.
     """
-    folder = presets_folder()
-    folder.mkdir(parents=True, exist_ok=True)
-    former = taken_by(preset)
-    path = former.path if former else folder / f"{safe_name(f'{preset.name}.{preset.base.family}')}.toml"
-    backup = _back_up(path) if path.exists() else None
+    shelf = read_shelf()
+    former = _namesake(preset, shelf)
+    path = former.path if former else _free_place(preset, folder_of(origin), shelf)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path, rewrite_preset(path, preset)
+
+
+def rewrite_preset(path: Path, preset: Preset) -> Path | None:
+    """Write a preset into its file; return the version that keeps what stood there. Raises OSError."""
+    version = _back_up(path) if path.exists() else None
     atomic.write_text(path, dump_preset(preset))
-    return path, backup
+    return version
+
+
+def versions_of(path: Path) -> list[Version]:
+    """Return what a preset's file held before, the latest first."""
+    found = []
+    for kept in (path.parent / "replaced").glob("*.toml"):
+        stamp = _VERSION.fullmatch(kept.stem.removeprefix(path.stem)) if kept.stem.startswith(path.stem) else None
+        if stamp:
+            found.append((stamp[1], len(kept.stem), kept.stem, kept))
+    stamps = sorted(found, reverse=True)
+    return [Version(kept, datetime.strptime(stamp, _STAMP).astimezone()) for stamp, _, _, kept in stamps]
+
+
+def free_name(name: str, family: Family, shelf: Shelf) -> str:
+    """Return `name`, or with a number behind it where a preset at hand for that family has it."""
+    taken = [each.preset.name for each in shelf.presets if each.preset.base.family == family]
+    numbered = (f"{name[: LONGEST_NAME - 4].rstrip('. ')} {number}" for number in range(2, 1000))
+    return next(free for free in (name, *numbered) if not any(same_name(free, other) for other in taken))
 
 
 def same_name(one: str, other: str) -> bool:
@@ -129,11 +174,24 @@ def _back_up(path: Path) -> Path:
     """Copy a preset's file, broken or not, into the folder of backups; none there is ever overwritten."""
     folder = path.parent / "replaced"
     folder.mkdir(exist_ok=True)
-    stem = f"{path.stem}-{datetime.now().astimezone():%Y%m%d-%H%M%S}"
+    stem = f"{path.stem}-{datetime.now().astimezone():{_STAMP}}"
     free = (folder / f"{stem}{suffix}.toml" for suffix in ("", *(f"-{number}" for number in range(2, 1000))))
     target = next(path for path in free if not path.exists())
     atomic.write_bytes(target, path.read_bytes())
     return target
+
+
+def _namesake(preset: Preset, shelf: Shelf) -> Shelved | None:
+    mine = (each for each in shelf.presets if each.origin != "built-in")
+    return next((each for each in mine if _same_place(each.preset, preset)), None)
+
+
+def _free_place(preset: Preset, folder: Path, shelf: Shelf) -> Path:
+    """Return a file that holds no sound preset: one that was renamed stays in the file of its first name."""
+    stem = safe_name(f"{preset.name}.{preset.base.family}")
+    taken = {each.path for each in shelf.presets}
+    places = (folder / f"{stem}{suffix}.toml" for suffix in ("", *(f"-{number}" for number in range(2, 1000))))
+    return next(place for place in places if place not in taken)
 
 
 def _built_in() -> Iterator[Shelved]:
