@@ -23,6 +23,7 @@ from app.core.pictures import Altered, Field
 from app.core.query.filtering import Filtering
 from app.core.query.finder import Finder
 from app.core.query.saved import SavedFilters
+from app.core.runs.runs import Runs
 from app.core.settings.recent import Absence, RecentFolders
 from app.core.settings.store import Settings
 from app.core.tags.completion import Completer
@@ -99,6 +100,7 @@ class Session:
         self.datasets.unsaved = self._unsaved
         self.recent = RecentFolders(post)
         self.models = Models(post)
+        self.runs = Runs(post)
         self.missed: Event[Path] = Event()
         """A folder that was open last is not there any more."""
         self.datasets.opened.connect(lambda opened: self.recent.opened(opened.folder))
@@ -125,6 +127,7 @@ class Session:
                 self.recent.opened(folder)  # also one whose pictures are not all listed yet
         self.recent.close()
         self.models.close()
+        self.runs.close()
         self.datasets.stop()
         self.health.close()
         self.thumbnails.close()

@@ -9,9 +9,9 @@ from rich.console import Console
 
 from trainer.cli import words
 from trainer.cli.display import open_display, picture
-from trainer.cli.story import Story
 from trainer.protocol import events
 from trainer.protocol.events import PhaseFinished, PhaseProgress, PhaseStarted, StepEvent
+from trainer.protocol.story import Story
 
 
 def step(number, at, *, loss=0.5, seconds=2.0, pictures=4, skipped=False, memory=None):

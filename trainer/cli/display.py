@@ -17,8 +17,8 @@ from rich.text import Text
 
 from trainer.cli import words
 from trainer.cli.outcome import forget
-from trainer.cli.story import Story
 from trainer.protocol import events
+from trainer.protocol.story import Story
 
 OnEvent = Callable[[events.Event], None]
 

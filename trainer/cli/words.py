@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from trainer.cli.story import Story
 from trainer.protocol import events
+from trainer.protocol.story import Story
 
 PHASES: dict[events.Phase, str] = {
     "download": "Download the base",

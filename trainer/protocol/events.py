@@ -349,17 +349,20 @@ def from_line(line: str) -> Event:
         return Unknown(line)
 
 
-def read_events(path: Path, offset: int = 0) -> tuple[list[Event], int]:
+def read_events(path: Path, offset: int = 0, limit: int | None = None) -> tuple[list[Event], int]:
     """Return the events from byte `offset` on and the offset to go on from; an unfinished line is left for then.
 
-    A file that is missing is empty; one shorter than `offset` was replaced and is read from its start.
+    A file that is missing is empty; one shorter than `offset` was replaced and is read from its start. With `limit`,
+    about so many bytes are read, at least one line: whoever shows a long run takes it in parts.
     """
     try:
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
             start = offset if offset <= size else 0
             file.seek(start)
-            data = file.read()
+            data = file.read() if limit is None else file.read(limit)
+            if limit is not None and b"\n" not in data:
+                data += file.readline()
     except FileNotFoundError:
         return [], 0
     whole = data[: data.rfind(b"\n") + 1]

@@ -100,7 +100,13 @@ class Forecast:
 
     @property
     def mean_step_seconds(self) -> float | None:
-        """Of one optimizer step, the buckets counted alike; None when it is not known."""
+        """Of one optimizer step as batches are dealt, mixed ones too; None when it is not known.
+
+        The first step is forecast to take as long as all on average; without it the buckets are counted alike.
+        """
+        first = self.of("first_step")
+        if first is not None:
+            return first.seconds
         return sum(self.step_seconds.values()) / len(self.step_seconds) if self.step_seconds else None
 
 

@@ -209,6 +209,19 @@ def known_runs() -> list[Path]:
     return [path for path in paths if path is not None and (path / "run.json").is_file()]
 
 
+def forget_run(path: Path) -> None:
+    """Take a run out of the per-user list; its folder stays as it is. Raises RunError when the list is not written."""
+    target = places.runs_list()
+    try:
+        with locks.held(target.with_suffix(".lock"), patience=10.0):
+            lines = atomic.read_text(target).splitlines(keepends=True)
+            atomic.write_text(target, "".join(line for line in lines if _listed_path(line) != path))
+    except FileNotFoundError:
+        return  # nothing was ever listed
+    except (OSError, UnicodeDecodeError, locks.LockBusyError) as error:
+        raise _list_unwritable(error) from error
+
+
 def find_run(text: str) -> RunDirectory:
     """Return the run that `text` names: a path, a name in ./runs, or a name in the per-user list.
 
@@ -269,11 +282,15 @@ def _enter_in_list(path: Path) -> None:
         ):
             file.write(json.dumps({"path": str(path), "time": time.time()}, ensure_ascii=False) + "\n")
     except (OSError, locks.LockBusyError) as error:
-        raise RunError(
-            "run.list",
-            f"The list of runs {target} cannot be written: {error}.",
-            "Make that folder writable, or name another one in the environment variable IMPASTO_HOME.",
-        ) from error
+        raise _list_unwritable(error) from error
+
+
+def _list_unwritable(error: Exception) -> RunError:
+    return RunError(
+        "run.list",
+        f"The list of runs {places.runs_list()} cannot be written: {error}.",
+        "Make that folder writable, or name another one in the environment variable IMPASTO_HOME.",
+    )
 
 
 def _listed_path(line: str) -> Path | None:

@@ -1,0 +1,254 @@
+"""One run that is watched: what its folder says, read a little at a time on a worker, and told as it comes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from app.core.events import Event
+from app.core.runs.series import Series
+from app.core.runs.summary import RESUMABLE, RunSummary, summarise
+from app.core.tasks import Tasks, raise_again
+from trainer.errors import ImpastoError
+from trainer.protocol import events
+from trainer.protocol.forecast import Forecast, read_forecast
+from trainer.protocol.rundir import RunDirectory
+from trainer.protocol.story import PhaseState, Story
+
+if TYPE_CHECKING:
+    from trainer.config.job import Job
+
+# Bytes of events.jsonl that are taken in at once: some 1,500 events, which hold the window's thread for a few ms.
+_PORTION = 256 * 1024
+_TAIL = 8 * 1024
+_LAST_LINES = 12
+# Phases that come back while training goes on, or after it: their time is to be added to that of the steps.
+_BESIDES = ("validate", "preview", "checkpoint", "save")
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What was decided before a run began; `stamp` tells whether its files were written anew since."""
+
+    stamp: tuple[int, ...]
+    job: Job | None
+    forecast: Forecast | None
+    problem: str
+
+
+@dataclass(frozen=True)
+class Glimpse:
+    """What one look at a run's folder brought."""
+
+    summary: RunSummary
+    arrived: list[events.Event]
+    offset: int
+    more: bool
+    """Whether there is more to be read at once."""
+    replaced: bool
+    """Whether events.jsonl is another file than before, to be told from its start."""
+    setup: Setup
+    last_words: str
+    read: float = field(default_factory=time.monotonic)
+
+
+class Run:
+    """A run and all that is known of it. Everything here belongs to the thread that made it."""
+
+    def __init__(self, path: Path, tasks: Tasks) -> None:
+        self.directory = RunDirectory(path)
+        self.summary = RunSummary(path, path.name, "unknown")
+        self.job: Job | None = None
+        self.forecast: Forecast | None = None
+        self.arrived: Event[list[events.Event]] = Event()
+        """New events, already taken in; long runs come in portions. An empty list: told anew from the start."""
+        self.changed: Event[None] = Event()
+        """`summary`, `problem`, `last_words`, `job` or `forecast` are others now."""
+        self.loaded = False
+        """Whether everything that stood in the folder at first was read."""
+        self.problem = ""
+        """What is wrong with the folder or only partly understood, in sentences."""
+        self.last_words = ""
+        """The end of what the engine printed, of a run that ended without a word or failed."""
+        self._tasks = tasks
+        self.closed = False
+        """Whether nobody watches it any more."""
+        self._reading = False
+        self._setup = Setup((), None, None, "")
+        self._begin()
+
+    # --- what is told of it
+
+    @property
+    def phases(self) -> dict[events.Phase, PhaseState]:
+        """Its phases with their progress, in the order in which they came."""
+        return self.story.phases
+
+    @property
+    def error(self) -> events.ErrorEvent | None:
+        """Why the latest attempt ended, where it ended in an error."""
+        return self.story.error
+
+    @property
+    def alive(self) -> bool:
+        """Whether an engine holds it."""
+        return self.summary.state == "running"
+
+    @property
+    def resumable(self) -> bool:
+        """Whether it may go on from its last checkpoint."""
+        return self.summary.state in RESUMABLE
+
+    def now(self) -> float:
+        """Return the Unix time by the run's clock, counted on from its last event: no jump of ours moves it."""
+        return self._last_time + max(0.0, time.monotonic() - self._last_read) if self._last_time else time.time()
+
+    def seconds_left(self) -> float | None:
+        """Return how long it still needs; None while nothing can be said, or when it does not run."""
+        if not self.alive:
+            return None
+        now, phase = self.now(), self.story.current
+        steps = self.story.seconds_left("train", now)
+        if phase is None or phase == "train":
+            return None if steps is None else steps + self._besides()
+        this = self.story.seconds_left(phase, now)
+        return None if this is None else this + (steps or 0.0) + self._besides()
+
+    # --- reading
+
+    def read(self) -> None:
+        """Read what is new in the folder; nothing when that is on its way."""
+        if not self._reading and not self.closed:
+            self._reading = True
+            path, offset, setup = self.directory.path, self._offset, self._setup
+            self._tasks.run(lambda: look(path, offset, setup), self._take, raise_again)
+
+    def close(self) -> None:
+        """Read no more."""
+        self.closed = True
+
+    def _begin(self) -> None:
+        self.story = Story()
+        self.series = Series()
+        self.previews: list[events.Preview] = []
+        self.saved: list[events.Saved] = []
+        self.validations: list[events.Validation] = []
+        self.notices: list[events.Notice] = []
+        self.unknown = 0
+        """Events that this version does not know."""
+        self._offset = 0
+        self._last_time = self._last_read = 0.0
+
+    def _take(self, glimpse: Glimpse) -> None:
+        self._reading = False
+        if self.closed:
+            return
+        if glimpse.replaced:
+            self._begin()
+            self.arrived.emit([])
+        self._offset = glimpse.offset
+        for event in glimpse.arrived:
+            self._tell(event)
+        if glimpse.arrived:
+            self._last_time, self._last_read = glimpse.arrived[-1].time, glimpse.read
+            self.arrived.emit(glimpse.arrived)
+        self.loaded = self.loaded or not glimpse.more
+        self._say(glimpse)
+        if glimpse.more:
+            self.read()
+
+    def _say(self, glimpse: Glimpse) -> None:
+        """Tell of what stands in other files than that of the events, where it changed."""
+        before = (self.summary, self.problem, self.last_words, self._setup)
+        self.summary, self.last_words, self._setup = glimpse.summary, glimpse.last_words, glimpse.setup
+        self.job, self.forecast = glimpse.setup.job, glimpse.setup.forecast
+        newer = "A newer Impasto wrote part of this run; what this one does not know is left out." * bool(self.unknown)
+        self.problem = " ".join(filter(None, (self.summary.problem, glimpse.setup.problem, newer)))
+        if before != (self.summary, self.problem, self.last_words, self._setup) or (self.loaded and not glimpse.more):
+            self.changed.emit(None)
+
+    def _tell(self, event: events.Event) -> None:
+        self.story.tell(event)
+        self.series.tell(event)
+        match event:
+            case events.Preview():
+                self.previews.append(event)
+            case events.Saved():
+                self.saved.append(event)
+            case events.Validation():
+                self.validations.append(event)
+            case events.Notice():
+                self.notices.append(event)
+            case events.Unknown():
+                self.unknown += 1
+
+    def _besides(self) -> float:
+        """Return the seconds that the forecast has for previews and the like, as far as they are still to come."""
+        if self.forecast is None or not self.summary.steps:
+            return 0.0
+        done = self.story.step.step if self.story.step else self.summary.step
+        left = max(0.0, 1.0 - done / self.summary.steps)
+        return left * sum(phase.seconds for phase in self.forecast.phases if phase.phase in _BESIDES)
+
+
+def look(path: Path, offset: int, before: Setup) -> Glimpse:
+    """Read what is new in a run's folder since byte `offset` of its events; on a worker."""
+    summary = summarise(path)  # first: an engine that ended after this has written its last events by the next look
+    run = RunDirectory(path)
+    replaced = _size(run.events) < offset
+    try:
+        arrived, end = events.read_events(run.events, 0 if replaced else offset, _PORTION)
+    except OSError:
+        arrived, end, replaced = [], offset, False  # the summary says what is wrong with the folder
+    more = bool(arrived) and _size(run.events) > end
+    setup = _set_up(run, before)
+    words = last_words(run.console) if summary.state in ("interrupted", "failed") and not more else ""
+    return Glimpse(summary, arrived, end, more, replaced, setup, words)
+
+
+def last_words(console: Path) -> str:
+    """Return the last lines that an engine printed, of each line what a terminal would show at the end."""
+    try:
+        with console.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))
+            text = file.read().decode("utf-8", "replace")
+    except OSError:
+        return ""
+    lines = [line.rstrip("\r").rpartition("\r")[2].rstrip() for line in text.split("\n")]
+    return "\n".join([line for line in lines if line][-_LAST_LINES:])
+
+
+def _set_up(run: RunDirectory, before: Setup) -> Setup:
+    """Return the run's job and forecast, read again only where their files were written anew."""
+    stamp = (_written(run.job), _written(run.forecast))
+    if stamp == before.stamp:
+        return before
+    job, problem = _job(run)
+    return Setup(stamp, job, read_forecast(run.forecast), problem)
+
+
+def _job(run: RunDirectory) -> tuple[Job | None, str]:
+    from trainer.config.load import load_job  # pydantic takes a while to load: not before a run is looked at
+
+    if not run.job.is_file():
+        return None, ""  # a run that is only beginning, or whose folder is gone
+    try:
+        return load_job(run.job), ""
+    except ImpastoError as error:
+        return None, error.sentence
+
+
+def _size(path: Path) -> int:
+    with contextlib.suppress(OSError):
+        return path.stat().st_size
+    return 0
+
+
+def _written(path: Path) -> int:
+    with contextlib.suppress(OSError):
+        return path.stat().st_mtime_ns
+    return 0

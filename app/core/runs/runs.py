@@ -1,0 +1,83 @@
+"""All runs of this user, as the list of runs shows them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from app.core.events import Event
+from app.core.runs.run import Run
+from app.core.runs.summary import RunSummary, Summaries
+from app.core.tasks import Post, Tasks, raise_again
+from trainer.protocol import places
+from trainer.protocol.rundir import forget_run, known_runs
+
+
+class Runs:
+    """The runs that were started by this user, in the app or not, and those in the folders of his jobs.
+
+    A worker of its own reads them: however long other work takes, a run that died is seen within the next look.
+    """
+
+    def __init__(self, post: Post) -> None:
+        self.all: list[RunSummary] = []
+        """The latest started first."""
+        self.changed: Event[None] = Event()
+        """`all` is another list now."""
+        self.looked = False
+        """Whether `all` was read once."""
+        self._tasks = Tasks(post, threads=1)
+        self._looking = False
+        self._summaries = Summaries()
+        self._shown: set[Path] = set()
+        self._open: dict[Path, Run] = {}
+
+    def look(self) -> None:
+        """Read again how all runs stand; nothing when that is on its way."""
+        if not self._looking:
+            self._looking = True
+            shown = frozenset(self._shown)
+            self._tasks.run(lambda: self._read(shown), self._take, raise_again)
+
+    def open(self, path: Path) -> Run:
+        """Return a run to watch; the same to all who ask for it until it is closed. It joins the list."""
+        path = path.absolute()
+        run = self._open.get(path)
+        if run is None or run.closed:
+            run = self._open[path] = Run(path, self._tasks)
+            self._shown.add(path)
+        return run
+
+    def forget(self, path: Path) -> None:
+        """Take a run out of the list, for good; its folder stays as it is. Raises RunError when that is not written."""
+        forget_run(path)
+        self._shown.discard(path)
+        self._summaries.forget(path)
+        self.all = [summary for summary in self.all if summary.path != path]
+        self.changed.emit(None)
+
+    def close(self) -> None:
+        """Watch no more."""
+        for run in self._open.values():
+            run.close()
+        self._tasks.close()
+
+    def _read(self, shown: Iterable[Path]) -> list[RunSummary]:
+        """On the worker; what was shown before stays in the list when its folder is gone, and says so."""
+        paths = dict.fromkeys((*known_runs(), *_beside_jobs(), *shown))
+        found = [self._summaries.of(path) for path in paths]
+        return sorted(found, key=lambda summary: summary.started, reverse=True)
+
+    def _take(self, found: list[RunSummary]) -> None:
+        self._looking = False
+        self._shown.update(summary.path for summary in found)
+        if found != self.all or not self.looked:
+            self.looked = True
+            self.all = found
+            self.changed.emit(None)
+
+
+def _beside_jobs() -> Iterable[Path]:
+    """Yield the runs in the folders of this user's jobs, which a list that was lost does not name."""
+    for marker in sorted((places.home() / "jobs").glob("*/runs/*/run.json")):
+        yield marker.parent

@@ -1,0 +1,106 @@
+"""The numbers of a run by step, as they grow. No numpy: its arrays are made when a chart is drawn."""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from dataclasses import dataclass, field
+from math import nan
+from typing import Literal
+
+from trainer.protocol import events
+
+MarkKind = Literal["saved", "preview", "stepped_down", "out_of_memory", "resumed"]
+
+
+class Track:
+    """One line of a chart: float64 values by rising float64 steps. A value that is not known is NaN."""
+
+    def __init__(self) -> None:
+        self.steps = array("d")
+        self.values = array("d")
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    def add(self, step: float, value: float | None) -> None:
+        """Put a value at the end; what stood at this step or after it is of an earlier attempt, and goes."""
+        if self.steps and step <= self.steps[-1]:
+            self.cut(step)
+        self.steps.append(step)
+        self.values.append(nan if value is None else value)
+
+    def cut(self, step: float) -> None:
+        """Drop everything from a step on."""
+        place = bisect_left(self.steps, step)
+        del self.steps[place:], self.values[place:]
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A moment of a run that charts point out."""
+
+    kind: MarkKind
+    step: int
+    """Steps done by then."""
+    text: str = ""
+    """What is told beside its kind: a file, a module."""
+
+
+@dataclass
+class Series:
+    """All numbers of one run; an attempt that goes on from a checkpoint replaces what came after it."""
+
+    loss: Track = field(default_factory=Track)
+    held_out: Track = field(default_factory=Track)
+    """Loss at fixed noise on pictures that are not trained on."""
+    validation: Track = field(default_factory=Track)
+    """The same on pictures that are, where none were held out."""
+    grad_norm: Track = field(default_factory=Track)
+    rates: dict[str, Track] = field(default_factory=dict)
+    """Learning rates by part: unet, text_encoder, text_encoder_2."""
+    memory: Track = field(default_factory=Track)
+    """Bytes on the training device at the peak of each step."""
+    seconds: Track = field(default_factory=Track)
+    """Of each step."""
+    speed: Track = field(default_factory=Track)
+    """Pictures a second."""
+    marks: list[Mark] = field(default_factory=list)
+
+    def tell(self, event: events.Event) -> None:
+        """Take in the next event."""
+        match event:
+            case events.StepEvent():
+                self._take_step(event)
+            case events.Validation():
+                (self.held_out if event.held_out else self.validation).add(event.step, event.loss)
+            case events.AttemptStarted() if event.attempt > 1 and self.loss:
+                self.marks.append(Mark("resumed", int(self.loss.steps[-1])))
+            case events.Saved():
+                self.marks.append(Mark("saved", event.step, event.file))
+            case events.Preview() if not event.index:
+                self.marks.append(Mark("preview", event.step))
+            case events.SteppedDown():
+                self.marks.append(Mark("stepped_down", event.step, ", ".join(event.changes)))
+            case events.MemoryExhausted():
+                self.marks.append(Mark("out_of_memory", event.step, event.module))
+
+    def best_step(self) -> int | None:
+        """Return the step with the lowest held-out loss, as the engine finds it: the untrained start is none."""
+        measured = [
+            (loss, step)
+            for step, loss in zip(self.held_out.steps, self.held_out.values, strict=True)
+            if step > 0 and loss == loss  # NaN differs from itself
+        ]
+        return int(min(measured)[1]) if measured else None
+
+    def _take_step(self, event: events.StepEvent) -> None:
+        step = event.step
+        self.loss.add(step, None if event.skipped else event.loss)
+        self.grad_norm.add(step, event.grad_norm)
+        self.seconds.add(step, event.seconds)
+        self.speed.add(step, event.pictures / event.seconds if event.seconds > 0 else None)
+        if event.memory is not None:
+            self.memory.add(step, event.memory)
+        for part, rate in event.learning_rates.items():
+            self.rates.setdefault(part, Track()).add(step, rate)

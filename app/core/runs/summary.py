@@ -1,0 +1,112 @@
+"""How a run stands, in a few numbers: what the list of runs shows. Read on worker threads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from trainer.errors import RunError
+from trainer.protocol.events import Phase
+from trainer.protocol.rundir import RunDirectory
+
+State = Literal["new", "running", "paused", "stopped", "done", "failed", "interrupted", "unknown"]
+"""As `RunDirectory.state` tells; "unknown" where the folder cannot be read."""
+
+LIVE: frozenset[State] = frozenset({"running"})
+RESUMABLE: frozenset[State] = frozenset({"paused", "stopped", "failed", "interrupted"})
+
+
+@dataclass(frozen=True, slots=True)
+class RunSummary:
+    """One run of the list."""
+
+    path: Path
+    name: str
+    state: State
+    phase: Phase | None = None
+    step: int = 0
+    steps: int = 0
+    """0 when not known."""
+    heartbeat: float = 0.0
+    """Unix time in seconds of the last status; that a run is alive its lock tells, not this."""
+    started: float = 0.0
+    """Unix time in seconds of the latest start."""
+    problem: str = ""
+    """Why nothing more can be told, in a sentence."""
+
+
+def summarise(path: Path) -> RunSummary:
+    """Return how the run in a folder stands; whatever is wrong with the folder is in its `problem`."""
+    run = RunDirectory(path)
+    try:
+        if not run.run.is_file():
+            return _unreadable(path, _absence(path))
+        state = run.state()
+        started = _started(run.attempts())
+    except RunError as error:
+        return _unreadable(path, f"{error.sentence} {error.remedy}")
+    except OSError as error:
+        return _unreadable(path, f"This run's folder cannot be read: {error.strerror or error}.")
+    status = run.read_status()
+    if status is None:
+        return RunSummary(path, path.name, state, started=started)
+    phase = status.phase if state == "running" else None
+    return RunSummary(path, path.name, state, phase, status.step, status.steps, status.heartbeat, started)
+
+
+def _absence(path: Path) -> str:
+    if path.is_dir():
+        return "This folder is no run any more: its run.json is gone."
+    if path.parent.is_dir():
+        return "This run's folder is gone: it was moved, renamed or deleted."
+    return "This run's folder cannot be reached: its disk is not there, or the folder around it was moved."
+
+
+def _unreadable(path: Path, problem: str) -> RunSummary:
+    return RunSummary(path, path.name, "unknown", problem=problem)
+
+
+def _started(attempts: list[dict[str, Any]]) -> float:
+    started = attempts[-1].get("started") if attempts else None
+    return float(started) if isinstance(started, int | float) else 0.0
+
+
+class Summaries:
+    """Reads many runs again and again: one that has ended and was not touched since is not read twice.
+
+    Belongs to one worker at a time.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[Path, tuple[tuple[int, ...], RunSummary]] = {}
+
+    def of(self, path: Path) -> RunSummary:
+        """Return how a run stands now."""
+        stamp = _stamp(path)
+        kept = self._kept.get(path)
+        if kept and stamp and kept[0] == stamp and not _is_held(path):
+            return kept[1]
+        summary = summarise(path)
+        if stamp and summary.state not in LIVE:
+            self._kept[path] = (stamp, summary)
+        return summary
+
+    def forget(self, path: Path) -> None:
+        """Drop what is kept of a run."""
+        self._kept.pop(path, None)
+
+
+def _stamp(path: Path) -> tuple[int, ...]:
+    """Return when the files that a summary rests on were written last; nothing where one cannot be asked."""
+    try:
+        return tuple((path / name).stat().st_mtime_ns for name in ("run.json", "status.json"))
+    except OSError:
+        return ()
+
+
+def _is_held(path: Path) -> bool:
+    try:
+        return RunDirectory(path).is_alive()
+    except OSError:
+        return True  # to be read again, which finds the words
