@@ -23,6 +23,7 @@ from app.core.pictures import Altered, Field
 from app.core.query.filtering import Filtering
 from app.core.query.finder import Finder
 from app.core.query.saved import SavedFilters
+from app.core.queue import QueueKeeper
 from app.core.runs.runs import Runs
 from app.core.settings.recent import Absence, RecentFolders
 from app.core.settings.store import Settings
@@ -100,6 +101,7 @@ class Session:
         self.datasets.unsaved = self._unsaved
         self.recent = RecentFolders(post)
         self.models = Models(post)
+        self.queue = QueueKeeper(post)
         self.runs = Runs(post)
         self.missed: Event[Path] = Event()
         """A folder that was open last is not there any more."""
@@ -126,6 +128,7 @@ class Session:
             if folder not in self.datasets.lost:
                 self.recent.opened(folder)  # also one whose pictures are not all listed yet
         self.recent.close()
+        self.queue.close()
         self.models.close()
         self.runs.close()
         self.datasets.stop()

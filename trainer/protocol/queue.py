@@ -1,0 +1,452 @@
+"""The queue: a folder of jobs and runs that a worker does one after the other, which anybody may read and edit.
+
+    queue/
+      queue.json                 the order, and whether the queue is held; replaced atomically
+      entries/ID.json            what is to be done and how it stands; replaced atomically
+      entries/ID.lock            held by the engine that does it, for as long as it lives
+      entries/ID.log             what that engine printed
+      lock  worker.lock  worker.log
+
+Every edit reads and writes under `lock`, so that several programs may edit at once. Entries that `queue.json` does not
+name stand at the end by the time they were added: putting one in touches no other file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import re
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeVar, get_args
+
+from trainer.errors import RunError
+from trainer.protocol import atomic, locks, places
+
+State = Literal["waiting", "running", "paused", "interrupted", "done", "stopped", "failed"]
+"""A paused or interrupted entry keeps its place; "interrupted" is one whose engine died without a word."""
+Wish = Literal["pause", "stop"]
+
+VERSION = 1
+ENDED: tuple[State, ...] = ("done", "stopped", "failed")
+
+_NAME = re.compile(r"[0-9a-f]{8}")
+_PATIENCE = 10.0
+_ASKED = 1.0  # whoever asks whether a lock is held has it for microseconds
+_Kind = TypeVar("_Kind")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One thing to be done: a job to be trained, or a run to be gone on with."""
+
+    id: str
+    job: Path | None
+    """The job file, read when its turn comes; None where a run is gone on with."""
+    run: Path | None
+    """The run's folder, as soon as there is one."""
+    state: State = "waiting"
+    lane: str | None = None
+    """The device it was given: "cuda:0", "cpu"; None before it began."""
+    after: float | None = None
+    """Unix time in seconds that it waits for."""
+    added: float = 0.0
+    """Unix time in seconds."""
+    problem: str = ""
+    """Why it failed or broke off, in words."""
+    steps: int | None = None
+    """How many steps the run shall have in all; None: as many as it has."""
+    hold: bool = False
+    """Whether the queue is to be held when this fails."""
+    wish: Wish | None = None
+    """What was asked of it and has not happened yet."""
+    pid: int | None = None
+    """The engine's process, for information: that it lives the lock tells."""
+
+    @property
+    def name(self) -> str:
+        """What people know it by: the run's name, else that of the job's folder, or of its file."""
+        if self.run is not None:
+            return self.run.name
+        assert self.job is not None
+        return self.job.parent.name if self.job.name == "job.toml" else self.job.stem
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has left the queue and is listed for information."""
+        return self.state in ENDED
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A file of the queue that cannot be used; `id` is the entry's, empty for queue.json."""
+
+    id: str
+    sentence: str
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The queue at one moment."""
+
+    entries: tuple[Entry, ...] = ()
+    """In order, ended ones too."""
+    faults: tuple[Fault, ...] = ()
+    held: bool = False
+    """Whether nothing is begun until `go_on`."""
+    reason: str = ""
+    """Why it is held, in words; empty when somebody asked for it."""
+    hold_on_failure: bool = False
+    """Whether every failure holds the queue."""
+
+    def find(self, name: str) -> Entry | None:
+        """Return the entry with this id."""
+        return next((entry for entry in self.entries if entry.id == name), None)
+
+
+@dataclass(frozen=True)
+class _Settings:
+    order: tuple[str, ...] = ()
+    held: bool = False
+    reason: str = ""
+    hold_on_failure: bool = False
+
+
+def new_entry(
+    job: Path | None, run: Path | None = None, *, after: float | None = None, steps: int | None = None,
+    hold: bool = False,
+) -> Entry:  # fmt: skip
+    """Return a waiting entry with an id of its own, in no queue yet."""
+    assert (job is None) != (run is None)
+    job, run = job and job.absolute(), run and run.absolute()
+    return Entry(secrets.token_hex(4), job, run, after=after, added=time.time(), steps=steps, hold=hold)
+
+
+class Queue:
+    """The queue in `folder`, by default the user's. Every method may raise RunError when the disk refuses."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self.folder = folder or places.home() / "queue"
+        self.settings = self.folder / "queue.json"
+        self.worker_lock = self.folder / "worker.lock"
+        self.worker_log = self.folder / "worker.log"
+        self._entries = self.folder / "entries"
+
+    # --- reading
+
+    def entries(self) -> list[Entry]:
+        """Return the entries in order; those that cannot be read are left out, `read` tells of them."""
+        return list(self.read().entries)
+
+    def read(self) -> Reading:
+        """Return all there is; needs no lock, for every file is whole at any time."""
+        settings, problem = self._read_settings()
+        faults = [Fault("", problem)] if problem else []
+        found: list[Entry] = []
+        for path in self._files():
+            entry = self._read_entry(path)
+            if isinstance(entry, Fault):
+                faults.append(entry)
+            elif entry is not None:
+                found.append(entry)
+        rank = {name: place for place, name in enumerate(settings.order)}
+        found.sort(key=lambda entry: (rank.get(entry.id, len(rank)), entry.added, entry.id))
+        return Reading(tuple(found), tuple(faults), settings.held, settings.reason, settings.hold_on_failure)
+
+    def get(self, name: str) -> Entry:
+        """Return the entry with this id; raises RunError when there is none, or one that cannot be used."""
+        entry = self._read_entry(self._file(name)) if _NAME.fullmatch(name) else None
+        if entry is None:
+            raise RunError("queue.none", f'There is no entry "{name}" in the queue.', "`queue list` names them.")
+        if isinstance(entry, Fault):
+            raise RunError("queue.entry", entry.sentence, "Update Impasto, or remove the entry from the queue.")
+        return entry
+
+    def log(self, name: str) -> Path:
+        """Return where the output of an entry's engine goes."""
+        return self._entries / f"{name}.log"
+
+    def worker_alive(self) -> bool:
+        """Tell whether a worker is at it."""
+        return locks.is_held(self.worker_lock)
+
+    def engine_alive(self, name: str) -> bool:
+        """Tell whether an engine does this entry."""
+        return locks.is_held(self._engine_lock(name))
+
+    # --- putting in and taking out
+
+    def add(
+        self, job: Path, *, after: float | None = None, hold: bool = False, before: str | None = None
+    ) -> Entry:  # fmt: skip
+        """Put a job at the end, or before another entry."""
+        entry = self.put(new_entry(job, after=after, hold=hold))
+        if before is not None:
+            self.move(entry.id, before)
+        return entry
+
+    def add_resume(self, run: Path, steps: int | None = None) -> Entry:
+        """Ask for a run to be gone on with; one that stands in the queue keeps its place.
+
+        An entry of it that waits or runs is returned as it is.
+        """
+        run = run.absolute()
+        with self.editing():
+            former = next((one for one in self.entries() if one.run == run and one.state != "done"), None)
+            if former is None:
+                return self._write(new_entry(None, run, steps=steps))
+            if former.state in ("waiting", "running"):
+                return former
+            return self._write(_again(former, steps))
+
+    def put(self, entry: Entry) -> Entry:
+        """Put in an entry that `new_entry` made."""
+        with self.editing():
+            return self._write(entry)
+
+    def remove(self, name: str) -> None:
+        """Take an entry out; its run stays on disk. A damaged one can be removed too; one that runs cannot."""
+        with self.editing():
+            if self.engine_alive(name):
+                raise RunError("queue.running", "This is running, so it cannot be removed.", "Stop it first.")
+            for path in (self._file(name), self._engine_lock(name), self.log(name)):
+                path.unlink(missing_ok=True)
+
+    def clear(self) -> None:
+        """Take out all that has ended."""
+        for entry in self.entries():
+            if entry.ended:
+                self.remove(entry.id)
+
+    # --- how it goes on
+
+    def move(self, name: str, before: str | None) -> None:
+        """Put an entry before another, or at the end."""
+        with self.editing():
+            self.get(name)
+            order = [entry.id for entry in self.entries() if entry.id != name]
+            place = order.index(before) if before in order else len(order)
+            order.insert(place, name)
+            self._change_settings(order=tuple(order))
+
+    def pause(self, name: str) -> Entry:
+        """Ask what runs to pause, hold back what waits; it keeps its place."""
+        return self._end(name, "pause", "paused", ("waiting",))
+
+    def stop(self, name: str) -> Entry:
+        """Ask what runs to stop, which also writes its LoRA; what waits or is paused leaves the queue."""
+        return self._end(name, "stop", "stopped", ("waiting", "paused", "interrupted"))
+
+    def resume(self, name: str) -> Entry:
+        """Let an entry wait for its turn again: a run is gone on with, a job without a run begins anew."""
+        return self.change(name, _again)
+
+    def start_after(self, name: str, after: float | None) -> Entry:
+        """Let an entry wait for a moment (Unix time in seconds); None: for its turn only."""
+        return self.change(name, lambda entry: dataclasses.replace(entry, after=after))
+
+    def hold(self, reason: str = "") -> None:
+        """Begin nothing more until `go_on`; what runs is not touched."""
+        with self.editing():
+            self._change_settings(held=True, reason=reason)
+
+    def go_on(self) -> None:
+        """Begin again, and let what was interrupted wait for its turn."""
+        with self.editing():
+            self._change_settings(held=False, reason="")
+            for entry in self.entries():
+                if entry.state == "interrupted":
+                    self._write(_again(entry))
+
+    def set_hold_on_failure(self, hold: bool) -> None:
+        """Hold the queue after each failure, or go on with the next entry."""
+        with self.editing():
+            self._change_settings(hold_on_failure=hold)
+
+    # --- for worker and engine
+
+    @contextlib.contextmanager
+    def editing(self) -> Iterator[None]:
+        """Let nobody else edit for the length of the block, which calls no other method that edits."""
+        try:
+            self._entries.mkdir(parents=True, exist_ok=True)
+            with locks.held(self.folder / "lock", _PATIENCE):
+                yield
+        except locks.LockBusyError as error:
+            raise RunError(
+                "queue.busy",
+                "Another program has been changing the queue for too long.",
+                "Try again; if that does not help, end other windows of Impasto.",
+            ) from error
+        except OSError as error:
+            raise _refused(self.folder, error) from error
+
+    def change(self, name: str, change: Callable[[Entry], Entry]) -> Entry:
+        """Replace an entry by what `change` makes of it."""
+        with self.editing():
+            return self._write(change(self.get(name)))
+
+    @contextlib.contextmanager
+    def engine(self, name: str) -> Iterator[None]:
+        """Hold an entry for an engine's life; raises RunError "queue.taken" when another engine does."""
+        with contextlib.ExitStack() as stack:
+            try:
+                stack.enter_context(locks.held(self._engine_lock(name), _ASKED))
+            except locks.LockBusyError as error:
+                raise RunError(
+                    "queue.taken", "Another process does this already.", "Follow it with `watch`."
+                ) from error
+            except OSError as error:
+                raise _refused(self.folder, error) from error
+            yield
+
+    # --- inside
+
+    def _end(self, name: str, wish: Wish, state: State, at_once: tuple[State, ...]) -> Entry:
+        """Note a wish where the entry runs; where it is in one of the other states, carry it out at once."""
+
+        def end(entry: Entry) -> Entry:
+            if entry.state == "running":
+                return dataclasses.replace(entry, wish=wish)
+            if entry.state in at_once:
+                return dataclasses.replace(entry, state=state, problem="")
+            raise RunError("queue.state", f"This is {entry.state}, so there is nothing to {wish}.", "Nothing to do.")
+
+        return self.change(name, end)
+
+    def _files(self) -> list[Path]:
+        try:
+            return [path for path in self._entries.glob("*.json") if _NAME.fullmatch(path.stem)]
+        except OSError as error:
+            raise _refused(self._entries, error) from error
+
+    def _file(self, name: str) -> Path:
+        return self._entries / f"{name}.json"
+
+    def _engine_lock(self, name: str) -> Path:
+        return self._entries / f"{name}.lock"
+
+    def _write(self, entry: Entry) -> Entry:
+        fields = {key: str(value) if isinstance(value, Path) else value for key, value in vars(entry).items()}
+        del fields["id"]
+        atomic.write_json(self._file(entry.id), {"version": VERSION, **fields})
+        return entry
+
+    def _read_entry(self, path: Path) -> Entry | Fault | None:
+        """Return an entry, what is wrong with it, or None when it has just been taken out."""
+        try:
+            fields = _versioned(json.loads(atomic.read_text(path)))
+            return _entry(path.stem, fields)
+        except FileNotFoundError:
+            return None
+        except _NewerError:
+            return Fault(path.stem, f"The queue's entry {path} was written by a newer version of Impasto.")
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            return Fault(path.stem, f"The queue's entry {path} is damaged: {error}.")
+
+    def _read_settings(self) -> tuple[_Settings, str]:
+        """Return the order and what holds the queue, and in words what is wrong with the file."""
+        try:
+            fields = _versioned(json.loads(atomic.read_text(self.settings)))
+            order = _typed(fields, "order", list)
+            if not all(isinstance(name, str) for name in order):
+                raise TypeError("its order is no list of entries")
+            held, always = _typed(fields, "held", bool), _typed(fields, "hold_on_failure", bool)
+            return _Settings(tuple(order), held, _typed(fields, "reason", str), always), ""
+        except FileNotFoundError:
+            return _Settings(), ""
+        except _NewerError:
+            problem = "was written by a newer version of Impasto, so nothing is begun by this one"
+            return _Settings(held=True, reason="Update Impasto to go on with the queue."), f"{self.settings} {problem}."
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            problem = f"is damaged ({error}), so the entries stand in the order in which they were added"
+            return _Settings(), f"{self.settings} {problem}."
+
+    def _change_settings(self, **changes: object) -> None:
+        """Replace some of queue.json; one of a newer version stays as it is."""
+        settings, problem = self._read_settings()
+        if problem and settings.held:
+            raise RunError("queue.newer", problem, "Update Impasto.")
+        changed = dataclasses.asdict(settings) | changes
+        atomic.write_json(self.settings, {"version": VERSION, **changed})
+
+
+class _NewerError(Exception):
+    """A file of a later version."""
+
+
+def _again(entry: Entry, steps: int | None = None) -> Entry:
+    """The entry waiting for its turn; raises RunError when it runs or is done."""
+    if entry.state in ("running", "done"):
+        raise RunError(
+            "queue.state",
+            f"This is {entry.state}, so it cannot be gone on with.",
+            "Resume its run with more steps to train it longer." if entry.state == "done" else "Nothing to do.",
+        )
+    return dataclasses.replace(
+        entry,
+        state="waiting",
+        after=None,
+        problem="",
+        wish=None,
+        pid=None,
+        steps=entry.steps if steps is None else steps,
+    )
+
+
+def _versioned(fields: object) -> Mapping[str, object]:
+    if not isinstance(fields, dict):
+        raise TypeError("it is no JSON object")
+    if _typed(fields, "version", int) > VERSION:
+        raise _NewerError
+    return fields
+
+
+def _entry(name: str, fields: Mapping[str, object]) -> Entry:
+    state, wish = _typed(fields, "state", str), _optional(fields, "wish", str)
+    if state not in get_args(State) or wish not in (None, *get_args(Wish)):
+        raise ValueError(f'nothing is known of the state "{state}" with the wish "{wish}"')
+    job, run = _optional(fields, "job", str), _optional(fields, "run", str)
+    if job is None and run is None:
+        raise ValueError("it names neither a job nor a run")
+    return Entry(
+        id=name,
+        job=None if job is None else Path(job),
+        run=None if run is None else Path(run),
+        state=state,  # type: ignore[arg-type]
+        lane=_optional(fields, "lane", str),
+        after=_optional(fields, "after", float),
+        added=_typed(fields, "added", float),
+        problem=_typed(fields, "problem", str),
+        steps=_optional(fields, "steps", int),
+        hold=_typed(fields, "hold", bool),
+        wish=wish,  # type: ignore[arg-type]
+        pid=_optional(fields, "pid", int),
+    )
+
+
+def _typed(fields: Mapping[str, object], key: str, kind: type[_Kind]) -> _Kind:
+    value = fields[key]
+    if kind is float and type(value) is int:
+        value = float(value)
+    if type(value) is not kind:
+        raise TypeError(f"{key} is {value!r}")
+    return value
+
+
+def _optional(fields: Mapping[str, object], key: str, kind: type[_Kind]) -> _Kind | None:
+    return None if fields.get(key) is None else _typed(fields, key, kind)
+
+
+def _refused(folder: Path, error: OSError) -> RunError:
+    full = places.is_disk_full(error)
+    reason = "the disk is full" if full else error.strerror or str(error)
+    return RunError(
+        "queue.unwritable",
+        f"The queue in {folder} cannot be used: {reason}.",
+        "Make room on that disk." if full else "Make that folder writable, or name another in IMPASTO_HOME.",
+    )
