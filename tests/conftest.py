@@ -23,6 +23,7 @@ os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"  # sums in o
 os.environ["TOKENIZERS_PARALLELISM"] = "false"  # its thread pool warns when a test starts a process
 os.environ["PYTHONPATH"] = str(ROOT)  # `python -m trainer` works from any folder, installed or not
 os.environ["QT_QPA_PLATFORM"] = "offscreen"  # no window on anybody's screen, and none needed
+os.environ["IMPASTO_LOOK_IN"] = ""  # models are looked for only where a test says
 if sys.platform == "win32":
     import torch  # noqa: F401 - after Qt, which pytest-qt loads next, it would meet Qt's older C++ runtime and fail
 

@@ -8,6 +8,10 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from trainer.files.architecture import Family
+
+UNET = "model.diffusion_model."
+
 
 def header_of(shapes: Mapping[str, tuple[int, ...]], metadata: Mapping[str, str] | None = None) -> dict[str, Any]:
     """Return the header of a file of fp16 tensors of these shapes, one after the other."""
@@ -32,3 +36,29 @@ def write_raw(path: Path, header: Any, payload: int | None = None) -> Path:
 def write_shapes(path: Path, shapes: Mapping[str, tuple[int, ...]], metadata: Mapping[str, str] | None = None) -> Path:
     """Write a whole, valid file of fp16 zeros in these shapes."""
     return write_raw(path, header_of(shapes, metadata))
+
+
+def base_shapes(family: Family) -> dict[str, tuple[int, ...]]:
+    """The tensors by which a base shows itself, with their deciding lengths true and the others 1."""
+    width = {"sd15": 768, "sdxl": 2048}[family]
+    blocks = {
+        "sd15": [(f"input_blocks.{i}", 1) for i in (1, 2, 4, 5, 7, 8)]
+        + [("middle_block", 1)]
+        + [(f"output_blocks.{i}", 1) for i in range(3, 12)],
+        "sdxl": [("input_blocks.4", 2), ("input_blocks.5", 2), ("input_blocks.7", 10), ("input_blocks.8", 10)]
+        + [("middle_block", 10)]
+        + [(f"output_blocks.{i}", 10) for i in range(3)],
+    }[family]
+    shapes: dict[str, tuple[int, ...]] = {
+        f"{UNET}input_blocks.0.0.weight": (1, 4, 1, 1),
+        "first_stage_model.encoder.conv_in.weight": (1,),
+    }
+    for block, depth in blocks:
+        for layer in range(depth):
+            shapes[f"{UNET}{block}.1.transformer_blocks.{layer}.attn2.to_k.weight"] = (1, width)
+    if family == "sd15":
+        shapes["cond_stage_model.transformer.text_model.embeddings.token_embedding.weight"] = (1, 1)
+    else:
+        shapes["conditioner.embedders.0.transformer.text_model.embeddings.token_embedding.weight"] = (1, 1)
+        shapes["conditioner.embedders.1.model.ln_final.bias"] = (1,)
+    return shapes

@@ -12,37 +12,13 @@ from typing import Any
 
 import pytest
 
-from tests.support.raw import write_shapes
+from tests.support.raw import UNET, base_shapes, write_shapes
 from trainer.errors import BaseModelError, LoraFileError
 from trainer.files.architecture import Family
 from trainer.files.assets import asset_path
 from trainer.files.identify import identify_base, identify_lora, identify_vae
 
-UNET = "model.diffusion_model."
 Shapes = dict[str, tuple[int, ...]]
-
-
-def base_shapes(family: Family) -> Shapes:
-    """The tensors by which a base shows itself, with their deciding lengths true and the others 1."""
-    width = {"sd15": 768, "sdxl": 2048}[family]
-    blocks = {
-        "sd15": [(f"input_blocks.{i}", 1) for i in (1, 2, 4, 5, 7, 8)]
-        + [("middle_block", 1)]
-        + [(f"output_blocks.{i}", 1) for i in range(3, 12)],
-        "sdxl": [("input_blocks.4", 2), ("input_blocks.5", 2), ("input_blocks.7", 10), ("input_blocks.8", 10)]
-        + [("middle_block", 10)]
-        + [(f"output_blocks.{i}", 10) for i in range(3)],
-    }[family]
-    shapes: Shapes = {f"{UNET}input_blocks.0.0.weight": (1, 4, 1, 1), "first_stage_model.encoder.conv_in.weight": (1,)}
-    for block, depth in blocks:
-        for layer in range(depth):
-            shapes[f"{UNET}{block}.1.transformer_blocks.{layer}.attn2.to_k.weight"] = (1, width)
-    if family == "sd15":
-        shapes["cond_stage_model.transformer.text_model.embeddings.token_embedding.weight"] = (1, 1)
-    else:
-        shapes["conditioner.embedders.0.transformer.text_model.embeddings.token_embedding.weight"] = (1, 1)
-        shapes["conditioner.embedders.1.model.ln_final.bias"] = (1,)
-    return shapes
 
 
 def without(shapes: Shapes, text: str) -> Shapes:

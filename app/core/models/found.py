@@ -9,6 +9,7 @@ from typing import Literal
 Family = Literal["sd15", "sdxl"]
 Tool = Literal[
     "ComfyUI",
+    "Fooocus",
     "A1111/Forge",
     "InvokeAI",
     "SwarmUI",
@@ -17,16 +18,16 @@ Tool = Literal[
     "OneTrainer",
     "Hugging Face",
     "Impasto",
-    "your folders",
+    "",
 ]
-"""Whose folder a model lies in."""
+"""Whose folder a model lies in; "" for a folder that the user named."""
 
 
 @dataclass(frozen=True, slots=True)
 class Told:
     """What a base's header or configs tell; `problem` says in words why it is none that can be trained on, else ""."""
 
-    family: Family | None
+    family: Family | None = None
     velocity: bool | None = None
     """Whether it predicts the velocity (v) instead of the noise; None: nothing decides it."""
     problem: str = ""
@@ -41,13 +42,13 @@ class Found:
     tool: Tool
     bytes: int
     told: Told
-    hub: str = ""
-    """Its Hugging Face id where it lies in that cache."""
+    name: str
+    """What people call it: the file's stem, the folder's name, or the Hub id."""
 
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """A folder where a tool looks for LoRAs."""
+    """A folder that a tool loads LoRAs from. `kind` is the tool's name, "" for a folder that the user chose."""
 
     kind: Tool
     folder: Path

@@ -2,32 +2,152 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
 from app.core.events import Event
 from app.core.models.found import Destination, Found
-from app.core.tasks import Post, Tasks
+from app.core.models.ground import this_pc
+from app.core.models.kept import Kept
+from app.core.models.search import Search
+from app.core.models.tools import Installation
+from app.core.models.verdict import Verdict, judge
+from app.core.tasks import Post, Tasks, raise_again
 
 
 class Models:
-    """Belongs to the thread that makes it; the disks are read on threads of its own."""
+    """Belongs to the thread that makes it; the disks are read on threads of its own, and nothing on them is changed."""
 
     def __init__(self, post: Post) -> None:
         self.bases: tuple[Found, ...] = ()
-        """What was found, those that can be trained on first."""
-        self.recent: tuple[str, ...] = ()
-        """The texts for `base.model` that were used last, newest first."""
+        """What was found where the user wants it: those that can be trained on first, by name."""
+        self.installations: tuple[Installation, ...] = ()
+        """The tools that were found, and folders that the user named."""
+        self.looking = False
+        """Whether a search runs."""
         self.changed: Event[None] = Event()
-        """Any of these is another now, or the search began or ended."""
+        """Any of these, or of the choices, is another now."""
+        self._kept = Kept()
+        self._post = post
         self._tasks = Tasks(post)
+        self._stop = threading.Event()
+        self._looked = False
+        self._all: tuple[Found, ...] = ()
 
-    def destinations(self) -> list[Destination]:
-        """Return the LoRA folders of the tools on this PC, as far as they are known now."""
-        return []
+    @property
+    def notice(self) -> str:
+        """What was wrong with the file of choices, in a sentence."""
+        return self._kept.notice
+
+    @property
+    def recent(self) -> tuple[str, ...]:
+        """The texts for `base.model` that were used last, newest first."""
+        return self._kept.choices.recent
+
+    @property
+    def folders(self) -> tuple[Path, ...]:
+        """The folders that the user named."""
+        return tuple(map(Path, self._kept.choices.folders))
+
+    def look(self, *, again: bool = False) -> None:
+        """Search this PC, once in a sitting; `again` searches anew. `changed` tells of each find and of the end."""
+        if self.looking or (self._looked and not again):
+            return
+        self.looking = self._looked = True
+        self._stop = stop = threading.Event()
+        folders = self.folders
+
+        def share(tools: tuple[Installation, ...], found: tuple[Found, ...]) -> None:
+            self._post(lambda: self._take(tools, found, stop))
+
+        def search() -> None:
+            Search(this_pc(), folders, stop.is_set, share).run()
+
+        self._tasks.run(search, lambda _: self._end(stop), raise_again)
+        self.changed.emit(None)
+
+    def stop_looking(self) -> None:
+        """End the search; what it found so far stays."""
+        if self.looking:
+            self._end(self._stop)
+            self._looked = False
+
+    def judge(self, text: str, done: Callable[[Verdict], None]) -> None:
+        """Find out what a text for `base.model` means, and call `done` with it."""
+        found = self._all
+        self._tasks.run(lambda: judge(text, found), done, raise_again)
 
     def used(self, text: str) -> None:
         """Remember that a base was used."""
-        self.recent = (text, *(one for one in self.recent if one != text))
-        self.changed.emit(None)
+        if text and self._kept.put_first("recent", text):
+            self.changed.emit(None)
+
+    def add_folder(self, folder: Path) -> None:
+        """Search this folder too, now and from now on."""
+        self._kept.remove("passed_over", str(folder))
+        if self._kept.put_first("folders", str(folder)):
+            self._search_again()
+
+    def remove_folder(self, folder: Path) -> None:
+        """Do not search a folder any more that the user had named."""
+        if self._kept.remove("folders", str(folder)):
+            self._search_again()
+
+    def wants(self, installation: Installation) -> bool:
+        """Tell whether the models of a tool are offered."""
+        return str(installation.folder) not in self._kept.choices.passed_over
+
+    def want(self, installation: Installation, wanted: bool) -> None:
+        """Offer the models of a tool, or not."""
+        change = self._kept.remove if wanted else self._kept.put_first
+        if change("passed_over", str(installation.folder)):
+            self._sort()
+
+    def destinations(self) -> list[Destination]:
+        """Return the folders that LoRAs can be copied to, the user's own first; the first call begins the search.
+
+        `changed` tells when there may be more.
+        """
+        self.look()
+        own = [Destination("", Path(folder)) for folder in self._kept.choices.loras]
+        others = [Destination(one.tool, one.loras[0]) for one in self.installations if one.loras and self.wants(one)]
+        return own + [one for one in others if one.folder not in {mine.folder for mine in own}]
+
+    def add_destination(self, folder: Path) -> None:
+        """Remember a folder that the user chose for LoRAs."""
+        if self._kept.put_first("loras", str(folder)):
+            self.changed.emit(None)
 
     def close(self) -> None:
         """End the search."""
+        self._stop.set()
         self._tasks.close()
+
+    def _search_again(self) -> None:
+        self.stop_looking()
+        self.look(again=True)
+
+    def _take(self, tools: tuple[Installation, ...], found: tuple[Found, ...], stop: threading.Event) -> None:
+        if stop is self._stop and not stop.is_set():
+            self.installations, self._all = tools, found
+            self._sort()
+
+    def _end(self, stop: threading.Event) -> None:
+        stop.set()
+        if stop is self._stop and self.looking:
+            self.looking = False
+            self.changed.emit(None)
+
+    def _sort(self) -> None:
+        unwanted = [one.folder for one in self.installations if not self.wants(one)]
+        self.bases = tuple(sorted(_outside(self._all, unwanted), key=_order))
+        self.changed.emit(None)
+
+
+def _outside(found: Iterable[Found], folders: list[Path]) -> list[Found]:
+    return [one for one in found if not any(folder in one.path.parents for folder in folders)]
+
+
+def _order(found: Found) -> tuple[bool, str, str]:
+    return bool(found.told.problem), found.name.casefold(), str(found.path)

@@ -1,0 +1,76 @@
+"""Remembers the bases that were used last, and the folders of models that the user named: models.json of `home`."""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+
+from app.core.settings.aside import set_aside
+from trainer.protocol import atomic, places
+
+_MOST = 40
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """What the user chose; texts, newest first."""
+
+    recent: tuple[str, ...] = ()
+    """Texts of `base.model`."""
+    folders: tuple[str, ...] = ()
+    """Folders of models, or of tools, that are searched too."""
+    loras: tuple[str, ...] = ()
+    """Folders that the user exported LoRAs to."""
+    passed_over: tuple[str, ...] = ()
+    """Folders of tools whose models are not wanted."""
+
+
+class Kept:
+    """The choices in force; each change is on disk at once."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        self.notice = ""
+        """What was wrong with the file, in a sentence."""
+        self._path = path or places.home() / "models.json"
+        self.choices = self._read()
+
+    def put_first(self, what: str, text: str) -> bool:
+        """Put a text first in one of the lists; returns whether that changes anything."""
+        others = tuple(one for one in getattr(self.choices, what) if one != text)
+        return self._keep(replace(self.choices, **{what: (text, *others)[:_MOST]}))
+
+    def remove(self, what: str, text: str) -> bool:
+        """Take a text out of one of the lists; returns whether it was in it."""
+        return self._keep(replace(self.choices, **{what: tuple(o for o in getattr(self.choices, what) if o != text)}))
+
+    def _keep(self, choices: Choices) -> bool:
+        if choices == self.choices:
+            return False
+        self.choices = choices
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            # ASCII, since names on Linux need not be text.
+            atomic.write_text(self._path, json.dumps(asdict(choices), indent=1) + "\n", durable=False)
+        except OSError as error:  # no work hangs on it
+            _log.info("the models in use were not kept: %s", error)
+        return True
+
+    def _read(self) -> Choices:
+        try:
+            kept = json.loads(atomic.read_text(self._path))
+            return Choices(**{field.name: _texts(kept.get(field.name, [])) for field in fields(Choices)})
+        except FileNotFoundError:
+            return Choices()
+        except (OSError, ValueError, TypeError, AttributeError) as error:
+            fault = f"{type(error).__name__}: {error}"
+            self.notice = set_aside(self._path, f"could not be read ({fault}), so no base is remembered")
+            return Choices()
+
+
+def _texts(value: object) -> tuple[str, ...]:
+    if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
+        raise TypeError("not a list of texts")
+    return tuple(dict.fromkeys(value))[:_MOST]

@@ -1,0 +1,202 @@
+"""Knows the other tools by their folders: which tool one is, and where it keeps bases and LoRAs.
+
+A tool's own settings say where it keeps them elsewhere; each is read as a text, never run, and one that cannot be read
+counts as absent. Layouts of ComfyUI 0.3, A1111 1.10, Forge, SD.Next, Fooocus, InvokeAI 3 to 6, SwarmUI, Stability
+Matrix 2, kohya_ss 25 and OneTrainer, as their sources had them in 2026.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from app.core.models.found import Tool
+from app.core.models.indented import Table, read_table
+from app.core.models.launcher import options_of
+from trainer.protocol import atomic
+
+_LARGEST = 1 << 20
+_COMFY_YAML = ("extra_model_paths.yaml", "extra_models_config.yaml")
+_LAUNCHERS = ("webui-user.bat", "webui-user.sh")
+_MOST_PRESETS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Installation:
+    """One tool on this PC."""
+
+    tool: Tool
+    folder: Path
+    bases: tuple[Path, ...] = ()
+    """Folders to look for bases in, and bases that its settings name; all there."""
+    loras: tuple[Path, ...] = ()
+    """Folders that it loads LoRAs from, all there; new ones belong in the first."""
+    within: tuple[Path, ...] = ()
+    """Folders in which it installs other tools."""
+
+
+def recognise(folder: Path) -> Installation | None:
+    """Tell which tool a folder belongs to; None where it is none of them. Raises OSError when it cannot be listed."""
+    with os.scandir(atomic.long_path(folder)) as entries:
+        names = frozenset(entry.name for entry in entries)
+    for read in (_stability_matrix, _swarm, _invoke, _comfy, _webui, _one_trainer, _kohya):
+        found = read(folder, names)
+        if found:
+            return found
+    return None
+
+
+def library_of_stability_matrix(settings: Path) -> Path | None:
+    """Return the library that its library.json names."""
+    try:
+        named = json.loads(_text(settings / "library.json")).get("LibraryPath")
+    except (ValueError, AttributeError):
+        return None
+    return Path(named) if isinstance(named, str) and named else None
+
+
+def _stability_matrix(folder: Path, names: frozenset[str]) -> Installation | None:
+    """Its library: folders shared by all packages, which it links into them or names in their settings."""
+    models = folder / "Models"
+    if not {"Models", "Packages"} <= names or not (models / "StableDiffusion").is_dir():
+        return None
+    bases, loras = [models / "StableDiffusion", models / "Diffusers"], [models / "Lora", models / "LyCORIS"]
+    return _made("Stability Matrix", folder, bases, loras, [folder / "Packages"])
+
+
+def _swarm(folder: Path, names: frozenset[str]) -> Installation | None:
+    if "Data" not in names or not (folder / "Data" / "Settings.fds").is_file():
+        return None
+    told = _table(read_table(_text(folder / "Data" / "Settings.fds")).get("Paths"))
+    roots = [_within(folder, root) for root in _list(told, "ModelRoot", "Models")]
+    bases = [_within(root, name) for root in roots for name in _list(told, "SDModelFolder", "Stable-Diffusion")]
+    loras = [_within(root, name) for root in roots for name in _list(told, "SDLoraFolder", "Lora")]
+    return _made("SwarmUI", folder, bases, loras, [folder / "dlbackend", folder / "dlbackend" / "comfy"])
+
+
+def _invoke(folder: Path, names: frozenset[str]) -> Installation | None:
+    """InvokeAI 3 to 5 sort models by family and kind, 6 keeps all in one folder; only 3 takes new ones by itself."""
+    if "invokeai.yaml" not in names:
+        return None
+    told = read_table(_text(folder / "invokeai.yaml"))
+    older = _table(_table(told.get("InvokeAI")).get("Paths"))
+    named = told.get("models_dir") or older.get("models_dir")
+    models = _within(folder, named if isinstance(named, str) else "models")
+    sorted_ones = [path for path in (models / "sd-1" / "main", models / "sdxl" / "main") if path.is_dir()]
+    return _made("InvokeAI", folder, sorted_ones or [models], [folder / "autoimport" / "lora"])
+
+
+def _comfy(folder: Path, names: frozenset[str]) -> Installation | None:
+    """ComfyUI: a checkout, the portable one, or a data folder of the desktop app; Fooocus has the same folders."""
+    configs = [name for name in _COMFY_YAML if name in names]
+    models = folder / "models"
+    if not configs and not (models / "checkpoints").is_dir():
+        return None
+    told = [_comfy_paths(folder / name) for name in configs]
+    bases = [path for one in told for kind in ("checkpoints", "diffusers") for path in one.get(kind, ())]
+    loras = [path for one in told for path in one.get("loras", ())]
+    tool: Tool = "Fooocus" if "fooocus_version.py" in names else "ComfyUI"
+    return _made(tool, folder, [models / "checkpoints", models / "diffusers", *bases], [models / "loras", *loras], [])
+
+
+def _comfy_paths(config: Path) -> dict[str, list[Path]]:
+    """Return the folders that ComfyUI adds by kind; they count from the section's base_path, else from the file."""
+    found: dict[str, list[Path]] = {}
+    for section in map(_table, read_table(_text(config)).values()):
+        base = section.get("base_path")
+        root = _within(config.parent, base) if isinstance(base, str) and base else config.parent
+        for kind, value in section.items():
+            if kind != "base_path" and isinstance(value, str):
+                found.setdefault(kind, []).extend(_within(root, line) for line in value.split("\n") if line)
+    return found
+
+
+def _webui(folder: Path, names: frozenset[str]) -> Installation | None:
+    """A1111, Forge, SD.Next: the usual folders, and those that the launcher's options name."""
+    if not (folder / "models" / "Stable-diffusion").is_dir() and not (set(_LAUNCHERS) & names and "modules" in names):
+        return None
+    told = [option for name in _LAUNCHERS if name in names for option in options_of(_text(folder / name))]
+    models = [folder / "models"]
+    models += [_within(folder, value) for option, value in told if option == "models-dir"]
+    homes = [_within(folder, value) for option, value in told if option in ("data-dir", "forge-ref-a1111-home")]
+    models += [home / "models" for home in homes]
+    bases = [_within(folder, value) for option, value in told if option in ("ckpt-dir", "ckpt-dirs")]
+    loras = [_within(folder, value) for option, value in told if option in ("lora-dir", "lora-dirs")]
+    bases += [place / "Stable-diffusion" for place in models] + [place / "Diffusers" for place in models]
+    return _made("A1111/Forge", folder, bases, [*loras, *(place / "Lora" for place in models)])
+
+
+def _one_trainer(folder: Path, names: frozenset[str]) -> Installation | None:
+    """OneTrainer keeps no bases of its own: its presets, the last settings among them, name those that were used."""
+    if not {"training_presets", "modules"} <= names:
+        return None
+    presets = sorted((folder / "training_presets").glob("*.json"))[:_MOST_PRESETS]
+    named = [path for preset in presets if (path := _base_of_preset(preset))]
+    return _made("OneTrainer", folder, [folder / "models", *named], [])
+
+
+def _base_of_preset(preset: Path) -> Path | None:
+    try:
+        named = json.loads(_text(preset)).get("base_model_name")
+    except (ValueError, AttributeError, RecursionError):
+        return None
+    return Path(named) if isinstance(named, str) and Path(named).is_absolute() else None  # else an id of the Hub
+
+
+def _kohya(folder: Path, names: frozenset[str]) -> Installation | None:
+    """kohya_ss, and sd-scripts alone."""
+    if not names & {"kohya_gui.py", "kohya_gui"} and not {"train_network.py", "sdxl_train_network.py"} <= names:
+        return None
+    try:
+        model = tomllib.loads(_text(folder / "config.toml")).get("model")
+    except tomllib.TOMLDecodeError:
+        model = None
+    named = model.get("models_dir") if isinstance(model, dict) else None
+    return _made("kohya_ss", folder, [_within(folder, named if isinstance(named, str) else "models")], [])
+
+
+def _made(
+    tool: Tool, folder: Path, bases: Iterable[Path], loras: Iterable[Path], within: Iterable[Path] = ()
+) -> Installation:
+    return Installation(tool, folder, _there(bases), tuple(filter(Path.is_dir, _there(loras))), _there(within))
+
+
+def _there(paths: Iterable[Path]) -> tuple[Path, ...]:
+    """Keep what is there, once each."""
+    # normpath, not resolve: a folder that the user links to stays where the user sees it.
+    unique = {os.path.normcase(os.path.normpath(path)): Path(os.path.normpath(path)) for path in paths}
+    return tuple(path for path in unique.values() if _exists(path))
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return atomic.long_path(path).exists()
+    except (OSError, ValueError):  # no right to look, or a name that no file can have
+        return False
+
+
+def _within(root: Path, written: str) -> Path:
+    return root / os.path.expandvars(os.path.expanduser(written.strip()))  # noqa: PTH111 - as the tools themselves do
+
+
+def _list(told: Table, key: str, default: str) -> list[str]:
+    """Return what SwarmUI separates by semicolons."""
+    value = told.get(key)
+    return [one for one in (value if isinstance(value, str) and value else default).split(";") if one.strip()]
+
+
+def _table(value: object) -> Table:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _text(path: Path) -> str:
+    """Return the beginning of a settings file; nothing where it cannot be read."""
+    try:
+        with atomic.long_path(path).open(encoding="utf-8-sig", errors="replace") as file:
+            return file.read(_LARGEST)
+    except OSError:
+        return ""
