@@ -22,6 +22,8 @@ class Described:
     default: Any
     required: bool
     doc: str
+    annotation: Any = None
+    """The type that the schema gives it."""
 
 
 def fields(section: type[Section], prefix: str = "") -> Iterator[Described]:
@@ -34,10 +36,14 @@ def fields(section: type[Section], prefix: str = "") -> Iterator[Described]:
         key = prefix + (field.alias or name)
         default = None if field.default is PydanticUndefined else field.default
         doc = field.description or ""
-        yield Described(key, values_text(field.annotation, field), default, field.is_required(), doc)
+        words = values_text(field.annotation, field)
+        yield Described(key, words, default, field.is_required(), doc, field.annotation)
         kinds = sections_in(field.annotation)
         if len(kinds) > 1:
-            yield Described(f"{key}.name", _quoted(choices(field.annotation)), getattr(default, "name", ""), False, doc)
+            names = choices(field.annotation)
+            yield Described(
+                f"{key}.name", _quoted(names), getattr(default, "name", ""), False, doc, Literal[tuple(names)]
+            )
             for kind in kinds:
                 inside = fields(kind, f"{key}[{kind_name(kind)}].")
                 yield from (each for each in inside if not each.key.endswith("].name"))

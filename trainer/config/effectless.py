@@ -22,11 +22,19 @@ def effectless(job: Job, family: Family) -> list[tuple[str, str]]:
 
     Ask it of the job as written: only values that differ from the default count, and resolving fills in many.
     """
-    candidates = (*_recipe_without_effect(job, family), *_text_encoders_without_effect(job, family), *_rest(job))
-    found = [
-        (key, reason) for key, section, without_effect, reason in candidates if without_effect and _is_set(section, key)
-    ]
-    return [*found, *_prodigy_at_a_small_rate(job.recipe)]
+    found = [(key, reason) for key, section, off, reason in _candidates(job, family) if off and _is_set(section, key)]
+    return [*found, *prodigy_at_a_small_rate(job.recipe)]
+
+
+def without_effect(job: Job, family: Family) -> list[tuple[str, str]]:
+    """Every key that changes nothing in this job's combination, stated or not, as (key, reason); for forms."""
+    return [(key, reason) for key, _, off, reason in _candidates(job, family) if off]
+
+
+def _candidates(job: Job, family: Family) -> Iterator[_Candidate]:
+    yield from _recipe_without_effect(job, family)
+    yield from _text_encoders_without_effect(job, family)
+    yield from _rest(job)
 
 
 def _is_set(section: Section, key: str) -> bool:
@@ -80,7 +88,7 @@ def _rest(job: Job) -> Iterator[_Candidate]:
     yield "base.revision", job.base, local, "only bases from Hugging Face have revisions"
 
 
-def _prodigy_at_a_small_rate(recipe: RecipeConfig) -> Iterator[tuple[str, str]]:
+def prodigy_at_a_small_rate(recipe: RecipeConfig) -> Iterator[tuple[str, str]]:
     """The one default that another choice makes useless: AdamW's learning rate under Prodigy."""
     if not isinstance(recipe.optimizer, ProdigyConfig):
         return

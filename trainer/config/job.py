@@ -28,6 +28,8 @@ class Job(Section):
         examples=["my-style"],
     )
     """The name of the LoRA and of its run."""
+    preset: str | None = Field(default=None, pattern=r"^(sd15|sdxl)/.{1,80}$", examples=["sdxl/character"])
+    """The preset that the recipe was taken from; a note, which changes nothing."""
     base: BaseConfig
     """The model that is adapted."""
     dataset: DatasetConfig

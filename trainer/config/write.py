@@ -107,10 +107,10 @@ def new_job_text(
         {
             "schema": SCHEMA,
             "name": name,
-            "base": {"model": _near(Path(base), folder) if is_base_path(base, Path.cwd()) else base},
-            "dataset": {"folders": [{"path": _near(pictures, folder)} | ({"trigger": trigger} if trigger else {})]},
+            "base": {"model": near_path(Path(base), folder) if is_base_path(base, Path.cwd()) else base},
+            "dataset": {"folders": [{"path": near_path(pictures, folder)} | ({"trigger": trigger} if trigger else {})]},
             "recipe": stated,
-            "report": {"previews": {"prompts": [{"prompt": prompt} for prompt in _first_prompts(trigger)]}},
+            "report": {"previews": {"prompts": [{"prompt": prompt} for prompt in first_prompts(trigger)]}},
         }
     )
     lines = [
@@ -149,13 +149,13 @@ def _preset_recipe(recipe: RecipeConfig, count: int | None) -> dict[str, Any]:
     return stated
 
 
-def _first_prompts(trigger: str | None) -> list[str]:
+def first_prompts(trigger: str | None) -> list[str]:
     """What training should change, in and out of the dataset, and what it should leave alone."""
     plain = "a house by a lake"
     return [trigger, f"{trigger}, {plain}", plain] if trigger else ["a portrait of a woman", plain]
 
 
-def _near(path: Path, folder: Path) -> str:
+def near_path(path: Path, folder: Path) -> str:
     """The path as a job in ``folder`` writes it, with slashes: relative if it lies beside or below, else absolute."""
     absolute, home = path.expanduser().absolute(), folder.absolute()
     if not absolute.is_relative_to(home.parent):

@@ -1,0 +1,80 @@
+"""What is wrong with a job as it stands, what in it changes nothing, and what somebody should think over."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from app.core.jobs.values import Values, drop
+from trainer.config.base import Family
+from trainer.config.doubtful import doubtful
+from trainer.config.effectless import prodigy_at_a_small_rate, without_effect
+from trainer.config.job import SCHEMA, Job
+from trainer.config.paths import make_absolute
+from trainer.config.problems import problems
+
+_ANY: Values = {"schema": SCHEMA, "name": "job", "base": {"model": "a/base"}, "dataset": {"folders": [{"path": "."}]}}
+_MOST_ROUNDS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a look at a job's values found."""
+
+    job: Job | None = None
+    """The job with absolute paths; None while something is wrong with it."""
+    problems: tuple[tuple[str, str], ...] = ()
+    """Each fault as key and reason."""
+    effectless: dict[str, str] = field(default_factory=dict)
+    """Keys that change nothing in this combination, stated or not, with the reason."""
+    doubts: dict[str, str] = field(default_factory=dict)
+    """Keys that work and that hardly anybody wants so."""
+
+
+def judge(values: Values, folder: Path, family: Family | None, *, zero_terminal_snr: bool = False) -> Verdict:
+    """Check values as the job file in `folder` holds them; `family` is that of the base, None while nobody knows."""
+    data = copy.deepcopy(values)
+    faults = make_absolute(data, folder)
+    try:
+        job = Job.model_validate(data)
+    except ValidationError as error:
+        faults = [*faults, *problems(error, Job)]
+    found = tuple((key, reason) for key, _, reason in (fault.partition(": ") for fault in faults))
+    sound = job if not found else _sound(data, [key for key, _ in found])
+    return Verdict(
+        job=None if found else job,
+        problems=found,
+        effectless=_effectless(sound, family) if sound else {},
+        doubts=_doubts(sound, zero_terminal_snr) if sound else {},
+    )
+
+
+def _sound(data: Values, wrong: list[str]) -> Job | None:
+    """The job without what is wrong in it, so that one bad number does not silence what is said of the others."""
+    data = copy.deepcopy(data)
+    for _ in range(_MOST_ROUNDS):
+        for key in wrong:
+            drop(data, key)
+        for key, value in _ANY.items():
+            data.setdefault(key, copy.deepcopy(value))
+        try:
+            return Job.model_validate(data)
+        except ValidationError as error:
+            wrong = [fault.partition(": ")[0] for fault in problems(error, Job)]
+    return None
+
+
+def _effectless(job: Job, family: Family | None) -> dict[str, str]:
+    """What changes nothing; while the base is not known, only what does so with either."""
+    families: tuple[Family, ...] = (family,) if family else ("sd15", "sdxl")
+    first, *others = (dict(without_effect(job, one)) for one in families)
+    return {key: reason for key, reason in first.items() if all(key in other for other in others)}
+
+
+def _doubts(job: Job, zero_terminal_snr: bool) -> dict[str, str]:
+    known = job.base.zero_terminal_snr
+    certain = known if isinstance(known, bool) else zero_terminal_snr
+    return {**dict(doubtful(job, zero_terminal_snr=certain)), **dict(prodigy_at_a_small_rate(job.recipe))}

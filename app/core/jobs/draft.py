@@ -1,0 +1,243 @@
+"""One job while it is edited: its values, what is wrong with them, how they differ from its preset, and undo."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from app.core.events import Event
+from app.core.jobs.checking import Verdict, judge
+from app.core.jobs.file import JobFile
+from app.core.jobs.origin import Origin
+from app.core.jobs.settings import arguments
+from app.core.jobs.undo import Step, Undo
+from app.core.jobs.values import Values, changed_keys, drop, put, value_at
+from app.core.tasks import Tasks, raise_again
+from trainer.config.base import Family
+from trainer.config.job import Job
+from trainer.config.load import JOB_FILE
+from trainer.config.paths import absolute, is_base_path
+from trainer.config.presets.preset import Preset
+from trainer.config.recipe import LENGTH_KEYS
+from trainer.config.toml_file import read_text
+from trainer.errors import ImpastoError, JobError
+from trainer.files.identify import BaseIdentity, identify_base
+
+
+class Draft:
+    """A job that is open; belongs to the thread of `tasks`. Every change is judged at once and written behind.
+
+    Wrong values stay, here and in the file, until they are set right; `job` is None meanwhile.
+    """
+
+    def __init__(self, path: Path, tasks: Tasks) -> None:
+        """Open a job file; raises JobError when it cannot be read, is damaged, or of a newer version."""
+        self.path = path.absolute()
+        self.file = JobFile(self.path, tasks)
+        self.changed: Event[frozenset[str]] = Event()
+        """These keys have other values now, or what is said of the job is another (then the set may be empty)."""
+        self.taken_over: Event[None] = Event()
+        """Another program changed the file; its values hold now, undo brings back ours."""
+        self.family: Family | None = None
+        """What the base is; None while nobody knows."""
+        self.values: Values = self.file.read()
+        """What the file holds; changed only through the methods here."""
+        self.origin = Origin(None)
+        """What the recipe is compared with."""
+        self._tasks = tasks
+        self._undo = Undo()
+        self._zero_terminal_snr = False
+        self._base: str | None = None
+        self._refused = ""
+        self._verdict = Verdict()
+        self.differences: Mapping[str, Any] = {}
+        """Keys whose value is another than in the job's preset or by default, with the value there (None: absent)."""
+        self._judge()
+
+    # --- what is known of it
+
+    @property
+    def name(self) -> str:
+        """What the job is called; its folder's name while it has none."""
+        name = self.values.get("name")
+        return name if isinstance(name, str) and name.strip() else self.path.parent.name
+
+    @property
+    def job(self) -> Job | None:
+        """The job with absolute paths; None while something is wrong with it."""
+        return self._verdict.job
+
+    @property
+    def problems(self) -> tuple[tuple[str, str], ...]:
+        """Each fault as key and reason."""
+        return self._verdict.problems
+
+    @property
+    def effectless(self) -> Mapping[str, str]:
+        """Keys that change nothing in this combination, stated or not, with the reason."""
+        return self._verdict.effectless
+
+    @property
+    def doubts(self) -> Mapping[str, str]:
+        """Keys that work and that hardly anybody wants so, with the reason."""
+        return self._verdict.doubts
+
+    @property
+    def undo_name(self) -> str | None:
+        """The key, or what was done, that `undo` would take back."""
+        return self._undo.undo_name
+
+    @property
+    def redo_name(self) -> str | None:
+        """The same for `redo`."""
+        return self._undo.redo_name
+
+    def get(self, key: str) -> Any:
+        """Return the value of a dotted key as it stands in the file; None where it is absent."""
+        return value_at(self.values, key)
+
+    # --- changing it
+
+    def set(self, key: str, value: Any, *, typing: bool = False) -> None:
+        """Give a key a value of TOML's kinds, right or wrong; `typing`: one of several letters into one field."""
+
+        def work(values: Values) -> None:
+            put(values, key, _writable(value))
+            _settle(values, key)
+
+        self.edit(key, work, typing=typing)
+
+    def unset(self, key: str, *, typing: bool = False) -> None:
+        """Take a key out of the file, so that its default holds; an item of a list goes whole."""
+        self.edit(key, lambda values: drop(values, key), typing=typing)
+
+    def revert(self, key: str) -> None:
+        """Give a key the value that the preset has, or the default."""
+        value = self.origin.stated(key)
+        self.unset(key) if value is None else self.set(key, value)
+
+    def edit(self, name: str, work: Callable[[Values], None], *, typing: bool = False) -> None:
+        """Make a change of several keys as one step; `name` is a key, or says what is done."""
+        after = copy.deepcopy(self.values)
+        work(after)
+        if after != self.values:
+            self._undo.add(name, self.values, after, typing=typing)
+            self._hold(after)
+
+    def seal(self) -> None:
+        """Let what is typed next be a step of its own: the field was left."""
+        self._undo.seal()
+
+    def undo(self) -> Step | None:
+        """Take the last change back; return it."""
+        step = self._undo.undo()
+        if step:
+            self._hold(copy.deepcopy(step.before))
+        return step
+
+    def redo(self) -> Step | None:
+        """Make the change that was taken back again; return it."""
+        step = self._undo.redo()
+        if step:
+            self._hold(copy.deepcopy(step.after))
+        return step
+
+    def compare_with(self, preset: Preset | None) -> None:
+        """Tell the differences from this preset; None: from the defaults."""
+        self.origin = Origin(preset)
+        self._judge()
+        self.changed.emit(frozenset())
+
+    # --- the disk
+
+    def look(self) -> None:
+        """See on a worker whether another program changed the file, and take over what it wrote."""
+        if not self.file.unsaved:
+            self._tasks.run(lambda: read_text(self.path, JOB_FILE), self._take_over, self._pass_over)
+
+    def close(self) -> None:
+        """Put on disk what is not there yet; raises JobError when it cannot be."""
+        self.file.flush()
+
+    # --- inside
+
+    def _hold(self, values: Values) -> None:
+        keys = changed_keys(self.values, values)
+        self.values = values
+        self._judge()
+        self.file.write(values)
+        self.changed.emit(keys)
+
+    def _judge(self) -> None:
+        self._look_at_base()
+        self._verdict = judge(self.values, self.path.parent, self.family, zero_terminal_snr=self._zero_terminal_snr)
+        self.differences = self.origin.differences(self.values)
+
+    def _look_at_base(self) -> None:
+        """Find out what the base is, on a worker; what the job states needs no look."""
+        stated, model = self.get("base.family"), self.get("base.model")
+        if (where := f"{stated} {model}") == self._base:
+            return
+        self._base, self._zero_terminal_snr = where, False
+        self.family = stated if stated in ("sd15", "sdxl") else None
+        if isinstance(model, str) and model and is_base_path(model, self.path.parent):
+            path = Path(absolute(model, self.path.parent))
+            self._tasks.run(lambda: _identity(path), lambda found: self._know_base(where, found), raise_again)
+
+    def _know_base(self, where: str, found: BaseIdentity | None) -> None:
+        if found is None or where != self._base:
+            return
+        self.family = self.family or found.family
+        self._zero_terminal_snr = bool(found.zero_terminal_snr)
+        self._judge()
+        self.changed.emit(frozenset())
+
+    def _take_over(self, text: str) -> None:
+        if self.file.unsaved or self.file.is_own(text) or text == self._refused:
+            return
+        try:
+            values = self.file.parse(text)
+        except JobError as error:
+            self._refused = text
+            self.file.failed.emit(error)
+            return
+        self.file.own(values)
+        keys = changed_keys(self.values, values)
+        if keys:
+            self._undo.add("", self.values, values)
+            self.values = values
+            self._judge()
+            self.changed.emit(keys)
+            self.taken_over.emit(None)
+
+    def _pass_over(self, fault: BaseException) -> None:
+        """A file that is gone or cannot be read now is written again with the next change."""
+        if not isinstance(fault, JobError):
+            raise fault
+
+
+def _settle(values: Values, key: str) -> None:
+    """Take out what a new value excludes: another length, arguments that another optimizer does not have."""
+    table, _, name = key.rpartition(".")
+    if table == "recipe" and name in LENGTH_KEYS:
+        for other in LENGTH_KEYS:
+            if other != name:
+                drop(values, f"recipe.{other}")
+    if key == "recipe.optimizer.name":
+        known = arguments(values["recipe"]["optimizer"]["name"])
+        for argument in set(values["recipe"]["optimizer"]) - known if known else ():
+            drop(values, f"recipe.optimizer.{argument}")
+
+
+def _writable(value: Any) -> Any:
+    """The value without halves of surrogate pairs, which no file can hold."""
+    return value.encode("utf-8", "replace").decode("utf-8") if isinstance(value, str) else value
+
+
+def _identity(path: Path) -> BaseIdentity | None:
+    try:
+        return identify_base(path)
+    except (ImpastoError, OSError):
+        return None  # whoever picks the base, and the plan, say in words what is wrong with it

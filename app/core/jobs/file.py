@@ -1,0 +1,153 @@
+"""One job file on disk: read with words for what is wrong, written behind, never over what somebody else wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import Future
+from pathlib import Path
+
+from app.core.events import Event
+from app.core.jobs.values import Values, to_toml
+from app.core.tasks import Tasks
+from trainer.config.load import JOB_FILE
+from trainer.config.migrate import migrate
+from trainer.config.toml_file import parse_toml, read_text
+from trainer.errors import JobError
+from trainer.protocol import atomic
+from trainer.protocol.atomic import long_path
+
+
+def parse_values(text: str, source: str) -> Values:
+    """Return what a job file's text holds, in the present schema's form; JobError for broken and newer ones."""
+    return migrate(parse_toml(text, source, JOB_FILE))
+
+
+def read_values(path: Path) -> Values:
+    """Return what a job file holds; raises JobError when it is missing, unreadable, damaged or of a newer version."""
+    return parse_values(read_text(path, JOB_FILE), path.name)
+
+
+class JobFile:
+    """Writes a job's values on a worker, the latest last; belongs to the thread of `tasks`.
+
+    The file holds what was typed, wrong or not: opened again, the form shows the same, and the trainer names what is
+    wrong as the form does. What the app did not write itself (comments, another program's changes) is kept beside
+    before it is written over.
+    """
+
+    def __init__(self, path: Path, tasks: Tasks) -> None:
+        self.path = path
+        self.written: Event[None] = Event()
+        """All that was handed over is on disk."""
+        self.failed: Event[JobError] = Event()
+        """It cannot be written now; the next change tries again."""
+        self.kept: Event[Path] = Event()
+        """Where the file as it was before lies now."""
+        self._tasks = tasks
+        self._own: str | None = None
+        self._waiting: str | None = None
+        self._writing: tuple[str, Future[Path | None]] | None = None
+
+    @property
+    def unsaved(self) -> bool:
+        """Tell whether something is still on its way to the disk."""
+        return self._waiting is not None or self._writing is not None
+
+    def read(self) -> Values:
+        """Read the file; raises JobError as `read_values` does."""
+        values = read_values(self.path)
+        self.own(values)
+        return values
+
+    def parse(self, text: str) -> Values:
+        """Return what a text of this file holds; raises JobError."""
+        return parse_values(text, self.path.name)
+
+    def own(self, values: Values) -> None:
+        """Take these values for what the file holds, so that another file is told from it."""
+        self._own = to_toml(values)
+
+    def is_own(self, text: str) -> bool:
+        """Tell whether a text is what this app wrote, or would have written."""
+        return text == self._own
+
+    def write(self, values: Values) -> None:
+        """Put these values on disk soon."""
+        self._waiting = to_toml(values)
+        if self._writing is None:
+            self._begin()
+
+    def flush(self) -> None:
+        """Put on disk what is not there yet, now; raises JobError when it cannot be."""
+        if self._writing is not None:
+            sent, future = self._writing
+            if not future.cancelled() and future.exception() is None:  # waits
+                self._own = sent
+        text, self._waiting = self._waiting, None
+        if text is not None and text != self._own:
+            try:
+                _replace(self.path, text, self._own)
+            except OSError as error:
+                raise _unwritable(self.path, error) from None
+            self._own = text
+
+    def _begin(self) -> None:
+        text, former = self._waiting, self._own
+        assert text is not None
+        future = self._tasks.run(
+            lambda: _replace(self.path, text, former), lambda kept: self._done(text, kept), self._fail
+        )
+        self._writing = text, future
+
+    def _done(self, text: str, kept: Path | None) -> None:
+        self._writing, self._own = None, text
+        if kept:
+            self.kept.emit(kept)
+        if self._waiting == text:
+            self._waiting = None
+        if self._waiting is None:
+            self.written.emit(None)
+        else:
+            self._begin()
+
+    def _fail(self, fault: BaseException) -> None:
+        self._writing = None
+        if not isinstance(fault, OSError):
+            raise fault
+        self.failed.emit(_unwritable(self.path, fault))
+
+
+def _replace(path: Path, text: str, own: str | None) -> Path | None:
+    """Write the file in one step; return where the former one was kept, if it was not what we had written."""
+    long_path(path.parent).mkdir(parents=True, exist_ok=True)
+    kept = _keep(path, own)
+    atomic.write_text(path, text)
+    return kept
+
+
+def _keep(path: Path, own: str | None) -> Path | None:
+    try:
+        there = long_path(path).read_bytes()
+    except FileNotFoundError:
+        return None
+    if own is not None and there == own.encode():
+        return None
+    target = next(name for name in _names(path) if not long_path(name).exists())
+    atomic.write_bytes(target, there)
+    return target
+
+
+def _names(path: Path) -> Iterator[Path]:
+    yield path.with_name(f"{path.stem}.before{path.suffix}")
+    number = 2
+    while True:
+        yield path.with_name(f"{path.stem}.before-{number}{path.suffix}")
+        number += 1
+
+
+def _unwritable(path: Path, error: OSError) -> JobError:
+    return JobError(
+        "job.unwritable",
+        f"{path} cannot be written: {error.strerror or error}.",
+        "Your changes are still here. Make room or allow writing there and change something, or duplicate the job.",
+    )

@@ -1,0 +1,133 @@
+"""Every setting of a job as a form shows it, read off the schema: nothing here names a single one."""
+
+from __future__ import annotations
+
+import math
+import re
+import types
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from trainer.config.describe import Described, fields
+from trainer.config.job import Job
+
+_WHOLE = re.compile(r"[+-]?\d{1,400}")
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One key of the schema."""
+
+    key: str
+    """Dotted; ``*`` stands for the place in a list."""
+    kind: str
+    """Of the optimizers, whose argument it is; empty for all other keys."""
+    values: str
+    """What it may hold, in words that follow "must be"."""
+    default: Any
+    """None: absent, or required."""
+    doc: str
+    parts: tuple[Any, ...]
+    """The plain types that a value may have: bool, int, float, str, literal values, or (list, *parts of its items)."""
+
+    @property
+    def table(self) -> str:
+        """The dotted name of the table that it stands in; empty for the job itself."""
+        return self.key.rpartition(".")[0]
+
+    @property
+    def title(self) -> str:
+        """Its name as people read it: "Learning rate"."""
+        name = self.key.rpartition(".")[2].replace("_", " ")
+        return name[:1].upper() + name[1:]
+
+    @property
+    def choices(self) -> tuple[Any, ...]:
+        """All values that it may have, where they can be counted; else nothing."""
+        if any(part in (int, float, str) or isinstance(part, tuple) for part in self.parts):
+            return ()
+        return tuple(value for part in self.parts for value in ((True, False) if part is bool else (part,)))
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The words that may stand there beside numbers or lists."""
+        return tuple(part for part in self.parts if isinstance(part, str))
+
+    def typed(self, text: str) -> Any:
+        """Read what somebody typed; what is of none of its types stays text, for the check to name."""
+        text = text.strip()
+        inner = next((part[1:] for part in self.parts if isinstance(part, tuple)), None)
+        if inner and text not in self.words:
+            return [_typed(item.strip(), inner) for item in text.split(",") if item.strip()]
+        return _typed(text, self.parts)
+
+
+@lru_cache(maxsize=1)
+def settings() -> tuple[Setting, ...]:
+    """Return every setting that a person may make, in the order of the file."""
+    return tuple(_setting(found) for found in fields(Job) if not _is_table(found) and not _is_internal(found.key))
+
+
+def setting(key: str, kind: str = "") -> Setting:
+    """Return the setting at a dotted key, places in lists as numbers or ``*``; raises KeyError for no setting."""
+    return _by_key()[re.sub(r"\.\d+(?=\.|$)", ".*", key), kind]
+
+
+def arguments(kind: Any) -> set[str]:
+    """Return the names of an optimizer's arguments, ``name`` with them; empty for what is no optimizer."""
+    own = {each.key.rpartition(".")[2] for each in settings() if each.kind == kind and each.kind}
+    return {*own, "name"} if own else set()
+
+
+@lru_cache(maxsize=1)
+def _by_key() -> dict[tuple[str, str], Setting]:
+    return {(each.key, each.kind): each for each in settings()}
+
+
+def _setting(found: Described) -> Setting:
+    kind = re.search(r"\[(.*?)\]", found.key)
+    key = re.sub(r"\[.*?\]", "", found.key)
+    default = list(found.default) if isinstance(found.default, tuple) else found.default
+    return Setting(key, kind[1] if kind else "", found.values, default, found.doc, tuple(_parts(found.annotation)))
+
+
+def _is_table(found: Described) -> bool:
+    return found.values in ("a table", "a list of tables") or found.values.startswith("a table or")
+
+
+def _is_internal(key: str) -> bool:
+    """The file's form, where its recipe came from, and what only the planner writes."""
+    return key in ("schema", "preset") or key.startswith("ladder")
+
+
+def _parts(annotation: Any) -> Iterator[Any]:
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        yield from _parts(get_args(annotation)[0])
+    elif origin in (Union, types.UnionType):
+        for part in get_args(annotation):
+            yield from _parts(part)
+    elif origin is Literal:
+        yield from get_args(annotation)
+    elif origin is tuple:
+        yield (list, *_parts(get_args(annotation)[0]))
+    elif annotation is not type(None):
+        yield annotation
+
+
+def _typed(text: str, parts: tuple[Any, ...]) -> Any:
+    if int in parts or float in parts or any(isinstance(part, int) for part in parts):
+        if _WHOLE.fullmatch(text):
+            return int(text)
+        if _is_number(text):
+            return float(text)
+    return text
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return math.isfinite(float(text)) and text.isascii()
+    except ValueError:
+        return False
