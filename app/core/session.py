@@ -17,6 +17,7 @@ from app.core.events import Event
 from app.core.going import Going
 from app.core.health.aim import Aim
 from app.core.health.health import Health
+from app.core.jobs.jobs import Jobs
 from app.core.library import Library
 from app.core.models.models import Models
 from app.core.pictures import Altered, Field
@@ -101,6 +102,7 @@ class Session:
         self.datasets.unsaved = self._unsaved
         self.recent = RecentFolders(post)
         self.models = Models(post)
+        self.jobs = Jobs(self.tasks)
         self.queue = QueueKeeper(post)
         self.runs = Runs(post)
         self.missed: Event[Path] = Event()
@@ -130,6 +132,7 @@ class Session:
         self.recent.close()
         self.queue.close()
         self.models.close()
+        self.jobs.close()
         self.runs.close()
         self.datasets.stop()
         self.health.close()
