@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from tests.support.loras import EVERYTHING, Models, merge, random_weights
-from trainer.adapter.apply import apply_loras
+from trainer.adapter.apply import AppliedLoras
 from trainer.adapter.attach import Adapter, initial_weights
 from trainer.adapter.continuing import continue_from
 from trainer.adapter.export import export_lora
@@ -364,10 +364,48 @@ def test_drawing_with_loras_adds_them_by_strength(family: Family, tmp_path: Path
         export_lora(path, weights, adapter, {})
         loras.append((read_lora(path, family, adapter.table), strength))
         merge(merged, adapter, weights, strength)
-    apply_loras(drawn.unet, drawn.text_encoders, loras, dtype=torch.float64)
+    AppliedLoras(drawn.unet, drawn.text_encoders, dtype=torch.float64).use(loras)
     expected, found = merged.predict(), drawn.predict()
     assert (found - expected).norm() < 1e-6 * expected.norm()
     assert not any(parameter.requires_grad for model in drawn.parts.values() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_other_loras_take_their_place_and_the_base_comes_back_bit_for_bit(family: Family, tmp_path: Path) -> None:
+    """Strengths, weights of the same ranks, other ranks, none: each is as if it had been the first."""
+    drawn = Models.copies(family)
+    before = {
+        name: {key: value.clone() for key, value in model.state_dict().items()} for name, model in drawn.parts.items()
+    }
+    plain = drawn.predict()
+    files = []
+    for number, recipe in enumerate((EVERYTHING, EVERYTHING.model_copy(update={"rank": 3}), ATTENTION)):
+        _, adapter, weights = attached(family, recipe)
+        if number == 1:
+            weights = {key: tensor * 2 for key, tensor in weights.items()}
+        export_lora(tmp_path / f"{number}.safetensors", weights, adapter, {})
+        files.append(read_lora(tmp_path / f"{number}.safetensors", family, adapter.table))
+    applied = AppliedLoras(drawn.unet, drawn.text_encoders, dtype=torch.float64)
+    courses = [
+        [(files[0], 1.0)],
+        [(files[0], 0.4)],
+        [(files[1], 0.4)],
+        [(files[2], 1.0), (files[0], 1.0)],
+        [(files[2], 1.0)],
+    ]
+    for loras in courses:
+        applied.use(loras)
+        fresh = Models.copies(family)
+        AppliedLoras(fresh.unet, fresh.text_encoders, dtype=torch.float64).use(loras)
+        found = drawn.predict()
+        assert torch.equal(found, fresh.predict())
+        assert not torch.equal(found, plain)
+    applied.use([])
+    assert torch.equal(drawn.predict(), plain)
+    for name, model in drawn.parts.items():
+        after = model.state_dict()
+        assert after.keys() == before[name].keys()
+        assert all(torch.equal(after[key], value) for key, value in before[name].items())
 
 
 def test_matrices_written_for_the_other_kind_of_layer_are_understood(tmp_path: Path) -> None:
@@ -380,6 +418,8 @@ def test_matrices_written_for_the_other_kind_of_layer_are_understood(tmp_path: P
     assert flattened["lora_unet_mid_block_attentions_0_proj_in.lora_up.weight"].ndim == 2
     path = write(tmp_path / "a.safetensors", adapter, flattened, kohya)
     drawn = Models.copies("sd15")
-    apply_loras(drawn.unet, drawn.text_encoders, [(read_lora(path, "sd15", adapter.table), 1.0)], dtype=torch.float64)
+    AppliedLoras(drawn.unet, drawn.text_encoders, dtype=torch.float64).use(
+        [(read_lora(path, "sd15", adapter.table), 1.0)]
+    )
     expected, found = models.predict(), drawn.predict()
     assert (found - expected).norm() < 1e-6 * expected.norm()

@@ -19,7 +19,7 @@ from trainer.config.base import BaseConfig
 from trainer.config.report import PromptConfig
 from trainer.protocol import commands, events
 from trainer.protocol.rundir import RunDirectory
-from trainer.render import LoraUse, render
+from trainer.render.renderer import LoraUse, render
 from trainer.training.run import Extension, resume, start
 
 # Nothing that takes time but what a test is about.

@@ -21,7 +21,7 @@ from trainer.base.drawing import make_sampler
 from trainer.config.base import BaseConfig
 from trainer.config.report import PromptConfig
 from trainer.files.tokens import vocabulary
-from trainer.render import LoraUse, Renderer, render
+from trainer.render.renderer import LoraUse, Renderer, render
 from trainer.training.run import start
 
 PROMPT = PromptConfig(prompt="sks, a cat", negative="dog", steps=3, guidance=4.0, seed=7, width=64, height=64)

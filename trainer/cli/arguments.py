@@ -40,10 +40,10 @@ def add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help="the run's name or folder; `runs` lists them")
 
 
-def add_base(parser: argparse.ArgumentParser) -> None:
+def add_base(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
     """Define --base."""
     parser.add_argument(
-        "--base", required=True, help=".safetensors checkpoint, diffusers folder, owner/name, or https link"
+        "--base", required=required, help=".safetensors checkpoint, diffusers folder, owner/name, or https link"
     )
 
 

@@ -15,14 +15,14 @@ from trainer.errors import EXIT_DONE, LoraFileError
 if TYPE_CHECKING:
     from trainer.config.base import BaseConfig
     from trainer.config.report import PromptConfig
-    from trainer.render import LoraUse
+    from trainer.render.renderer import LoraUse
 
 
 def add_commands(commands: Commands) -> None:
     """Define the words of each command."""
     render = add_command(commands, "render", "draw pictures with a base and finished LoRAs", run_render)
-    add_base(render)
-    render.add_argument("--prompt", action="append", required=True, help="what to draw; repeatable")
+    add_base(render, required=False)
+    render.add_argument("--prompt", action="append", default=[], help="what to draw; repeatable")
     render.add_argument(
         "--lora",
         action="append",
@@ -40,6 +40,8 @@ def add_commands(commands: Commands) -> None:
     render.add_argument("--clip-skip", type=int, help="as kohya counts: 1 last layer, 2 the one before; SD 1.5 only")
     render.add_argument("--device", help="cpu, cuda or cuda:1 (default: the best card, else the CPU)")
     render.add_argument("--out", type=Path, default=Path("pictures"), help="the folder to draw into (default pictures)")
+    render.add_argument("--serve", action="store_true", help="draw what JSON lines ask for until the input ends")
+    render.set_defaults(refuse=render.error)
 
     what = "train a small LoRA on the bundled base and show before and after"
     demo = add_command(commands, "demo", what, run_demo)
@@ -48,13 +50,20 @@ def add_commands(commands: Commands) -> None:
 
 
 def run_render(options: argparse.Namespace) -> int:
-    """Draw every prompt and print the files."""
+    """Draw every prompt and print the files, or draw what is asked for."""
+    if options.serve:
+        from trainer.render.serve import render_server
+
+        render_server(sys.stdout).run(sys.stdin)
+        return EXIT_DONE
+    if not options.base or not options.prompt:
+        options.refuse("the following arguments are required: --base and --prompt, or --serve")
     base, prompts = _what_to_draw(options)
     loras = [_lora(text) for text in options.lora]
     import torch
 
     from trainer.cli.display import open_display
-    from trainer.render import render
+    from trainer.render.renderer import render
     from trainer.training.machine import this_machine
     from trainer.training.reporter import Reporter
 
@@ -95,7 +104,7 @@ def _what_to_draw(options: argparse.Namespace) -> tuple[BaseConfig, list[PromptC
 
 def _lora(text: str) -> LoraUse:
     """Return the LoRA that FILE or FILE:STRENGTH names; a colon of a Windows drive is no strength."""
-    from trainer.render import LoraUse
+    from trainer.render.renderer import LoraUse
 
     file, _, stated = text.rpartition(":")
     if not file or Path(text).exists():

@@ -20,7 +20,7 @@ from trainer.errors import EXIT_DONE, ResumableError
 from trainer.files.assets import asset_path
 from trainer.protocol import atomic, events
 from trainer.protocol.rundir import RunDirectory
-from trainer.render import LoraUse, Renderer
+from trainer.render.renderer import LoraUse, Renderer
 from trainer.training.reporter import OnEvent
 from trainer.training.run import start
 

@@ -1,4 +1,4 @@
-"""Draws pictures with a base and finished LoRAs, in a process of its own."""
+"""A base with finished LoRAs in memory, and the pictures that it draws."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pathlib import Path
 import torch
 from PIL import Image
 
-from trainer.adapter.apply import apply_loras
+from trainer.adapter.apply import AppliedLoras
 from trainer.adapter.names import slots
 from trainer.adapter.reading import LoraWeights, read_lora
-from trainer.base.drawing import Drawing, decode, draw_latents, make_sampler, save_picture
+from trainer.base.drawing import Drawing, OnStep, decode, draw_latents, make_sampler, save_picture
 from trainer.base.source import open_base
 from trainer.base.text import TextConditioning, encode_words
-from trainer.config.base import BaseConfig
+from trainer.config.base import NATIVE_RESOLUTION, BaseConfig
 from trainer.config.report import PromptConfig
 from trainer.errors import LoraFileError
 from trainer.protocol.events import OnPhase
@@ -37,7 +37,7 @@ class LoraUse:
 
 
 class Renderer:
-    """A base with LoRAs in memory, ready to draw."""
+    """A base in memory, with LoRAs that others can take the place of, ready to draw."""
 
     def __init__(
         self,
@@ -51,15 +51,53 @@ class Renderer:
         on_notice: OnNotice,
     ) -> None:
         self.source = open_base(base, progress)
+        self.name = Path(base.model).name
         self.device = device
         self.clip_skip = clip_skip
-        read = [(self._read(use.file, on_notice), use.strength) for use in loras]
+        self.on_notice = on_notice
+        self._uses = tuple(loras)
+        read = self._read_all(loras)
         self.unet = self.source.load_unet(dtype, device)
         self.encoders = self.source.load_text_encoders(dtype, device)
         self.vae = self.source.load_vae(torch.float32, device)
-        apply_loras(self.unet, self.encoders, read, dtype=dtype)
+        self._applied = AppliedLoras(self.unet, self.encoders, dtype=dtype)
+        self._applied.use(read)
 
-    def _read(self, file: Path, on_notice: OnNotice) -> LoraWeights:
+    def use(self, loras: Sequence[LoraUse]) -> None:
+        """Draw with these from now on, as if the base had been loaded for them; raises LoraFileError."""
+        if tuple(loras) != self._uses:
+            read = self._read_all(loras)
+            self._uses = ()
+            self._applied.use(read)
+            self._uses = tuple(loras)
+
+    def draw(self, prompt: PromptConfig, width: int, height: int, on_step: OnStep = lambda *_: None) -> Image.Image:
+        """One picture, ``width`` by ``height`` pixels."""
+        source = self.source
+        sampler = make_sampler(prompt.sampler, source.prediction, zero_terminal_snr=source.zero_terminal_snr)
+        positive, negative = (self._encode(text) for text in (prompt.prompt, prompt.negative))
+        drawing = Drawing(prompt, width, height, positive, negative)
+        latents = draw_latents(source.family, self.unet, sampler, drawing, on_step)
+        return decode(self.vae, latents, tiling=self.device.type != "cpu")
+
+    def draw_file(self, prompt: PromptConfig, folder: Path, on_step: OnStep = lambda *_: None) -> Path:
+        """Draw one picture into ``folder``, beside what is there, as a PNG that holds its settings; return the file.
+
+        A size that the prompt leaves open is that of the family.
+        """
+        side = NATIVE_RESOLUTION[self.source.family]
+        width, height = prompt.width or side, prompt.height or side
+        used = [f"{use.file.name}:{use.strength:g}" for use in self._uses]
+        settings = {"width": width, "height": height, "loras": used, "base": self.name}
+        picture = self.draw(prompt, width, height, on_step)
+        path = free_name(folder)
+        save_picture(picture, path, prompt.model_dump() | settings)
+        return path
+
+    def _read_all(self, loras: Sequence[LoraUse]) -> list[tuple[LoraWeights, float]]:
+        return [(self._read(use.file), use.strength) for use in loras]
+
+    def _read(self, file: Path) -> LoraWeights:
         """The LoRA's weights, before those of the base; what does not fit is told, a file that fits nowhere refused."""
         source = self.source
         lora = read_lora(file, source.family, slots(source.family, source.unet_config, source.text_configs))
@@ -71,17 +109,8 @@ class Renderer:
             )
         if lora.unmatched:
             count, first = len(lora.unmatched), lora.unmatched[0]
-            on_notice("lora.unmatched", f"{file.name}: {count} keys fit no layer of this base, first {first}.")
+            self.on_notice("lora.unmatched", f"{file.name}: {count} keys fit no layer of this base, first {first}.")
         return lora
-
-    def draw(self, prompt: PromptConfig, width: int, height: int) -> Image.Image:
-        """One picture, ``width`` by ``height`` pixels."""
-        source = self.source
-        sampler = make_sampler(prompt.sampler, source.prediction, zero_terminal_snr=source.zero_terminal_snr)
-        positive, negative = (self._encode(text) for text in (prompt.prompt, prompt.negative))
-        drawing = Drawing(prompt, width, height, positive, negative)
-        latents = draw_latents(source.family, self.unet, sampler, drawing, lambda *_: None)
-        return decode(self.vae, latents, tiling=self.device.type != "cpu")
 
     def _encode(self, text: str) -> TextConditioning:
         return encode_words(self.source.family, self.encoders, [text], self.clip_skip, self.device)
@@ -109,21 +138,10 @@ def render(
         base, loras, device=device, dtype=dtype, clip_skip=clip_skip, progress=progress, on_notice=on_notice
     )
     folder.mkdir(parents=True, exist_ok=True)  # nothing is left when base or LoRA are refused
-    side = 1024 if renderer.source.family == "sdxl" else 512
-    files = []
+    files: list[Path] = []
     for prompt in prompts:
-        width, height = prompt.width or side, prompt.height or side
-        path = free_name(folder)
-        used = [f"{use.file.name}:{use.strength:g}" for use in loras]
-        settings = prompt.model_dump() | {
-            "width": width,
-            "height": height,
-            "loras": used,
-            "base": Path(base.model).name,
-        }
-        save_picture(renderer.draw(prompt, width, height), path, settings)
-        files.append(path)
-        on_drawn(len(files), len(prompts), path)
+        files.append(renderer.draw_file(prompt, folder))
+        on_drawn(len(files), len(prompts), files[-1])
     return files
 
 
