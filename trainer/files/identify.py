@@ -104,7 +104,11 @@ class LoraIdentity:
 
 def identify_lora(path: Path) -> LoraIdentity:
     """Read a LoRA file's header; raises LoraFileError when it is broken or no LoRA."""
-    header = read_header(path, "lora")
+    return lora_of_header(path, read_header(path, "lora"))
+
+
+def lora_of_header(path: Path, header: Header) -> LoraIdentity:
+    """Tell what a LoRA is whose header is read; raises LoraFileError when it is none."""
     found = {match["layer"]: name for name in header.tensors if (match := _LORA_LAYER.fullmatch(name))}
     if not found:
         first = next(iter(header.tensors), "nothing at all")

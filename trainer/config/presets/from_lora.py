@@ -58,9 +58,21 @@ def preset_of_lora(path: Path) -> Made:
             "sha256": _sha256(told.get("ss_new_sd_model_hash", "")),
         },
         "recipe": mapped.recipe,
-        "preview": _picture_beside(path),
+        "preview": picture_beside(path),
     }
     return made_of(data, mapped.notes, not_found)
+
+
+def picture_beside(lora: Path) -> dict[str, str] | None:
+    """Return the picture that browsers of LoRAs show, as a preset holds it; one that cannot be read is passed over."""
+    for suffix in _PICTURES:
+        beside = lora.with_suffix(suffix)
+        if beside.is_file():
+            try:
+                return {"picture": make_picture(beside)}
+            except JobError:
+                return None
+    return None
 
 
 def _mapped(identity: LoraIdentity, family: Family) -> Mapped:
@@ -116,15 +128,3 @@ def _stated(metadata: Mapping[str, str], key: str) -> str:
 
 def _sha256(text: str) -> str | None:
     return text.lower() if re.fullmatch(r"[0-9a-fA-F]{64}", text) else None
-
-
-def _picture_beside(lora: Path) -> dict[str, str] | None:
-    """The picture that browsers of LoRAs show; one that cannot be read is passed over."""
-    for suffix in _PICTURES:
-        beside = lora.with_suffix(suffix)
-        if beside.is_file():
-            try:
-                return {"picture": make_picture(beside)}
-            except JobError:
-                return None
-    return None

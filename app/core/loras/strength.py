@@ -1,0 +1,176 @@
+"""How strongly a LoRA changes each block: the norm of what it adds to the block's weights. For worker threads.
+
+What is added to one layer is (alpha / rank) · up · down. Its Frobenius norm needs no product of that size: with the
+small matrices U = upᵀ·up and D = down·downᵀ, both rank × rank, ‖up·down‖² = tr(U·D), the sum of U ∘ D. A Tucker core M
+between them (kernel places k) makes it Σₖ tr(U·Mₖ·D·Mₖᵀ). A Kronecker product has ‖a ⊗ b‖ = ‖a‖·‖b‖; only LoHa's
+product element by element has to be made whole. A block's strength is the root of the sum of its layers' squares.
+DoRA's magnitudes mean something only beside the base's weights, and are left out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from app.core.loras.layers import Layer, block_of, block_order, rank_of
+from trainer.files.header import TensorInfo
+from trainer.protocol.atomic import long_path
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Array = NDArray[np.float64]
+
+_WIDEST = 4096  # of the small matrices; no real rank is near
+_LARGEST = 16 << 20  # numbers of a matrix that has to be made whole: 128 MiB
+_NUMBERS = {"F16": "<f2", "F32": "<f4", "F64": "<f8", "I8": "i1", "U8": "u1", "I16": "<i2", "I32": "<i4", "I64": "<i8"}
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """What a LoRA has in one block of the model."""
+
+    name: str
+    layers: int
+    ranks: tuple[int, ...]
+    """Every rank in it, ascending."""
+    alphas: tuple[float, ...]
+    """Every alpha that is stated in it, ascending; where none is, it is the rank."""
+    strength: float | None
+    """The norm of what is added to its weights; None where it cannot be computed, not finite where the file is not."""
+    unknown: int = 0
+    """Layers that could not be counted in."""
+
+
+def read_blocks(
+    path: Path, layers: Mapping[str, Layer], alpha: Callable[[str], float | None], wanted: Callable[[], bool]
+) -> list[Block]:
+    """Read a LoRA's tensors and return its blocks in the order in which data pass through them.
+
+    `alpha` tells what the metadata say for layers without a tensor of it. Returns nothing when `wanted` turns false.
+    Raises OSError when the file cannot be read to its end.
+    """
+    found: dict[str, list[tuple[Layer, float | None, float | None]]] = {}
+    try:
+        with long_path(path).open("rb") as file:
+            for name, layer in layers.items():
+                if not wanted():
+                    return []
+                stated = _alpha(file, layer)
+                stated = alpha(name) if stated is None else stated
+                found.setdefault(block_of(name), []).append((layer, stated, _norm(file, layer, stated)))
+    except MemoryError:
+        raise OSError(None, "its tensors are too large for the memory of this PC", str(path)) from None
+    return [_block(name, found[name]) for name in sorted(found, key=block_order)]
+
+
+def _block(name: str, parts: list[tuple[Layer, float | None, float | None]]) -> Block:
+    norms = [norm for _, _, norm in parts if norm is not None]
+    return Block(
+        name,
+        len(parts),
+        tuple(sorted({rank for layer, _, _ in parts if (rank := rank_of(layer)) is not None})),
+        tuple(sorted({alpha for _, alpha, _ in parts if alpha is not None and not math.isnan(alpha)})),
+        math.hypot(*norms) if norms else None,
+        len(parts) - len(norms),
+    )
+
+
+def _alpha(file: IO[bytes], layer: Layer) -> float | None:
+    tensor = layer.get("alpha")
+    if tensor is None or math.prod(tensor.shape) != 1:
+        return None
+    values = _read(file, tensor)
+    return None if values is None else float(values.reshape(-1)[0])
+
+
+def _norm(file: IO[bytes], layer: Layer, alpha: float | None) -> float | None:
+    """Return the norm of what one layer is changed by; None for forms, shapes and number formats that do not go."""
+    import numpy as np
+
+    parts = {role: _read(file, tensor) for role, tensor in layer.items() if role not in ("alpha", "dora_scale")}
+    if any(part is None or part.ndim < 2 or not part.size for part in parts.values()):
+        return None
+    rank = rank_of(layer)
+    scale = 1.0 if alpha is None or not rank else alpha / rank
+    try:
+        with np.errstate(all="ignore"):  # what overflows or is no number shows in the result
+            return abs(scale) * _unscaled({role: part for role, part in parts.items() if part is not None})
+    except (ValueError, KeyError):  # matrices that do not belong together, or one that is missing
+        return None
+
+
+def _unscaled(parts: Mapping[str, Array]) -> float:
+    if "up" in parts:
+        return _of_pair(parts["down"], parts["up"], parts.get("mid"))
+    if "hada_w1_a" in parts and not parts.keys() & {"hada_t1", "hada_t2"}:
+        return _of_product(parts)
+    if parts.keys() & {"lokr_w1", "lokr_w1_a"} and "lokr_t2" not in parts:
+        return math.prod(_of_factor(parts, name) for name in ("lokr_w1", "lokr_w2"))
+    raise KeyError("no form that is known")
+
+
+def _of_pair(down: Array, up: Array, mid: Array | None) -> float:
+    import numpy as np
+
+    below, above = _flat(down), _flat(up)
+    if max(len(below), above.shape[1]) > _WIDEST:
+        raise ValueError("a rank that no LoRA has")
+    inner, outer = below @ below.T, above.T @ above
+    if mid is None:
+        return _root(np.sum(outer * inner))
+    core = np.moveaxis(_kernel(mid), -1, 0)
+    return _root(np.sum((outer @ core @ inner) * core))
+
+
+def _of_product(parts: Mapping[str, Array]) -> float:
+    import numpy as np
+
+    if len(parts["hada_w1_a"]) * _flat(parts["hada_w1_b"]).shape[1] > _LARGEST:
+        raise ValueError("larger than any layer")
+    one, other = (_flat(parts[f"hada_w{n}_a"]) @ _flat(parts[f"hada_w{n}_b"]) for n in (1, 2))
+    return float(np.linalg.norm(one * other))
+
+
+def _of_factor(parts: Mapping[str, Array], name: str) -> float:
+    import numpy as np
+
+    if name in parts:
+        return float(np.linalg.norm(_flat(parts[name])))
+    return _of_pair(parts[f"{name}_b"], parts[f"{name}_a"], None)
+
+
+def _root(square: Any) -> float:
+    """Rounding can leave the square of nothing just below zero."""
+    value = float(square)
+    return math.sqrt(max(value, 0.0)) if math.isfinite(value) else abs(value)
+
+
+def _flat(weight: Array) -> Array:
+    """A convolution's kernel counts with its inputs."""
+    return weight.reshape(len(weight), -1)
+
+
+def _kernel(weight: Array) -> Array:
+    return weight.reshape(*weight.shape[:2], -1)
+
+
+def _read(file: IO[bytes], tensor: TensorInfo) -> Array | None:
+    """Return a tensor's values in float64, None for number formats that numpy lacks; raises OSError."""
+    import numpy as np
+
+    if tensor.dtype != "BF16" and tensor.dtype not in _NUMBERS:
+        return None
+    file.seek(tensor.start)
+    data = file.read(tensor.bytes)
+    if len(data) != tensor.bytes:
+        raise OSError(None, "the file became shorter while it was read")
+    if tensor.dtype == "BF16":  # the upper half of a float32
+        values = (np.frombuffer(data, "<u2").astype(np.uint32) << 16).view(np.float32)
+    else:
+        values = np.frombuffer(data, _NUMBERS[tensor.dtype])
+    return values.astype(np.float64).reshape(tensor.shape)
