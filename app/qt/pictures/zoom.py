@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from PySide6.QtCore import QObject, QPointF, QRectF, QSize, Qt, Signal
 from PySide6.QtGui import (
     QColor,
@@ -18,7 +20,7 @@ from PySide6.QtGui import (
 from PySide6.QtWidgets import QSizePolicy, QWidget
 
 from app.core.disk.thumbnails import EDGES, Thumbnail
-from app.core.pictures import Altered
+from app.core.pictures import Altered, Picture
 from app.core.session import Session
 from app.qt.pictures.whole import Whole, Wholes
 from app.qt.theme import colours
@@ -62,6 +64,8 @@ class ZoomArea(QWidget):
         super().__init__(parent)
         self._session, self.zoom = session, zoom
         self._wholes = Wholes(session.tasks)
+        self.pictures: Mapping[int, Picture] = session.library.pictures
+        """What it shows one of, by number."""
         self.picture: int | None = None
         self.whole: Whole | None = None
         self.problem: str | None = None
@@ -83,7 +87,7 @@ class ZoomArea(QWidget):
             self._load()
 
     def _load(self) -> None:
-        picture = self._session.library.pictures.get(self.picture or 0)
+        picture = self.pictures.get(self.picture or 0)
         self._wholes.drop()
         if picture and self.isVisible():
             kept = [self._session.thumbnails.get(picture, edge) for edge in reversed(EDGES)]
@@ -124,7 +128,7 @@ class ZoomArea(QWidget):
         """Return the picture's own size, as far as it is known."""
         if self.whole:
             return self.whole.image.size()
-        picture = self._session.library.pictures.get(self.picture or 0)
+        picture = self.pictures.get(self.picture or 0)
         if picture and picture.width and picture.height:
             return QSize(picture.width, picture.height)
         return self._stand_in.size() if self._stand_in else None

@@ -33,15 +33,16 @@ class Cells:
         """Paint a picture's cell; `image` is its thumbnail, why there is none, or None while it is on its way."""
         square = QRect(cell.left(), cell.top(), cell.width(), cell.width())
         if selected:
-            _panel(painter, QRectF(cell), colours().accent)
-        self._picture(painter, square.adjusted(_INSET, _INSET, -_INSET, -_INSET), picture, image)
+            panel(painter, QRectF(cell), colours().accent)
+        self.picture(painter, square.adjusted(_INSET, _INSET, -_INSET, -_INSET), picture, image)
         self._badges(painter, square, picture)
         if text is not None:
             self._text(painter, cell, text or _nothing(), selected, bool(text))
         if current and focused:
-            self._ring(painter, cell, selected)
+            ring(painter, cell, selected=selected)
 
-    def _picture(self, painter: QPainter, room: QRect, picture: Picture, image: QPixmap | str | None) -> None:
+    def picture(self, painter: QPainter, room: QRect, picture: Picture, image: QPixmap | str | None) -> None:
+        """Paint a thumbnail in the middle of its room, a frame while it is on its way, or why there is none."""
         if not isinstance(image, QPixmap):
             self._sign(painter, room, image or picture.problem)
             return
@@ -53,7 +54,7 @@ class Cells:
 
     def _sign(self, painter: QPainter, room: QRect, problem: str | None) -> None:
         """Paint the place of a picture that is on its way, or that cannot be shown."""
-        _panel(painter, QRectF(room), colours().raised, colours().line)
+        panel(painter, QRectF(room), colours().raised, colours().line)
         if problem is None:
             return
         side = min(32, room.width() // 3)
@@ -79,7 +80,7 @@ class Cells:
         ]
         place = QRect(square.left() + 4, square.top() + 4, _BADGE, _BADGE)
         for name in names:
-            _panel(painter, QRectF(place), colours().raised, colours().edge)
+            panel(painter, QRectF(place), colours().raised, colours().edge)
             inner = place.adjusted(3, 3, -3, -3)
             icon(name).paint(painter, inner)
             if name == "caption":  # crossed out: there is none
@@ -92,7 +93,7 @@ class Cells:
     def _stars(self, painter: QPainter, square: QRect, rating: int) -> None:
         width = min(rating, 5) * _ICON + 6
         strip = QRect(square.left() + 4, square.bottom() - _BADGE - 2, width, _BADGE)
-        _panel(painter, QRectF(strip), colours().raised, colours().edge)
+        panel(painter, QRectF(strip), colours().raised, colours().edge)
         for star in range(min(rating, 5)):
             icon("star-filled").paint(painter, QRect(strip.left() + 3 + star * _ICON, strip.top() + 3, _ICON, _ICON))
 
@@ -104,11 +105,13 @@ class Cells:
         flat = self.metrics.elidedText(text.replace("\n", " ")[:400], Qt.TextElideMode.ElideRight, room.width())
         painter.drawText(room, int(Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter), flat)
 
-    def _ring(self, painter: QPainter, cell: QRect, selected: bool) -> None:
-        painter.setBrush(Qt.BrushStyle.NoBrush)
-        inset = 3 if selected else 1  # on the ground of what is selected, the ring has that on both sides
-        painter.setPen(QPen(QColor(colours().on_accent if selected else colours().focus), 2.0))
-        painter.drawRoundedRect(QRectF(cell).adjusted(inset, inset, -inset, -inset), 5, 5)
+
+def ring(painter: QPainter, cell: QRect, *, selected: bool = False) -> None:
+    """Paint the ring around what has the keyboard."""
+    painter.setBrush(Qt.BrushStyle.NoBrush)
+    inset = 3 if selected else 1  # on the ground of what is selected, the ring has that on both sides
+    painter.setPen(QPen(QColor(colours().on_accent if selected else colours().focus), 2.0))
+    painter.drawRoundedRect(QRectF(cell).adjusted(inset, inset, -inset, -inset), 5, 5)
 
 
 def band(painter: QPainter, room: QRect, palette: QPalette) -> None:
@@ -120,7 +123,8 @@ def band(painter: QPainter, room: QRect, palette: QPalette) -> None:
     painter.drawRect(QRectF(room).adjusted(0.5, 0.5, -0.5, -0.5))
 
 
-def _panel(painter: QPainter, room: QRectF, fill: str, line: str | None = None) -> None:
+def panel(painter: QPainter, room: QRectF, fill: str, line: str | None = None) -> None:
+    """Paint a ground with round corners."""
     painter.setPen(QPen(QColor(line), 1.0) if line else Qt.PenStyle.NoPen)
     painter.setBrush(QColor(fill))
     painter.drawRoundedRect(room.adjusted(0.5, 0.5, -0.5, -0.5), 5, 5)

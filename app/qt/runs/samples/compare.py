@@ -1,0 +1,201 @@
+"""Two samples closely: one over the other with a line to be drawn across them, or side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from PySide6.QtCore import QPointF, QRect, QRectF, Qt, Signal
+from PySide6.QtGui import QColor, QKeyEvent, QMouseEvent, QPainter, QPaintEvent, QPen, QRegion, QResizeEvent
+from PySide6.QtWidgets import QHBoxLayout, QLabel, QSizePolicy, QSlider, QVBoxLayout, QWidget
+
+from app.core.pictures import Picture
+from app.core.session import Session
+from app.qt.pictures.zoom import Zoom, ZoomArea
+from app.qt.theme import colours
+
+_GRIP = 22
+_GAP = 4
+_ENLARGED = 4.0
+_FINE = 1000
+_WALK = {
+    Qt.Key.Key_Left: (0, -1),
+    Qt.Key.Key_Right: (0, 1),
+    Qt.Key.Key_Up: (-1, 0),
+    Qt.Key.Key_Down: (1, 0),
+}
+
+
+class Stage(QWidget):
+    """Two areas that are moved and zoomed as one; what lies left of the line shows the first, right of it the second.
+
+    The second is cut by a mask: both stand at the same place, and the mouse reaches the one that is seen.
+    """
+
+    moved = Signal(float)
+    """The line was drawn to this part of the width."""
+
+    def __init__(self, session: Session, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.zoom = Zoom(self)
+        self.first, self.second = (ZoomArea(session, self.zoom, self) for _ in range(2))
+        self.line = _Line(self)
+        self.part = 0.5
+        """Where the line is, as a part of the width."""
+        self.beside = False
+        """Whether they stand side by side, without a line."""
+        self.alone = False
+        """Whether only the second is shown."""
+        for area in (self.first, self.second):
+            area.fits_up_to = _ENLARGED
+        self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Expanding)
+        self.setMinimumSize(120, 120)
+
+    def set_part(self, part: float) -> None:
+        """Draw the line to a part of the width."""
+        part = max(0.0, min(1.0, part))
+        if part != self.part:
+            self.part = part
+            self.arrange()
+            self.moved.emit(part)
+
+    def arrange(self) -> None:
+        """Put everything where it belongs."""
+        whole = self.rect()
+        half = (whole.width() - _GAP) // 2
+        beside = self.beside and not self.alone
+        self.first.setVisible(not self.alone)
+        self.first.setGeometry(QRect(0, 0, half, whole.height()) if beside else whole)
+        self.second.setGeometry(QRect(half + _GAP, 0, half, whole.height()) if beside else whole)
+        self.line.setVisible(not beside and not self.alone)
+        if self.line.isVisibleTo(self):
+            x = round(self.part * whole.width())
+            # A mask of nothing is taken for no mask.
+            shown = QRect(x, 0, whole.width() - x, whole.height()) if x < whole.width() else QRect(-1, -1, 1, 1)
+            self.second.setMask(QRegion(shown))
+            self.line.setGeometry(x - _GRIP // 2, 0, _GRIP, whole.height())
+            self.line.raise_()
+        else:
+            self.second.clearMask()
+
+    def resizeEvent(self, event: QResizeEvent) -> None:  # noqa: N802
+        """Fit everything anew."""
+        super().resizeEvent(event)
+        self.arrange()
+
+
+class _Line(QWidget):
+    """What is drawn across the pictures by the mouse."""
+
+    def __init__(self, stage: Stage) -> None:
+        super().__init__(stage)
+        self._stage = stage
+        self.setCursor(Qt.CursorShape.SplitHCursor)
+
+    def paintEvent(self, event: QPaintEvent) -> None:  # noqa: N802
+        """Paint a line that is seen on light and on dark, and a grip in its middle."""
+        painter = QPainter(self)
+        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+        across, middle = self.width() / 2, self.height() / 2
+        for width, colour in ((3.0, colours().base), (1.0, colours().text)):
+            painter.setPen(QPen(QColor(colour), width))
+            painter.drawLine(QPointF(across, 0), QPointF(across, self.height()))
+        painter.setPen(QPen(QColor(colours().text), 1.0))
+        painter.setBrush(QColor(colours().raised))
+        painter.drawEllipse(QRectF(across - 8, middle - 8, 16, 16))
+        for left in (-2.5, 2.5):
+            painter.drawLine(QPointF(across + left, middle - 3), QPointF(across + left, middle + 3))
+        painter.end()
+
+    def mouseMoveEvent(self, event: QMouseEvent) -> None:  # noqa: N802
+        """Follow the mouse."""
+        if event.buttons() & Qt.MouseButton.LeftButton:
+            place = self.mapTo(self._stage, event.position())
+            self._stage.set_part(place.x() / max(1, self._stage.width()))
+
+
+class SampleCompare(QWidget):
+    """Shows a sample beside, or under, the one that it is compared with."""
+
+    walked = Signal(int, int)
+    """Go so many samples down and to the right."""
+    left = Signal()
+
+    def __init__(self, session: Session, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.stage = Stage(session)
+        self.slider = QSlider(Qt.Orientation.Horizontal)
+        self.slider.setRange(0, _FINE)
+        self.slider.setValue(_FINE // 2)
+        self.slider.setAccessibleName(self.tr("How much of the first sample is shown"))
+        self.first, self.second = QLabel(), QLabel()
+        self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
+        self.setAccessibleName(self.tr("Comparison of samples"))
+        self._lay_out()
+        self.slider.valueChanged.connect(lambda value: self.stage.set_part(value / _FINE))
+        self.stage.moved.connect(lambda part: self.slider.setValue(round(part * _FINE)))
+        for area in (self.stage.first, self.stage.second):
+            area.pressed.connect(self.setFocus)
+
+    @property
+    def beside(self) -> bool:
+        """Whether the samples stand side by side."""
+        return self.stage.beside
+
+    def set_beside(self, beside: bool) -> None:
+        """Put them side by side, or one over the other."""
+        self.stage.beside = beside
+        self._arrange()
+
+    def show_samples(
+        self, pictures: Mapping[int, Picture], first: tuple[Picture | None, str], second: tuple[Picture | None, str]
+    ) -> None:
+        """Show two of these pictures with their words; where both are the same one, that alone."""
+        self.stage.alone = first[0] is None or first[0] is second[0]
+        for area, label, (picture, words) in (
+            (self.stage.first, self.first, first),
+            (self.stage.second, self.second, second),
+        ):
+            area.pictures = pictures
+            area.show_picture(picture.id if picture else None)
+            label.setText(words)
+        self.setAccessibleDescription(second[1] if self.stage.alone else f"{first[1]} | {second[1]}")
+        self._arrange()
+
+    def _arrange(self) -> None:
+        self.first.setVisible(not self.stage.alone)
+        self.slider.setVisible(not self.stage.alone and not self.stage.beside)
+        across = Qt.AlignmentFlag.AlignHCenter if self.stage.alone else Qt.AlignmentFlag.AlignRight
+        self.second.setAlignment(across | Qt.AlignmentFlag.AlignVCenter)
+        self.stage.arrange()
+
+    def _lay_out(self) -> None:
+        row = QHBoxLayout()
+        row.setContentsMargins(10, 4, 10, 4)
+        row.setSpacing(12)
+        for label in (self.first, self.second):
+            label.setTextFormat(Qt.TextFormat.PlainText)
+            label.setMinimumWidth(1)
+        row.addWidget(self.first, 2)
+        row.addWidget(self.slider, 3)
+        row.addWidget(self.second, 2)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(0, 0, 0, 0)
+        column.setSpacing(0)
+        column.addWidget(self.stage, 1)
+        column.addLayout(row)
+
+    def keyPressEvent(self, event: QKeyEvent) -> None:  # noqa: N802
+        """Walk through the samples, zoom, or leave."""
+        key = event.key()
+        if key in _WALK:
+            self.walked.emit(*_WALK[Qt.Key(key)])
+        elif key in (Qt.Key.Key_Plus, Qt.Key.Key_Equal):
+            self.stage.second.zoom_by(1.25)
+        elif key == Qt.Key.Key_Minus:
+            self.stage.second.zoom_by(1 / 1.25)
+        elif key == Qt.Key.Key_Z:
+            self.stage.second.toggle_full()
+        elif key in (Qt.Key.Key_Escape, Qt.Key.Key_Return, Qt.Key.Key_Enter):
+            self.left.emit()
+        else:
+            super().keyPressEvent(event)

@@ -1,0 +1,425 @@
+"""The matrix of samples: painted from what is ready, only where it is seen; keys walk it."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import QEvent, QLocale, QPoint, QRect, QSize, Qt, QTimer, Signal
+from PySide6.QtGui import (
+    QAccessible,
+    QAccessibleEvent,
+    QColor,
+    QContextMenuEvent,
+    QHelpEvent,
+    QHideEvent,
+    QKeyEvent,
+    QMouseEvent,
+    QPainter,
+    QPaintEvent,
+    QPen,
+    QResizeEvent,
+    QShowEvent,
+    QWheelEvent,
+)
+from PySide6.QtWidgets import QAbstractScrollArea, QFrame, QToolTip, QWidget
+
+from app.core.disk.thumbnails import Edge, Thumbnail, edge_for
+from app.core.pictures import Picture
+from app.core.runs.samples import Samples, Spot
+from app.core.session import Session
+from app.qt.pictures.grid.cells import Cells, panel, ring
+from app.qt.pictures.images import Images
+from app.qt.runs.samples.layout import Layout
+from app.qt.theme import colours, icon
+from app.qt.tips import plain_tip
+
+SIDES = (96, 480)
+"""Smallest and largest of a cell's longer side."""
+_INSET = 4
+_SIGN = 16
+_MOVES = {
+    Qt.Key.Key_Left: (0, -1),
+    Qt.Key.Key_Right: (0, 1),
+    Qt.Key.Key_Up: (-1, 0),
+    Qt.Key.Key_Down: (1, 0),
+}
+_LEFT = int(Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter)
+_CENTRED = int(Qt.AlignmentFlag.AlignCenter | Qt.TextFlag.TextWordWrap)
+
+
+class SampleGrid(QAbstractScrollArea):
+    """Shows `Samples`: step 0 stays at the left, the newest are in sight until the user scrolls away from them."""
+
+    opened = Signal()
+    """The user wants to look closely at the current sample."""
+    moved = Signal()
+    """Another sample is the current one, or there is none any more."""
+    menu_asked = Signal(QPoint)
+    """A context menu is wanted at this place of the screen."""
+    resized = Signal(int)
+    """Cells have another size now."""
+
+    def __init__(self, session: Session, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._session = session
+        self._images = Images(session.thumbnails)
+        self._cells = Cells(self.font())
+        self._shape = 1.0, 1.0
+        self.samples: Samples | None = None
+        self.current: Spot | None = None
+        self.pinned: Spot | None = None
+        self.empty = ""
+        """What is said where there are no samples."""
+        self.side = 192
+        self.setFrameShape(QFrame.Shape.NoFrame)
+        self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
+        self.setAccessibleName(self.tr("Samples"))
+        self.viewport().setAutoFillBackground(False)
+        self._soon = QTimer(self)
+        self._soon.setSingleShot(True)
+        self._soon.timeout.connect(self._wish)
+        self.verticalScrollBar().valueChanged.connect(lambda _: self._look())
+        self.horizontalScrollBar().valueChanged.connect(lambda _: self._look())
+        end = session.thumbnails.ready.connect(self._ready)
+        self.destroyed.connect(lambda: end())
+
+    def show_samples(self, samples: Samples | None) -> None:
+        """Show other samples, the newest of them."""
+        self.samples, self.pinned = samples, None
+        self.go(None)
+        self._lay_out()
+        self.verticalScrollBar().setValue(0)
+        self.horizontalScrollBar().setValue(self.horizontalScrollBar().maximum())
+
+    def set_shape(self, width: int, height: int) -> None:
+        """Give cells the form of such pictures."""
+        longest = max(width, height)
+        self._shape = width / longest, height / longest
+        self.follow()
+
+    def follow(self) -> None:
+        """Show what the samples have become; the newest are in sight if they were."""
+        bar = self.horizontalScrollBar()
+        at_end = bar.value() == bar.maximum()
+        self._lay_out()
+        if at_end:
+            bar.setValue(bar.maximum())
+
+    def set_side(self, side: int) -> None:
+        """Give cells another size; the current sample, or else the newest, stays in sight."""
+        side = max(SIDES[0], min(SIDES[1], side))
+        if side != self.side:
+            self.side = side
+            self.follow()
+            self._reveal()
+            self.resized.emit(side)
+
+    def go(self, spot: Spot | None) -> None:
+        """Make a sample the current one."""
+        if spot != self.current:
+            self.current = spot
+            self._reveal()
+            self._announce()
+            self.moved.emit()
+            self.viewport().update()
+
+    def step(self, rows: int, columns: int) -> None:
+        """Go so many samples down and to the right, as far as there are any; from nowhere, to the newest."""
+        samples = self.samples
+        if not samples or not samples.steps:
+            return
+        last_row, last_column = len(samples.prompts) - 1, len(samples.steps) - 1
+        if self.current is None:
+            self.go(Spot(samples.steps[-1], 0))
+            return
+        row = min(max(self.current.prompt + rows, 0), last_row)
+        column = min(max(samples.steps.index(self.current.step) + columns, 0), last_column)
+        self.go(Spot(samples.steps[column], row))
+
+    def picture(self, spot: Spot | None) -> Picture | None:
+        """Return the picture at a place, where there is one."""
+        return self.samples.at(spot) if self.samples and spot else None
+
+    def step_title(self, step: int) -> str:
+        """Return a column's title."""
+        return self.tr("Step {step}").format(step=QLocale().toString(step)) if step else self.tr("Baseline")
+
+    def prompt_title(self, prompt: int) -> str:
+        """Return a row's words: its prompt, where it is known."""
+        known = self.samples.prompts[prompt].strip() if self.samples else ""
+        return known.replace("\n", " ") or self.tr("Prompt {number}").format(number=prompt + 1)
+
+    # What is where
+
+    @property
+    def layout_now(self) -> Layout:
+        """Where everything lies."""
+        samples, line = self.samples, self._cells.line
+        width, height = (round(part * self.side) for part in self._shape)
+        steps = samples.steps if samples else ()
+        return Layout(len(samples.prompts) if steps and samples else 0, len(steps), width, height, line + 6, line + 2)
+
+    @property
+    def scrolled(self) -> tuple[int, int]:
+        """How far it is scrolled, to the right and down."""
+        return self.horizontalScrollBar().value(), self.verticalScrollBar().value()
+
+    def rectangle(self, spot: Spot) -> QRect:
+        """Return where a cell is on the viewport."""
+        assert self.samples is not None
+        return QRect(*self.layout_now.cell(spot.prompt, self.samples.steps.index(spot.step), *self.scrolled))
+
+    def seen(self) -> list[Spot]:
+        """Return the places that are seen, the newest steps first, the baseline last."""
+        layout, (across, down) = self.layout_now, self.scrolled
+        samples, room = self.samples, self.viewport().size()
+        if not samples or not layout.columns:
+            return []
+        columns = [*reversed(layout.columns_seen(across, room.width())), 0]
+        rows = layout.rows_seen(down, room.height())
+        return [Spot(samples.steps[column], row) for column in columns for row in rows]
+
+    def _at(self, place: QPoint) -> Spot | None:
+        found = self.layout_now.at(place.x(), place.y(), *self.scrolled)
+        return Spot(self.samples.steps[found[1]], found[0]) if found and self.samples else None
+
+    def _lay_out(self) -> None:
+        layout, room = self.layout_now, self.viewport().size()
+        across, down = self.horizontalScrollBar(), self.verticalScrollBar()
+        across.setRange(0, max(0, layout.all_across - room.width()))
+        across.setPageStep(max(1, room.width() - layout.kept))
+        across.setSingleStep(layout.pitch)
+        down.setRange(0, max(0, layout.all_down - room.height()))
+        down.setPageStep(max(1, room.height() - layout.head))
+        down.setSingleStep(max(24, layout.row_height // 3))
+        self._look()
+
+    def _reveal(self) -> None:
+        if self.picture_place is None:
+            return
+        place, layout, room = self.picture_place, self.layout_now, self.viewport().size()
+        across, down = self.horizontalScrollBar(), self.verticalScrollBar()
+        if self.samples and self.current and self.current.step != self.samples.steps[0]:
+            if place.left() < layout.kept:
+                across.setValue(across.value() + place.left() - layout.kept)
+            elif place.right() > room.width() - layout.gap:
+                across.setValue(across.value() + place.right() - room.width() + layout.gap)
+        if place.top() - layout.line < layout.head:
+            down.setValue(down.value() + place.top() - layout.line - layout.head)
+        elif place.bottom() > room.height() - layout.gap:
+            down.setValue(down.value() + place.bottom() - room.height() + layout.gap)
+
+    @property
+    def picture_place(self) -> QRect | None:
+        """Where the current cell is on the viewport."""
+        return self.rectangle(self.current) if self.samples and self.current else None
+
+    # Pictures
+
+    def _look(self) -> None:
+        self.viewport().update()
+        if self.isVisible():
+            self._soon.start()
+
+    def _wish(self) -> None:
+        """Ask for the thumbnails that are seen, and for no others."""
+        if self.isVisible():
+            pictures = (self.picture(spot) for spot in self.seen())
+            self._session.thumbnails.show((one for one in pictures if one), self._edge())
+
+    def _edge(self) -> Edge:
+        return edge_for((self.side - 2 * _INSET) * self.devicePixelRatioF())
+
+    def _ready(self, thumbnail: Thumbnail) -> None:
+        if self.samples and thumbnail.picture in self.samples.pictures:
+            self.viewport().update()
+
+    # Painting
+
+    def paintEvent(self, event: QPaintEvent) -> None:  # noqa: N802
+        """Paint what is seen: cells, then what stays at the left, then the titles over all."""
+        painter = QPainter(self.viewport())
+        painter.fillRect(event.rect(), QColor(colours().base))
+        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+        samples, layout = self.samples, self.layout_now
+        if not samples or not layout.columns:
+            painter.setPen(QColor(colours().muted))
+            painter.drawText(self.viewport().rect().adjusted(24, 24, -24, -24), _CENTRED, self.empty)
+            painter.end()
+            return
+        self._images.begin()
+        room, spots = self.viewport().rect(), self.seen()
+        first = samples.steps[0]
+        painter.setClipRect(room.adjusted(layout.kept - _INSET, layout.head, 0, 0))
+        self._paint_cells(painter, [spot for spot in spots if spot.step != first])
+        painter.setClipRect(room.adjusted(0, layout.head, 0, 0))
+        self._paint_cells(painter, [spot for spot in spots if spot.step == first])
+        self._paint_prompts(painter, layout)
+        painter.setClipping(False)
+        self._paint_titles(painter, layout)
+        painter.end()
+        if self._images.behind:
+            QTimer.singleShot(0, self.viewport(), self.viewport().update)
+
+    def _paint_cells(self, painter: QPainter, spots: list[Spot]) -> None:
+        for spot in spots:
+            room, picture = self.rectangle(spot), self.picture(spot)
+            if picture is None:
+                panel(painter, room.toRectF(), colours().window, colours().line)
+            else:
+                inner = room.adjusted(_INSET, _INSET, -_INSET, -_INSET)
+                side = max(inner.width(), inner.height())
+                image = self._images.pixmap(picture, self._edge(), side, self.devicePixelRatioF())
+                self._cells.picture(painter, inner, picture, image)
+            if spot == self.pinned:
+                self._paint_pin(painter, room)
+            if spot == self.current:
+                ring(painter, room) if self.hasFocus() else self._paint_frame(painter, room)
+
+    def _paint_frame(self, painter: QPainter, room: QRect) -> None:
+        """Show which is the current one while the keyboard is elsewhere."""
+        painter.setBrush(Qt.BrushStyle.NoBrush)
+        painter.setPen(QPen(QColor(colours().edge), 2.0))
+        painter.drawRoundedRect(room.toRectF().adjusted(1, 1, -1, -1), 5, 5)
+
+    def _paint_pin(self, painter: QPainter, room: QRect) -> None:
+        place = QRect(room.left() + 8, room.top() + 8, _SIGN + 8, _SIGN + 8)
+        panel(painter, place.toRectF(), colours().raised, colours().edge)
+        icon("pin").paint(painter, place.adjusted(4, 4, -4, -4))
+
+    def _paint_prompts(self, painter: QPainter, layout: Layout) -> None:
+        """Paint each row's words from the left edge on, wherever its cells are scrolled to."""
+        width = self.viewport().width() - 2 * layout.gap - 2
+        painter.setPen(QColor(colours().text))
+        painter.setFont(self.font())
+        for row in layout.rows_seen(self.scrolled[1], self.viewport().height()):
+            room = QRect(layout.gap + 2, layout.top(row, self.scrolled[1]), width, layout.line)
+            words = self.fontMetrics().elidedText(self.prompt_title(row)[:1000], Qt.TextElideMode.ElideRight, width)
+            painter.drawText(room, _LEFT, words)
+            if self.scrolled[0]:  # something is under what stays at the left
+                edge = QRect(layout.kept - layout.gap // 2, room.bottom(), 1, layout.height)
+                painter.fillRect(edge, QColor(colours().edge))
+
+    def _paint_titles(self, painter: QPainter, layout: Layout) -> None:
+        samples, strip = self.samples, QRect(0, 0, self.viewport().width(), layout.head)
+        assert samples is not None
+        painter.fillRect(strip, QColor(colours().window))
+        painter.fillRect(strip.adjusted(0, strip.height() - 1, 0, 0), QColor(colours().line))
+        painter.setClipRect(strip.adjusted(layout.kept - _INSET, 0, 0, 0))
+        for column in layout.columns_seen(self.scrolled[0], strip.width()):
+            self._paint_title(painter, layout, column)
+        painter.setClipping(False)
+        self._paint_title(painter, layout, 0)
+
+    def _paint_title(self, painter: QPainter, layout: Layout, column: int) -> None:
+        assert self.samples is not None
+        step = self.samples.steps[column]
+        room = QRect(layout.left(column, self.scrolled[0]) + 2, 0, layout.width - 4, layout.head - 1)
+        if step == self.samples.best:
+            sign = QRect(room.left(), room.center().y() - _SIGN // 2 + 1, _SIGN, _SIGN)
+            icon("star-filled", "good").paint(painter, sign)
+            room.setLeft(sign.right() + 5)
+        if step in self.samples.saved:
+            sign = QRect(room.right() - _SIGN, room.center().y() - _SIGN // 2 + 1, _SIGN, _SIGN)
+            icon("save", "muted").paint(painter, sign)
+            room.setRight(sign.left() - 4)
+        painter.setFont(self.font())
+        painter.setPen(QColor(colours().text if step == self.samples.best else colours().muted))
+        words = self.step_title(step)
+        painter.drawText(room, _LEFT, self.fontMetrics().elidedText(words, Qt.TextElideMode.ElideRight, room.width()))
+
+    # Mouse and keys
+
+    def mousePressEvent(self, event: QMouseEvent) -> None:  # noqa: N802
+        """Make what is pressed the current one."""
+        if (spot := self._at(event.position().toPoint())) is not None:
+            self.go(spot)
+
+    def mouseDoubleClickEvent(self, event: QMouseEvent) -> None:  # noqa: N802
+        """Look closely."""
+        if self._at(event.position().toPoint()) is not None:
+            self.opened.emit()
+
+    def wheelEvent(self, event: QWheelEvent) -> None:  # noqa: N802
+        """Scroll, or with Ctrl change the size; a wheel without Shift goes across where nothing lies below."""
+        if event.modifiers() & Qt.KeyboardModifier.ControlModifier:
+            self.set_side(self.side + (16 if event.angleDelta().y() > 0 else -16))
+            event.accept()
+        elif not self.verticalScrollBar().maximum() and event.angleDelta().y():
+            bar = self.horizontalScrollBar()
+            bar.setValue(bar.value() - event.angleDelta().y())
+            event.accept()
+        else:
+            super().wheelEvent(event)
+
+    def keyPressEvent(self, event: QKeyEvent) -> None:  # noqa: N802
+        """Walk: arrows from cell to cell, Home to the baseline, End to the newest, Enter looks closely."""
+        key, steps = event.key(), len(self.samples.steps) if self.samples else 0
+        ends = {Qt.Key.Key_Home: (0, -steps), Qt.Key.Key_End: (0, steps)}
+        if key in _MOVES or key in ends:
+            self.step(*(_MOVES | ends)[Qt.Key(key)])
+        elif key in (Qt.Key.Key_PageUp, Qt.Key.Key_PageDown):
+            page = max(1, self.viewport().height() // self.layout_now.row_height)
+            self.step(page if key == Qt.Key.Key_PageDown else -page, 0)
+        elif key in (Qt.Key.Key_Return, Qt.Key.Key_Enter) and self.current is not None:
+            self.opened.emit()
+        else:
+            super().keyPressEvent(event)
+
+    def contextMenuEvent(self, event: QContextMenuEvent) -> None:  # noqa: N802
+        """Ask for the menu."""
+        if self.current is not None:
+            self.menu_asked.emit(event.globalPos())
+
+    def viewportEvent(self, event: QEvent) -> bool:  # noqa: N802
+        """Tell about the cell under the pointer."""
+        if isinstance(event, QHelpEvent) and event.type() == QEvent.Type.ToolTip:
+            spot = self._at(event.pos())
+            QToolTip.showText(event.globalPos(), plain_tip(self.describe(spot, "\n")) if spot else "", self)
+            return True
+        return super().viewportEvent(event)
+
+    def describe(self, spot: Spot, between: str = ", ") -> str:
+        """Return what there is to say of a sample."""
+        picture = self.picture(spot)
+        thumbnail = self._session.thumbnails.get(picture, self._edge()) if picture else None
+        samples = self.samples
+        words = [
+            self.step_title(spot.step),
+            self.tr("lowest held-out loss so far") if samples and spot.step == samples.best else "",
+            self.tr("LoRA saved") if samples and spot.step in samples.saved else "",
+            self.tr("pinned") if spot == self.pinned else "",
+            "" if picture else self.tr("not drawn yet"),
+            thumbnail.problem or "" if thumbnail else "",
+            self.prompt_title(spot.prompt),
+        ]
+        return between.join(word for word in words if word)
+
+    def _announce(self) -> None:
+        self.setAccessibleDescription(self.describe(self.current) if self.current else "")
+        QAccessible.updateAccessibility(QAccessibleEvent(self, QAccessible.Event.DescriptionChanged))
+
+    # The rest
+
+    def resizeEvent(self, event: QResizeEvent) -> None:  # noqa: N802
+        """Lay out anew."""
+        super().resizeEvent(event)
+        self.follow()
+
+    def showEvent(self, event: QShowEvent) -> None:  # noqa: N802
+        """Ask for thumbnails again: others may have been asked for meanwhile."""
+        super().showEvent(event)
+        self._look()
+
+    def hideEvent(self, event: QHideEvent) -> None:  # noqa: N802
+        """Ask for nothing while hidden."""
+        super().hideEvent(event)
+        self._soon.stop()
+
+    def changeEvent(self, event: QEvent) -> None:  # noqa: N802
+        """Take over another font."""
+        super().changeEvent(event)
+        if hasattr(self, "_cells"):  # Qt sends such events before this is made
+            self._cells = Cells(self.font())
+
+    def sizeHint(self) -> QSize:  # noqa: N802
+        """Return room for a few columns."""
+        return QSize(4 * self.side, 2 * self.side)
