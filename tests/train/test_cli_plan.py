@@ -72,6 +72,27 @@ def test_a_question_that_cannot_be_answered_is_a_sentence(
     assert not told.out and part in told.err and "What to do: " in told.err
 
 
+def serving() -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "trainer", "plan", "--serve"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8",
+    )  # fmt: skip
+
+
+def test_a_newer_question_ends_the_one_before() -> None:
+    """The tapes of both ship, so the first would be answered: it is given up between two replays."""
+    questions = [{"id": number, "family": "sdxl", "recipe": "style", "gpu": f"{8 + 4 * number}GB"} for number in (0, 1)]
+    with serving() as server:
+        told, _ = server.communicate("".join(f"{json.dumps(question)}\n" for question in questions))
+    answers = [json.loads(line) for line in told.splitlines()]
+    states = [(answer["id"], answer["state"]) for answer in answers]
+    assert states in (
+        [(0, "cancelled"), (1, "pick"), (1, "done")],
+        [(0, "pick"), (0, "cancelled"), (1, "pick"), (1, "done")],
+    )
+    assert answers[-1]["plan"]["card"]["name"] == "RTX 3060 12GB"
+
+
 def test_the_server_answers_each_line_by_its_id_and_keeps_stderr_clean(job: Path) -> None:
     wrong: list[tuple[Any, str]] = [
         (None, "rubbish"),
@@ -85,17 +106,16 @@ def test_the_server_answers_each_line_by_its_id_and_keeps_stderr_clean(job: Path
         (8, json.dumps({"id": 8, "job": str(job.parent), "gpu": "8GB"})),
         (9, json.dumps({"id": 9, "job": str(job), "set": ["recipe.rnak=4"], "gpu": "8GB"})),
     ]
-    with subprocess.Popen(
-        [sys.executable, "-m", "trainer", "plan", "--serve"],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8",
-    ) as server:  # fmt: skip
+    early: list[dict[str, Any]] = []
+    with serving() as server:
         assert server.stdin and server.stdout and server.stderr
 
         def ask(line: str) -> dict[str, Any]:
             server.stdin.write(line + "\n")  # type: ignore[union-attr]
             server.stdin.flush()  # type: ignore[union-attr]
-            while (answer := json.loads(server.stdout.readline()))["state"] == "tracing":  # type: ignore[union-attr]
+            while (answer := json.loads(server.stdout.readline()))["state"] in ("tracing", "pick"):  # type: ignore[union-attr]
                 assert answer["id"] == "größe"
+                early.append(answer)
             found: dict[str, Any] = answer
             return found
 
@@ -106,7 +126,17 @@ def test_the_server_answers_each_line_by_its_id_and_keeps_stderr_clean(job: Path
         request = {"id": "größe", "job": str(job), "gpu": "8GB", "set": list(ONE_SIZE)}
         first = ask(json.dumps(request))
         assert (first["id"], first["state"]) == ("größe", "done")
+        assert early[-1]["state"] == "pick" and early[-1]["plan"]["pick"] == first["plan"]["pick"]
+        assert early[-1]["plan"]["smaller"] is None and first["plan"]["smaller"] is not None
         assert ask(json.dumps(request))["plan"]["pick"] == first["plan"]["pick"]
+        # Of a new setting the last plan is told first, before a search that needs more traces has ended.
+        early.clear()
+        second = ask(json.dumps({**request, "set": [*ONE_SIZE, "recipe.rank=5"]}))
+        assert [answer["state"] for answer in early] == ["tracing", "pick", "pick"]
+        tracing, likely, picked = early
+        assert tracing["stale"]["pick"] == first["plan"]["pick"]
+        assert (likely["plan"]["complete"], likely["plan"]["pick"]["fit"]) == (False, first["plan"]["pick"]["fit"])
+        assert picked["plan"]["pick"] == second["plan"]["pick"]
         server.stdin.close()  # the end of the input ends it
         assert server.stdout.read() == "" and server.stderr.read() == ""
     assert server.returncode == 0

@@ -368,8 +368,8 @@ def test_runs_that_begin_alike_are_those_played_apart(searched: list[Exhaustive]
     ]
     need = sorted(one.free(fit) for fit in fits)
     outcomes = set()
+    runs = Runs(situation_with(AMPLE))
     for budget in (need[-1], need[0], int(0.9 * need[len(need) // 2])):
-        runs = Runs(situation_with(budget))
         for fit in fits:
             for capacity in (budget, None):
                 shared = runs.through(one.course(fit), capacity)

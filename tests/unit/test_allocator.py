@@ -429,7 +429,7 @@ def test_a_copy_goes_on_alike_and_apart(settings: AllocatorSettings) -> None:
     original, live = Allocator(settings), list[int]()
     play(original, live, before)
     original.empty_cache()
-    copy, copied = original.copy(), list(live)
+    copy, copied = original.copy(original.settings.capacity), list(live)
     state = original.snapshot()
     play(copy, copied, after)
     assert original.snapshot() == state
@@ -443,7 +443,9 @@ def test_without_its_limit_an_allocator_goes_on() -> None:
     allocator = Allocator(AllocatorSettings(capacity=40 * MIB))
     allocator.allocate(30 * MIB)
     with pytest.raises(OutOfMemory):
-        allocator.copy().allocate(30 * MIB)
-    allocator.lift_limit()
-    allocator.allocate(30 * MIB)
-    assert allocator.reserved == 60 * MIB
+        allocator.copy(40 * MIB).allocate(30 * MIB)
+    free = allocator.copy(None)
+    free.allocate(30 * MIB)
+    assert free.reserved == 60 * MIB
+    with pytest.raises(OutOfMemory):
+        free.copy(80 * MIB).allocate(30 * MIB)

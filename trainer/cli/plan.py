@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -53,7 +52,9 @@ def add_commands(commands: Commands) -> None:
 def run_plan(options: argparse.Namespace) -> int:
     """Answer one question, or many; the exit code is 2 when nothing fits."""
     if options.serve:
-        return _serve()
+        from trainer.cli.plan_serve import serve  # all that a plan needs, so that no request waits for it
+
+        return serve()
     question = _question(options)
     traces = traces_of_user(quiet=options.json)
     planned = planned_for(question, traces)
@@ -84,7 +85,10 @@ def as_json(question: Question, planned: Planned) -> dict[str, Any]:
             "total": situation.card.total_bytes,
             "free": situation.free_bytes,
             "budget": situation.budget,
+            "uses": [{"name": use.name, "bytes": use.bytes} for use in situation.uses],
         },
+        "family": question.subject.family,
+        "effective_batch": question.subject.recipe.effective_batch,
         "pick": told(planned.pick),
         "quicker": told(planned.quicker),
         "missing": planned.missing,
@@ -113,10 +117,11 @@ def _question(options: argparse.Namespace) -> Question:
         raise JobError(
             "plan.question", "--set changes keys of a job, and there is none.", "Name a JOB, or leave it out."
         )
-    return _ahead(options.family, options.recipe, options.gpu)
+    return question_ahead_of(options.family, options.recipe, options.gpu)
 
 
-def _ahead(family: Family, recipe: str | None, gpu: str | None) -> Question:
+def question_ahead_of(family: Family, recipe: str | None, gpu: str | None) -> Question:
+    """Return the question for a preset's recipe on a card, or for an open one."""
     from trainer.cli.jobs import preset_recipe
     from trainer.memory.questions import question_ahead
 
@@ -128,7 +133,7 @@ def traces_of_user(*, quiet: bool = False) -> Traces:
     from trainer.memory.store import TapeStore
     from trainer.memory.traces import Traces
 
-    return Traces(TapeStore.of_user(), _once(lambda: _say_tracing(as_json=quiet)))
+    return Traces(TapeStore.of_user(), once(lambda: _say_tracing(as_json=quiet)))
 
 
 def planned_for(question: Question, traces: Traces) -> Planned:
@@ -139,7 +144,7 @@ def planned_for(question: Question, traces: Traces) -> Planned:
     return plan(question.subject, question.written, question.situation, traces, question.occasions, until=until)
 
 
-def _once(action: Callable[[], None]) -> Callable[[], None]:
+def once(action: Callable[[], None]) -> Callable[[], None]:
     """Return a function that acts the first time only."""
     waiting = [action]
     return lambda: waiting.pop()() if waiting else None
@@ -207,31 +212,3 @@ def _levers(question: Question, plan: Plan, traces: Traces) -> Iterator[Lever]:
         yield lever
         if time.monotonic() > until:
             return
-
-
-def _serve() -> int:
-    """Answer requests until the input ends; tapes once read stay in memory."""
-    from trainer.memory.serve import plan_server
-    from trainer.memory.store import TapeStore
-    from trainer.memory.traces import Traces
-
-    traces = Traces(TapeStore.of_user())
-
-    def answer(request: Mapping[str, Any], before_tracing: Callable[[], None]) -> dict[str, Any]:
-        traces.before_tracing = before_tracing
-        question = _requested(request)
-        return as_json(question, planned_for(question, traces))
-
-    plan_server(answer, sys.stdout).run(sys.stdin)
-    return EXIT_DONE
-
-
-def _requested(request: Mapping[str, Any]) -> Question:
-    from trainer.memory.questions import question_of_job
-
-    if "job" in request:
-        return question_of_job(Path(request["job"]), request.get("set", ()), request.get("gpu"))
-    family = request["family"]
-    if family not in ("sd15", "sdxl"):
-        raise JobError("plan.family", f'There is no family "{family[:40]}".', 'Ask for "sd15" or "sdxl".')
-    return _ahead(family, request.get("recipe"), request.get("gpu"))

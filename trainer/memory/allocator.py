@@ -107,7 +107,8 @@ class Allocator:
     """
 
     def __init__(self, settings: AllocatorSettings | None = None, place: Callable[[int], int] | None = None) -> None:
-        self.settings = settings = settings or AllocatorSettings()
+        settings = settings or AllocatorSettings()
+        self._settle(settings)
         self.allocated = 0
         """Bytes of all blocks in use, with what could not be split off them (torch.cuda.memory_allocated)."""
         self.reserved = 0
@@ -124,14 +125,18 @@ class Allocator:
         self._small = _Pool("small", SMALLEST_BLOCK, SMALL_SEGMENT)
         self._large = _Pool("large", large_rest, settings.large_segment_size)
         self._blocks: dict[int, _Block] = {}
+        if settings.expandable:
+            self._reserve_addresses()
+
+    def _settle(self, settings: AllocatorSettings) -> None:
+        """Works by these settings from here on."""
+        self.settings = settings
         unlimited = 2**_ADDRESS_BITS
         self._oversize = settings.max_split_size or unlimited
         self._split_below = unlimited if settings.expandable else self._oversize
         self._collects = settings.capacity is not None and settings.garbage_collection_threshold > 0
         self._plain = not (settings.expandable or settings.max_split_size or self._collects)
         self._power2 = settings.roundup_power2_divisions > 1
-        if settings.expandable:
-            self._reserve_addresses()
 
     # Handing out and taking back
 
@@ -188,9 +193,13 @@ class Allocator:
 
     # The whole state
 
-    def copy(self) -> Allocator:
-        """Another in the same state, down to the addresses: what is handed out here can be freed there."""
+    def copy(self, capacity: int | None) -> Allocator:
+        """Another in the same state, down to the addresses: what is handed out here can be freed there.
+
+        From here on its segments may sum to ``capacity`` bytes.
+        """
         twin = copy(self)
+        twin._settle(replace(self.settings, capacity=capacity))
         if self._place == self._append:
             twin._place = twin._append
         pools = {id(pool): pool.copy() for pool in (self._small, self._large)}
@@ -214,11 +223,6 @@ class Allocator:
                     runs.append([])
                 runs[-1].append(block)
         return Snapshot(tuple(_segment_state(blocks) for blocks in runs))
-
-    def lift_limit(self) -> None:
-        """From here on segments may sum to anything."""
-        self.settings = replace(self.settings, capacity=None)
-        self._collects = False
 
     @classmethod
     def restored(

@@ -137,7 +137,13 @@ class Appraisal:
 
     def late_for(self, fit: FitConfig) -> bool:
         """Whether it is too late to find out about a fit whose tapes are missing."""
-        return not self.exact(fit) and self._is_late() and not self._is_traced(fit)
+        return not self.exact(fit) and self._is_late() and not self.is_traced(fit)
+
+    def is_traced(self, fit: FitConfig) -> bool:
+        """Whether its tapes of training and previews need not be traced."""
+        subject = replace(self.subject, fit=fit)
+        steps = self.traces.has_steps(subject, self.bucket, fit.micro_batch or 1)
+        return steps and (not self._previews or self.traces.has_phase(subject, "preview"))
 
     def estimate(self, quantise: str, checkpointing: Checkpointing, size: int) -> int:
         """Bytes that training takes at the least; sets and sizes compare well by it. 0 without an anchor."""
@@ -173,11 +179,6 @@ class Appraisal:
 
     def _is_late(self) -> bool:
         return self.until is not None and time.monotonic() > self.until
-
-    def _is_traced(self, fit: FitConfig) -> bool:
-        subject = replace(self.subject, fit=fit)
-        steps = self.traces.has_steps(subject, self.bucket, fit.micro_batch or 1)
-        return steps and (not self._previews or self.traces.has_phase(subject, "preview"))
 
     def _changes(self, fit: FitConfig) -> int:
         """How many keys are not as they are by default: nothing saved, the whole effective batch at once."""

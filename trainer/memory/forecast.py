@@ -25,6 +25,8 @@ Chapters = tuple[tuple[int, ...], ...]
 
 SAMPLES = 200
 LARGEST_PARTS = 6
+# Of what was played so much is kept, some megabytes each: what a question or two come to.
+MOST_KEPT = 64
 MOST_PEAKS = 8
 # What Python, PyTorch with CUDA and the libraries take of main memory before anything is loaded.
 PROCESS_BYTES = 1_600_000_000
@@ -65,18 +67,18 @@ class Playing:
             self.failed_in = phase
         return self.failure is None
 
-    def copy(self) -> Playing:
-        """Another that has come as far, to go on from here in another way."""
-        twin = Playing(self.situation, self.capacity)
-        twin.allocator = self.allocator.copy()
+    def copy(self, capacity: int | None) -> Playing:
+        """Another that has come as far, to go on from here in another way and within another limit."""
+        twin = Playing(self.situation, capacity)
+        twin.allocator = self.allocator.copy(capacity)
         twin.names, twin.phases = dict(self.names), dict(self.phases)
         twin.failure, twin.failed_in = self.failure, self.failed_in
         return twin
 
-    def lift_limit(self) -> None:
-        """From here on there is no limit."""
-        self.capacity = None
-        self.allocator.lift_limit()
+    @property
+    def unhindered(self) -> bool:
+        """Whether the limit made no difference."""
+        return self.failure is None and not self.allocator.retries
 
     @property
     def reserved(self) -> int:
@@ -90,40 +92,44 @@ def run_through(course: Course, situation: Situation, capacity: int | None) -> P
 
 
 class Runs:
-    """Whole runs on a card; what several begin with is played once."""
+    """Whole runs on a card; what several begin with is played once. Of those on cards with like workspaces, too."""
 
-    def __init__(self, situation: Situation) -> None:
-        self._situation = situation
+    def __init__(self, situation: Situation, before_playing: Callable[[], None] = lambda: None) -> None:
+        """``before_playing`` is called whenever something is played; what it raises ends that."""
+        self.situation = situation
+        self.before_playing = before_playing
         # By the very tapes of each chapter; they are kept beside, so that no new one can be taken for one that is gone.
         self._played: dict[tuple[int | None, Chapters], tuple[Playing, Sequence[Tape]]] = {}
 
     def through(self, course: Course, capacity: int | None) -> Playing:
         """The run to its end, or to where ``capacity`` bytes are not enough; not to be played on."""
-        playing = Playing(self._situation, capacity)
+        playing = Playing(self.situation, capacity)
         chapters: Chapters = ()
         for tapes, play in _chapters(course):
             chapters = (*chapters, tuple(map(id, tapes)))
             known = self._known(capacity, chapters)
             if known is None:
-                known = playing.copy()
+                self.before_playing()
+                known = playing.copy(capacity)
                 play(known)
-                self._played[capacity, chapters] = known, tapes
+                self._keep(None if known.unhindered else capacity, chapters, known, tapes)
             playing = known
             if playing.failure is not None:
                 break
         return playing
 
     def _known(self, capacity: int | None, chapters: Chapters) -> Playing | None:
-        """What was played; without a limit, also what came nowhere near the budget."""
-        if (found := self._played.get((capacity, chapters))) is not None:
-            return found[0]
-        within, tapes = self._played.get((self._situation.budget, chapters), (None, ()))
-        if capacity is not None or within is None or within.failure is not None or within.allocator.retries:
-            return None
-        lifted = within.copy()
-        lifted.lift_limit()
-        self._played[None, chapters] = lifted, tapes
-        return lifted
+        """What was played within this limit, or without one where it would not have come near this one."""
+        free, _ = self._played.get((None, chapters), (None, ()))
+        if free is not None and (capacity is None or free.allocator.peak_reserved <= capacity):
+            return free
+        within, _ = self._played.get((capacity, chapters), (None, ()))
+        return within
+
+    def _keep(self, capacity: int | None, chapters: Chapters, played: Playing, tapes: Sequence[Tape]) -> None:
+        self._played[capacity, chapters] = played, tapes
+        while len(self._played) > MOST_KEPT:
+            del self._played[next(iter(self._played))]
 
 
 def _chapters(course: Course) -> Iterator[tuple[Sequence[Tape], Callable[[Playing], object]]]:
@@ -196,8 +202,7 @@ def forecast_of(
     def seconds(work: Iterable[Work]) -> float:
         return factor * timing.seconds(work, situation.rate)
 
-    unhindered = within is not None and within.failure is None and not within.allocator.retries
-    free = within if within is not None and unhindered else (runs or Runs(situation)).through(course, None)
+    free = within if within is not None and within.unhindered else (runs or Runs(situation)).through(course, None)
     if within is None and free.reserved > situation.budget:
         within = run_through(course, situation, situation.budget)
     retrying = retry_seconds(course, within) if within is not None else 0.0

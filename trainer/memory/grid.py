@@ -16,6 +16,9 @@ from trainer.memory.tape import Tape
 
 Checkpointing = Literal["none", "full"] | tuple[str, ...]
 
+# The keys of a fit that are searched.
+SEARCHED = ("quantise", "checkpointing", "micro_batch", "vae_tiling", "preview_offload")
+
 # Micro-batches closer together than this make no difference worth a trace.
 CLOSE = 0.8
 
@@ -119,14 +122,15 @@ def candidates(
     previews: bool,
 ) -> list[FitConfig]:
     """Every fit that keeps what the user wrote; what is not searched stays as ``start`` has it."""
-    choices: dict[str, Sequence[Any]] = {
-        "quantise": tuple(quantise),
-        "checkpointing": tuple(checkpointing),
-        "micro_batch": micro_batches(effective_batch),
-        "vae_tiling": (True, False) if previews else (True,),
-        "preview_offload": (False, True) if previews else (False,),
-    }
-    for name in choices:
+    every: tuple[Sequence[Any], ...] = (
+        tuple(quantise),
+        tuple(checkpointing),
+        micro_batches(effective_batch),
+        (True, False) if previews else (True,),
+        (False, True) if previews else (False,),
+    )
+    choices = dict(zip(SEARCHED, every, strict=True))
+    for name in SEARCHED:
         if (written := getattr(constraints, name)) is not None:
             choices[name] = (min(written, effective_batch) if name == "micro_batch" else written,)
     return [start.changed(**dict(zip(choices, values, strict=True))) for values in product(*choices.values())]

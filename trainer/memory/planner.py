@@ -13,7 +13,7 @@ from trainer.memory import timing
 from trainer.memory.appraisal import Appraisal
 from trainer.memory.course import Course, Occasions
 from trainer.memory.forecast import Playing, Runs, forecast_of, retry_seconds
-from trainer.memory.grid import Checkpointing, candidates, nested_sets
+from trainer.memory.grid import SEARCHED, Checkpointing, candidates, nested_sets
 from trainer.memory.ladder import ladder
 from trainer.memory.recipes import Change, lighter
 from trainer.memory.search import best
@@ -84,6 +84,9 @@ def plan(
     *,
     until: float | None = None,
     others: bool = True,
+    runs: Runs | None = None,
+    likely: FitConfig | None = None,
+    on_pick: Callable[[Planned], None] = lambda _: None,
 ) -> Planned:
     """The plan for ``subject`` in ``situation``; keys that the user has ``written`` into the fit stay as they are.
 
@@ -93,27 +96,33 @@ def plan(
     because the cache is given back to the driver in every step, the time of that: such a fit may still be the pick, but
     not where another that is as quick does without.
     With ``until`` (of time.monotonic) nothing is traced after that moment but what it takes to find one that fits, or
-    that none does, before the base is rounded. With ``others`` the plans beside the pick are worked out too.
+    that none does, before the base is rounded. With ``others`` the plans beside the pick are worked out too;
+    ``on_pick`` is told the pick before that. ``likely`` is a fit that may do, such as that of a former plan: where
+    traces are missing and it fits, ``on_pick`` is told of it first, since it takes fewer of them than a search does.
+    ``runs`` are those of other questions on cards with like workspaces.
     """
-    planning = _Planning(subject, written, situation, traces, occasions, until)
+    planning = _Planning(subject, written, situation, traces, occasions, until, runs)
+    if likely is not None and (soon := planning.soon(likely)) is not None:
+        on_pick(Planned(situation, soon, complete=False))
     pick = planning.best(planning.choices)
     if pick is None:
         return planning.nothing_fits(look_for_change=others)
-    plan_of_pick = planning.plan_of(pick, brief=False)
-    rungs = planning.ladder(pick)
-    complete = not planning.appraisal.left_out
+    picked = Planned(
+        situation,
+        planning.plan_of(pick, brief=False),
+        ladder=planning.ladder(pick),
+        complete=not planning.appraisal.left_out,
+    )
+    on_pick(picked)
     if not others:
-        return Planned(situation, plan_of_pick, ladder=rungs, complete=complete)
+        return picked
     quicker = planning.quicker(pick)
-    return Planned(
-        situation=situation,
-        pick=plan_of_pick,
+    return replace(
+        picked,
         quicker=quicker,
         missing=max(quicker.forecast.reserved - situation.budget, 1) if quicker else 0,
         smaller=planning.smaller(pick),
         quantised=planning.quantised(pick),
-        ladder=rungs,
-        complete=complete,
     )
 
 
@@ -128,6 +137,7 @@ class _Planning:
         traces: Traces,
         occasions: Occasions,
         until: float | None,
+        runs: Runs | None = None,
     ) -> None:
         dtype = "bf16" if situation.card.bf16 else "fp16"
         start = complete_fit(written.changed(dtype=written.dtype or dtype))
@@ -138,7 +148,7 @@ class _Planning:
         self.occasions = occasions if subject.previews else replace(occasions, previews=0)
         self.until = until
         self.appraisal = self._appraisal(self._fits, until)
-        self._runs = Runs(situation)
+        self._runs = runs or Runs(situation)
 
     @property
     def qualities(self) -> tuple[str, ...]:
@@ -191,6 +201,16 @@ class _Planning:
         self.appraisal.until = self.until
         self.appraisal.left_out = found is not None
         return found
+
+    def soon(self, likely: FitConfig) -> Plan | None:
+        """The plan of a fit that may do, changed to what is stated, if it fits; None where a search is as quick."""
+        stated = {name: value for name in SEARCHED if (value := getattr(self.written, name)) is not None}
+        fit = self.subject.fit.changed(**{name: getattr(likely, name) for name in SEARCHED} | stated)
+        fit = fit.changed(micro_batch=min(fit.micro_batch or 1, self.subject.recipe.effective_batch or 1))
+        if self.appraisal.is_traced(fit):
+            return None
+        plan = self.plan_of(fit, brief=False)
+        return plan if plan.forecast.fits else None
 
     def plan_of(self, fit: FitConfig, *, brief: bool = True) -> Plan:
         """A fit with its forecast; the pick's is told at length."""
@@ -270,8 +290,9 @@ class _Planning:
         for change in lighter(self.subject):
             if failed_in == "cache_pictures" and "resolution" not in change.keys:
                 continue  # encoding pictures depends on nothing else of a recipe
+            subject = change.applied_to(self.subject)
             other = _Planning(
-                change.applied_to(self.subject), self.written, self.situation, self.traces, self.occasions, self.until
+                subject, self.written, self.situation, self.traces, self.occasions, self.until, self._runs
             )
             if other.smallest_fits and (pick := other.best(other.choices)) is not None:
                 return Lighter(change, other.plan_of(pick))

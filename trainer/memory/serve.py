@@ -9,40 +9,20 @@ What trainer/protocol/serving.py says of requests holds. One has what is asked:
 
     {"id": 1, "state": "tracing", "stale": {...}}    figures are missing and are being made, which takes seconds;
                                                      "stale" is the last plan for that job or recipe, or null
-    {"id": 1, "state": "done", "plan": {...}}        the plan, as `plan --json` prints it
+    {"id": 1, "state": "pick", "plan": {...}}        the pick, before what stands beside it is known; where figures are
+                                                     missing, first what becomes of the last plan, "complete" false
+    {"id": 1, "state": "done", "plan": {...}}        the whole plan, as `plan --json` prints it
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping
-from typing import Any, TextIO
+from typing import TextIO
 
-from trainer.protocol.serving import Answer, Request, Server, Turn
-
-Plan = Callable[[Mapping[str, Any], Callable[[], None]], Answer]
-"""Works out a request; calls its second argument before anything that takes seconds. Raises ImpastoError."""
+from trainer.protocol.serving import Request, Server, Work
 
 
-def plan_server(plan: Plan, output: TextIO) -> Server:
-    """Return a server that answers with plans."""
-    former: dict[str, Answer] = {}
-
-    def work(turn: Turn) -> Answer:
-        request = turn.request
-        subject = json.dumps([request.get("job"), request.get("family"), request.get("recipe")])
-        told = False
-
-        def before_tracing() -> None:
-            nonlocal told
-            turn.go_on()
-            if not told:
-                turn.tell("tracing", stale=former.get(subject))
-                told = True
-
-        former[subject] = found = plan(request, before_tracing)
-        return {"plan": found}
-
+def plan_server(work: Work, output: TextIO) -> Server:
+    """Return a server that answers with plans, as ``work`` finds them."""
     return Server(work, _fault, output, code="plan.request", guide="trainer/memory/serve.py")
 
 

@@ -1,0 +1,106 @@
+"""The resident planner behind `plan --serve`: what it has found out for one request serves the next."""
+
+from __future__ import annotations
+
+import gc
+import json
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trainer.cli.plan import PATIENCE, as_json, once, question_ahead_of
+from trainer.errors import EXIT_DONE, JobError
+from trainer.memory.forecast import Runs
+from trainer.memory.planner import plan
+from trainer.memory.questions import question_of_job
+from trainer.memory.serve import plan_server
+from trainer.memory.store import TapeStore
+from trainer.memory.traces import Traces
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from trainer.config.fit import FitConfig
+    from trainer.memory.planner import Planned
+    from trainer.memory.questions import Question
+    from trainer.memory.situation import Situation
+    from trainer.protocol.serving import Answer, Request, Turn
+
+# Plans make millions of objects that live on: looking for garbage among them as often as Python does costs a tenth.
+OBJECTS_BETWEEN_LOOKS = 200_000
+
+
+def serve() -> int:
+    """Answer requests until the input ends."""
+    gc.set_threshold(OBJECTS_BETWEEN_LOOKS)
+    plan_server(_Planner().answer, sys.stdout).run(sys.stdin)
+    return EXIT_DONE
+
+
+@dataclass
+class _Planner:
+    """Tapes, what was played, and the last plans, kept from request to request."""
+
+    traces: Traces = field(default_factory=lambda: Traces(TapeStore.of_user()))
+    runs: dict[tuple[int, float], Runs] = field(default_factory=dict)
+    """By the workspaces of a card, all that replays depend on beside tapes and limit."""
+    told: dict[str, Answer] = field(default_factory=dict)
+    """The last whole plan for each job or recipe."""
+    picked: dict[str, FitConfig] = field(default_factory=dict)
+
+    def answer(self, turn: Turn) -> Answer:
+        """The whole plan for a request; its pick is told as soon as it is known."""
+        subject = json.dumps([turn.request.get(key) for key in ("job", "family", "recipe")])
+        self.traces.before_tracing = self._before_tracing(turn, self.told.get(subject))
+        question = _requested(turn.request)
+
+        def on_pick(planned: Planned) -> None:
+            self._remember(subject, planned)
+            turn.go_on()
+            turn.tell("pick", plan=as_json(question, planned))
+
+        planned = plan(
+            question.subject,
+            question.written,
+            question.situation,
+            self.traces,
+            question.occasions,
+            until=time.monotonic() + PATIENCE,
+            runs=self._runs(question.situation, turn),
+            likely=self.picked.get(subject),
+            on_pick=on_pick,
+        )
+        self._remember(subject, planned)
+        self.told[subject] = told = as_json(question, planned)
+        return {"plan": told}
+
+    def _before_tracing(self, turn: Turn, stale: Answer | None) -> Callable[[], None]:
+        tell = once(lambda: turn.tell("tracing", stale=stale))
+
+        def before_tracing() -> None:
+            turn.go_on()
+            tell()
+
+        return before_tracing
+
+    def _remember(self, subject: str, planned: Planned) -> None:
+        if planned.pick is not None:
+            self.picked[subject] = planned.pick.fit
+
+    def _runs(self, situation: Situation, turn: Turn) -> Runs:
+        overheads = situation.overheads
+        workspaces = overheads.cublas_workspace_bytes, overheads.cudnn_workspace_share
+        runs = self.runs.setdefault(workspaces, Runs(situation))
+        runs.before_playing = turn.go_on
+        return runs
+
+
+def _requested(request: Request) -> Question:
+    if "job" in request:
+        return question_of_job(Path(request["job"]), request.get("set", ()), request.get("gpu"))
+    family = request["family"]
+    if family not in ("sd15", "sdxl"):
+        raise JobError("plan.family", f'There is no family "{family[:40]}".', 'Ask for "sd15" or "sdxl".')
+    return question_ahead_of(family, request.get("recipe"), request.get("gpu"))
