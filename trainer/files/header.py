@@ -16,7 +16,10 @@ Kind = Literal["base", "lora"]
 
 # safetensors itself takes headers up to 100 MB, whose parsing costs nearly a gigabyte; real ones stay far below these.
 _LARGEST_HEADER: Mapping[Kind, int] = {"base": 32 << 20, "lora": 8 << 20}
-_MOST_TENSORS = 50_000
+# The largest LoRAs have 6,000 tensors. While more are parsed, a window of the same process would stand still.
+_MOST_TENSORS: Mapping[Kind, int] = {"base": 50_000, "lora": 10_000}
+_QUOTES = 10  # around the keys and texts of one tensor
+_MOST_METADATA = 10_000
 _LONGEST_SHAPE = 8
 _WIDTHS = {
     4: "F4",
@@ -118,8 +121,11 @@ def _what_else(start: bytes) -> str | None:
 
 def _parse(path: Path, kind: Kind, text: bytes, payload: int) -> Header:
     """Turn the header's JSON into records; `payload` is the number of bytes after it."""
-    if text.count(b'"data_offsets"') > _MOST_TENSORS:
-        sentence = f'"{path}" lists more than {_MOST_TENSORS:,} tensors, more than any real {_NAMED[kind]}.'
+    most = _MOST_TENSORS[kind]
+    quotes = text.count(b'"') - text.count(b'\\"')
+    if text.count(b'"data_offsets"') > most or quotes > most * _QUOTES + _MOST_METADATA * 4:
+        listed = f"more than {most:,} tensors or {_MOST_METADATA:,} metadata, more than any real {_NAMED[kind]}"
+        sentence = f'"{path}" lists {listed}.'
         _refuse(kind, "hostile", sentence, "Do not use this file; get it from a source you trust.")
     try:
         entries = json.loads(text)

@@ -199,8 +199,11 @@ def test_pictures_come_from_the_metadata_or_from_beside(tmp_path):
 
 HOSTILE = {
     "a header of 100 MB": lambda path: path.write_bytes(struct.pack("<Q", 100 << 20) + b'{"a":' + bytes(1 << 20)),
-    "a million keys": lambda path: write_raw(
-        path, {f"k{n}": {"dtype": "F16", "shape": [0], "data_offsets": [0, 0]} for n in range(110_000)}
+    "too many keys": lambda path: write_raw(
+        path, {f"k{n}": {"dtype": "F16", "shape": [0], "data_offsets": [0, 0]} for n in range(11_000)}
+    ),
+    "a million metadata": lambda path: write_shapes(
+        path, {f"{LAYER}.lora_down.weight": (4, 8)}, {f"k{n}": "" for n in range(400_000)}
     ),
     "cut off": lambda path: path.write_bytes(
         write_shapes(path, {f"{LAYER}.lora_down.weight": (4, 8)}).read_bytes()[:-9]
