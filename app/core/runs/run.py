@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from app.core.events import Event
+from app.core.runs.remarks import Remarks
 from app.core.runs.series import Series
 from app.core.runs.summary import RESUMABLE, RunSummary, summarise
 from app.core.tasks import Tasks, raise_again
@@ -134,6 +135,7 @@ class Run:
     def _begin(self) -> None:
         self.story = Story()
         self.series = Series()
+        self.remarks = Remarks()
         self.previews: list[events.Preview] = []
         self.saved: list[events.Saved] = []
         self.validations: list[events.Validation] = []
@@ -174,6 +176,7 @@ class Run:
     def _tell(self, event: events.Event) -> None:
         self.story.tell(event)
         self.series.tell(event)
+        self.remarks.tell(event)
         match event:
             case events.Preview():
                 self.previews.append(event)
