@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trainer import __version__
-from trainer.cli import datasets, doctor, drawing, jobs, plan, presets, runs, storage
+from trainer.cli import datasets, doctor, drawing, jobs, plan, presets, queue, runs, storage
 from trainer.cli.libraries import quieten
 from trainer.cli.outcome import guarded
 
@@ -48,6 +48,8 @@ def _prepare_process(*, debug: bool) -> None:
         # Windows' pipes and old consoles take one small alphabet unless told otherwise.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(encoding="utf-8", errors="replace")
+    # Number cards as their driver does, not by speed: then "cuda:1" is the same card for all programs.
+    os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     if not debug:
         quieten()
 
@@ -62,6 +64,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"Impasto {__version__}")
     parser.add_argument("--debug", action="store_true", help="show where a fault of Impasto itself happened")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for group in (jobs, plan, runs, datasets, drawing, presets, doctor, storage):
+    for group in (jobs, queue, plan, runs, datasets, drawing, presets, doctor, storage):
         group.add_commands(commands)
     return parser

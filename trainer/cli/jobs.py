@@ -45,6 +45,7 @@ def add_commands(commands: Commands) -> None:
     )
     train.add_argument("--recipe", metavar="PRESET", help="what this preset's recipe states wins over the job's recipe")
     add_json(train)
+    _add_queued(train)
 
     resume = add_command(commands, "resume", "go on with a paused, stopped, broken-off or finished run", run_resume)
     add_run(resume)
@@ -61,6 +62,7 @@ def add_commands(commands: Commands) -> None:
         "or run it once more over the added steps",
     )
     add_json(resume)
+    _add_queued(resume)
 
 
 def run_new(options: argparse.Namespace) -> int:
@@ -94,22 +96,44 @@ def run_new(options: argparse.Namespace) -> int:
 
 def run_train(options: argparse.Namespace) -> int:
     """Train a job from its beginning."""
-    with shown(as_json=options.json) as on_event:
-        from trainer.cli.planning import plan_run
-        from trainer.memory.calibration import learn
-        from trainer.training.run import start
 
-        return start(options.job, _overrides(options), on_event, plan_run, learn)
+    def train(made: Callable[[Path], None]) -> int:
+        with shown(as_json=options.json) as on_event:
+            from trainer.cli.planning import plan_run
+            from trainer.memory.calibration import learn
+            from trainer.training.run import start
+
+            return start(options.job, _overrides(options), on_event, plan_run, learn, made)
+
+    return _carried_out(options, train)
 
 
 def run_resume(options: argparse.Namespace) -> int:
     """Go on with a run."""
-    run = find_run(options.run)
-    with shown(as_json=options.json) as on_event:
-        from trainer.memory.calibration import learn
-        from trainer.training.run import resume
 
-        return resume(run, on_event, steps=options.steps, schedule=options.schedule, learn=learn)
+    def go_on(_: Callable[[Path], None]) -> int:
+        run = find_run(options.run)
+        with shown(as_json=options.json) as on_event:
+            from trainer.memory.calibration import learn
+            from trainer.training.run import resume
+
+            return resume(run, on_event, steps=options.steps, schedule=options.schedule, learn=learn)
+
+    return _carried_out(options, go_on)
+
+
+def _add_queued(parser: argparse.ArgumentParser) -> None:
+    """Define the word by which the queue's worker says which entry this is."""
+    parser.add_argument("--queued", metavar="ID", help=argparse.SUPPRESS)
+
+
+def _carried_out(options: argparse.Namespace, work: Callable[[Callable[[Path], None]], int]) -> int:
+    """Do the work of a command; where the queue asked for it, its entry says how that goes."""
+    if options.queued is None:
+        return work(lambda _: None)
+    from trainer.queue.engine import carried_out
+
+    return carried_out(options.queued, work)
 
 
 @contextmanager

@@ -19,7 +19,7 @@ import json
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeVar, get_args
@@ -66,6 +66,8 @@ class Entry:
     """What was asked of it and has not happened yet."""
     pid: int | None = None
     """The engine's process, for information: that it lives the lock tells."""
+    attempts: int = 0
+    """How often its run had been started before the engine that does it now."""
 
     @property
     def name(self) -> str:
@@ -290,6 +292,20 @@ class Queue:
         with self.editing():
             return self._write(change(self.get(name)))
 
+    def conclude(self, name: str, state: State, problem: str = "") -> Entry:
+        """Enter how an entry ended; a failure or interruption holds the queue where that was asked for."""
+        with self.editing():
+            return self._conclude(self.get(name), state, problem)
+
+    def settle(self, outcome: Callable[[Entry], tuple[State, str]], alive: Collection[str] = ()) -> list[Entry]:
+        """Enter how those ended whose engine is gone without having said so; `alive` ones have only just begun.
+
+        `outcome` gives the state and a problem in words. Returns the entries as they are now.
+        """
+        with self.editing():
+            gone = [one for one in self.entries() if one.state == "running" and one.id not in alive]
+            return [self._conclude(one, *outcome(one)) for one in gone if not self.engine_alive(one.id)]
+
     @contextlib.contextmanager
     def engine(self, name: str) -> Iterator[None]:
         """Hold an entry for an engine's life; raises RunError "queue.taken" when another engine does."""
@@ -305,6 +321,12 @@ class Queue:
             yield
 
     # --- inside
+
+    def _conclude(self, entry: Entry, state: State, problem: str) -> Entry:
+        settings, _ = self._read_settings()
+        if state in ("failed", "interrupted") and (entry.hold or settings.hold_on_failure):
+            self._change_settings(held=True, reason=f"{entry.name}: {problem}")
+        return self._write(dataclasses.replace(entry, state=state, problem=problem, wish=None, pid=None))
 
     def _end(self, name: str, wish: Wish, state: State, at_once: tuple[State, ...]) -> Entry:
         """Note a wish where the entry runs; where it is in one of the other states, carry it out at once."""
@@ -426,6 +448,7 @@ def _entry(name: str, fields: Mapping[str, object]) -> Entry:
         hold=_typed(fields, "hold", bool),
         wish=wish,  # type: ignore[arg-type]
         pid=_optional(fields, "pid", int),
+        attempts=_typed(fields, "attempts", int),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +10,7 @@ from typing import Any, Literal, Protocol
 
 import torch
 
+from trainer.awake import kept_awake
 from trainer.base.source import BaseSource, open_base
 from trainer.config.doubtful import doubtful
 from trainer.config.effectless import effectless
@@ -32,7 +33,7 @@ from trainer.errors import (
     ResumableError,
     RunError,
 )
-from trainer.protocol import atomic, events
+from trainer.protocol import atomic, events, lanes
 from trainer.protocol.forecast import Forecast, write_forecast
 from trainer.protocol.places import cache_limit, is_disk_full
 from trainer.protocol.rundir import RunDirectory
@@ -88,11 +89,13 @@ def start(
     on_event: OnEvent,
     planner: Planner | None = None,
     learn: Learn = learn_nothing,
+    made: Callable[[Path], object] = lambda _: None,
 ) -> int:
     """Trains the job in ``job_path`` from its beginning; returns the exit code.
 
     Nothing is written before the job, its base and its dataset are known to be good. Without a ``planner`` what the
-    fit leaves open is taken from a table. ``learn`` gets the finished run's report. Raises ImpastoError.
+    fit leaves open is taken from a table. ``learn`` gets the finished run's report, ``made`` the run's folder as soon
+    as there is one. Raises ImpastoError.
     """
     job = load_job(job_path, overrides)
     cache_limit()  # one that is no number is refused now, not in the middle
@@ -109,6 +112,7 @@ def start(
         reporter.notice("plan", sentence)
     frozen = frozen.changed(fit=planned.fit, ladder=settled_ladder(job, planned))
     run = RunDirectory.create(Path(frozen.output.runs), frozen.name)
+    made(run.path)
     atomic.write_text(run.job, dump_job(frozen, comments=False))
     write_listing(run.listing, dataset.pictures)
     if planned.forecast is not None:
@@ -281,7 +285,7 @@ def attempt(run: RunDirectory, job: Job, source: BaseSource, reporter: Reporter,
         "versions": versions(),
     }
     pictures = read_listing(run.listing)
-    with run.hold():
+    with run.hold(), lanes.marked(lanes.lane_of(job.fit.device)), kept_awake(f"Training {run.name}"):
         number = run.begin_attempt(facts)
         atomic.write_text(run.job, dump_job(job, comments=False))
         control = Control(run)

@@ -1,0 +1,220 @@
+"""The commands of the queue: work it off, list it, put in, take out, move, pause, stop, go on."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import re
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from trainer.cli import words
+from trainer.cli.arguments import Commands, add_command, positive
+from trainer.cli.outcome import say
+from trainer.errors import EXIT_DONE, EXIT_RESUMABLE, JobError, RunError
+from trainer.protocol.queue import Entry, Queue, Reading
+from trainer.protocol.rundir import find_run
+
+_HELP = "do one job after the other, on each graphics card one at a time; without a further word: work it off"
+_EDITS: dict[str, tuple[str, Callable[[Queue, str], object]]] = {
+    "remove": ("take an entry out; its run stays on disk", Queue.remove),
+    "pause": ("pause what runs, hold back what waits; it keeps its place", Queue.pause),
+    "stop": ("stop what runs, with its LoRA as it is then; what waits leaves the queue", Queue.stop),
+    "resume": ("let a paused, interrupted, stopped or failed entry wait for its turn again", Queue.resume),
+}
+_WHOLE: dict[str, tuple[str, Callable[[Queue], object]]] = {
+    "hold": ("begin nothing more until `queue go-on`; what runs is not touched", Queue.hold),
+    "go-on": ("begin again, also with what was interrupted", Queue.go_on),
+    "clear": ("take out all that is done, stopped or failed", Queue.clear),
+}
+_DELAY = re.compile(r"\+(?:(\d+)h)?(?:(\d+)m)?")
+
+
+def add_commands(commands: Commands) -> None:
+    """Define the words of each command."""
+    queue = add_command(commands, "queue", _HELP, run_worker)
+    inner = queue.add_subparsers(title="commands", metavar="COMMAND")
+    add_command(inner, "run", "work the queue off; ends when nothing is left, and what it started goes on", run_worker)
+    _add_json(add_command(inner, "list", "show what is in the queue", run_list))
+
+    add = add_command(inner, "add", "put a job at the end, or a run to be gone on with", run_add)
+    add.add_argument("what", metavar="JOB|RUN", help="a job.toml, or the name or folder of a run")
+    add.add_argument("--steps", type=positive, help="for a run: how many steps it shall have in all")
+    add.add_argument("--before", metavar="ID", help="put it before this entry instead of at the end")
+    add.add_argument(
+        "--after", metavar="TIME", type=moment, help="begin no earlier: 22:30, 2026-11-22T22:30, or +2h30m"
+    )
+    add.add_argument("--hold", action="store_true", help="begin nothing more if this fails")
+    _add_json(add)
+
+    move = add_command(inner, "move", "put an entry before another, or at the end", run_move)
+    _add_entry(move)
+    move.add_argument("--before", metavar="ID", help="absent: at the end")
+
+    after = add_command(inner, "after", "let an entry wait for a time", run_after)
+    _add_entry(after)
+    after.add_argument("time", metavar="TIME", type=moment, help="22:30, 2026-11-22T22:30, +2h30m, or now")
+
+    for name, (what, _) in _EDITS.items():
+        edit = add_command(inner, name, what, run_edit)
+        _add_entry(edit)
+        edit.set_defaults(name=name)
+    for name, (what, _) in _WHOLE.items():
+        add_command(inner, name, what, run_whole).set_defaults(name=name)
+    failing = add_command(inner, "on-failure", "say what a failure does to the entries after it", run_on_failure)
+    failing.add_argument("what", choices=("hold", "go-on"), help="hold: begin nothing more; go-on: begin the next")
+
+
+def run_worker(options: argparse.Namespace) -> int:
+    """Work the queue off."""
+    from trainer.queue.worker import Worker
+
+    def tell(line: str) -> None:
+        print(f"{datetime.now().astimezone():%Y-%m-%d %H:%M:%S} {line}", flush=True)
+
+    queue = Queue()
+    try:
+        if not Worker(queue, tell).run():
+            say("A worker is at the queue already. `queue list` shows what it does.")
+            return EXIT_DONE
+    except KeyboardInterrupt:
+        say("The queue is not worked off any more; what it started goes on. `queue` takes it up again.")
+        return EXIT_RESUMABLE
+    reading = queue.read()
+    if reading.held:
+        _tell_held(reading)
+    return EXIT_DONE
+
+
+def run_list(options: argparse.Namespace) -> int:
+    """Show the queue."""
+    queue = Queue()
+    reading, worked_on = queue.read(), queue.worker_alive()
+    if options.json:
+        print(json.dumps(_plain(reading) | {"worker": worked_on}, ensure_ascii=False))
+        return EXIT_DONE
+    if reading.entries:
+        print(words.columns([("ID", "STATE", "NAME", "WHERE", "REMARK"), *map(_row, reading.entries)]))
+    else:
+        say("The queue is empty. `python -m trainer queue add job.toml` puts a job in.")
+    for fault in reading.faults:
+        say(f"{fault.sentence}{f' `queue remove {fault.id}` deletes it.' if fault.id else ''}")
+    if reading.held:
+        _tell_held(reading)
+    elif not worked_on and any(entry.state in ("waiting", "running") for entry in reading.entries):
+        say("Nobody works on it. `python -m trainer queue` does.")
+    return EXIT_DONE
+
+
+def run_add(options: argparse.Namespace) -> int:
+    """Put a job or a run in."""
+    queue, path = Queue(), Path(options.what)
+    if path.is_file():
+        if options.steps is not None:
+            raise JobError("queue.steps", "--steps is for runs; this is a job.", "Set recipe.steps in the job.")
+        entry = queue.add(path, after=options.after, hold=options.hold, before=options.before)
+    else:
+        entry = queue.add_resume(find_run(options.what).path, options.steps)
+        if options.before is not None:
+            queue.move(entry.id, options.before)
+    print(json.dumps(_plain(entry), ensure_ascii=False) if options.json else f"{entry.id}  {entry.name}")
+    if not queue.worker_alive():
+        say("Nobody works on the queue. `python -m trainer queue` does.")
+    return EXIT_DONE
+
+
+def run_move(options: argparse.Namespace) -> int:
+    """Put an entry elsewhere."""
+    queue = Queue()
+    queue.move(_named(queue, options.entry), _named(queue, options.before) if options.before else None)
+    return EXIT_DONE
+
+
+def run_after(options: argparse.Namespace) -> int:
+    """Let an entry wait for a time."""
+    queue = Queue()
+    queue.start_after(_named(queue, options.entry), options.time if options.time > time.time() else None)
+    return EXIT_DONE
+
+
+def run_edit(options: argparse.Namespace) -> int:
+    """Do what a word says to one entry."""
+    queue = Queue()
+    _EDITS[options.name][1](queue, _named(queue, options.entry))
+    return EXIT_DONE
+
+
+def run_whole(options: argparse.Namespace) -> int:
+    """Do what a word says to the whole queue."""
+    _WHOLE[options.name][1](Queue())
+    return EXIT_DONE
+
+
+def run_on_failure(options: argparse.Namespace) -> int:
+    """Say what a failure does to the entries after it."""
+    Queue().set_hold_on_failure(options.what == "hold")
+    return EXIT_DONE
+
+
+def moment(text: str) -> float:
+    """Read a time for argparse and return Unix time in seconds; a time of day is the next one."""
+    now = datetime.now().astimezone()
+    if text == "now":
+        return now.timestamp()
+    if (delay := _DELAY.fullmatch(text)) and any(delay.groups()):
+        hours, minutes = (int(part or 0) for part in delay.groups())
+        return (now + timedelta(hours=hours, minutes=minutes)).timestamp()
+    try:
+        if re.fullmatch(r"\d{1,2}:\d{2}", text):
+            hour, minute = map(int, text.split(":"))
+            today = now.replace(hour=hour, minute=minute, second=0, microsecond=0)
+            return (today if today > now else today + timedelta(days=1)).timestamp()
+        return datetime.fromisoformat(text).astimezone().timestamp()
+    except (ValueError, OverflowError) as error:
+        raise argparse.ArgumentTypeError("is no time; write 22:30, 2026-11-22T22:30, +2h30m or now") from error
+
+
+def _named(queue: Queue, text: str) -> str:
+    """Return the id of the entry that is called `text` or whose id begins so; raises RunError unless it is one."""
+    reading = queue.read()
+    ids = [entry.id for entry in reading.entries] + [fault.id for fault in reading.faults if fault.id]
+    called = [entry.id for entry in reading.entries if entry.name == text]
+    found = called or [name for name in ids if name.startswith(text)]
+    if len(found) != 1:
+        several = f'"{text}" may mean {", ".join(found)}.' if found else f'There is no entry "{text}" in the queue.'
+        raise RunError("queue.none", several, "Name an entry by its ID; `queue list` shows them.")
+    return found[0]
+
+
+def _row(entry: Entry) -> tuple[str, ...]:
+    where = str(entry.run or entry.job)
+    after = f"after {datetime.fromtimestamp(entry.after, UTC).astimezone():%Y-%m-%d %H:%M}" if entry.after else ""
+    wish = f"{entry.wish} asked for" if entry.wish else ""
+    return (
+        entry.id,
+        entry.state,
+        entry.name,
+        where,
+        entry.problem or wish or (after if entry.state == "waiting" else ""),
+    )
+
+
+def _plain(value: Any) -> Any:
+    return json.loads(json.dumps(dataclasses.asdict(value), default=str))
+
+
+def _tell_held(reading: Reading) -> None:
+    why = f" {reading.reason}" if reading.reason else ""
+    say(f"The queue is held: nothing more is begun.{why} `queue go-on` begins again.")
+
+
+def _add_entry(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("entry", metavar="ID", help="the entry's ID or the beginning of it, or its name")
+
+
+def _add_json(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print one JSON object, for programs")

@@ -1,0 +1,58 @@
+"""Starts engine processes that go on when whoever started them ends."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+
+def command(words: Sequence[str]) -> list[str]:
+    """Return the command line of `python -m trainer WORDS` with the Python that runs this."""
+    return [sys.executable, "-X", "utf8", "-m", "trainer", *words]
+
+
+def launch(words: Sequence[str], log: Path, environment: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
+    """Start `python -m trainer WORDS` on its own; what it prints goes on at the end of `log`.
+
+    It has no console and no parent that could take it along: closing a window or a terminal, or ending the parent,
+    leaves it running. Who does not wait for it calls `let_go`. Raises OSError when it cannot be started or the log
+    cannot be written.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab") as out:
+        return subprocess.Popen(
+            command(words),
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            cwd=log.parent,
+            env={**os.environ, **(environment or {})},
+            creationflags=_own_group(),
+            start_new_session=sys.platform != "win32",
+        )
+
+
+def let_go(process: subprocess.Popen[bytes]) -> None:
+    """Wait no more for a process: without this Python warns when the object goes while the process lives."""
+    if process.poll() is None:
+        process.returncode = 0
+
+
+def last_words(log: Path, lines: int = 12) -> str:
+    """Return the end of what a process printed into `log`; empty where that cannot be read."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - 16_384))
+            text = file.read().decode("utf-8", errors="replace")
+    except OSError:
+        return ""
+    return "\n".join(text.strip().splitlines()[-lines:])
+
+
+def _own_group() -> int:
+    if sys.platform == "win32":
+        return subprocess.DETACHED_PROCESS | subprocess.CREATE_NEW_PROCESS_GROUP
+    return 0

@@ -1,0 +1,65 @@
+"""What an engine does for the entry of the queue that it was started for."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from trainer.errors import EXIT_DONE, ImpastoError, JobError
+from trainer.protocol.lanes import occupied
+from trainer.protocol.queue import Entry, Queue, State
+from trainer.protocol.rundir import RunDirectory
+
+Made = Callable[[Path], None]
+"""Called with the run's folder as soon as there is one."""
+
+
+def carried_out(name: str, work: Callable[[Made], int]) -> int:
+    """Do an entry of the user's queue by calling `work`, and enter how it goes and ends; returns the exit code.
+
+    The entry and its lane are held meanwhile, so that whoever looks sees that it lives, also when the worker that
+    began it is gone. Raises RunError when another engine does it already, and what `work` raises.
+    """
+    queue = Queue()
+    with queue.engine(name):
+        entry = queue.change(name, _begun)
+        try:
+            with occupied(entry.lane or "cpu"):
+                code = work(lambda run: _note_run(queue, name, run))
+        except ImpastoError as error:
+            _conclude(queue, name, "failed", _in_words(error))
+            raise
+        except Exception as error:
+            _conclude(queue, name, "failed", f"Something in Impasto went wrong: {type(error).__name__}: {error}")
+            raise
+        _conclude(queue, name, "done" if code == EXIT_DONE else _early(queue.get(name)))
+        return code
+
+
+def _begun(entry: Entry) -> Entry:
+    before = len(RunDirectory(entry.run).attempts()) if entry.run else 0
+    return dataclasses.replace(entry, state="running", problem="", pid=os.getpid(), attempts=before)
+
+
+def _note_run(queue: Queue, name: str, run: Path) -> None:
+    queue.change(name, lambda entry: dataclasses.replace(entry, run=run))
+
+
+def _early(entry: Entry) -> State:
+    """Tell what the engine ended for before the end: a wish, or what the run's status says."""
+    status = RunDirectory(entry.run).read_status() if entry.run else None
+    return "stopped" if entry.wish == "stop" or (status and status.state == "stopped") else "paused"
+
+
+def _conclude(queue: Queue, name: str, state: State, problem: str = "") -> None:
+    """Enter the end; where the disk refuses, the worker finds it in the run's status."""
+    with contextlib.suppress(ImpastoError):
+        queue.conclude(name, state, problem)
+
+
+def _in_words(error: ImpastoError) -> str:
+    problems = error.problems if isinstance(error, JobError) else ()
+    return " ".join([error.sentence, *(one for one in problems if one not in error.sentence), error.remedy])

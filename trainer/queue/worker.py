@@ -1,0 +1,184 @@
+"""Works the queue off: starts an engine for each entry, one at a time on each lane, and ends when nothing is left."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from trainer.errors import RunError
+from trainer.protocol import commands, locks
+from trainer.protocol.detached import launch, let_go
+from trainer.protocol.lanes import gpu_held
+from trainer.protocol.queue import Entry, Queue, Reading, Wish
+from trainer.protocol.queue_outcome import outcome
+from trainer.protocol.rundir import RunDirectory
+from trainer.queue.devices import lanes_for, machine_lanes, settings_for
+
+_POLL = 0.5
+# Whoever asks whether a worker lives has its lock for microseconds.
+_ASKED = 1.0
+
+
+class Worker:
+    """The one that works off a queue. What it starts goes on without it, and the next worker takes it over.
+
+    `say` gets a line for each thing that happens.
+    """
+
+    def __init__(self, queue: Queue, say: Callable[[str], None], lanes: Sequence[str] | None = None) -> None:
+        self._queue = queue
+        self._say = say
+        self._lanes = lanes or machine_lanes()
+        self._children: dict[str, subprocess.Popen[bytes]] = {}
+        self._asked: dict[str, tuple[Wish, Path | None]] = {}
+        self._followed: set[str] = set()
+
+    def run(self) -> bool:
+        """Work until nothing is left; returns False when another worker is at it. Raises RunError."""
+        self._queue.folder.mkdir(parents=True, exist_ok=True)
+        with contextlib.ExitStack() as stack:
+            try:
+                stack.enter_context(locks.held(self._queue.worker_lock, _ASKED))
+            except locks.LockBusyError:
+                return False
+            try:
+                while not self._over(self.look(), stack):
+                    self._wait()
+            finally:
+                for child in self._children.values():
+                    let_go(child)
+        return True
+
+    def look(self) -> Reading:
+        """Do all that can be done now, and return the queue as it is then."""
+        codes = self._ended_children()
+        for entry in self._queue.settle(lambda one: outcome(self._queue, one, codes.get(one.id)), self._children):
+            self._followed.discard(entry.id)
+            self._tell(entry)
+        reading = self._queue.read()
+        for entry in reading.entries:
+            if entry.state == "running":
+                self._followed.add(entry.id)
+                self._order(entry)
+            elif entry.id in self._followed:
+                self._followed.discard(entry.id)
+                self._tell(entry)
+        if reading.held:
+            return reading
+        return self._queue.read() if self._begin(reading) else reading
+
+    def _ended_children(self) -> dict[str, int]:
+        codes = {name: code for name, child in self._children.items() if (code := child.poll()) is not None}
+        for name in codes:
+            del self._children[name]
+        return codes
+
+    def _over(self, reading: Reading, stack: contextlib.ExitStack) -> bool:
+        """Tell whether nothing is left, and then let go of the worker's lock in the same moment.
+
+        Whoever adds an entry after that sees that no worker is there.
+        """
+        if _left(reading):
+            return False
+        with self._queue.editing():
+            if _left(self._queue.read()):
+                return False
+            stack.close()
+        return True
+
+    def _wait(self) -> None:
+        child = next(iter(self._children.values()), None)
+        if child is None:
+            time.sleep(_POLL)
+            return
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(_POLL)
+
+    def _begin(self, reading: Reading) -> bool:
+        """Start what can be started on free lanes; returns whether anything was."""
+        busy = {entry.lane for entry in reading.entries if entry.state == "running"}
+        before = len(busy)
+        for entry in reading.entries:
+            if entry.state != "waiting" or (entry.after or 0.0) > time.time():
+                continue
+            free = [lane for lane in lanes_for(entry, self._lanes) if lane not in busy and not gpu_held(lane)]
+            if free and self._start(entry, free[0]):
+                busy.add(free[0])
+        return len(busy) > before
+
+    def _start(self, entry: Entry, lane: str) -> bool:
+        """Start an engine for an entry, unless somebody has taken it back meanwhile."""
+
+        run = _gone_on_with(entry)
+
+        def begun(now: Entry) -> Entry:
+            if now.state != "waiting":
+                raise RunError("queue.state", "It does not wait any more.", "Nothing to do.")
+            return dataclasses.replace(now, run=run, state="running", lane=lane, problem="", wish=None, pid=None)
+
+        try:
+            entry = self._queue.change(entry.id, begun)
+        except RunError as error:
+            if error.code in ("queue.state", "queue.none"):
+                return False
+            raise
+        words = _words(entry) if entry.run else [*_words(entry), *settings_for(entry, lane, self._lanes)]
+        try:
+            self._children[entry.id] = launch([*words, "--queued", entry.id], self._queue.log(entry.id))
+        except OSError as error:
+            self._tell(self._queue.conclude(entry.id, "failed", f"It could not be started: {error.strerror or error}."))
+            return False
+        self._followed.add(entry.id)
+        self._say(f"{entry.name} ({entry.id}): started on {lane}")
+        return True
+
+    def _order(self, entry: Entry) -> None:
+        """Pass on what is wished of a running entry, once it can be heard."""
+        if entry.wish is None:
+            return
+        asked, sent = self._asked.get(entry.id, (None, None))
+        if entry.run is None:
+            # Before there is a run nothing is written that could be lost.
+            if asked is None and entry.pid is not None and self._queue.engine_alive(entry.id):
+                with contextlib.suppress(OSError):
+                    os.kill(entry.pid, signal.SIGTERM)
+                self._asked[entry.id] = entry.wish, None
+            return
+        run = RunDirectory(entry.run)
+        if run.is_alive() and (asked != entry.wish or sent is None or _unheard(sent)):
+            with contextlib.suppress(OSError):
+                self._asked[entry.id] = entry.wish, commands.send(run, entry.wish)
+
+    def _tell(self, entry: Entry) -> None:
+        self._asked.pop(entry.id, None)
+        self._say(f"{entry.name} ({entry.id}): {entry.state}{'. ' if entry.problem else ''}{entry.problem}")
+
+
+def _left(reading: Reading) -> bool:
+    return any(entry.state == "running" or (entry.state == "waiting" and not reading.held) for entry in reading.entries)
+
+
+def _unheard(sent: Path) -> bool:
+    """Tell whether a command was meant for a former start of the engine, which this one passes over."""
+    answer = commands.answer(sent)
+    return answer is not None and answer.outcome == "void"
+
+
+def _gone_on_with(entry: Entry) -> Path | None:
+    """Return the run that an entry goes on with; None for a job without one, or with one that never began."""
+    if entry.run is not None and entry.job is not None:
+        with contextlib.suppress(RunError):
+            return entry.run if RunDirectory(entry.run).attempts() else None
+    return entry.run
+
+
+def _words(entry: Entry) -> list[str]:
+    if entry.run is None:
+        return ["train", str(entry.job)]
+    return ["resume", str(entry.run), *(["--steps", str(entry.steps)] if entry.steps is not None else [])]
