@@ -21,6 +21,7 @@ from app.core.jobs.jobs import Jobs
 from app.core.library import Library
 from app.core.models.models import Models
 from app.core.pictures import Altered, Field
+from app.core.presets.presets import Presets
 from app.core.query.filtering import Filtering
 from app.core.query.finder import Finder
 from app.core.query.saved import SavedFilters
@@ -102,6 +103,7 @@ class Session:
         self.datasets.unsaved = self._unsaved
         self.recent = RecentFolders(post)
         self.models = Models(post)
+        self.presets = Presets(self.tasks)
         self.jobs = Jobs(self.tasks)
         self.queue = QueueKeeper(post)
         self.runs = Runs(post)

@@ -4,36 +4,26 @@ from __future__ import annotations
 
 import base64
 import binascii
-import struct
 import warnings
-import zlib
 from io import BytesIO
 from pathlib import Path
 
-from PIL import Image, ImageOps
+from PIL import Image
 
 from trainer.errors import JobError
-from trainer.protocol.atomic import long_path
+from trainer.files.jpeg import FAULTS, FORMATS, UnusablePictureError, small_jpeg
 
 LARGEST_PICTURE = 256 * 1024
 """Bytes of the picture file."""
 LONGEST_SIDE = 1024
 """Pixels of a picture that is read."""
 _SHARED_SIDE = 512  # pixels of a picture that we make, about 50 KiB
-_LARGEST_SOURCE = 64_000_000  # pixels of a picture that one is made of
-_QUALITIES = (88, 75, 60, 40)
-_FORMATS = ("PNG", "JPEG", "WEBP")
 # What a reader may find in a picture besides its pixels that does not tell of its maker or making.
 _HARMLESS = {
     "dpi", "gamma", "srgb", "chromaticity", "transparency", "interlace", "aspect", "icc_profile", "adobe",
     "adobe_transform", "jfif", "jfif_version", "jfif_unit", "jfif_density", "progressive", "progression", "background",
     "loop", "timestamp", "duration", "bbox", "default_image",
 }  # fmt: skip
-# What Pillow's readers are known to raise on broken and hostile files.
-_FAULTS = (
-    OSError, SyntaxError, ValueError, TypeError, AttributeError, LookupError, ArithmeticError, EOFError, RuntimeError,
-    MemoryError, struct.error, zlib.error, Image.DecompressionBombError,
-)  # fmt: skip
 
 
 def picture_fault(text: str) -> str | None:
@@ -57,7 +47,7 @@ def picture_fault(text: str) -> str | None:
             return _opened_fault(data)
     except Image.DecompressionBombError:
         return _too_wide()
-    except _FAULTS:
+    except FAULTS:
         return "is no picture that can be read (PNG, JPEG or WebP); it may be damaged"
 
 
@@ -72,16 +62,11 @@ def make_picture(path: Path) -> str:
     Raises JobError when the file is no picture that can be read, or too large for one.
     """
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            with Image.open(long_path(path), formats=_FORMATS) as image:
-                if image.width * image.height > _LARGEST_SOURCE:
-                    raise ValueError(f"it has {image.width}×{image.height} pixels")
-                data = _small_jpeg(image)
-    except _FAULTS as fault:
+        data = small_jpeg(path, _SHARED_SIDE, LARGEST_PICTURE // 2)
+    except UnusablePictureError as fault:
         raise JobError(
             "preset.picture",
-            f"{path} cannot be used as the preview picture: {_reason(fault)}.",
+            f"{path} cannot be used as the preview picture: {fault}.",
             "Name a PNG, JPEG or WebP picture, or leave --preview out.",
         ) from None
     text = base64.b64encode(data).decode("ascii")
@@ -89,7 +74,7 @@ def make_picture(path: Path) -> str:
 
 
 def _opened_fault(data: bytes) -> str | None:
-    with Image.open(BytesIO(data), formats=_FORMATS) as image:
+    with Image.open(BytesIO(data), formats=FORMATS) as image:
         if max(image.size) > LONGEST_SIDE:
             return _too_wide()
         if getattr(image, "n_frames", 1) > 1:
@@ -99,21 +84,6 @@ def _opened_fault(data: bytes) -> str | None:
         if hidden:
             return "holds more than a picture (EXIF or text), which may tell who made it and where; save it without"
     return None
-
-
-def _small_jpeg(image: Image.Image) -> bytes:
-    image.draft("RGB", (_SHARED_SIDE * 2, _SHARED_SIDE * 2))
-    small = ImageOps.exif_transpose(image).convert("RGB")
-    small.thumbnail((_SHARED_SIDE, _SHARED_SIDE), Image.Resampling.LANCZOS)
-    small.info.clear()
-    data = b""
-    for quality in _QUALITIES:
-        buffer = BytesIO()
-        small.save(buffer, "JPEG", quality=quality, optimize=True)
-        data = buffer.getvalue()
-        if len(data) <= LARGEST_PICTURE // 2:
-            break
-    return data
 
 
 def _webp_side(data: bytes) -> int:
@@ -133,10 +103,3 @@ def _webp_side(data: bytes) -> int:
 
 def _too_wide() -> str:
     return f"is wider or higher than {LONGEST_SIDE} pixels"
-
-
-def _reason(fault: Exception) -> str:
-    if isinstance(fault, FileNotFoundError):
-        return "there is no such file"
-    too_large = isinstance(fault, Image.DecompressionBombError) or "×" in str(fault)
-    return "it has too many pixels" if too_large else "it is no picture"

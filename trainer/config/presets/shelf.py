@@ -122,6 +122,17 @@ def taken_by(preset: Preset) -> Shelved | None:
     return _namesake(preset, read_shelf())
 
 
+def require_free(preset: Preset, but: Path | None = None) -> None:
+    """Raise JobError where another preset than that in the file `but` has this one's name and family."""
+    if is_built_in(preset):
+        sentence = f'"{preset.name}" is the name of a preset that comes with Impasto.'
+        raise JobError("preset.built_in", sentence, "Choose another name.")
+    former = taken_by(preset)
+    if former is not None and former.path != but:
+        sentence = f'You have a preset "{former.preset.name}" for this family already.'
+        raise JobError("preset.taken", sentence, "Choose another name.")
+
+
 def is_built_in(preset: Preset) -> bool:
     """Tell whether a preset that ships with Impasto has this one's name and family."""
     return any(_same_place(each.preset, preset) for each in _built_in())

@@ -1,0 +1,150 @@
+"""What presets would cost on a card, asked of a resident planner one after the other, first those looked at."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from app.core.engine.served import Served
+from app.core.events import Event
+from app.core.tasks import Post
+
+if TYPE_CHECKING:
+    from trainer.config.presets.preset import Preset
+
+HERE = "here"
+ASSUMED = "RTX 3060 12GB"
+"""The card that is planned for where there is none: the one that most artists with a gaming PC have."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """How a recipe would be fitted to a card. Without `fit` it does not fit there, or `problem` says what is wrong."""
+
+    card: str
+    assumed: bool = False
+    """There is no usable NVIDIA card here: it was planned for a named one."""
+    fit: Mapping[str, Any] = field(default_factory=dict)
+    """As a job's [fit] states it."""
+    quality: str = ""
+    """"exact", or how the base is rounded."""
+    taken: int = 0
+    """Bytes of the card's memory at most, of the `budget` that may be taken."""
+    budget: int = 0
+    seconds: float = 0.0
+    missing: int = 0
+    """Bytes that it lacks where it does not fit."""
+    lighter: Mapping[str, Any] = field(default_factory=dict)
+    """The keys of the recipe that would have to change for it to fit."""
+    problem: str = ""
+
+
+class Outlooks:
+    """One planner, which runs while somebody looks; `want` says at what, and each answer is kept."""
+
+    def __init__(self, post: Post) -> None:
+        self.card = HERE
+        self.changed: Event[None] = Event()
+        """There is an answer more, or it is about another card."""
+        self._served = Served(["plan", "--serve"], post)
+        self._served.answered.connect(self._hear)
+        self._served.ended.connect(self._lose)
+        self._numbers = itertools.count()
+        self._wanted: list[tuple[Path, Preset]] = []
+        self._asked: tuple[int, Path, Preset, str] | None = None
+        self._known: dict[tuple[Path, str], tuple[Preset, Outlook]] = {}
+        self._none_here = False
+
+    def of(self, path: Path, preset: Preset) -> Outlook | None:
+        """Return what is known of a preset in a file on the card chosen; None where it is not known yet."""
+        found = self._known.get((path, self.card))
+        return found[1] if found and found[0].recipe == preset.recipe else None
+
+    def want(self, presets: Iterable[tuple[Path, Preset]]) -> None:
+        """Find these out next, in this order, and nothing else; those without a recipe need no plan."""
+        self._wanted = [(path, preset) for path, preset in presets if preset.recipe is not None]
+        self._next()
+
+    def choose(self, card: str) -> None:
+        """Plan for another card, by its name or memory as the planner takes them, or for that of this PC."""
+        self.card = card
+        self.changed.emit(None)
+        self._next()
+
+    def close(self) -> None:
+        """End the planner; it starts again when something is wanted."""
+        self._wanted, self._asked = [], None
+        self._served.close()
+
+    def _next(self) -> None:
+        if self._asked is not None:
+            return
+        waiting = ((path, preset) for path, preset in self._wanted if self.of(path, preset) is None)
+        path, preset = next(waiting, (None, None))
+        if path is not None and preset is not None:
+            self._ask(path, preset)
+
+    def _ask(self, path: Path, preset: Preset) -> None:
+        number = next(self._numbers)
+        self._asked = number, path, preset, self.card
+        card = ASSUMED if self.card == HERE and self._none_here else self.card
+        request = {"id": number, "family": preset.base.family, "recipe": str(path), "gpu": card}
+        try:
+            self._served.ask(request)
+        except OSError as error:
+            self._have(Outlook(self.card, problem=f"The planner cannot be started: {error}"))
+
+    def _hear(self, said: dict[str, Any]) -> None:
+        if self._asked is None or said.get("id") != self._asked[0]:
+            return
+        state = said.get("state")
+        if state == "done":
+            self._have(_outlook(said["plan"], self._none_here and self._asked[3] == HERE))
+        elif state == "error" and self._lacks_card(said):
+            self._none_here, self._asked = True, None
+            self._next()
+        elif state == "error":
+            self._have(Outlook(self._asked[3], problem=str(said.get("sentence", ""))))
+        elif state == "cancelled":
+            self._asked = None
+            self._next()
+
+    def _lacks_card(self, said: Mapping[str, Any]) -> bool:
+        """Tell whether what is wrong is the card of this PC: there is none, or its driver cannot be asked."""
+        here = self._asked is not None and self._asked[3] == HERE and not self._none_here
+        return here and str(said.get("code", "")).startswith("gpu.")
+
+    def _have(self, outlook: Outlook) -> None:
+        if self._asked is None:
+            return
+        _, path, preset, card = self._asked
+        self._known[path, card] = preset, outlook
+        self._asked = None
+        self.changed.emit(None)
+        self._next()
+
+    def _lose(self, words: str) -> None:
+        """Say what the planner said last, in the place of the answer: the same question would end the next one too."""
+        if self._asked is not None:
+            self._have(Outlook(self._asked[3], problem=words.splitlines()[-1] if words else "The planner ended."))
+
+
+def _outlook(plan: Mapping[str, Any], assumed: bool) -> Outlook:
+    """Take from a plan's JSON what a card shows."""
+    card, pick, lighter = plan["card"]["name"], plan["pick"], plan.get("lighter") or {}
+    if pick is None:
+        changes = lighter.get("changes", {})
+        return Outlook(card, assumed, budget=plan["card"]["budget"], missing=plan["missing"] or 0, lighter=changes)
+    forecast = pick["forecast"]
+    return Outlook(
+        card,
+        assumed,
+        pick["fit"],
+        pick["quality"],
+        min(forecast["reserved"], forecast["budget"]),  # what it would take more is given back in time
+        forecast["budget"],
+        forecast["seconds"],
+    )

@@ -1,0 +1,182 @@
+"""The presets at hand, as the pages see them: read and written by workers, told when they are other ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from app.core.events import Event
+from app.core.tasks import Tasks, raise_again
+from trainer.errors import ImpastoError, JobError
+
+# The rooms of presets bring Pillow, for which the window does not wait: they are loaded by the workers.
+if TYPE_CHECKING:
+    from app.core.presets.receiving import Received
+    from trainer.config.presets.making import Made
+    from trainer.config.presets.preset import Preset
+    from trainer.config.presets.shelf import Origin, Shelf, Shelved, Version
+
+    Past = tuple[Version, list[tuple[str, str, str]]]
+    """A version, with the keys that going back to it would change: key, value now, value then."""
+
+_Result = TypeVar("_Result")
+
+
+class Presets:
+    """Belongs to the thread that makes it. What is asked for comes back on it; what fails is told by `failed`."""
+
+    def __init__(self, tasks: Tasks) -> None:
+        self._tasks = tasks
+        self.shelf: Shelf | None = None
+        """None until it was read for the first time."""
+        self.changed: Event[None] = Event()
+        self.failed: Event[ImpastoError] = Event()
+
+    def look(self) -> None:
+        """Read all of them again."""
+        self._change(lambda: None, lambda _: None)
+
+    def receive(self, source: Path | str, then: Callable[[Received], None]) -> None:
+        """Read what somebody sent: a file, a picture that holds a preset, or text. Nothing is kept yet."""
+
+        def work() -> Received:
+            from app.core.presets.receiving import receive_file, receive_text
+
+            return receive_file(source) if isinstance(source, Path) else receive_text(source, "The text")
+
+        self._run(work, then)
+
+    def keep(self, preset: Preset, name: str, origin: Origin, then: Callable[[Path], None]) -> None:
+        """Keep a preset under a name, in the place of one that has it; `then` is given where."""
+
+        def work() -> Path:
+            from trainer.config.presets.making import revised
+            from trainer.config.presets.shelf import is_built_in, keep_preset, require_free
+
+            kept = preset if name == preset.name else revised(preset, {"name": name})
+            if is_built_in(kept):
+                require_free(kept)
+            return keep_preset(kept, origin)[0]
+
+        self._change(work, then)
+
+    def duplicate(self, shelved: Shelved, then: Callable[[Path], None]) -> None:
+        """Make an own preset of any, under its name with a number."""
+        self._change(lambda: _kept_free(shelved.preset), then)
+
+    def make_of_lora(self, lora: Path, then: Callable[[tuple[Path, Made]], None]) -> None:
+        """Make an own preset of what a LoRA file says of itself."""
+
+        def work() -> tuple[Path, Made]:
+            from trainer.config.presets.from_lora import preset_of_lora
+
+            made = preset_of_lora(lora)
+            return _kept_free(made.preset), made
+
+        self._change(work, then)
+
+    def revise(self, shelved: Shelved, details: Mapping[str, object], then: Callable[[Path], None]) -> None:
+        """Change details of a preset; what it was stays as a version. `picture` is a file to show, or None for none."""
+
+        def work() -> Path:
+            from trainer.config.presets.making import revised
+            from trainer.config.presets.picture import make_picture
+            from trainer.config.presets.shelf import require_free, rewrite_preset
+
+            changed = dict(details)
+            if "picture" in changed:
+                picture = changed.pop("picture")
+                changed["preview"] = {"picture": make_picture(picture)} if isinstance(picture, Path) else None
+            preset = revised(shelved.preset, changed)
+            require_free(preset, but=shelved.path)
+            rewrite_preset(shelved.path, preset)
+            return shelved.path
+
+        self._change(work, then)
+
+    def versions(
+        self, shelved: Shelved, then: Callable[[list[tuple[Version, list[tuple[str, str, str]]]]], None]
+    ) -> None:
+        """Tell what a preset was before, the latest first."""
+
+        def work() -> list[Past]:
+            from trainer.config.presets.applying import changed_keys
+            from trainer.config.presets.reading import load_preset
+            from trainer.config.presets.shelf import versions_of
+
+            found = []
+            for version in versions_of(shelved.path):
+                try:
+                    found.append((version, changed_keys(shelved.preset, load_preset(version.path))))
+                except JobError:  # a broken file that was replaced is kept too, and nothing to go back to
+                    continue
+            return found
+
+        self._run(work, then)
+
+    def go_back(self, shelved: Shelved, version: Version, then: Callable[[Path], None]) -> None:
+        """Make a preset what it was; what it is now stays as a version."""
+
+        def work() -> Path:
+            from trainer.config.presets.reading import load_preset
+            from trainer.config.presets.shelf import require_free, rewrite_preset
+
+            preset = load_preset(version.path)
+            require_free(preset, but=shelved.path)
+            rewrite_preset(shelved.path, preset)
+            return shelved.path
+
+        self._change(work, then)
+
+    def save(self, preset: Preset, target: Path, then: Callable[[Path], None]) -> None:
+        """Write a preset for others: into a picture where the name ends so, else as its file."""
+
+        def work() -> Path:
+            from trainer.config.presets.carrying import save_in_picture
+            from trainer.config.presets.writing import dump_preset
+            from trainer.protocol import atomic
+
+            if target.suffix.lower() == ".png":
+                save_in_picture(preset, target)
+            else:
+                atomic.write_text(target, dump_preset(preset))
+            return target
+
+        self._run(work, then)
+
+    def _change(self, work: Callable[[], _Result], then: Callable[[_Result], None]) -> None:
+        """Do something to the files, read them all again, and only then go on."""
+
+        def both() -> tuple[_Result, Shelf]:
+            from trainer.config.presets.shelf import read_shelf
+
+            return work(), read_shelf()
+
+        def have(came: tuple[_Result, Shelf]) -> None:
+            result, self.shelf = came
+            self.changed.emit(None)
+            then(result)
+
+        self._run(both, have)
+
+    def _run(self, work: Callable[[], _Result], then: Callable[[_Result], None]) -> None:
+        self._tasks.run(work, then, self._tell)
+
+    def _tell(self, fault: BaseException) -> None:
+        if isinstance(fault, ImpastoError):
+            self.failed.emit(fault)
+        elif isinstance(fault, OSError):
+            sentence = f"The preset cannot be written: {fault.strerror or fault}."
+            self.failed.emit(JobError("preset.unwritable", sentence, "Check the disk and your rights to the folder."))
+        else:
+            raise_again(fault)
+
+
+def _kept_free(preset: Preset) -> Path:
+    """Keep a preset among the own ones, under its name or with a number behind it."""
+    from trainer.config.presets.making import revised
+    from trainer.config.presets.shelf import free_name, keep_preset, read_shelf
+
+    name = free_name(preset.name, preset.base.family, read_shelf())
+    return keep_preset(preset if name == preset.name else revised(preset, {"name": name}))[0]
