@@ -3,12 +3,39 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Protocol
 
 from PySide6.QtCore import Signal
 from PySide6.QtWidgets import QWidget
 
 from app.core.session import Session
 from app.qt.actions.commands import Commands
+
+
+class Step(Protocol):
+    """Something that was taken back or done again."""
+
+    @property
+    def name(self) -> str:
+        """What it was, in words."""
+
+
+class Undoing(Protocol):
+    """What Ctrl+Z takes back while a page is shown."""
+
+    @property
+    def undo_name(self) -> str | None:
+        """What would be taken back, in words; None where there is nothing."""
+
+    @property
+    def redo_name(self) -> str | None:
+        """What would be done again."""
+
+    def undo(self) -> Step | None:
+        """Take it back; return what was taken back."""
+
+    def redo(self) -> Step | None:
+        """Do it again; return what was done."""
 
 
 class Page(QWidget):
@@ -23,6 +50,11 @@ class Page(QWidget):
     """For a notice: sentence, kind ("info", "warning", "error"), and (title, function) of its button or None."""
     failed = Signal(object)
     """An ImpastoError, for a notice."""
+    undoable = Signal()
+    """What `undoing` names is another now."""
+
+    undoing: Undoing | None = None
+    """The page's own undo; None: that of the captions."""
 
     def __init__(self, session: Session, commands: Commands, parent: QWidget | None = None) -> None:
         super().__init__(parent)

@@ -16,7 +16,7 @@ from app.core.settings import window_state
 from app.qt.actions.commands import Commands
 from app.qt.invitation import Invitation
 from app.qt.notices import Notices
-from app.qt.page import Page
+from app.qt.page import Page, Undoing
 from app.qt.pictures.page import PicturesPage
 from app.qt.rail import Rail
 from app.qt.recent import RecentMenu
@@ -91,23 +91,23 @@ class Window(QMainWindow):
 
     def undo(self) -> None:
         """Take the last edit back and say which."""
-        edit = self.session.history.undo()
-        if edit:
-            self.status.say(self.tr("Undone: {edit}").format(edit=edit.name))
+        step = self._undoing().undo()
+        if step:
+            self.status.say(self.tr("Undone: {edit}").format(edit=step.name))
 
     def redo(self) -> None:
         """Make the edit that was taken back again, and say which."""
-        edit = self.session.history.redo()
-        if edit:
-            self.status.say(self.tr("Done again: {edit}").format(edit=edit.name))
+        step = self._undoing().redo()
+        if step:
+            self.status.say(self.tr("Done again: {edit}").format(edit=step.name))
 
     def can_undo(self) -> bool:
         """Tell whether there is something to take back."""
-        return self.session.history.undo_name is not None
+        return self._undoing().undo_name is not None
 
     def can_redo(self) -> bool:
         """Tell whether there is something to do again."""
-        return self.session.history.redo_name is not None
+        return self._undoing().redo_name is not None
 
     def show_pictures(self) -> None:
         """Go to the pictures."""
@@ -181,7 +181,7 @@ class Window(QMainWindow):
             self._page(index)
         self.pages.setCurrentIndex(index)
         self._rail.mark(index)
-        self.commands.refresh()
+        self._name_undo()
 
     def _page(self, index: int) -> Page:
         """Return a page, made when it is asked for the first time: the window opens before their rooms are loaded."""
@@ -203,6 +203,7 @@ class Window(QMainWindow):
         page.said.connect(self.status.say)
         page.told.connect(self.notices.tell)
         page.failed.connect(self._tell)
+        page.undoable.connect(self._name_undo)
         state = window_state.read()
         for splitter in _named_splitters(page):
             splitter.restoreState(_bytes(state.get(splitter.objectName(), "")))
@@ -297,9 +298,13 @@ class Window(QMainWindow):
         if faults:
             self.notices.tell("\n".join(faults), "warning")
 
+    def _undoing(self) -> Undoing:
+        """What Ctrl+Z means now: the page that is shown may have an undo of its own."""
+        page = self.pages.currentWidget()
+        return (page.undoing if isinstance(page, Page) else None) or self.session.history
+
     def _name_undo(self) -> None:
-        history = self.session.history
-        undo, redo = history.undo_name, history.redo_name
+        undo, redo = self._undoing().undo_name, self._undoing().redo_name
         self.commands["edit.undo"].setText(self.tr("Undo {edit}").format(edit=undo) if undo else self.tr("Undo"))
         self.commands["edit.redo"].setText(self.tr("Redo {edit}").format(edit=redo) if redo else self.tr("Redo"))
         self.commands.refresh()
