@@ -2,12 +2,39 @@
 
 from __future__ import annotations
 
+import subprocess
+from collections.abc import Callable
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from app.core.events import Event
-from app.core.tasks import Post, Tasks
-from trainer.errors import ImpastoError
+from app.core.tasks import Post, Tasks, raise_again
+from trainer.errors import ImpastoError, RunError
+from trainer.protocol.detached import last_words, launch, let_go
 from trainer.protocol.queue import Entry, Queue, Reading, new_entry
+from trainer.protocol.queue_outcome import outcome
+
+
+@dataclass(frozen=True)
+class Look:
+    """The queue at one moment, and whether somebody works on it."""
+
+    reading: Reading = field(default_factory=Reading)
+    working: bool = False
+    """A worker is at it, or is just starting."""
+    died: str | None = None
+    """The last words, which may be empty, of the worker that this session started and that died; None: none did."""
+    problem: str = ""
+    """Why the queue cannot be read, in words."""
+
+    @property
+    def left(self) -> int:
+        """How many entries nobody goes on with by himself: the computer was restarted, or the worker ended."""
+        if self.reading.held:
+            return 0
+        stuck = ("interrupted",) if self.working else ("interrupted", "waiting")
+        return sum(entry.state in stuck for entry in self.reading.entries)
 
 
 class QueueKeeper:
@@ -15,29 +42,166 @@ class QueueKeeper:
 
     def __init__(self, post: Post, queue: Queue | None = None) -> None:
         self.queue = queue or Queue()
-        self.reading = Reading()
-        """The queue as it was last read."""
+        self.now = Look()
+        """The queue as it was looked at last."""
         self.changed: Event[None] = Event()
-        """`reading` is another now."""
+        """`now` is another."""
         self.failed: Event[ImpastoError] = Event()
         """Something that was asked could not be done."""
         self._tasks = Tasks(post, threads=1)
+        self._asked: list[Future[None]] = []
+        self._looking = False
+        self._worker: subprocess.Popen[bytes] | None = None
+        self._died: str | None = None
+        self._said = 0
 
     @property
     def entries(self) -> tuple[Entry, ...]:
-        """What stands in the queue, in order."""
-        return self.reading.entries
+        """What stands in the queue, in order, ended entries too."""
+        return self.now.reading.entries
+
+    def entry(self, name: str) -> Entry | None:
+        """Return an entry by its id."""
+        return self.now.reading.find(name)
 
     def start(self, job: Path) -> Entry:
-        """Put a job at the end and see that a worker runs; the entry is on disk soon."""
-        return new_entry(job)
+        """Put a job at the end and see that a worker runs; the entry is on disk soon, and `failed` tells if not."""
+        entry = new_entry(job)
+        self._ask(lambda: self.queue.put(entry), works=True)
+        return entry
 
     def resume(self, run: Path, steps: int | None = None) -> None:
         """Go on with a run when its turn comes, to `steps` in all where they are given."""
+        self._ask(lambda: self.queue.add_resume(run, steps), works=True)
+
+    def again(self, name: str) -> None:
+        """Let a paused, interrupted, stopped or failed entry wait for its turn again."""
+        self._ask(lambda: self.queue.resume(name), works=True)
+
+    def pause(self, name: str) -> None:
+        """Pause what runs, hold back what waits."""
+        self._ask(lambda: self.queue.pause(name), works=self._runs(name))
+
+    def stop(self, name: str) -> None:
+        """Stop what runs; what waits or is paused leaves the queue."""
+        self._ask(lambda: self.queue.stop(name), works=self._runs(name))
+
+    def move(self, name: str, before: str | None) -> None:
+        """Put an entry before another, or at the end."""
+        self._ask(lambda: self.queue.move(name, before))
+
+    def remove(self, name: str) -> None:
+        """Take an entry out; its run stays on disk."""
+        self._ask(lambda: self.queue.remove(name))
+
+    def clear(self) -> None:
+        """Take out all that has ended."""
+        self._ask(self.queue.clear)
+
+    def duplicate(self, name: str) -> None:
+        """Put the job of an entry in once more, at the end."""
+        entry = self.entry(name)
+        if entry is not None and entry.job is not None:
+            self.start(entry.job)
+
+    def start_after(self, name: str, after: float | None) -> None:
+        """Let an entry wait for a moment (Unix time in seconds), or for its turn only."""
+        self._ask(lambda: self.queue.start_after(name, after), works=self.now.working)
+
+    def hold(self) -> None:
+        """Begin nothing more until `go_on`; what runs is not touched."""
+        self._ask(self.queue.hold)
+
+    def go_on(self) -> None:
+        """Begin again, also with what was interrupted."""
+        self._ask(self.queue.go_on, works=True)
+
+    def set_hold_on_failure(self, hold: bool) -> None:
+        """Hold the queue after each failure, or go on with the next entry."""
+        self._ask(lambda: self.queue.set_hold_on_failure(hold))
 
     def look(self) -> None:
-        """Read again."""
+        """Look at the queue again; called while an earlier look is under way, it does nothing."""
+        if not self._looking:
+            self._looking = True
+            self._tasks.run(self._look, self._seen, self._not_seen)
 
     def close(self) -> None:
-        """Finish what was asked."""
+        """Finish what was asked; the worker goes on."""
+        wait(self._asked)
         self._tasks.close()
+        if self._worker is not None:
+            let_go(self._worker)
+
+    # --- inside
+
+    def _runs(self, name: str) -> bool:
+        entry = self.entry(name)
+        return entry is not None and entry.state == "running"
+
+    def _ask(self, edit: Callable[[], object], *, works: bool = False) -> None:
+        """Edit the queue, then see that somebody works on it where that is wanted, then look at it."""
+
+        def work() -> None:
+            edit()
+            if works:
+                self._see_to_worker()
+
+        self._asked = [one for one in self._asked if not one.done()]
+        self._asked.append(self._tasks.run(work, lambda _: None, self._refused))
+        self._looking = True
+        self._tasks.run(self._look, self._seen, self._not_seen)
+
+    def _refused(self, fault: BaseException) -> None:
+        if not isinstance(fault, ImpastoError):
+            raise_again(fault)
+        else:
+            self.failed.emit(fault)
+
+    def _seen(self, now: Look) -> None:
+        self._looking = False
+        if now != self.now:
+            self.now = now
+            self.changed.emit(None)
+
+    def _not_seen(self, fault: BaseException) -> None:
+        """Show a queue that cannot be read as a problem, once, and not at each look."""
+        self._looking = False
+        if not isinstance(fault, ImpastoError):
+            raise_again(fault)
+        else:
+            self._seen(replace(self.now, problem=f"{fault.sentence} {fault.remedy}"))
+
+    # --- on the thread of its own
+
+    def _see_to_worker(self) -> None:
+        """Start a worker unless one is there; raises RunError when it cannot be started."""
+        if self._starting() or self.queue.worker_alive() or self.queue.read().held:
+            return
+        log = self.queue.worker_log
+        try:
+            self._died, self._said = None, log.stat().st_size if log.exists() else 0
+            self._worker = launch(["queue", "run"], log)
+        except OSError as error:
+            raise RunError(
+                "queue.worker",
+                f"What works on the queue could not be started: {error.strerror or error}.",
+                "Make room on the disk, or start it in a terminal with `python -m trainer queue`.",
+            ) from error
+
+    def _starting(self) -> bool:
+        return self._worker is not None and self._worker.poll() is None
+
+    def _look(self) -> Look:
+        working = self._starting() or self.queue.worker_alive()
+        if not working:
+            if any(entry.state == "running" for entry in self.queue.read().entries):
+                self.queue.settle(lambda entry: outcome(self.queue, entry))
+            self._take_leave()
+        return Look(self.queue.read(), working, None if working else self._died)
+
+    def _take_leave(self) -> None:
+        """Note why the worker that this session started is gone."""
+        if self._worker is not None and self._worker.returncode:
+            self._died = last_words(self.queue.worker_log, self._said)
+        self._worker = None

@@ -41,11 +41,11 @@ def let_go(process: subprocess.Popen[bytes]) -> None:
         process.returncode = 0
 
 
-def last_words(log: Path, lines: int = 12) -> str:
-    """Return the end of what a process printed into `log`; empty where that cannot be read."""
+def last_words(log: Path, since: int = 0, lines: int = 12) -> str:
+    """Return the end of what a process printed into `log`, from byte `since` on; empty where that cannot be read."""
     try:
         with log.open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - 16_384))
+            file.seek(max(since, file.seek(0, os.SEEK_END) - 16_384))
             text = file.read().decode("utf-8", errors="replace")
     except OSError:
         return ""

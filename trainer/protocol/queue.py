@@ -174,11 +174,11 @@ class Queue:
 
     def worker_alive(self) -> bool:
         """Tell whether a worker is at it."""
-        return locks.is_held(self.worker_lock)
+        return self._is_held(self.worker_lock)
 
     def engine_alive(self, name: str) -> bool:
         """Tell whether an engine does this entry."""
-        return locks.is_held(self._engine_lock(name))
+        return self._is_held(self._engine_lock(name))
 
     # --- putting in and taking out
 
@@ -351,6 +351,12 @@ class Queue:
 
     def _engine_lock(self, name: str) -> Path:
         return self._entries / f"{name}.lock"
+
+    def _is_held(self, lock: Path) -> bool:
+        try:
+            return locks.is_held(lock)
+        except OSError as error:
+            raise _refused(self.folder, error) from error
 
     def _write(self, entry: Entry) -> Entry:
         fields = {key: str(value) if isinstance(value, Path) else value for key, value in vars(entry).items()}
