@@ -8,16 +8,18 @@ returns the widget to photograph. A room adds its own:
         window.commands["views.loupe"].trigger()
         return window
 
-One process has one size of everything (QT_SCALE_FACTOR); it saves NAME-LOOK-PERCENT.png for each look.
+A room's own module beside this one, `screens_ROOM.py`, is found by its name. One process has one size of everything
+(QT_SCALE_FACTOR); it saves NAME-LOOK-PERCENT.png for each look. Names after FOLDER choose only those screens.
 """
 
 from __future__ import annotations
 
+import importlib
 import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from PySide6.QtCore import QDeadlineTimer, QEvent, QEventLoop
@@ -230,8 +232,8 @@ def photograph(application: QApplication, show: Screen, window: Window, target: 
         window.notices._remove(bar)
 
 
-def main(folder: Path) -> None:
-    """Save all screens in all looks."""
+def main(folder: Path, chosen: Sequence[str] = ()) -> None:
+    """Save all screens in all looks, or those whose names begin so."""
     folder.mkdir(parents=True, exist_ok=True)
     percent = round(float(os.environ.get("QT_SCALE_FACTOR", "1")) * 100)
     application = QApplication([])
@@ -248,11 +250,23 @@ def main(folder: Path) -> None:
             for look in LOOKS:
                 theme.choose(look)
                 for name, show in SCREENS.items():
+                    if chosen and not name.startswith(tuple(chosen)):
+                        continue
                     photograph(application, show, window, folder / f"{name}-{look}-{percent}.png")
     finally:
         session.close()
         poster.close()
 
 
+def load_rooms() -> None:
+    """Let the modules beside this one enter their screens."""
+    for path in sorted(Path(__file__).parent.glob("screens_*.py")):
+        importlib.import_module(f"tests.support.{path.stem}")
+
+
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    from tests.support import screens  # the one that the rooms know
+
+    screens.main(Path(sys.argv[1]), sys.argv[2:])
+else:
+    load_rooms()

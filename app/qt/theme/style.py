@@ -147,6 +147,9 @@ QLabel[role="good"] { color: $good; }
 QLabel[role="warning"] { color: $warning; }
 QLabel[role="bad"] { color: $bad; }
 QLabel[role="keys"] { background: $raised; border: 1px solid $edge; border-radius: 4px; padding: 1px 6px; }
+QLabel[role="badge"] {
+    background: $raised; border: 1px solid $edge; border-radius: 4px; padding: 2px 8px; font-weight: 600;
+}
 QScrollBar:vertical { background: transparent; width: 12px; margin: 0; }
 QScrollBar:horizontal { background: transparent; height: 12px; margin: 0; }
 QScrollBar::handle { background: $edge; border: 3px solid transparent; border-radius: 5px; }
