@@ -129,11 +129,15 @@ def write_forecast(path: Path, forecast: Forecast) -> None:
 def read_forecast(path: Path) -> Forecast | None:
     """Read a forecast back; None when there is none or it cannot be read, for it decides nothing."""
     try:
-        found = json.loads(atomic.read_text(path))
-        phases = tuple(_phase(phase) for phase in found["phases"])
-        return Forecast(**{**known(Forecast, found), "phases": phases})
+        return forecast_from(json.loads(atomic.read_text(path)))
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None
+
+
+def forecast_from(found: Mapping[str, Any]) -> Forecast:
+    """Return a forecast from its JSON; raises ValueError, TypeError, KeyError or AttributeError for anything else."""
+    phases = tuple(_phase(phase) for phase in found["phases"])
+    return Forecast(**{**known(Forecast, found), "phases": phases})
 
 
 def _phase(found: Mapping[str, Any]) -> PhaseForecast:

@@ -52,13 +52,9 @@ class Served:
         if process is None:
             return
         process.kill()
-        process.wait()
         for thread in self._threads:
             thread.join()
-        for pipe in (process.stdin, process.stdout, process.stderr):
-            with contextlib.suppress(OSError):  # what was written and never read
-                if pipe:
-                    pipe.close()
+        _put_away(process)
 
     def _start(self) -> subprocess.Popen[str]:
         process = subprocess.Popen(
@@ -97,7 +93,16 @@ class Served:
             self.answered.emit(said)
 
     def _lose(self, process: subprocess.Popen[str], words: str) -> None:
+        _put_away(process)
         if process is self._process:
             self._process = None
-            process.wait()
             self.ended.emit(words)
+
+
+def _put_away(process: subprocess.Popen[str]) -> None:
+    """Let go of a child that has ended, and whose output has been read."""
+    process.wait()
+    for pipe in (process.stdin, process.stdout, process.stderr):
+        with contextlib.suppress(OSError):  # what was written and never read
+            if pipe:
+                pipe.close()

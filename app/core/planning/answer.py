@@ -1,0 +1,120 @@
+"""What the planner answered, as the app reads it; see trainer/memory/serve.py for how it comes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from trainer.protocol.forecast import Forecast, PhaseForecast, forecast_from
+
+PLANNED_KEYS = ("quantise", "checkpointing", "micro_batch", "vae_tiling", "preview_offload")
+"""What of a fit the planner chooses, where the job leaves it open."""
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """A program that holds memory of the card; `bytes` is None where the driver does not tell."""
+
+    name: str
+    bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedCard:
+    """The card that was planned for, in bytes."""
+
+    name: str
+    total: int
+    free: int
+    budget: int
+    uses: tuple[Use, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A fit together with its forecast."""
+
+    fit: Mapping[str, Any]
+    quality: str
+    """How the base is kept: "exact", "int8" or "nf4"."""
+    forecast: Forecast
+
+    @property
+    def keys(self) -> dict[str, Any]:
+        """The planned keys of a job that make it this plan."""
+        return {f"fit.{name}": self.fit[name] for name in PLANNED_KEYS if name in self.fit}
+
+    @property
+    def decisive(self) -> PhaseForecast:
+        """The phase that needs most."""
+        return max(self.forecast.phases, key=lambda phase: phase.reserved)
+
+    def taken(self, reserved: int) -> int:
+        """Bytes taken from the card: a run that fits gives back what is free before it passes the budget."""
+        return min(reserved, self.forecast.budget) if self.forecast.fits else reserved
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A plan, as far as it is known."""
+
+    card: PlannedCard
+    family: str
+    effective_batch: int
+    pick: Plan | None
+    """None where nothing fits."""
+    quicker: Plan | None
+    missing: int
+    """Bytes that `quicker` lacks; without a pick, bytes that the smallest fit lacks."""
+    smaller: Plan | None
+    quantised: Plan | None
+    lighter: Plan | None
+    """Where nothing fits: the plan with the smallest change that would."""
+    changes: Mapping[str, Any]
+    """That change, as keys below `recipe`."""
+    ladder: tuple[Mapping[str, Any], ...]
+    complete: bool
+    """False where a better fit may exist."""
+    remarks: tuple[str, ...]
+    """What was assumed, in sentences."""
+    whole: bool
+    """False while only the pick is known."""
+
+    @property
+    def best(self) -> Plan | None:
+        """What is shown: the pick, or the smallest there is."""
+        return self.pick or self.smaller
+
+    def with_uses(self, uses: tuple[Use, ...]) -> Answer:
+        """The same with what uses the card by now."""
+        return replace(self, card=replace(self.card, uses=uses))
+
+
+def answer_from(found: Mapping[str, Any], *, whole: bool) -> Answer:
+    """Return an answer from its JSON; raises ValueError for anything else."""
+    try:
+        card, lighter = found["card"], found["lighter"] or {}
+        uses = tuple(Use(use["name"], use["bytes"]) for use in card["uses"])
+        return Answer(
+            card=PlannedCard(card["name"], card["total"], card["free"], card["budget"], uses),
+            family=found["family"],
+            effective_batch=found["effective_batch"],
+            pick=_plan(found["pick"]),
+            quicker=_plan(found["quicker"]),
+            missing=found["missing"],
+            smaller=_plan(found["smaller"]),
+            quantised=_plan(found["quantised"]),
+            lighter=_plan(lighter),
+            changes=lighter.get("changes", {}),
+            ladder=tuple(found["ladder"]),
+            complete=found["complete"],
+            remarks=tuple(found["remarks"]),
+            whole=whole,
+        )
+    except (TypeError, KeyError, AttributeError) as error:
+        raise ValueError(f"no plan: {error!r}") from error
+
+
+def _plan(found: Mapping[str, Any] | None) -> Plan | None:
+    return Plan(found["fit"], found["quality"], forecast_from(found["forecast"])) if found else None

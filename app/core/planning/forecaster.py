@@ -1,0 +1,201 @@
+"""Asks the resident planner about the job that is being set up; the newest question wins."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from app.core.engine.served import Served
+from app.core.events import Event
+from app.core.planning.answer import Answer, answer_from
+from app.core.tasks import Post, Tasks
+from trainer.errors import ImpastoError
+
+if TYPE_CHECKING:
+    from trainer.gpu import Card  # with the driver's library
+
+HERE = "here"
+NAMED = "RTX 3060"
+"""What is planned for where there is no card: what most who train at home have."""
+_MOST_DEATHS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A job on a card."""
+
+    job: Path
+    card: str
+    """`HERE`, or a card by name or memory."""
+
+
+State = Literal["idle", "asked", "tracing", "picked", "done", "failed"]
+
+
+class Forecaster:
+    """Belongs to the thread of `tasks`. Its child lives from the first question to `rest`."""
+
+    def __init__(self, tasks: Tasks, post: Post) -> None:
+        self.changed: Event[None] = Event()
+        """Something below is another."""
+        self.seen: Event[None] = Event()
+        """`cards` has been looked at."""
+        self.answer: Answer | None = None
+        """The last one, also while a newer is awaited."""
+        self.stale = False
+        """Whether `answer` is of another question than the last."""
+        self.state: State = "idle"
+        self.error: ImpastoError | None = None
+        """Why the last question has no answer."""
+        self.cards: tuple[Card, ...] | None = None
+        """The cards of this PC; None until they have been looked at."""
+        self.card_error: ImpastoError | None = None
+        """Why they cannot be looked at."""
+        self._tasks = tasks
+        self._served = Served(["plan", "--serve"], post)
+        self._served.answered.connect(self._take)
+        self._served.ended.connect(self._lost)
+        self._question: Question | None = None
+        self._number = 0
+        self._deaths = 0
+        self._looking = False
+
+    @property
+    def waiting(self) -> bool:
+        """Whether more is to come of the last question."""
+        return self.state in ("asked", "tracing", "picked")
+
+    def outdate(self) -> None:
+        """Mark the answer as old, before a new question can be asked."""
+        if self.answer is not None and not self.stale:
+            self.stale = True
+            self.changed.emit(None)
+
+    def ask(self, question: Question) -> None:
+        """Ask; what was asked before is given up."""
+        self._deaths = 0
+        self.stale = self.answer is not None
+        self._question = question
+        self._send()
+
+    def rest(self) -> None:
+        """End the child until the next question; one under way is given up."""
+        self._number += 1
+        self._question = None
+        self._served.close()
+        if self.waiting:
+            self._be("idle")
+
+    def forget(self) -> None:
+        """Have no answer, since there is no job."""
+        self.rest()
+        self.answer, self.stale = None, False
+        self._be("idle")
+
+    def close(self) -> None:
+        """End the child."""
+        self._served.close()
+
+    def look(self) -> None:
+        """Look at this PC's cards on a worker; `seen` says when that is done."""
+        if not self._looking:
+            self._looking = True
+            self._tasks.run(_cards, self._see, self._fail_to_see)
+
+    # --- inside
+
+    def _send(self) -> None:
+        assert self._question is not None
+        self._number += 1
+        request = {"id": self._number, "job": str(self._question.job), "gpu": self._question.card}
+        try:
+            self._served.ask(request)
+        except OSError as error:
+            self._fail(_cannot_start(str(error)))
+            return
+        self._be("asked")
+
+    def _take(self, said: dict[str, Any]) -> None:
+        if said.get("id") != self._number or self._question is None:
+            return
+        self._deaths = 0
+        state = said.get("state")
+        if state == "error":
+            self._fail(ImpastoError(said["code"], said["sentence"], said["remedy"]))
+        elif state == "tracing":
+            self._be("tracing")
+        elif state in ("pick", "done"):
+            self._tell(said, whole=state == "done")
+
+    def _tell(self, said: dict[str, Any], *, whole: bool) -> None:
+        try:
+            self.answer = answer_from(said["plan"], whole=whole)
+        except (ValueError, KeyError) as error:
+            self._fail(_not_understood(str(error)))
+            return
+        self.stale = False
+        self._be("done" if whole else "picked")
+
+    def _lost(self, words: str) -> None:
+        """The child died: the question is asked once more, and given up when that ends likewise."""
+        if self._question is None or not self.waiting:
+            return
+        self._deaths += 1
+        if self._deaths < _MOST_DEATHS:
+            self._send()
+        else:
+            self._fail(_died(words))
+
+    def _fail(self, error: ImpastoError) -> None:
+        self.error = error
+        self._be("failed")
+
+    def _be(self, state: State) -> None:
+        self.state = state
+        if state != "failed":
+            self.error = None
+        self.changed.emit(None)
+
+    def _see(self, found: tuple[Card, ...]) -> None:
+        self._looking = False
+        self.cards, self.card_error = found, None
+        self.seen.emit(None)
+
+    def _fail_to_see(self, fault: BaseException) -> None:
+        self._looking = False
+        if not isinstance(fault, ImpastoError):
+            raise fault
+        self.cards, self.card_error = (), fault
+        self.seen.emit(None)
+
+
+def _cards() -> tuple[Card, ...]:
+    from trainer.gpu import cards  # the driver's library is loaded by a worker
+
+    return tuple(cards())
+
+
+def _cannot_start(reason: str) -> ImpastoError:
+    return ImpastoError(
+        "forecast.start",
+        f"The planner could not be started: {reason}.",
+        "Restart Impasto; if that does not help, install it again.",
+    )
+
+
+def _died(words: str) -> ImpastoError:
+    last = words.splitlines()[-1] if words else "it said nothing"
+    return ImpastoError(
+        "forecast.died",
+        f"The planner ended unexpectedly ({last[:200]}).",
+        "Change a setting to ask again; if memory is short, close other programs.",
+    )
+
+
+def _not_understood(reason: str) -> ImpastoError:
+    return ImpastoError(
+        "forecast.answer",
+        f"The planner's answer could not be read ({reason[:200]}).",
+        "Restart Impasto: it may have been updated while it ran.",
+    )

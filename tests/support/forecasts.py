@@ -1,0 +1,37 @@
+"""Job files whose plans need no trace, because their tapes ship."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from trainer.config.base import Family
+from trainer.files.assets import asset_path
+
+_JOB = """
+schema = 1
+name = "Kätzchen"
+
+[base]
+model = "nowhere.safetensors"
+family = "{family}"
+
+[dataset]
+folders = [{{ path = "pictures" }}]
+
+{recipe}
+
+[[report.previews.prompts]]
+prompt = "a cat"
+
+[[report.previews.prompts]]
+prompt = "a cat on a sofa"
+"""
+
+
+def known_job(folder: Path, family: Family) -> Path:
+    """Write a job with the recipe of the built-in style preset, on a base and pictures that are not there."""
+    preset = (asset_path("traces").parents[1] / "presets" / "recipes" / f"{family}-style.toml").read_text("utf-8")
+    folder.mkdir(parents=True)
+    path = folder / "job.toml"
+    path.write_text(_JOB.format(family=family, recipe=preset[preset.index("[recipe]") :]), encoding="utf-8")
+    return path

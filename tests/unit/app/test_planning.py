@@ -1,0 +1,110 @@
+"""The app's side of the planner: real questions to a real `python -m trainer plan --serve`, its end and its errors."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from app.core.planning.forecaster import Forecaster, Question
+from app.core.tasks import Tasks
+from tests.support.forecasts import known_job
+
+
+class Desk:
+    """The owner's thread: what is posted is done while it waits for something."""
+
+    def __init__(self) -> None:
+        self._posted: queue.Queue[Callable[[], None]] = queue.Queue()
+        self.tasks = Tasks(self._posted.put)
+        self.forecaster = Forecaster(self.tasks, self._posted.put)
+        self.states: list[str] = []
+        self.forecaster.changed.connect(lambda _: self.states.append(self.forecaster.state))
+
+    def wait(self, until: Callable[[], bool]) -> None:
+        while not until():
+            self._posted.get(timeout=60)()
+
+    def ended(self) -> bool:
+        return self.forecaster.state in ("done", "failed")
+
+    def child(self) -> int:
+        process = self.forecaster._served._process
+        assert process is not None
+        return process.pid
+
+
+@pytest.fixture
+def desk() -> Iterator[Desk]:
+    desk = Desk()
+    yield desk
+    desk.forecaster.close()
+    desk.tasks.close()
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    return known_job(tmp_path / "Auftrag ü", "sd15")
+
+
+def test_the_pick_comes_before_the_whole_and_an_error_in_words(desk: Desk, job: Path) -> None:
+    forecaster = desk.forecaster
+    forecaster.ask(Question(job, "8GB"))
+    desk.wait(desk.ended)
+    assert desk.states == ["asked", "picked", "done"]
+    answer = forecaster.answer
+    assert answer and answer.whole and answer.pick and answer.smaller and not forecaster.stale
+    assert answer.pick.forecast.seconds > 60 and answer.pick.decisive.peaks
+    assert answer.pick.keys["fit.micro_batch"] >= 1
+    forecaster.ask(Question(job, "RTX 9999"))
+    assert forecaster.stale and forecaster.answer is answer
+    desk.wait(desk.ended)
+    assert forecaster.error is not None and "RTX 9999" in forecaster.error.sentence and forecaster.error.remedy
+    assert forecaster.stale and forecaster.answer is answer  # kept, as it says what was
+
+
+def test_the_newest_question_is_answered_alone(desk: Desk, job: Path) -> None:
+    for card in ("6GB", "8GB", "24GB"):
+        desk.forecaster.ask(Question(job, card))
+    desk.wait(desk.ended)
+    assert desk.states == ["asked", "asked", "asked", "picked", "done"]
+    assert desk.forecaster.answer is not None and "24GB" in desk.forecaster.answer.card.name
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="os.kill with SIGKILL")
+def test_a_killed_planner_is_started_again_and_one_that_dies_again_is_told(desk: Desk, job: Path) -> None:
+    desk.forecaster.ask(Question(job, "8GB"))
+    first = desk.child()
+    os.kill(first, signal.SIGKILL)
+    desk.wait(desk.ended)
+    assert desk.forecaster.state == "done" and desk.child() != first
+    desk.forecaster.ask(Question(job, "12GB"))
+    for _ in range(2):
+        child = desk.child()
+        os.kill(child, signal.SIGKILL)
+        desk.wait(lambda child=child: desk.forecaster.state == "failed" or desk.child() != child)  # type: ignore[misc]
+    assert desk.forecaster.error is not None and "ended unexpectedly" in desk.forecaster.error.sentence
+    desk.forecaster.ask(Question(job, "12GB"))  # and the next question finds a new one
+    desk.wait(desk.ended)
+    assert desk.forecaster.state == "done"
+
+
+def test_at_rest_no_process_is_left_and_what_was_asked_is_given_up(desk: Desk, job: Path) -> None:
+    desk.forecaster.ask(Question(job, "8GB"))
+    process = desk.forecaster._served._process
+    desk.forecaster.rest()
+    assert process is not None and process.poll() is not None
+    assert desk.forecaster.state == "idle" and not desk.forecaster.waiting
+
+
+def test_the_cards_of_this_machine_are_looked_at(desk: Desk) -> None:
+    seen: list[None] = []
+    desk.forecaster.seen.connect(seen.append)
+    desk.forecaster.look()
+    desk.wait(lambda: bool(seen))
+    assert desk.forecaster.cards is not None
