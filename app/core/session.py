@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
+from app.core.after.drawing import Renderer
 from app.core.disk.opening import Datasets
 from app.core.disk.thumbnails import EDGES, FILE_NAME, Thumbnails
 from app.core.edits.backups import Backups
@@ -107,6 +108,8 @@ class Session:
         self.jobs = Jobs(self.tasks)
         self.queue = QueueKeeper(post)
         self.runs = Runs(post)
+        self.renderer = Renderer(post)
+        self.queue.changed.connect(lambda _: self.renderer.make_way(self.queue.entries))
         self.missed: Event[Path] = Event()
         """A folder that was open last is not there any more."""
         self.datasets.opened.connect(lambda opened: self.recent.opened(opened.folder))
@@ -132,6 +135,7 @@ class Session:
             if folder not in self.datasets.lost:
                 self.recent.opened(folder)  # also one whose pictures are not all listed yet
         self.recent.close()
+        self.renderer.close()
         self.queue.close()
         self.models.close()
         self.jobs.close()

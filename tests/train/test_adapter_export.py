@@ -12,10 +12,13 @@ import pytest
 import safetensors.torch
 import torch
 from diffusers import DDIMScheduler, StableDiffusionPipeline, StableDiffusionXLPipeline
+from PIL import Image
 from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import CLIPTokenizer
 
+from app.core.after.export import About
+from app.core.after.export import export as send_out
 from tests.support.loras import EVERYTHING, Models, full_size, golden_rows, merge, random_weights
 from tests.support.tiny import tiny_configs
 from trainer.adapter import export
@@ -23,6 +26,7 @@ from trainer.adapter.attach import Adapter, attach
 from trainer.adapter.export import Naming, export_lora
 from trainer.config.base import Family
 from trainer.errors import LoraFileError
+from trainer.files.header import read_header
 from trainer.files.tokens import vocabulary
 
 FAMILIES: list[Family] = ["sd15", "sdxl"]
@@ -44,6 +48,21 @@ def load_in_diffusers(models: Models, path: Path) -> None:
     pipeline.load_lora_weights(path)
     for model in models.parts.values():
         nn.Module.to(model, models.unet.dtype)  # the LoRA's weights come in the file's dtype
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_copy_that_was_sent_out_loads_in_diffusers_as_the_file_it_was_made_of(family: Family, tmp_path: Path) -> None:
+    trained, plain = Models.copies(family), Models.copies(family)
+    adapter = trained.attach()
+    export_lora(tmp_path / "a.safetensors", random_weights(adapter), adapter, METADATA)
+    Image.new("RGB", (64, 64), "red").save(tmp_path / "red.png")
+    copy = send_out(tmp_path / "a.safetensors", tmp_path / "loras", "b", About("b", picture=tmp_path / "red.png")).file
+    load_in_diffusers(plain, copy)  # refuses files with keys that it cannot match
+    assert torch.equal(trained.predict(), plain.predict())
+    before, after = safetensors.torch.load_file(tmp_path / "a.safetensors"), safetensors.torch.load_file(copy)
+    assert before.keys() == after.keys() and all(torch.equal(before[key], after[key]) for key in before)
+    hashes = [read_header(path, "lora").metadata["sshs_model_hash"] for path in (tmp_path / "a.safetensors", copy)]
+    assert hashes[0] == hashes[1]
 
 
 def no_numbers(name: str) -> np.random.Generator:

@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import safetensors.torch
 import torch
@@ -17,6 +17,7 @@ from trainer.adapter.attach import Adapter
 from trainer.adapter.names import TEXT_ATTENTION, Slot
 from trainer.errors import LoraFileError
 from trainer.files.header import read_header
+from trainer.files.rewriting import header_bytes, lora_hashes
 from trainer.protocol import atomic
 
 Naming = Literal["kohya", "diffusers"]
@@ -42,7 +43,7 @@ def export_lora(
     start = 8 + int.from_bytes(serialised[:8], "little")
     entries = json.loads(serialised[8:start])
     payload = memoryview(serialised)[start:]
-    header = _header(entries, {**metadata, **_hashes(entries, payload, metadata)})
+    header = header_bytes(entries, {**metadata, **lora_hashes(entries, payload, metadata)})
     whole = hashlib.sha256(header)
     whole.update(payload)
     with atomic.staged(path) as temporary:
@@ -105,25 +106,6 @@ def _cast(slot: Slot, tensor: Tensor, scale: float, dtype: torch.dtype) -> Tenso
         + ("not numbers (NaN or infinity)." if diverged else f"too large for {str(dtype).removeprefix('torch.')}."),
         "Go back to an earlier save and use a lower learning rate." if diverged else 'Set output.dtype = "bf16".',
     )
-
-
-def _header(entries: Mapping[str, Any], metadata: Mapping[str, str]) -> bytes:
-    """Lay out length and header as safetensors does, but with sorted metadata: its own order differs at each start."""
-    head = {"__metadata__": dict(sorted(metadata.items())), **entries}
-    text = json.dumps(head, ensure_ascii=False, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text
-
-
-def _hashes(entries: Mapping[str, Any], payload: memoryview, metadata: Mapping[str, str]) -> dict[str, str]:
-    """Compute the hashes by which programs know a LoRA, as sd-scripts does (precalculate_safetensors_hashes).
-
-    None depends on the other metadata: the legacy one is over bytes of the file as it would be with `ss_*` keys alone.
-    """
-    digest = hashlib.sha256(payload).hexdigest()
-    lead = len(_header(entries, {key: value for key, value in metadata.items() if key.startswith("ss_")}))
-    legacy = hashlib.sha256(payload[max(0x100000 - lead, 0) : max(0x110000 - lead, 0)]).hexdigest()
-    return {"sshs_model_hash": digest, "sshs_legacy_hash": legacy[:8], "modelspec.hash_sha256": f"0x{digest}"}
 
 
 def _check_written(written: Path, table: Sequence[Slot], naming: Naming, digest: str) -> None:
