@@ -1,0 +1,241 @@
+"""A window on a log: only some thousand lines of it are held, and it moves over a file of any size."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from PySide6.QtCore import Qt, Signal
+from PySide6.QtGui import QFontDatabase, QTextCursor, QTextDocument
+from PySide6.QtWidgets import QPlainTextEdit, QWidget
+
+from app.core.runs import log as logs
+from app.core.runs.log import ROOM, Piece
+from app.core.tasks import Tasks
+
+_Found = TypeVar("_Found")
+
+_MOST = 16 * ROOM
+"""Bytes of the log that are held."""
+_FAR = 8 * ROOM
+"""Where so much was printed since the last look, only its end is read."""
+
+
+class LogText(QPlainTextEdit):
+    """Shows a log from its end on; it goes along with what is printed unless the user has scrolled up."""
+
+    moved = Signal()
+    """It shows another part of the log."""
+    unreadable = Signal(str)
+    """The log cannot be read: why."""
+    missed = Signal()
+    """What was sought is nowhere in the log."""
+
+    def __init__(self, tasks: Tasks, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._tasks = tasks
+        self._log: Path | None = None
+        self._torn = False
+        self._pieces: deque[Piece] = deque()
+        self._size = 0
+        self._asked = 0
+        self._busy = False
+        self._filling = False
+        self.setReadOnly(True)
+        self.setUndoRedoEnabled(False)
+        self.setLineWrapMode(QPlainTextEdit.LineWrapMode.NoWrap)
+        self.setFont(QFontDatabase.systemFont(QFontDatabase.SystemFont.FixedFont))
+        self.setTextInteractionFlags(
+            Qt.TextInteractionFlag.TextSelectableByMouse | Qt.TextInteractionFlag.TextSelectableByKeyboard
+        )
+        self.setTabChangesFocus(True)
+        self.setAccessibleName(self.tr("Log of the engine"))
+        self.verticalScrollBar().valueChanged.connect(self._scrolled)
+
+    def show_log(self, log: Path | None) -> None:
+        """Show the end of another log, or nothing."""
+        self._log, self._torn = log, True
+        self._asked += 1
+        self._busy = False
+        self._put(())
+        self.to_end()
+
+    def follow(self, alive: bool) -> None:
+        """Read what was printed since; `alive` tells whether more is to come, so that half a line waits for its end."""
+        self._torn = not alive
+        if not self._pieces:
+            self.to_end()
+        elif self.at_end:
+            self._read_after()
+
+    def to_end(self) -> None:
+        """Show the end of the log."""
+        log, torn = self._log, self._torn
+        if log:
+            self._ask(lambda: logs.read_end(log, torn=torn), self._show_end)
+
+    @property
+    def at_end(self) -> bool:
+        """Whether all up to the end of the log, as it was when last read, is held."""
+        return not self._pieces or self._pieces[-1].end >= self._size
+
+    @property
+    def at_bottom(self) -> bool:
+        """Whether it is scrolled down."""
+        return self.verticalScrollBar().value() >= self.verticalScrollBar().maximum()
+
+    # --- finding
+
+    def seek(self, wanted: str, *, back: bool) -> None:
+        """Select the next place, or the one before, that holds a text; first of what is held, then of all the log."""
+        if not wanted or self._find_here(wanted, back):
+            return
+        start = self._pieces[0].start if back and self._pieces else self._pieces[-1].end if self._pieces else 0
+        self._seek_from(wanted, back, start, around=True)
+
+    def _find_here(self, wanted: str, back: bool) -> bool:
+        return self.find(wanted, QTextDocument.FindFlag.FindBackward if back else QTextDocument.FindFlag(0))
+
+    def _seek_from(self, wanted: str, back: bool, start: int, *, around: bool) -> None:
+        log, size = self._log, self._size
+        if log is None:
+            return
+
+        def done(place: int | None) -> None:
+            if place is not None:
+                self._show_at(place, wanted)
+            elif around:  # once more, from the other end
+                self._seek_from(wanted, back, size if back else 0, around=False)
+            else:
+                self.missed.emit()
+
+        self._ask(lambda: logs.find(log, wanted, start, back=back), done)
+
+    def _show_at(self, place: int, wanted: str) -> None:
+        """Show the part of the log around a line."""
+        log, torn = self._log, self._torn
+        assert log is not None
+
+        def read() -> tuple[Piece, Piece]:
+            return logs.read_before(log, place), logs.read_after(log, place, torn=torn)
+
+        def done(found: tuple[Piece, Piece]) -> None:
+            self._put(found)
+            cursor = QTextCursor(self.document().findBlockByNumber(len(found[0].lines)))
+            self.setTextCursor(cursor)
+            self._find_here(wanted, False)
+            self.centerCursor()
+            self.moved.emit()
+
+        self._ask(read, done)
+
+    # --- reading
+
+    def _ask(self, work: Callable[[], _Found], done: Callable[[_Found], None]) -> None:
+        """Do one thing at a time on a worker; what another log is shown after is dropped."""
+        if self._busy:
+            return
+        self._busy, asked = True, self._asked
+
+        def deliver(found: _Found) -> None:
+            if asked == self._asked:
+                self._busy = False
+                done(found)
+
+        def fail(fault: BaseException) -> None:
+            if not isinstance(fault, OSError):
+                raise fault
+            if asked == self._asked:
+                self._busy = False
+                self.unreadable.emit(fault.strerror or str(fault))
+
+        self._tasks.run(work, deliver, fail)
+
+    def _show_end(self, piece: Piece) -> None:
+        self._put((piece,) if piece.lines else ())
+        self._size = piece.size
+        bar = self.verticalScrollBar()
+        bar.setValue(bar.maximum())
+        self.moved.emit()
+
+    def _read_after(self) -> None:
+        log, torn = self._log, self._torn
+        if log and self._pieces:
+            end = self._pieces[-1].end
+            self._ask(lambda: logs.read_after(log, end, torn=torn), self._go_on)
+
+    def _go_on(self, piece: Piece) -> None:
+        """Take in what comes after what is held; the log may have become another meanwhile."""
+        if piece.size < self._pieces[-1].end or (self.at_bottom and piece.size - piece.end > _FAR):
+            self.to_end()
+            return
+        self._size = piece.size
+        if not piece.lines:
+            return
+        bottom = self.at_bottom
+        self._pieces.append(piece)
+        self._fill(lambda: self.appendPlainText("\n".join(piece.lines)))
+        self._drop(first=True)
+        bar = self.verticalScrollBar()
+        if bottom:
+            bar.setValue(bar.maximum())
+        self.moved.emit()
+
+    def _read_before(self) -> None:
+        log = self._log
+        if log and self._pieces:
+            start = self._pieces[0].start
+            self._ask(lambda: logs.read_before(log, start), self._go_back)
+
+    def _go_back(self, piece: Piece) -> None:
+        bar = self.verticalScrollBar()
+        here = bar.value()
+        self._pieces.appendleft(piece)
+        cursor = QTextCursor(self.document())
+        self._fill(lambda: cursor.insertText("\n".join(piece.lines) + "\n"))
+        bar.setValue(here + len(piece.lines))
+        self._drop(first=False)
+        self.moved.emit()
+
+    def _drop(self, *, first: bool) -> None:
+        """Forget lines at one end, when more are held than should be."""
+        while sum(piece.end - piece.start for piece in self._pieces) > _MOST and len(self._pieces) > 1:
+            gone = self._pieces.popleft() if first else self._pieces.pop()
+            bar, here = self.verticalScrollBar(), self.verticalScrollBar().value()
+            self._fill(lambda gone=gone: self._cut(len(gone.lines), first=first))  # type: ignore[misc]
+            bar.setValue(max(0, here - len(gone.lines)) if first else here)
+
+    def _cut(self, lines: int, *, first: bool) -> None:
+        document = self.document()
+        cursor = QTextCursor(document)
+        if first:
+            cursor.setPosition(document.findBlockByNumber(lines).position(), QTextCursor.MoveMode.KeepAnchor)
+        else:
+            cursor.setPosition(document.findBlockByNumber(document.blockCount() - lines).position() - 1)
+            cursor.movePosition(QTextCursor.MoveOperation.End, QTextCursor.MoveMode.KeepAnchor)
+        cursor.removeSelectedText()
+
+    def _put(self, pieces: tuple[Piece, ...]) -> None:
+        """Hold these pieces and nothing else."""
+        held = [piece for piece in pieces if piece.lines]
+        self._pieces = deque(held)
+        self._size = max((piece.size for piece in pieces), default=0)
+        self._fill(lambda: self.setPlainText("\n".join(line for piece in held for line in piece.lines)))
+
+    def _fill(self, change: Callable[[], None]) -> None:
+        """Change the text without taking the scroll bar's moves for the user's."""
+        self._filling = True
+        change()
+        self._filling = False
+
+    def _scrolled(self) -> None:
+        if self._filling or not self._pieces:
+            return
+        bar = self.verticalScrollBar()
+        if bar.value() == bar.minimum() and self._pieces[0].start > 0:
+            self._read_before()
+        elif self.at_bottom and not self.at_end:
+            self._read_after()
+        self.moved.emit()
