@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from app.core.events import Event
+from trainer.config.presets.held import holds_preset
 
 
 class Going:
@@ -21,3 +22,14 @@ class Going:
         """A LoRA file, in the viewer."""
         self.preset: Event[Path] = Event()
         """A preset file or picture that was received, on the Presets page."""
+
+    def take(self, path: Path) -> bool:
+        """Go where a file of the user's belongs; False for what is no LoRA and no preset."""
+        ending = path.suffix.lower()
+        if ending == ".safetensors":
+            self.lora.emit(path)
+        elif ending == ".toml" or (ending == ".png" and holds_preset(path)):
+            self.preset.emit(path)
+        else:
+            return False
+        return True

@@ -59,8 +59,10 @@ class Window(QMainWindow):
         self._restore()
 
     def open(self, paths: Iterable[str | Path]) -> None:
-        """Open folders as datasets; of a file, its folder."""
+        """Open folders as datasets; of a picture, its folder. LoRAs and presets go to their places."""
         for path in map(Path, map(os.path.abspath, paths)):  # "cats/.." is the folder that it means
+            if not path.is_dir() and self.session.going.take(path):
+                continue
             self.session.datasets.open(path.parent if path.is_file() else path)
             self.show_pictures()
 
@@ -88,6 +90,18 @@ class Window(QMainWindow):
         folder = QFileDialog.getExistingDirectory(self, self.tr("Open a folder of pictures"))
         if folder:
             self.open([folder])
+
+    def open_lora(self) -> None:
+        """Ask for LoRA files and show each in a window of its own."""
+        title, kinds = self.tr("Look into a LoRA"), self.tr("LoRA files (*.safetensors)")
+        for path in QFileDialog.getOpenFileNames(self, title, "", kinds)[0]:
+            self.show_lora(Path(path))
+
+    def show_lora(self, path: Path) -> None:
+        """Show what is known of a LoRA file."""
+        from app.qt.loras.viewer import LoraViewer  # brings Pillow
+
+        LoraViewer(self.session, path, self).show()
 
     def undo(self) -> None:
         """Take the last edit back and say which."""
@@ -271,6 +285,7 @@ class Window(QMainWindow):
         session.completer.loaded.connect(self._tell_lists)
         session.going.run.connect(lambda run: self._go(_RUNS, run))
         session.going.job.connect(lambda job: self._go(_TRAIN, job))
+        session.going.lora.connect(self.show_lora)
         session.going.preset.connect(lambda preset: self._go(_PRESETS, preset))
         self.painted.connect(self._make_next)
 

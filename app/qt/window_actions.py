@@ -16,6 +16,14 @@ ACTIONS = (
         tip=QT_TRANSLATE_NOOP("Action", "Open a folder of pictures; dropping it on the window does the same"),
     ),
     Action(
+        "window.lora",
+        QT_TRANSLATE_NOOP("Action", "Look into a LoRA…"),
+        "file",
+        "open_lora",
+        icon="eye",
+        tip=QT_TRANSLATE_NOOP("Action", "Show what a LoRA file is and says of itself; dropping it does the same"),
+    ),
+    Action(
         "window.preferences",
         QT_TRANSLATE_NOOP("Action", "Preferences…"),
         "file",

@@ -14,13 +14,12 @@ from tests.unit.test_presets_hostile import FILES, GOOD, TINY
 from trainer.config.presets import shelf
 from trainer.config.presets.applying import changed_keys
 from trainer.config.presets.carrying import (
-    PICTURE_KEY,
-    holds_preset,
     load_carried,
     preset_text,
     read_pasted,
     save_in_picture,
 )
+from trainer.config.presets.held import PICTURE_KEY, holds_preset
 from trainer.config.presets.making import revised
 from trainer.config.presets.preset import Preset
 from trainer.config.presets.reading import load_preset, parse_preset

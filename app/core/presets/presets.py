@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from app.core.events import Event
-from app.core.tasks import Tasks, raise_again
+from app.core.tasks import Tasks
 from trainer.errors import ImpastoError, JobError
 
 # The rooms of presets bring Pillow, for which the window does not wait: they are loaded by the workers.
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     """A version, with the keys that going back to it would change: key, value now, value then."""
 
 _Result = TypeVar("_Result")
+Refused = Callable[[ImpastoError], None] | None
+"""Who hears of it when something is not done; None: whoever listens to `failed`."""
 
 
 class Presets:
@@ -37,7 +39,7 @@ class Presets:
         """Read all of them again."""
         self._change(lambda: None, lambda _: None)
 
-    def receive(self, source: Path | str, then: Callable[[Received], None]) -> None:
+    def receive(self, source: Path | str, then: Callable[[Received], None], refused: Refused = None) -> None:
         """Read what somebody sent: a file, a picture that holds a preset, or text. Nothing is kept yet."""
 
         def work() -> Received:
@@ -47,7 +49,9 @@ class Presets:
 
         self._run(work, then)
 
-    def keep(self, preset: Preset, name: str, origin: Origin, then: Callable[[Path], None]) -> None:
+    def keep(
+        self, preset: Preset, name: str, origin: Origin, then: Callable[[Path], None], refused: Refused = None
+    ) -> None:
         """Keep a preset under a name, in the place of one that has it; `then` is given where."""
 
         def work() -> Path:
@@ -65,7 +69,7 @@ class Presets:
         """Make an own preset of any, under its name with a number."""
         self._change(lambda: _kept_free(shelved.preset), then)
 
-    def make_of_lora(self, lora: Path, then: Callable[[tuple[Path, Made]], None]) -> None:
+    def make_of_lora(self, lora: Path, then: Callable[[tuple[Path, Made]], None], refused: Refused = None) -> None:
         """Make an own preset of what a LoRA file says of itself."""
 
         def work() -> tuple[Path, Made]:
@@ -76,7 +80,9 @@ class Presets:
 
         self._change(work, then)
 
-    def revise(self, shelved: Shelved, details: Mapping[str, object], then: Callable[[Path], None]) -> None:
+    def revise(
+        self, shelved: Shelved, details: Mapping[str, object], then: Callable[[Path], None], refused: Refused = None
+    ) -> None:
         """Change details of a preset; what it was stays as a version. `picture` is a file to show, or None for none."""
 
         def work() -> Path:
@@ -145,7 +151,7 @@ class Presets:
 
         self._run(work, then)
 
-    def _change(self, work: Callable[[], _Result], then: Callable[[_Result], None]) -> None:
+    def _change(self, work: Callable[[], _Result], then: Callable[[_Result], None], refused: Refused = None) -> None:
         """Do something to the files, read them all again, and only then go on."""
 
         def both() -> tuple[_Result, Shelf]:
@@ -158,19 +164,20 @@ class Presets:
             self.changed.emit(None)
             then(result)
 
-        self._run(both, have)
+        self._run(both, have, refused)
 
-    def _run(self, work: Callable[[], _Result], then: Callable[[_Result], None]) -> None:
-        self._tasks.run(work, then, self._tell)
+    def _run(self, work: Callable[[], _Result], then: Callable[[_Result], None], refused: Refused = None) -> None:
+        self._tasks.run(work, then, lambda fault: (refused or self.failed.emit)(_in_words(fault)))
 
-    def _tell(self, fault: BaseException) -> None:
-        if isinstance(fault, ImpastoError):
-            self.failed.emit(fault)
-        elif isinstance(fault, OSError):
-            sentence = f"The preset cannot be written: {fault.strerror or fault}."
-            self.failed.emit(JobError("preset.unwritable", sentence, "Check the disk and your rights to the folder."))
-        else:
-            raise_again(fault)
+
+def _in_words(fault: BaseException) -> ImpastoError:
+    """Return what hindered a task as an error for the user; faults that nobody expects are raised again."""
+    if isinstance(fault, ImpastoError):
+        return fault
+    if isinstance(fault, OSError):
+        sentence = f"The preset cannot be written: {fault.strerror or fault}."
+        return JobError("preset.unwritable", sentence, "Check the disk and your rights to the folder.")
+    raise fault
 
 
 def _kept_free(preset: Preset) -> Path:

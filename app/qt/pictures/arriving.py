@@ -38,17 +38,17 @@ class Arriving(QObject):
         self.take(QGuiApplication.clipboard().mimeData())
 
     def take(self, data: QMimeData) -> None:
-        """Open folders; copy files, or the picture itself where there are none."""
+        """Open folders; copy pictures, or the picture itself where there are no files. Other files go to their places."""
         paths = [Path(url.toLocalFile()) for url in data.urls() if url.isLocalFile()]
         folders = [path for path in paths if path.is_dir()]
-        files = [path for path in paths if not path.is_dir()]
+        files = [path for path in paths if not path.is_dir() and not self._session.going.take(path)]
         for folder in folders:
             self._session.datasets.open(folder)
         if files:
             self._import(files)
-        elif data.hasImage() and not folders:
+        elif data.hasImage() and not paths:
             self._keep(data.imageData())
-        elif not folders:
+        elif not paths:
             self._say(self.tr("There is no picture in what was pasted."))
 
     @property

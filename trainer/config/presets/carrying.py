@@ -7,6 +7,7 @@ import warnings
 from io import BytesIO
 from pathlib import Path
 
+from trainer.config.presets.held import PICTURE_KEY
 from trainer.config.presets.picture import decode_picture
 from trainer.config.presets.preset import Preset
 from trainer.config.presets.reading import PRESET_FILE, REMEDY, load_preset, parse_preset
@@ -14,10 +15,7 @@ from trainer.config.presets.writing import dump_preset
 from trainer.errors import JobError
 from trainer.protocol.atomic import long_path, write_bytes
 
-PICTURE_KEY = "impasto_preset"
-"""The key of the text (PNG's iTXt) under which a picture holds a preset's file."""
 _LARGEST_PICTURE = 8 << 20  # bytes; ours have 0.5 MB
-_HEAD = 4096  # bytes in which our pictures name the key: it stands before the pixels
 _FENCE = re.compile(r"```[\w-]*\n(.*?)```", re.DOTALL)
 
 
@@ -54,15 +52,6 @@ def save_in_picture(preset: Preset, path: Path) -> None:
     with Image.open(BytesIO(decode_picture(preset.preview.picture))) as image:
         image.convert("RGB").save(buffer, "PNG", pnginfo=held, optimize=True)
     write_bytes(path, buffer.getvalue())
-
-
-def holds_preset(path: Path) -> bool:
-    """Tell whether a file is a picture that holds a preset, by its first bytes; one that cannot be read does not."""
-    try:
-        with long_path(path).open("rb") as file:
-            return PICTURE_KEY.encode("ascii") in file.read(_HEAD)
-    except OSError:
-        return False
 
 
 def load_carried(path: Path) -> Preset:

@@ -1,0 +1,125 @@
+"""Tables of what a LoRA tells, with bars where numbers are to be compared. All texts are plain."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from PySide6.QtCore import QAbstractTableModel, QModelIndex, QObject, QPersistentModelIndex, QRectF, QSize, Qt
+from PySide6.QtGui import QColor, QPainter
+from PySide6.QtWidgets import QHeaderView, QStyle, QStyledItemDelegate, QStyleOptionViewItem, QTreeView, QWidget
+
+from app.qt.theme import colours
+
+_Index = QModelIndex | QPersistentModelIndex
+_BAR = int(Qt.ItemDataRole.UserRole)
+_BAR_HEIGHT, _GAP, _SIDE = 10.0, 10, 6
+_NUMBER = 96
+"""Pixels that are left for the number beside its bar."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of texts; `bar` is the length of the bar before the last one, 0 to 1, None where it has none."""
+
+    texts: tuple[str, ...]
+    bar: float | None = None
+    tip: str = ""
+
+
+class Rows(QAbstractTableModel):
+    """Lines under titles."""
+
+    def __init__(self, titles: Sequence[str], parent: QObject | None = None) -> None:
+        super().__init__(parent)
+        self.titles = tuple(titles)
+        self.rows: list[Row] = []
+
+    def show(self, rows: Sequence[Row]) -> None:
+        """Replace them."""
+        self.beginResetModel()
+        self.rows = list(rows)
+        self.endResetModel()
+
+    def rowCount(self, parent: _Index = QModelIndex()) -> int:  # noqa: B008, N802
+        """Return how many lines there are."""
+        return 0 if parent.isValid() else len(self.rows)
+
+    def columnCount(self, parent: _Index = QModelIndex()) -> int:  # noqa: B008, N802
+        """Return how many titles there are."""
+        return 0 if parent.isValid() else len(self.titles)
+
+    def headerData(self, section: int, side: Qt.Orientation, role: int = Qt.ItemDataRole.DisplayRole) -> object:  # noqa: N802
+        """Return a title."""
+        shown = side == Qt.Orientation.Horizontal and role == Qt.ItemDataRole.DisplayRole
+        return self.titles[section] if shown else None
+
+    def data(self, index: _Index, role: int = Qt.ItemDataRole.DisplayRole) -> object:
+        """Return a text, or the length of the bar before it."""
+        if not index.isValid():
+            return None
+        row = self.rows[index.row()]
+        if role in (Qt.ItemDataRole.DisplayRole, Qt.ItemDataRole.AccessibleTextRole):
+            return row.texts[index.column()]
+        if role == Qt.ItemDataRole.ToolTipRole:
+            # Qt takes what looks like HTML for it; a zero-width space before it keeps it plain.
+            return "\u200b" + (row.tip or row.texts[index.column()])
+        if role == _BAR and index.column() == len(self.titles) - 1:
+            return row.bar
+        return None
+
+
+class Table(QTreeView):
+    """Shows such lines; the last column takes the room that is left."""
+
+    def __init__(self, titles: Sequence[str], name: str, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.lines = Rows(titles, self)
+        self.setModel(self.lines)
+        self.setItemDelegate(BarDelegate(self))
+        self.setRootIsDecorated(False)
+        self.setUniformRowHeights(True)
+        self.setAllColumnsShowFocus(True)
+        self.setAccessibleName(name)
+        self.setTextElideMode(Qt.TextElideMode.ElideRight)
+        self.header().setStretchLastSection(True)
+        self.header().setSectionsMovable(False)
+
+    def show_rows(self, rows: Sequence[Row]) -> None:
+        """Replace the lines, and give each column the room it needs, none more than half."""
+        self.lines.show(rows)
+        for column in range(len(self.lines.titles) - 1):
+            self.header().setSectionResizeMode(column, QHeaderView.ResizeMode.Interactive)
+            self.resizeColumnToContents(column)
+            self.setColumnWidth(column, min(self.columnWidth(column) + 16, 280))
+
+
+class BarDelegate(QStyledItemDelegate):
+    """Draws a bar before its number, both within the same cell."""
+
+    def paint(self, painter: QPainter, option: QStyleOptionViewItem, index: _Index) -> None:
+        """Draw the ground as the style does, then bar and number."""
+        length = index.data(_BAR)
+        if not isinstance(length, float):
+            super().paint(painter, option, index)
+            return
+        scheme = colours()
+        chosen = bool(option.state & QStyle.StateFlag.State_Selected)
+        if chosen:
+            painter.fillRect(option.rect, QColor(scheme.accent))
+        inside = option.rect.adjusted(_SIDE, 0, -_SIDE, 0)
+        room = max(inside.width() - _NUMBER - _GAP, 0)
+        top = inside.center().y() + 0.5 - _BAR_HEIGHT / 2
+        painter.save()
+        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+        painter.setPen(Qt.PenStyle.NoPen)
+        painter.setBrush(QColor(scheme.on_accent if chosen else scheme.focus))
+        painter.drawRoundedRect(QRectF(inside.left(), top, max(room * length, 2.0), _BAR_HEIGHT), 3, 3)
+        painter.restore()
+        painter.setPen(QColor(scheme.on_accent if chosen else scheme.text))
+        words = inside.adjusted(room + _GAP, 0, 0, 0)
+        painter.drawText(words, int(Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter), str(index.data()))
+
+    def sizeHint(self, option: QStyleOptionViewItem, index: _Index) -> QSize:  # noqa: N802
+        """Return a cell's size."""
+        return super().sizeHint(option, index).expandedTo(QSize(0, option.fontMetrics.height() + 10))

@@ -1,0 +1,198 @@
+"""The viewer of one LoRA file: what it is, where it acts how strongly, how it was made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from PySide6.QtCore import Qt
+from PySide6.QtGui import QCloseEvent, QImage, QPixmap
+from PySide6.QtWidgets import QDialog, QDialogButtonBox, QHBoxLayout, QLabel, QTabWidget, QVBoxLayout, QWidget
+from shiboken6 import isValid
+
+from app.core.loras.file import LoraFile, Pixels, read_lora
+from app.core.loras.strength import Block
+from app.core.session import Session
+from app.qt.dialogs.parts import close_row
+from app.qt.loras.tables import Row, Table
+from app.qt.loras.words import facts, rows_of
+from trainer.config.presets.making import Made
+from trainer.errors import ImpastoError, LoraFileError
+
+_PICTURE = 112
+
+
+class LoraViewer(QDialog):
+    """A window of its own that stays beside the other; it reads by workers and shows what they find as they find it."""
+
+    def __init__(self, session: Session, path: Path, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._session = session
+        self._wanted = True
+        self.path = path
+        self.found: LoraFile | None = None
+        self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        self.setWindowTitle(path.name)
+        self.setWindowFlag(Qt.WindowType.WindowMaximizeButtonHint)
+        self.setSizeGripEnabled(True)
+        self.resize(820, 620)
+        self.picture, self.title, self.facts = QLabel(), _label("title"), _label("muted")
+        self.about, self.words, self.state = _label(), _label(), _label()
+        self.tabs = QTabWidget()
+        self._add_tables()
+        buttons = close_row(self)
+        self.recipe = buttons.addButton(self.tr("Make a recipe from this"), QDialogButtonBox.ButtonRole.ActionRole)
+        self.recipe.setAutoDefault(False)
+        self.recipe.setEnabled(False)
+        self.recipe.clicked.connect(self._make_recipe)
+        self._lay_out(buttons)
+        self._tell(self.tr("Reading…"))
+        session.tasks.run(lambda: read_lora(path), self._if_here(self._have), self._if_here(self._refuse))
+
+    def closeEvent(self, event: QCloseEvent) -> None:  # noqa: N802
+        """Stop what is still being computed."""
+        self._wanted = False
+        super().closeEvent(event)
+
+    def done(self, result: int) -> None:
+        """Stop what is still being computed: Escape closes a dialog without a close event."""
+        self._wanted = False
+        super().done(result)
+
+    def _add_tables(self) -> None:
+        strength = self.tr("Strength")
+        blocks = (self.tr("Block"), self.tr("Where"), self.tr("Layers"), self.tr("Rank"), self.tr("Alpha"), strength)
+        self.blocks = Table(blocks, self.tr("Blocks and their strength"))
+        self.settings = Table((self.tr("Setting"), self.tr("Value")), self.tr("Training settings"))
+        self.tags = Table((self.tr("Tag"), self.tr("Times shown")), self.tr("Tags of the training captions"))
+        self.metadata = Table((self.tr("Key"), self.tr("Value")), self.tr("All metadata"))
+        self.tabs.setAccessibleName(self.tr("What is known of the LoRA"))
+        self.tabs.setDocumentMode(True)
+        titles = (strength, self.tr("Training"), self.tr("Tags"), self.tr("All it says"))
+        for table, title in zip((self.blocks, self.settings, self.tags, self.metadata), titles, strict=True):
+            self.tabs.addTab(table, title)
+        self.tabs.hide()
+
+    def _lay_out(self, buttons: QDialogButtonBox) -> None:
+        told, head, column = QVBoxLayout(), QHBoxLayout(), QVBoxLayout(self)
+        told.setSpacing(4)
+        for label in (self.title, self.facts, self.about, self.words):
+            told.addWidget(label)
+            label.hide()
+        told.addStretch()
+        self.picture.hide()
+        self.picture.setAccessibleName(self.tr("Picture"))
+        head.setSpacing(16)
+        head.addWidget(self.picture, 0, Qt.AlignmentFlag.AlignTop)
+        head.addLayout(told, 1)
+        column.setContentsMargins(16, 16, 16, 12)
+        column.setSpacing(12)
+        column.addLayout(head)
+        column.addWidget(self.state)
+        column.addWidget(self.tabs, 1)
+        column.addStretch()
+        column.addWidget(buttons)
+
+    def _have(self, found: LoraFile) -> None:
+        self.found = found
+        self._say(self.title, found.about.get("title") or self.path.stem)
+        self._say(self.facts, facts(found))
+        self._say(self.about, self._about(found))
+        self._say(self.words, self._triggers(found))
+        for pixels in found.pictures[:1]:
+            self.picture.setPixmap(_pixmap(pixels, self.devicePixelRatioF()))
+            self.picture.show()
+        self.settings.show_rows([Row(pair) for pair in found.settings])
+        most = max((count for _, count in found.tags), default=1)
+        self.tags.show_rows([Row((tag, f"{count:,}"), count / most) for tag, count in found.tags])
+        self.metadata.show_rows([Row(pair) for pair in found.metadata])
+        for table in (self.settings, self.tags, self.metadata):
+            self.tabs.setTabVisible(self.tabs.indexOf(table), bool(table.lines.rows))
+        self.tabs.show()
+        self.recipe.setEnabled(True)
+        self._tell(self.tr("Adding up how strongly it acts…"))
+        work = lambda: found.blocks(lambda: self._wanted)  # noqa: E731
+        self._session.tasks.run(work, self._if_here(self._have_blocks), self._if_here(self._refuse))
+
+    def _have_blocks(self, blocks: Sequence[Block]) -> None:
+        self.blocks.show_rows(rows_of(blocks))
+        silent = self.found is not None and not self.found.metadata
+        self._tell(self.tr("The file says nothing of how it was made.") if silent else "")
+
+    def _about(self, found: LoraFile) -> str:
+        about = found.about
+        told = (
+            self.tr("Made for {base}").format(base=about["base"]) if "base" in about else "",
+            self.tr("by {author}").format(author=about["author"]) if "author" in about else "",
+            self.tr("licence {licence}").format(licence=about["licence"]) if "licence" in about else "",
+        )
+        return "\n".join(
+            text for text in (" · ".join(part for part in told if part), about.get("description", "")) if text
+        )
+
+    def _triggers(self, found: LoraFile) -> str:
+        if not found.triggers:
+            return ""
+        words = self.tr("Trigger words: {words}") if found.triggers_stated else self.tr("Perhaps called by: {words}")
+        return words.format(words=found.triggers)
+
+    def _make_recipe(self) -> None:
+        self.recipe.setEnabled(False)
+        self._session.presets.make_of_lora(self.path, self._if_here(self._made), self._if_here(self._refuse_recipe))
+
+    def _made(self, made: tuple[Path, Made]) -> None:
+        path, preset = made
+        self.recipe.setEnabled(True)
+        words = [self.tr("Kept among your presets as “{name}”.").format(name=preset.preset.name)]
+        if preset.not_found:
+            words.append(self.tr("%n setting(s) it does not tell stay as a job has them.", "", len(preset.not_found)))
+        if preset.left_out:
+            words.append(self.tr("Not taken over: {what}.").format(what="; ".join(preset.left_out)))
+        self._tell(" ".join(words), "good")
+        self._session.going.preset.emit(path)
+
+    def _refuse_recipe(self, error: ImpastoError) -> None:
+        self.recipe.setEnabled(True)
+        self._tell(f"{error.sentence} {error.remedy}", "bad")
+
+    def _refuse(self, fault: BaseException) -> None:
+        if isinstance(fault, OSError):
+            words = self.tr("Its tensors cannot be read: {reason}.").format(reason=fault.strerror or fault)
+            fault = LoraFileError("lora.unreadable", words, self.tr("Check the disk and your rights to the file."))
+        if not isinstance(fault, ImpastoError):
+            raise fault
+        self._tell(f"{fault.sentence} {fault.remedy}", "bad")
+
+    def _tell(self, text: str, role: str = "muted") -> None:
+        self.state.setProperty("role", role)
+        self.state.style().polish(self.state)
+        self._say(self.state, text)
+
+    @staticmethod
+    def _say(label: QLabel, text: str) -> None:
+        label.setText(text)
+        label.setVisible(bool(text))
+
+    def _if_here(self, have: Callable[..., None]) -> Callable[..., None]:
+        """Let a worker's answer go when the window has been closed before it came."""
+        return lambda answer: have(answer) if isValid(self) and self._wanted else None
+
+
+def _label(role: str = "") -> QLabel:
+    """A label for texts of strangers: plain, wrapped, and to be copied from."""
+    label = QLabel()
+    label.setTextFormat(Qt.TextFormat.PlainText)
+    label.setWordWrap(True)
+    label.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
+    if role:
+        label.setProperty("role", role)
+    return label
+
+
+def _pixmap(pixels: Pixels, ratio: float) -> QPixmap:
+    image = QImage(pixels.rgb, pixels.width, pixels.height, 3 * pixels.width, QImage.Format.Format_RGB888)
+    side = round(_PICTURE * ratio)
+    scaled = image.scaled(side, side, Qt.AspectRatioMode.KeepAspectRatio, Qt.TransformationMode.SmoothTransformation)
+    pixmap = QPixmap.fromImage(scaled)
+    pixmap.setDevicePixelRatio(ratio)
+    return pixmap
