@@ -27,7 +27,7 @@ from tests.support.jobs import photographs, write_job
 from tests.support.tiny import tiny_base
 from trainer.cli.planning import plan_run
 from trainer.config.base import Family
-from trainer.demo import job_text
+from trainer.config.demo import demo_job
 from trainer.protocol import events
 from trainer.protocol.forecast import Forecast, read_forecast
 from trainer.training.run import start
@@ -106,7 +106,7 @@ def cases() -> Iterator[Case]:
 
 def _demo(folder: Path) -> Path:
     path = folder / "job.toml"
-    path.write_text(job_text(), encoding="utf-8")
+    path.write_text(demo_job(), encoding="utf-8")
     return path
 
 

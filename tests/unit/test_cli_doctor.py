@@ -1,3 +1,4 @@
+import json
 import platform
 import sys
 from importlib import metadata
@@ -47,6 +48,21 @@ def test_this_machine_is_told_of(capsys):
     assert f"Python {platform.python_version()} (64 bit)" in told
     assert f"torch {metadata.version('torch')}" in told
     assert "Training can work here." in told
+
+
+def test_programs_are_told_a_line_a_check(capsys, monkeypatch):
+    def lost():
+        raise ImpastoError("gpu.driver", "The NVIDIA driver does not work.", "Restart the computer.")
+
+    monkeypatch.setattr(gpu, "cards", lost)
+    assert cli.main(["doctor", "--quick", "--json"]) == 1
+    told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert len(told) > 4
+    assert {
+        "verdict": "broken",
+        "sentence": "The NVIDIA driver does not work.",
+        "remedy": "Restart the computer.",
+    } in told
 
 
 def test_a_card_is_described_with_who_uses_it_and_what_cuda_takes(monkeypatch):

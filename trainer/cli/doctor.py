@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -59,10 +60,13 @@ def add_commands(commands: Commands) -> None:
     what = "look at this machine and say what would keep training from working"
     doctor = add_command(commands, "doctor", what, run_doctor)
     doctor.add_argument("--quick", action="store_true", help="leave out the self test, which imports PyTorch")
+    doctor.add_argument("--json", action="store_true", help="print each check as one line of JSON, for programs")
 
 
 def run_doctor(options: argparse.Namespace) -> int:
     """Print every check; the exit code is 1 when something keeps training from working."""
+    if options.json:
+        return _tell_programs(examine(self_test=not options.quick))
     marks = {"ok": "ok      ", "doubtful": "doubtful", "broken": "BROKEN  "}
     broken = False
     for check in examine(self_test=not options.quick):
@@ -71,6 +75,14 @@ def run_doctor(options: argparse.Namespace) -> int:
             print(f"          What to do: {check.remedy}")
         broken = broken or check.verdict == "broken"
     print("\nSomething keeps training from working; see above." if broken else "\nTraining can work here.")
+    return EXIT_FAULT if broken else EXIT_DONE
+
+
+def _tell_programs(checks: Iterator[Check]) -> int:
+    broken = False
+    for check in checks:
+        print(json.dumps(asdict(check), ensure_ascii=False), flush=True)
+        broken = broken or check.verdict == "broken"
     return EXIT_FAULT if broken else EXIT_DONE
 
 

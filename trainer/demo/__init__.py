@@ -12,8 +12,8 @@ import torch
 from PIL import Image
 
 from trainer.config.base import BaseConfig
+from trainer.config.demo import demo_job
 from trainer.config.report import PromptConfig
-from trainer.config.write import toml_value
 from trainer.demo.sheet import Row, draw_sheet
 from trainer.demo.style import style_progress
 from trainer.errors import EXIT_DONE, ResumableError
@@ -49,7 +49,7 @@ def run(folder: Path, on_event: OnEvent) -> DemoResult:
     """Trains the demo job in ``folder`` and writes the picture of its effect there. Raises ImpastoError."""
     folder.mkdir(parents=True, exist_ok=True)
     job = folder / "job.toml"
-    atomic.write_text(job, job_text())
+    atomic.write_text(job, demo_job())
     former = set((folder / "runs").glob("*"))
     code = start(job, [], on_event)
     (new,) = set((folder / "runs").glob("*")) - former
@@ -64,13 +64,6 @@ def run(folder: Path, on_event: OnEvent) -> DemoResult:
     sheet, style = compare(lora, folder / SHEET)
     before, after = held_out_losses(finished)
     return DemoResult(finished.path, lora, sheet, style, before, after)
-
-
-def job_text() -> str:
-    """The demo job, with the bundled base and pictures where they lie on this machine."""
-    template = asset_path("demo", "job.toml").read_text(encoding="utf-8")
-    base, pictures = (toml_value(str(asset_path("demo", name))) for name in ("base", "pictures"))
-    return template.replace("@BASE@", base).replace("@PICTURES@", pictures)
 
 
 def prompts() -> Mapping[str, Any]:
