@@ -228,6 +228,8 @@ class Queue:
 
     def move(self, name: str, before: str | None) -> None:
         """Put an entry before another, or at the end."""
+        if name == before:
+            return
         with self.editing():
             self.get(name)
             order = [entry.id for entry in self.entries() if entry.id != name]

@@ -1,0 +1,310 @@
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from trainer.errors import RunError
+from trainer.protocol import locks
+from trainer.protocol.queue import Entry, Queue, new_entry
+from trainer.protocol.queue_outcome import outcome
+from trainer.protocol.rundir import RunDirectory, Status
+
+WRITER = """
+import sys
+from pathlib import Path
+from trainer.protocol.queue import Queue
+
+queue, name = Queue(Path(sys.argv[1])), sys.argv[2]
+print("ready", flush=True)
+sys.stdin.readline()
+for number in range(25):
+    entry = queue.add(Path(name) / str(number) / "job.toml")
+    queue.move(entry.id, queue.read().entries[0].id)
+    queue.pause(entry.id)
+"""
+
+
+@pytest.fixture
+def queue(tmp_path):
+    return Queue(tmp_path / "die Schlange 列")
+
+
+def add(queue, *names):
+    return [queue.add(Path(name) / "job.toml").id for name in names]
+
+
+def names(queue):
+    return [entry.name for entry in queue.entries()]
+
+
+def file_of(queue, name):
+    return queue.folder / "entries" / f"{name}.json"
+
+
+def running(queue, name, **more):
+    return queue.change(name, lambda entry: dataclasses.replace(entry, state="running", lane="cpu", **more))
+
+
+def test_what_is_put_in_is_read_as_it_was(queue, tmp_path):
+    assert queue.read().entries == ()
+    entry = new_entry(tmp_path / "ein Bild" / "job.toml", after=1795300000.5, hold=True)
+    queue.put(entry)
+    assert queue.entries() == [entry]
+    assert entry.name == "ein Bild"
+    resumed = queue.add_resume(tmp_path / "runs" / "style", steps=300)
+    assert (resumed.run, resumed.steps, resumed.job, resumed.name) == (tmp_path / "runs" / "style", 300, None, "style")
+    assert Queue(queue.folder).entries() == [entry, resumed]
+
+
+def test_order_is_that_of_adding_until_something_is_moved(queue):
+    a, b, c, d = add(queue, "a", "b", "c", "d")
+    assert names(queue) == ["a", "b", "c", "d"]
+    queue.move(d, before=b)
+    assert names(queue) == ["a", "d", "b", "c"]
+    queue.move(a, before=None)
+    assert names(queue) == ["d", "b", "c", "a"]
+    add(queue, "e")
+    assert names(queue) == ["d", "b", "c", "a", "e"]
+    queue.move(a, before=a)
+    queue.remove(b)
+    assert names(queue) == ["d", "c", "a", "e"]
+    assert queue.add(Path("f/job.toml"), before=c).name == "f"
+    assert names(queue) == ["d", "f", "c", "a", "e"]
+
+
+def test_two_programs_edit_at_once_and_nothing_is_lost(queue):
+    writers = [
+        subprocess.Popen([sys.executable, "-c", WRITER, str(queue.folder), name], stdin=subprocess.PIPE,
+                         stdout=subprocess.PIPE, text=True)
+        for name in ("one", "two")
+    ]  # fmt: skip
+    for writer in writers:
+        assert writer.stdout.readline() == "ready\n"
+    for writer in writers:
+        writer.stdin.write("go\n")
+        writer.stdin.flush()
+    for writer in writers:
+        writer.communicate()
+        assert writer.returncode == 0
+    reading = queue.read()
+    assert reading.faults == ()
+    assert sorted((entry.job.parts[-3], int(entry.name)) for entry in reading.entries) == sorted(
+        (name, number) for name in ("one", "two") for number in range(25)
+    )
+    assert {entry.state for entry in reading.entries} == {"paused"}
+    for writer in ("one", "two"):  # each put its own always to the front
+        own = [int(entry.name) for entry in reading.entries if entry.job.parts[-3] == writer]
+        assert own == sorted(own, reverse=True)
+
+
+def test_a_torn_entry_is_told_and_the_others_stay(queue):
+    whole, torn = add(queue, "whole", "torn")
+    text = file_of(queue, torn).read_bytes()
+    for length in range(len(text) - 2):
+        file_of(queue, torn).write_bytes(text[:length])
+        reading = queue.read()
+        assert [entry.id for entry in reading.entries] == [whole]
+        assert [fault.id for fault in reading.faults] == [torn]
+        assert "damaged" in reading.faults[0].sentence
+    with pytest.raises(RunError, match="damaged"):
+        queue.pause(torn)
+    queue.remove(torn)
+    assert queue.read().faults == ()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"state": "flying"}, {"job": None}, {"job": 3}, {"after": "soon"}, {"wish": "sleep"}, {"version": "1"},
+     {"steps": True}, {"added": None}],
+)  # fmt: skip
+def test_values_that_cannot_be_are_damage(queue, changes):
+    (name,) = add(queue, "a")
+    fields = json.loads(file_of(queue, name).read_text(encoding="utf-8"))
+    file_of(queue, name).write_text(json.dumps(fields | changes), encoding="utf-8")
+    assert [fault.id for fault in queue.read().faults] == [name]
+
+
+def test_an_entry_of_a_newer_version_is_refused_kindly_and_not_touched(queue):
+    (name,) = add(queue, "a")
+    newer = '{"version": 2, "what": "nobody knows"}'
+    file_of(queue, name).write_text(newer, encoding="utf-8")
+    assert "newer version of Impasto" in queue.read().faults[0].sentence
+    with pytest.raises(RunError, match="newer version"):
+        queue.resume(name)
+    assert file_of(queue, name).read_text(encoding="utf-8") == newer
+
+
+def test_a_queue_of_a_newer_version_begins_nothing_and_is_not_touched(queue):
+    a, b = add(queue, "a", "b")
+    queue.settings.write_text('{"version": 2}', encoding="utf-8")
+    reading = queue.read()
+    assert reading.held
+    assert "Update Impasto" in reading.reason
+    with pytest.raises(RunError, match="newer version"):
+        queue.move(b, a)
+    assert queue.settings.read_text(encoding="utf-8") == '{"version": 2}'
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"version": 1, "order": [1]}', '{"version": 1}'])
+def test_a_damaged_order_is_told_and_the_time_of_adding_holds(queue, text):
+    a, b = add(queue, "a", "b")
+    queue.move(b, a)
+    queue.settings.write_text(text, encoding="utf-8")
+    reading = queue.read()
+    assert [entry.id for entry in reading.entries] == [a, b]
+    assert "damaged" in reading.faults[0].sentence
+    queue.move(b, a)
+    assert names(queue) == ["b", "a"]
+    assert queue.read().faults == ()
+
+
+def test_a_file_that_is_no_entry_is_passed_over(queue):
+    add(queue, "a")
+    for name in (".impasto-0123456789abcdef.tmp", "notes.json", "desktop.ini"):
+        (queue.folder / "entries" / name).write_text("x", encoding="utf-8")
+    assert names(queue) == ["a"]
+    assert queue.read().faults == ()
+
+
+def test_pausing_keeps_the_place_and_stopping_leaves_the_queue(queue):
+    a, b, c = add(queue, "a", "b", "c")
+    queue.pause(a)
+    queue.stop(b)
+    assert [(entry.name, entry.state) for entry in queue.entries()] == [
+        ("a", "paused"), ("b", "stopped"), ("c", "waiting"),
+    ]  # fmt: skip
+    assert queue.resume(a).state == "waiting"
+    assert names(queue) == ["a", "b", "c"]
+    assert queue.resume(b).state == "waiting"
+    running(queue, c)
+    assert queue.pause(c).wish == "pause"
+    assert queue.stop(c).wish == "stop"
+    assert queue.get(c).state == "running"
+    for name, edit in ((c, queue.resume), (queue.conclude(c, "done").id, queue.stop)):
+        with pytest.raises(RunError):
+            edit(name)
+    queue.stop(a)
+    queue.clear()
+    assert names(queue) == ["b"]
+
+
+def test_a_run_that_stands_in_the_queue_is_not_put_in_twice(queue, tmp_path):
+    run = tmp_path / "runs" / "a"
+    first, _ = add(queue, "a", "b")
+    running(queue, first, run=run)
+    assert queue.add_resume(run).state == "running"
+    queue.conclude(first, "paused")
+    resumed = queue.add_resume(run, steps=50)
+    assert (resumed.id, resumed.state, resumed.steps) == (first, "waiting", 50)
+    assert names(queue) == ["a", "b"]
+    queue.conclude(first, "done")
+    longer = queue.add_resume(run, steps=90)
+    assert longer.id != first
+    assert len(queue.entries()) == 3
+
+
+def test_what_is_done_by_an_engine_is_neither_removed_nor_done_twice(queue):
+    (name,) = add(queue, "a")
+    with queue.engine(name):
+        assert queue.engine_alive(name)
+        with pytest.raises(RunError, match="is running"):
+            queue.remove(name)
+        with pytest.raises(RunError, match="Another process"), queue.engine(name):
+            pass
+    assert not queue.engine_alive(name)
+    queue.remove(name)
+    assert queue.entries() == []
+    assert list((queue.folder / "entries").iterdir()) == []
+
+
+@pytest.mark.parametrize("asked", ["of the queue", "of the entry", "by nobody"])
+def test_a_failure_holds_the_queue_only_when_asked(queue, asked):
+    (name,) = add(queue, "a")
+    queue.set_hold_on_failure(asked == "of the queue")
+    running(queue, name, hold=asked == "of the entry")
+    queue.conclude(name, "failed", "The base is gone.")
+    reading = queue.read()
+    assert reading.held == (asked != "by nobody")
+    assert ("The base is gone." in reading.reason) == reading.held
+    queue.go_on()
+    reading = queue.read()
+    assert (reading.held, reading.reason, reading.entries[0].state) == (False, "", "failed")
+
+
+def test_going_on_takes_up_what_was_interrupted(queue):
+    first, second = add(queue, "a", "b")
+    queue.hold()
+    queue.conclude(first, "interrupted", "Broken off.")
+    queue.pause(second)
+    queue.go_on()
+    assert [(entry.state, entry.problem) for entry in queue.entries()] == [("waiting", ""), ("paused", "")]
+
+
+@pytest.fixture
+def run(tmp_path):
+    return RunDirectory.create(tmp_path / "runs", "style")
+
+
+def begun(queue, run, **more) -> Entry:
+    (name,) = add(queue, "style")
+    return running(queue, name, run=run.path, **more)
+
+
+@pytest.mark.parametrize("state", ["done", "paused", "stopped", "failed"])
+def test_an_engine_that_could_not_say_how_it_ended_is_read_from_its_run(queue, run, state):
+    entry = begun(queue, run)
+    run.begin_attempt({})
+    run.write_status(Status(state, None, 3, 6, 1, 0.0))
+    assert outcome(queue, entry)[0] == state
+    (settled,) = queue.settle(lambda one: outcome(queue, one))
+    assert settled.state == state
+    assert queue.settle(lambda one: outcome(queue, one)) == []
+
+
+def test_a_run_that_broke_off_is_interrupted_whatever_its_earlier_starts_said(queue, run):
+    assert outcome(queue, begun(queue, run))[0] == "interrupted"  # never came to an attempt
+    run.begin_attempt({})
+    run.write_status(Status("paused", None, 3, 6, 1, 0.0))
+    assert outcome(queue, begun(queue, run, attempts=1))[0] == "interrupted"
+    run.begin_attempt({})
+    run.write_status(Status("running", "train", 4, 6, 2, 0.0))
+    state, problem = outcome(queue, begun(queue, run, attempts=1))
+    assert state == "interrupted"
+    assert "computer went down" in problem
+
+
+def test_an_engine_that_ended_before_there_was_a_run(queue):
+    (name,) = add(queue, "a")
+    entry = running(queue, name)
+    queue.log(name).write_text("No module named torch\n", encoding="utf-8")
+    assert outcome(queue, entry, 1) == ("failed", "No module named torch")
+    assert outcome(queue, entry, -9)[0] == "interrupted"
+    assert outcome(queue, entry)[0] == "interrupted"
+    assert outcome(queue, dataclasses.replace(entry, wish="pause"), -15)[0] == "paused"
+    assert outcome(queue, dataclasses.replace(entry, wish="stop"))[0] == "stopped"
+
+
+def test_what_lives_is_not_settled(queue):
+    first, second = add(queue, "a", "b")
+    running(queue, first)
+    running(queue, second)
+    with queue.engine(first):
+        assert queue.settle(lambda one: ("failed", ""), alive=[second]) == []
+    assert [entry.state for entry in queue.entries()] == ["running", "running"]
+
+
+def test_a_queue_that_another_holds_too_long_says_so(queue, monkeypatch):
+    add(queue, "a")
+    monkeypatch.setattr("trainer.protocol.queue._PATIENCE", 0.0)
+    with locks.held(queue.folder / "lock", 1.0), pytest.raises(RunError, match="too long"):
+        add(queue, "b")
+
+
+def test_a_queue_where_nothing_can_be_written_says_so(tmp_path):
+    (tmp_path / "queue").write_text("a file where the folder should be", encoding="utf-8")
+    queue = Queue(tmp_path / "queue")
+    with pytest.raises(RunError, match="cannot be used"):
+        add(queue, "a")
