@@ -137,6 +137,7 @@ class Session:
         self.recent.close()
         self.renderer.close()
         self.queue.close()
+        self.presets.close()
         self.models.close()
         self.jobs.close()
         self.runs.close()

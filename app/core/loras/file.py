@@ -4,30 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from io import BytesIO
 from pathlib import Path
 
 from app.core.loras import told
 from app.core.loras.layers import Layer, layers_of
 from app.core.loras.strength import Block, read_blocks
+from app.core.pixels import Pixels, pixels_of
 from trainer.config.base import Family
 from trainer.config.presets.from_lora import picture_beside
-from trainer.config.presets.picture import decode_picture, picture_fault
 from trainer.files.header import read_header
 from trainer.files.identify import lora_of_header
 from trainer.protocol.atomic import long_path
 
 SIDE = 256
 """Pixels of the longest side of a picture as it is shown."""
-
-
-@dataclass(frozen=True, slots=True)
-class Pixels:
-    """A small picture, three bytes a pixel."""
-
-    width: int
-    height: int
-    rgb: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,18 +76,6 @@ def read_lora(path: Path) -> LoraFile:
     )
 
 
-def pixels_of(text: str, side: int = SIDE) -> Pixels | None:
-    """Decode a picture in base64, small; None for what is no sound, modest picture."""
-    from PIL import Image
-
-    if picture_fault(text) is not None:
-        return None
-    with Image.open(BytesIO(decode_picture(text))) as image:
-        small = image.convert("RGB")
-    small.thumbnail((side, side), Image.Resampling.LANCZOS)
-    return Pixels(small.width, small.height, small.tobytes())
-
-
 def _kind(kind: str, layers: Iterable[Layer]) -> str:
     """LoRAs that adapt convolutions with kernels too are called LoCon."""
     kernels = any(len(layer["down"].shape) == 4 and layer["down"].shape[-1] > 1 for layer in layers if "down" in layer)
@@ -107,4 +85,4 @@ def _kind(kind: str, layers: Iterable[Layer]) -> str:
 def _pictures(path: Path, metadata: Mapping[str, str]) -> Iterator[Pixels]:
     """Yield the pictures in the metadata, else the one beside the file."""
     sources = list(told.pictures_of(metadata)) or [beside["picture"] for beside in (picture_beside(path),) if beside]
-    yield from (pixels for text in sources if (pixels := pixels_of(text)))
+    yield from (pixels for text in sources if (pixels := pixels_of(text, SIDE)))

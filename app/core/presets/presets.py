@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from app.core.events import Event
+from app.core.presets.outlooks import Outlooks
 from app.core.tasks import Tasks
 from trainer.errors import ImpastoError, JobError
 
@@ -34,6 +35,11 @@ class Presets:
         """None until it was read for the first time."""
         self.changed: Event[None] = Event()
         self.failed: Event[ImpastoError] = Event()
+        self.outlooks = Outlooks(tasks.post)
+
+    def close(self) -> None:
+        """End the planner."""
+        self.outlooks.close()
 
     def look(self) -> None:
         """Read all of them again."""

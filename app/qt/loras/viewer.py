@@ -6,16 +6,17 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from PySide6.QtCore import Qt
-from PySide6.QtGui import QCloseEvent, QImage, QPixmap
+from PySide6.QtGui import QCloseEvent
 from PySide6.QtWidgets import QDialog, QDialogButtonBox, QHBoxLayout, QLabel, QTabWidget, QVBoxLayout, QWidget
 from shiboken6 import isValid
 
-from app.core.loras.file import LoraFile, Pixels, read_lora
+from app.core.loras.file import LoraFile, read_lora
 from app.core.loras.strength import Block
 from app.core.session import Session
 from app.qt.dialogs.parts import close_row
-from app.qt.loras.tables import Row, Table
 from app.qt.loras.words import facts, rows_of
+from app.qt.parts import pixmap_of, plain_label, say
+from app.qt.tables import Row, Table
 from trainer.config.presets.making import Made
 from trainer.errors import ImpastoError, LoraFileError
 
@@ -36,8 +37,8 @@ class LoraViewer(QDialog):
         self.setWindowFlag(Qt.WindowType.WindowMaximizeButtonHint)
         self.setSizeGripEnabled(True)
         self.resize(820, 620)
-        self.picture, self.title, self.facts = QLabel(), _label("title"), _label("muted")
-        self.about, self.words, self.state = _label(), _label(), _label()
+        self.picture, self.title, self.facts = QLabel(), plain_label("title"), plain_label("muted")
+        self.about, self.words, self.state = plain_label(), plain_label(), plain_label()
         self.tabs = QTabWidget()
         self._add_tables()
         buttons = close_row(self)
@@ -46,7 +47,7 @@ class LoraViewer(QDialog):
         self.recipe.setEnabled(False)
         self.recipe.clicked.connect(self._make_recipe)
         self._lay_out(buttons)
-        self._tell(self.tr("Reading…"))
+        say(self.state, self.tr("Reading…"), "muted")
         session.tasks.run(lambda: read_lora(path), self._if_here(self._have), self._if_here(self._refuse))
 
     def closeEvent(self, event: QCloseEvent) -> None:  # noqa: N802
@@ -95,12 +96,12 @@ class LoraViewer(QDialog):
 
     def _have(self, found: LoraFile) -> None:
         self.found = found
-        self._say(self.title, found.about.get("title") or self.path.stem)
-        self._say(self.facts, facts(found))
-        self._say(self.about, self._about(found))
-        self._say(self.words, self._triggers(found))
+        say(self.title, found.about.get("title") or self.path.stem)
+        say(self.facts, facts(found))
+        say(self.about, self._about(found))
+        say(self.words, self._triggers(found))
         for pixels in found.pictures[:1]:
-            self.picture.setPixmap(_pixmap(pixels, self.devicePixelRatioF()))
+            self.picture.setPixmap(pixmap_of(pixels, _PICTURE, self.devicePixelRatioF()))
             self.picture.show()
         self.settings.show_rows([Row(pair) for pair in found.settings])
         most = max((count for _, count in found.tags), default=1)
@@ -110,14 +111,14 @@ class LoraViewer(QDialog):
             self.tabs.setTabVisible(self.tabs.indexOf(table), bool(table.lines.rows))
         self.tabs.show()
         self.recipe.setEnabled(True)
-        self._tell(self.tr("Adding up how strongly it acts…"))
+        say(self.state, self.tr("Adding up how strongly it acts…"), "muted")
         work = lambda: found.blocks(lambda: self._wanted)  # noqa: E731
         self._session.tasks.run(work, self._if_here(self._have_blocks), self._if_here(self._refuse))
 
     def _have_blocks(self, blocks: Sequence[Block]) -> None:
         self.blocks.show_rows(rows_of(blocks))
         silent = self.found is not None and not self.found.metadata
-        self._tell(self.tr("The file says nothing of how it was made.") if silent else "")
+        say(self.state, self.tr("The file says nothing of how it was made.") if silent else "")
 
     def _about(self, found: LoraFile) -> str:
         about = found.about
@@ -148,12 +149,12 @@ class LoraViewer(QDialog):
             words.append(self.tr("%n setting(s) it does not tell stay as a job has them.", "", len(preset.not_found)))
         if preset.left_out:
             words.append(self.tr("Not taken over: {what}.").format(what="; ".join(preset.left_out)))
-        self._tell(" ".join(words), "good")
+        say(self.state, " ".join(words), "good")
         self._session.going.preset.emit(path)
 
     def _refuse_recipe(self, error: ImpastoError) -> None:
         self.recipe.setEnabled(True)
-        self._tell(f"{error.sentence} {error.remedy}", "bad")
+        say(self.state, f"{error.sentence} {error.remedy}", "bad")
 
     def _refuse(self, fault: BaseException) -> None:
         if isinstance(fault, OSError):
@@ -161,38 +162,8 @@ class LoraViewer(QDialog):
             fault = LoraFileError("lora.unreadable", words, self.tr("Check the disk and your rights to the file."))
         if not isinstance(fault, ImpastoError):
             raise fault
-        self._tell(f"{fault.sentence} {fault.remedy}", "bad")
-
-    def _tell(self, text: str, role: str = "muted") -> None:
-        self.state.setProperty("role", role)
-        self.state.style().polish(self.state)
-        self._say(self.state, text)
-
-    @staticmethod
-    def _say(label: QLabel, text: str) -> None:
-        label.setText(text)
-        label.setVisible(bool(text))
+        say(self.state, f"{fault.sentence} {fault.remedy}", "bad")
 
     def _if_here(self, have: Callable[..., None]) -> Callable[..., None]:
         """Let a worker's answer go when the window has been closed before it came."""
         return lambda answer: have(answer) if isValid(self) and self._wanted else None
-
-
-def _label(role: str = "") -> QLabel:
-    """A label for texts of strangers: plain, wrapped, and to be copied from."""
-    label = QLabel()
-    label.setTextFormat(Qt.TextFormat.PlainText)
-    label.setWordWrap(True)
-    label.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
-    if role:
-        label.setProperty("role", role)
-    return label
-
-
-def _pixmap(pixels: Pixels, ratio: float) -> QPixmap:
-    image = QImage(pixels.rgb, pixels.width, pixels.height, 3 * pixels.width, QImage.Format.Format_RGB888)
-    side = round(_PICTURE * ratio)
-    scaled = image.scaled(side, side, Qt.AspectRatioMode.KeepAspectRatio, Qt.TransformationMode.SmoothTransformation)
-    pixmap = QPixmap.fromImage(scaled)
-    pixmap.setDevicePixelRatio(ratio)
-    return pixmap

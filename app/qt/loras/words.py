@@ -10,7 +10,7 @@ from PySide6.QtCore import QCoreApplication, QLocale
 from app.core.loras.file import LoraFile
 from app.core.loras.layers import OTHER
 from app.core.loras.strength import Block
-from app.qt.loras.tables import Row
+from app.qt.tables import Row
 from app.qt.words import QT_TRANSLATE_NOOP
 from trainer.files.architecture import NAMES
 

@@ -38,7 +38,7 @@ class Arriving(QObject):
         self.take(QGuiApplication.clipboard().mimeData())
 
     def take(self, data: QMimeData) -> None:
-        """Open folders; copy pictures, or the picture itself where there are no files. Other files go to their places."""
+        """Open folders; copy pictures, or the one picture itself. Other files go to their places."""
         paths = [Path(url.toLocalFile()) for url in data.urls() if url.isLocalFile()]
         folders = [path for path in paths if path.is_dir()]
         files = [path for path in paths if not path.is_dir() and not self._session.going.take(path)]

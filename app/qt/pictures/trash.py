@@ -38,7 +38,7 @@ def throw_away(pictures: Iterable[Picture], shared: Callable[[Picture], bool]) -
         if file_state(path) is None:
             thrown.pictures.append(picture.id)
             continue
-        if not _move(path, thrown):
+        if not throw_file(path, thrown):
             thrown.kept.append(path)
             continue
         thrown.pictures.append(picture.id)
@@ -46,7 +46,7 @@ def throw_away(pictures: Iterable[Picture], shared: Callable[[Picture], bool]) -
             for ending in (*SUFFIXES, f"{MASK}.png"):
                 beside = path.with_name(path.stem + ending)
                 if file_state(beside):
-                    _move(beside, thrown)
+                    throw_file(beside, thrown)
     return thrown
 
 
@@ -63,7 +63,8 @@ def bring_back(thrown: Thrown) -> list[Path]:
     return left
 
 
-def _move(path: Path, thrown: Thrown) -> bool:
+def throw_file(path: Path, thrown: Thrown) -> bool:
+    """Move one file to the trash and note it; False where the system will not take it."""
     file = QFile(str(path))
     if not file.moveToTrash():
         return False

@@ -1,4 +1,4 @@
-"""Tables of what a LoRA tells, with bars where numbers are to be compared. All texts are plain."""
+"""Tables of texts, some of them by strangers and all of them plain, with bars where numbers are to be compared."""
 
 from __future__ import annotations
 

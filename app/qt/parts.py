@@ -1,0 +1,39 @@
+"""Small parts that show what strangers wrote or drew."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import Qt
+from PySide6.QtGui import QImage, QPixmap
+from PySide6.QtWidgets import QLabel
+
+from app.core.pixels import Pixels
+
+
+def plain_label(role: str = "") -> QLabel:
+    """Return a label for any text: never read as HTML, wrapped, and to be copied from."""
+    label = QLabel()
+    label.setTextFormat(Qt.TextFormat.PlainText)
+    label.setWordWrap(True)
+    label.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
+    if role:
+        label.setProperty("role", role)
+    return label
+
+
+def say(label: QLabel, text: str, role: str | None = None) -> None:
+    """Show a text, in the colour of a role if one is given; without a text the label takes no room."""
+    if role is not None and label.property("role") != role:
+        label.setProperty("role", role)
+        label.style().polish(label)
+    label.setText(text)
+    label.setVisible(bool(text))
+
+
+def pixmap_of(pixels: Pixels, side: int, ratio: float) -> QPixmap:
+    """Return a picture to fit a square of `side` of Qt's pixels, sharp on a screen of that ratio."""
+    image = QImage(pixels.rgb, pixels.width, pixels.height, 3 * pixels.width, QImage.Format.Format_RGB888)
+    edge = round(side * ratio)
+    scaled = image.scaled(edge, edge, Qt.AspectRatioMode.KeepAspectRatio, Qt.TransformationMode.SmoothTransformation)
+    pixmap = QPixmap.fromImage(scaled)
+    pixmap.setDevicePixelRatio(ratio)
+    return pixmap
