@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trainer.protocol.forecast import Forecast, PhaseForecast, forecast_from
+
+if TYPE_CHECKING:
+    from trainer.dataset.findings import Severity  # with pydantic
 
 PLANNED_KEYS = ("quantise", "checkpointing", "micro_batch", "vae_tiling", "preview_offload")
 """What of a fit the planner chooses, where the job leaves it open."""
@@ -18,6 +21,15 @@ class Use:
 
     name: str
     bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetFinding:
+    """Something wrong or doubtful with the job's pictures."""
+
+    severity: Severity
+    sentence: str
+    remedy: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +90,8 @@ class Answer:
     """False where a better fit may exist."""
     remarks: tuple[str, ...]
     """What was assumed, in sentences."""
+    findings: tuple[DatasetFinding, ...]
+    """What is wrong or doubtful with the pictures, the worst first."""
     whole: bool
     """False while only the pick is known."""
 
@@ -110,6 +124,7 @@ def answer_from(found: Mapping[str, Any], *, whole: bool) -> Answer:
             ladder=tuple(found["ladder"]),
             complete=found["complete"],
             remarks=tuple(found["remarks"]),
+            findings=tuple(DatasetFinding(**finding) for finding in found["findings"]),
             whole=whole,
         )
     except (TypeError, KeyError, AttributeError) as error:

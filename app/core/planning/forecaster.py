@@ -30,7 +30,7 @@ class Question:
     """`HERE`, or a card by name or memory."""
 
 
-State = Literal["idle", "asked", "tracing", "picked", "done", "failed"]
+State = Literal["idle", "asked", "reading", "tracing", "picked", "done", "failed"]
 
 
 class Forecaster:
@@ -64,7 +64,12 @@ class Forecaster:
     @property
     def waiting(self) -> bool:
         """Whether more is to come of the last question."""
-        return self.state in ("asked", "tracing", "picked")
+        return self.state in ("asked", "reading", "tracing", "picked")
+
+    @property
+    def here(self) -> Card | None:
+        """This PC's card, of several the one that the planner takes: that with most free memory."""
+        return max(self.cards or (), key=lambda card: card.free_bytes, default=None)
 
     def outdate(self) -> None:
         """Mark the answer as old, before a new question can be asked."""
@@ -123,8 +128,8 @@ class Forecaster:
         state = said.get("state")
         if state == "error":
             self._fail(ImpastoError(said["code"], said["sentence"], said["remedy"]))
-        elif state == "tracing":
-            self._be("tracing")
+        elif state in ("reading", "tracing"):
+            self._be(state)
         elif state in ("pick", "done"):
             self._tell(said, whole=state == "done")
 
