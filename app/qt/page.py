@@ -63,3 +63,6 @@ class Page(QWidget):
 
     def open(self, path: Path) -> None:
         """Show this thing of the page's kind; pages that have none pass over it."""
+
+    def begin(self, name: str) -> None:
+        """Begin something new with what another page names; pages where nothing begins pass over it."""

@@ -67,12 +67,6 @@ def pictures(window: Window) -> QWidget:
     return window
 
 
-@screen("train")
-def train(window: Window) -> QWidget:
-    window.show_train()
-    return window
-
-
 @screen("runs")
 def runs(window: Window) -> QWidget:
     window.show_runs()

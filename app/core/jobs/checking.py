@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from app.core.jobs.values import Values, drop
+from app.core.jobs.values import Values, drop, value_at
 from trainer.config.base import Family
 from trainer.config.doubtful import doubtful
 from trainer.config.effectless import prodigy_at_a_small_rate, without_effect
@@ -57,7 +57,8 @@ def _sound(data: Values, wrong: list[str]) -> Job | None:
     data = copy.deepcopy(data)
     for _ in range(_MOST_ROUNDS):
         for key in wrong:
-            drop(data, key)
+            # What is missing goes with the table that it is missing from.
+            drop(data, key if value_at(data, key) is not None else key.rpartition(".")[0] or key)
         for key, value in _ANY.items():
             data.setdefault(key, copy.deepcopy(value))
         try:

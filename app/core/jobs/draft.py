@@ -15,6 +15,7 @@ from app.core.jobs.settings import arguments
 from app.core.jobs.undo import Step, Undo
 from app.core.jobs.values import Values, changed_keys, drop, put, value_at
 from app.core.tasks import Tasks, raise_again
+from app.core.words import QT_TRANSLATE_NOOP
 from trainer.config.base import Family
 from trainer.config.job import Job
 from trainer.config.load import JOB_FILE
@@ -24,6 +25,8 @@ from trainer.config.recipe import LENGTH_KEYS
 from trainer.config.toml_file import read_text
 from trainer.errors import ImpastoError, JobError
 from trainer.files.identify import BaseIdentity, identify_base
+
+TAKEN_OVER = QT_TRANSLATE_NOOP("Train", "another program's change")
 
 
 class Draft:
@@ -206,7 +209,7 @@ class Draft:
         self.file.own(values)
         keys = changed_keys(self.values, values)
         if keys:
-            self._undo.add("", self.values, values)
+            self._undo.add(TAKEN_OVER, self.values, values)
             self.values = values
             self._judge()
             self.changed.emit(keys)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:  # brings pydantic and the schema, for which the window does n
     from app.core.jobs.draft import Draft
 
 FILE_NAME = "job.toml"
+_OF_RUNS = ("dataset.jsonl", "run.json", "events.jsonl")
 _log = logging.getLogger(__name__)
 
 
@@ -103,12 +104,18 @@ class Jobs:
         return path
 
     def duplicate(self, path: Path) -> Path:
-        """Copy a job among our own under a free name, its relative paths made absolute; raises JobError."""
+        """Copy a job among our own under a free name, its relative paths made absolute; raises JobError.
+
+        Of a run's frozen job comes a new job: how that one was made to fit its machine stays behind.
+        """
         from app.core.jobs.file import read_values
 
         path = path.absolute()
         values = self._open.values if self._open and self._open.path == path else read_values(path)
         values = _moved(values, path.parent)
+        if is_frozen(path):
+            for table in ("fit", "ladder", "output.runs"):
+                _drop(values, table)
         values["name"] = self._free_name(str(values.get("name") or path.parent.name))
         return self.create(values)
 
@@ -226,9 +233,12 @@ class Jobs:
             return
         except (OSError, ValueError, TypeError, KeyError) as error:
             fault = f"{type(error).__name__}: {error}"
-            self.notice = set_aside(
-                self._list, f"could not be read ({fault}), so open jobs elsewhere again"
-            )
+            self.notice = set_aside(self._list, f"could not be read ({fault}), so open jobs elsewhere again")
+
+
+def is_frozen(path: Path) -> bool:
+    """Tell whether a job file is that of a run, which nobody may change."""
+    return path.name == FILE_NAME and any(long_path(path.parent / name).exists() for name in _OF_RUNS)
 
 
 def _entries(folder: Path, elsewhere: tuple[Path, ...]) -> tuple[JobEntry, ...]:
@@ -252,6 +262,12 @@ def _moved(values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     from app.core.jobs.values import with_absolute_paths
 
     return with_absolute_paths(values, folder)
+
+
+def _drop(values: dict[str, Any], key: str) -> None:
+    from app.core.jobs.values import drop
+
+    drop(values, key)
 
 
 def _failed(path: Path, what: str, why: str) -> JobError:

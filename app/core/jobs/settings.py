@@ -51,6 +51,12 @@ class Setting:
         return tuple(value for part in self.parts for value in ((True, False) if part is bool else (part,)))
 
     @property
+    def otherwise(self) -> str:
+        """What holds while it is absent, in the words of its help: "half the resolution"; empty where it says none."""
+        found = re.search(r"absent: ([^;.]+)", self.doc)
+        return found[1] if found else ""
+
+    @property
     def words(self) -> tuple[str, ...]:
         """The words that may stand there beside numbers or lists."""
         return tuple(part for part in self.parts if isinstance(part, str))
@@ -79,6 +85,12 @@ def arguments(kind: Any) -> set[str]:
     """Return the names of an optimizer's arguments, ``name`` with them; empty for what is no optimizer."""
     own = {each.key.rpartition(".")[2] for each in settings() if each.kind == kind and each.kind}
     return {*own, "name"} if own else set()
+
+
+@lru_cache(maxsize=1)
+def tables() -> dict[str, str]:
+    """Return what each table of a job is for, by its dotted name."""
+    return {found.key: found.doc for found in fields(Job) if _is_table(found)}
 
 
 @lru_cache(maxsize=1)

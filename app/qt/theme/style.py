@@ -57,7 +57,10 @@ QSplitter::handle:horizontal { width: 1px; }
 QSplitter::handle:vertical { height: 1px; }
 QSplitter::handle:hover { background: $focus; }
 QFrame#rail { background: $rail; border: none; border-right: 1px solid $line; }
+QFrame#rule { background: $line; border: none; }
+QFrame#difference { background: $focus; border: none; border-radius: 1px; }
 QFrame#notice { background: $raised; border: none; border-bottom: 1px solid $line; }
+QFrame#coach { background: $raised; border: none; border-left: 4px solid $focus; border-bottom: 1px solid $line; }
 QToolButton { background: transparent; border: 2px solid transparent; border-radius: 6px; padding: 3px; color: $text; }
 QToolButton:hover { background: $hover; }
 QToolButton:pressed, QToolButton:checked { background: $pressed; }

@@ -1,19 +1,274 @@
-"""The Train page: what is trained, on the left; what it will need, on the right."""
+"""The Train page: jobs on the left, the job that is set up in the middle, what it will need and Start on the right."""
 
 from __future__ import annotations
 
-from PySide6.QtWidgets import QVBoxLayout
+from pathlib import Path
 
+from PySide6.QtCore import Qt, QTimer
+from PySide6.QtGui import QHideEvent, QShowEvent
+from PySide6.QtWidgets import QFileDialog, QPushButton, QSplitter, QVBoxLayout, QWidget
+
+from app.core.jobs import essentials
+from app.core.jobs.draft import Draft
+from app.core.jobs.jobs import Thrown, is_frozen
 from app.core.session import Session
+from app.core.tasks import raise_again
 from app.qt.actions.commands import Commands
-from app.qt.coming import Coming
 from app.qt.page import Page
+from app.qt.theme import set_icon
+from app.qt.train.actions import ACTIONS
+from app.qt.train.forecast.panel import ForecastPanel
+from app.qt.train.job_list import JobList
+from app.qt.train.sheet import JobSheet
+from app.qt.train.starting import Starting
+from app.qt.train.undoing import DraftUndo
+from trainer.config.presets.shelf import Shelved, same_name
+from trainer.errors import ImpastoError
+
+_LOOK_MS = 2000
+"""How often the file is looked at for changes of other programs."""
 
 
 class TrainPage(Page):
-    """Sets up one job at a time."""
+    """Sets up one job at a time; every change is in its file at once."""
 
     def __init__(self, session: Session, commands: Commands) -> None:
         super().__init__(session, commands)
-        words = self.tr("Here you will choose a base and a preset, see what fits your graphics card, and start.")
-        QVBoxLayout(self).addWidget(Coming(self.tr("Train"), words))
+        self.draft: Draft | None = None
+        self._stops: list[object] = []
+        self._shelf: tuple[Shelved, ...] = ()
+        self._recipe = ""
+        self.undoing = self._undo = DraftUndo()
+        commands.add(ACTIONS, self)
+        self.jobs = JobList(session, commands)
+        self.sheet = JobSheet(session)
+        self.forecast = ForecastPanel(session, commands)
+        self.start_button = QPushButton(self.tr("Start training"))
+        self._starting = Starting(session, self)
+        self._clock = QTimer(self)
+        self._clock.setInterval(_LOOK_MS)
+        self._build()
+        self._listen()
+
+    # --- what the table of actions names
+
+    def new(self) -> None:
+        """Set up another job, with the pictures that are open."""
+        session = self.session
+        pictures = essentials.open_pictures(session.library, session.datasets.folders)
+        name = pictures[0].path.name if pictures and pictures[0].path.name else self.tr("My LoRA")
+        taken = {entry.name for entry in session.jobs.all}
+        number = 2
+        wanted = name
+        while wanted in taken:
+            wanted, number = f"{name} {number}", number + 1
+        try:
+            self.show_job(session.jobs.create(essentials.new_values(wanted, pictures, session.jobs.folder / wanted)))
+        except ImpastoError as error:
+            self.failed.emit(error)
+
+    def ask_for_file(self) -> None:
+        """Open a job file that lies elsewhere."""
+        title, kinds = self.tr("Open a job file"), self.tr("Job files (*.toml)")
+        chosen, _ = QFileDialog.getOpenFileName(self, title, "", kinds)
+        if chosen:
+            self.open(Path(chosen))
+
+    def duplicate(self) -> None:
+        """Go on with a copy of this job."""
+        if self.draft is not None:
+            self._copy(self.draft.path)
+
+    def rename(self) -> None:
+        """Let the user type another name."""
+        self.sheet.name.setFocus()
+        self.sheet.name.selectAll()
+
+    def delete(self) -> None:
+        """Put this job into the trash, and show the one below it; a notice brings it back."""
+        if self.draft is None:
+            return
+        name = self.draft.name
+        try:
+            thrown = self.session.jobs.trash(self.draft.path)
+        except ImpastoError as error:
+            self.failed.emit(error)
+            return
+        self._show(None)
+        self._show_first()
+        words = self.tr("“{name}” is in the trash.") if thrown.lies else self.tr("“{name}” is off the list.")
+        act = (self.tr("Bring back"), lambda: self._bring_back(thrown))
+        self.told.emit(words.format(name=name), "info", act)
+
+    def find_setting(self) -> None:
+        """Search in all settings."""
+        self.sheet.find_setting()
+
+    def start(self) -> None:
+        """Put this job into the queue."""
+        if self.draft is not None:
+            self._starting.start(self.draft)
+
+    def has_job(self) -> bool:
+        """Tell whether a job is open."""
+        return self.draft is not None
+
+    def can_start(self) -> bool:
+        """Tell whether the job that is open is sound."""
+        return self.draft is not None and self.draft.job is not None
+
+    # --- what is shown
+
+    def open(self, path: Path) -> None:
+        """Show this job; of a run's frozen job a copy."""
+        if is_frozen(path):
+            self._copy(path)
+        else:
+            self.show_job(path)
+
+    def begin(self, name: str) -> None:
+        """Set up a new job from the recipe of this name."""
+        self._recipe = name
+        self.new()
+        self._take_recipe()
+
+    def show_job(self, path: Path) -> None:
+        """Open a job file; what stands against it is told, and the job that is open stays."""
+        try:
+            self._show(self.session.jobs.open(path))
+        except ImpastoError as error:
+            self.failed.emit(error)
+
+    def showEvent(self, event: QShowEvent) -> None:  # noqa: N802
+        """Follow the disk while it is seen, and show a job as soon as it is known which."""
+        super().showEvent(event)
+        self._clock.start()
+        self.session.tasks.run(essentials.recipes, self._learn_recipes, raise_again)
+        self.session.jobs.look(self._show_first)
+        self.sheet.refresh()
+
+    def hideEvent(self, event: QHideEvent) -> None:  # noqa: N802
+        """Let the disk be."""
+        super().hideEvent(event)
+        self._clock.stop()
+
+    def _show_first(self) -> None:
+        """Show the job that was open last, else the latest; where there is none, a new one."""
+        if self.draft is not None or not self.isVisible():
+            return
+        entries = [entry.path for entry in self.session.jobs.all if not entry.problem]
+        last = self.session.jobs.last
+        if entries:
+            self.show_job(last if last in entries else entries[0])
+        elif not self.session.jobs.all:
+            self.new()
+
+    def _show(self, draft: Draft | None) -> None:
+        for stop in self._stops:
+            stop()  # type: ignore[operator]
+        self.draft = self._undo.draft = draft
+        self._stops = []
+        if draft is not None:
+            self._stops = [
+                draft.changed.connect(lambda _: self._follow()),
+                draft.taken_over.connect(lambda _: self._tell_taken_over()),
+                draft.file.failed.connect(self.failed.emit),
+                draft.file.kept.connect(self._tell_kept),
+                draft.file.written.connect(lambda _: self.sheet.say_saved()),
+            ]
+        self.sheet.show_draft(draft)
+        self.forecast.show_draft(draft)
+        self._follow()
+
+    def _follow(self) -> None:
+        draft = self.draft
+        self.sheet.refresh()
+        self.jobs.show_open(draft.path if draft else None, draft.name if draft else "")
+        self.start_button.setEnabled(self.can_start())
+        self.undoable.emit()
+
+    def _learn_recipes(self, shelf: tuple[Shelved, ...]) -> None:
+        if shelf != self._shelf:
+            self._shelf = shelf
+            self.sheet.show_recipes(shelf)
+        self._take_recipe()
+
+    def _take_recipe(self) -> None:
+        """Give the new job the recipe that another page asked for, once recipes and family are known."""
+        if not self._recipe or not self._shelf or self.draft is None:
+            return
+        family, _, name = self._recipe.rpartition("/")
+        named = [each.preset for each in self._shelf if same_name(each.preset.name, name)]
+        wanted = family or self.draft.family or "sdxl"
+        self._recipe = ""
+        if named:
+            preset = next((each for each in named if each.base.family == wanted), named[0])
+            essentials.choose_recipe(self.draft, preset)
+
+    def _copy(self, path: Path) -> None:
+        try:
+            self.show_job(self.session.jobs.duplicate(path))
+        except ImpastoError as error:
+            self.failed.emit(error)
+
+    def _bring_back(self, thrown: Thrown) -> None:
+        try:
+            self.session.jobs.bring_back(thrown)
+        except ImpastoError as error:
+            self.failed.emit(error)
+        else:
+            self.show_job(thrown.path)
+
+    def _tell_taken_over(self) -> None:
+        words = self.tr("Another program changed this job. Its changes are shown; undo brings yours back.")
+        self.told.emit(words, "info", None)
+
+    def _tell_kept(self, kept: Path) -> None:
+        words = self.tr("The job file as it was before is kept as {name}, beside it.")
+        self.told.emit(words.format(name=kept.name), "info", None)
+
+    def _look(self) -> None:
+        if self.draft is not None:
+            self.draft.look()
+        self._starting.look()
+
+    def _listen(self) -> None:
+        self._clock.timeout.connect(self._look)
+        self.jobs.chosen.connect(self.show_job)
+        self.start_button.clicked.connect(lambda: self.start())
+        for part in (self.forecast, self._starting):
+            part.said.connect(self.said)
+            part.told.connect(self.told)
+            part.failed.connect(self.failed)
+        stop = self.session.library.altered.connect(lambda _: self._count_soon())
+        self.destroyed.connect(lambda _=None: stop())
+        if self.session.jobs.notice:
+            QTimer.singleShot(0, self, lambda: self.told.emit(self.session.jobs.notice, "warning", None))
+
+    def _count_soon(self) -> None:
+        """Pictures come in by the hundred: only what is shown is counted again."""
+        if self.isVisible():
+            self.sheet.count_soon()
+
+    def _build(self) -> None:
+        self.start_button.setDefault(True)
+        self.start_button.setMinimumHeight(40)
+        set_icon(self.start_button, "train", "on_accent")
+        right, column = QWidget(), QVBoxLayout()
+        column.setContentsMargins(0, 0, 0, 0)
+        column.setSpacing(0)
+        column.addWidget(self.forecast, 1)
+        below = QVBoxLayout()
+        below.setContentsMargins(16, 8, 16, 16)
+        below.addWidget(self.start_button)
+        column.addLayout(below)
+        right.setLayout(column)
+        self.columns = QSplitter(Qt.Orientation.Horizontal)
+        self.columns.setObjectName("train.columns")
+        for part in (self.jobs, self.sheet, right):
+            self.columns.addWidget(part)
+        self.columns.setStretchFactor(1, 1)
+        self.columns.setSizes([180, 680, 340])
+        whole = QVBoxLayout(self)
+        whole.setContentsMargins(0, 0, 0, 0)
+        whole.addWidget(self.columns)

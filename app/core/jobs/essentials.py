@@ -1,0 +1,205 @@
+"""What every job needs said: pictures, recipe, trigger word, prompts; each a change of a draft that is one step."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from app.core.jobs.draft import Draft
+from app.core.jobs.origin import stated
+from app.core.jobs.values import Values, drop, put, value_at
+from app.core.library import Library
+from app.core.words import QT_TRANSLATE_NOOP
+from trainer.config.job import SCHEMA
+from trainer.config.length import resolve_length
+from trainer.config.paths import absolute
+from trainer.config.presets.preset import Preset
+from trainer.config.presets.shelf import Shelved, read_shelf, same_name
+from trainer.config.recipe import LENGTH_KEYS
+from trainer.config.write import first_prompts, near_path
+
+FOLDERS = "dataset.folders"
+PROMPTS = "report.previews.prompts"
+RECIPE_CHOSEN = QT_TRANSLATE_NOOP("Train", "choice of a recipe")
+FOLDER_ADDED = QT_TRANSLATE_NOOP("Train", "adding of pictures")
+FOLDER_REMOVED = QT_TRANSLATE_NOOP("Train", "removal of pictures")
+PROMPT_ADDED = QT_TRANSLATE_NOOP("Train", "adding of a prompt")
+PROMPT_REMOVED = QT_TRANSLATE_NOOP("Train", "removal of a prompt")
+TRIGGER = QT_TRANSLATE_NOOP("Train", "trigger word")
+
+
+@dataclass(frozen=True, slots=True)
+class Pictures:
+    """A folder of pictures that a job may take."""
+
+    path: Path
+    recursive: bool
+    """Whether pictures lie in folders inside it too."""
+    count: int
+
+
+def open_pictures(library: Library, folders: Iterable[Path]) -> list[Pictures]:
+    """Return what the Pictures page shows, as a job would take it."""
+    counts: dict[Path, int] = dict.fromkeys(folders, 0)
+    deeper = set()
+    for picture in library.pictures.values():
+        root = picture.folder.root
+        counts[root] = counts.get(root, 0) + (not picture.excluded and not picture.problem)
+        if picture.folder.path != root:
+            deeper.add(root)
+    return [Pictures(root, root in deeper, count) for root, count in counts.items()]
+
+
+def new_values(name: str, pictures: Sequence[Pictures], folder: Path) -> Values:
+    """Return the values of a new job whose file will lie in `folder`."""
+    values: Values = {"schema": SCHEMA, "name": name}
+    if pictures:
+        put(values, FOLDERS, [_folder(each, folder) for each in pictures])
+    put(values, PROMPTS, _prompts(None))
+    return values
+
+
+def recipes() -> tuple[Shelved, ...]:
+    """Return every preset at hand that holds a recipe, the user's own first; reads files."""
+    return tuple(each for each in read_shelf().presets if each.preset.recipe is not None and each.preset.card is None)
+
+
+def preset_of(draft: Draft, shelf: Iterable[Shelved]) -> Preset | None:
+    """Return the preset that a job's recipe came from, None where it names none or one that is not at hand."""
+    family, _, name = str(draft.get("preset") or "").partition("/")
+    fitting = (each.preset for each in shelf if each.preset.base.family == family)
+    return next((preset for preset in fitting if same_name(preset.name, name)), None)
+
+
+def choose_recipe(draft: Draft, preset: Preset) -> None:
+    """Take a preset's recipe: what the former one stated goes, what the user said of other keys stays."""
+    former = draft.origin.values.get("recipe", {})
+
+    def work(values: Values) -> None:
+        _take_out(values, former, "recipe")
+        _lay(values, stated(preset), "recipe")
+        values["preset"] = f"{preset.base.family}/{preset.name}"
+        if preset.examples and value_at(values, PROMPTS) in (None, _prompts(trigger(values))):
+            put(values, PROMPTS, [each.model_dump(exclude_unset=True, exclude_none=True) for each in preset.examples])
+
+    draft.edit(RECIPE_CHOSEN, work)
+    draft.compare_with(preset)
+
+
+def trigger(values: Values) -> str | None:
+    """Return the trigger word of the pictures that are learned; None where there is none, or several."""
+    found = {folder.get("trigger") for folder in _learned(values)}
+    word = found.pop() if len(found) == 1 else None
+    return word if isinstance(word, str) else None
+
+
+def set_trigger(draft: Draft, word: str, *, typing: bool = False) -> None:
+    """Give all pictures that are learned this trigger word; prompts that were only proposed follow it."""
+
+    def work(values: Values) -> None:
+        proposed = value_at(values, PROMPTS) == _prompts(trigger(values))
+        if not _learned(values):
+            put(values, FOLDERS, [*(value_at(values, FOLDERS) or []), {}])
+        for folder in _learned(values):
+            folder.pop("trigger", None)
+            if word:
+                folder["trigger"] = word
+        folders = [folder for folder in value_at(values, FOLDERS) if folder]
+        put(values, FOLDERS, folders) if folders else drop(values, FOLDERS)
+        if proposed:
+            put(values, PROMPTS, _prompts(word or None))
+
+    draft.edit(TRIGGER, work, typing=typing)
+
+
+def add_pictures(draft: Draft, pictures: Sequence[Pictures]) -> None:
+    """Add folders to the dataset; those that it holds already are passed over."""
+    here = draft.path.parent
+    held = {os.path.normcase(absolute(str(folder.get("path")), here)) for folder in folders(draft.values)}
+    new = [each for each in pictures if os.path.normcase(absolute(str(each.path), here)) not in held]
+
+    def work(values: Values) -> None:
+        listed = folders(values)
+        for each in new:
+            waiting = next((folder for folder in listed if not folder.get("path")), None)
+            if waiting is None:
+                word = trigger(values)
+                listed.append(_folder(each, here) | ({"trigger": word} if word else {}))
+            else:  # it holds the trigger that was typed before there were pictures
+                waiting.update(_folder(each, here))
+        put(values, FOLDERS, listed)
+
+    if new:
+        draft.edit(FOLDER_ADDED, work)
+
+
+def folders(values: Values) -> list[dict[str, Any]]:
+    """Return the dataset's folders as they stand; what is no table is passed over."""
+    listed = value_at(values, FOLDERS)
+    return [folder for folder in listed if isinstance(folder, dict)] if isinstance(listed, list) else []
+
+
+def samples(draft: Draft, pictures: Iterable[Pictures]) -> int | None:
+    """Return the showings of one epoch, repeats counted; None where a folder's pictures are not counted."""
+    counts = {os.path.normcase(each.path): each.count for each in pictures}
+    total = 0
+    for folder in folders(draft.values):
+        count = counts.get(os.path.normcase(absolute(str(folder.get("path")), draft.path.parent)))
+        repeats = folder.get("repeats")
+        if count is None:
+            return None
+        if folder.get("kind") != "validation":
+            total += count * (repeats if isinstance(repeats, int) else 1)
+    return total or None
+
+
+def measure(values: Values) -> tuple[str, Any]:
+    """Return in which measure the length is stated and how long it is; None where the job leaves it open."""
+    recipe = value_at(values, "recipe") or {}
+    return next(((key, recipe[key]) for key in LENGTH_KEYS if key in recipe), ("pictures_seen", None))
+
+
+def change_measure(draft: Draft, key: str, showings: int | None) -> None:
+    """State the length in another measure; it stays as long as it was where the pictures are counted."""
+    former, value = measure(draft.values)
+    if draft.job is not None and showings:
+        length = resolve_length(draft.job.recipe, showings)
+        value = {"steps": length.steps, "epochs": max(1, round(length.epochs)), "pictures_seen": length.pictures}[key]
+    if former != key and value is not None:
+        draft.set(f"recipe.{key}", value)
+
+
+def _learned(values: Values) -> list[dict[str, Any]]:
+    return [folder for folder in folders(values) if folder.get("kind", "train") == "train"]
+
+
+def _folder(pictures: Pictures, here: Path) -> dict[str, Any]:
+    return {"path": near_path(pictures.path, here)} | ({"recursive": True} if pictures.recursive else {})
+
+
+def _prompts(word: str | None) -> list[dict[str, Any]]:
+    return [{"prompt": prompt} for prompt in first_prompts(word)]
+
+
+def _take_out(values: Values, former: Values, path: str) -> None:
+    for key, value in former.items():
+        if isinstance(value, dict):
+            _take_out(values, value, f"{path}.{key}")
+        elif value_at(values, f"{path}.{key}") == value:
+            drop(values, f"{path}.{key}")
+
+
+def _lay(values: Values, new: Values, path: str) -> None:
+    if path == "recipe.optimizer":  # no argument of the job's own optimizer is left over
+        drop(values, path)
+    if path == "recipe" and any(key in new for key in LENGTH_KEYS):
+        for key in LENGTH_KEYS:
+            drop(values, f"{path}.{key}")
+    for key, value in new.items():
+        if isinstance(value, dict):
+            _lay(values, value, f"{path}.{key}")
+        else:
+            put(values, f"{path}.{key}", value)

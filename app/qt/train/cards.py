@@ -1,0 +1,173 @@
+"""Recipe cards: one button for each preset that suits the base, what it is good for on it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from PySide6.QtCore import QEvent, QRect, QRectF, QSize, Qt, Signal
+from PySide6.QtGui import QColor, QEnterEvent, QFont, QPainter, QPaintEvent, QPen, QResizeEvent
+from PySide6.QtWidgets import QAbstractButton, QSizePolicy, QWidget
+
+from app.qt.theme import colours, icon
+from trainer.config.base import Family
+from trainer.config.presets.preset import Preset
+from trainer.config.presets.shelf import Shelved
+from trainer.files.architecture import NAMES
+
+_WIDTH, _HEIGHT, _GAP = 176, 98, 10
+"""Of a card at least, of a card, between cards; in Qt's pixels."""
+_INSET = 12
+
+
+class RecipeCards(QWidget):
+    """The cards in as many columns as there is room for; at most one is on."""
+
+    chosen = Signal(object)
+    """A Preset."""
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.cards: list[RecipeCard] = []
+        self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
+
+    def show_recipes(self, shelf: Sequence[Shelved], family: Family | None) -> None:
+        """Show the recipes for bases of this family; all of them while nobody knows it."""
+        fitting = [each for each in shelf if family in (None, each.preset.base.family)]
+        if [card.shelved for card in self.cards] == fitting and all(
+            card.tells_family == (not family) for card in self.cards
+        ):
+            return
+        for card in self.cards:
+            card.hide()
+            card.deleteLater()
+        self.cards = [RecipeCard(each, not family, self) for each in fitting]
+        for card in self.cards:
+            card.clicked.connect(lambda _=False, card=card: self.chosen.emit(card.shelved.preset))
+            card.show()
+        self._arrange()
+
+    def mark(self, preset: Preset | None) -> None:
+        """Show which one the job's recipe came from."""
+        for card in self.cards:
+            card.setChecked(card.shelved.preset == preset)
+
+    def sizeHint(self) -> QSize:  # noqa: N802
+        """All rows of cards."""
+        return QSize(3 * _WIDTH + 2 * _GAP, self._height())
+
+    def minimumSizeHint(self) -> QSize:  # noqa: N802
+        """One column of cards."""
+        return QSize(_WIDTH, self._height())
+
+    def resizeEvent(self, event: QResizeEvent) -> None:  # noqa: N802
+        """Arrange the cards anew."""
+        self._arrange()
+        super().resizeEvent(event)
+
+    def _columns(self) -> int:
+        """As many as there is room for, so that no row stays nearly empty."""
+        room = max(1, (self.width() + _GAP) // (_WIDTH + _GAP))
+        rows = -(-len(self.cards) // room) or 1
+        return max(1, -(-len(self.cards) // rows))
+
+    def _height(self) -> int:
+        rows = -(-len(self.cards) // self._columns())
+        return rows * (_HEIGHT + _GAP) - _GAP if rows else 0
+
+    def _arrange(self) -> None:
+        columns = self._columns()
+        width = (self.width() - (columns - 1) * _GAP) // columns
+        for number, card in enumerate(self.cards):
+            row, column = divmod(number, columns)
+            card.setGeometry(column * (width + _GAP), row * (_HEIGHT + _GAP), width, _HEIGHT)
+        if self.height() != self._height():
+            self.setFixedHeight(self._height())
+
+
+class RecipeCard(QAbstractButton):
+    """A preset's name and the first of its notes, painted as plain text: presets come from anybody."""
+
+    def __init__(self, shelved: Shelved, tells_family: bool, parent: QWidget) -> None:
+        super().__init__(parent)
+        self.shelved = shelved
+        self.tells_family = tells_family
+        preset = shelved.preset
+        self.name = preset.name.replace("-", " ")
+        self.name = self.name[:1].upper() + self.name[1:]
+        self.setCheckable(True)
+        self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
+        self.setAccessibleName(self.tr("Recipe {name}").format(name=self.name))
+        self.setAccessibleDescription(preset.notes)
+        self.setToolTip(f"<qt>{_escaped(preset.notes or self.name)}</qt>")
+
+    def nextCheckState(self) -> None:  # noqa: N802
+        """Stay as the job says: `mark` tells."""
+
+    def enterEvent(self, event: QEnterEvent) -> None:  # noqa: N802
+        """Look alive under the mouse."""
+        self.update()
+        super().enterEvent(event)
+
+    def leaveEvent(self, event: QEvent) -> None:  # noqa: N802
+        """Look at rest again."""
+        self.update()
+        super().leaveEvent(event)
+
+    def paintEvent(self, event: QPaintEvent) -> None:  # noqa: N802
+        """Paint the card."""
+        now, painter = colours(), QPainter(self)
+        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+        strong = self.isChecked() or self.hasFocus()
+        line = now.focus if strong else now.edge
+        ground = now.pressed if self.isDown() else now.hover if self.underMouse() else now.raised
+        painter.setPen(QPen(QColor(line), 2 if strong else 1))
+        painter.setBrush(QColor(ground))
+        painter.drawRoundedRect(QRectF(self.rect()).adjusted(1, 1, -1, -1), 8, 8)
+        inside = self.rect().adjusted(_INSET, _INSET - 2, -_INSET, -_INSET + 2)
+        self._paint_words(painter, inside)
+        if self.isChecked():
+            place = QRect(inside.right() - 15, inside.top() + 1, 16, 16)
+            icon("check", "focus").paint(painter, place)
+
+    def _paint_words(self, painter: QPainter, inside: QRect) -> None:
+        now, bold = colours(), QFont(self.font())
+        bold.setWeight(QFont.Weight.DemiBold)
+        painter.setFont(bold)
+        painter.setPen(QColor(now.text))
+        metrics = painter.fontMetrics()
+        title = metrics.elidedText(self.name, Qt.TextElideMode.ElideRight, inside.width() - 20)
+        painter.drawText(inside, Qt.AlignmentFlag.AlignTop | Qt.AlignmentFlag.AlignLeft, title)
+        painter.setFont(self.font())
+        painter.setPen(QColor(now.muted))
+        below = inside.adjusted(0, metrics.height() + 4, 0, 0)
+        origin = self._origin()
+        if origin:
+            painter.drawText(below, Qt.AlignmentFlag.AlignBottom | Qt.AlignmentFlag.AlignLeft, origin)
+            below.setHeight(below.height() - painter.fontMetrics().height() - 2)
+        _paint_lines(painter, below, self.shelved.preset.notes.partition("\n")[0])
+
+    def _origin(self) -> str:
+        words = [NAMES[self.shelved.preset.base.family]] if self.tells_family else []
+        if self.shelved.origin == "yours":
+            words.append(self.shelved.preset.author or self.tr("yours"))
+        return self.fontMetrics().elidedText(" · ".join(words), Qt.TextElideMode.ElideRight, self.width() - 2 * _INSET)
+
+
+def _paint_lines(painter: QPainter, inside: QRect, text: str) -> None:
+    """Paint a text in whole lines; the last one that fits ends in an ellipsis where there is more."""
+    metrics = painter.fontMetrics()
+    room = max(1, inside.height() // metrics.lineSpacing())
+    words, lines = text.split(), list[str]()
+    while words and len(lines) < room:
+        line = words.pop(0)
+        while words and metrics.horizontalAdvance(f"{line} {words[0]}") <= inside.width():
+            line = f"{line} {words.pop(0)}"
+        if words and len(lines) == room - 1:
+            line = f"{line} {words[0]} …"
+        lines.append(metrics.elidedText(line, Qt.TextElideMode.ElideRight, inside.width()))
+    for number, line in enumerate(lines):
+        painter.drawText(inside.left(), inside.top() + metrics.ascent() + number * metrics.lineSpacing(), line)
+
+
+def _escaped(text: str) -> str:
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace("\n", "<br>")

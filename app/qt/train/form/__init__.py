@@ -1,0 +1,1 @@
+"""The form of all settings, made from the job's schema."""

@@ -1,0 +1,140 @@
+"""All settings of a job under one search field, made from the schema: a new key in it shows up here by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import groupby
+
+from PySide6.QtCore import QTimer
+from PySide6.QtWidgets import QLabel, QVBoxLayout, QWidget
+
+from app.core.jobs.draft import Draft
+from app.core.jobs.settings import Setting, settings, tables
+from app.qt.train.form.row import SettingRow
+
+_ESSENTIAL = ("name", "base.model")
+"""What the page asks for above the form."""
+
+
+class SettingsForm(QWidget):
+    """A group for each table of the job; groups are made one after the other while the window goes on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: dict[tuple[str, str], SettingRow] = {}
+        """By key and, for arguments of an optimizer, its name."""
+        self.nothing = QLabel()
+        self._groups: list[_Group] = []
+        self._draft: Draft | None = None
+        self._waiting = _grouped()
+        self._words: list[str] = []
+        self._column = QVBoxLayout(self)
+        self._column.setContentsMargins(0, 0, 0, 0)
+        self._column.setSpacing(0)
+        self.nothing.setProperty("role", "muted")
+        self.nothing.setWordWrap(True)
+        self.nothing.hide()
+        self._column.addWidget(self.nothing)
+
+    def show_draft(self, draft: Draft | None) -> None:
+        """Show this job's values; what is not made yet shows them when it is."""
+        self._draft = draft
+        for row in self.rows.values():
+            if draft is not None:
+                row.show_draft(draft)
+        self._sift()
+
+    def search(self, text: str) -> None:
+        """Show only settings whose name, key or help holds every word."""
+        self._words = text.lower().split()
+        self.nothing.setText(self.tr("No setting is called or explained like “{text}”.").format(text=text.strip()))
+        self._sift()
+
+    def begin(self) -> None:
+        """Make what is not made yet, a group at a time."""
+        group = next(self._waiting, None)
+        if group is not None:
+            self._add(*group)
+            QTimer.singleShot(0, self, self.begin)
+
+    def finish(self) -> None:
+        """Make the rest now."""
+        for group in self._waiting:
+            self._add(*group)
+
+    def _add(self, table: str, members: list[Setting]) -> None:
+        group = _Group(table, members)
+        for row in group.rows:
+            self.rows[row.key, row.setting.kind] = row
+            row.edited.connect(self._change)
+            row.left.connect(self._seal)
+            row.reverted.connect(self._revert)
+            if self._draft is not None:
+                row.show_draft(self._draft)
+        self._groups.append(group)
+        self._column.addWidget(group)
+        self._sift()
+
+    def _change(self, key: str, value: object, typing: bool) -> None:
+        if self._draft is None:
+            return
+        if value is None:
+            self._draft.unset(key, typing=typing)
+        else:
+            self._draft.set(key, value, typing=typing)
+
+    def _seal(self) -> None:
+        if self._draft is not None:
+            self._draft.seal()
+
+    def _revert(self, key: str) -> None:
+        if self._draft is not None:
+            self._draft.revert(key)
+
+    def _sift(self) -> None:
+        kind = self._draft.get("recipe.optimizer.name") if self._draft else None
+        found = [group.sift(self._words, kind if isinstance(kind, str) else "adamw") for group in self._groups]
+        self.nothing.setVisible(bool(self._groups) and not any(found))
+
+
+class _Group(QWidget):
+    """The settings of one table below its name."""
+
+    def __init__(self, table: str, members: list[Setting]) -> None:
+        super().__init__()
+        self.rows = [SettingRow(member) for member in members]
+        heading, words = QLabel(_title(table)), QLabel(tables().get(table, ""))
+        heading.setProperty("role", "heading")
+        words.setProperty("role", "muted")
+        words.setWordWrap(True)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(0, 18, 0, 0)
+        column.setSpacing(0)
+        column.addWidget(heading)
+        column.addWidget(words)
+        column.addSpacing(4)
+        for row in self.rows:
+            column.addWidget(row)
+
+    def sift(self, wanted: list[str], kind: str) -> bool:
+        """Show the rows that answer; return whether there are any."""
+        fitting = [row.setting.kind in ("", kind) and row.matches(wanted) for row in self.rows]
+        for row, fits in zip(self.rows, fitting, strict=True):
+            row.setVisible(fits)
+        self.setVisible(any(fitting))
+        return any(fitting)
+
+
+def _grouped() -> Iterator[tuple[str, list[Setting]]]:
+    """Every table with its settings; what is said above the form in most jobs comes last."""
+    shown = [each for each in settings() if each.key not in _ESSENTIAL and "*" not in each.key]
+    last = ("dataset", "base")
+    shown.sort(key=lambda each: (each.table in last, list(tables()).index(each.table)))
+    for table, members in groupby(shown, key=lambda each: each.table):
+        yield table, list(members)
+
+
+def _title(table: str) -> str:
+    """The last word of a table's name, as people write it: "Text encoder 2"."""
+    name = table.rpartition(".")[2].replace("_", " ")
+    return name[:1].upper() + name[1:]

@@ -1,0 +1,158 @@
+"""The prompts of the previews: one line each, and the rest of what a preview can be told below it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from PySide6.QtCore import QSize, Qt, Signal
+from PySide6.QtWidgets import QHBoxLayout, QPushButton, QToolButton, QVBoxLayout, QWidget
+
+from app.core.jobs import essentials
+from app.core.jobs.draft import Draft
+from app.core.jobs.essentials import PROMPTS
+from app.core.jobs.settings import settings
+from app.core.jobs.values import Values, drop, put, value_at
+from app.qt.theme import set_icon
+from app.qt.train.form.row import SettingRow
+from app.qt.train.line import Line
+
+
+class PromptRows(QWidget):
+    """A row for each prompt, and a button that adds one."""
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._draft: Draft | None = None
+        self.rows: list[PromptRow] = []
+        self.add = QPushButton(self.tr("Add prompt"))
+        self.add.setAutoDefault(False)
+        set_icon(self.add, "add")
+        self.add.clicked.connect(lambda: self._add())
+        self._column = QVBoxLayout(self)
+        self._column.setContentsMargins(0, 0, 0, 0)
+        self._column.setSpacing(6)
+        self._column.addWidget(self.add, 0, Qt.AlignmentFlag.AlignLeft)
+
+    def show_draft(self, draft: Draft | None) -> None:
+        """Show this job's prompts."""
+        self._draft = draft
+        count = len(_listed(draft))
+        while len(self.rows) > count:
+            row = self.rows.pop()
+            row.hide()
+            row.deleteLater()
+        while len(self.rows) < count:
+            row = PromptRow(len(self.rows))
+            row.typed.connect(self._type)
+            row.edited.connect(self._change)
+            row.left.connect(self._seal)
+            row.removed.connect(self._remove)
+            self._column.insertWidget(len(self.rows), row)
+            self.rows.append(row)
+        for row in self.rows:
+            assert draft is not None
+            row.show_draft(draft)
+
+    def _add(self) -> None:
+        if self._draft is None:
+            return
+        word = essentials.trigger(self._draft.values) or ""
+
+        def work(values: Values) -> None:
+            put(values, PROMPTS, [*(value_at(values, PROMPTS) or []), {"prompt": word}])
+
+        self._draft.edit(essentials.PROMPT_ADDED, work)
+        self.rows[-1].field.setFocus()
+
+    def _type(self, place: int, text: str) -> None:
+        if self._draft is not None:
+            self._draft.set(f"{PROMPTS}.{place}.prompt", text, typing=True)
+
+    def _change(self, key: str, value: object, typing: bool) -> None:
+        if self._draft is not None:
+            self._draft.unset(key, typing=typing) if value is None else self._draft.set(key, value, typing=typing)
+
+    def _seal(self) -> None:
+        if self._draft is not None:
+            self._draft.seal()
+
+    def _remove(self, place: int) -> None:
+        if self._draft is not None:
+            self._draft.edit(essentials.PROMPT_REMOVED, lambda values: drop(values, f"{PROMPTS}.{place}"))
+
+
+class PromptRow(QWidget):
+    """The prompt; a button shows size, seed, steps and the like, made from the schema."""
+
+    typed = Signal(int, str)
+    edited = Signal(str, object, bool)
+    left = Signal()
+    removed = Signal(int)
+
+    def __init__(self, place: int) -> None:
+        super().__init__()
+        self._place = place
+        self.field, self.more, self.remove = Line(), QToolButton(), QToolButton()
+        self.details: list[SettingRow] = []
+        self._draft: Draft | None = None
+        self._inner = QVBoxLayout()
+        self._build()
+        self.field.textEdited.connect(lambda text: self.typed.emit(self._place, text))
+        self.field.editingFinished.connect(self.left)
+        self.more.toggled.connect(self._show_details)
+        self.remove.clicked.connect(lambda: self.removed.emit(self._place))
+
+    def show_draft(self, draft: Draft) -> None:
+        """Show this prompt of the job."""
+        self._draft = draft
+        prompt = draft.get(f"{PROMPTS}.{self._place}.prompt")
+        self.field.show_text(prompt if isinstance(prompt, str) else "")
+        for row in self.details:
+            row.show_draft(draft)
+
+    def _show_details(self, on: bool) -> None:
+        if on and not self.details:
+            for each in settings():
+                if each.table == f"{PROMPTS}.*" and not each.key.endswith(".prompt"):
+                    self._add_detail(SettingRow(each, each.key.replace("*", str(self._place))))
+        for row in self.details:
+            row.setVisible(on)
+
+    def _add_detail(self, row: SettingRow) -> None:
+        row.edited.connect(self.edited)
+        row.left.connect(self.left)
+        if self._draft is not None:
+            row.show_draft(self._draft)
+        self.details.append(row)
+        self._inner.addWidget(row)
+
+    def _build(self) -> None:
+        number = self._place + 1
+        self.field.setAccessibleName(self.tr("Prompt {number}").format(number=number))
+        self.field.setPlaceholderText(self.tr("What the preview shows"))
+        self.field.setToolTip(f"{PROMPTS}.{self._place}.prompt")
+        self.more.setCheckable(True)
+        self.more.setToolTip(self.tr("Size, seed and more of this preview"))
+        self.more.setAccessibleName(self.tr("More of prompt {number}").format(number=number))
+        self.remove.setToolTip(self.tr("Remove this prompt"))
+        self.remove.setAccessibleName(self.tr("Remove prompt {number}").format(number=number))
+        for button, drawing in ((self.more, "more"), (self.remove, "close")):
+            button.setIconSize(QSize(16, 16))
+            set_icon(button, drawing, "muted")
+        line = QHBoxLayout()
+        line.setSpacing(4)
+        line.addWidget(self.field, 1)
+        line.addWidget(self.more)
+        line.addWidget(self.remove)
+        self._inner.setContentsMargins(0, 0, 0, 0)
+        self._inner.setSpacing(0)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(0, 0, 0, 0)
+        column.setSpacing(2)
+        column.addLayout(line)
+        column.addLayout(self._inner)
+
+
+def _listed(draft: Draft | None) -> list[Any]:
+    listed = draft.get(PROMPTS) if draft is not None else None
+    return listed if isinstance(listed, list) else []

@@ -1,0 +1,189 @@
+"""The job that is set up: its name, the essentials, and below them every setting there is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from PySide6.QtCore import QSize, Qt, QTimer
+from PySide6.QtGui import QFont
+from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QLineEdit, QScrollArea, QToolButton, QVBoxLayout, QWidget
+
+from app.core.jobs.draft import Draft
+from app.core.session import Session
+from app.qt.theme import set_icon
+from app.qt.train.essentials import Essentials
+from app.qt.train.form.form import SettingsForm
+from app.qt.train.line import Line
+from trainer.config.presets.shelf import Shelved
+
+_WIDEST = 820
+"""Of the sheet, in Qt's pixels: longer lines are hard to read."""
+_COUNT_MS = 200
+
+
+class JobSheet(QScrollArea):
+    """One page from top to bottom; it scrolls."""
+
+    def __init__(self, session: Session, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._draft: Draft | None = None
+        self.name, self.state, self.fault = Line(), QLabel(), QLabel()
+        self.essentials = Essentials(session)
+        self.all, self.search, self.differences = QToolButton(), QLineEdit(), QLabel()
+        self.form = SettingsForm()
+        self._whole = QWidget()
+        self._counting = QTimer(self)
+        self._counting.setSingleShot(True)
+        self._counting.setInterval(_COUNT_MS)
+        self._build()
+        self._counting.timeout.connect(self.essentials.refresh)
+        self.name.textEdited.connect(self._type_name)
+        self.name.editingFinished.connect(self._seal)
+        self.all.toggled.connect(self._disclose)
+        self.search.textChanged.connect(self._search)
+
+    def show_draft(self, draft: Draft | None) -> None:
+        """Show this job from its beginning."""
+        self._draft = draft
+        self.state.clear()
+        self.essentials.show_draft(draft)
+        self._whole.setVisible(draft is not None)
+        self.verticalScrollBar().setValue(0)
+
+    def show_recipes(self, shelf: Sequence[Shelved]) -> None:
+        """Offer these recipes."""
+        self.essentials.show_recipes(shelf)
+
+    def refresh(self) -> None:
+        """Show what the job holds now."""
+        draft = self._draft
+        if draft is None:
+            return
+        name = draft.get("name")
+        self.name.show_text(name if isinstance(name, str) else "")
+        fault = next((reason for key, reason in draft.problems if key == "name"), "")
+        self.fault.setText(f"{fault[:1].upper()}{fault[1:]}." if fault else "")
+        self.fault.setVisible(bool(fault))
+        self.essentials.refresh()
+        if draft.file.unsaved:
+            self.state.setText(self.tr("Saving…"))
+        if self.all.isChecked():
+            self.form.show_draft(draft)
+        self._count_differences(draft)
+
+    def say_saved(self) -> None:
+        """Say that the file holds what is shown."""
+        self.state.setText(self.tr("All changes saved"))
+
+    def count_soon(self) -> None:
+        """Count the pictures again, once they have stopped coming in for a moment."""
+        if not self._counting.isActive():
+            self._counting.start()
+
+    def find_setting(self) -> None:
+        """Put the cursor into the search field."""
+        self.ensureWidgetVisible(self.search, 0, 200)
+        self.search.setFocus()
+        self.search.selectAll()
+
+    def _type_name(self, text: str) -> None:
+        if self._draft is not None:
+            self._draft.set("name", text, typing=True)
+
+    def _seal(self) -> None:
+        if self._draft is not None:
+            self._draft.seal()
+
+    def _disclose(self, on: bool) -> None:
+        set_icon(self.all, "down" if on else "right")
+        self.form.setVisible(on)
+        if on:
+            self.form.show_draft(self._draft)
+            self.form.begin()
+
+    def _search(self, text: str) -> None:
+        self.form.search(text)
+        if text.strip():
+            self.all.setChecked(True)
+
+    def _count_differences(self, draft: Draft) -> None:
+        count, preset = len(draft.differences), draft.origin.preset
+        if preset is None:
+            words = self.tr("%Ln setting(s) changed", "", count) if count else self.tr("all as by default")
+        else:
+            words = (
+                self.tr("%Ln setting(s) differ from “{preset}”", "", count) if count else self.tr("as “{preset}” says")
+            )
+            words = words.format(preset=preset.name)
+        self.differences.setText(words)
+
+    def _build(self) -> None:
+        self.setWidgetResizable(True)
+        self.setFrameShape(QFrame.Shape.NoFrame)
+        self.setFocusPolicy(Qt.FocusPolicy.NoFocus)
+        self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        self.form.hide()
+        self.differences.setTextFormat(Qt.TextFormat.PlainText)
+        for label in (self.state, self.differences):
+            label.setProperty("role", "muted")
+        self.fault.setProperty("role", "bad")
+        self._build_name()
+        inner = QWidget()
+        inner.setMaximumWidth(_WIDEST)
+        column = QVBoxLayout(inner)
+        column.setContentsMargins(28, 18, 28, 28)
+        column.setSpacing(0)
+        head = QHBoxLayout()
+        head.setSpacing(14)
+        head.addWidget(self.name, 1)
+        head.addWidget(self.state)
+        column.addLayout(head)
+        column.addWidget(self.fault)
+        column.addSpacing(18)
+        column.addWidget(self.essentials)
+        column.addSpacing(22)
+        column.addWidget(_rule())
+        column.addSpacing(10)
+        column.addLayout(self._search_row())
+        column.addWidget(self.form)
+        column.addStretch()
+        row = QHBoxLayout(self._whole)
+        row.setContentsMargins(0, 0, 0, 0)
+        row.addWidget(inner, 1)
+        row.addStretch()
+        self.setWidget(self._whole)
+
+    def _build_name(self) -> None:
+        font = QFont(self.name.font())
+        font.setPointSizeF(font.pointSizeF() * 1.5)
+        font.setWeight(QFont.Weight.DemiBold)
+        self.name.setFont(font)
+        self.name.setAccessibleName(self.tr("Name of the LoRA"))
+        self.name.setPlaceholderText(self.tr("Name of the LoRA"))
+        self.name.setToolTip("name\n" + self.tr("What the LoRA, its files and its run are called."))
+
+    def _search_row(self) -> QHBoxLayout:
+        self.all.setText(self.tr("All settings"))
+        self.all.setCheckable(True)
+        self.all.setToolButtonStyle(Qt.ToolButtonStyle.ToolButtonTextBesideIcon)
+        self.all.setIconSize(QSize(16, 16))
+        self.all.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
+        set_icon(self.all, "right")
+        self.search.setPlaceholderText(self.tr("Search all settings"))
+        self.search.setAccessibleName(self.tr("Search all settings"))
+        self.search.setClearButtonEnabled(True)
+        self.search.setFixedWidth(220)
+        row = QHBoxLayout()
+        row.setSpacing(10)
+        row.addWidget(self.all)
+        row.addWidget(self.differences)
+        row.addStretch()
+        row.addWidget(self.search)
+        return row
+
+
+def _rule() -> QFrame:
+    line = QFrame()
+    line.setObjectName("rule")
+    line.setFixedHeight(1)
+    return line

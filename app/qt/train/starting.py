@@ -1,0 +1,68 @@
+"""From the Start button to the run: the job goes into the queue, and its run is shown as soon as there is one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from PySide6.QtCore import QObject, Signal
+from PySide6.QtWidgets import QWidget
+
+from app.core.jobs.draft import Draft
+from app.core.session import Session
+from trainer.errors import ImpastoError
+
+
+class Starting(QObject):
+    """Knows what was started here and has no run yet."""
+
+    said = Signal(str)
+    told = Signal(str, str, object)
+    failed = Signal(object)
+
+    def __init__(self, session: Session, page: QWidget) -> None:
+        super().__init__(page)
+        self._session, self._page = session, page
+        self._awaited: dict[str, str] = {}
+        """Names of jobs by their entries in the queue."""
+        stop = session.queue.changed.connect(lambda _: self._follow())
+        self.destroyed.connect(lambda _=None: stop())
+
+    def start(self, draft: Draft) -> None:
+        """Put a job into the queue as it stands now."""
+        try:
+            draft.close()
+            entry = self._session.queue.start(draft.path)
+        except ImpastoError as error:
+            self.failed.emit(error)
+            return
+        self._awaited[entry.id] = draft.name
+        self.said.emit(self.tr("“{name}” starts…").format(name=draft.name))
+        self._session.queue.look()
+
+    def look(self) -> None:
+        """See whether a run has begun."""
+        if self._awaited:
+            self._session.queue.look()
+
+    def _follow(self) -> None:
+        busy = any(entry.state == "running" and entry.id not in self._awaited for entry in self._session.queue.entries)
+        for entry in self._session.queue.entries:
+            if entry.id not in self._awaited:
+                continue
+            if entry.run is not None:
+                self._show_run(self._awaited.pop(entry.id), entry.run)
+            elif entry.problem:
+                self._awaited.pop(entry.id)
+                self.told.emit(entry.problem, "error", None)
+            elif busy:
+                words = self.tr("“{name}” waits in the queue: it begins when what runs now has ended.")
+                self.told.emit(words.format(name=self._awaited.pop(entry.id)), "info", None)
+
+    def _show_run(self, name: str, run: Path) -> None:
+        """Go there, unless the user has gone elsewhere meanwhile."""
+        going = self._session.going
+        if self._page.isVisible():
+            going.run.emit(run)
+        else:
+            act = (self.tr("Show"), lambda: going.run.emit(run))
+            self.told.emit(self.tr("“{name}” trains.").format(name=name), "info", act)

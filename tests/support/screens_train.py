@@ -1,0 +1,55 @@
+"""The Train page's screens."""
+
+from __future__ import annotations
+
+from PySide6.QtWidgets import QApplication, QWidget
+
+from app.core.jobs import essentials
+from app.qt.train.page import TrainPage
+from app.qt.window import Window
+from tests.support.screens import screen, wait
+
+
+def set_up(window: Window) -> TrainPage:
+    """A job with the pictures that are open, a recipe, a trigger word, and a value that cannot be."""
+    window.show_train()
+    page = window.pages.currentWidget()
+    assert isinstance(page, TrainPage)
+    wait(QApplication.instance(), lambda: page.draft is not None and bool(page.sheet.essentials.cards.cards))
+    assert page.draft is not None
+    page.draft.set("base.family", "sdxl")
+    card = next(card for card in page.sheet.essentials.cards.cards if card.shelved.preset.name == "character")
+    card.click()
+    essentials.set_trigger(page.draft, "ohwx")
+    page.draft.set("recipe.rank", 16)
+    return page
+
+
+@screen("train")
+def train(window: Window) -> QWidget:
+    page = set_up(window)
+    page.sheet.verticalScrollBar().setValue(0)
+    return window
+
+
+@screen("train-settings")
+def train_settings(window: Window) -> QWidget:
+    page = set_up(window)
+    assert page.draft is not None
+    page.draft.set("recipe.alpha", "a lot")
+    page.sheet.all.setChecked(True)
+    page.sheet.form.finish()
+    QApplication.processEvents()
+    page.sheet.verticalScrollBar().setValue(page.sheet.search.y() - 20)
+    return window
+
+
+@screen("train-search")
+def train_search(window: Window) -> QWidget:
+    page = set_up(window)
+    page.sheet.search.setText("learning rate")
+    page.sheet.form.finish()
+    QApplication.processEvents()
+    page.sheet.verticalScrollBar().setValue(page.sheet.search.y() - 20)
+    return window
+
