@@ -234,6 +234,10 @@ class Window(QMainWindow):
         self._show(index)
         self._page(index).open(path)
 
+    def _begin(self, recipe: str) -> None:
+        self._show(_TRAIN)
+        self._page(_TRAIN).begin(recipe)
+
     def _build(self) -> None:
         self._add_page("window.pictures", self.pictures)
         self.invitation = Invitation(self.session, self.pictures.views)
@@ -285,6 +289,7 @@ class Window(QMainWindow):
         session.completer.loaded.connect(self._tell_lists)
         session.going.run.connect(lambda run: self._go(_RUNS, run))
         session.going.job.connect(lambda job: self._go(_TRAIN, job))
+        session.going.recipe.connect(self._begin)
         session.going.lora.connect(self.show_lora)
         session.going.preset.connect(lambda preset: self._go(_PRESETS, preset))
         self.painted.connect(self._make_next)
