@@ -36,6 +36,8 @@ class Story:
     current: events.Phase | None = None
     device: str = ""
     attempt: int = 0
+    pid: int = 0
+    """Of the engine, where it ran last."""
     step: events.StepEvent | None = None
     skipped: int = 0
     finished: events.Finished | None = None
@@ -90,7 +92,7 @@ class Story:
         self.phases.clear()
         self._recent.clear()
         self.current = self.finished = self.error = None
-        self.device, self.attempt, self._foreseen = event.device, event.attempt, event.step_seconds
+        self.device, self.attempt, self.pid, self._foreseen = event.device, event.attempt, event.pid, event.step_seconds
 
     def _enter(self, event: events.PhaseStarted) -> None:
         state = self._phase(event.phase)

@@ -158,19 +158,20 @@ class Run:
         if glimpse.arrived:
             self._last_time, self._last_read = glimpse.arrived[-1].time, glimpse.read
             self.arrived.emit(glimpse.arrived)
-        self.loaded = self.loaded or not glimpse.more
-        self._say(glimpse)
+        first = not self.loaded and not glimpse.more
+        self.loaded = self.loaded or first
+        self._say(glimpse, first)
         if glimpse.more:
             self.read()
 
-    def _say(self, glimpse: Glimpse) -> None:
-        """Tell of what stands in other files than that of the events, where it changed."""
+    def _say(self, glimpse: Glimpse, first: bool) -> None:
+        """Tell of what stands in other files than that of the events, where it changed or all is known at `first`."""
         before = (self.summary, self.problem, self.last_words, self._setup)
         self.summary, self.last_words, self._setup = glimpse.summary, glimpse.last_words, glimpse.setup
         self.job, self.forecast = glimpse.setup.job, glimpse.setup.forecast
         newer = "A newer Impasto wrote part of this run; what this one does not know is left out." * bool(self.unknown)
         self.problem = " ".join(filter(None, (self.summary.problem, glimpse.setup.problem, newer)))
-        if before != (self.summary, self.problem, self.last_words, self._setup) or (self.loaded and not glimpse.more):
+        if first or before != (self.summary, self.problem, self.last_words, self._setup):
             self.changed.emit(None)
 
     def _tell(self, event: events.Event) -> None:

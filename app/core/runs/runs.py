@@ -48,6 +48,13 @@ class Runs:
             self._shown.add(path)
         return run
 
+    def stands(self, summary: RunSummary) -> None:
+        """Take over how a run stands that was just read by itself."""
+        others = [summary if each.path == summary.path else each for each in self.all]
+        if others != self.all:
+            self.all = others
+            self.changed.emit(None)
+
     def forget(self, path: Path) -> None:
         """Take a run out of the list, for good; its folder stays as it is. Raises RunError when that is not written."""
         forget_run(path)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
-from PySide6.QtCore import Qt, QTimer
+from PySide6.QtCore import Qt, QTimer, SignalInstance
 from PySide6.QtGui import QHideEvent, QShowEvent
-from PySide6.QtWidgets import QHBoxLayout, QSplitter, QTabWidget, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QHBoxLayout, QLabel, QSplitter, QStackedWidget, QTabWidget, QVBoxLayout, QWidget
 
 from app.core.runs.run import Run
 from app.core.session import Session
 from app.qt.actions.commands import Commands
+from app.qt.actions.table import Action
 from app.qt.page import Page
 from app.qt.runs.after.panel import AfterPanel
 from app.qt.runs.charts.panel import ProgressPanel
@@ -19,10 +21,27 @@ from app.qt.runs.log_view import LogView
 from app.qt.runs.queue_panel import QueuePanel
 from app.qt.runs.run_list import RunList
 from app.qt.runs.samples.matrix import SampleMatrix
+from app.qt.runs.trouble import Trouble
+from app.qt.words import QT_TRANSLATE_NOOP
+from trainer.errors import ImpastoError
 
 # A run that died is to be seen within two seconds, and a chart that moves more often than this is not read better.
 _READ_EVERY = 500
 _LOOK_EVERY = 1_000
+# More lines than there are colours could not be told apart.
+_MOST_OVERLAID = 6
+
+ACTIONS = (
+    Action(
+        "runs.forget",
+        QT_TRANSLATE_NOOP("Action", "Take out of the list of runs"),
+        "runs",
+        "forget",
+        ("Del",),
+        "can_forget",
+        tip=QT_TRANSLATE_NOOP("Action", "Take the chosen runs out of the list; their folders stay as they are"),
+    ),
+)
 
 
 class RunsPage(Page):
@@ -32,28 +51,65 @@ class RunsPage(Page):
         super().__init__(session, commands)
         self.run: Run | None = None
         """The one that header and tabs show."""
-        self.list = RunList(session)
+        self._open: dict[Path, Run] = {}
+        self._live: dict[Path, Run] = {}
+        """Those that go on are read too: the list says how long they still need."""
+        self._wanted: Path | None = None
+        self._told: Callable[[], None] | None = None
+        self.list = RunList(self._seconds_left)
         self.queue = QueuePanel(session, commands)
         self.header = RunHeader(session, commands)
+        self.trouble = Trouble()
         self.progress = ProgressPanel(session, commands)
         self.samples = SampleMatrix(session, commands)
         self.after = AfterPanel(session, commands)
         self.log = LogView(session, commands)
         self._lay_out()
+        commands.add(ACTIONS, self)
         self._reading = self._timer(_READ_EVERY, self._read)
-        self._looking = self._timer(_LOOK_EVERY, session.runs.look)
+        self._looking = self._timer(_LOOK_EVERY, self._look)
+        session.runs.changed.connect(lambda _: self._show_list())
+        self.list.chosen.connect(self._show_chosen)
+        self._pass_on()
 
     def open(self, path: Path) -> None:
         """Show a run; it joins the list."""
-        self.show_run(self.session.runs.open(path))
+        self._wanted = path.absolute()
+        self.session.runs.open(self._wanted)
+        self.session.runs.look()
+        self._show_list()
 
-    def show_run(self, run: Run | None) -> None:
-        """Let header and tabs speak of another run, or of none."""
-        self.run = run
-        for part in (self.header, self.samples, self.after, self.log):
-            part.show_run(run)
-        self.progress.show_runs([run] if run else [])
+    def show_runs(self, paths: list[Path]) -> None:
+        """Show these runs, the first in header and tabs and the others laid over it in the charts."""
+        opened = {path: self.session.runs.open(path) for path in paths[:_MOST_OVERLAID]}
+        for path, run in self._open.items():
+            if path not in opened and path not in self._live:
+                run.close()
+        self._open = opened
+        first = next(iter(opened.values()), None)
+        if first is not self.run:
+            self._turn_to(first)
+        self.progress.show_runs(list(opened.values()))
         self._read()
+        self.commands.refresh()
+
+    # --- what the table of actions names
+
+    def forget(self) -> None:
+        """Take the chosen runs out of the list, but for those that run."""
+        for path in self.list.paths:
+            if not self.session.runs.open(path).alive:
+                try:
+                    self.session.runs.forget(path)
+                except ImpastoError as error:
+                    self.failed.emit(error)
+                    return
+
+    def can_forget(self) -> bool:
+        """Tell whether a run is chosen that may leave the list."""
+        chosen = set(self.list.paths)
+        ended = [run for run in self.session.runs.all if run.path in chosen and run.state != "running"]
+        return bool(ended) and self.list.hasFocus()
 
     # --- Qt's events
 
@@ -73,11 +129,69 @@ class RunsPage(Page):
 
     # --- inside
 
-    def _read(self) -> None:
-        if self.run:
-            self.run.read()
+    def _look(self) -> None:
+        self.list.show_runs(self.session.runs.all)  # the time that is left goes on, even where nothing else does
+        self.session.runs.look()
 
-    def _timer(self, every: int, then: object) -> QTimer:
+    def _read(self) -> None:
+        for run in {**self._live, **self._open}.values():
+            run.read()
+
+    def _show_list(self) -> None:
+        """Show the runs that there are; where none is chosen, the one that runs or ran last."""
+        runs = self.session.runs
+        self._watch_live()
+        self.list.show_runs(runs.all)
+        self.lists.setCurrentIndex(0 if runs.all or not runs.looked else 1)
+        if self._wanted and self.list.runs.place_of(self._wanted).isValid():
+            self.list.choose(self._wanted)
+            self._wanted = None
+        elif not self.list.paths and runs.all and not self._wanted:
+            alive = (run.path for run in runs.all if run.state == "running")
+            self.list.choose(next(alive, runs.all[0].path))
+        self.commands.refresh()
+
+    def _watch_live(self) -> None:
+        alive = [run.path for run in self.session.runs.all if run.state == "running"]
+        for path in set(self._live) - set(alive):
+            run = self._live.pop(path)
+            if path not in self._open:
+                run.close()
+        self._live |= {path: self.session.runs.open(path) for path in alive if path not in self._live}
+
+    def _show_chosen(self) -> None:
+        if self.list.paths:
+            self.show_runs(self.list.paths)
+
+    def _turn_to(self, run: Run | None) -> None:
+        """Let header and tabs speak of another run."""
+        if self._told:
+            self._told()
+        self.run = run
+        self._told = run.changed.connect(lambda _: self._tell()) if run else None
+        for part in (self.header, self.samples, self.after, self.log):
+            part.show_run(run)
+        self.trouble.show_run(run)
+
+    def _tell(self) -> None:
+        """Say how the run stands now, in the list too: it is read more often than the others."""
+        self.trouble.show_run(self.run)
+        if self.run:
+            self.session.runs.stands(self.run.summary)
+
+    def _seconds_left(self, path: Path) -> float | None:
+        run = self._open.get(path) or self._live.get(path)
+        return run.seconds_left() if run else None
+
+    def _pass_on(self) -> None:
+        """Let the window say what the parts have to say."""
+        for part in (self.queue, self.header, self.samples, self.after, self.log):
+            for name in ("said", "told", "failed"):
+                signal = getattr(part, name, None)
+                if isinstance(signal, SignalInstance):
+                    signal.connect(getattr(self, name))
+
+    def _timer(self, every: int, then: Callable[[], None]) -> QTimer:
         timer = QTimer(self)
         timer.setInterval(every)
         timer.timeout.connect(then)
@@ -91,18 +205,37 @@ class RunsPage(Page):
         self.tabs.addTab(self.log, self.tr("Log"))
         left = QSplitter(Qt.Orientation.Vertical)
         left.setObjectName("runs.left")
-        left.addWidget(self.list)
+        left.addWidget(self._lists())
         left.addWidget(self.queue)
+        left.setStretchFactor(0, 3)
+        left.setStretchFactor(1, 2)
         right, column = QWidget(), QVBoxLayout()
         column.addWidget(self.header)
+        column.addWidget(self.trouble)
         column.addWidget(self.tabs, 1)
         column.setContentsMargins(0, 0, 0, 0)
+        column.setSpacing(0)
         right.setLayout(column)
         middle = QSplitter()
         middle.setObjectName("runs")
         middle.addWidget(left)
         middle.addWidget(right)
         middle.setStretchFactor(1, 1)
+        middle.setSizes([300, 980])
         row = QHBoxLayout(self)
         row.addWidget(middle)
         row.setContentsMargins(0, 0, 0, 0)
+
+    def _lists(self) -> QWidget:
+        """Return the list of runs, or what stands there while there is none."""
+        words = self.tr("There are no runs yet. Start one on the Train page, or with “python -m trainer train”.")
+        self.empty = QLabel(words)
+        self.empty.setProperty("role", "muted")
+        self.empty.setWordWrap(True)
+        self.empty.setAlignment(Qt.AlignmentFlag.AlignTop)
+        self.empty.setMargin(16)
+        self.lists = QStackedWidget()
+        self.lists.addWidget(self.list)
+        self.lists.addWidget(self.empty)
+        self.lists.setMinimumWidth(200)
+        return self.lists

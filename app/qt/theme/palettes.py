@@ -43,6 +43,13 @@ class Colours:
     good: str
     warning: str
     bad: str
+    series1: str
+    """Lines of charts, in the order in which they are taken; told apart by those who see red and green alike, too."""
+    series2: str
+    series3: str
+    series4: str
+    series5: str
+    series6: str
 
 
 LIGHT = Colours(
@@ -64,6 +71,12 @@ LIGHT = Colours(
     good="#1b6e3a",
     warning="#7d5000",
     bad="#b01f1f",
+    series1="#3d55c4",
+    series2="#c2500b",
+    series3="#00796b",
+    series4="#a3327f",
+    series5="#8a6400",
+    series6="#5b5b66",
 )
 
 DARK = Colours(
@@ -85,6 +98,12 @@ DARK = Colours(
     good="#74d394",
     warning="#eabb5d",
     bad="#ff9c93",
+    series1="#93a6ff",
+    series2="#ff9f5c",
+    series3="#4fd1b5",
+    series4="#f08ccb",
+    series5="#e6c54a",
+    series6="#b9b9c2",
 )
 
 CONTRAST = Colours(
@@ -106,6 +125,12 @@ CONTRAST = Colours(
     good="#7cffa4",
     warning="#ffd60a",
     bad="#ffa49c",
+    series1="#8fd3ff",
+    series2="#ffb000",
+    series3="#7cffa4",
+    series4="#ff9de2",
+    series5="#fff27a",
+    series6="#ffffff",
 )
 
 _GROUNDS = ("window", "rail", "base", "raised", "hover", "pressed")
@@ -119,4 +144,5 @@ SHAPES: tuple[tuple[str, str], ...] = (
     *(("focus", ground) for ground in _GROUNDS),
     *((icon, ground) for icon in ("text", "muted") for ground in _GROUNDS),
     *(("accent", ground) for ground in ("base",)),
+    *((f"series{number}", "base") for number in range(1, 7)),
 )

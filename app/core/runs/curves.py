@@ -1,0 +1,81 @@
+"""What a chart draws of a track: numpy arrays, smoothed, and the range that shows them well.
+
+Loads numpy: import it only where a chart is drawn.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from app.core.runs.series import Track
+
+Values = NDArray[np.float64]
+
+# Percentiles are taken of about so many points: more do not move an axis, but cost the frame.
+_SAMPLE = 20_000
+# The largest power that a block of the moving average divides by; float64 ends at 1e308.
+_LARGEST_POWER = 200.0
+
+
+def arrays(track: Track) -> tuple[Values, Values]:
+    """Return steps and values of a track as arrays (points,); copies, since a track grows and an array cannot."""
+    return np.array(track.steps, dtype=np.float64), np.array(track.values, dtype=np.float64)
+
+
+def smoothed(values: Values, steps: float) -> Values:
+    """Return the exponential moving average over about so many `steps` (at least 1), without its pull towards zero.
+
+    A value that is NaN counts for nothing. With w = 1 where there is a value and d = 1 - 1/steps,
+
+        average[t] = sum_j d^(t-j) w[j] values[j] / sum_j d^(t-j) w[j]
+
+    which is Adam's bias correction (Kingma and Ba 2015, section 3) for values that may be missing. NaN before the
+    first value.
+    """
+    decay = 1.0 - 1.0 / max(1.0, steps)
+    if decay == 0.0:
+        return values
+    known = np.isfinite(values)
+    total = _discounted(np.where(known, values, 0.0), decay)
+    weight = _discounted(known.astype(np.float64), decay)
+    return np.divide(total, weight, out=np.full_like(total, np.nan), where=weight > 0.0)
+
+
+def _discounted(values: Values, decay: float) -> Values:
+    """Return sum_j decay^(t-j) values[j] for each t: a block at a time, as a sum of values / decay^j."""
+    block = max(1, int(_LARGEST_POWER / -np.log10(decay)))
+    powers = decay ** np.arange(1, block + 1)
+    result, carried = np.empty_like(values), 0.0
+    for start in range(0, len(values), block):
+        part = values[start : start + block]
+        power = powers[: len(part)]
+        result[start : start + block] = power * (np.cumsum(part / power) + carried)
+        carried = float(result[min(start + block, len(values)) - 1])
+    return result
+
+
+def shown(steps: Values, values: Values, first: float, last: float) -> Values:
+    """Return the values between two steps, of very many a sample: what an axis should have room for."""
+    low, high = np.searchsorted(steps, (first, last))
+    part = values[max(0, int(low) - 1) : int(high) + 1]
+    part = part[:: max(1, len(part) // _SAMPLE)]
+    return part[np.isfinite(part)]
+
+
+def extent(values: Values, clip: float = 0.0) -> tuple[float, float] | None:
+    """Return the lowest and highest value; `clip` per cent at either end are left out. None of no values."""
+    if not len(values):
+        return None
+    low, high = np.percentile(values, (clip, 100.0 - clip))
+    return float(low), float(high)
+
+
+def at(steps: Values, values: Values, step: float) -> tuple[float, float] | None:
+    """Return the step nearest to a place, with its value; None of no points or where the value is not known."""
+    if not len(steps):
+        return None
+    place = int(np.searchsorted(steps, step))
+    if place and (place == len(steps) or step - steps[place - 1] < steps[place] - step):
+        place -= 1
+    return None if np.isnan(values[place]) else (float(steps[place]), float(values[place]))

@@ -1,0 +1,37 @@
+"""Words lengths of time and moments, as short as they tell enough."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import QCoreApplication, QDateTime, QLocale
+
+_MINUTE, _HOUR, _DAY = 60, 3_600, 86_400
+
+
+def duration(seconds: float) -> str:
+    """Word a length of time: "40 s", "12 min", "2 h 05 min", "3 d 4 h"."""
+    whole = round(seconds)
+    if whole < _MINUTE:
+        return _tr("{seconds} s").format(seconds=whole)
+    if whole < _HOUR:
+        return _tr("{minutes} min").format(minutes=round(whole / _MINUTE))
+    if whole < _DAY:
+        hours, rest = divmod(whole, _HOUR)
+        return _tr("{hours} h {minutes} min").format(hours=hours, minutes=f"{rest // _MINUTE:02d}")
+    days, rest = divmod(whole, _DAY)
+    return _tr("{days} d {hours} h").format(days=days, hours=rest // _HOUR)
+
+
+def moment(unix: float, now: float) -> str:
+    """Word a moment of the past: its time where it is of today, else its day too."""
+    then, today = QDateTime.fromSecsSinceEpoch(int(unix)), QDateTime.fromSecsSinceEpoch(int(now)).date()
+    at = QLocale().toString(then.time(), QLocale.FormatType.ShortFormat)
+    days = then.date().daysTo(today)
+    if days == 0:
+        return at
+    if days == 1:
+        return _tr("yesterday {time}").format(time=at)
+    return QLocale().toString(then.date(), QLocale.FormatType.ShortFormat)
+
+
+def _tr(text: str) -> str:
+    return QCoreApplication.translate("Durations", text)

@@ -1,0 +1,141 @@
+"""All charts of the chosen runs, moved together along their steps. Loads pyqtgraph and with it numpy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from PySide6.QtCore import QLocale, QTimer
+from PySide6.QtWidgets import QGridLayout, QWidget
+
+from app.core.runs.cards import CardWatch
+from app.core.runs.run import Run
+from app.qt.runs.charts import drawings
+from app.qt.runs.charts.axis import count, number, rate
+from app.qt.runs.charts.chart import Chart
+from app.qt.runs.charts.drawings import Wishes
+
+_LARGE, _SMALL = 280, 190
+# Charts beside the one that is moved follow a little later: one is looked at, six would cost six frames.
+_FOLLOW = 60
+_EDGE = 1.02
+
+
+class Board(QWidget):
+    """The loss at full width, and what else is known in two columns below."""
+
+    def __init__(self, card: CardWatch, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._card_watch = card
+        self._runs: Sequence[Run] = ()
+        self._wishes = Wishes()
+        self.steps: tuple[float, float] | None = None
+        """What the user wants to see; None: all there is."""
+        self.loss = Chart(self.tr("Loss"), number)
+        self.held_out = Chart(self.tr("Loss on fixed noise"), number)
+        self.rates = Chart(self.tr("Learning rate"), rate)
+        self.memory = Chart(self.tr("Memory, GiB"), number)
+        self.seconds = Chart(self.tr("Seconds a step"), number)
+        self.speed = Chart(self.tr("Pictures a second"), number)
+        self.card = Chart(self.tr("Graphics card"), count, _minutes, whole=False)
+        self._by_step = (self.loss, self.held_out, self.rates, self.memory, self.seconds, self.speed)
+        self._grid = QGridLayout(self)
+        self._grid.setContentsMargins(16, 12, 16, 16)
+        self._grid.setHorizontalSpacing(24)
+        self._grid.setVerticalSpacing(18)
+        for column in range(2):
+            self._grid.setColumnStretch(column, 1)
+            self._grid.setColumnMinimumWidth(column, 1)  # of equal width, whatever stands in them
+        self._laid: tuple[Chart, ...] = ()
+        self._follow = QTimer(self)
+        self._follow.setSingleShot(True)
+        self._follow.setInterval(_FOLLOW)
+        self._follow.timeout.connect(self._follow_on)
+        for chart in self._by_step:
+            chart.moved.connect(lambda first, last, chart=chart: self._move(chart, first, last))
+            chart.reset.connect(self.show_all)
+        for chart in (*self._by_step, self.card):
+            chart.setParent(self)
+            chart.hide()
+            chart.setMinimumHeight(_SMALL)
+        self.loss.setMinimumHeight(_LARGE)
+        card.changed.connect(lambda _: self._draw_card())
+
+    def draw(self, runs: Sequence[Run], wishes: Wishes) -> None:
+        """Draw these runs as they are now."""
+        self._runs, self._wishes = runs, wishes
+        made = (
+            drawings.loss(runs, wishes),
+            drawings.held_out(runs, wishes),
+            drawings.learning_rates(runs),
+            drawings.memory(runs),
+            drawings.seconds(runs, wishes),
+            drawings.speed(runs, wishes),
+        )
+        shown = []
+        for chart, drawing in zip(self._by_step, made, strict=True):
+            if drawing.lines or chart is self.loss:
+                chart.show_steps(*self._span())
+                chart.draw(drawing)
+                shown.append(chart)
+        self._draw_card()
+        self._arrange((*shown, *([self.card] if len(self._card_watch.load) > 1 else [])))
+
+    def show_all(self) -> None:
+        """Show all steps again, those to come too."""
+        self.steps = None
+        self._follow_on()
+
+    def _span(self) -> tuple[float, float]:
+        if self.steps:
+            return self.steps
+        last = max((run.series.loss.steps[-1] for run in self._runs if run.series.loss), default=1.0)
+        return 0.0, max(1.0, last) * _EDGE
+
+    def _move(self, chart: Chart, first: float, last: float) -> None:
+        """Show other steps: at once in the chart that was moved, a little later in the others."""
+        furthest = max((run.series.loss.steps[-1] for run in self._runs if run.series.loss), default=1.0) * _EDGE
+        width = min(max(last - first, 4.0), furthest)
+        first = min(max(0.0, first), furthest - width)
+        self.steps = None if width >= furthest else (first, first + width)
+        chart.show_steps(*self._span())
+        if not self._follow.isActive():
+            self._follow.start()
+
+    def _follow_on(self) -> None:
+        for chart in self._by_step:
+            if not chart.isHidden():
+                chart.show_steps(*self._span())
+
+    def _draw_card(self) -> None:
+        watch = self._card_watch
+        if len(watch.load) > 1:
+            self.card.show_steps(watch.load.steps[0], watch.load.steps[-1])
+            self.card.draw(drawings.card(watch))
+
+    def _arrange(self, charts: tuple[Chart, ...]) -> None:
+        """Give the charts that show something their places; one alone in its row has all of it."""
+        if charts == self._laid:
+            return
+        for chart in self._laid:
+            self._grid.removeWidget(chart)
+            chart.setVisible(chart in charts)
+        self._laid = charts
+        self._grid.addWidget(charts[0], 0, 0, 1, 2)
+        rest = charts[1:]
+        for place, chart in enumerate(rest):
+            alone = place == len(rest) - 1 and place % 2 == 0
+            self._grid.addWidget(chart, 1 + place // 2, place % 2, 1, 2 if alone else 1)
+        for chart in charts:
+            chart.show()
+        self._grid.setRowStretch(0, 3)
+        for row in range(1, self._grid.rowCount()):
+            self._grid.setRowStretch(row, 2 if row <= (len(rest) + 1) // 2 else 0)
+        for earlier, later in pairwise(charts):
+            QWidget.setTabOrder(earlier.plot, later.plot)
+
+
+def _minutes(value: float) -> str:
+    """Word seconds as minutes and seconds."""
+    minutes, rest = divmod(round(value), 60)
+    return f"{QLocale().toString(minutes)}:{rest:02d}"

@@ -1,0 +1,65 @@
+"""Says which line is which."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from PySide6.QtCore import QPointF, QSize, Qt
+from PySide6.QtGui import QColor, QPainter, QPaintEvent, QPen
+from PySide6.QtWidgets import QWidget
+
+from app.qt.theme import colours
+
+Entry = tuple[str, str, str]
+"""Label, colour role, look."""
+
+_DASHES = {"dashed": Qt.PenStyle.DashLine, "dotted": Qt.PenStyle.DotLine}
+_SWATCH, _GAP, _BETWEEN = 18, 6, 16
+
+
+class Legend(QWidget):
+    """A row of short lines with their names; names that find no room are cut."""
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._entries: Sequence[Entry] = ()
+
+    def show_entries(self, entries: Sequence[Entry]) -> None:
+        """Show these, or nothing where there is only one: then the chart's title names it."""
+        shown = entries if len(entries) > 1 else ()
+        if tuple(shown) != tuple(self._entries):
+            self._entries = tuple(shown)
+            self.setAccessibleName(", ".join(label for label, _, _ in shown))
+            self.updateGeometry()
+            self.update()
+
+    def sizeHint(self) -> QSize:  # noqa: N802
+        """Return the room of all entries."""
+        metrics = self.fontMetrics()
+        widths = (_SWATCH + _GAP + _BETWEEN + metrics.horizontalAdvance(label) for label, _, _ in self._entries)
+        return QSize(sum(widths), self.minimumSizeHint().height())
+
+    def minimumSizeHint(self) -> QSize:  # noqa: N802
+        """Return a width that never keeps a chart from being narrow."""
+        margins = self.contentsMargins()
+        return QSize(0, self.fontMetrics().height() + margins.top() + margins.bottom())
+
+    def paintEvent(self, event: QPaintEvent) -> None:  # noqa: N802
+        """Draw the entries from the left."""
+        painter, scheme, metrics = QPainter(self), colours(), self.fontMetrics()
+        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+        inside = self.contentsRect()
+        x, middle = inside.left(), inside.top() + inside.height() / 2
+        for label, colour, look in self._entries:
+            room = inside.right() - x - _SWATCH - _GAP
+            if room < metrics.averageCharWidth() * 4:
+                break
+            line = QColor(getattr(scheme, colour))
+            line.setAlpha(110 if look == "raw" else 255)
+            painter.setPen(QPen(line, 1.5 if look == "raw" else 2.5, _DASHES.get(look, Qt.PenStyle.SolidLine)))
+            painter.drawLine(QPointF(x, middle), QPointF(x + _SWATCH, middle))
+            text = metrics.elidedText(label, Qt.TextElideMode.ElideRight, room)
+            painter.setPen(QColor(scheme.muted))
+            painter.drawText(QPointF(x + _SWATCH + _GAP, middle + (metrics.ascent() - metrics.descent()) / 2), text)
+            x += _SWATCH + _GAP + metrics.horizontalAdvance(text) + _BETWEEN
+        painter.end()

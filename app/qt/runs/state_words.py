@@ -1,0 +1,66 @@
+"""How a run stands, in words and in a colour."""
+
+from __future__ import annotations
+
+import time
+
+from PySide6.QtCore import QCoreApplication, QLocale
+
+from app.core.runs.summary import RunSummary, State
+from app.qt.durations import duration, moment
+from app.qt.words import QT_TRANSLATE_NOOP
+from trainer.protocol.events import Phase
+
+_STATES: dict[State, tuple[str, str]] = {
+    "new": (QT_TRANSLATE_NOOP("RunState", "Never began"), "muted"),
+    "running": (QT_TRANSLATE_NOOP("RunState", "Running"), "good"),
+    "paused": (QT_TRANSLATE_NOOP("RunState", "Paused"), "warning"),
+    "stopped": (QT_TRANSLATE_NOOP("RunState", "Stopped"), "muted"),
+    "done": (QT_TRANSLATE_NOOP("RunState", "Done"), "muted"),
+    "failed": (QT_TRANSLATE_NOOP("RunState", "Failed"), "bad"),
+    "interrupted": (QT_TRANSLATE_NOOP("RunState", "Interrupted"), "bad"),
+    "unknown": (QT_TRANSLATE_NOOP("RunState", "Cannot be read"), "bad"),
+}
+_PHASES: dict[Phase, str] = {
+    "download": QT_TRANSLATE_NOOP("RunState", "downloading the base"),
+    "load": QT_TRANSLATE_NOOP("RunState", "loading the base"),
+    "check": QT_TRANSLATE_NOOP("RunState", "checking"),
+    "cache_pictures": QT_TRANSLATE_NOOP("RunState", "encoding pictures"),
+    "cache_texts": QT_TRANSLATE_NOOP("RunState", "encoding captions"),
+    "train": QT_TRANSLATE_NOOP("RunState", "training"),
+    "preview": QT_TRANSLATE_NOOP("RunState", "drawing samples"),
+    "validate": QT_TRANSLATE_NOOP("RunState", "measuring the loss"),
+    "save": QT_TRANSLATE_NOOP("RunState", "saving"),
+}
+
+
+def state_word(state: State) -> str:
+    """Return one word for a state."""
+    return _tr(_STATES[state][0])
+
+
+def state_colour(state: State) -> str:
+    """Return the role of `Colours` that a state has."""
+    return _STATES[state][1]
+
+
+def standing(run: RunSummary, left: float | None) -> str:
+    """Return what the list says below a run's name; `left` are the seconds that it still needs, where known."""
+    number = QLocale().toString
+    if run.state == "running":
+        doing = _tr(_PHASES[run.phase]) if run.phase and run.phase != "train" else ""
+        time_left = _tr("{duration} left").format(duration=duration(left)) if left is not None else ""
+        steps = _tr("{step} of {steps}").format(step=number(run.step), steps=number(run.steps)) if run.steps else ""
+        return " · ".join(filter(None, (doing or _tr("Running"), steps, time_left)))
+    parts = [state_word(run.state)]
+    if run.steps and run.state == "done":
+        parts.append(_tr("{steps} steps").format(steps=number(run.step)))
+    elif run.steps:
+        parts.append(_tr("{step} of {steps}").format(step=number(run.step), steps=number(run.steps)))
+    if run.started:
+        parts.append(moment(run.started, time.time()))
+    return " · ".join(parts)
+
+
+def _tr(text: str) -> str:
+    return QCoreApplication.translate("RunState", text)

@@ -1,0 +1,80 @@
+"""Says, above everything else of a run, that it ended in a way that nobody wanted, or cannot be read."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import QSize, Qt
+from PySide6.QtGui import QFontDatabase
+from PySide6.QtWidgets import (
+    QFrame,
+    QHBoxLayout,
+    QLabel,
+    QPlainTextEdit,
+    QToolButton,
+    QVBoxLayout,
+    QWidget,
+)
+
+from app.core.runs.run import Run
+from app.qt.theme import set_icon
+
+_LINES = 5
+
+
+class Trouble(QFrame):
+    """A sentence and the last words of the engine; hidden where there is nothing to say."""
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.setObjectName("notice")
+        self.sign = QToolButton()
+        self.sign.setIconSize(QSize(20, 20))
+        self.sign.setFocusPolicy(Qt.FocusPolicy.NoFocus)
+        self.sign.setAttribute(Qt.WidgetAttribute.WA_TransparentForMouseEvents)
+        set_icon(self.sign, "error", "bad")
+        self.sentence = QLabel()
+        self.sentence.setWordWrap(True)
+        self.sentence.setTextFormat(Qt.TextFormat.PlainText)
+        self.sentence.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
+        self.last_words = QPlainTextEdit()
+        self.last_words.setReadOnly(True)
+        self.last_words.setTabChangesFocus(True)
+        self.last_words.setAccessibleName(self.tr("The last that the engine printed"))
+        self.last_words.setFont(QFontDatabase.systemFont(QFontDatabase.SystemFont.FixedFont))
+        self.last_words.setLineWrapMode(QPlainTextEdit.LineWrapMode.NoWrap)
+        self._lay_out()
+        self.hide()
+
+    def show_run(self, run: Run | None) -> None:
+        """Speak of a run as it stands now."""
+        sentence = self._words(run) if run else ""
+        self.setVisible(bool(sentence))
+        if not run or not sentence:
+            return
+        self.sentence.setText(sentence)
+        self.last_words.setVisible(bool(run.last_words) and run.summary.state == "interrupted")
+        if self.last_words.toPlainText() != run.last_words:
+            self.last_words.setPlainText(run.last_words)
+            lines = min(_LINES, run.last_words.count("\n") + 1)
+            self.last_words.setFixedHeight(lines * self.last_words.fontMetrics().lineSpacing() + 18)
+            self.last_words.verticalScrollBar().setValue(self.last_words.verticalScrollBar().maximum())
+
+    def _words(self, run: Run) -> str:
+        if run.problem:
+            return run.problem
+        if run.summary.state == "interrupted":
+            ended = self.tr("This run ended without a word: its engine was killed, or the computer went down.")
+            resume = self.tr("“Resume” goes on from its last checkpoint.")
+            said = self.tr("The last that it printed:") if run.last_words else ""
+            return " ".join(filter(None, (ended, resume, said)))
+        if run.summary.state == "failed" and run.error:
+            return f"{run.error.sentence} {run.error.remedy}"
+        return ""
+
+    def _lay_out(self) -> None:
+        row, column = QHBoxLayout(self), QVBoxLayout()
+        row.setContentsMargins(12, 8, 12, 8)
+        row.setSpacing(10)
+        column.addWidget(self.sentence)
+        column.addWidget(self.last_words)
+        row.addWidget(self.sign, 0, Qt.AlignmentFlag.AlignTop)
+        row.addLayout(column, 1)

@@ -1,0 +1,115 @@
+"""Run directories as an engine leaves them, written with the engine's own classes but without training."""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from trainer.config.load import parse_job
+from trainer.config.write import dump_job
+from trainer.protocol import events
+from trainer.protocol.events import Event, EventWriter
+from trainer.protocol.forecast import Forecast, PhaseForecast, write_forecast
+from trainer.protocol.rundir import RunDirectory, Status
+
+GIB = 1024**3
+
+
+def step_event(step: int, steps: int, seed: int = 0, seconds: float = 1.4) -> events.StepEvent:
+    """One step of a run whose loss falls, with the noise that real ones have."""
+    chance = random.Random(seed * 1_000_003 + step)
+    fallen = 0.11 + 0.06 * math.exp(-4.0 * step / steps)
+    rate = min(1.0, step / (0.05 * steps)) * 0.5 * (1.0 + math.cos(math.pi * step / steps))
+    return events.StepEvent(
+        step=step,
+        epoch=step // 40,
+        loss=fallen * chance.lognormvariate(0.0, 0.28) * (8.0 if chance.random() < 0.004 else 1.0),
+        grad_norm=chance.lognormvariate(-1.0, 0.3),
+        learning_rates={"unet": 1e-4 * rate, "text_encoder": 5e-5 * rate},
+        pictures=4,
+        seconds=seconds * chance.lognormvariate(0.0, 0.06),
+        memory=int((7.1 + 0.5 * chance.random()) * GIB),
+    )
+
+
+def told_by(steps: int, done: int, seed: int = 0) -> Iterator[Event]:
+    """Yield what an engine says of a run of so many steps, up to one of them."""
+    yield events.AttemptStarted(pid=1, device="cuda:0", step_seconds=1.5)
+    for phase, total in (("load", 1), ("cache_pictures", 40), ("cache_texts", 12)):
+        yield events.PhaseStarted(phase=phase, total=total)
+        yield events.PhaseProgress(phase=phase, done=total, total=total)
+        yield events.PhaseFinished(phase=phase, seconds=3.0)
+    yield events.PhaseStarted(phase="train", total=steps)
+    each = max(1, steps // 10)
+    for step in range(1, done + 1):
+        yield step_event(step, steps, seed)
+        if step % each == 0:
+            share = step / steps
+            held = 0.135 - 0.05 * share + 0.045 * share**2 + 0.0008 * seed
+            yield events.Validation(step=step, loss=held, held_out=True, per_timestep={})
+            yield events.Preview(step=step, index=0, file=f"samples/{step}.png", seconds=2.0)
+        if step % (2 * each) == 0:
+            yield events.Saved(step=step, file=f"output/test-step{step:06d}.safetensors", sha256="0" * 64)
+
+
+def write_events(run: RunDirectory, told: Sequence[Event] | Iterator[Event], attempt: int = 1) -> None:
+    """Write what an engine says into a run."""
+    with EventWriter(run.events, attempt) as writer:
+        for event in told:
+            writer.write(event)
+
+
+def write_run(
+    parent: Path,
+    name: str,
+    steps: int = 600,
+    done: int | None = None,
+    state: str = "done",
+    seed: int = 0,
+    **recipe: object,
+) -> RunDirectory:
+    """Make a run that stands in a state; `recipe` values go into its job. One that is "running" holds no lock."""
+    done = steps if done is None else done
+    run = RunDirectory.create(parent, name)
+    run.begin_attempt({"device": "cuda:0"})
+    values = {"steps": steps, "rank": 16, "alpha": 16.0, "learning_rate": 1e-4, **recipe}
+    lines = "\n".join(f"{key} = {value!r}" for key, value in values.items())
+    text = f"schema = 1\nname = \"{name}\"\n[base]\nmodel = 'base.safetensors'\n"
+    text += f"[[dataset.folders]]\npath = 'pictures'\n[recipe]\n{lines}\n"
+    run.job.write_text(dump_job(parse_job(text, "job.toml", parent), comments=False), encoding="utf-8")
+    write_forecast(run.forecast, forecast(steps))
+    write_events(run, told_by(steps, done, seed))
+    if state == "done":
+        write_events(run, [events.Finished(outcome="done", step=done, file=None)])
+    run.write_status(Status(state, "train", done, steps, 1, time.time()))  # type: ignore[arg-type]
+    return run
+
+
+def forecast(steps: int) -> Forecast:
+    """What is foreseen of such a run on a card of 12 GB."""
+    seconds = (
+        ("load", 9.0),
+        ("cache_pictures", 12.0),
+        ("first_step", 1.5),
+        ("train", 1.5 * (steps - 1)),
+        ("preview", 80.0),
+    )
+    phases = tuple(
+        PhaseForecast(phase, int(7.4 * GIB), int(7.7 * GIB), 3 * GIB, each)  # type: ignore[arg-type]
+        for phase, each in seconds
+    )
+    return Forecast(
+        card="RTX 3060 12GB",
+        phases=phases,
+        allocated=int(7.4 * GIB),
+        reserved=int(7.7 * GIB),
+        outside=GIB // 2,
+        margin=GIB // 4,
+        budget=int(10.4 * GIB),
+        fits=True,
+        seconds=sum(each for _, each in seconds),
+        step_seconds={"1024x1024": 1.5},
+    )
