@@ -34,6 +34,11 @@ class Piece:
     lines: tuple[str, ...]
     """As a terminal would show them."""
 
+    @property
+    def more(self) -> bool:
+        """Whether more than a line that is still being written comes after them."""
+        return self.size - self.end >= ROOM
+
 
 def read_end(log: Path, *, torn: bool, room: int = ROOM) -> Piece:
     """Return the last lines; `torn` tells whether an unfinished last line is to be taken too. Raises OSError."""

@@ -2,20 +2,91 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from PySide6.QtCore import Signal
-from PySide6.QtWidgets import QLabel, QVBoxLayout, QWidget
+from PySide6.QtCore import QLocale, Qt, Signal
+from PySide6.QtGui import QHideEvent, QShowEvent
+from PySide6.QtWidgets import QHBoxLayout, QLabel, QToolButton, QVBoxLayout, QWidget
 
+from app.core.runs.orders import Order, Orders
 from app.core.session import Session
 from app.qt.actions.commands import Commands
+from app.qt.actions.table import Action
+from app.qt.durations import duration
+from app.qt.elided import Elided
+from app.qt.reveal import open_folder
+from app.qt.runs.phase_bars import PhaseBars
+from app.qt.runs.state_words import state_colour, state_word
+from app.qt.tips import plain_tip
+from app.qt.words import QT_TRANSLATE_NOOP as _NOOP
+from trainer.protocol.commands import Answer, CommandName
 
 if TYPE_CHECKING:
     from app.core.runs.run import Run
 
+ACTIONS = (
+    Action(
+        "runs.sample",
+        _NOOP("Action", "Preview now"),
+        "runs",
+        "preview_now",
+        (),
+        "can_preview",
+        icon="pictures",
+        tip=_NOOP("Action", "Draws the job's prompts after this step and goes on training"),
+    ),
+    Action(
+        "runs.save",
+        _NOOP("Action", "Save now"),
+        "runs",
+        "save_now",
+        (),
+        "can_save",
+        icon="save",
+        tip=_NOOP("Action", "Writes the LoRA and a checkpoint after this step and goes on training"),
+    ),
+    Action(
+        "runs.pause",
+        _NOOP("Action", "Pause"),
+        "runs",
+        "pause",
+        (),
+        "can_end",
+        icon="pause",
+        tip=_NOOP("Action", "Writes a checkpoint and frees the graphics card; it keeps its place in the queue"),
+    ),
+    Action(
+        "runs.stop",
+        _NOOP("Action", "Stop"),
+        "runs",
+        "stop",
+        (),
+        "can_end",
+        icon="stop",
+        tip=_NOOP(
+            "Action", "Writes a checkpoint and the LoRA as it is, and leaves the queue; it can still go on later"
+        ),
+    ),
+    Action(
+        "runs.resume",
+        _NOOP("Action", "Resume"),
+        "runs",
+        "resume",
+        (),
+        "can_resume",
+        icon="resume",
+        tip=_NOOP("Action", "Goes on from the last checkpoint when its turn in the queue comes"),
+    ),
+    Action(
+        "runs.folder", _NOOP("Action", "Open the run's folder"), "runs", "open_folder", (), "has_run", icon="folder"
+    ),
+)
+_WHILE_ALIVE = ("runs.sample", "runs.save", "runs.pause", "runs.stop")
+
 
 class RunHeader(QWidget):
-    """Speaks of one run."""
+    """Speaks of one run. What it is asked reaches the engine through the run's folder, and is answered there."""
 
     said = Signal(str)
     told = Signal(str, str, object)
@@ -24,12 +95,221 @@ class RunHeader(QWidget):
 
     def __init__(self, session: Session, commands: Commands, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self._session = session
+        self._session, self._commands = session, commands
         self._run: Run | None = None
-        self.name = QLabel()
-        QVBoxLayout(self).addWidget(self.name)
+        self._ends: list[Callable[[], None]] = []
+        self._orders = Orders(session.tasks)
+        self._could: tuple[bool, ...] = ()
+        self.name, self.state, self.facts = Elided(), QLabel(), QLabel()
+        self.phases = PhaseBars()
+        self.buttons: dict[str, QToolButton] = {}
+        commands.add(ACTIONS, self)
+        self._lay_out()
+        self._orders.answered.connect(lambda found: self._tell_answer(*found))
+        self._orders.failed.connect(self.failed.emit)
+        self._orders.changed.connect(lambda _: self._show())
+        end = session.queue.changed.connect(lambda _: self._show())
+        self.destroyed.connect(lambda: end())
+        self._show()
 
     def show_run(self, run: Run | None) -> None:
         """Show another run, or none."""
+        for end in self._ends:
+            end()
         self._run = run
-        self.name.setText(run.directory.name if run else "")
+        self._ends = [run.changed.connect(lambda _: self._follow())] if run else []
+        self._show()
+
+    # --- what can be done now
+
+    def has_run(self) -> bool:
+        """Tell whether there is a run to speak of."""
+        return self._run is not None
+
+    def can_preview(self) -> bool:
+        """Tell whether the run trains and has prompts, and was not asked already."""
+        job = self._run.job if self._run else None
+        return self.can_save("sample") and bool(job and job.report.previews.prompts)
+
+    def can_save(self, name: CommandName = "save") -> bool:
+        """Tell whether the run trains, and was not asked already."""
+        run = self._run
+        return bool(run and run.alive and "train" in run.phases and not {name, "pause", "stop"} & self._asked)
+
+    def can_end(self) -> bool:
+        """Tell whether the run goes on, and was not asked to end already."""
+        return bool(self._run and self._run.alive and not {"pause", "stop"} & self._asked)
+
+    def can_resume(self) -> bool:
+        """Tell whether the run could go on and does not wait for its turn already."""
+        return bool(self._run and self._run.resumable and not self._waits)
+
+    @property
+    def _asked(self) -> set[CommandName]:
+        return set(self._orders.waiting(self._run.directory)) if self._run else set()
+
+    @property
+    def _waits(self) -> bool:
+        """Whether the run stands in the queue and its turn is still to come."""
+        path = self._run.directory.path if self._run else None
+        return any(entry.run == path and entry.state == "waiting" for entry in self._session.queue.entries)
+
+    # --- what the table of actions names
+
+    def preview_now(self) -> None:
+        """Draw the previews now."""
+        self._ask("sample")
+
+    def save_now(self) -> None:
+        """Write the LoRA now."""
+        self._ask("save")
+
+    def pause(self) -> None:
+        """Free the card; the run keeps its place in the queue."""
+        self._ask("pause")
+
+    def stop(self) -> None:
+        """End the run with its LoRA as it is."""
+        self._ask("stop")
+
+    def resume(self) -> None:
+        """Go on from the last checkpoint."""
+        if self._run:
+            self._session.queue.resume(self._run.directory.path)
+            self.said.emit(self.tr("{run} goes on when its turn comes.").format(run=self._run.summary.name))
+
+    def open_folder(self) -> None:
+        """Show the run's folder in the system's file manager."""
+        if self._run:
+            open_folder(self._run.directory.path)
+
+    def _ask(self, name: CommandName) -> None:
+        if self._run:
+            self._orders.give(self._run.directory, name)
+
+    def _tell_answer(self, order: Order, answer: Answer) -> None:
+        """Say what became of an order: what was done in passing, what was not so that it is not missed."""
+        if answer.outcome == "done":
+            self.said.emit(self._done(order.name).format(run=order.run.name, detail=answer.detail))
+            return
+        title = self._commands[f"runs.{order.name}"].text()
+        if answer.outcome == "void":
+            words = self.tr("{run} ended before it read “{order}”.")
+        elif answer.outcome == "refused":
+            words = self.tr("{run} refused “{order}”: {detail}")
+        else:
+            words = self.tr("{run} could not do “{order}”: {detail}")
+        self.told.emit(words.format(run=order.run.name, order=title, detail=answer.detail), "warning", None)
+
+    def _done(self, name: CommandName) -> str:
+        return {
+            "sample": self.tr("{run} has drawn its previews."),
+            "save": self.tr("{run} has saved {detail}."),
+            "pause": self.tr("{run} is paused; the graphics card is free."),
+            "stop": self.tr("{run} is stopped, and its LoRA saved."),
+        }[name]
+
+    # --- how it stands
+
+    def _follow(self) -> None:
+        self._orders.look()
+        self._show()
+
+    def _show(self) -> None:
+        run = self._run
+        self.name.setText(run.summary.name if run else self.tr("No run"))
+        self.name.setToolTip(plain_tip(str(run.directory.path)) if run else "")
+        self._show_state()
+        self.phases.show_run(run)
+        self.facts.setText(self._facts(run) if run else "")
+        alive = bool(run and run.alive)
+        for name, button in self.buttons.items():
+            button.setVisible(run is not None and (name == "runs.folder" or (name in _WHILE_ALIVE) == alive))
+        self.buttons["runs.resume"].setVisible(bool(run and run.resumable and not _in_trouble(run)))
+        can = (self.can_preview(), self.can_save(), self.can_end(), self.can_resume())
+        if can != self._could:
+            self._could = can
+            self._commands.refresh()
+
+    def _show_state(self) -> None:
+        run = self._run
+        state = run.summary.state if run else None
+        words = [state_word(state)] if state else []
+        if self._waits:
+            words.append(self.tr("waits in the queue"))
+        if self._asked & {"pause", "stop"}:
+            words.append(self.tr("ends after this step"))
+        elif self._asked:
+            words.append(self.tr("asked, after this step"))
+        self.state.setText(" · ".join(words))
+        role = state_colour(state) if state else "muted"
+        if role != self.state.property("role"):
+            self.state.setProperty("role", role)
+            self.state.style().polish(self.state)  # a look by property is looked up again only when asked
+
+    def _facts(self, run: Run) -> str:
+        """Return step, time and speed in one line."""
+        number, summary, story = QLocale().toString, run.summary, run.story
+        step = max(summary.step, story.step.step if story.step else 0) if run.alive else summary.step
+        parts = []
+        if summary.steps:
+            parts.append(self.tr("Step {step} of {steps}").format(step=number(step), steps=number(summary.steps)))
+        if (left := run.seconds_left()) is not None:
+            parts.append(self.tr("about {duration} left").format(duration=duration(left)))
+        if run.alive and (speed := story.pictures_per_second):
+            parts.append(self.tr("{speed} pictures/s").format(speed=QLocale().toString(speed, "g", 3)))
+        if story.device:
+            parts.append(self.tr("on {device}").format(device=story.device))
+        if story.attempt > 1:
+            parts.append(self.tr("start {number}").format(number=number(story.attempt)))
+        if story.skipped:
+            parts.append(self.tr("%n step(s) skipped", "", story.skipped))
+        return " · ".join(parts)
+
+    # --- the rest
+
+    def _lay_out(self) -> None:
+        for label, role in ((self.name, "title"), (self.state, "muted"), (self.facts, "muted")):
+            label.setProperty("role", role)
+            label.setTextFormat(Qt.TextFormat.PlainText)
+        self.facts.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
+        self.facts.setMinimumWidth(1)
+        row = QHBoxLayout()
+        row.setSpacing(6)
+        row.addWidget(self.name)
+        row.addSpacing(8)
+        row.addWidget(self.state)
+        row.addStretch(1)
+        for action in ACTIONS:
+            row.addWidget(self._button(action.id))
+        column = QVBoxLayout(self)
+        column.setContentsMargins(14, 10, 10, 8)
+        column.setSpacing(6)
+        column.addLayout(row)
+        column.addWidget(self.phases)
+        column.addWidget(self.facts)
+
+    def _button(self, name: str) -> QToolButton:
+        button = self.buttons[name] = QToolButton()
+        button.setDefaultAction(self._commands[name])
+        folder = name == "runs.folder"
+        style = Qt.ToolButtonStyle.ToolButtonIconOnly if folder else Qt.ToolButtonStyle.ToolButtonTextBesideIcon
+        button.setToolButtonStyle(style)
+        button.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
+        button.setAccessibleName(self._commands[name].text())
+        return button
+
+    def showEvent(self, event: QShowEvent) -> None:  # noqa: N802
+        """Its actions can be done while it is seen."""
+        super().showEvent(event)
+        self._commands.refresh()
+
+    def hideEvent(self, event: QHideEvent) -> None:  # noqa: N802
+        """Its actions cannot be done while it is not."""
+        super().hideEvent(event)
+        self._commands.refresh()
+
+
+def _in_trouble(run: Run) -> bool:
+    """Tell whether the run's end stands in words below, with a button to resume of its own."""
+    return run.summary.state == "interrupted" or (run.summary.state == "failed" and run.error is not None)

@@ -40,9 +40,13 @@ class LogText(QPlainTextEdit):
         self._torn = False
         self._pieces: deque[Piece] = deque()
         self._size = 0
+        self._more = False
+        """Whether there is more of the log than a few lines below what is held."""
         self._asked = 0
         self._busy = False
         self._filling = False
+        self._follows = True
+        """Whether the user wants to see what comes."""
         self.setReadOnly(True)
         self.setUndoRedoEnabled(False)
         self.setLineWrapMode(QPlainTextEdit.LineWrapMode.NoWrap)
@@ -53,6 +57,7 @@ class LogText(QPlainTextEdit):
         self.setTabChangesFocus(True)
         self.setAccessibleName(self.tr("Log of the engine"))
         self.verticalScrollBar().valueChanged.connect(self._scrolled)
+        self.verticalScrollBar().rangeChanged.connect(lambda *_: self._go_along())
 
     def show_log(self, log: Path | None) -> None:
         """Show the end of another log, or nothing."""
@@ -79,7 +84,7 @@ class LogText(QPlainTextEdit):
     @property
     def at_end(self) -> bool:
         """Whether all up to the end of the log, as it was when last read, is held."""
-        return not self._pieces or self._pieces[-1].end >= self._size
+        return not self._more
 
     @property
     def at_bottom(self) -> bool:
@@ -122,6 +127,7 @@ class LogText(QPlainTextEdit):
             return logs.read_before(log, place), logs.read_after(log, place, torn=torn)
 
         def done(found: tuple[Piece, Piece]) -> None:
+            self._follows = False
             self._put(found)
             cursor = QTextCursor(self.document().findBlockByNumber(len(found[0].lines)))
             self.setTextCursor(cursor)
@@ -155,9 +161,8 @@ class LogText(QPlainTextEdit):
 
     def _show_end(self, piece: Piece) -> None:
         self._put((piece,) if piece.lines else ())
-        self._size = piece.size
-        bar = self.verticalScrollBar()
-        bar.setValue(bar.maximum())
+        self._follows = True
+        self._go_along()
         self.moved.emit()
 
     def _read_after(self) -> None:
@@ -168,19 +173,16 @@ class LogText(QPlainTextEdit):
 
     def _go_on(self, piece: Piece) -> None:
         """Take in what comes after what is held; the log may have become another meanwhile."""
-        if piece.size < self._pieces[-1].end or (self.at_bottom and piece.size - piece.end > _FAR):
+        if piece.size < self._pieces[-1].end or (self._follows and piece.size - piece.end > _FAR):
             self.to_end()
             return
-        self._size = piece.size
+        self._size, self._more = piece.size, piece.more
         if not piece.lines:
             return
-        bottom = self.at_bottom
         self._pieces.append(piece)
         self._fill(lambda: self.appendPlainText("\n".join(piece.lines)))
         self._drop(first=True)
-        bar = self.verticalScrollBar()
-        if bottom:
-            bar.setValue(bar.maximum())
+        self._go_along()
         self.moved.emit()
 
     def _read_before(self) -> None:
@@ -203,6 +205,7 @@ class LogText(QPlainTextEdit):
         """Forget lines at one end, when more are held than should be."""
         while sum(piece.end - piece.start for piece in self._pieces) > _MOST and len(self._pieces) > 1:
             gone = self._pieces.popleft() if first else self._pieces.pop()
+            self._more = self._more or not first
             bar, here = self.verticalScrollBar(), self.verticalScrollBar().value()
             self._fill(lambda gone=gone: self._cut(len(gone.lines), first=first))  # type: ignore[misc]
             bar.setValue(max(0, here - len(gone.lines)) if first else here)
@@ -222,18 +225,26 @@ class LogText(QPlainTextEdit):
         held = [piece for piece in pieces if piece.lines]
         self._pieces = deque(held)
         self._size = max((piece.size for piece in pieces), default=0)
+        self._more = bool(pieces) and pieces[-1].more
         self._fill(lambda: self.setPlainText("\n".join(line for piece in held for line in piece.lines)))
 
     def _fill(self, change: Callable[[], None]) -> None:
         """Change the text without taking the scroll bar's moves for the user's."""
-        self._filling = True
+        before, self._filling = self._filling, True
         change()
-        self._filling = False
+        self._filling = before
+
+    def _go_along(self) -> None:
+        """Stay at the end, unless the user has scrolled up."""
+        if self._follows:
+            bar = self.verticalScrollBar()
+            self._fill(lambda: bar.setValue(bar.maximum()))
 
     def _scrolled(self) -> None:
         if self._filling or not self._pieces:
             return
         bar = self.verticalScrollBar()
+        self._follows = self.at_bottom and self.at_end
         if bar.value() == bar.minimum() and self._pieces[0].start > 0:
             self._read_before()
         elif self.at_bottom and not self.at_end:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from PySide6.QtCore import QDateTime, QEvent, QLocale, QObject, Qt, Signal
+from PySide6.QtCore import QEvent, QObject, Qt, Signal
 from PySide6.QtGui import QGuiApplication, QHideEvent, QKeyEvent, QShowEvent
 from PySide6.QtWidgets import QHBoxLayout, QLabel, QLineEdit, QToolButton, QVBoxLayout, QWidget
 
@@ -14,6 +15,7 @@ from app.core.session import Session
 from app.core.tasks import raise_again
 from app.qt.actions.commands import Commands
 from app.qt.actions.table import Action
+from app.qt.durations import moment
 from app.qt.runs.log_text import LogText
 from app.qt.runs.remark_panel import RemarkPanel, Told
 from app.qt.runs.remark_words import sentence
@@ -82,24 +84,10 @@ class LogView(QWidget):
         self._commands.refresh()
 
     def told(self) -> list[Told]:
-        """Return what should be known of the run in words: what ended it first, then the latest."""
-        run = self._run
-        if run is None:
-            return []
-        first = [Told("error", f"{run.error.sentence} {run.error.remedy}")] if run.error else []
-        if run.summary.state == "interrupted":
-            first.append(Told("error", self._without_a_word()))
-        if run.problem:
-            first.append(Told("warning", run.problem))
-        rest = [one for one in run.remarks.all if one.event != run.error]
-        timed = [Told(one.kind, sentence(one), _moment((one.last or one.event).time)) for one in reversed(rest)]
-        return [*first, *timed]
-
-    def _without_a_word(self) -> str:
-        return self.tr(
-            "The engine ended without a word: it was ended from outside, or the computer went down. "
-            "“Resume” goes on from its last checkpoint."
-        )
+        """Return what should be known of the run in words, the latest first."""
+        now = time.time()
+        remarks = reversed(self._run.remarks.all) if self._run else ()
+        return [Told(one.kind, sentence(one), moment((one.last or one.event).time, now)) for one in remarks]
 
     def _follow(self) -> None:
         run = self._run
@@ -206,8 +194,3 @@ class LogView(QWidget):
         button.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
         button.setAccessibleName(self._commands[name].text())
         return button
-
-
-def _moment(time: float) -> str:
-    when = QDateTime.fromSecsSinceEpoch(int(time))
-    return QLocale().toString(when, QLocale.FormatType.ShortFormat) if time else ""

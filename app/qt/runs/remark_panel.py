@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from PySide6.QtCore import QSize, Qt
-from PySide6.QtGui import QResizeEvent
-from PySide6.QtWidgets import QFrame, QGridLayout, QLabel, QScrollArea, QSizePolicy, QToolButton, QWidget
+from PySide6.QtGui import QPainter, QPaintEvent, QResizeEvent
+from PySide6.QtWidgets import QFrame, QGridLayout, QLabel, QScrollArea, QSizePolicy, QWidget
 
 from app.core.runs.remarks import Kind
-from app.qt.theme import set_icon
+from app.qt.theme import icon
 
 _SIGNS: dict[Kind, tuple[str, str]] = {
     "info": ("info", "muted"),
@@ -18,6 +18,7 @@ _SIGNS: dict[Kind, tuple[str, str]] = {
     "error": ("error", "bad"),
 }
 _MOST = 40
+_SIGN = 16
 _HIGHEST = 168
 
 
@@ -52,11 +53,11 @@ class RemarkPanel(QScrollArea):
         grid.setContentsMargins(12, 8, 12, 8)
         grid.setHorizontalSpacing(8)
         grid.setVerticalSpacing(4)
-        grid.setColumnStretch(2, 1)
+        grid.setColumnStretch(1, 1)
         for row, one in enumerate(self.told[:_MOST]):
-            grid.addWidget(_sign(one.kind), row, 0, Qt.AlignmentFlag.AlignTop)
-            grid.addWidget(_words(one.when, "muted"), row, 1, Qt.AlignmentFlag.AlignTop)
-            grid.addWidget(_words(one.sentence, "text"), row, 2)
+            grid.addWidget(_Sign(one.kind), row, 0, Qt.AlignmentFlag.AlignTop)
+            grid.addWidget(_words(one.sentence, "text"), row, 1, Qt.AlignmentFlag.AlignTop)
+            grid.addWidget(_words(one.when, "muted"), row, 2, Qt.AlignmentFlag.AlignTop)
         grid.setRowStretch(grid.rowCount(), 1)
         self.setWidget(page)
         self.setVisible(bool(told))
@@ -77,15 +78,22 @@ class RemarkPanel(QScrollArea):
         width = max(200, self.viewport().width())
         return QSize(width, min(_HIGHEST, layout.totalHeightForWidth(width)))
 
+    def minimumSizeHint(self) -> QSize:  # noqa: N802
+        """Return room for a line: a scroll area asks for more by itself."""
+        return QSize(100, min(self.sizeHint().height(), 2 * self.fontMetrics().height()))
 
-def _sign(kind: Kind) -> QToolButton:
-    sign = QToolButton()
-    sign.setIconSize(QSize(16, 16))
-    sign.setFocusPolicy(Qt.FocusPolicy.NoFocus)
-    sign.setAttribute(Qt.WidgetAttribute.WA_TransparentForMouseEvents)
-    sign.setContentsMargins(0, 0, 0, 0)
-    set_icon(sign, *_SIGNS[kind])
-    return sign
+
+class _Sign(QWidget):
+    def __init__(self, kind: Kind) -> None:
+        super().__init__()
+        self._name, self._role = _SIGNS[kind]
+        self.setFixedSize(_SIGN, max(_SIGN, self.fontMetrics().height()))
+
+    def paintEvent(self, event: QPaintEvent) -> None:  # noqa: N802
+        """Paint the sign in the colours of now."""
+        painter = QPainter(self)
+        icon(self._name, self._role).paint(painter, self.rect())
+        painter.end()
 
 
 def _words(text: str, role: str) -> QLabel:

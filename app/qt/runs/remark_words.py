@@ -13,8 +13,8 @@ from trainer.protocol import events
 translate = QCoreApplication.translate
 
 _REASONS = {
-    "loss": _NOOP("Remarks", "their loss was no finite number"),
-    "gradient": _NOOP("Remarks", "their gradient was no finite number"),
+    "loss": _NOOP("Remarks", "the loss was no finite number"),
+    "gradient": _NOOP("Remarks", "the gradient was no finite number"),
     "scale": _NOOP("Remarks", "the loss scale was too high for fp16, and was lowered"),
 }
 _SLOWNESS = {

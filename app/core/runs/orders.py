@@ -1,0 +1,93 @@
+"""What is asked of running engines, and what became of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from app.core.events import Event
+from app.core.tasks import Tasks, raise_again
+from trainer.errors import ImpastoError, RunError
+from trainer.protocol import commands
+from trainer.protocol.commands import Answer, CommandName
+from trainer.protocol.rundir import RunDirectory
+
+
+@dataclass(frozen=True)
+class Order:
+    """Something asked of a run; `sent` is None while it is being written."""
+
+    run: RunDirectory
+    name: CommandName
+    sent: Path | None = None
+
+
+class Orders:
+    """Those that wait for their answer. `give` and `look` touch the disk on a worker only."""
+
+    def __init__(self, tasks: Tasks) -> None:
+        self._tasks = tasks
+        self._waiting: list[Order] = []
+        self._looking = False
+        self.changed: Event[None] = Event()
+        """Others wait now."""
+        self.answered: Event[tuple[Order, Answer]] = Event()
+        self.failed: Event[ImpastoError] = Event()
+        """An order could not be written."""
+
+    def waiting(self, run: RunDirectory) -> list[CommandName]:
+        """Return what was asked of a run and not answered yet, in order."""
+        return [order.name for order in self._waiting if order.run.path == run.path]
+
+    def give(self, run: RunDirectory, name: CommandName) -> None:
+        """Ask something of a run's engine."""
+        order = Order(run, name)
+        self._waiting.append(order)
+        self.changed.emit(None)
+
+        def sent(path: Path) -> None:
+            self._waiting[self._waiting.index(order)] = Order(run, name, path)
+
+        def failed(fault: BaseException) -> None:
+            if not isinstance(fault, OSError):
+                raise fault
+            self._waiting.remove(order)
+            self.changed.emit(None)
+            self.failed.emit(_unwritten(run, fault))
+
+        self._tasks.run(lambda: commands.send(run, name), sent, failed)
+
+    def look(self) -> None:
+        """See what was answered; nothing where nothing waits."""
+        orders = [order for order in self._waiting if order.sent is not None]
+        if orders and not self._looking:
+            self._looking = True
+            self._tasks.run(lambda: [(order, _answer(order)) for order in orders], self._take, raise_again)
+
+    def _take(self, found: list[tuple[Order, Answer | None]]) -> None:
+        self._looking = False
+        for order, answer in found:
+            if answer is not None:
+                self._waiting.remove(order)
+                self.changed.emit(None)
+                self.answered.emit((order, answer))
+
+
+def _answer(order: Order) -> Answer | None:
+    """Return what became of an order; on a worker."""
+    assert order.sent is not None
+    alive = order.run.is_alive()  # asked first: an engine answers, and then ends
+    try:
+        answer = commands.answer(order.sent)
+    except (OSError, ValueError, KeyError) as error:
+        return Answer("failed", str(error))
+    return answer if answer or alive else Answer("void", "")
+
+
+def _unwritten(run: RunDirectory, error: OSError) -> RunError:
+    return RunError(
+        "run.command",
+        f'The run "{run.name}" could not be told: nothing can be written into {run.commands} '
+        f"({error.strerror or error}).",
+        "Make room on that disk, or make the folder writable. The run itself goes on.",
+    )
