@@ -1,17 +1,78 @@
-"""What comes after the run."""
+"""What comes after the run: its candidates side by side, pictures from them, and the file that goes out."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from PySide6.QtCore import Signal
-from PySide6.QtWidgets import QLabel, QVBoxLayout, QWidget
+from PySide6.QtCore import QLocale, Qt, Signal
+from PySide6.QtGui import QShowEvent
+from PySide6.QtWidgets import (
+    QComboBox,
+    QDialog,
+    QFrame,
+    QHBoxLayout,
+    QInputDialog,
+    QLabel,
+    QMenu,
+    QPushButton,
+    QToolButton,
+    QVBoxLayout,
+    QWidget,
+)
 
+from app.core.after.again import new_job
+from app.core.after.candidates import Candidate, Told, candidates
+from app.core.after.card import model_card
+from app.core.after.edited import Edited, edited
+from app.core.after.export import About, Exported, TakenError, about, export
+from app.core.models.found import Destination
 from app.core.session import Session
+from app.core.tasks import raise_again
 from app.qt.actions.commands import Commands
+from app.qt.actions.table import Action
+from app.qt.reveal import reveal
+from app.qt.runs.after.card_dialog import CardDialog
+from app.qt.runs.after.export_dialog import ExportDialog, destination_name
+from app.qt.runs.after.grid_dialog import GridDialog
+from app.qt.runs.after.strip import CandidateStrip
+from app.qt.runs.after.try_box import TryBox
+from app.qt.theme import set_icon
+from app.qt.words import QT_TRANSLATE_NOOP as _NOOP
+from trainer.errors import ImpastoError
+from trainer.protocol import events
 
 if TYPE_CHECKING:
     from app.core.runs.run import Run
+
+_CANDIDATE = "has_candidate"
+ACTIONS = (
+    Action("after.draw", _NOOP("Action", "Draw with the chosen step"), "runs", "draw", (), "can_draw", icon="brush"),
+    Action("after.cancel", _NOOP("Action", "Stop drawing"), "runs", "cancel", (), "is_drawing"),
+    Action(
+        "after.grid",
+        _NOOP("Action", "Grid of steps and strengths…"),
+        "runs",
+        "show_grid",
+        (),
+        "can_compare",
+        icon="grid",
+    ),
+    Action(
+        "after.export",
+        _NOOP("Action", "Export LoRA…"),
+        "runs",
+        "ask_export",
+        ("Ctrl+Shift+E",),
+        _CANDIDATE,
+        icon="save",
+    ),
+    Action("after.send", _NOOP("Action", "Export to the folder used last"), "runs", "send", (), "can_send"),
+    Action("after.card", _NOOP("Action", "Model card…"), "runs", "show_card", (), "can_compare", icon="caption"),
+    Action("after.longer", _NOOP("Action", "Train longer…"), "runs", "ask_longer", (), "can_go_on", icon="train"),
+    Action("after.again", _NOOP("Action", "New job from this run"), "runs", "begin_again", (), "has_job", icon="copy"),
+)
 
 
 class AfterPanel(QWidget):
@@ -23,13 +84,427 @@ class AfterPanel(QWidget):
 
     def __init__(self, session: Session, commands: Commands, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self.session = session
-        self.commands = commands
+        self._session, self._commands = session, commands
         self._run: Run | None = None
-        self._headline = QLabel(self.tr("No run is shown."))
-        self._headline.setWordWrap(True)
-        QVBoxLayout(self).addWidget(self._headline)
+        self._ends: list[Callable[[], None]] = []
+        self._wanted: int | None = None
+        self._stale = self._gathering = False
+        self._used: Destination | None = None
+        self.dialog: QDialog | None = None
+        """The one that was opened last."""
+        self.strip, self.trying = CandidateStrip(session), TryBox(session)
+        self.empty, self.prompt_box = QLabel(), QComboBox()
+        self.edited_bar, self.edited_words = QFrame(), QLabel()
+        self.export_button, self.send_button, self.send_menu = QPushButton(), QToolButton(), QMenu(self)
+        commands.add(ACTIONS, self)
+        self._lay_out()
+        self._listen()
+        self.show_run(None)
 
     def show_run(self, run: Run | None) -> None:
         """Show what this run saved; None for no run."""
+        for end in self._ends:
+            end()
         self._run = run
+        self._ends = [run.arrived.connect(self._take), run.changed.connect(lambda _: self._learn())] if run else []
+        self.edited_bar.hide()
+        self._show([])
+        self._learn()
+        self._gather()
+        self._look_at_captions()
+
+    def choose(self, step: int) -> None:
+        """Choose a saved step, now or as soon as it is known."""
+        self._wanted = step
+        steps = [candidate.step for candidate in self.strip.candidates.all]
+        if step in steps:
+            self._wanted = None
+            self.strip.choose(steps.index(step))
+
+    def showEvent(self, event: QShowEvent) -> None:  # noqa: N802
+        """Look at what may have changed while nobody saw it."""
+        super().showEvent(event)
+        self._gather()
+        self._look_at_captions()
+        self._session.models.destinations()  # begins the search for programs that use LoRAs
+        self._refresh()
+
+    # --- what can be done now
+
+    def has_candidate(self) -> bool:
+        """Tell whether a saved step is chosen."""
+        return self.strip.current() is not None
+
+    def has_job(self) -> bool:
+        """Tell whether the run's job can be read."""
+        return bool(self._run and self._run.job)
+
+    def can_compare(self) -> bool:
+        """Tell whether a grid can be drawn."""
+        return self.has_candidate() and self.has_job()
+
+    def can_draw(self) -> bool:
+        """Tell whether there is something to draw."""
+        return self.trying.can_draw()
+
+    def is_drawing(self) -> bool:
+        """Tell whether a picture is on its way."""
+        return self.trying.is_drawing()
+
+    def can_send(self) -> bool:
+        """Tell whether there is a folder to export to."""
+        return self.has_candidate() and self._destination() is not None
+
+    def can_go_on(self) -> bool:
+        """Tell whether the run may be trained longer: its checkpoints are here and nobody trains it."""
+        run = self._run
+        return bool(run and run.job and not run.alive and self.strip.candidates.all)
+
+    # --- what the table of actions names
+
+    def draw(self) -> None:
+        """Draw what is tried out."""
+        self.trying.draw()
+
+    def cancel(self) -> None:
+        """Stop drawing."""
+        self.trying.cancel()
+
+    def show_grid(self) -> None:
+        """Compare steps and strengths over prompts."""
+        run = self._run
+        if run and run.job:
+            found, settings = self.strip.candidates.all, self.trying.prompt_settings()
+            dialog = GridDialog(self._session, run.job, found, settings, self._tries(run), self)
+            dialog.picked.connect(self._pick)
+            dialog.failed.connect(self.failed.emit)
+            self._open(dialog)
+
+    def ask_export(self) -> None:
+        """Ask where the chosen LoRA goes, and what it says of itself."""
+        candidate = self.strip.current()
+        if candidate:
+            self._with_about(candidate, lambda told: self._ask_export(candidate, told))
+
+    def send(self) -> None:
+        """Export the chosen LoRA as it is to the folder used last, or to the first that is known."""
+        destination = self._destination()
+        if destination:
+            self.send_to(destination)
+
+    def send_to(self, destination: Destination) -> None:
+        """Export the chosen LoRA as it is to a folder."""
+        candidate = self.strip.current()
+        if candidate:
+            self._used = destination
+            self._with_about(
+                candidate, lambda told: self._export(candidate, destination.folder, candidate.file.stem, told)
+            )
+
+    def show_card(self) -> None:
+        """Show the model card of the chosen LoRA."""
+        run, candidate = self._run, self.strip.current()
+        if run and run.job and candidate:
+            job, listing = run.job, run.directory.listing
+
+            def work() -> str:
+                name = candidate.file.stem
+                return model_card(job, about(candidate.file), candidate, name, _trained_on(listing))
+
+            self._session.tasks.run(work, lambda text: self._show_card(text, candidate.file.stem), self._tell)
+
+    def ask_longer(self) -> None:
+        """Ask how many steps the run shall have in all."""
+        run = self._run
+        if run is None or run.job is None:
+            return
+        now = run.job.recipe.steps or run.summary.steps
+        dialog = QInputDialog(self)
+        dialog.setInputMode(QInputDialog.InputMode.IntInput)
+        dialog.setWindowTitle(self.tr("Train longer"))
+        words = self.tr("The run has {steps} steps. How many shall it have in all?")
+        dialog.setLabelText(words.format(steps=QLocale().toString(now)))
+        dialog.setIntRange(now + 1, 10_000_000)
+        dialog.setIntStep(max(1, now // 10))
+        dialog.setIntValue(now + max(1, now // 2))
+        dialog.setOkButtonText(self.tr("Train"))
+        dialog.intValueSelected.connect(lambda steps: self.go_on(run.directory.path, steps))
+        self._open(dialog)
+
+    def go_on(self, run: Path, steps: int) -> None:
+        """Put a run into the queue, to be trained to so many steps in all."""
+        self._session.renderer.free()
+        self._session.queue.resume(run, steps)
+        words = self.tr("{name} goes on to {steps} steps when its turn comes.")
+        self.said.emit(words.format(name=run.name, steps=QLocale().toString(steps)))
+
+    def begin_again(self) -> None:
+        """Make a new job of this run and show it."""
+        if self._run is None:
+            return
+        try:
+            job = new_job(self._session.jobs, self._run.directory)
+        except ImpastoError as error:
+            self.failed.emit(error)
+        else:
+            self._session.going.job.emit(job)
+
+    # --- what is known of the run
+
+    def _take(self, news: list[events.Event]) -> None:
+        if not news or any(isinstance(one, events.Saved | events.Validation | events.Preview) for one in news):
+            self._gather()
+
+    def _learn(self) -> None:
+        """Take over what the run's job says."""
+        run = self._run
+        job = run.job if run else None
+        self.trying.show_job(job, self._tries(run) if run else Path())
+        prompts = [prompt.prompt for prompt in job.report.previews.prompts] if job else []
+        if prompts != [self.prompt_box.itemData(place) for place in range(self.prompt_box.count())]:
+            self.prompt_box.clear()
+            for prompt in prompts:
+                self.prompt_box.addItem(prompt.replace("\n", " ")[:80], prompt)
+        self.prompt_box.setVisible(len(prompts) > 1)
+        self._refresh()
+
+    def _gather(self) -> None:
+        """Look on a worker which saved steps there are; once more when news came meanwhile."""
+        run = self._run
+        if run is None or not self.isVisible() or self._gathering:
+            self._stale = True
+            return
+        self._gathering, self._stale = True, False
+        told = Told.of(run)
+        self._session.tasks.run(lambda: candidates(told), lambda found: self._gathered(run, found), raise_again)
+
+    def _gathered(self, run: Run, found: list[Candidate]) -> None:
+        self._gathering = False
+        if run is self._run and found != self.strip.candidates.all:
+            self._show(found)
+        if self._stale:
+            self._gather()
+
+    def _show(self, found: list[Candidate]) -> None:
+        self.strip.show_candidates(found, max(0, self.prompt_box.currentIndex()))
+        self.strip.setVisible(bool(found))
+        self.empty.setVisible(not found)
+        if self._wanted is not None:
+            self.choose(self._wanted)
+        self._refresh()
+
+    def _look_at_captions(self) -> None:
+        run = self._run
+        if run and run.job and self.isVisible():
+            directory, job = run.directory, run.job
+            self._session.tasks.run(
+                lambda: edited(directory, job), lambda found: self._say_edited(run, found), raise_again
+            )
+
+    def _say_edited(self, run: Run, found: Edited) -> None:
+        if run is not self._run:
+            return
+        number = QLocale().toString
+        parts = [
+            words.format(count=number(count))
+            for count, words in (
+                (found.captions, self.tr("captions changed: {count}")),
+                (found.added, self.tr("pictures added: {count}")),
+                (found.removed, self.tr("pictures taken away: {count}")),
+            )
+            if count
+        ]
+        words = self.tr("The dataset was edited since this run began ({what}). The run keeps what it began with.")
+        self.edited_words.setText(words.format(what=", ".join(parts)))
+        self.edited_bar.setVisible(bool(found))
+
+    # --- exporting
+
+    def _destination(self) -> Destination | None:
+        known = self._session.models.destinations() if self.isVisible() else []
+        return self._used or next(iter(known), None)
+
+    def _with_about(self, candidate: Candidate, then: Callable[[About], None]) -> None:
+        """Read what a LoRA says of itself, add its picture, and go on."""
+        picture = candidate.pictures.get(self.strip.candidates.prompt) or next(iter(candidate.pictures.values()), None)
+        picture = picture or self.trying.picture.file
+
+        def done(said: About) -> None:
+            then(About(said.title, said.author, said.licence, said.description, said.triggers, picture))
+
+        self._session.tasks.run(lambda: about(candidate.file), done, self._tell)
+
+    def _ask_export(self, candidate: Candidate, told: About) -> None:
+        dialog = ExportDialog(self._session, candidate, told, self._session.models.destinations(), self)
+        dialog.folder_chosen.connect(self._session.models.add_destination)
+        dialog.accepted.connect(lambda: self._export_as(candidate, dialog))
+        self._open(dialog)
+
+    def _export_as(self, candidate: Candidate, dialog: ExportDialog) -> None:
+        folder = dialog.folder
+        if folder:
+            known = self._session.models.destinations()
+            self._used = next((one for one in known if one.folder == folder), Destination("", folder))
+            self._export(candidate, folder, dialog.name.text().strip(), dialog.told)
+            self._refresh()
+
+    def _export(self, candidate: Candidate, folder: Path, name: str, told: About, *, replace: bool = False) -> None:
+        def again(fault: BaseException) -> None:
+            if isinstance(fault, TakenError):
+                self.told.emit(
+                    fault.sentence,
+                    "warning",
+                    (self.tr("Replace"), lambda: self._export(candidate, folder, name, told, replace=True)),
+                )
+            else:
+                self._tell(fault)
+
+        self._session.tasks.run(
+            lambda: export(candidate.file, folder, name, told, replace=replace), self._say_exported, again
+        )
+
+    def _say_exported(self, made: Exported) -> None:
+        words = self.tr("{name} is in {folder}.").format(name=made.file.name, folder=made.file.parent)
+        self.told.emit(words, "info", (self.tr("Show it"), lambda: reveal(made.file)))
+
+    # --- inside
+
+    def _pick(self, step: int, strength: float) -> None:
+        self.choose(step)
+        self.trying.strength.setValue(strength)
+
+    def _show_card(self, text: str, name: str) -> None:
+        dialog = CardDialog(self._session, text, name, self)
+        dialog.said.connect(self.said.emit)
+        dialog.failed.connect(self.failed.emit)
+        self._open(dialog)
+
+    def _open(self, dialog: QDialog) -> None:
+        dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        self.dialog = dialog
+        dialog.destroyed.connect(lambda: self._closed(dialog))
+        dialog.open()
+
+    def _closed(self, dialog: QDialog) -> None:
+        if self.dialog is dialog:
+            self.dialog = None
+
+    def _tell(self, fault: BaseException) -> None:
+        if not isinstance(fault, ImpastoError):
+            raise fault
+        self.failed.emit(fault)
+
+    def _tries(self, run: Run) -> Path:
+        """Where pictures that are tried out lie: with the run."""
+        return run.directory.path / "tries"
+
+    def _refresh(self) -> None:
+        run = self._run
+        self.trying.setEnabled(self.has_candidate() and self.has_job())
+        self.export_button.setEnabled(self.has_candidate())
+        destination = self._destination()
+        self.send_button.setVisible(destination is not None)
+        self.send_button.setEnabled(self.can_send())
+        if destination:
+            self.send_button.setText(self.tr("Export to {place}").format(place=destination_name(destination)))
+            self.send_button.setToolTip(str(destination.folder))
+        going = self.tr("Nothing is saved yet. What the run saves appears here, step beside step.")
+        over = self.tr("This run has saved no LoRA.")
+        choose = self.tr("Choose a run to see what it saved.")
+        self.empty.setText(choose if run is None else going if run.alive else over)
+        self._commands.refresh()
+
+    def _fill_menu(self) -> None:
+        self.send_menu.clear()
+        for one in self._session.models.destinations():
+            entry = self.send_menu.addAction(f"{destination_name(one)}   {one.folder}".replace("&", "&&"))
+            entry.triggered.connect(lambda _=False, one=one: self.send_to(one))
+
+    def _choose(self, candidate: Candidate | None) -> None:
+        self.trying.show_candidate(candidate)
+        self._refresh()
+
+    def _listen(self) -> None:
+        self.strip.chosen.connect(self._choose)
+        self.prompt_box.currentIndexChanged.connect(
+            lambda place: self.strip.show_candidates(self.strip.candidates.all, max(0, place))
+        )
+        self.trying.failed.connect(self.failed.emit)
+        self.trying.said.connect(self.said.emit)
+        self.export_button.clicked.connect(self.ask_export)
+        self.send_button.clicked.connect(self.send)
+        self.send_menu.aboutToShow.connect(self._fill_menu)
+        end = self._session.models.changed.connect(lambda _: self._refresh())
+        self.destroyed.connect(lambda: end())
+
+    def _lay_out(self) -> None:
+        column = QVBoxLayout(self)
+        column.setContentsMargins(16, 12, 16, 12)
+        column.setSpacing(12)
+        column.addWidget(self._edited_row())
+        column.addLayout(self._head())
+        column.addWidget(self.strip)
+        column.addWidget(self.empty, 1)
+        column.addLayout(self._export_row())
+        column.addWidget(_heading(self.tr("Try it")))
+        column.addWidget(self.trying, 1)
+        self.empty.setProperty("role", "muted")
+        self.empty.setAlignment(Qt.AlignmentFlag.AlignCenter)
+        self.empty.setWordWrap(True)
+
+    def _edited_row(self) -> QFrame:
+        button = QPushButton(self.tr("New job with the edits"))
+        button.clicked.connect(self.begin_again)
+        self.edited_words.setWordWrap(True)
+        self.edited_words.setProperty("role", "warning")
+        self.edited_bar.setObjectName("notice")
+        row = QHBoxLayout(self.edited_bar)
+        row.addWidget(self.edited_words, 1)
+        row.addWidget(button)
+        return self.edited_bar
+
+    def _head(self) -> QHBoxLayout:
+        row = QHBoxLayout()
+        row.addWidget(_heading(self.tr("Candidates")))
+        row.addSpacing(12)
+        self.prompt_box.setAccessibleName(self.tr("Preview prompt"))
+        self.prompt_box.setSizeAdjustPolicy(QComboBox.SizeAdjustPolicy.AdjustToMinimumContentsLengthWithIcon)
+        self.prompt_box.setMinimumContentsLength(28)
+        row.addWidget(self.prompt_box)
+        row.addStretch(1)
+        for name in ("after.longer", "after.again"):
+            row.addWidget(self._button(name))
+        return row
+
+    def _export_row(self) -> QHBoxLayout:
+        self.export_button.setText(self.tr("Export…"))
+        set_icon(self.export_button, "save")
+        self.send_button.setPopupMode(QToolButton.ToolButtonPopupMode.MenuButtonPopup)
+        self.send_button.setMenu(self.send_menu)
+        row = QHBoxLayout()
+        row.addWidget(self.export_button)
+        row.addWidget(self.send_button)
+        for name in ("after.grid", "after.card"):
+            row.addWidget(self._button(name))
+        row.addStretch(1)
+        return row
+
+    def _button(self, name: str) -> QToolButton:
+        button = QToolButton()
+        button.setDefaultAction(self._commands[name])
+        button.setToolButtonStyle(Qt.ToolButtonStyle.ToolButtonTextBesideIcon)
+        button.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
+        return button
+
+
+def _heading(words: str) -> QLabel:
+    label = QLabel(words)
+    label.setProperty("role", "heading")
+    return label
+
+
+def _trained_on(listing: Path) -> int:
+    """How many pictures a run was trained on."""
+    from trainer.dataset.listing import read_listing
+
+    return sum(picture.kind == "train" for picture in read_listing(listing))

@@ -1,0 +1,182 @@
+"""Asks where a LoRA goes, what it is called, and what it says of itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from PySide6.QtCore import Signal
+from PySide6.QtWidgets import (
+    QComboBox,
+    QDialog,
+    QDialogButtonBox,
+    QFileDialog,
+    QFormLayout,
+    QHBoxLayout,
+    QLabel,
+    QLineEdit,
+    QPlainTextEdit,
+    QPushButton,
+    QVBoxLayout,
+    QWidget,
+)
+
+from app.core.after.candidates import Candidate
+from app.core.after.export import About
+from app.core.models.found import Destination
+from app.core.session import Session
+from app.qt.runs.after.shown import Shown
+
+_ELSEWHERE = ("CC0-1.0", "CC-BY-4.0", "CC-BY-NC-4.0", "CreativeML Open RAIL-M", "OpenRAIL++")
+
+
+def destination_name(destination: Destination) -> str:
+    """Return what people call a place for LoRAs: the program's name, or the folder's."""
+    return destination.kind or destination.folder.name
+
+
+class ExportDialog(QDialog):
+    """Remembers nothing itself: `told`, `folder` and `name` are what was chosen when it is accepted."""
+
+    folder_chosen = Signal(object)
+    """A folder that was not offered was chosen, to be remembered."""
+
+    def __init__(
+        self,
+        session: Session,
+        candidate: Candidate,
+        told: About,
+        destinations: Sequence[Destination],
+        parent: QWidget | None = None,
+    ) -> None:
+        super().__init__(parent)
+        self.folder_box, self.folder_button = QComboBox(), QPushButton(self.tr("Another folder…"))
+        self.name, self.title, self.author = (
+            QLineEdit(candidate.file.stem),
+            QLineEdit(told.title),
+            QLineEdit(told.author),
+        )
+        self.triggers, self.licence, self.description = QLineEdit(told.triggers), QComboBox(), QPlainTextEdit()
+        self.picture_box, self.picture = QComboBox(), Shown(session, self.tr("No picture"))
+        self.buttons = QDialogButtonBox(QDialogButtonBox.StandardButton.Cancel)
+        self.export_button = self.buttons.addButton(self.tr("Export"), QDialogButtonBox.ButtonRole.AcceptRole)
+        self.path = QLabel()
+        self.setWindowTitle(self.tr("Export step {step}").format(step=candidate.step))
+        self._fill(candidate, told, destinations)
+        self._lay_out()
+        self._listen()
+        self._refresh()
+
+    @property
+    def folder(self) -> Path | None:
+        """Where it goes; None while nothing is chosen."""
+        found = self.folder_box.currentData()
+        return Path(found) if found else None
+
+    @property
+    def told(self) -> About:
+        """What it says of itself."""
+        picture = self.picture_box.currentData()
+        return About(
+            self.title.text().strip(),
+            self.author.text().strip(),
+            self.licence.currentText().strip(),
+            self.description.toPlainText().strip(),
+            self.triggers.text().strip(),
+            Path(picture) if picture else None,
+        )
+
+    def add_folder(self, folder: Path) -> None:
+        """Offer and choose a folder, and have it remembered."""
+        self.folder_box.insertItem(0, f"{folder.name}   {folder}", str(folder))
+        self.folder_box.setCurrentIndex(0)
+        self.folder_chosen.emit(folder)
+
+    # --- inside
+
+    def _fill(self, candidate: Candidate, told: About, destinations: Sequence[Destination]) -> None:
+        for one in destinations:
+            self.folder_box.addItem(f"{destination_name(one)}   {one.folder}", str(one.folder))
+        self.licence.setEditable(True)
+        self.licence.addItems(["", *_ELSEWHERE])
+        self.licence.setCurrentText(told.licence)
+        self.description.setPlainText(told.description)
+        for index, file in candidate.pictures.items():
+            self.picture_box.addItem(self.tr("Preview {number}").format(number=index + 1), str(file))
+        self.picture_box.addItem(self.tr("None"), "")
+        if told.picture:
+            place = self.picture_box.findData(str(told.picture))
+            if place < 0:
+                self.picture_box.insertItem(0, self.tr("As tried out"), str(told.picture))
+            self.picture_box.setCurrentIndex(max(place, 0))
+
+    def _refresh(self) -> None:
+        folder, picture = self.folder, self.picture_box.currentData()
+        ready = bool(folder and self.name.text().strip())
+        self.export_button.setEnabled(ready)
+        self.path.setText(str(folder / f"{self.name.text().strip()}.safetensors") if folder and ready else "")
+        self.path.setToolTip(self.path.text())
+        if self.picture.file != (Path(picture) if picture else None):
+            self.picture.show_file(Path(picture) if picture else None)
+
+    def _ask_folder(self) -> None:
+        found = QFileDialog.getExistingDirectory(self, self.tr("A folder for LoRAs"))
+        if found:
+            self.add_folder(Path(found))
+
+    def _listen(self) -> None:
+        self.folder_box.currentIndexChanged.connect(lambda _: self._refresh())
+        self.picture_box.currentIndexChanged.connect(lambda _: self._refresh())
+        self.name.textChanged.connect(lambda _: self._refresh())
+        self.folder_button.clicked.connect(self._ask_folder)
+        self.buttons.accepted.connect(self.accept)
+        self.buttons.rejected.connect(self.reject)
+
+    def _lay_out(self) -> None:
+        self.folder_box.setMinimumContentsLength(24)
+        self.folder_box.setSizeAdjustPolicy(QComboBox.SizeAdjustPolicy.AdjustToMinimumContentsLengthWithIcon)
+        self.folder_box.setPlaceholderText(self.tr("choose a folder"))
+        self.folder_button.setAutoDefault(False)
+        self.export_button.setDefault(True)
+        self.description.setTabChangesFocus(True)
+        self.description.setFixedHeight(74)
+        self.triggers.setPlaceholderText(self.tr("with commas between them"))
+        self.author.setPlaceholderText(self.tr("your name, as others should see it"))
+        self.path.setProperty("role", "muted")
+        self.picture.setFixedSize(200, 200)
+        place = QHBoxLayout()
+        place.addWidget(self.folder_box, 1)
+        place.addWidget(self.folder_button)
+        form = QFormLayout()
+        form.setHorizontalSpacing(14)
+        form.setVerticalSpacing(10)
+        rows: list[tuple[str, QWidget]] = [
+            (self.tr("File name"), self.name),
+            (self.tr("Title"), self.title),
+            (self.tr("Trigger words"), self.triggers),
+            (self.tr("Author"), self.author),
+            (self.tr("Licence"), self.licence),
+            (self.tr("Description"), self.description),
+        ]
+        form.addRow(self.tr("To"), place)
+        self.folder_box.setAccessibleName(self.tr("To"))
+        for words, widget in rows:
+            form.addRow(words, widget)
+            widget.setAccessibleName(words)
+        self.picture_box.setAccessibleName(self.tr("Picture"))
+        right = QVBoxLayout()
+        right.addWidget(QLabel(self.tr("Picture")))
+        right.addWidget(self.picture_box)
+        right.addWidget(self.picture)
+        right.addStretch(1)
+        row = QHBoxLayout()
+        row.setSpacing(18)
+        row.addLayout(form, 1)
+        row.addLayout(right)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(14, 14, 14, 12)
+        column.setSpacing(12)
+        column.addLayout(row)
+        column.addWidget(self.path)
+        column.addWidget(self.buttons)
+        self.resize(800, self.sizeHint().height())

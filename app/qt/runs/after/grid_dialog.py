@@ -1,0 +1,283 @@
+"""The XY grid: saved steps and strengths across, prompts down, each cell drawn with the same seed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from PySide6.QtCore import QLocale, QSize, Qt, Signal
+from PySide6.QtGui import QCloseEvent, QIcon, QImage, QPixmap
+from PySide6.QtWidgets import (
+    QDialog,
+    QFormLayout,
+    QHBoxLayout,
+    QLabel,
+    QLineEdit,
+    QListWidget,
+    QListWidgetItem,
+    QPlainTextEdit,
+    QProgressBar,
+    QPushButton,
+    QTableWidget,
+    QTableWidgetItem,
+    QVBoxLayout,
+    QWidget,
+)
+
+from app.core.after.candidates import Candidate
+from app.core.after.drawing import Drawing, grid
+from app.core.session import Session
+from app.qt.runs.after.shown import read_image
+from app.qt.runs.after.try_box import stage_words
+from app.qt.tips import plain_tip
+
+if TYPE_CHECKING:
+    from trainer.config.job import Job
+
+_SIDE = 168
+_MOST_CELLS = 400
+_NUMBER = re.compile(r"[^\s;]+")
+
+
+class GridDialog(QDialog):
+    """Chooses what stands across and down, and shows the cells as they are drawn."""
+
+    picked = Signal(int, float)
+    """The user takes this step at this strength."""
+    failed = Signal(object)
+
+    def __init__(
+        self,
+        session: Session,
+        job: Job,
+        found: Sequence[Candidate],
+        settings: dict[str, Any],
+        folder: Path,
+        parent: QWidget | None = None,
+    ) -> None:
+        """`settings` is the prompt that is tried out now, with its seed and size; `folder` takes grids."""
+        super().__init__(parent)
+        self._session, self._job, self._settings, self._folder = session, job, settings, folder
+        self._found = list(found)
+        self.drawing: Drawing | None = None
+        self._columns: list[tuple[int, float]] = []
+        self._rows: list[str] = []
+        self.steps, self.strengths, self.prompts = QListWidget(), QLineEdit("0.6, 0.8, 1"), QPlainTextEdit()
+        self.count, self.progress, self.table = QLabel(), QProgressBar(), QTableWidget()
+        self.draw_button, self.cancel_button = QPushButton(self.tr("Draw")), QPushButton(self.tr("Cancel"))
+        self.pick_button, self.close_button = QPushButton(self.tr("Take this step")), QPushButton(self.tr("Close"))
+        self.setWindowTitle(self.tr("Grid of steps, strengths and prompts"))
+        self.resize(960, 700)
+        self._fill()
+        self._lay_out()
+        self._listen()
+        self._refresh()
+
+    # --- what is asked for
+
+    def chosen(self) -> list[Candidate]:
+        """Return the steps that are ticked."""
+        ticked = (self.steps.item(row).checkState() == Qt.CheckState.Checked for row in range(self.steps.count()))
+        return [candidate for candidate, on in zip(self._found, ticked, strict=True) if on]
+
+    def chosen_strengths(self) -> list[float] | None:
+        """Return the strengths that are written, or None where one is no number."""
+        try:
+            found = [float(text) for text in _NUMBER.findall(self.strengths.text().replace(",", " "))]
+        except ValueError:
+            return None
+        return list(dict.fromkeys(found)) if all(-100 <= strength <= 100 for strength in found) else None
+
+    def chosen_prompts(self) -> list[str]:
+        """Return the prompts, one a line."""
+        return list(dict.fromkeys(line.strip() for line in self.prompts.toPlainText().splitlines() if line.strip()))
+
+    def problem(self) -> str:
+        """Return what is missing, in words; "" when the grid can be drawn."""
+        strengths = self.chosen_strengths()
+        if not self.chosen():
+            return self.tr("Tick at least one step.")
+        if not strengths:
+            return self.tr("Write strengths as numbers, such as 0.6, 0.8, 1.")
+        if not self.chosen_prompts():
+            return self.tr("Write at least one prompt.")
+        if self._cells() > _MOST_CELLS:
+            return self.tr("{count} pictures are too many; {most} are the most.").format(
+                count=QLocale().toString(self._cells()), most=_MOST_CELLS
+            )
+        return ""
+
+    # --- drawing
+
+    def draw(self) -> None:
+        """Draw the grid; the cells appear one by one."""
+        strengths = self.chosen_strengths()
+        if self.problem() or strengths is None:
+            return
+        chosen, prompts = self.chosen(), self.chosen_prompts()
+        settings = [{**self._settings, "prompt": prompt} for prompt in prompts]
+        cells = grid([candidate.file for candidate in chosen], strengths, settings)
+        self._lay_table(chosen, strengths, prompts)
+        folder = self._folder / f"grid {datetime.now().astimezone():%Y-%m-%d %H.%M.%S}"
+        self.drawing = drawing = self._session.renderer.draw(self._job, cells, folder)
+        rows = len(prompts)
+        drawing.drawn.connect(lambda number: self._show(drawing, number, number % rows, number // rows))
+        drawing.changed.connect(lambda _: self._refresh())
+        drawing.failed.connect(self.failed.emit)
+        self._refresh()
+
+    def cancel(self) -> None:
+        """Draw no more; what is drawn stays."""
+        if self._busy():
+            self._session.renderer.cancel()
+
+    def pick(self) -> None:
+        """Take the step and the strength of the current cell."""
+        column = self.table.currentColumn()
+        if column >= 0:
+            self.picked.emit(*self._columns[column])
+            self.accept()
+
+    def closeEvent(self, event: QCloseEvent) -> None:  # noqa: N802
+        """Give up what nobody sees."""
+        self.cancel()
+        super().closeEvent(event)
+
+    def done(self, result: int) -> None:
+        """Give up what nobody sees."""
+        self.cancel()
+        super().done(result)
+
+    # --- inside
+
+    def _cells(self) -> int:
+        return len(self.chosen()) * len(self.chosen_strengths() or ()) * len(self.chosen_prompts())
+
+    def _busy(self) -> bool:
+        return bool(self.drawing and not self.drawing.over)
+
+    def _fill(self) -> None:
+        number = QLocale().toString
+        for candidate in self._found:
+            words = self.tr("Step {step}").format(step=number(candidate.step))
+            loss = "" if candidate.held_out is None else f"   {number(candidate.held_out, 'f', 4)}"
+            item = QListWidgetItem(words + loss + ("   " + self.tr("best") if candidate.best else ""), self.steps)
+            item.setFlags(item.flags() | Qt.ItemFlag.ItemIsUserCheckable)
+            near = candidate.best or candidate.last
+            item.setCheckState(Qt.CheckState.Checked if near else Qt.CheckState.Unchecked)
+        self.prompts.setPlainText(str(self._settings["prompt"]))
+
+    def _lay_table(self, chosen: Sequence[Candidate], strengths: Sequence[float], prompts: Sequence[str]) -> None:
+        columns = self._columns = [(candidate.step, strength) for candidate in chosen for strength in strengths]
+        self._rows = list(prompts)
+        table = self.table
+        table.clear()
+        table.setRowCount(len(prompts))
+        table.setColumnCount(len(columns))
+        for column, (step, strength) in enumerate(columns):
+            words = self.tr("Step {step}").format(step=QLocale().toString(step))
+            title = f"{words}\n× {QLocale().toString(strength, 'g', 4)}"
+            table.setHorizontalHeaderItem(column, QTableWidgetItem(title))
+            table.setColumnWidth(column, _SIDE + 10)
+        for row, prompt in enumerate(prompts):
+            table.setVerticalHeaderItem(row, head := QTableWidgetItem(_shortened(prompt)))
+            head.setToolTip(plain_tip(prompt))
+            table.setRowHeight(row, _SIDE + 10)
+
+    def _show(self, drawing: Drawing, number: int, row: int, column: int) -> None:
+        if drawing is self.drawing:
+            read_image(self._session, drawing.files[number], lambda image: self._take(drawing, image, row, column))
+
+    def _take(self, drawing: Drawing, image: QImage, row: int, column: int) -> None:
+        if drawing is not self.drawing:
+            return
+        item = QTableWidgetItem()
+        item.setIcon(QIcon(QPixmap.fromImage(image)))
+        step, strength = self._columns[column]
+        words = self.tr("Step {step}, strength {strength}: {prompt}").format(
+            step=step, strength=strength, prompt=self._rows[row]
+        )
+        item.setData(Qt.ItemDataRole.AccessibleTextRole, words)
+        self.table.setItem(row, column, item)
+        if self.table.currentColumn() < 0:
+            self.table.setCurrentCell(row, column)
+
+    def _refresh(self) -> None:
+        problem, busy, cells = self.problem(), self._busy(), self._cells()
+        counted = self.tr("{count} pictures, each with the seed {seed}.")
+        words = problem or counted.format(count=QLocale().toString(cells), seed=self._settings["seed"])
+        self.count.setText(words)
+        self.draw_button.setEnabled(not problem)
+        self.cancel_button.setVisible(busy)
+        self.progress.setVisible(busy)
+        self.pick_button.setEnabled(self.table.currentColumn() >= 0)
+        if self.drawing and busy:
+            self.progress.setRange(0, 0 if self.drawing.stage == "starting" else 1000)
+            self.progress.setValue(round(self.drawing.share * 1000))
+            self.progress.setFormat(stage_words(self.drawing))
+
+    def _listen(self) -> None:
+        self.steps.itemChanged.connect(lambda _: self._refresh())
+        self.strengths.textChanged.connect(lambda _: self._refresh())
+        self.prompts.textChanged.connect(self._refresh)
+        self.table.currentCellChanged.connect(lambda *_: self._refresh())
+        self.table.cellDoubleClicked.connect(lambda *_: self.pick())
+        self.draw_button.clicked.connect(self.draw)
+        self.cancel_button.clicked.connect(self.cancel)
+        self.pick_button.clicked.connect(self.pick)
+        self.close_button.clicked.connect(self.reject)
+
+    def _lay_out(self) -> None:
+        self.table.setIconSize(QSize(_SIDE, _SIDE))
+        self.table.setAccessibleName(self.tr("Grid"))
+        self.table.setEditTriggers(QTableWidget.EditTrigger.NoEditTriggers)
+        self.table.setSelectionMode(QTableWidget.SelectionMode.SingleSelection)
+        self.table.setTabKeyNavigation(False)
+        self.table.setShowGrid(False)
+        self.table.verticalHeader().setFixedWidth(150)
+        self.table.verticalHeader().setDefaultAlignment(Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter)
+        self.steps.setAccessibleName(self.tr("Steps"))
+        self.steps.setFixedHeight(126)
+        self.prompts.setAccessibleName(self.tr("Prompts"))
+        self.prompts.setTabChangesFocus(True)
+        self.prompts.setPlaceholderText(self.tr("one prompt a line"))
+        self.prompts.setFixedHeight(84)
+        self.progress.setAccessibleName(self.tr("Drawing"))
+        self.count.setProperty("role", "muted")
+        for button in (self.draw_button, self.cancel_button, self.pick_button, self.close_button):
+            button.setAutoDefault(False)
+        left, right = QFormLayout(), QFormLayout()
+        left.addRow(self.tr("Steps"), self.steps)
+        right.addRow(self.tr("Strengths"), self.strengths)
+        right.addRow(self.tr("Prompts"), self.prompts)
+        top, middle, bottom = QHBoxLayout(), QHBoxLayout(), QHBoxLayout()
+        top.setSpacing(18)
+        top.addLayout(left, 4)
+        top.addLayout(right, 6)
+        middle.addWidget(self.draw_button)
+        middle.addWidget(self.cancel_button)
+        middle.addWidget(self.progress, 1)
+        middle.addWidget(self.count, 1)
+        bottom.addStretch(1)
+        bottom.addWidget(self.pick_button)
+        bottom.addWidget(self.close_button)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(14, 14, 14, 12)
+        column.setSpacing(12)
+        column.addLayout(top)
+        column.addLayout(middle)
+        column.addWidget(self.table, 1)
+        column.addLayout(bottom)
+
+
+def _shortened(prompt: str) -> str:
+    """A prompt for the head of a row: some short lines."""
+    words, lines = prompt.split(), [""]
+    for word in words:
+        if len(lines[-1]) + len(word) > 20:
+            lines.append("")
+        lines[-1] = f"{lines[-1]} {word}".strip()
+    return "\n".join([*lines[:5], "…"] if len(lines) > 6 else lines)

@@ -1,0 +1,202 @@
+"""The candidates side by side: each saved step with its picture, its held-out loss, and which is the best."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from PySide6.QtCore import (
+    QAbstractListModel,
+    QItemSelectionModel,
+    QLocale,
+    QModelIndex,
+    QPersistentModelIndex,
+    QPointF,
+    QRect,
+    QRectF,
+    QSize,
+    Qt,
+    Signal,
+)
+from PySide6.QtGui import QColor, QFont, QFontMetrics, QImage, QPainter
+from PySide6.QtWidgets import QListView, QStyle, QStyledItemDelegate, QStyleOptionViewItem, QWidget
+
+from app.core.after.candidates import Candidate
+from app.core.session import Session
+from app.qt.pictures.grid.cells import panel, ring
+from app.qt.runs.after.shown import paint_fitting, read_image
+from app.qt.theme import colours
+
+_SIDE = 132
+_INSET = 8
+_IMAGE_PIXELS = 512  # what is kept of a picture, enough for a large cell on a fine screen
+_Index = QModelIndex | QPersistentModelIndex
+
+
+class Candidates(QAbstractListModel):
+    """The saved steps of one run; pictures are read as they are asked for."""
+
+    def __init__(self, session: Session) -> None:
+        super().__init__()
+        self._session = session
+        self._images: dict[Path, QImage | None] = {}
+        self.all: list[Candidate] = []
+        self.prompt = 0
+
+    def show(self, found: Sequence[Candidate], prompt: int) -> None:
+        """Show other candidates, with the pictures of this prompt."""
+        self.beginResetModel()
+        self.all, self.prompt = list(found), prompt
+        self.endResetModel()
+
+    def rowCount(self, parent: _Index | None = None) -> int:  # noqa: N802
+        """Return how many there are."""
+        return 0 if parent is not None and parent.isValid() else len(self.all)
+
+    def data(self, index: _Index, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
+        """Return what a candidate is called, and in one sentence what is known of it."""
+        candidate = self.all[index.row()]
+        if role == Qt.ItemDataRole.DisplayRole:
+            return self.title(candidate)
+        if role in (Qt.ItemDataRole.AccessibleTextRole, Qt.ItemDataRole.ToolTipRole):
+            words = [self.title(candidate), self.loss(candidate), self.mark(candidate), candidate.file.name]
+            return ", ".join(word for word in words if word)
+        return None
+
+    def title(self, candidate: Candidate) -> str:
+        """Return its name."""
+        return self.tr("Step {step}").format(step=QLocale().toString(candidate.step))
+
+    def loss(self, candidate: Candidate) -> str:
+        """Return its held-out loss in words; "" where it was not measured."""
+        if candidate.held_out is None:
+            return ""
+        return self.tr("held-out {loss}").format(loss=QLocale().toString(candidate.held_out, "f", 4))
+
+    def mark(self, candidate: Candidate) -> str:
+        """Return what distinguishes it."""
+        if candidate.best:
+            return self.tr("Best")
+        return self.tr("Last") if candidate.last else ""
+
+    def image(self, candidate: Candidate) -> QImage | None:
+        """Return its picture; None while it is being read, or where there is none."""
+        file = candidate.pictures.get(self.prompt)
+        if file is None:
+            return None
+        if file not in self._images:
+            self._images[file] = None
+            read_image(self._session, file, lambda image: self._take(file, image), _IMAGE_PIXELS)
+        return self._images[file]
+
+    def _take(self, file: Path, image: QImage) -> None:
+        self._images[file] = None if image.isNull() else image
+        for row, candidate in enumerate(self.all):
+            if candidate.pictures.get(self.prompt) == file:
+                self.dataChanged.emit(self.index(row), self.index(row))
+
+
+class _Painter(QStyledItemDelegate):
+    """Paints a candidate: picture, step, loss."""
+
+    def sizeHint(self, option: QStyleOptionViewItem, index: _Index) -> QSize:  # noqa: N802
+        """Return the size of a cell."""
+        return QSize(_SIDE + 2 * _INSET, _SIDE + 2 * _INSET + 2 * QFontMetrics(option.font).lineSpacing() + 6)
+
+    def paint(self, painter: QPainter, option: QStyleOptionViewItem, index: _Index) -> None:
+        """Paint one."""
+        model = index.model()
+        assert isinstance(model, Candidates)
+        candidate, state = model.all[index.row()], option.state
+        selected = bool(state & QStyle.StateFlag.State_Selected)
+        cell = option.rect.adjusted(2, 2, -2, -2)
+        painter.save()
+        if selected:
+            panel(painter, QRectF(cell), colours().accent)
+        room = QRect(cell.left() + _INSET - 2, cell.top() + _INSET - 2, _SIDE, _SIDE)
+        self._picture(painter, room, model, candidate)
+        self._mark(painter, room, option.font, model.mark(candidate), best=candidate.best)
+        line = QFontMetrics(option.font).lineSpacing()
+        words = QRect(room.left(), room.bottom() + 5, room.width(), line)
+        bold = QFont(option.font)
+        bold.setBold(True)
+        painter.setFont(bold)
+        painter.setPen(QColor(colours().on_accent if selected else colours().text))
+        painter.drawText(words, Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter, model.title(candidate))
+        painter.setFont(option.font)
+        painter.setPen(QColor(colours().on_accent if selected else colours().muted))
+        below = words.translated(0, line)
+        painter.drawText(below, Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter, model.loss(candidate))
+        if state & QStyle.StateFlag.State_HasFocus:
+            ring(painter, cell, selected=selected)
+        painter.restore()
+
+    def _picture(self, painter: QPainter, room: QRect, model: Candidates, candidate: Candidate) -> None:
+        image = model.image(candidate)
+        if image is None:
+            panel(painter, QRectF(room), colours().raised, colours().line)
+            painter.setPen(QColor(colours().muted))
+            words = self.tr("no preview") if model.prompt not in candidate.pictures else ""
+            painter.drawText(room, Qt.AlignmentFlag.AlignCenter, words)
+            return
+        paint_fitting(painter, room, image, painter.device().devicePixelRatioF())
+
+    def _mark(self, painter: QPainter, room: QRect, font: QFont, words: str, *, best: bool) -> None:
+        if not words:
+            return
+        metrics = QFontMetrics(font)
+        pill = QRectF(room.left() + 6, room.top() + 6, metrics.horizontalAdvance(words) + 16, metrics.height() + 4)
+        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+        painter.setPen(QColor(colours().edge))
+        painter.setBrush(QColor(colours().accent if best else colours().raised))
+        painter.drawRoundedRect(pill.translated(QPointF(0.5, 0.5)), 5, 5)
+        painter.setPen(QColor(colours().on_accent if best else colours().text))
+        painter.drawText(pill, Qt.AlignmentFlag.AlignCenter, words)
+
+
+class CandidateStrip(QListView):
+    """Candidates from left to right; arrow keys choose one."""
+
+    chosen = Signal(object)
+    """Another Candidate is chosen, or None."""
+
+    def __init__(self, session: Session, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.candidates = Candidates(session)
+        self.candidates.setParent(self)
+        self.setModel(self.candidates)
+        self.setItemDelegate(_Painter(self))
+        self.setFlow(QListView.Flow.LeftToRight)
+        self.setWrapping(False)
+        self.setUniformItemSizes(True)
+        self.setSpacing(2)
+        self.setHorizontalScrollMode(QListView.ScrollMode.ScrollPerPixel)
+        self.setVerticalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        self.setAccessibleName(self.tr("Saved steps"))
+        self.setFixedHeight(_SIDE + 2 * _INSET + 2 * self.fontMetrics().lineSpacing() + 28)
+        self.selectionModel().currentChanged.connect(lambda _new, _old: self.chosen.emit(self.current()))
+
+    def current(self) -> Candidate | None:
+        """Return the chosen candidate."""
+        row = self.currentIndex().row()
+        return self.candidates.all[row] if 0 <= row < len(self.candidates.all) else None
+
+    def show_candidates(self, found: Sequence[Candidate], prompt: int) -> None:
+        """Show what a run saved; the chosen step stays chosen, else the best is, else the last."""
+        before = self.current()
+        self.candidates.show(found, prompt)
+        steps = [candidate.step for candidate in found]
+        if before and before.step in steps:
+            row = steps.index(before.step)
+        else:
+            row = next((row for row, candidate in enumerate(found) if candidate.best), len(steps) - 1)
+        self.choose(row)
+
+    def choose(self, row: int) -> None:
+        """Choose one by its place."""
+        self.selectionModel().setCurrentIndex(
+            self.candidates.index(row), QItemSelectionModel.SelectionFlag.ClearAndSelect
+        )
+        if not self.candidates.all:
+            self.chosen.emit(None)

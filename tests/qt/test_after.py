@@ -1,0 +1,178 @@
+"""What comes after a run, in the window: candidates, a picture by the real engine, a grid, an export."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+from PIL import Image
+from PySide6.QtCore import Qt
+from PySide6.QtWidgets import QInputDialog
+
+from app.core.models.found import Destination
+from app.qt.actions.commands import Commands
+from app.qt.runs.after.card_dialog import CardDialog
+from app.qt.runs.after.export_dialog import ExportDialog
+from app.qt.runs.after.grid_dialog import GridDialog
+from app.qt.runs.after.panel import AfterPanel
+from tests.support.finished import DEMO, PROMPTS, write_finished_run
+from trainer.files.header import read_header
+
+LONG = 120_000  # the engine's process loads torch first
+
+
+@pytest.fixture
+def run(session, tmp_path):
+    shutil.copytree(DEMO / "pictures", tmp_path / "pictures")
+    return session.runs.open(write_finished_run(tmp_path / "runs", tmp_path / "pictures").path)
+
+
+@pytest.fixture
+def panel(session, run, qtbot):
+    panel = AfterPanel(session, Commands())
+    qtbot.addWidget(panel)
+    panel.resize(1000, 760)
+    with qtbot.waitExposed(panel):
+        panel.show()
+    panel.show_run(run)
+    run.read()
+    qtbot.waitUntil(lambda: len(panel.strip.candidates.all) == 3 and panel.has_job())
+    return panel
+
+
+def pixels(file):
+    with Image.open(file) as picture:
+        return np.asarray(picture.convert("RGB"))
+
+
+def test_candidates_stand_side_by_side_with_the_best_marked_and_chosen(panel, qtbot):
+    found = panel.strip.candidates
+    assert [found.title(one) for one in found.all] == ["Step 100", "Step 200", "Step 300"]
+    assert [found.mark(one) for one in found.all] == ["", "Best", "Last"]
+    assert panel.strip.current().step == 200
+    words = found.data(found.index(1), Qt.ItemDataRole.AccessibleTextRole)
+    assert words == "Step 200, held-out 0.0832, Best, neon-step000200.safetensors"
+    qtbot.waitUntil(lambda: all(found.image(one) is not None for one in found.all))
+    first = found.image(found.all[0]).copy()
+    panel.prompt_box.setCurrentIndex(1)
+    qtbot.waitUntil(lambda: found.image(found.all[0]) is not None)
+    assert found.image(found.all[0]) != first and panel.strip.current().step == 200
+    panel.choose(300)
+    assert panel.strip.current().file.name == "neon.safetensors"
+
+
+def test_a_prompt_is_tried_out_and_a_grid_is_drawn_and_taken_from(panel, run, qtbot):
+    box = panel.trying
+    assert box.prompt.toPlainText() == PROMPTS[0] and box.width_box.value() == 128
+    box.prompt.setPlainText("a green tree")
+    qtbot.mouseClick(box.draw_button, Qt.MouseButton.LeftButton)
+    assert box.is_drawing() and box.cancel_button.isVisible()
+    qtbot.waitUntil(lambda: box.picture.shows, timeout=LONG)
+    qtbot.waitUntil(lambda: box.drawing.stage == "done")
+    assert not box.progress.isVisible()
+    with Image.open(box.picture.file) as picture:
+        drawn = json.loads(picture.text["impasto"])
+    assert drawn["prompt"] == "a green tree" and drawn["loras"] == ["neon-step000200.safetensors:1"]
+    assert box.picture.file.parent == run.directory.path / "tries"
+
+    panel.show_grid()
+    dialog = panel.dialog
+    assert isinstance(dialog, GridDialog) and [one.step for one in dialog.chosen()] == [200, 300]
+    dialog.strengths.setText("1, x")
+    assert not dialog.draw_button.isEnabled() and "numbers" in dialog.count.text()
+    dialog.strengths.setText("0, 1")
+    dialog.prompts.setPlainText("a green tree\na red star")
+    assert dialog.count.text() == "8 pictures, each with the seed 1."
+    qtbot.mouseClick(dialog.draw_button, Qt.MouseButton.LeftButton)
+    qtbot.waitUntil(lambda: dialog.drawing.over, timeout=LONG)
+    assert dialog.drawing.stage == "done"
+    qtbot.waitUntil(lambda: all(dialog.table.item(row, column) for row in range(2) for column in range(4)))
+    cells = {number: pixels(file) for number, file in dialog.drawing.files.items()}
+    at = {(column, row): cells[2 * column + row] for column in range(4) for row in range(2)}
+    assert np.array_equal(at[1, 0], pixels(box.picture.file)), "the cell of step 200 at 1 is what was tried out"
+    assert np.array_equal(at[0, 0], at[2, 0]), "at 0 every step is the base"
+    assert not np.array_equal(at[1, 0], at[3, 0]) and not np.array_equal(at[1, 0], at[0, 0])
+    dialog.table.setCurrentCell(1, 3)
+    qtbot.mouseClick(dialog.pick_button, Qt.MouseButton.LeftButton)
+    assert panel.strip.current().step == 300 and box.strength.value() == 1.0
+
+    box.prompt.setPlainText("another")
+    box.draw()
+    qtbot.mouseClick(box.cancel_button, Qt.MouseButton.LeftButton)
+    assert box.drawing.stage == "cancelled" and not box.cancel_button.isVisible()
+
+
+def test_one_click_exports_to_a_program_and_asks_before_it_replaces(panel, session, qtbot, tmp_path, monkeypatch):
+    comfy = Destination("ComfyUI", tmp_path / "ComfyUI" / "models" / "loras")
+    monkeypatch.setattr(session.models, "destinations", lambda: [comfy])
+    session.models.changed.emit(None)
+    assert panel.send_button.text() == "Export to ComfyUI"
+    with qtbot.waitSignal(panel.told) as told:
+        qtbot.mouseClick(panel.send_button, Qt.MouseButton.LeftButton)
+    assert told.args[1] == "info"
+    made = comfy.folder / "neon-step000200.safetensors"
+    assert read_header(made, "lora").metadata["modelspec.thumbnail"].startswith("data:image/jpeg;base64,")
+    assert np.array_equal(pixels(made.with_suffix(".png")), pixels(panel.strip.current().pictures[0]))
+    made.write_bytes(b"another")
+    with qtbot.waitSignal(panel.told) as told:
+        panel.send()
+    sentence, kind, (title, replace) = told.args
+    assert "already" in sentence and (kind, title) == ("warning", "Replace") and made.read_bytes() == b"another"
+    with qtbot.waitSignal(panel.told):
+        replace()
+    assert read_header(made, "lora").metadata["modelspec.title"] == "neon"
+
+
+def test_the_export_dialog_takes_what_the_file_says_and_remembers_a_folder(panel, session, qtbot, tmp_path):
+    panel.ask_export()
+    qtbot.waitUntil(lambda: isinstance(panel.dialog, ExportDialog))
+    dialog = panel.dialog
+    assert (dialog.name.text(), dialog.title.text(), dialog.triggers.text()) == ("neon-step000200", "neon", "neontube")
+    while dialog.folder_box.count():
+        dialog.folder_box.removeItem(0)
+    assert not dialog.export_button.isEnabled()
+    dialog.add_folder(tmp_path / "Lora é")
+    dialog.name.setText("glow")
+    dialog.author.setText("<b>me</b>")
+    dialog.licence.setCurrentText("CC0-1.0")
+    with qtbot.waitSignal(panel.told):
+        qtbot.mouseClick(dialog.export_button, Qt.MouseButton.LeftButton)
+    said = read_header(tmp_path / "Lora é" / "glow.safetensors", "lora").metadata
+    assert (said["modelspec.author"], said["modelspec.license"], said["ss_output_name"]) == (
+        "<b>me</b>",
+        "CC0-1.0",
+        "glow",
+    )
+    assert session.models.destinations()[0].folder == tmp_path / "Lora é"
+    assert panel.send_button.text() == "Export to Lora é"
+
+
+def test_it_is_trained_longer_and_begun_anew(panel, session, run, qtbot, monkeypatch):
+    asked = []
+    monkeypatch.setattr(session.queue, "resume", lambda path, steps=None: asked.append((path, steps)))
+    panel.ask_longer()
+    assert isinstance(panel.dialog, QInputDialog) and panel.dialog.intValue() == 450
+    panel.dialog.accept()
+    assert asked == [(run.directory.path, 450)]
+    went = []
+    session.going.job.connect(went.append)
+    panel.begin_again()
+    draft = session.jobs.open(went[0])
+    assert draft.job and draft.job.recipe.steps == 300 and "fit" not in draft.values
+
+
+def test_captions_that_were_edited_since_are_told_and_the_card_says_what_was_learned(panel, run, qtbot, tmp_path):
+    assert not panel.edited_bar.isVisible()
+    (tmp_path / "pictures" / "neon-01.txt").write_text("something else", encoding="utf-8")
+    panel.hide()
+    panel.show()
+    qtbot.waitUntil(panel.edited_bar.isVisible)
+    assert "captions changed: 1" in panel.edited_words.text()
+    panel.show_card()
+    qtbot.waitUntil(lambda: isinstance(panel.dialog, CardDialog))
+    text = panel.dialog.text.toPlainText()
+    assert text.startswith("# neon\n") and "| Held-out loss | 0.0832 |" in text and "| Pictures | 18 |" in text
+    with qtbot.waitSignal(panel.dialog.said):
+        panel.dialog.save(tmp_path / "card.md")
+    assert (tmp_path / "card.md").read_text(encoding="utf-8") == text
+    panel.dialog.close()

@@ -1,0 +1,90 @@
+"""Screens of what comes after a run."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+
+from PySide6.QtWidgets import QApplication, QWidget
+
+from app.core.after.drawing import Drawing, grid
+from app.core.models.found import Destination
+from app.qt.runs.after.card_dialog import CardDialog
+from app.qt.runs.after.export_dialog import ExportDialog
+from app.qt.runs.after.grid_dialog import GridDialog
+from app.qt.runs.after.panel import AfterPanel
+from app.qt.window import Window
+from tests.support.finished import DEMO, write_finished_run
+from tests.support.screens import screen, wait
+
+_PLACE = Path(tempfile.gettempdir()) / "impasto-screens-after"
+
+
+def finished(window: Window) -> AfterPanel:
+    """Show a finished run, with a picture tried out."""
+    if not _PLACE.exists():
+        shutil.copytree(DEMO / "pictures", _PLACE / "pictures")
+        write_finished_run(_PLACE / "runs", _PLACE / "pictures")
+        (_PLACE / "pictures" / "neon-01.txt").write_text("edited", encoding="utf-8")
+    window.show_runs()
+    page = window.runs
+    page.open(_PLACE / "runs" / "neon")
+    page.tabs.setCurrentWidget(page.after)
+    panel: AfterPanel = page.after
+    found = panel.strip.candidates
+    wait(QApplication.instance(), lambda: len(found.all) == 3 and panel.has_job())
+    panel.trying.picture.show_file(DEMO / "pictures" / "neon-08.png")
+    wait(QApplication.instance(), lambda: all(found.image(one) for one in found.all) and panel.trying.picture.shows)
+    wait(QApplication.instance(), panel.edited_bar.isVisible)
+    return panel
+
+
+@screen("after")
+def after(window: Window) -> QWidget:
+    finished(window)
+    return window
+
+
+@screen("after-export")
+def after_export(window: Window) -> QWidget:
+    panel = finished(window)
+    candidate = panel.strip.current()
+    assert candidate
+    from app.core.after.export import About
+
+    told = About("Neon signs", "Ada", "CC-BY-4.0", "Everything glows.", "neontube", candidate.pictures[0])
+    places = [
+        Destination("ComfyUI", Path("D:/ComfyUI/models/loras")),
+        Destination("A1111/Forge", Path("D:/forge/Lora")),
+    ]
+    dialog = ExportDialog(window.session, candidate, told, places, window)
+    wait(QApplication.instance(), lambda: dialog.picture.shows)
+    return dialog
+
+
+@screen("after-card")
+def after_card(window: Window) -> QWidget:
+    panel = finished(window)
+    panel.show_card()
+    wait(QApplication.instance(), lambda: isinstance(panel.dialog, CardDialog))
+    assert panel.dialog
+    return panel.dialog
+
+
+@screen("after-grid")
+def after_grid(window: Window) -> QWidget:
+    panel = finished(window)
+    job, found = panel._run.job, panel.strip.candidates.all  # type: ignore[union-attr]
+    dialog = GridDialog(window.session, job, found, panel.trying.prompt_settings(), _PLACE, window)  # type: ignore[arg-type]
+    dialog.prompts.setPlainText("neontube, a blue house on a white background\na red star")
+    strengths, prompts = [0.6, 0.8, 1.0], dialog.chosen_prompts()
+    dialog._lay_table(dialog.chosen(), strengths, prompts)
+    cells = grid([one.file for one in dialog.chosen()], strengths, [{"prompt": text} for text in prompts])
+    drawing = dialog.drawing = Drawing(tuple(cells), stage="drawing", share=0.7)
+    for number in range(9):
+        drawing.files[number] = DEMO / "pictures" / f"neon-{number + 1:02d}.png"
+        dialog._show(drawing, number, number % 2, number // 2)
+    wait(QApplication.instance(), lambda: all(dialog.table.item(n % 2, n // 2) for n in range(9)))
+    dialog._refresh()
+    return dialog
