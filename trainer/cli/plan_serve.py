@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from trainer.memory.planner import Planned
     from trainer.memory.questions import Question
     from trainer.memory.situation import Situation
-    from trainer.protocol.serving import Answer, Request, Turn
+    from trainer.protocol.serving import Answer, Turn
 
 # Plans make millions of objects that live on: looking for garbage among them as often as Python does costs a tenth.
 OBJECTS_BETWEEN_LOOKS = 200_000
@@ -54,7 +54,7 @@ class _Planner:
         """The whole plan for a request; its pick is told as soon as it is known."""
         subject = json.dumps([turn.request.get(key) for key in ("job", "family", "recipe")])
         self.traces.before_tracing = self._before_tracing(turn, self.told.get(subject))
-        question = _requested(turn.request)
+        question = _requested(turn)
 
         def on_pick(planned: Planned) -> None:
             self._remember(subject, planned)
@@ -97,9 +97,16 @@ class _Planner:
         return runs
 
 
-def _requested(request: Request) -> Question:
+def _requested(turn: Turn) -> Question:
+    request = turn.request
     if "job" in request:
-        return question_of_job(Path(request["job"]), request.get("set", ()), request.get("gpu"))
+        tell = once(lambda: turn.tell("reading"))
+
+        def progress(*_: object) -> None:
+            turn.go_on()
+            tell()
+
+        return question_of_job(Path(request["job"]), request.get("set", ()), request.get("gpu"), progress)
     family = request["family"]
     if family not in ("sd15", "sdxl"):
         raise JobError("plan.family", f'There is no family "{family[:40]}".', 'Ask for "sd15" or "sdxl".')

@@ -16,6 +16,8 @@ from trainer.config.load import load_job
 from trainer.config.recipe import RecipeConfig
 from trainer.config.report import PreviewConfig, PromptConfig, ReportConfig
 from trainer.config.resolve import Machine, resolve_job
+from trainer.dataset.facts import Progress
+from trainer.dataset.findings import Finding
 from trainer.dataset.listing import read_dataset
 from trainer.dataset.picture import Picture
 from trainer.dataset.sampling import samples_per_epoch
@@ -45,6 +47,8 @@ class Question:
     occasions: Occasions
     remarks: tuple[str, ...] = ()
     """What was assumed, in sentences."""
+    findings: tuple[Finding, ...] = ()
+    """What is wrong or doubtful with the pictures, where they were read."""
 
 
 @dataclass
@@ -72,8 +76,12 @@ def situation_of(card: str | None, *, deterministic: bool = False) -> Situation:
     return situation_here(max(found, key=lambda one: one.free_bytes), deterministic=deterministic)
 
 
-def question_of_job(path: Path, overrides: Sequence[str], card: str | None) -> Question:
+def question_of_job(
+    path: Path, overrides: Sequence[str], card: str | None, progress: Progress | None = None
+) -> Question:
     """The job in ``path`` on a card; without its base or pictures it is answered from what is known.
+
+    ``progress`` hears of each picture that is read; what it raises ends that.
 
     Raises ImpastoError for a job that cannot be used, or a base whose family nothing tells.
     """
@@ -84,13 +92,13 @@ def question_of_job(path: Path, overrides: Sequence[str], card: str | None) -> Q
     remarks: list[str] = []
     source = _source_of(job.base, remarks)
     resolved = _resolved(job, source, situation, PICTURES_AHEAD)
-    pictures = _pictures_of(resolved, remarks)
+    pictures, findings = _pictures_of(resolved, remarks, progress)
     if pictures:
         resolved = _resolved(job, source, situation, samples_per_epoch(pictures))
         subject, occasions = subject_of_job(resolved, source, pictures), occasions_of(resolved, pictures)
     else:
         subject, occasions = _ahead(resolved, source)
-    return Question(job.name, subject, job.fit, situation, occasions, tuple(remarks))
+    return Question(job.name, subject, job.fit, situation, occasions, tuple(remarks), findings)
 
 
 def question_ahead(family: Family, recipe: RecipeConfig | None, card: str | None, name: str = "") -> Question:
@@ -172,14 +180,16 @@ def _assumed(family: Family, base: BaseConfig | None = None) -> _Source:
     )
 
 
-def _pictures_of(job: Job, remarks: list[str]) -> Sequence[Picture]:
-    """The dataset's pictures; none where it cannot be read, which is said."""
+def _pictures_of(
+    job: Job, remarks: list[str], progress: Progress | None
+) -> tuple[Sequence[Picture], tuple[Finding, ...]]:
+    """The dataset's pictures and what was found; no pictures where it cannot be read, which is said."""
     try:
-        pictures = read_dataset(job.dataset, job.recipe).pictures
+        dataset = read_dataset(job.dataset, job.recipe, progress)
     except ImpastoError as error:
         remarks.append(f"{error.sentence} {PICTURES_AHEAD} square pictures are assumed.")
-        return ()
-    if not any(picture.kind == "train" for picture in pictures):
+        return (), ()
+    if not any(picture.kind == "train" for picture in dataset.pictures):
         remarks.append(f"The dataset holds no picture to train on. {PICTURES_AHEAD} square pictures are assumed.")
-        return ()
-    return pictures
+        return (), dataset.findings
+    return dataset.pictures, dataset.findings

@@ -7,6 +7,7 @@ What trainer/protocol/serving.py says of requests holds. One has what is asked:
 
 ``set`` and ``gpu`` may be absent. Answers:
 
+    {"id": 1, "state": "reading"}                    pictures are looked at that are not known yet
     {"id": 1, "state": "tracing", "stale": {...}}    figures are missing and are being made, which takes seconds;
                                                      "stale" is the last plan for that job or recipe, or null
     {"id": 1, "state": "pick", "plan": {...}}        the pick, before what stands beside it is known; where figures are

@@ -58,6 +58,7 @@ class Forecaster:
         self._served.ended.connect(self._lost)
         self._question: Question | None = None
         self._number = 0
+        self._outdated = False
         self._deaths = 0
         self._looking = False
 
@@ -72,14 +73,15 @@ class Forecaster:
         return max(self.cards or (), key=lambda card: card.free_bytes, default=None)
 
     def outdate(self) -> None:
-        """Mark the answer as old, before a new question can be asked."""
+        """Mark the answer as old, also one that is still to come, before a new question can be asked."""
+        self._outdated = True
         if self.answer is not None and not self.stale:
             self.stale = True
             self.changed.emit(None)
 
     def ask(self, question: Question) -> None:
         """Ask; what was asked before is given up."""
-        self._deaths = 0
+        self._deaths, self._outdated = 0, False
         self.stale = self.answer is not None
         self._question = question
         self._send()
@@ -139,7 +141,7 @@ class Forecaster:
         except (ValueError, KeyError) as error:
             self._fail(_not_understood(str(error)))
             return
-        self.stale = False
+        self.stale = self._outdated
         self._be("done" if whole else "picked")
 
     def _lost(self, words: str) -> None:

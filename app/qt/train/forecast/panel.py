@@ -1,35 +1,292 @@
-"""The forecast of the job that is being set up."""
+"""The forecast of the job that is being set up: a sentence, the card's memory, the run over time, other plans."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
-from PySide6.QtCore import Signal
-from PySide6.QtWidgets import QLabel, QVBoxLayout, QWidget
+from PySide6.QtCore import Qt, QTimer, Signal
+from PySide6.QtGui import QHideEvent, QShowEvent
+from PySide6.QtWidgets import QFrame, QLabel, QProgressBar, QPushButton, QScrollArea, QVBoxLayout, QWidget
 
+from app.core.jobs.values import drop, put, value_at
+from app.core.planning.answer import PLANNED_KEYS, Answer
+from app.core.planning.forecaster import HERE, NAMED, Question
+from app.core.planning.preflight import preflight
 from app.core.session import Session
 from app.qt.actions.commands import Commands
+from app.qt.train.forecast import words
+from app.qt.train.forecast.chooser import CardChooser
+from app.qt.train.forecast.memory_bar import MemoryBar
+from app.qt.train.forecast.phases import PhaseTable
+from app.qt.train.forecast.plans import PlanTable
+from app.qt.train.forecast.preflight_list import PreflightList
+from app.qt.train.forecast.timeline import Spot, Timeline, described
 
 if TYPE_CHECKING:
     from app.core.jobs.draft import Draft
 
+# A pause in typing, and how often this PC's card is looked at while the panel is seen.
+_PAUSE_MS, _LOOK_MS = 250, 5000
+# Free memory goes up and down by a little all the time; a forecast asked anew for that would never stand still.
+_WORTH_ASKING = 256 << 20
+
 
 class ForecastPanel(QWidget):
-    """Says what a job will need and how long it will take, as its settings change."""
+    """Asks the planner whenever the job changes, and shows the last answer marked as old until the new one is there."""
 
     said = Signal(str)
     told = Signal(str, str, object)
     failed = Signal(object)
+    wanted = Signal(str)
+    """The user wants to see the setting with this key."""
 
     def __init__(self, session: Session, commands: Commands, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self.session = session
-        self.commands = commands
+        self.session, self.commands = session, commands
+        self.forecaster = session.forecaster
         self._draft: Draft | None = None
-        self._headline = QLabel(self.tr("Set up a job to see what it needs."))
-        self._headline.setWordWrap(True)
-        QVBoxLayout(self).addWidget(self._headline)
+        self._leave: list[Callable[[], None]] = []
+        self._fresh = False
+        self._soon, self._looks = QTimer(self), QTimer(self)
+        self.chooser = CardChooser(self.forecaster)
+        self.headline, self.state, self.stale = QLabel(), QLabel(), QLabel()
+        self.bar = QProgressBar()
+        self.checks = PreflightList()
+        self.memory, self.timeline, self.spot = MemoryBar(), Timeline(), QLabel()
+        self.phases, self.plans, self.ladder = PhaseTable(), PlanTable(), QLabel()
+        self.again = QPushButton()
+        self.figures = QWidget()
+        self._shown: Answer | None = None
+        self._build()
+        self._connect()
+        self._renew()
 
     def show_draft(self, draft: Draft | None) -> None:
         """Forecast this job from now on; None for no job."""
-        self._draft = draft
+        for leave in self._leave:
+            leave()
+        self._leave, self._draft, self._fresh = [], draft, False
+        self.forecaster.forget()
+        if draft is not None:
+            self._leave = [
+                draft.changed.connect(lambda _: self._outdate()),
+                draft.file.written.connect(lambda _: self._ask_soon()),
+            ]
+            self._ask_soon()
+        self._renew()
+
+    # --- Qt's events
+
+    def showEvent(self, event: QShowEvent) -> None:  # noqa: N802
+        """Look at the card, and ask what could not be asked meanwhile."""
+        super().showEvent(event)
+        self.forecaster.look()
+        self._looks.start(_LOOK_MS)
+        if not self._fresh:
+            self._ask_soon()
+
+    def hideEvent(self, event: QHideEvent) -> None:  # noqa: N802
+        """Let the planner end: it holds memory that a training may need."""
+        super().hideEvent(event)
+        self._looks.stop()
+        self._soon.stop()
+        self._fresh = self._fresh and not self.forecaster.waiting
+        self.forecaster.rest()
+
+    # --- asking
+
+    def _outdate(self) -> None:
+        """The job is another one now."""
+        self._fresh = False
+        self.forecaster.outdate()
+        self._renew()
+        if self._draft is not None and not self._draft.file.unsaved:
+            self._ask_soon()
+
+    def _ask_soon(self) -> None:
+        if self.isVisible():
+            self._soon.start(_PAUSE_MS)
+
+    def _ask(self) -> None:
+        draft = self._draft
+        if draft is None or draft.job is None or draft.file.unsaved or self.forecaster.cards is None:
+            return  # each of these, when it changes, asks again
+        self._fresh = True
+        self.forecaster.ask(Question(draft.path, self._card()))
+
+    def _card(self) -> str:
+        """What is chosen; a named one while there is no card here."""
+        card = self.chooser.card
+        return NAMED if card == HERE and not self.forecaster.cards else card
+
+    def _see_cards(self) -> None:
+        """This PC's cards are known anew: programs may have taken or freed memory of them."""
+        self.chooser.renew()
+        answer, card = self.forecaster.answer, self.forecaster.here
+        if card and answer and self._card() == HERE and not self.forecaster.waiting:
+            moved = abs(card.free_bytes - answer.card.free)
+            self._fresh = self._fresh and moved < _WORTH_ASKING
+        if not self._fresh:
+            self._ask_soon()
+
+    def _choose(self) -> None:
+        self._fresh = False
+        self.chooser.renew()
+        self.forecaster.outdate()
+        self._ask_soon()
+
+    # --- changing the job
+
+    def _take(self, keys: Mapping[str, Any], title: str) -> None:
+        """Put a plan's keys into the job, as one step that can be undone."""
+        if self._draft is not None:
+
+            def work(values: dict[str, Any]) -> None:
+                for key, value in keys.items():
+                    put(values, key, value)
+
+            self._draft.edit(self.tr("Plan: {title}").format(title=title), work)
+            self.said.emit(self.tr("The plan is in the job now; Undo takes it out again."))
+
+    def _plan_again(self) -> None:
+        """Take the planned keys out of the job."""
+        if self._draft is not None:
+
+            def work(values: dict[str, Any]) -> None:
+                for name in PLANNED_KEYS:
+                    drop(values, f"fit.{name}")
+
+            self._draft.edit(self.tr("Let it be planned"), work)
+
+    # --- showing
+
+    def _renew(self) -> None:
+        forecaster, answer = self.forecaster, self.forecaster.answer
+        best = answer.best if answer else None
+        self.headline.setText(self._headline(answer))
+        self.stale.setVisible(forecaster.stale)
+        self.state.setText(self._state_words())
+        self.state.setVisible(bool(self.state.text()))
+        self.bar.setVisible(forecaster.waiting and forecaster.state != "picked")
+        self.figures.setVisible(best is not None)
+        self.plans.setEnabled(not forecaster.stale)
+        if answer is not None and best is not None and answer is not self._shown:
+            self._shown = answer
+            self.memory.show_plan(answer, best)
+            self.timeline.show_plan(best)
+            self.phases.show_plan(best)
+            self.plans.show_answer(answer)
+            self.ladder.setText("\n".join(f"{n}. {words.rung(rung)}" for n, rung in enumerate(answer.ladder, start=1)))
+        self._renew_checks()
+
+    def _renew_checks(self) -> None:
+        draft = self._draft
+        if draft is not None:
+            answer = None if self.forecaster.stale else self.forecaster.answer
+            self.checks.show_checks(preflight(draft, answer, self.forecaster.error))
+        self.checks.setVisible(draft is not None and not (self.forecaster.waiting and not self.checks.checks))
+        self.again.setVisible(any(value_at(draft.values, f"fit.{name}") is not None for name in PLANNED_KEYS)
+                              if draft else False)  # fmt: skip
+
+    def _headline(self, answer: Answer | None) -> str:
+        if self._draft is None:
+            return self.tr("Set up a job to see what it needs.")
+        if answer is not None:
+            return words.headline(answer, here=self._card() == HERE)
+        if self._draft.job is None:
+            return self.tr("Set right what is listed below to see what it needs.")
+        return self.tr("Working out what it needs…") if self.forecaster.error is None else ""
+
+    def _state_words(self) -> str:
+        return {
+            "reading": self.tr("Looking at the pictures…"),
+            "tracing": self.tr("Trying out a step with these settings, which takes some seconds…"),
+            "asked": self.tr("Working it out…"),
+        }.get(self.forecaster.state, "")
+
+    def _tell_spot(self, spot: Spot | None) -> None:
+        """Say what lives at a peak."""
+        if spot is None:
+            self.spot.setText("")
+            return
+        name, size = words.phase_name(spot.phase.phase), words.gigabytes(spot.peak.allocated)
+        self.spot.setText(f"{name}, {spot.peak.name}: {size}\n{described(spot)}")
+
+    # --- building
+
+    def _build(self) -> None:
+        self._soon.setSingleShot(True)
+        font = self.headline.font()
+        font.setPointSizeF(font.pointSizeF() * 1.25)
+        font.setBold(True)
+        self.headline.setFont(font)
+        self.stale.setText(self.tr("From before the last change; the new answer is on its way."))
+        self.stale.setProperty("role", "warning")
+        self.state.setProperty("role", "muted")
+        self.bar.setRange(0, 0)
+        self.bar.setTextVisible(False)
+        self.bar.setFixedHeight(6)
+        self.bar.setAccessibleName(self.tr("The forecast is being worked out"))
+        self.again.setText(self.tr("Plan memory settings again"))
+        self.again.setToolTip(self.tr("Takes what was chosen here out of the job, so that the best fit is found anew."))
+        self.spot.setMinimumHeight(self.spot.fontMetrics().lineSpacing() * 3)
+        self.spot.setAlignment(Qt.AlignmentFlag.AlignTop)
+        for label in (self.headline, self.state, self.stale, self.spot, self.ladder):
+            label.setTextFormat(Qt.TextFormat.PlainText)
+            label.setWordWrap(True)
+        inner = QWidget()
+        column = QVBoxLayout(inner)
+        column.setSpacing(8)
+        for part in (self.chooser, self.headline, self.stale, self.state, self.bar, self.checks, self.again):
+            column.addWidget(part)
+        column.addWidget(self._figures())
+        column.addStretch()
+        area = QScrollArea()
+        area.setWidgetResizable(True)
+        area.setFrameShape(QFrame.Shape.NoFrame)
+        area.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        area.setAccessibleName(self.tr("Forecast"))
+        area.setWidget(inner)
+        outer = QVBoxLayout(self)
+        outer.setContentsMargins(0, 0, 0, 0)
+        outer.addWidget(area)
+
+    def _figures(self) -> QWidget:
+        column = QVBoxLayout(self.figures)
+        column.setContentsMargins(0, 4, 0, 0)
+        column.setSpacing(6)
+        for title, parts in (
+            (self.tr("Memory at the peak"), (self.memory,)),
+            (self.tr("Memory over the run"), (self.timeline, self._key(), self.spot, self.phases)),
+            (self.tr("Plans"), (self.plans,)),
+            (self.tr("If memory runs out all the same"), (self.ladder,)),
+        ):
+            heading = QLabel(title)
+            heading.setProperty("role", "heading")
+            heading.setContentsMargins(0, 8, 0, 0)
+            column.addWidget(heading)
+            for part in parts:
+                column.addWidget(part)
+        return self.figures
+
+    def _key(self) -> QLabel:
+        """What the timeline's colours say."""
+        key = QLabel(self.tr("Coloured: in use. Grey: taken from the card for it. Dashed: the most that may be taken."))
+        key.setWordWrap(True)
+        key.setProperty("role", "muted")
+        return key
+
+    def _connect(self) -> None:
+        self._soon.timeout.connect(self._ask)
+        self._looks.timeout.connect(self.forecaster.look)
+        self.chooser.chosen.connect(lambda _: self._choose())
+        self.timeline.pointed.connect(self._tell_spot)
+        self.plans.taken.connect(self._take)
+        self.again.clicked.connect(self._plan_again)
+        self.checks.wanted.connect(self.wanted)
+        ends = [
+            self.forecaster.changed.connect(lambda _: self._renew()),
+            self.forecaster.seen.connect(lambda _: self._see_cards()),
+        ]
+        self.destroyed.connect(lambda: [end() for end in ends])

@@ -1,0 +1,66 @@
+"""Everything that stands in the way of a job, or that somebody should think over before it starts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from app.core.planning.answer import Answer
+from app.core.words import QT_TRANSLATE_NOOP
+from trainer.errors import ImpastoError
+
+if TYPE_CHECKING:
+    from app.core.jobs.draft import Draft
+
+_ORDER: Mapping[str, int] = {"error": 0, "warning": 1, "info": 2}
+_SET_RIGHT = QT_TRANSLATE_NOOP("Preflight", "Set this right before you start.")
+_THINK_OVER = QT_TRANSLATE_NOOP("Preflight", "It works, but hardly anybody wants it so.")
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing, with what to do about it."""
+
+    severity: Literal["error", "warning", "info"]
+    """error: the run would not start or not fit."""
+    sentence: str
+    remedy: str = ""
+    """Marked for translation in the context "Preflight", or the engine's own words."""
+    key: str = ""
+    """The setting concerned, if it is one."""
+
+
+def preflight(draft: Draft, answer: Answer | None, error: ImpastoError | None) -> tuple[Check, ...]:
+    """Return all checks that have something to say, the worst first."""
+    found = [*_of_draft(draft), *([_of_error(error)] if error else []), *(_of_answer(answer) if answer else ())]
+    return tuple(sorted(dict.fromkeys(found), key=lambda check: _ORDER[check.severity]))
+
+
+def blocked(checks: Sequence[Check]) -> bool:
+    """Tell whether something has to be set right before the job can start."""
+    return any(check.severity == "error" for check in checks)
+
+
+def _of_draft(draft: Draft) -> Iterator[Check]:
+    for key, reason in draft.problems:
+        yield Check("error", _sentence(reason), _SET_RIGHT, key)
+    for key, reason in draft.doubts.items():
+        yield Check("warning", _sentence(reason), _THINK_OVER, key)
+
+
+def _of_error(error: ImpastoError) -> Check:
+    return Check("error", error.sentence, error.remedy)
+
+
+def _of_answer(answer: Answer) -> Iterator[Check]:
+    for remark in answer.remarks:
+        yield Check("warning", remark)
+    for finding in answer.findings:
+        yield Check(finding.severity, finding.sentence, finding.remedy)
+
+
+def _sentence(reason: str) -> str:
+    """A reason as a sentence of its own."""
+    text = reason[:1].upper() + reason[1:]
+    return text if text.endswith((".", "!", "?")) else f"{text}."

@@ -1,0 +1,202 @@
+"""A run's memory over its phases, with the named peaks; what lives at one is told when it is pointed at."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from PySide6.QtCore import QPointF, QRectF, QSize, Qt, Signal
+from PySide6.QtGui import QColor, QFocusEvent, QKeyEvent, QMouseEvent, QPainter, QPaintEvent, QPen, QPolygonF
+from PySide6.QtWidgets import QSizePolicy, QWidget
+
+from app.core.planning.answer import Plan
+from app.qt.theme import colours
+from app.qt.train.forecast import words
+from trainer.protocol.forecast import Peak, PhaseForecast
+
+_HEIGHT, _NUMBERS, _MARGIN, _DOT = 132, 18, 4, 3
+# Training is what the run is for; what takes no memory of its own needs no room.
+_WEIGHTS = {"train": 3.0, "first_step": 2.0, "checkpoint": 0.5, "save": 0.5}
+
+# A kind that holds less than this share of a peak is not told.
+_TOO_SMALL = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Spot:
+    """A named peak, and where it stands in its phase's samples."""
+
+    phase: PhaseForecast
+    peak: Peak
+    sample: int
+
+
+class Timeline(QWidget):
+    """Arrow keys and the pointer go from peak to peak; `pointed` tells which one."""
+
+    pointed = Signal(object)
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.spots: list[Spot] = []
+        self.current: int | None = None
+        self._plan: Plan | None = None
+        self.setMouseTracking(True)
+        self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
+        self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
+        self.setAccessibleName(self.tr("Memory over the run; arrow keys go through the peaks"))
+
+    def show_plan(self, plan: Plan) -> None:
+        """Show a plan's phases; its highest peak is pointed at."""
+        self._plan = plan
+        self.spots = [spot for phase in plan.forecast.phases for spot in _spots(phase)]
+        highest = [i for i, spot in enumerate(self.spots) if spot.phase is plan.decisive]
+        self.point(max(highest, key=lambda i: self.spots[i].peak.allocated) if highest else None)
+        self.update()
+
+    def point(self, index: int | None) -> None:
+        """Point at a peak, and tell it."""
+        self.current = index
+        spot = None if index is None else self.spots[index]
+        self.setAccessibleDescription(spot.peak.name if spot else "")
+        self.pointed.emit(spot)
+        self.update()
+
+    def sizeHint(self) -> QSize:  # noqa: N802
+        """A strip."""
+        return QSize(320, _HEIGHT)
+
+    def minimumSizeHint(self) -> QSize:  # noqa: N802
+        """Narrower, as high."""
+        return QSize(200, _HEIGHT)
+
+    # --- Qt's events
+
+    def keyPressEvent(self, event: QKeyEvent) -> None:  # noqa: N802
+        """Go to the next peak, or the one before."""
+        move = {Qt.Key.Key_Left: -1, Qt.Key.Key_Right: 1}.get(Qt.Key(event.key()))
+        if move is None or not self.spots:
+            super().keyPressEvent(event)
+            return
+        self.point(max(0, min(len(self.spots) - 1, (self.current or 0) + move)))
+
+    def mouseMoveEvent(self, event: QMouseEvent) -> None:  # noqa: N802
+        """Point at the nearest peak."""
+        self._point_near(event.position())
+
+    def mousePressEvent(self, event: QMouseEvent) -> None:  # noqa: N802
+        """Likewise, where nothing hovers."""
+        self._point_near(event.position())
+
+    def focusInEvent(self, event: QFocusEvent) -> None:  # noqa: N802
+        """Show the ring."""
+        super().focusInEvent(event)
+        self.update()
+
+    def focusOutEvent(self, event: QFocusEvent) -> None:  # noqa: N802
+        """Take the ring away."""
+        super().focusOutEvent(event)
+        self.update()
+
+    def paintEvent(self, event: QPaintEvent) -> None:  # noqa: N802
+        """Paint each phase's columns, the limit, the peaks."""
+        now, painter = colours(), QPainter(self)
+        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+        field = self._field()
+        painter.fillRect(field, QColor(now.base))
+        if self._plan is not None:
+            for number, (phase, left, width) in enumerate(self._columns(), start=1):
+                self._paint_phase(painter, phase, left, width)
+                painter.setPen(QColor(now.muted))
+                place = QRectF(left, field.bottom() + 2, width, _NUMBERS)
+                painter.drawText(place, Qt.AlignmentFlag.AlignCenter, str(number))
+                painter.setPen(QPen(QColor(now.line), 1))
+                painter.drawLine(QPointF(left + width, field.top()), QPointF(left + width, field.bottom()))
+            self._paint_limit(painter, self._plan)
+            self._paint_spots(painter)
+        painter.setBrush(Qt.BrushStyle.NoBrush)
+        ring = QPen(QColor(now.focus), 2) if self.hasFocus() else QPen(QColor(now.edge), 1)
+        painter.setPen(ring)
+        painter.drawRect(field)
+
+    # --- inside
+
+    def _field(self) -> QRectF:
+        return QRectF(1, 1, self.width() - 2, self.height() - _NUMBERS - 4)
+
+    def _top(self) -> int:
+        assert self._plan is not None
+        return max(self._plan.forecast.reserved, self._plan.forecast.budget, 1)
+
+    def _height_of(self, size: float) -> float:
+        field = self._field()
+        return field.bottom() - size / self._top() * (field.height() - 2 * _MARGIN)
+
+    def _columns(self) -> list[tuple[PhaseForecast, float, float]]:
+        """Each phase with where it begins and how wide it is."""
+        assert self._plan is not None
+        phases, field = self._plan.forecast.phases, self._field()
+        every = sum(_WEIGHTS.get(phase.phase, 1.0) for phase in phases)
+        found, left = [], field.left()
+        for phase in phases:
+            width = field.width() * _WEIGHTS.get(phase.phase, 1.0) / every
+            found.append((phase, left, width))
+            left += width
+        return found
+
+    def _paint_phase(self, painter: QPainter, phase: PhaseForecast, left: float, width: float) -> None:
+        """What is taken behind, what is in use before it."""
+        now = colours()
+        painter.setPen(Qt.PenStyle.NoPen)
+        for column, role in ((1, "pressed"), (0, "series1")):
+            corners = [QPointF(left, self._field().bottom())]
+            for index, sample in enumerate(phase.timeline):
+                start, end = (left + width * place / len(phase.timeline) for place in (index, index + 1))
+                height = self._height_of(min(sample[column], self._top()))
+                corners += [QPointF(start, height), QPointF(end, height)]
+            corners.append(QPointF(left + width, self._field().bottom()))
+            painter.setBrush(QColor(getattr(now, role)))
+            painter.drawPolygon(QPolygonF(corners))
+
+    def _paint_limit(self, painter: QPainter, plan: Plan) -> None:
+        field, height = self._field(), self._height_of(plan.forecast.budget)
+        painter.setPen(QPen(QColor(colours().text), 1.5, Qt.PenStyle.DashLine))
+        painter.drawLine(QPointF(field.left(), height), QPointF(field.right(), height))
+
+    def _paint_spots(self, painter: QPainter) -> None:
+        now = colours()
+        for index, spot in enumerate(self.spots):
+            chosen = index == self.current
+            painter.setPen(QPen(QColor(now.text), 1.5))
+            painter.setBrush(QColor(now.series2 if chosen else now.base))
+            size = _DOT + 3 if chosen else _DOT
+            painter.drawEllipse(self._place(spot), size, size)
+
+    def _place(self, spot: Spot) -> QPointF:
+        left, width = next((left, width) for phase, left, width in self._columns() if phase is spot.phase)
+        across = left + width * (spot.sample + 0.5) / max(len(spot.phase.timeline), 1)
+        return QPointF(across, self._height_of(spot.peak.allocated))
+
+    def _point_near(self, place: QPointF) -> None:
+        if self.spots:
+            nearest = min(range(len(self.spots)), key=lambda i: abs(self._place(self.spots[i]).x() - place.x()))
+            if nearest != self.current:
+                self.point(nearest)
+
+
+def _spots(phase: PhaseForecast) -> list[Spot]:
+    """The peaks, which are in the order of time, each at the sample from the last one on that comes nearest to it."""
+    found, start = [], 0
+    for peak in phase.peaks:
+        rest = range(start, len(phase.timeline))
+        start = min(rest, key=lambda i: abs(phase.timeline[i][0] - peak.allocated), default=start)
+        found.append(Spot(phase, peak, start))
+    return found
+
+
+def described(spot: Spot) -> str:
+    """Return what lives at a peak, the largest first."""
+    kinds = sorted(spot.peak.by_kind.items(), key=lambda item: -item[1])
+    told = [
+        f"{words.kind_name(kind)} {words.gigabytes(size)}" for kind, size in kinds if size > 0.02 * spot.peak.allocated
+    ]
+    return ", ".join(told)

@@ -1,0 +1,118 @@
+"""The forecast panel with real jobs and the real planner: its sentence, stale marks, plans into the job, peaks told."""
+
+from __future__ import annotations
+
+import pytest
+from PySide6.QtCore import Qt
+from PySide6.QtWidgets import QApplication
+
+from app.core.jobs.draft import Draft
+from app.qt.actions.commands import Commands
+from app.qt.train.forecast.panel import ForecastPanel
+from app.qt.train.forecast.timeline import described
+from tests.support.forecasts import known_job
+
+LONG = 30_000
+
+
+@pytest.fixture
+def draft(session, tmp_path):
+    return Draft(known_job(tmp_path / "Auftrag 猫", "sd15"), session.tasks)
+
+
+@pytest.fixture
+def panel(qtbot, session):
+    panel = ForecastPanel(session, Commands())
+    qtbot.addWidget(panel)
+    panel.resize(480, 900)
+    with qtbot.waitExposed(panel):
+        panel.show()
+    return panel
+
+
+def answered(qtbot, panel):
+    qtbot.waitUntil(lambda: panel.forecaster.state in ("done", "failed"), timeout=LONG)
+    assert panel.forecaster.state == "done", panel.forecaster.error
+
+
+def choose(panel, card):
+    panel.chooser.box.setCurrentIndex(panel.chooser.box.findData(card))
+    panel.chooser.box.activated.emit(panel.chooser.box.currentIndex())
+
+
+def test_a_job_is_forecast_and_a_plan_goes_into_it_and_out_again(qtbot, session, panel, draft):
+    panel.show_draft(draft)
+    choose(panel, "8GB")
+    answered(qtbot, panel)
+    answer = panel.forecaster.answer
+    assert panel.headline.text().startswith("About ") and "GB free; peak " in panel.headline.text()
+    assert answer.card.name in panel.headline.text() and not panel.stale.isVisible()
+    # The bar holds what the figures say: all that the run takes, and what others have of the card.
+    taken = answer.pick.taken(answer.pick.decisive.reserved) + answer.pick.forecast.outside
+    assert sum(piece.bytes for piece in panel.memory.pieces) == pytest.approx(
+        taken + answer.card.total - answer.card.free, rel=0.01
+    )
+    assert any("not here to be read" in check.sentence for check in panel.checks.checks)
+    # Another plan goes into the job file by one click, and the old answer is marked until the new one is there.
+    button = panel.plans.buttons["Smaller"]
+    qtbot.mouseClick(button, Qt.MouseButton.LeftButton)
+    assert panel.stale.isVisible() and not panel.plans.isEnabled()
+    assert draft.get("fit.micro_batch") == answer.smaller.fit["micro_batch"]
+    qtbot.waitUntil(lambda: not panel.forecaster.stale, timeout=LONG)
+    answered(qtbot, panel)
+    now = panel.forecaster.answer
+    assert {key: now.pick.keys[key] for key in answer.smaller.keys} == answer.smaller.keys
+    assert "micro_batch" in draft.path.read_text(encoding="utf-8")
+    assert panel.again.isVisible()
+    qtbot.mouseClick(panel.again, Qt.MouseButton.LeftButton)
+    assert draft.get("fit.micro_batch") is None
+    draft.undo()
+    assert draft.get("fit.micro_batch") == answer.smaller.fit["micro_batch"]
+
+
+def test_peaks_are_told_by_key_and_pointer(qtbot, panel, draft):
+    panel.show_draft(draft)
+    choose(panel, "8GB")
+    answered(qtbot, panel)
+    timeline = panel.timeline
+    highest = timeline.spots[timeline.current]
+    assert highest.phase is panel.forecaster.answer.pick.decisive and highest.peak.name in panel.spot.text()
+    timeline.setFocus()
+    before = timeline.current
+    qtbot.keyClick(timeline, Qt.Key.Key_Left)
+    assert timeline.current == before - 1
+    assert described(timeline.spots[before - 1]) in panel.spot.text()
+    qtbot.mouseMove(timeline, timeline._place(timeline.spots[0]).toPoint())
+    qtbot.waitUntil(lambda: timeline.current == 0)
+    assert "Base weights" in panel.memory.accessibleDescription()
+
+
+def test_what_is_wrong_is_listed_with_its_remedy_and_nothing_is_asked(qtbot, panel, draft):
+    panel.show_draft(draft)
+    draft.set("recipe.rank", 0)
+    assert draft.job is None
+    assert [check.key for check in panel.checks.checks] == ["recipe.rank"]
+    assert "Set right" in panel.headline.text()
+    qtbot.waitUntil(lambda: not draft.file.unsaved)
+    QApplication.processEvents()
+    assert panel.forecaster.state == "idle"
+    draft.undo()
+    choose(panel, "RTX 9999")
+    panel.chooser.box.setEditText("RTX 9999")
+    panel.chooser.box.lineEdit().returnPressed.emit()
+    qtbot.waitUntil(lambda: panel.forecaster.state == "failed", timeout=LONG)
+    assert any("RTX 9999" in check.sentence for check in panel.checks.checks)
+
+
+def test_a_hidden_panel_keeps_no_process_and_asks_again_when_shown(qtbot, panel, draft):
+    panel.show_draft(draft)
+    qtbot.waitUntil(lambda: panel.forecaster.waiting, timeout=LONG)
+    process = panel.forecaster._served._process
+    panel.hide()
+    assert process.poll() is not None and panel.forecaster.state == "idle"
+    panel.show()
+    answered(qtbot, panel)
+    answer = panel.forecaster.answer
+    panel.hide()
+    panel.show()
+    assert panel.forecaster.answer is answer and not panel.forecaster.stale and panel.figures.isVisible()

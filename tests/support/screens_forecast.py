@@ -1,0 +1,43 @@
+"""Screens of the forecast: a job whose plan needs no trace, on a named card; and one with faults."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from PySide6.QtWidgets import QApplication, QWidget
+
+from app.core.jobs.draft import Draft
+from app.qt.train.forecast.panel import ForecastPanel
+from app.qt.window import Window
+from tests.support.forecasts import known_job
+from tests.support.screens import screen, wait
+
+_folders: list[tempfile.TemporaryDirectory[str]] = []
+
+
+def panel_of(window: Window, card: str, *, wrong: bool = False) -> ForecastPanel:
+    """A panel of its own that has answered."""
+    _folders.append(tempfile.TemporaryDirectory())
+    session = window.session
+    draft = Draft(known_job(Path(_folders[-1].name) / "job", "sdxl"), session.tasks)
+    panel = ForecastPanel(session, window.commands)
+    panel.resize(480, 1180)
+    panel.show()
+    panel.chooser.box.setCurrentIndex(panel.chooser.box.findData(card))
+    panel.show_draft(draft)
+    wait(QApplication.instance(), lambda: panel.forecaster.state == "done")
+    if wrong:
+        draft.set("recipe.rank", 0)
+        wait(QApplication.instance(), lambda: not draft.file.unsaved)
+    return panel
+
+
+@screen("forecast")
+def forecast(window: Window) -> QWidget:
+    return panel_of(window, "12GB")
+
+
+@screen("forecast-stale")
+def forecast_stale(window: Window) -> QWidget:
+    return panel_of(window, "6GB", wrong=True)
