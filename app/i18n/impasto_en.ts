@@ -19,6 +19,30 @@
     </message>
 </context>
 <context>
+    <name>BaseDialog</name>
+    <message numerus="yes">
+        <source>Looking on this PC… %n base(s) so far.</source>
+        <translation>
+            <numerusform>Looking on this PC… %n base so far.</numerusform>
+            <numerusform>Looking on this PC… %n bases so far.</numerusform>
+        </translation>
+    </message>
+    <message numerus="yes">
+        <source>%n base(s) on this PC.</source>
+        <translation>
+            <numerusform>%n base on this PC.</numerusform>
+            <numerusform>%n bases on this PC.</numerusform>
+        </translation>
+    </message>
+    <message numerus="yes">
+        <source>%n other file(s) cannot be used: search for one to see why.</source>
+        <translation>
+            <numerusform>%n other file cannot be used: search for one to see why.</numerusform>
+            <numerusform>%n other files cannot be used: search for one to see why.</numerusform>
+        </translation>
+    </message>
+</context>
+<context>
     <name>BulkDialog</name>
     <message numerus="yes">
         <source>Looking at %n caption(s)…</source>
@@ -93,6 +117,26 @@
     </message>
 </context>
 <context>
+    <name>FolderRow</name>
+    <message numerus="yes">
+        <source>%Ln picture(s)</source>
+        <translation>
+            <numerusform>%Ln picture</numerusform>
+            <numerusform>%Ln pictures</numerusform>
+        </translation>
+    </message>
+</context>
+<context>
+    <name>FolderRows</name>
+    <message numerus="yes">
+        <source>{folder} (%Ln picture(s))</source>
+        <translation>
+            <numerusform>{folder} (%Ln picture)</numerusform>
+            <numerusform>{folder} (%Ln pictures)</numerusform>
+        </translation>
+    </message>
+</context>
+<context>
     <name>Grid</name>
     <message numerus="yes">
         <source>%n star(s)</source>
@@ -116,6 +160,53 @@
         <translation>
             <numerusform>Looking at %n more</numerusform>
             <numerusform>Looking at %n more</numerusform>
+        </translation>
+    </message>
+</context>
+<context>
+    <name>JobSheet</name>
+    <message numerus="yes">
+        <source>%Ln setting(s) changed</source>
+        <translation>
+            <numerusform>%Ln setting changed</numerusform>
+            <numerusform>%Ln settings changed</numerusform>
+        </translation>
+    </message>
+    <message numerus="yes">
+        <source>%Ln setting(s) differ from “{preset}”</source>
+        <translation>
+            <numerusform>%Ln setting differ from “{preset}”</numerusform>
+            <numerusform>%Ln settings differ from “{preset}”</numerusform>
+        </translation>
+    </message>
+</context>
+<context>
+    <name>LoraViewer</name>
+    <message numerus="yes">
+        <source>%n setting(s) it does not tell stay as a job has them.</source>
+        <translation>
+            <numerusform>%n setting it does not tell stay as a job has them.</numerusform>
+            <numerusform>%n settings it does not tell stay as a job has them.</numerusform>
+        </translation>
+    </message>
+</context>
+<context>
+    <name>PreflightList</name>
+    <message numerus="yes">
+        <source>and %n more</source>
+        <translation>
+            <numerusform>and %n more</numerusform>
+            <numerusform>and %n more</numerusform>
+        </translation>
+    </message>
+</context>
+<context>
+    <name>ProgressPanel</name>
+    <message numerus="yes">
+        <source>%n step(s)</source>
+        <translation>
+            <numerusform>%n step</numerusform>
+            <numerusform>%n steps</numerusform>
         </translation>
     </message>
 </context>
@@ -167,6 +258,16 @@
         <translation>
             <numerusform>%n caption file restored.</numerusform>
             <numerusform>%n caption files restored.</numerusform>
+        </translation>
+    </message>
+</context>
+<context>
+    <name>RunHeader</name>
+    <message numerus="yes">
+        <source>%n step(s) skipped</source>
+        <translation>
+            <numerusform>%n step skipped</numerusform>
+            <numerusform>%n steps skipped</numerusform>
         </translation>
     </message>
 </context>
@@ -322,6 +423,16 @@
         <translation>
             <numerusform>%n tag</numerusform>
             <numerusform>%n tags</numerusform>
+        </translation>
+    </message>
+</context>
+<context>
+    <name>ToolsPanel</name>
+    <message numerus="yes">
+        <source>%n base(s)</source>
+        <translation>
+            <numerusform>%n base</numerusform>
+            <numerusform>%n bases</numerusform>
         </translation>
     </message>
 </context>
