@@ -29,6 +29,7 @@ from app.core.query.finder import Finder
 from app.core.query.saved import SavedFilters
 from app.core.queue import QueueKeeper
 from app.core.runs.runs import Runs
+from app.core.runs.telling import Telling
 from app.core.settings.recent import Absence, RecentFolders
 from app.core.settings.store import Settings
 from app.core.tags.completion import Completer
@@ -110,6 +111,7 @@ class Session:
         self.jobs = Jobs(self.tasks)
         self.queue = QueueKeeper(post)
         self.runs = Runs(post)
+        self.telling = Telling(self.runs, self.queue, self.tasks)
         self.renderer = Renderer(post)
         self.queue.changed.connect(lambda _: self.renderer.make_way(self.queue.entries))
         self.missed: Event[Path] = Event()

@@ -89,11 +89,27 @@ class Judging(Section):
     )
 
 
+class Telling(Section):
+    """How the user is told that a run has ended."""
+
+    notify: bool = choice(
+        True,
+        QT_TRANSLATE_NOOP("Preferences", "Notice when a run ends"),
+        QT_TRANSLATE_NOOP("Preferences", "In the window, and by the system while another window is in front."),
+    )
+    sound: bool = choice(
+        True,
+        QT_TRANSLATE_NOOP("Preferences", "Sound when a run ends"),
+        QT_TRANSLATE_NOOP("Preferences", "The system's own; also when a run fails."),
+    )
+
+
 class Preferences(Section):
     """All of it."""
 
     appearance: Appearance = Field(default=Appearance(), title=QT_TRANSLATE_NOOP("Preferences", "Appearance"))
     starting: Starting = Field(default=Starting(), title=QT_TRANSLATE_NOOP("Preferences", "Start"))
     judging: Judging = Field(default=Judging(), title=QT_TRANSLATE_NOOP("Preferences", "Training to come"))
+    telling: Telling = Field(default=Telling(), title=QT_TRANSLATE_NOOP("Preferences", "Runs"))
     shortcuts: dict[str, tuple[str, ...]] = Field(default={})
     """The user's own keys by command; what is not named here has those of the table. Edited in a dialog of its own."""

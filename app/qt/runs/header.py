@@ -225,7 +225,7 @@ class RunHeader(QWidget):
         alive = bool(run and run.alive)
         for name, button in self.buttons.items():
             button.setVisible(run is not None and (name == "runs.folder" or (name in _WHILE_ALIVE) == alive))
-        self.buttons["runs.resume"].setVisible(bool(run and run.resumable and not _in_trouble(run)))
+        self.buttons["runs.resume"].setVisible(bool(run and run.resumable))
         can = (self.can_preview(), self.can_save(), self.can_end(), self.can_resume())
         if can != self._could:
             self._could = can
@@ -308,8 +308,3 @@ class RunHeader(QWidget):
         """Its actions cannot be done while it is not."""
         super().hideEvent(event)
         self._commands.refresh()
-
-
-def _in_trouble(run: Run) -> bool:
-    """Tell whether the run's end stands in words below, with a button to resume of its own."""
-    return run.summary.state == "interrupted" or (run.summary.state == "failed" and run.error is not None)

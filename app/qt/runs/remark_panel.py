@@ -20,6 +20,7 @@ _SIGNS: dict[Kind, tuple[str, str]] = {
 _MOST = 40
 _SIGN = 16
 _HIGHEST = 168
+_BORDER = 1
 
 
 class Told(NamedTuple):
@@ -76,7 +77,7 @@ class RemarkPanel(QScrollArea):
         if layout is None:
             return QSize(0, 0)
         width = max(200, self.viewport().width())
-        return QSize(width, min(_HIGHEST, layout.totalHeightForWidth(width)))
+        return QSize(width, min(_HIGHEST, layout.totalHeightForWidth(width) + 2 * _BORDER))
 
     def minimumSizeHint(self) -> QSize:  # noqa: N802
         """Return room for a line: a scroll area asks for more by itself."""

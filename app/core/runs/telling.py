@@ -1,0 +1,124 @@
+"""Notices that a run has ended, whatever the user looks at."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from app.core.events import Event
+from app.core.queue import QueueKeeper
+from app.core.runs.runs import Runs
+from app.core.runs.summary import LIVE, RunSummary, State, summarise
+from app.core.tasks import Tasks, raise_again
+from trainer.protocol import events
+from trainer.protocol.rundir import RunDirectory
+
+_TOLD: frozenset[State] = frozenset({"done", "failed", "interrupted"})
+"""Ends that nobody asked for: who pauses or stops a run knows that it ends."""
+_TAIL = 64 * 1024
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A run that was alive when it was looked at before."""
+
+    summary: RunSummary
+    why: str = ""
+    """What went wrong and what to do, where that was said."""
+    job: Path | None = None
+    """The job file, of one that failed before it had a run."""
+
+
+class Telling:
+    """Belongs to the thread that makes it. While nothing runs and nothing waits for its turn, it needs no look."""
+
+    def __init__(self, runs: Runs, queue: QueueKeeper, tasks: Tasks) -> None:
+        self._runs, self._queue, self._tasks = runs, queue, tasks
+        self._alive: set[Path] = set()
+        self._told: dict[Path, float] = {}
+        """When the starts began whose end was told."""
+        self._states: dict[str, str] = {}
+        """How the entries of the queue stood."""
+        self._looking = False
+        self.changed: Event[None] = Event()
+        """`watching` may be another now."""
+        self.ended: Event[Ended] = Event()
+        runs.changed.connect(lambda _: self._learn())
+        queue.changed.connect(lambda _: self._learn_queue())
+
+    @property
+    def watching(self) -> bool:
+        """Whether something runs, or is about to: then `look` is to be called every few seconds."""
+        return bool(self._alive) or self._queue_moves
+
+    def look(self) -> None:
+        """See whether what was alive still is, and whether the queue has begun something."""
+        if self._queue_moves:
+            self._queue.look()
+        if self._looking:
+            return
+        begun = {entry.run for entry in self._queue.entries if entry.state == "running" and entry.run is not None}
+        paths = self._alive | begun
+        if paths:
+            self._looking = True
+            self._tasks.run(lambda: [_seen(path) for path in paths], self._take, raise_again)
+
+    @property
+    def _queue_moves(self) -> bool:
+        now = self._queue.now
+        return now.working and any(entry.state in ("running", "waiting") for entry in now.reading.entries)
+
+    def _learn(self) -> None:
+        """Take over which runs live; what lived before and does no more is looked at more closely."""
+        listed = {summary.path for summary in self._runs.all if summary.state in LIVE}
+        ended = self._alive - listed
+        self._alive |= listed
+        self.changed.emit(None)
+        if ended:
+            self.look()
+
+    def _learn_queue(self) -> None:
+        """Notice what the queue has worked off: a run may begin and end between two looks, or never begin."""
+        entries = self._queue.entries
+        begun = [entry for entry in entries if self._states.get(entry.id) in ("waiting", "running")]
+        self._states = {entry.id: entry.state for entry in entries}
+        over = [entry for entry in begun if entry.state in ("done", "failed", "interrupted")]
+        runs = {entry.run for entry in over if entry.run is not None}
+        for entry in over:
+            if entry.run is None and entry.job is not None:
+                self.ended.emit(Ended(RunSummary(entry.job, entry.name, "failed"), entry.problem, entry.job))
+        self._alive |= runs
+        self.changed.emit(None)
+        if runs:
+            self.look()
+
+    def _take(self, found: Iterable[Ended]) -> None:
+        self._looking = False
+        for one in found:
+            path = one.summary.path
+            if one.summary.state in LIVE:
+                self._alive.add(path)
+            elif path in self._alive:
+                self._alive.remove(path)
+                if one.summary.state in _TOLD and self._told.get(path) != one.summary.started:
+                    self._told[path] = one.summary.started
+                    self.ended.emit(one)
+        self.changed.emit(None)
+
+
+def _seen(path: Path) -> Ended:
+    """Return how a run stands; on a worker."""
+    summary = summarise(path)
+    return Ended(summary, _why(RunDirectory(path)) if summary.state == "failed" else "")
+
+
+def _why(run: RunDirectory) -> str:
+    """Return what a run that failed said last."""
+    try:
+        start = max(0, run.events.stat().st_size - _TAIL)
+        told, _ = events.read_events(run.events, start)
+    except OSError:
+        return ""
+    errors = [event for event in told if isinstance(event, events.ErrorEvent)]
+    return f"{errors[-1].sentence} {errors[-1].remedy}" if errors else ""

@@ -1,0 +1,117 @@
+"""Tells the user that a run has ended, whichever page or program he looks at."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from PySide6.QtCore import QEvent, QLocale, QObject, Qt, QTimer
+from PySide6.QtGui import QGuiApplication
+from PySide6.QtWidgets import QApplication, QSystemTrayIcon, QWidget
+
+from app.core.runs.telling import Ended
+from app.core.session import Session
+
+if TYPE_CHECKING:
+    from app.qt.notices import Notices
+
+_EVERY_MS = 2000
+
+
+class Notifier(QObject):
+    """Looks every two seconds while something runs, and not at all otherwise."""
+
+    def __init__(self, session: Session, notices: Notices, window: QWidget) -> None:
+        super().__init__(window)
+        self._session, self._notices, self._window = session, notices, window
+        self._tray: QSystemTrayIcon | None = None
+        self._last: Ended | None = None
+        self._timer = QTimer(self)
+        self._timer.setInterval(_EVERY_MS)
+        self._timer.timeout.connect(session.telling.look)
+        ends = [
+            session.telling.changed.connect(lambda _: self._watch()),
+            session.telling.ended.connect(self.tell),
+        ]
+        self.destroyed.connect(lambda: [end() for end in ends])
+        window.installEventFilter(self)
+        application = QGuiApplication.instance()
+        assert isinstance(application, QGuiApplication)
+        application.applicationStateChanged.connect(self._turned_to)
+        session.runs.look()
+        session.queue.look()
+        self._watch()
+
+    def tell(self, ended: Ended) -> None:
+        """Say that a run has ended, as the user wants to be told."""
+        wanted = self._session.settings.preferences.telling
+        if wanted.notify:
+            words, well = self._words(ended), ended.summary.state == "done"
+            act = (self.tr("Show"), lambda: self._show(ended))
+            self._notices.tell(words, "info" if well else "error", act)
+            QApplication.alert(self._window)
+            if not self._window.isActiveWindow():
+                self._tell_system(ended, words)
+        if wanted.sound:
+            QApplication.beep()
+
+    def eventFilter(self, watched: QObject, event: QEvent) -> bool:  # noqa: N802
+        """Look no more when the window is closed: runs go on without it."""
+        if event.type() == QEvent.Type.Close:
+            self._timer.stop()
+        return super().eventFilter(watched, event)
+
+    def _watch(self) -> None:
+        """Let the clock run while there is something to wait for."""
+        if not self._session.telling.watching or not self._window.isVisible():
+            self._timer.stop()
+        elif not self._timer.isActive():
+            self._timer.start()
+
+    def _turned_to(self, state: Qt.ApplicationState) -> None:
+        """Look at what other programs may have begun, when the user comes back; he needs no icon any more then."""
+        if state == Qt.ApplicationState.ApplicationActive:
+            self._session.runs.look()
+            if self._tray:
+                self._tray.hide()
+
+    def _words(self, ended: Ended) -> str:
+        run, step = ended.summary, QLocale().toString(ended.summary.step)
+        if run.state == "done":
+            return self.tr("{run} is done after {step} steps.").format(run=run.name, step=step)
+        if ended.job:
+            return f"{self.tr('{job} could not begin.').format(job=run.name)} {ended.why}".strip()
+        if run.state == "failed":
+            words = self.tr("{run} failed at step {step}.").format(run=run.name, step=step)
+            return f"{words} {ended.why}".strip()
+        words = self.tr("{run} ended without a word at step {step}; it can be resumed.")
+        return words.format(run=run.name, step=step)
+
+    def _tell_system(self, ended: Ended, words: str) -> None:
+        """Show a message of the system's, where it has such."""
+        if not (QSystemTrayIcon.isSystemTrayAvailable() and QSystemTrayIcon.supportsMessages()):
+            return
+        if self._tray is None:
+            self._tray = QSystemTrayIcon(self._window.windowIcon(), self)
+            self._tray.setToolTip("Impasto")
+            self._tray.messageClicked.connect(self._come_forward)
+            self._tray.activated.connect(lambda _: self._come_forward())
+        self._last = ended
+        well = ended.summary.state == "done"
+        sign = QSystemTrayIcon.MessageIcon.Information if well else QSystemTrayIcon.MessageIcon.Warning
+        self._tray.show()
+        self._tray.showMessage("Impasto", words, sign)
+
+    def _come_forward(self) -> None:
+        """Show the window and the run that was told of last."""
+        self._window.setWindowState(self._window.windowState() & ~Qt.WindowState.WindowMinimized)
+        self._window.raise_()
+        self._window.activateWindow()
+        if self._last:
+            self._show(self._last)
+
+    def _show(self, ended: Ended) -> None:
+        """Go to the run, or to the job that never became one."""
+        if ended.job:
+            self._session.going.job.emit(ended.job)
+        else:
+            self._session.going.run.emit(ended.summary.path)
