@@ -73,12 +73,6 @@ def runs(window: Window) -> QWidget:
     return window
 
 
-@screen("presets")
-def presets(window: Window) -> QWidget:
-    window.show_presets()
-    return window
-
-
 @screen("notices")
 def notices(window: Window) -> QWidget:
     window.show_pictures()

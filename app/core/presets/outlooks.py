@@ -4,41 +4,29 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from app.core.engine.served import Served
 from app.core.events import Event
+from app.core.planning.answer import Answer, answer_from
+from app.core.planning.forecaster import NAMED
 from app.core.tasks import Post
 
 if TYPE_CHECKING:
     from trainer.config.presets.preset import Preset
 
 HERE = "here"
-ASSUMED = "RTX 3060 12GB"
-"""The card that is planned for where there is none: the one that most artists with a gaming PC have."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """How a recipe would be fitted to a card. Without `fit` it does not fit there, or `problem` says what is wrong."""
+    """How a recipe would be fitted to a card, or what hinders to know it."""
 
-    card: str
+    answer: Answer | None
     assumed: bool = False
-    """There is no usable NVIDIA card here: it was planned for a named one."""
-    fit: Mapping[str, Any] = field(default_factory=dict)
-    """As a job's [fit] states it."""
-    quality: str = ""
-    """"exact", or how the base is rounded."""
-    taken: int = 0
-    """Bytes of the card's memory at most, of the `budget` that may be taken."""
-    budget: int = 0
-    seconds: float = 0.0
-    missing: int = 0
-    """Bytes that it lacks where it does not fit."""
-    lighter: Mapping[str, Any] = field(default_factory=dict)
-    """The keys of the recipe that would have to change for it to fit."""
+    """There is no NVIDIA card here that can be used: it was planned for a named one."""
     problem: str = ""
 
 
@@ -90,24 +78,24 @@ class Outlooks:
     def _ask(self, path: Path, preset: Preset) -> None:
         number = next(self._numbers)
         self._asked = number, path, preset, self.card
-        card = ASSUMED if self.card == HERE and self._none_here else self.card
+        card = NAMED if self.card == HERE and self._none_here else self.card
         request = {"id": number, "family": preset.base.family, "recipe": str(path), "gpu": card}
         try:
             self._served.ask(request)
         except OSError as error:
-            self._have(Outlook(self.card, problem=f"The planner cannot be started: {error}"))
+            self._have(Outlook(None, problem=f"The planner cannot be started: {error}"))
 
     def _hear(self, said: dict[str, Any]) -> None:
         if self._asked is None or said.get("id") != self._asked[0]:
             return
         state = said.get("state")
-        if state == "done":
-            self._have(_outlook(said["plan"], self._none_here and self._asked[3] == HERE))
+        if state == "done" or (state == "pick" and said["plan"]["complete"]):  # what stands beside it is not shown
+            self._have(Outlook(answer_from(said["plan"], whole=False), self._none_here and self._asked[3] == HERE))
         elif state == "error" and self._lacks_card(said):
             self._none_here, self._asked = True, None
             self._next()
         elif state == "error":
-            self._have(Outlook(self._asked[3], problem=str(said.get("sentence", ""))))
+            self._have(Outlook(None, problem=str(said.get("sentence", ""))))
         elif state == "cancelled":
             self._asked = None
             self._next()
@@ -129,22 +117,4 @@ class Outlooks:
     def _lose(self, words: str) -> None:
         """Say what the planner said last, in the place of the answer: the same question would end the next one too."""
         if self._asked is not None:
-            self._have(Outlook(self._asked[3], problem=words.splitlines()[-1] if words else "The planner ended."))
-
-
-def _outlook(plan: Mapping[str, Any], assumed: bool) -> Outlook:
-    """Take from a plan's JSON what a card shows."""
-    card, pick, lighter = plan["card"]["name"], plan["pick"], plan.get("lighter") or {}
-    if pick is None:
-        changes = lighter.get("changes", {})
-        return Outlook(card, assumed, budget=plan["card"]["budget"], missing=plan["missing"] or 0, lighter=changes)
-    forecast = pick["forecast"]
-    return Outlook(
-        card,
-        assumed,
-        pick["fit"],
-        pick["quality"],
-        min(forecast["reserved"], forecast["budget"]),  # what it would take more is given back in time
-        forecast["budget"],
-        forecast["seconds"],
-    )
+            self._have(Outlook(None, problem=words.splitlines()[-1] if words else "The planner ended."))

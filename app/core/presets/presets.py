@@ -127,7 +127,9 @@ class Presets:
 
         self._run(work, then)
 
-    def go_back(self, shelved: Shelved, version: Version, then: Callable[[Path], None]) -> None:
+    def go_back(
+        self, shelved: Shelved, version: Version, then: Callable[[Path], None], refused: Refused = None
+    ) -> None:
         """Make a preset what it was; what it is now stays as a version."""
 
         def work() -> Path:
@@ -139,7 +141,7 @@ class Presets:
             rewrite_preset(shelved.path, preset)
             return shelved.path
 
-        self._change(work, then)
+        self._change(work, then, refused)
 
     def save(self, preset: Preset, target: Path, then: Callable[[Path], None]) -> None:
         """Write a preset for others: into a picture where the name ends so, else as its file."""

@@ -2,18 +2,388 @@
 
 from __future__ import annotations
 
-from PySide6.QtWidgets import QVBoxLayout
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
+from PySide6.QtCore import Qt
+from PySide6.QtGui import QGuiApplication, QHideEvent, QPixmap, QShowEvent
+from PySide6.QtWidgets import (
+    QComboBox,
+    QFileDialog,
+    QHBoxLayout,
+    QLineEdit,
+    QPushButton,
+    QSplitter,
+    QStackedWidget,
+    QVBoxLayout,
+    QWidget,
+)
+from shiboken6 import isValid
+
+from app.core.pixels import Pixels, pixels_of
 from app.core.session import Session
+from app.core.tasks import raise_again
 from app.qt.actions.commands import Commands
-from app.qt.coming import Coming
 from app.qt.page import Page
+from app.qt.parts import pixmap_of, plain_label
+from app.qt.pictures.trash import Thrown, bring_back, throw_file
+from app.qt.presets.actions import ACTIONS
+from app.qt.presets.cards import CardView
+from app.qt.presets.details import PICTURE, Details
+from app.qt.presets.edit import EditDialog
+from app.qt.presets.receive import ReceiveDialog
+from app.qt.presets.versions import VersionsDialog
+from app.qt.theme import set_icon
+from trainer.config.presets.carrying import preset_text
+from trainer.config.presets.preset import Preset
+from trainer.config.presets.shelf import Shelved, presets_folder, same_name
+from trainer.errors import ImpastoError, JobError
+from trainer.files.architecture import NAMES
+
+if TYPE_CHECKING:
+    from app.core.presets.receiving import Received
+
+Kind = Literal["recipes", "fits"]
+_LARGEST_PASTE = 1 << 20
 
 
 class PresetsPage(Page):
-    """Shows presets as cards."""
+    """Cards on the left, all of the chosen one on the right; what is dropped or pasted is shown before it is kept."""
 
     def __init__(self, session: Session, commands: Commands) -> None:
         super().__init__(session, commands)
-        words = self.tr("Here you will keep your presets and exchange them with others.")
-        QVBoxLayout(self).addWidget(Coming(self.tr("Presets"), words))
+        self._wanted: Path | None = None
+        self.arriving: ReceiveDialog | None = None
+        presets = session.presets
+        self.field, self.origin, self.kind = QLineEdit(), QComboBox(), QComboBox()
+        self.list = CardView(lambda each: presets.outlooks.of(each.path, each.preset))
+        self.details = Details(presets.outlooks)
+        self.nothing = plain_label("muted")
+        self.side = QStackedWidget()
+        commands.add(ACTIONS, self)
+        self._lay_out()
+        self.field.textChanged.connect(lambda _: self._filter())
+        self.origin.currentIndexChanged.connect(lambda _: self._filter())
+        self.kind.currentIndexChanged.connect(lambda _: self._filter())
+        self.list.looked.connect(self._ask_costs)
+        self.list.selectionModel().currentChanged.connect(lambda _, __: self._show_chosen())
+        self.list.activated.connect(lambda _: self.use())
+        stops = [
+            presets.changed.connect(lambda _: self._renew()),
+            presets.failed.connect(self.failed.emit),
+            presets.outlooks.changed.connect(lambda _: self._renew_costs()),
+        ]
+        self.destroyed.connect(lambda: [stop() for stop in stops])
+
+    # --- what the table of actions names
+
+    @property
+    def chosen(self) -> Shelved | None:
+        """The preset that is chosen."""
+        return self.list.current
+
+    def can_use(self) -> bool:
+        """Tell whether the chosen one holds a recipe."""
+        return self.chosen is not None and self.chosen.preset.recipe is not None
+
+    def is_chosen(self) -> bool:
+        """Tell whether one is chosen."""
+        return self.chosen is not None
+
+    def is_mine(self) -> bool:
+        """Tell whether the chosen one may be changed."""
+        return self.chosen is not None and self.chosen.origin != "built-in"
+
+    def has_picture(self) -> bool:
+        """Tell whether the chosen one has a picture to travel in."""
+        return self.chosen is not None and self.chosen.preset.preview is not None
+
+    def use(self) -> None:
+        """Make a new job with the chosen recipe."""
+        if self.chosen is not None and self.can_use():
+            self.session.going.recipe.emit(self._name_of(self.chosen))
+
+    def search(self) -> None:
+        """Put the cursor into the search field."""
+        self.field.setFocus()
+        self.field.selectAll()
+
+    def receive(self) -> None:
+        """Ask for a file that somebody sent."""
+        kinds = self.tr("Presets (*.toml *.png)")
+        chosen = QFileDialog.getOpenFileName(self, self.tr("Open a preset"), "", kinds)[0]
+        if chosen:
+            self.open(Path(chosen))
+
+    def paste(self) -> None:
+        """Take a preset from the clipboard: its text, or a file that was copied."""
+        data = QGuiApplication.clipboard().mimeData()
+        paths = [Path(url.toLocalFile()) for url in data.urls() if url.isLocalFile()]
+        text = data.text()
+        if paths:
+            self.open(paths[0])
+        elif text.strip():
+            self.session.presets.receive(text[:_LARGEST_PASTE], self._if_here(self._arrived))
+        else:
+            self.said.emit(self.tr("There is no preset on the clipboard."))
+
+    def save_file(self) -> None:
+        """Save the chosen one as a file for others."""
+        self._save(self.tr("Presets (*.toml)"), ".toml")
+
+    def save_picture(self) -> None:
+        """Save the chosen one within its picture."""
+        self._save(self.tr("Pictures (*.png)"), ".png")
+
+    def copy_text(self) -> None:
+        """Put the chosen one on the clipboard, without its picture."""
+        if self.chosen is not None:
+            QGuiApplication.clipboard().setText(preset_text(self.chosen.preset))
+            self.said.emit(self.tr("Copied. Paste it into a chat; whoever gets it pastes it here."))
+
+    def edit(self) -> None:
+        """Change what the chosen one says of itself."""
+        if self.chosen is not None and self.is_mine():
+            dialog = EditDialog(self.session, self.chosen, self)
+            dialog.changed.connect(self.choose)
+            dialog.open()
+
+    def duplicate(self) -> None:
+        """Make an own preset of the chosen one."""
+        if self.chosen is not None:
+            self.session.presets.duplicate(self.chosen, self._if_here(self.choose))
+
+    def versions(self) -> None:
+        """Show what the chosen one was before."""
+        if self.chosen is not None and self.is_mine():
+            dialog = VersionsDialog(self.session, self.chosen, self)
+            dialog.changed.connect(self.choose)
+            dialog.open()
+
+    def delete(self) -> None:
+        """Move the chosen one to the trash, and offer to bring it back."""
+        if self.chosen is None or not self.is_mine():
+            return
+        name, thrown = self.chosen.preset.name, Thrown()
+        if not throw_file(self.chosen.path, thrown):
+            sentence = self.tr("“{name}” could not be moved to the trash.").format(name=name)
+            self.failed.emit(JobError("preset.trash", sentence, self.tr("Check your rights to the folder.")))
+            return
+        self.session.presets.look()
+        words = self.tr("“{name}” was moved to the trash.").format(name=name)
+        self.told.emit(words, "info", (self.tr("Undo"), lambda: self._bring_back(thrown)))
+
+    # --- what comes from elsewhere
+
+    def open(self, path: Path) -> None:
+        """Choose a preset that is at hand, or show one that somebody sent."""
+        folder = presets_folder()
+        if path.suffix.lower() == ".toml" and path.absolute().parent in (folder, folder / "received"):
+            self.choose(path)
+        else:
+            self.session.presets.receive(
+                path, self._if_here(self._arrived), self._if_here(lambda e: self._refuse(path, e))
+            )
+
+    def choose(self, path: Path) -> None:
+        """Choose the preset of a file, whatever is searched for, as soon as it is read."""
+        self._wanted = path
+        self.field.clear()
+        self.origin.setCurrentIndex(0)
+        self._renew()
+
+    def showEvent(self, event: QShowEvent) -> None:  # noqa: N802
+        """Look what there is; presets may have come from the command line."""
+        super().showEvent(event)
+        self.session.presets.look()
+
+    def hideEvent(self, event: QHideEvent) -> None:  # noqa: N802
+        """End the planner while nobody looks."""
+        super().hideEvent(event)
+        self.session.presets.outlooks.close()
+
+    # --- inside
+
+    def _lay_out(self) -> None:
+        self.field.setPlaceholderText(self.tr("Search presets"))
+        self.field.setAccessibleName(self.tr("Search presets"))
+        self.field.setClearButtonEnabled(True)
+        origins = (self.tr("From anybody"), self.tr("Yours"), self.tr("Received"), self.tr("With Impasto"))
+        for title, value in zip(origins, ("", "yours", "received", "built-in"), strict=True):
+            self.origin.addItem(title, value)
+        for title, kind in ((self.tr("Recipes"), "recipes"), (self.tr("Fits for cards"), "fits")):
+            self.kind.addItem(title, kind)
+        self.origin.setAccessibleName(self.tr("From whom"))
+        self.kind.setAccessibleName(self.tr("What they hold"))
+        left, filters = QWidget(), QHBoxLayout()
+        column = QVBoxLayout(left)
+        column.setContentsMargins(12, 12, 0, 0)
+        column.setSpacing(8)
+        for box in (self.kind, self.origin):
+            filters.addWidget(box)
+        filters.addStretch()
+        for command in ("presets.receive", "presets.paste"):
+            filters.addWidget(self._button(command, short=True))
+        column.addWidget(self.field)
+        column.addLayout(filters)
+        column.addWidget(self.list, 1)
+        for command in ("presets.use", "presets.save_file", "presets.copy", "presets.edit", "presets.versions"):
+            self.details.buttons.addWidget(self._button(command))
+        self.details.buttons.addStretch()
+        self.nothing.setAlignment(Qt.AlignmentFlag.AlignCenter)
+        self.side.addWidget(self.nothing)
+        self.side.addWidget(self.details)
+        splitter = QSplitter()
+        splitter.setObjectName("presets")
+        splitter.addWidget(left)
+        splitter.addWidget(self.side)
+        splitter.setStretchFactor(1, 1)
+        splitter.setChildrenCollapsible(False)
+        splitter.setSizes([440, 760])
+        row = QHBoxLayout(self)
+        row.setContentsMargins(0, 0, 0, 0)
+        row.addWidget(splitter)
+        self._show_chosen()
+
+    def _button(self, name: str, *, short: bool = False) -> QPushButton:
+        """Return a button for a command; a short one has only its icon."""
+        command = self.commands[name]
+        button = QPushButton("" if short else command.text())
+        button.setToolTip(command.toolTip())
+        button.setAccessibleName(command.text())
+        button.clicked.connect(lambda: command.trigger())
+        if command.action.icon:
+            set_icon(button, command.action.icon)
+        button.setEnabled(command.isEnabled())
+        command.changed.connect(lambda: button.setEnabled(command.isEnabled()))
+        return button
+
+    def _renew(self) -> None:
+        """Show the shelf as it is by now; the chosen one stays chosen, or the one that is wanted."""
+        shelf = self.session.presets.shelf
+        if shelf is None:
+            return
+        wanted = next((each for each in shelf.presets if each.path == self._wanted), None)
+        if wanted is not None:
+            self.kind.setCurrentIndex(0 if wanted.preset.recipe is not None else 1)
+        self._filter()
+        self._draw_pictures()
+        for path, error in shelf.broken:
+            sentence = self.tr("{file} cannot be used: {reason}").format(file=path.name, reason=error.sentence)
+            self.failed.emit(JobError("preset.broken", sentence, error.remedy))
+
+    def _filter(self) -> None:
+        shelf = self.session.presets.shelf
+        before = self.chosen.path if self.chosen else None
+        self.list.cards.show([each for each in shelf.presets if self._fits(each)] if shelf else [])
+        index = self.list.cards.place_of(self._wanted or before)
+        if self._wanted is not None and index.isValid():
+            self._wanted = None
+        index = index if index.isValid() else self.list.cards.index(0)
+        self.list.setCurrentIndex(index)
+        self.list.scrollTo(index)
+        self._show_chosen()
+        self._ask_costs()
+
+    def _fits(self, each: Shelved) -> bool:
+        preset = each.preset
+        if self.origin.currentData() not in ("", each.origin):
+            return False
+        if (preset.recipe is not None) != (self.kind.currentData() == "recipes"):
+            return False
+        said = (preset.name, preset.author, preset.licence, preset.notes, preset.base.name, NAMES[preset.base.family])
+        text = " ".join((*said, *preset.trigger_words)).casefold()
+        return all(word in text for word in self.field.text().casefold().split())
+
+    def _show_chosen(self) -> None:
+        each = self.chosen
+        if each is not None:
+            self.details.show_preset(each, self._pixmap(each.preset))
+        read = self.session.presets.shelf is not None
+        self.nothing.setText(self.tr("No preset is like that.") if read else self.tr("Reading…"))
+        self.side.setCurrentWidget(self.details if each else self.nothing)
+        self.commands.refresh()
+
+    def _ask_costs(self) -> None:
+        if self.isVisible() and self.arriving is None:
+            cards = self.list.visible_cards()
+            self.session.presets.outlooks.want((each.path, each.preset) for each in cards)
+
+    def _renew_costs(self) -> None:
+        self.list.cards.renew()
+
+    def _draw_pictures(self) -> None:
+        """Decode the pictures that are new, by a worker."""
+        shelf = self.session.presets.shelf
+        texts = [each.preset.preview.picture for each in shelf.presets if each.preset.preview] if shelf else []
+        new = [text for text in texts if text not in self.list.painter.pictures]
+        if new:
+            work = lambda: {text: pixels for text in new if (pixels := pixels_of(text, PICTURE * 2))}  # noqa: E731
+            self.session.tasks.run(work, self._if_here(self._have_pictures), raise_again)
+
+    def _have_pictures(self, pictures: dict[str, Pixels]) -> None:
+        self.list.painter.pictures = {**self.list.painter.pictures, **pictures}
+        self.list.cards.renew()
+        self._show_chosen()
+
+    def _pixmap(self, preset: Preset) -> QPixmap | None:
+        pixels = self.list.painter.pictures.get(preset.preview.picture) if preset.preview else None
+        return pixmap_of(pixels, PICTURE, self.devicePixelRatioF()) if pixels else None
+
+    def _arrived(self, received: Received) -> None:
+        text = received.preset.preview.picture if received.preset.preview else ""
+        have = self._if_here(lambda pixels: self._show_arrived(received, pixels))
+        self.session.tasks.run(lambda: pixels_of(text, PICTURE * 2) if text else None, have, raise_again)
+
+    def _show_arrived(self, received: Received, pixels: Pixels | None) -> None:
+        picture = pixmap_of(pixels, PICTURE, self.devicePixelRatioF()) if pixels else None
+        self.arriving = ReceiveDialog(self.session, received, picture, self)
+        self.arriving.kept.connect(self._kept)
+        self.arriving.finished.connect(lambda _: self._end_arriving())
+        self.arriving.open()
+
+    def _end_arriving(self) -> None:
+        self.arriving = None
+        self._ask_costs()
+
+    def _kept(self, path: Path) -> None:
+        self.choose(path)
+        self.told.emit(self.tr("Kept among the received presets."), "info", (self.tr("Use it"), self.use))
+
+    def _refuse(self, path: Path, error: ImpastoError) -> None:
+        """Say why it is no preset; a job goes to where jobs are."""
+        if error.code == "preset.job":
+            self.session.going.job.emit(path)
+        else:
+            self.failed.emit(error)
+
+    def _save(self, kinds: str, ending: str) -> None:
+        if self.chosen is None:
+            return
+        preset = self.chosen.preset
+        target = QFileDialog.getSaveFileName(self, self.tr("Save the preset"), f"{preset.name}{ending}", kinds)[0]
+        if target:
+            path = Path(target)
+            path = path if path.suffix.lower() == ending else path.with_name(path.name + ending)
+            self.session.presets.save(preset, path, self._if_here(self._saved))
+
+    def _saved(self, path: Path) -> None:
+        self.said.emit(self.tr("Saved as {file}. Send it to whom you like.").format(file=path.name))
+
+    def _bring_back(self, thrown: Thrown) -> None:
+        for path in bring_back(thrown):
+            sentence = self.tr("{file} could not be brought back.").format(file=path.name)
+            self.failed.emit(JobError("preset.trash", sentence, self.tr("Look for it in the trash.")))
+        self._wanted = thrown.moved[0][0]
+        self.session.presets.look()
+
+    def _name_of(self, shelved: Shelved) -> str:
+        """Return how the chosen one is told from others: its name, or its file where another has the name too."""
+        shelf = self.session.presets.shelf
+        named = [each for each in shelf.presets if same_name(each.preset.name, shelved.preset.name)] if shelf else []
+        return shelved.preset.name if len(named) == 1 else str(shelved.path)
+
+    def _if_here(self, have: Callable[..., None]) -> Callable[..., None]:
+        """Let an answer go that comes after the window."""
+        return lambda answer: have(answer) if isValid(self) else None

@@ -1,0 +1,108 @@
+"""The commands of the Presets page."""
+
+from __future__ import annotations
+
+from app.qt.actions.table import Action
+from app.qt.words import QT_TRANSLATE_NOOP
+
+ACTIONS = (
+    Action(
+        "presets.use",
+        QT_TRANSLATE_NOOP("Action", "Use in a new job"),
+        "presets",
+        "use",
+        keys=("Ctrl+Return",),
+        enabled="can_use",
+        icon="train",
+    ),
+    Action(
+        "presets.search",
+        QT_TRANSLATE_NOOP("Action", "Search presets"),
+        "presets",
+        "search",
+        keys=("Ctrl+F",),
+        icon="search",
+    ),
+    Action(
+        "presets.receive",
+        QT_TRANSLATE_NOOP("Action", "Open a preset…"),
+        "presets",
+        "receive",
+        icon="folder-add",
+        tip=QT_TRANSLATE_NOOP("Action", "Show a preset that somebody sent; dropping it does the same"),
+    ),
+    Action(
+        "presets.paste",
+        QT_TRANSLATE_NOOP("Action", "Paste a preset"),
+        "presets",
+        "paste",
+        keys=("Ctrl+V",),
+        icon="add",
+        tip=QT_TRANSLATE_NOOP("Action", "Take a preset from a text or file that was copied"),
+    ),
+    Action(
+        "presets.save_file",
+        QT_TRANSLATE_NOOP("Action", "Save as a file…"),
+        "presets",
+        "save_file",
+        keys=("Ctrl+Shift+S",),
+        enabled="is_chosen",
+        icon="save",
+        tip=QT_TRANSLATE_NOOP("Action", "One file to send, with the picture"),
+    ),
+    Action(
+        "presets.save_picture",
+        QT_TRANSLATE_NOOP("Action", "Save in its picture…"),
+        "presets",
+        "save_picture",
+        enabled="has_picture",
+        icon="pictures",
+        tip=QT_TRANSLATE_NOOP("Action", "A picture that shows the result and holds the preset"),
+    ),
+    Action(
+        "presets.copy",
+        QT_TRANSLATE_NOOP("Action", "Copy as text"),
+        "presets",
+        "copy_text",
+        keys=("Ctrl+Shift+C",),
+        enabled="is_chosen",
+        icon="copy",
+        tip=QT_TRANSLATE_NOOP("Action", "For a chat, without the picture"),
+    ),
+    Action(
+        "presets.edit",
+        QT_TRANSLATE_NOOP("Action", "Edit…"),
+        "presets",
+        "edit",
+        keys=("F2",),
+        enabled="is_mine",
+        icon="tag",
+        tip=QT_TRANSLATE_NOOP("Action", "Change its name, author, licence, notes or picture"),
+    ),
+    Action(
+        "presets.duplicate",
+        QT_TRANSLATE_NOOP("Action", "Make a copy of your own"),
+        "presets",
+        "duplicate",
+        keys=("Ctrl+D",),
+        enabled="is_chosen",
+        icon="add",
+    ),
+    Action(
+        "presets.versions",
+        QT_TRANSLATE_NOOP("Action", "Earlier versions…"),
+        "presets",
+        "versions",
+        enabled="is_mine",
+        icon="undo",
+    ),
+    Action(
+        "presets.delete",
+        QT_TRANSLATE_NOOP("Action", "Move to the trash"),
+        "presets",
+        "delete",
+        keys=("Del",),
+        enabled="is_mine",
+        icon="trash",
+    ),
+)

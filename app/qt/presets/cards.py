@@ -1,0 +1,205 @@
+"""The presets as cards in a list: picture, name, family, author, licence, what it is for, what it costs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from PySide6.QtCore import (
+    QAbstractListModel,
+    QModelIndex,
+    QObject,
+    QPersistentModelIndex,
+    QRect,
+    QRectF,
+    QSize,
+    Qt,
+    Signal,
+)
+from PySide6.QtGui import QColor, QFont, QPainter, QPainterPath, QPixmap
+from PySide6.QtWidgets import QListView, QStyle, QStyledItemDelegate, QStyleOptionViewItem, QWidget
+
+from app.core.pixels import Pixels
+from app.core.presets.outlooks import Outlook
+from app.qt.parts import pixmap_of
+from app.qt.presets.words import ORIGINS, by, in_short, tr
+from app.qt.theme import colours, icon
+from trainer.config.presets.shelf import Shelved
+from trainer.files.architecture import NAMES
+
+_Index = QModelIndex | QPersistentModelIndex
+_SHELVED = int(Qt.ItemDataRole.UserRole)
+_PICTURE, _PAD, _GAP, _LINE = 72, 12, 12, 4
+
+
+class CardModel(QAbstractListModel):
+    """The presets that are shown; `outlook` tells what one costs, None while it is not known."""
+
+    def __init__(self, outlook: Callable[[Shelved], Outlook | None], parent: QObject | None = None) -> None:
+        super().__init__(parent)
+        self.rows: list[Shelved] = []
+        self.outlook = outlook
+
+    def show(self, rows: Sequence[Shelved]) -> None:
+        """Replace them."""
+        self.beginResetModel()
+        self.rows = list(rows)
+        self.endResetModel()
+
+    def renew(self) -> None:
+        """Show what has become known of them."""
+        if self.rows:
+            self.dataChanged.emit(self.index(0), self.index(len(self.rows) - 1))
+
+    def place_of(self, path: Path | None) -> QModelIndex:
+        """Return where the preset of a file stands, no place where it is not shown."""
+        row = next((row for row, each in enumerate(self.rows) if each.path == path), -1)
+        return self.index(row) if row >= 0 else QModelIndex()
+
+    def rowCount(self, parent: _Index = QModelIndex()) -> int:  # noqa: B008, N802
+        """Return how many are shown."""
+        return 0 if parent.isValid() else len(self.rows)
+
+    def data(self, index: _Index, role: int = Qt.ItemDataRole.DisplayRole) -> object:
+        """Return the name, the preset itself, or the card as a screen reader says it."""
+        if not index.isValid():
+            return None
+        each = self.rows[index.row()]
+        if role == Qt.ItemDataRole.DisplayRole:
+            return each.preset.name
+        if role == _SHELVED:
+            return each
+        if role == Qt.ItemDataRole.AccessibleTextRole:
+            return ", ".join(self.lines(each))
+        return None
+
+    def lines(self, each: Shelved) -> tuple[str, str, str, str]:
+        """Return what a card says: name with family, who made it, what it is for, what it costs."""
+        preset = each.preset
+        what = preset.notes.partition("\n")[0] or tr("It says nothing of what it is for.")
+        cost = in_short(self.outlook(each)) if preset.recipe is not None else tr("A fit: how to save memory")
+        origin = by(preset) if each.origin != "built-in" else tr(ORIGINS["built-in"])
+        return f"{preset.name}, {NAMES[preset.base.family]}", origin, what, cost
+
+
+class CardDelegate(QStyledItemDelegate):
+    """Paints one card."""
+
+    def __init__(self, model: CardModel, parent: QObject | None = None) -> None:
+        super().__init__(parent)
+        self._model = model
+        self.pictures: Mapping[str, Pixels] = {}
+        """What is decoded already, by the text it was decoded of."""
+        self._pixmaps: dict[tuple[str, float], QPixmap] = {}
+
+    def paint(self, painter: QPainter, option: QStyleOptionViewItem, index: _Index) -> None:
+        """Draw ground, picture, and four lines."""
+        each = index.data(_SHELVED)
+        scheme, chosen = colours(), bool(option.state & QStyle.StateFlag.State_Selected)
+        if chosen:
+            painter.fillRect(option.rect, QColor(scheme.accent))
+        elif option.state & QStyle.StateFlag.State_MouseOver:
+            painter.fillRect(option.rect, QColor(scheme.hover))
+        painter.fillRect(QRect(option.rect.left(), option.rect.bottom(), option.rect.width(), 1), QColor(scheme.line))
+        inside = option.rect.adjusted(_PAD, _PAD, -_PAD, -_PAD)
+        self._picture(painter, QRect(inside.left(), inside.top(), _PICTURE, _PICTURE), each)
+        inside.setLeft(inside.left() + _PICTURE + _GAP)
+        lines = self._model.lines(each)[1:]
+        bold = QFont(option.font)
+        bold.setBold(True)
+        strong, weak = (scheme.on_accent, scheme.on_accent) if chosen else (scheme.text, scheme.muted)
+        family = NAMES[each.preset.base.family]
+        room = self._line(painter, inside, family, option.font, weak, Qt.AlignmentFlag.AlignRight)
+        top = QRect(inside.left(), inside.top(), inside.width() - room - _GAP, inside.height())
+        self._line(painter, top, each.preset.name, bold, strong)
+        for line, colour in zip(lines, (weak, strong, weak), strict=True):
+            inside.setTop(inside.top() + option.fontMetrics.height() + _LINE)
+            self._line(painter, inside, line, option.font, colour)
+
+    def sizeHint(self, option: QStyleOptionViewItem, index: _Index) -> QSize:  # noqa: N802
+        """Return a card's size: four lines, or its picture."""
+        lines = 4 * option.fontMetrics.height() + 3 * _LINE
+        return QSize(300, max(lines, _PICTURE) + 2 * _PAD)
+
+    @staticmethod
+    def _line(
+        painter: QPainter,
+        place: QRect,
+        text: str,
+        font: QFont,
+        colour: str,
+        side: Qt.AlignmentFlag = Qt.AlignmentFlag.AlignLeft,
+    ) -> int:
+        """Draw one line, cut where it is too long; return how wide it is."""
+        painter.setFont(font)
+        painter.setPen(QColor(colour))
+        metrics = painter.fontMetrics()
+        shown = metrics.elidedText(text, Qt.TextElideMode.ElideRight, place.width())
+        painter.drawText(place, int(side | Qt.AlignmentFlag.AlignTop), shown)
+        return metrics.horizontalAdvance(shown)
+
+    def _picture(self, painter: QPainter, place: QRect, each: Shelved) -> None:
+        """Draw the preset's picture, cut to a square, or the sign of presets where it has none."""
+        scheme = colours()
+        shape = QPainterPath()
+        shape.addRoundedRect(QRectF(place), 6, 6)
+        painter.save()
+        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+        painter.fillPath(shape, QColor(scheme.raised))
+        painter.setClipPath(shape)
+        pixmap = self._pixmap(each, painter.device().devicePixelRatioF())
+        if pixmap is None:
+            side = 24
+            icon("presets" if each.preset.recipe is not None else "settings", "muted").paint(
+                painter, QRect(place.center().x() - side // 2, place.center().y() - side // 2, side, side)
+            )
+        else:
+            size = pixmap.deviceIndependentSize()
+            painter.drawPixmap(
+                place.center().x() - round(size.width() / 2), place.center().y() - round(size.height() / 2), pixmap
+            )
+        painter.restore()
+
+    def _pixmap(self, each: Shelved, ratio: float) -> QPixmap | None:
+        text = each.preset.preview.picture if each.preset.preview else ""
+        pixels = self.pictures.get(text)
+        if pixels is None:
+            return None
+        if (text, ratio) not in self._pixmaps:
+            longest = max(pixels.width, pixels.height) / max(min(pixels.width, pixels.height), 1)
+            self._pixmaps[text, ratio] = pixmap_of(pixels, round(_PICTURE * min(longest, 4.0)), ratio)
+        return self._pixmaps[text, ratio]
+
+
+class CardView(QListView):
+    """The list; `looked` tells when other cards came into view."""
+
+    looked = Signal()
+
+    def __init__(self, outlook: Callable[[Shelved], Outlook | None], parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.cards = CardModel(outlook, self)
+        self.painter = CardDelegate(self.cards, self)
+        self.setModel(self.cards)
+        self.setItemDelegate(self.painter)
+        self.setAccessibleName(tr("Presets"))
+        self.setMouseTracking(True)
+        self.setVerticalScrollMode(QListView.ScrollMode.ScrollPerPixel)
+        self.verticalScrollBar().valueChanged.connect(lambda _: self.looked.emit())
+        self.verticalScrollBar().rangeChanged.connect(lambda _, __: self.looked.emit())
+        self.setMinimumWidth(320)
+
+    @property
+    def current(self) -> Shelved | None:
+        """The preset that is chosen."""
+        index = self.currentIndex()
+        return self.cards.rows[index.row()] if index.isValid() else None
+
+    def visible_cards(self) -> Iterator[Shelved]:
+        """Yield those in view, the chosen one first."""
+        if self.current is not None:
+            yield self.current
+        ground = self.viewport().rect()
+        for row, each in enumerate(self.cards.rows):
+            if self.visualRect(self.cards.index(row)).intersects(ground):
+                yield each

@@ -1,0 +1,100 @@
+"""All of one preset: what it is for, what it costs, what it sets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from PySide6.QtCore import Qt
+from PySide6.QtGui import QPixmap
+from PySide6.QtWidgets import QHBoxLayout, QLabel, QVBoxLayout, QWidget
+
+from app.core.presets.outlooks import Outlooks
+from app.qt.parts import plain_label, say
+from app.qt.presets.outlook_line import OutlookLine
+from app.qt.presets.words import ORIGINS, by, doc_of, tr
+from app.qt.tables import Row, Table
+from trainer.config.identity import flat
+from trainer.config.presets.applying import changed_keys
+from trainer.config.presets.preset import Preset
+from trainer.config.presets.shelf import Shelved
+from trainer.config.write import toml_value
+from trainer.files.architecture import NAMES
+
+PICTURE = 168
+"""Pixels of the longest side of the picture."""
+
+
+class About(QWidget):
+    """Picture, name, who made it, what it is for."""
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.picture = QLabel()
+        self.picture.setAccessibleName(tr("Picture"))
+        self.name, self.maker, self.notes, self.more = (plain_label(role) for role in ("title", "muted", "", "muted"))
+        told, row = QVBoxLayout(), QHBoxLayout(self)
+        told.setSpacing(6)
+        for label in (self.name, self.maker, self.notes, self.more):
+            told.addWidget(label)
+        told.addStretch()
+        row.setContentsMargins(0, 0, 0, 0)
+        row.setSpacing(16)
+        row.addWidget(self.picture, 0, Qt.AlignmentFlag.AlignTop)
+        row.addLayout(told, 1)
+
+    def show_preset(self, preset: Preset, origin: str, picture: QPixmap | None) -> None:
+        """Show this one."""
+        say(self.name, preset.name)
+        parts = [NAMES[preset.base.family], by(preset), origin]
+        say(self.maker, " · ".join(part for part in parts if part))
+        say(self.notes, preset.notes)
+        words = [
+            tr("Trigger words: {words}").format(words=", ".join(preset.trigger_words)) if preset.trigger_words else "",
+            tr("Made for {base}").format(base=preset.base.name) if preset.base.name else "",
+            tr("Made for a card with {size:g} GB").format(size=preset.card.gigabytes) if preset.card else "",
+            tr("%n example prompt(s)", len(preset.examples)) if preset.examples else "",
+        ]
+        say(self.more, "\n".join(word for word in words if word))
+        self.picture.setVisible(picture is not None)
+        if picture is not None:
+            self.picture.setPixmap(picture)
+
+
+class Details(QWidget):
+    """The chosen preset; `buttons` is where the page puts what can be done with it."""
+
+    def __init__(self, outlooks: Outlooks, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.about = About()
+        self.outlook = OutlookLine(outlooks)
+        self.table = Table((tr("Setting"), tr("As usual"), tr("With this preset")), tr("What it sets"))
+        self.heading = QLabel()
+        self.heading.setProperty("role", "heading")
+        self.buttons = QHBoxLayout()
+        column = QVBoxLayout(self)
+        column.setContentsMargins(20, 18, 20, 12)
+        column.setSpacing(14)
+        column.addWidget(self.about)
+        column.addLayout(self.buttons)
+        column.addWidget(self.outlook)
+        column.addWidget(self.heading)
+        column.addWidget(self.table, 1)
+
+    def show_preset(self, shelved: Shelved, picture: QPixmap | None) -> None:
+        """Show this one."""
+        preset = shelved.preset
+        self.about.show_preset(preset, tr(ORIGINS[shelved.origin]), picture)
+        self.outlook.show_preset(shelved.path, preset)
+        say(self.heading, tr("What it sets otherwise than a new job") if preset.recipe else tr("How it saves memory"))
+        self.table.show_rows(rows_of(changed_keys(None, preset) if preset.recipe else _fit_keys(preset)))
+
+
+def rows_of(changes: Sequence[tuple[str, str, str]]) -> list[Row]:
+    """Return a line for each key that is another, with what it means as its tip."""
+    return [Row(change, tip=doc_of(change[0])) for change in changes]
+
+
+def _fit_keys(preset: Preset) -> list[tuple[str, str, str]]:
+    assert preset.fit is not None
+    stated = preset.fit.model_dump(mode="json", exclude_unset=True, exclude_none=True)
+    return [(key, tr("planned"), toml_value(value)) for key, value in flat(stated, "")]

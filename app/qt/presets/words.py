@@ -1,0 +1,81 @@
+"""How presets and what they cost are worded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+
+from PySide6.QtCore import QCoreApplication
+
+from app.core.presets.outlooks import HERE, Outlook
+from app.qt.train.forecast.words import duration, figure, fit, gigabytes, headline
+from app.qt.words import QT_TRANSLATE_NOOP
+from trainer.config.describe import fields
+from trainer.config.presets.preset import Preset
+from trainer.config.presets.shelf import Origin
+
+ORIGINS: Mapping[Origin, str] = {
+    "yours": QT_TRANSLATE_NOOP("Presets", "yours"),
+    "received": QT_TRANSLATE_NOOP("Presets", "received"),
+    "built-in": QT_TRANSLATE_NOOP("Presets", "comes with Impasto"),
+}
+SIZES = (6, 8, 10, 12, 16, 24, 32)
+"""GB of the cards that one may plan for instead of the own one."""
+
+
+def tr(text: str, count: int = -1) -> str:
+    """Return a text of the context "Presets" in the language of now."""
+    return QCoreApplication.translate("Presets", text, None, count)
+
+
+def by(preset: Preset) -> str:
+    """Return who made it and under which licence."""
+    author = tr("by {author}").format(author=preset.author) if preset.author else tr("by nobody named")
+    licence = preset.licence or tr("no licence stated")
+    return f"{author} · {licence}"
+
+
+def in_short(outlook: Outlook | None) -> str:
+    """Return what a preset costs, for one line of its card."""
+    if outlook is None:
+        return tr("Working out what it costs…")
+    answer = outlook.answer
+    if answer is None:
+        return outlook.problem
+    if answer.pick is None:
+        return tr("Does not fit: {missing} are missing").format(missing=gigabytes(answer.missing))
+    forecast = answer.pick.forecast
+    needed = answer.pick.taken(forecast.reserved) + forecast.outside
+    words = tr("About {time}, {needed} of {free} GB")
+    told = words.format(time=duration(forecast.seconds), needed=figure(needed), free=figure(answer.card.free))
+    return told if answer.pick.quality == "exact" else tr("{told}, base rounded").format(told=told)
+
+
+def in_full(outlook: Outlook | None, card: str) -> str:
+    """Return what a preset costs and how it is fitted, in sentences."""
+    if outlook is None:
+        return tr("Working out how it would be fitted…")
+    if outlook.answer is None:
+        return outlook.problem
+    answer = outlook.answer
+    told = [headline(answer, here=card == HERE and not outlook.assumed)]
+    if answer.pick is not None:
+        told.append(tr("It will be fitted as: {fit}.").format(fit=fit(answer.pick.fit, answer.effective_batch)))
+    elif answer.lighter is not None:
+        changes = ", ".join(f"{key} = {value}" for key, value in answer.changes.items())
+        told.append(tr("It would fit with {changes}.").format(changes=changes))
+    if outlook.assumed:
+        told.insert(0, tr("There is no NVIDIA card here, so this is for another one."))
+    return " ".join(told)
+
+
+@lru_cache(maxsize=1)
+def key_docs() -> Mapping[str, str]:
+    """Return what each key of a preset means."""
+    return {each.key: each.doc for each in fields(Preset)}
+
+
+def doc_of(key: str) -> str:
+    """Return what a key of a preset, or of its recipe, means; "" where it is not known."""
+    docs = key_docs()
+    return docs.get(key) or docs.get(f"recipe.{key}") or docs.get(f"fit.{key}") or ""
