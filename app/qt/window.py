@@ -230,6 +230,12 @@ class Window(QMainWindow):
             self._page(waiting[0])
             QTimer.singleShot(0, self, self._make_next)
 
+    def _watch_runs(self) -> None:
+        """Tell of runs that end, from now on."""
+        from app.qt.runs.notifier import Notifier
+
+        Notifier(self.session, self.notices, self)
+
     def _go(self, index: int, path: Path) -> None:
         self._show(index)
         self._page(index).open(path)
@@ -293,6 +299,7 @@ class Window(QMainWindow):
         session.going.lora.connect(self.show_lora)
         session.going.preset.connect(lambda preset: self._go(_PRESETS, preset))
         self.painted.connect(self._make_next)
+        self.painted.connect(self._watch_runs)
 
     def _show_alone(self, alone: bool) -> None:
         """Give the whole screen to the pictures, or share it again."""
