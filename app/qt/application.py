@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from PySide6.QtGui import QIcon
+from PySide6.QtGui import QGuiApplication, QIcon
 from PySide6.QtWidgets import QApplication, QMessageBox
 
 from app.core.crashes import CrashNet
@@ -75,6 +75,7 @@ def _sit(
         net.told = lambda text: poster.post(lambda: window.tell_fault(text))
         instance.opened.connect(window.come_forward)
         window.painted.connect(session.reopen)
+        window.painted.connect(lambda: _greet(window))
         window.show()
         if crash:
             window.tell_crash(crash)
@@ -84,6 +85,15 @@ def _sit(
         net.told = lambda text: None
         session.close()
         poster.close()
+
+
+def _greet(window: Window) -> None:
+    """Welcome who is here for the first time; where there is no screen, nobody is."""
+    from app.core.first.shown import is_first_start, remember
+
+    if is_first_start() and QGuiApplication.platformName() != "offscreen":
+        remember()
+        window.show_welcome()
 
 
 def _pass_on(instance: Instance, words: Sequence[str]) -> int:

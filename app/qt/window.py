@@ -54,6 +54,7 @@ class Window(QMainWindow):
         self.notices = Notices()
         self.status = StatusLine(session)
         self._rail = Rail()
+        self._above = QVBoxLayout()
         self._build()
         self._listen()
         self._restore()
@@ -162,6 +163,25 @@ class Window(QMainWindow):
 
         KeySheet(self.commands, self).exec()
 
+    def show_welcome(self) -> None:
+        """Show what this PC has for training, and the way into the tour; it stands beside the work."""
+        from app.qt.first.welcome import Welcome
+
+        welcome = self.findChild(Welcome)
+        if welcome is None:
+            welcome = Welcome(self.session, self)
+            welcome.tour.connect(self.show_tour)
+            welcome.pictures.connect(self.open_folder)
+        welcome.show()
+        welcome.raise_()
+
+    def show_tour(self) -> None:
+        """Lead through the demo, step by step."""
+        from app.qt.first.tour import Tour
+
+        if self.findChild(Tour) is None:
+            Tour(self, self._above)
+
     # --- Qt's events
 
     def dragEnterEvent(self, event: QDragEnterEvent) -> None:  # noqa: N802
@@ -252,6 +272,7 @@ class Window(QMainWindow):
         for command in ("window.train", "window.runs", "window.presets"):
             self._add_page(command, QWidget())  # its place, until it is needed
         middle, column, row = QWidget(), QVBoxLayout(), QHBoxLayout()
+        column.addLayout(self._above)
         column.addWidget(self.notices)
         column.addWidget(self.pages, 1)
         row.addWidget(self._rail)

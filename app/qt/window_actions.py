@@ -92,4 +92,13 @@ ACTIONS = (
         keys=("?", "F1"),
         icon="keyboard",
     ),
+    Action("window.welcome", QT_TRANSLATE_NOOP("Action", "Welcome…"), "help", "show_welcome", icon="info"),
+    Action(
+        "window.tour",
+        QT_TRANSLATE_NOOP("Action", "Take the tour"),
+        "help",
+        "show_tour",
+        icon="help",
+        tip=QT_TRANSLATE_NOOP("Action", "Train a small LoRA on any PC, step by step, in a few minutes"),
+    ),
 )

@@ -1,4 +1,4 @@
-"""Screens of the choice of a base."""
+"""Screens of the choice of a base, the welcome and the tour."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from pathlib import Path
 
 from PySide6.QtWidgets import QApplication, QVBoxLayout, QWidget
 
+from app.qt.first.tour import Tour
+from app.qt.first.welcome import Welcome
 from app.qt.train.base_dialog import BaseDialog
 from app.qt.train.base_picker import BasePicker
 from app.qt.window import Window
@@ -68,3 +70,45 @@ def base_picker(window: Window) -> QWidget:
     place.resize(620, 320)
     wait(QApplication.instance(), lambda: all(p.verdict.text == t for p, t in zip(pickers, texts, strict=True)))
     return place
+
+
+@screen("welcome")
+def welcome(window: Window) -> QWidget:
+    furnish(window)
+    dialog = Welcome(window.session, window)
+    wait(
+        QApplication.instance(), lambda: dialog.machine.disk.isVisibleTo(dialog)
+    )  # its test takes too long to wait for
+    return dialog
+
+
+def tour(window: Window, step: int) -> QWidget:
+    window.show_tour()
+    (running,) = window.findChildren(Tour)
+    for _ in range(step):
+        running.coach.next.click()
+    wait(QApplication.instance(), lambda: len(window.session.view.ids) > 5)
+    return window
+
+
+@screen("tour")
+def tour_of_pictures(window: Window) -> QWidget:
+    return tour(window, 0)
+
+
+@screen("tour-job")
+def tour_of_job(window: Window) -> QWidget:
+    (running,) = window.findChildren(Tour)
+    for _ in range(3):
+        running.coach.next.click()
+    return window
+
+
+@screen("tour-end")
+def tour_end(window: Window) -> QWidget:
+    (running,) = window.findChildren(Tour)
+    running.coach.next.click()
+    running.coach.next.click()
+    running.coach.next.click()
+    wait(QApplication.instance(), lambda: not window.findChildren(Tour))
+    return window

@@ -98,6 +98,10 @@ class Models:
         """Tell whether the models of a tool are offered."""
         return str(installation.folder) not in self._kept.choices.passed_over
 
+    def count_of(self, installation: Installation) -> int:
+        """Return how many bases that can be trained on lie in the folders of a tool, wanted or not."""
+        return sum(not one.told.problem and _in_any(one.path, installation.bases) for one in self._all)
+
     def want(self, installation: Installation, wanted: bool) -> None:
         """Offer the models of a tool, or not."""
         change = self._kept.remove if wanted else self._kept.put_first
@@ -140,13 +144,26 @@ class Models:
             self.changed.emit(None)
 
     def _sort(self) -> None:
-        unwanted = [one.folder for one in self.installations if not self.wants(one)]
-        self.bases = tuple(sorted(_outside(self._all, unwanted), key=_order))
+        """Offer what lies in a folder that some wanted tool uses, and what belongs to none."""
+        wanted, unwanted = _places(filter(self.wants, self.installations)), _places(self._unwanted())
+        offered = [one for one in self._all if _in_any(one.path, wanted) or not _in_any(one.path, unwanted)]
+        self.bases = tuple(sorted(offered, key=_order))
         self.changed.emit(None)
 
+    def _unwanted(self) -> list[Installation]:
+        return [one for one in self.installations if not self.wants(one)]
 
-def _outside(found: Iterable[Found], folders: list[Path]) -> list[Found]:
-    return [one for one in found if not any(folder in one.path.parents for folder in folders)]
+
+def _places(installations: Iterable[Installation]) -> list[Path]:
+    return [place for one in installations for place in one.bases]
+
+
+def _in_any(path: Path, places: Iterable[Path]) -> bool:
+    return any(_lies_in(path, place) for place in places)
+
+
+def _lies_in(path: Path, place: Path) -> bool:
+    return place == path or place in path.parents
 
 
 def _order(found: Found) -> tuple[bool, str, str]:

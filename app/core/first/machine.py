@@ -1,0 +1,110 @@
+"""What this PC has for training: its graphics cards, its room, and what the engine's own check says of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from app.core.engine.served import Served
+from app.core.events import Event
+from app.core.tasks import Post
+from trainer.errors import ImpastoError
+from trainer.protocol import places
+
+Verdict = Literal["ok", "doubtful", "broken"]
+_VERDICTS: tuple[Verdict, ...] = ("ok", "doubtful", "broken")
+
+
+@dataclass(frozen=True, slots=True)
+class CardFacts:
+    """A graphics card that can train; bytes."""
+
+    name: str
+    total: int
+    free: int
+    driver: str
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """`fault` says in words what is wrong with the driver, else ""; `free` are the bytes left where models will lie."""
+
+    cards: tuple[CardFacts, ...]
+    fault: str
+    folder: Path
+    free: int | None
+
+
+def this_machine() -> Machine:
+    """Ask the driver and the disk; takes up to a second, so it belongs on a worker."""
+    folder = places.home()
+    try:
+        free: int | None = places.free_bytes(folder)
+    except OSError:
+        free = None
+    cards, fault = _cards()
+    return Machine(cards, fault, folder, free)
+
+
+def _cards() -> tuple[tuple[CardFacts, ...], str]:
+    from trainer import gpu
+
+    try:
+        found = gpu.cards()
+    except ImpastoError as error:
+        return (), f"{error.sentence} {error.remedy}"
+    return tuple(CardFacts(card.name, card.total_bytes, card.free_bytes, card.driver) for card in found), ""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that the engine's check found."""
+
+    verdict: Verdict
+    sentence: str
+    remedy: str
+
+
+class CheckUp:
+    """`python -m trainer doctor` in a process of its own, with its self test; belongs to the thread that makes it."""
+
+    def __init__(self, post: Post) -> None:
+        self.findings: list[Finding] = []
+        self.problem = ""
+        """Why there is no answer, in words."""
+        self.done = False
+        self.changed: Event[None] = Event()
+        """Another finding, or the end."""
+        self._child = Served(["doctor", "--json"], post)
+        self._child.answered.connect(self._hear)
+        self._child.ended.connect(self._end)
+
+    def start(self) -> None:
+        """Begin; a few seconds with PyTorch on an SSD."""
+        try:
+            self._child.ask({})
+        except OSError as error:
+            self._end(str(error))
+
+    def close(self) -> None:
+        """End it, answers or none."""
+        self._child.close()
+
+    @property
+    def worst(self) -> list[Finding]:
+        """What keeps training from working, else what is doubtful."""
+        broken = [one for one in self.findings if one.verdict == "broken"]
+        return broken or [one for one in self.findings if one.verdict == "doubtful"]
+
+    def _hear(self, said: Mapping[str, Any]) -> None:
+        if said.get("verdict") in _VERDICTS:
+            self.findings.append(Finding(said["verdict"], str(said.get("sentence")), str(said.get("remedy", ""))))
+            self.changed.emit(None)
+
+    def _end(self, words: str) -> None:
+        self.done = True
+        if not self.findings:
+            self.problem = words.splitlines()[-1] if words else "The check ended without a word."
+        self.changed.emit(None)

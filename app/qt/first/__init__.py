@@ -1,0 +1,1 @@
+"""What a new user meets: the welcome, and a tour with the demo."""

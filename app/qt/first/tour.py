@@ -1,0 +1,198 @@
+"""The tour: the demo, from its pictures to its LoRA, in steps that each show one page."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from PySide6.QtCore import QCoreApplication, QObject, Signal
+from PySide6.QtWidgets import QBoxLayout
+from shiboken6 import isValid
+
+from app.core.first.demo import demo_job, demo_pictures
+from app.qt.first.coach import Coach
+from app.qt.words import QT_TRANSLATE_NOOP
+from trainer.errors import ImpastoError
+from trainer.protocol.queue import Entry
+
+if TYPE_CHECKING:
+    from app.qt.window import Window
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """`go` names the tour's method that shows the page, `act` the title of a button for the tour's method `do`."""
+
+    title: str
+    words: str
+    go: str
+    act: str = ""
+    do: str = ""
+
+
+STEPS = (
+    Step(
+        QT_TRANSLATE_NOOP("Tour", "Your pictures"),
+        QT_TRANSLATE_NOOP(
+            "Tour",
+            "These 18 pictures have one look: tubes of neon light. A LoRA learns what its pictures have in common. "
+            "For your own, drop any folder on the window.",
+        ),
+        "show_pictures",
+    ),
+    Step(
+        QT_TRANSLATE_NOOP("Tour", "What each one shows"),
+        QT_TRANSLATE_NOOP(
+            "Tour",
+            "A caption names what a picture shows, so that only the look is left to learn. Edit one if you like: "
+            "it is saved by itself, and Ctrl+Z takes it back. These are copies.",
+        ),
+        "show_caption",
+    ),
+    Step(
+        QT_TRANSLATE_NOOP("Tour", "What is learned, and from which base"),
+        QT_TRANSLATE_NOOP(
+            "Tour",
+            "A job is a base, pictures and a recipe. This base is tiny, so that any PC can train on it. "
+            "The trigger word, neontube, will call the look up.",
+        ),
+        "show_job",
+    ),
+    Step(
+        QT_TRANSLATE_NOOP("Tour", "Start"),
+        QT_TRANSLATE_NOOP(
+            "Tour",
+            "Memory and time are known before anything starts. Training goes on when this window is closed, "
+            "and survives a crash. The demo takes a few minutes.",
+        ),
+        "show_job",
+        QT_TRANSLATE_NOOP("Tour", "Start training"),
+        "start",
+    ),
+    Step(
+        QT_TRANSLATE_NOOP("Tour", "Watch"),
+        QT_TRANSLATE_NOOP(
+            "Tour",
+            "The loss falls while it learns. Every 100 steps the same prompt is drawn again: "
+            "under Samples you see the blue house turn into neon.",
+        ),
+        "show_run",
+    ),
+    Step(
+        QT_TRANSLATE_NOOP("Tour", "Keep the best"),
+        QT_TRANSLATE_NOOP(
+            "Tour",
+            "When it is done, compare the saved steps, draw with the one you like, and export it to ComfyUI, Forge "
+            "or another tool. That is all: now with your own pictures.",
+        ),
+        "show_run",
+    ),
+)
+
+
+class Tour(QObject):
+    """One tour through a window; it ends with its last step, with the coach's cross, or with the window."""
+
+    ended = Signal()
+
+    def __init__(self, window: Window, place: QBoxLayout) -> None:
+        super().__init__(window)
+        self._window, self._session = window, window.session
+        self._at = 0
+        self._pictures: Path | None = None
+        self._job: Path | None = None
+        self._began = time.time()
+        self.coach = Coach()
+        place.addWidget(self.coach)
+        self.coach.back.connect(lambda: self._step(self._at - 1))
+        self.coach.onward.connect(lambda: self._step(self._at + 1))
+        self.coach.acted.connect(lambda: getattr(self, STEPS[self._at].do)())
+        self.coach.closed.connect(lambda: self.end())
+        self._step(0)
+        self.coach.next.setFocus()
+
+    def end(self) -> None:
+        """Leave all as it is: the pictures open, the job among the others, the run running."""
+        self.coach.hide()
+        self.coach.deleteLater()
+        self.setParent(None)  # another may begin at once
+        self.ended.emit()
+        self.deleteLater()
+
+    # --- what the steps name
+
+    def show_pictures(self) -> None:
+        """Open the demo's pictures."""
+        self._window.show_pictures()
+        self._behind(demo_pictures, self._open)
+
+    def show_caption(self) -> None:
+        """Select the demo's first picture, for its caption to be seen."""
+        self._window.show_pictures()
+        view, pictures = self._session.view, self._session.library.pictures
+        first = next((number for number in view.ids if pictures[number].folder.path == self._pictures), None)
+        if first is not None:
+            view.select([first], first)
+
+    def show_job(self) -> None:
+        """Set the demo's job up, and show it."""
+        if self._job is None:
+            try:
+                self._job = demo_job(self._session.jobs)
+            except ImpastoError as error:
+                self._window.notices.tell_error(error)
+                return
+        self._session.going.job.emit(self._job)
+
+    def start(self) -> None:
+        """Train the demo's job, unless that goes on already."""
+        if self._job and self._entry() is None:
+            self._session.queue.start(self._job)
+        self._step(self._at + 1)
+
+    def show_run(self) -> None:
+        """Show the run of the job, where it has begun, or else all runs."""
+        entry = self._entry()
+        if entry and entry.run:
+            self._session.going.run.emit(entry.run)
+        else:
+            self._window.show_runs()
+
+    # --- inside
+
+    def _entry(self) -> Entry | None:
+        """What the queue has of the job since the tour began, whoever put it there."""
+        entries = [entry for entry in self._session.queue.entries if entry.job == self._job]
+        return next((entry for entry in reversed(entries) if entry.added >= self._began), None)
+
+    def _open(self, folder: Path) -> None:
+        self._pictures = folder
+        self._window.open([folder])
+
+    def _step(self, number: int) -> None:
+        if number == len(STEPS):
+            self.end()
+            return
+        self._at = number
+        step = STEPS[number]
+        act = _tr(step.act) if step.act and self._entry() is None else ""
+        self.coach.show_step(number + 1, len(STEPS), _tr(step.title), _tr(step.words), act)
+        getattr(self, step.go)()
+
+    def _behind(self, work: Callable[[], Path], then: Callable[[Path], None]) -> None:
+        """Do `work` on a worker, and go on with what comes of it while there is a tour."""
+
+        def failed(fault: BaseException) -> None:
+            if not isinstance(fault, OSError):
+                raise fault
+            sentence = self.tr("The demo's pictures cannot be put where they belong: {why}.")
+            self._window.notices.tell(sentence.format(why=fault), "error")
+
+        self._session.tasks.run(work, lambda done: then(done) if isValid(self) else None, failed)
+
+
+def _tr(text: str) -> str:
+    return QCoreApplication.translate("Tour", text)

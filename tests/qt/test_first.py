@@ -1,0 +1,123 @@
+"""The welcome and the tour: real checks, real tools, and the demo's job in the real window."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from PySide6.QtCore import Qt
+from PySide6.QtGui import QGuiApplication
+from PySide6.QtWidgets import QFileDialog
+from pytestqt.qtbot import QtBot
+
+from app.core.session import Session
+from app.qt import application
+from app.qt.first.tour import STEPS, Tour
+from app.qt.first.welcome import Welcome
+from app.qt.window import Window
+from tests.support import tool_homes
+from trainer.protocol import places
+
+LEFT = Qt.MouseButton.LeftButton
+
+
+def test_the_welcome_tells_of_this_pc_and_its_models(
+    qtbot: QtBot, window: Window, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("IMPASTO_LOOK_IN", str(tmp_path / "home"))
+    webui = tool_homes.a1111(tmp_path / "home")
+    models = window.session.models
+    window.commands["window.welcome"].trigger()
+    (welcome,) = window.findChildren(Welcome)
+    qtbot.waitUntil(lambda: webui in welcome.tools.boxes and not models.looking)
+    assert "1 base" in welcome.tools.boxes[webui].text()
+    assert str(webui) in welcome.tools.boxes[webui].accessibleName()
+    qtbot.mouseClick(welcome.tools.boxes[webui], LEFT, pos=welcome.tools.boxes[webui].rect().center() / 8)
+    assert [one.name for one in models.bases] == ["Demo"]
+    own = tool_homes.sdxl(tmp_path / "mine" / "own.safetensors")
+    monkeypatch.setattr(QFileDialog, "getExistingDirectory", lambda *_: str(own.parent))
+    qtbot.mouseClick(welcome.tools.folder, LEFT)
+    qtbot.waitUntil(lambda: own.parent in welcome.tools.boxes)
+    qtbot.waitUntil(lambda: welcome.machine.done, timeout=60_000)
+    assert welcome.machine.check.words.text() == "Training works here."
+    assert "NVIDIA" in welcome.machine.card.words.text()
+    assert str(places.home()) in welcome.machine.disk.words.text()
+    window.commands["window.welcome"].trigger()
+    assert window.findChildren(Welcome) == [welcome]
+
+
+def test_a_welcome_that_is_closed_ends_its_check(qtbot: QtBot, window: Window) -> None:
+    window.show_welcome()
+    (welcome,) = window.findChildren(Welcome)
+    child = welcome.machine._check_up._child
+    assert child._process is not None
+    welcome.close()
+    assert child._process is None
+
+
+def test_it_greets_the_first_time_only_and_never_without_a_screen(
+    qtbot: QtBot, window: Window, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    application._greet(window)
+    assert window.findChildren(Welcome) == []
+    monkeypatch.setattr(QGuiApplication, "platformName", lambda: "windows")
+    application._greet(window)
+    (welcome,) = window.findChildren(Welcome)
+    welcome.close()
+    qtbot.waitUntil(lambda: window.findChildren(Welcome) == [])
+    application._greet(window)
+    assert window.findChildren(Welcome) == []
+
+
+def test_the_tour_from_pictures_to_the_job(qtbot: QtBot, window: Window, session: Session) -> None:
+    gone: list[Path] = []
+    session.going.job.connect(gone.append)
+    window.commands["window.tour"].trigger()
+    (tour,) = window.findChildren(Tour)
+    coach = tour.coach
+    qtbot.waitUntil(lambda: len(session.view.ids) == 18)
+    assert coach.next.hasFocus()
+    assert coach.isVisible()
+    assert not coach.former.isEnabled()
+    qtbot.keyClick(coach.next, Qt.Key.Key_Space)
+    assert session.view.current is not None
+    assert session.library.pictures[session.view.current].path.parent == places.home() / "demo" / "pictures"
+    qtbot.mouseClick(coach.next, LEFT)
+    (job,) = gone
+    assert job == places.home() / "jobs" / "neon" / "job.toml"
+    assert not coach.act.isVisible()
+    qtbot.mouseClick(coach.next, LEFT)
+    assert coach.act.isVisible()
+    assert coach.title.text() == "Start"
+    qtbot.mouseClick(coach.former, LEFT)
+    assert gone == [job] * 3
+    for _ in range(3):
+        qtbot.mouseClick(coach.next, LEFT)
+    assert coach.next.text() == "Done"
+    qtbot.mouseClick(coach.next, LEFT)
+    qtbot.waitUntil(lambda: window.findChildren(Tour) == [])
+    assert session.queue.entries == ()  # only its button starts
+
+
+def test_the_tour_starts_the_demo_once(
+    qtbot: QtBot, window: Window, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launched: list[object] = []
+    monkeypatch.setattr(
+        "app.core.queue.launch", lambda *words: launched.append(words)
+    )  # no training: the queue is real
+    window.show_tour()
+    (tour,) = window.findChildren(Tour)
+    for _ in range(3):
+        qtbot.mouseClick(tour.coach.next, LEFT)
+    assert STEPS[3].act
+    qtbot.mouseClick(tour.coach.act, LEFT)
+    assert tour.coach.title.text() == "Watch"
+    session.queue.look()
+    qtbot.waitUntil(lambda: len(session.queue.entries) == 1)
+    qtbot.mouseClick(tour.coach.former, LEFT)
+    assert not tour.coach.act.isVisible()
+    qtbot.mouseClick(tour.coach.closing, LEFT)
+    assert not window.findChildren(Tour)
+    window.show_tour()
+    assert len(window.findChildren(Tour)) == 1
