@@ -78,7 +78,7 @@ def welcome(window: Window) -> QWidget:
     dialog = Welcome(window.session, window)
     wait(
         QApplication.instance(), lambda: dialog.machine.disk.isVisibleTo(dialog)
-    )  # its test takes too long to wait for
+    )  # its test takes longer
     return dialog
 
 
