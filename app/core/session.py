@@ -22,7 +22,6 @@ from app.core.jobs.jobs import Jobs
 from app.core.library import Library
 from app.core.models.models import Models
 from app.core.pictures import Altered, Field
-from app.core.planning.forecaster import Forecaster
 from app.core.presets.presets import Presets
 from app.core.query.filtering import Filtering
 from app.core.query.finder import Finder
@@ -105,7 +104,6 @@ class Session:
         self.datasets = Datasets(self.library, self.tasks)
         self.datasets.unsaved = self._unsaved
         self.recent = RecentFolders(post)
-        self.forecaster = Forecaster(self.tasks, post)
         self.models = Models(post)
         self.presets = Presets(self.tasks)
         self.jobs = Jobs(self.tasks)
@@ -143,7 +141,6 @@ class Session:
         self.queue.close()
         self.presets.close()
         self.models.close()
-        self.forecaster.close()
         self.jobs.close()
         self.runs.close()
         self.datasets.stop()

@@ -34,7 +34,7 @@ State = Literal["idle", "asked", "reading", "tracing", "picked", "done", "failed
 
 
 class Forecaster:
-    """Belongs to the thread of `tasks`. Its child lives from the first question to `rest`."""
+    """Belongs to the thread of `tasks`. Its child lives from the first question to `rest` or `close`."""
 
     def __init__(self, tasks: Tasks, post: Post) -> None:
         self.changed: Event[None] = Event()

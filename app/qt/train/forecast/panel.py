@@ -11,7 +11,7 @@ from PySide6.QtWidgets import QFrame, QLabel, QProgressBar, QPushButton, QScroll
 
 from app.core.jobs.values import drop, put, value_at
 from app.core.planning.answer import PLANNED_KEYS, Answer
-from app.core.planning.forecaster import HERE, NAMED, Question
+from app.core.planning.forecaster import HERE, NAMED, Forecaster, Question
 from app.core.planning.preflight import preflight
 from app.core.session import Session
 from app.qt.actions.commands import Commands
@@ -44,7 +44,7 @@ class ForecastPanel(QWidget):
     def __init__(self, session: Session, commands: Commands, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.session, self.commands = session, commands
-        self.forecaster = session.forecaster
+        self.forecaster = Forecaster(session.tasks, session.tasks.post)
         self._draft: Draft | None = None
         self._leave: list[Callable[[], None]] = []
         self._fresh = False
@@ -289,4 +289,11 @@ class ForecastPanel(QWidget):
             self.forecaster.changed.connect(lambda _: self._renew()),
             self.forecaster.seen.connect(lambda _: self._see_cards()),
         ]
-        self.destroyed.connect(lambda: [end() for end in ends])
+        forecaster = self.forecaster
+
+        def leave() -> None:
+            for end in ends:
+                end()
+            forecaster.close()
+
+        self.destroyed.connect(leave)
