@@ -64,13 +64,13 @@ class Layout:
         """Return the columns after the first of which something is seen in a viewport as wide as `room`."""
         first = (self.kept + across - self.gap) // self.pitch
         last = (room + across - self.gap - 1) // self.pitch
-        return range(min(self.columns, max(1, first)), max(1, min(self.columns, last + 1)))
+        return range(min(self.columns, max(1, first)), min(self.columns, last + 1))
 
     def rows_seen(self, down: int, room: int) -> range:
         """Return the rows of which something is seen in a viewport as high as `room`."""
         first = down // self.row_height
         last = (room + down - self.head - 1) // self.row_height
-        return range(min(self.rows, max(0, first)), max(0, min(self.rows, last + 1)))
+        return range(min(self.rows, first), min(self.rows, last + 1))
 
     def at(self, x: int, y: int, across: int, down: int) -> tuple[int, int] | None:
         """Return row and column of the cell at a place; None between, above and beyond cells."""

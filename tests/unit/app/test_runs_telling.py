@@ -1,0 +1,164 @@
+"""Being told that runs have ended, with real run directories, a real queue's folder and the threads of the app."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from app.core.queue import QueueKeeper
+from app.core.runs.runs import Runs
+from app.core.runs.telling import Ended, Telling
+from tests.support.desk import Desk, a_desk
+from tests.support.told_runs import held, new_run
+from trainer.protocol import events
+from trainer.protocol.queue import Queue, new_entry
+
+
+class Watcher:
+    """The app's telling, with what was heard of it."""
+
+    def __init__(self, desk: Desk) -> None:
+        self.desk = desk
+        self.runs, self.queue = Runs(desk.post), QueueKeeper(desk.post)
+        self.telling = Telling(self.runs, self.queue, desk.tasks)
+        self.ended: list[Ended] = []
+        self.telling.ended.connect(self.ended.append)
+
+    def until(self, reached: Callable[[], object]) -> None:
+        """Look as the window does, until something is so."""
+
+        def looked() -> bool:
+            self.telling.look()
+            self.desk.post(lambda: None)  # a look that finds nothing posts nothing
+            return bool(reached())
+
+        self.desk.until(looked)
+
+    def learn(self) -> None:
+        """Read the list of runs once."""
+        heard: list[None] = []
+        end = self.runs.changed.connect(heard.append)
+        self.runs.look()
+        self.desk.until(lambda: heard)
+        end()
+
+
+@pytest.fixture
+def watcher() -> Iterator[Watcher]:
+    with a_desk() as desk:
+        watcher = Watcher(desk)
+        yield watcher
+        watcher.queue.close()
+        watcher.runs.close()
+
+
+def test_a_run_that_is_done_is_told_once(watcher, tmp_path):
+    run = new_run(tmp_path, "cats")
+    with held(run) as engine:
+        watcher.learn()
+        assert watcher.telling.watching
+        watcher.until(lambda: True)
+        assert not watcher.ended
+        engine.tell(events.Finished(outcome="done", step=1000, file=None))
+        engine.stand("done", 1000)
+    watcher.until(lambda: watcher.ended)
+    assert [(one.summary.name, one.summary.state, one.summary.step) for one in watcher.ended] == [
+        ("cats", "done", 1000)
+    ]
+    watcher.learn()
+    watcher.until(lambda: not watcher.telling.watching)
+    assert len(watcher.ended) == 1
+
+
+def test_a_run_that_failed_is_told_with_its_reason(watcher, tmp_path):
+    run = new_run(tmp_path, "cats")
+    with held(run) as engine:
+        watcher.learn()
+        engine.tell(*(events.Notice(code="n", sentence="x" * 500) for _ in range(500)))
+        engine.tell(events.ErrorEvent(code="a", sentence="The loss is gone.", remedy="Lower the rate."))
+        engine.stand("failed", 12)
+    watcher.until(lambda: watcher.ended)
+    assert watcher.ended[0].summary.state == "failed"
+    assert watcher.ended[0].why == "The loss is gone. Lower the rate."
+
+
+def test_an_engine_that_was_killed_is_told(watcher, tmp_path):
+    with held(new_run(tmp_path, "cats")) as engine:
+        watcher.learn()
+        engine.stand("running", 7, "train")
+    watcher.until(lambda: watcher.ended)
+    assert (watcher.ended[0].summary.state, watcher.ended[0].summary.step) == ("interrupted", 7)
+
+
+@pytest.mark.parametrize("state", ["paused", "stopped"])
+def test_who_ends_a_run_needs_not_be_told(watcher, tmp_path, state):
+    with held(new_run(tmp_path, "cats")) as engine:
+        watcher.learn()
+        engine.stand(state, 7)
+    watcher.until(lambda: not watcher.telling.watching)
+    assert watcher.ended == []
+
+
+def test_runs_that_had_ended_before_are_not_told(watcher, tmp_path):
+    with held(new_run(tmp_path, "cats")) as engine:
+        engine.stand("done", 1000)
+    watcher.learn()
+    assert not watcher.telling.watching
+    assert watcher.ended == []
+
+
+def test_a_list_that_is_read_by_the_page_tells_too_and_not_twice(watcher, tmp_path):
+    run = new_run(tmp_path, "cats")
+    with held(run) as engine:
+        watcher.learn()
+        engine.stand("done", 1000)
+    watcher.learn()  # as the Runs page does
+    watcher.desk.until(lambda: watcher.ended)
+    watcher.until(lambda: not watcher.telling.watching)
+    assert len(watcher.ended) == 1
+    with held(run) as engine:  # trained longer: another start, another end
+        watcher.learn()
+        engine.stand("done", 2000)
+    watcher.until(lambda: len(watcher.ended) == 2)
+
+
+def change(queue: Queue, name: str, **fields: object) -> None:
+    """Let an entry of the queue stand otherwise, as the worker does."""
+    queue.change(name, lambda entry: replace(entry, **fields))
+
+
+def read(watcher: Watcher) -> None:
+    """Read the queue once more, after which it differs."""
+    heard: list[None] = []
+    end = watcher.queue.changed.connect(heard.append)
+    watcher.queue.look()
+    watcher.desk.until(lambda: heard)
+    end()
+
+
+def test_a_run_of_the_queue_that_came_and_went_between_two_looks_is_told(watcher, tmp_path):
+    queue = watcher.queue.queue
+    entry = queue.put(new_entry(tmp_path / "job.toml"))
+    read(watcher)
+    run = new_run(tmp_path, "cats")
+    with held(run) as engine:
+        engine.stand("done", 1000)
+    change(queue, entry.id, state="done", run=run.path)
+    read(watcher)
+    watcher.desk.until(lambda: watcher.ended)
+    assert [one.summary.name for one in watcher.ended] == ["cats"]
+
+
+def test_a_job_that_never_became_a_run_is_told(watcher, tmp_path):
+    queue = watcher.queue.queue
+    job = tmp_path / "mine" / "job.toml"
+    entry = queue.put(new_entry(job))
+    read(watcher)
+    change(queue, entry.id, state="failed", problem="There is no base at base.safetensors.")
+    read(watcher)
+    assert [(one.summary.name, one.why, one.job) for one in watcher.ended] == [
+        ("mine", "There is no base at base.safetensors.", Path(job))
+    ]
