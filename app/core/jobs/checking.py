@@ -26,6 +26,8 @@ class Verdict:
 
     job: Job | None = None
     """The job with absolute paths; None while something is wrong with it."""
+    sound: Job | None = None
+    """The job without what is wrong in it, filled up where something is missing; None where nothing helps."""
     problems: tuple[tuple[str, str], ...] = ()
     """Each fault as key and reason."""
     effectless: dict[str, str] = field(default_factory=dict)
@@ -46,6 +48,7 @@ def judge(values: Values, folder: Path, family: Family | None, *, zero_terminal_
     sound = job if not found else _sound(data, [key for key, _ in found])
     return Verdict(
         job=None if found else job,
+        sound=sound,
         problems=found,
         effectless=_effectless(sound, family) if sound else {},
         doubts=_doubts(sound, zero_terminal_snr) if sound else {},

@@ -73,6 +73,11 @@ class Draft:
         return self._verdict.job
 
     @property
+    def sound(self) -> Job | None:
+        """The job as far as it is right, for what can be said of it while something is wrong or missing."""
+        return self._verdict.sound
+
+    @property
     def problems(self) -> tuple[tuple[str, str], ...]:
         """Each fault as key and reason."""
         return self._verdict.problems
@@ -107,7 +112,7 @@ class Draft:
         """Give a key a value of TOML's kinds, right or wrong; `typing`: one of several letters into one field."""
 
         def work(values: Values) -> None:
-            put(values, key, _writable(value))
+            put(values, key, value)
             _settle(values, key)
 
         self.edit(key, work, typing=typing)
@@ -125,6 +130,7 @@ class Draft:
         """Make a change of several keys as one step; `name` is a key, or says what is done."""
         after = copy.deepcopy(self.values)
         work(after)
+        after = _writable(after)
         if after != self.values:
             self._undo.add(name, self.values, after, typing=typing)
             self._hold(after)
@@ -235,7 +241,11 @@ def _settle(values: Values, key: str) -> None:
 
 
 def _writable(value: Any) -> Any:
-    """The value without halves of surrogate pairs, which no file can hold."""
+    """The value with a question mark for each half of a surrogate pair, which no file can hold."""
+    if isinstance(value, dict):
+        return {name: _writable(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_writable(inner) for inner in value]
     return value.encode("utf-8", "replace").decode("utf-8") if isinstance(value, str) else value
 
 

@@ -165,8 +165,8 @@ def measure(values: Values) -> tuple[str, Any]:
 def change_measure(draft: Draft, key: str, showings: int | None) -> None:
     """State the length in another measure; it stays as long as it was where the pictures are counted."""
     former, value = measure(draft.values)
-    if draft.job is not None and showings:
-        length = resolve_length(draft.job.recipe, showings)
+    if draft.sound is not None and showings:
+        length = resolve_length(draft.sound.recipe, showings)
         value = {"steps": length.steps, "epochs": max(1, round(length.epochs)), "pictures_seen": length.pictures}[key]
     if former != key and value is not None:
         draft.set(f"recipe.{key}", value)

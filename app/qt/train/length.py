@@ -57,9 +57,8 @@ class LengthRow(QWidget):
         if self._typed(self.number.text()) != value:
             self.number.show_text(shown(value))
         self.number.setToolTip(f"recipe.{self.measure.currentData()}")
-        known = draft is not None and draft.job is not None and showings
-        text = str(resolve_length(draft.job.recipe, showings)) if known and draft and draft.job and showings else ""
-        self.words.setText(text)
+        sound = draft.sound if draft is not None else None
+        self.words.setText(str(resolve_length(sound.recipe, showings)) if sound and showings else "")
 
     def _typed(self, text: str) -> object:
         return setting(f"recipe.{self.measure.currentData()}").typed(text) if text.strip() else None

@@ -1,0 +1,400 @@
+"""Jobs as the Train page edits them: the file on disk is what was typed, and the trainer reads it as the page does."""
+
+from __future__ import annotations
+
+import errno
+import os
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from app.core.jobs import essentials
+from app.core.jobs.draft import Draft
+from app.core.jobs.essentials import Pictures
+from app.core.jobs.jobs import Jobs
+from app.core.jobs.settings import setting
+from app.core.jobs.settings import settings as all_settings
+from app.core.jobs.values import to_toml
+from app.core.tasks import Tasks
+from tests.support.desk import Desk, a_desk
+from trainer.config.load import load_job
+from trainer.config.presets.shelf import find_preset
+from trainer.errors import JobError
+
+BARE = """# an artist's own words
+schema = 1
+name = "höhle"
+[base]
+model = "owner/name"
+[[dataset.folders]]
+path = "pictures of cats"
+trigger = "sks"
+[recipe]
+rank = 8
+steps = 100
+[recipe.optimizer]
+name = "prodigy"
+d_coef = 2.0
+"""
+
+
+@pytest.fixture
+def desk() -> Iterator[Desk]:
+    with a_desk() as desk:
+        yield desk
+
+
+@pytest.fixture
+def tasks(desk: Desk) -> Iterator[Tasks]:
+    tasks = Tasks(desk.post)
+    yield tasks
+    tasks.close()
+
+
+@pytest.fixture
+def jobs(tasks: Tasks, tmp_path: Path) -> Iterator[Jobs]:
+    jobs = Jobs(tasks, tmp_path / "per user" / "jobs")
+    yield jobs
+    jobs.close()
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "bilder ü" / "job.toml"
+    path.parent.mkdir()
+    path.write_text(BARE, encoding="utf-8")
+    return path
+
+
+def on_disk(path: Path) -> dict[str, Any]:
+    return tomllib.loads(path.read_text(encoding="utf-8"))
+
+
+def settled(desk: Desk, draft: Draft) -> dict[str, Any]:
+    desk.until(lambda: not draft.file.unsaved)
+    return on_disk(draft.path)
+
+
+# What a person may do: any setting of the schema, with what suits it and with what does not.
+KEYS = [each for each in all_settings() if "*" not in each.key and each.kind in ("", "adamw")]
+TYPED = st.one_of(
+    st.text(max_size=12),
+    st.integers(-5, 5000).map(str),
+    st.floats(allow_nan=False, allow_infinity=False, width=32).map(repr),
+    st.sampled_from(
+        ["1e999", "nan", "0x10", "true", "auto", "100, 300", "down_blocks.1, mid_block", "\x00\x7f", "\ud800"]
+    ),
+)
+DEEDS = st.lists(
+    st.one_of(
+        st.tuples(st.just("set"), st.sampled_from(KEYS), TYPED),
+        st.tuples(st.just("choose"), st.sampled_from([each for each in KEYS if each.choices]), st.integers(0, 9)),
+        st.tuples(st.sampled_from(["unset", "revert", "undo", "redo", "seal"]), st.sampled_from(KEYS), st.none()),
+    ),
+    max_size=25,
+)
+
+
+def act(draft: Draft, deed: str, key: Any, value: Any) -> None:
+    if deed == "set":
+        draft.set(key.key, key.typed(value), typing=True)
+    elif deed == "choose":
+        draft.set(key.key, key.choices[value % len(key.choices)])
+    elif deed in ("unset", "revert"):
+        getattr(draft, deed)(key.key)
+    else:
+        getattr(draft, deed)()
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(deeds=DEEDS)
+def test_whatever_is_typed_and_undone_the_file_is_the_draft_and_undo_leads_back(tmp_path_factory, desk, tasks, deeds):
+    path = tmp_path_factory.mktemp("draft") / "job.toml"
+    path.write_text(BARE, encoding="utf-8")
+    draft = Draft(path, tasks)
+    began = on_disk(path)
+    for deed in deeds:
+        act(draft, *deed)
+    if draft.values != began:
+        assert settled(desk, draft) == draft.values
+        assert Draft(path, tasks).values == draft.values
+    try:
+        expected = load_job(path)
+    except JobError as error:
+        assert draft.job is None
+        assert sorted(error.problems) == sorted(f"{key}: {reason}" for key, reason in draft.problems)
+    else:
+        assert draft.job == expected
+    ended = draft.values
+    steps = 0
+    while draft.undo():
+        steps += 1
+    assert draft.values == began
+    for _ in range(steps):
+        draft.redo()
+    assert draft.values == ended
+    draft.close()
+
+
+@given(typed=st.text(max_size=20), key=st.sampled_from(KEYS))
+def test_what_is_typed_reads_back_from_the_file_as_the_same_value(typed, key):
+    value = key.typed(typed)
+    values: dict[str, Any] = {}
+    from app.core.jobs.values import put
+
+    put(values, key.key, value)
+    read = tomllib.loads(to_toml(values))
+    assert repr(read) == repr(values)
+
+
+def test_a_wrong_value_is_kept_and_named_until_it_is_set_right(desk, tasks, file):
+    draft = Draft(file, tasks)
+    draft.set("recipe.rank", setting("recipe.rank").typed("many"), typing=True)
+    assert draft.job is None
+    assert draft.problems == (("recipe.rank", 'must be a whole number from 1 to 1024, not the text "many"'),)
+    settled(desk, draft)
+    again = Draft(file, tasks)
+    assert again.get("recipe.rank") == "many" and again.problems == draft.problems
+    again.set("recipe.rank", setting("recipe.rank").typed("32"))
+    assert again.job is not None and again.job.recipe.rank == 32
+    again.close()
+
+
+def test_letters_typed_into_one_field_are_one_step_until_it_is_left(tasks, file):
+    draft = Draft(file, tasks)
+    for text in ("3", "32"):
+        draft.set("recipe.rank", int(text), typing=True)
+    draft.seal()
+    draft.set("recipe.rank", 64, typing=True)
+    draft.undo()
+    assert draft.get("recipe.rank") == 32
+    draft.undo()
+    assert draft.get("recipe.rank") == 8 and draft.undo_name is None
+    draft.close()
+
+
+def test_a_length_replaces_the_other_and_an_optimizer_drops_what_it_lacks(tasks, file):
+    draft = Draft(file, tasks)
+    draft.set("recipe.epochs", 7)
+    assert draft.get("recipe.steps") is None
+    draft.set("recipe.optimizer.name", "adamw")
+    assert draft.get("recipe.optimizer") == {"name": "adamw"} and draft.job is not None
+    draft.undo()
+    assert draft.get("recipe.optimizer.d_coef") == 2.0
+    draft.close()
+
+
+def test_what_has_no_effect_is_told_of_settings_that_are_not_stated_too(tasks, file):
+    draft = Draft(file, tasks)
+    assert "3x3" in draft.effectless["recipe.conv_rank"]
+    assert "recipe.clip_skip" not in draft.effectless  # it has with SD 1.5, and nobody knows the base
+    draft.set("base.family", "sdxl")
+    assert "penultimate" in draft.effectless["recipe.clip_skip"]
+    draft.set("recipe.alpha", "wrong")
+    assert "recipe.conv_rank" in draft.effectless  # one bad number does not silence the rest
+    assert draft.doubts["recipe.learning_rate"].startswith("Prodigy multiplies")
+    draft.close()
+
+
+def test_a_recipe_is_taken_compared_with_and_given_back_key_by_key(tasks, file):
+    draft = Draft(file, tasks)
+    preset = find_preset("character", "sdxl").preset
+    draft.set("recipe.seed", 7)
+    essentials.choose_recipe(draft, preset)
+    assert draft.get("preset") == "sdxl/character" and draft.get("recipe.rank") == 32
+    assert draft.get("recipe.optimizer") == {"name": "adamw", "weight_decay": 0.01}
+    assert draft.get("recipe.seed") == 7
+    assert draft.get("recipe.steps") is None and draft.get("recipe.pictures_seen") == 3000
+    assert draft.differences == {"recipe.seed": 42}
+    draft.set("recipe.rank", 64)
+    assert draft.differences["recipe.rank"] == 32
+    draft.revert("recipe.rank")
+    draft.revert("recipe.seed")
+    assert draft.differences == {} and draft.get("recipe.seed") is None
+    # Another card takes its own values along, not those of the first.
+    essentials.choose_recipe(draft, find_preset("style", "sdxl").preset)
+    style = draft.get("recipe")
+    draft.undo()
+    draft.edit("none", lambda values: values.pop("recipe"))
+    essentials.choose_recipe(draft, find_preset("style", "sdxl").preset)
+    assert draft.get("recipe") == style
+    draft.close()
+
+
+def test_the_origin_of_a_recipe_is_found_again_when_the_job_is(desk, tasks, file):
+    draft = Draft(file, tasks)
+    essentials.choose_recipe(draft, find_preset("style", "sd15").preset)
+    draft.set("recipe.rank", 5)
+    settled(desk, draft)
+    again = Draft(file, tasks)
+    again.compare_with(essentials.preset_of(again, essentials.recipes()))
+    assert dict(again.differences) == dict(draft.differences) and "recipe.rank" in again.differences
+    assert load_job(file).preset == "sd15/style"
+
+
+def test_a_trigger_word_goes_to_the_pictures_that_are_learned_and_into_proposed_prompts(tasks, tmp_path):
+    folder = tmp_path / "jobs" / "x"
+    folder.mkdir(parents=True)
+    path = folder / "job.toml"
+    path.write_text(to_toml(essentials.new_values("x", [], folder)), encoding="utf-8")
+    draft = Draft(path, tasks)
+    for text in ("o", "oh", "ohwx"):
+        essentials.set_trigger(draft, text, typing=True)
+    assert essentials.trigger(draft.values) == "ohwx"
+    essentials.add_pictures(draft, [Pictures(tmp_path / "cats", False, 3), Pictures(tmp_path / "dogs", True, 4)])
+    assert draft.get("dataset.folders") == [
+        {"path": str((tmp_path / "cats").as_posix()), "trigger": "ohwx"},
+        {"path": str((tmp_path / "dogs").as_posix()), "recursive": True, "trigger": "ohwx"},
+    ]
+    assert draft.get("report.previews.prompts.0.prompt") == "ohwx"
+    draft.set("report.previews.prompts.0.prompt", "mine")
+    essentials.set_trigger(draft, "zwx")
+    assert [each["prompt"] for each in draft.get("report.previews.prompts")][:2] == ["mine", "ohwx, a house by a lake"]
+    essentials.add_pictures(draft, [Pictures(tmp_path / "cats", False, 3)])
+    assert len(draft.get("dataset.folders")) == 2
+    draft.set("dataset.folders.1.repeats", 10)
+    counted = [Pictures(tmp_path / "cats", False, 3), Pictures(tmp_path / "dogs", True, 4)]
+    assert essentials.samples(draft, counted) == 43
+    essentials.set_trigger(draft, "")
+    assert essentials.trigger(draft.values) is None
+    draft.close()
+
+
+def test_what_somebody_else_wrote_is_kept_before_it_is_written_over(desk, tasks, file):
+    draft = Draft(file, tasks)
+    kept: list[Path] = []
+    draft.file.kept.connect(kept.append)
+    draft.set("recipe.rank", 9)
+    settled(desk, draft)
+    assert [path.read_text(encoding="utf-8") for path in kept] == [BARE]  # with its comment
+    draft.set("recipe.rank", 10)
+    settled(desk, draft)
+    file.write_text(BARE.replace("rank = 8", "rank = 99"), encoding="utf-8")
+    draft.set("recipe.rank", 11)  # before anybody looked
+    assert settled(desk, draft)["recipe"]["rank"] == 11
+    assert len(kept) == 2 and on_disk(kept[1])["recipe"]["rank"] == 99
+
+
+def test_another_programs_change_is_taken_over_and_undo_brings_ours_back(desk, tasks, file):
+    draft = Draft(file, tasks)
+    told: list[None] = []
+    draft.taken_over.connect(told.append)
+    draft.set("recipe.rank", 9)
+    settled(desk, draft)
+    file.write_text(BARE.replace("rank = 8", "rank = 99"), encoding="utf-8")
+    draft.look()
+    desk.until(lambda: bool(told))
+    assert draft.get("recipe.rank") == 99
+    draft.undo()
+    assert settled(desk, draft)["recipe"]["rank"] == 9
+
+
+def test_a_file_that_another_program_broke_is_named_once_and_ours_stays(desk, tasks, file):
+    draft = Draft(file, tasks)
+    errors: list[JobError] = []
+    draft.file.failed.connect(errors.append)
+    file.write_text("rank = = 3", encoding="utf-8")
+    for _ in range(2):
+        draft.look()
+        desk.until(lambda: bool(errors))
+    assert [error.code for error in errors] == ["job.toml"] and draft.get("recipe.rank") == 8
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("schema = 99\nname = 'x'", "job.newer"),
+        ("name = ", "job.toml"),
+        ("\ud800".encode("utf-8", "surrogatepass"), "job.encoding"),
+    ],
+)
+def test_what_cannot_be_opened_is_told_and_left_as_it_is(jobs, file, text, code):
+    file.write_bytes(text if isinstance(text, bytes) else text.encode())
+    before = file.read_bytes()
+    with pytest.raises(JobError) as told:
+        jobs.open(file)
+    assert told.value.code == code and file.read_bytes() == before and jobs.last is None
+
+
+def test_a_place_that_cannot_be_written_keeps_the_changes_and_at_the_end_they_are_among_our_jobs(
+    desk, tasks, tmp_path, file, monkeypatch
+):
+    jobs = Jobs(tasks, tmp_path / "jobs")
+    draft = jobs.open(file)
+    errors: list[JobError] = []
+    draft.file.failed.connect(errors.append)
+    replace = Path.replace
+
+    def refuse(self: Path, target: Path) -> Path:
+        if Path(target).parent == file.parent:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        return replace(self, target)
+
+    monkeypatch.setattr(Path, "replace", refuse)
+    draft.set("recipe.rank", 77)
+    desk.until(lambda: bool(errors))
+    assert errors[0].code == "job.unwritable" and draft.get("recipe.rank") == 77 and draft.file.unsaved
+    jobs.close()
+    (rescued,) = (tmp_path / "jobs").glob("*/job.toml")
+    assert on_disk(rescued)["recipe"]["rank"] == 77
+    assert on_disk(rescued)["dataset"]["folders"][0]["path"] == str(file.parent / "pictures of cats")
+    assert file.read_text(encoding="utf-8") == BARE
+
+
+def test_jobs_are_listed_duplicated_thrown_away_and_brought_back(desk, jobs, file):
+    path = jobs.create(essentials.new_values("Höhle: 1", [], jobs.folder / "x"))
+    assert path == jobs.folder / "Höhle- 1" / "job.toml"
+    draft = jobs.open(path)
+    draft.set("recipe.rank", 5)
+    copy = jobs.duplicate(path)
+    assert on_disk(copy) == {**draft.values, "name": "Höhle: 1 2"}
+    jobs.open(file)
+    looked: list[None] = []
+    jobs.look(lambda: looked.append(None))
+    desk.until(lambda: bool(looked))
+    assert {entry.name for entry in jobs.all} == {"Höhle: 1", "Höhle: 1 2", "höhle"}
+    assert on_disk(path)["recipe"]["rank"] == 5  # the one that was open is on disk
+    (path.parent / "runs").mkdir()
+    thrown = jobs.trash(path)
+    assert not path.exists() and (path.parent / "runs").is_dir() and thrown.lies is not None
+    jobs.bring_back(thrown)
+    assert on_disk(path)["recipe"]["rank"] == 5
+    assert jobs.trash(file).lies is None and file.exists()  # one of others' is only taken off the list
+    assert file not in [entry.path for entry in jobs.all]
+
+
+def test_the_list_of_jobs_elsewhere_outlives_the_session(desk, tasks, tmp_path, file):
+    jobs = Jobs(tasks, tmp_path / "jobs")
+    jobs.open(file)
+    jobs.close()
+    later = Jobs(tasks, tmp_path / "jobs")
+    looked: list[None] = []
+    later.look(lambda: looked.append(None))
+    desk.until(lambda: bool(looked))
+    assert later.last == file and [entry.name for entry in later.all] == ["höhle"]
+    (tmp_path / "jobs" / "list.json").write_text("{", encoding="utf-8")
+    assert "could not be read" in Jobs(tasks, tmp_path / "jobs").notice
+
+
+def test_a_runs_frozen_job_is_copied_without_its_fit(jobs, file):
+    run = file.parent / "runs" / "a"
+    run.mkdir(parents=True)
+    (run / "events.jsonl").touch()
+    (run / "job.toml").write_text(BARE + "[fit]\nmicro_batch = 2\n[output]\nruns = '..'\n", encoding="utf-8")
+    values = on_disk(jobs.duplicate(run / "job.toml"))
+    assert "fit" not in values and "output" not in values and values["recipe"]["rank"] == 8
+
+
+def test_every_setting_of_the_schema_can_be_typed_and_its_default_is_right(tasks, file):
+    draft = Draft(file, tasks)
+    draft.set("recipe.optimizer.name", "adamw")
+    for each in KEYS:
+        if each.default is not None and each.key not in ("recipe.optimizer.name",):
+            draft.set(each.key, each.default)
+    assert draft.problems == ()
+    draft.close()
