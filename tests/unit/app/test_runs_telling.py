@@ -162,3 +162,17 @@ def test_a_job_that_never_became_a_run_is_told(watcher, tmp_path):
     assert [(one.summary.name, one.why, one.job) for one in watcher.ended] == [
         ("mine", "There is no base at base.safetensors.", Path(job))
     ]
+
+
+def test_a_run_of_the_queue_is_told_once_although_run_and_entry_both_end(watcher, tmp_path):
+    queue, run = watcher.queue.queue, new_run(tmp_path, "cats")
+    with held(run) as engine:
+        entry = queue.put(replace(new_entry(tmp_path / "job.toml"), state="running", run=run.path))
+        watcher.learn()
+        read(watcher)
+        engine.stand("done", 1000)
+    watcher.until(lambda: watcher.ended)
+    change(queue, entry.id, state="done")
+    read(watcher)
+    watcher.until(lambda: not watcher.telling.watching)
+    assert len(watcher.ended) == 1
