@@ -33,5 +33,17 @@ def moment(unix: float, now: float) -> str:
     return QLocale().toString(then.date(), QLocale.FormatType.ShortFormat)
 
 
+def upcoming(unix: float, now: float) -> str:
+    """Word a moment to come: its time where it is of today, else its day too."""
+    then, today = QDateTime.fromSecsSinceEpoch(int(unix)), QDateTime.fromSecsSinceEpoch(int(now)).date()
+    at = QLocale().toString(then.time(), QLocale.FormatType.ShortFormat)
+    days = today.daysTo(then.date())
+    if days == 0:
+        return at
+    if days == 1:
+        return _tr("tomorrow {time}").format(time=at)
+    return QLocale().toString(then, QLocale.FormatType.ShortFormat)
+
+
 def _tr(text: str) -> str:
     return QCoreApplication.translate("Durations", text)

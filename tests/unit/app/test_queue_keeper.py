@@ -1,0 +1,191 @@
+"""The window's side of the queue, with real workers; a lane that the test holds keeps them from training."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import queue
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from app.core.queue import QueueKeeper
+from trainer.errors import ImpastoError
+from trainer.protocol import lanes
+from trainer.protocol.queue import Queue
+
+KILL = getattr(signal, "SIGKILL", signal.SIGTERM)
+
+
+class Desk:
+    """The owner's thread: what is posted is done while it waits for something."""
+
+    def __init__(self) -> None:
+        self._posted: queue.Queue[Callable[[], None]] = queue.Queue()
+        self.keeper = QueueKeeper(self._posted.put)
+        self.failures: list[ImpastoError] = []
+        self.keeper.failed.connect(self.failures.append)
+
+    def watch(self, reached: Callable[[], object]) -> None:
+        """Look at the queue again and again, as a visible panel does."""
+        deadline = time.monotonic() + 120
+        while not reached():
+            assert time.monotonic() < deadline
+            self.keeper.look()
+            self._posted.get(timeout=60)()
+
+    def states(self) -> list[str]:
+        return [entry.state for entry in self.keeper.entries]
+
+    @property
+    def working(self) -> bool:
+        return self.keeper.now.working
+
+
+@pytest.fixture
+def desk() -> Iterator[Desk]:
+    """What is left in the queue at the end is taken out, so that its worker ends."""
+    lane = contextlib.ExitStack()
+    for one in {"cpu", *_lanes()}:
+        lane.enter_context(lanes.occupied(one))
+    with lane:
+        desk = Desk()
+        yield desk
+        desk.keeper.close()
+        for entry in Queue().entries():
+            Queue().conclude(entry.id, "stopped")
+        deadline = time.monotonic() + 60
+        while Queue().worker_alive():
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+
+
+def _lanes() -> list[str]:
+    from trainer.queue.devices import machine_lanes
+
+    return machine_lanes()
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    path = tmp_path / "Auftrag ü" / "job.toml"
+    path.parent.mkdir()
+    path.write_text("", encoding="utf-8")
+    return path
+
+
+def test_starting_a_job_brings_a_worker_and_the_worker_s_death_is_told(desk: Desk, job: Path) -> None:
+    entry = desk.keeper.start(job)
+    desk.watch(lambda: desk.working and Queue().worker_alive())
+    assert desk.keeper.entries == (entry,)
+    assert desk.keeper.now.left == 0
+    worker = desk.keeper._worker
+    assert worker is not None
+    desk.keeper.start(job)
+    desk.watch(lambda: len(desk.keeper.entries) == 2)
+    assert desk.keeper._worker is worker  # one is enough
+
+    worker.send_signal(KILL)
+    desk.watch(lambda: not desk.working)
+    assert desk.keeper.now.died == ""
+    assert (desk.states(), desk.keeper.now.left) == (["waiting", "waiting"], 2)
+    desk.keeper.go_on()
+    desk.watch(lambda: desk.working and Queue().worker_alive())
+    assert desk.keeper.now.died is None
+
+
+def test_what_is_asked_is_done_though_the_window_closes_at_once(desk: Desk, job: Path) -> None:
+    names = [desk.keeper.start(job).id for _ in range(3)]
+    desk.keeper.move(names[2], names[0])
+    desk.keeper.pause(names[1])
+    desk.keeper.close()
+    assert [(entry.id, entry.state) for entry in Queue().entries()] == [
+        (names[2], "waiting"), (names[0], "waiting"), (names[1], "paused"),
+    ]  # fmt: skip
+    deadline = time.monotonic() + 60
+    while not Queue().worker_alive():  # it goes on without the window
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_after_a_restart_of_the_computer_going_on_is_offered_and_not_begun(desk: Desk, job: Path) -> None:
+    for state in ("running", "waiting"):
+        entry = Queue().add(job)
+        Queue().change(entry.id, lambda one, state=state: dataclasses.replace(one, state=state, lane="cpu"))
+    desk.watch(lambda: desk.keeper.entries)
+    assert desk.states() == ["interrupted", "waiting"]
+    assert "broken off" in desk.keeper.entries[0].problem
+    assert (desk.keeper.now.left, desk.working, desk.keeper.now.died) == (2, False, None)
+    desk.keeper.remove(desk.keeper.entries[1].id)
+    desk.watch(lambda: len(desk.keeper.entries) == 1)
+    assert not desk.working
+    desk.keeper.go_on()
+    desk.watch(lambda: desk.working and desk.states() == ["waiting"])
+
+
+def test_a_held_queue_takes_a_job_and_starts_nobody(desk: Desk, job: Path) -> None:
+    desk.keeper.hold()
+    desk.keeper.start(job)
+    desk.watch(lambda: desk.keeper.entries)
+    assert desk.keeper.now.reading.held
+    assert (desk.working, desk.keeper.now.left) == (False, 0)
+
+
+def test_a_worker_that_cannot_be_started_is_told_and_the_job_stays(
+    desk: Desk, job: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", str(job.parent / "no python"))
+    desk.keeper.start(job)
+    desk.watch(lambda: desk.failures)
+    assert desk.failures[0].code == "queue.worker"
+    assert "could not be started" in desk.failures[0].sentence
+    desk.watch(lambda: desk.states() == ["waiting"])
+    assert desk.keeper.now.left == 1
+
+
+def test_a_worker_that_dies_of_a_fault_is_told_with_its_last_words(desk: Desk, job: Path) -> None:
+    Queue().folder.mkdir(parents=True)
+    Queue().worker_log.write_text("words of an earlier worker\n", encoding="utf-8")
+    broken = Queue().folder / "trainer.py"  # found before the engine itself
+    broken.write_text("raise SystemExit('the installation is broken')", encoding="utf-8")
+    desk.keeper.start(job)
+    desk.watch(lambda: desk.keeper.now.died is not None)
+    assert desk.keeper.now.died == "the installation is broken"
+    assert desk.keeper.now.left == 1
+    broken.unlink()
+
+
+def test_what_cannot_be_done_is_told_and_a_run_is_not_queued_twice(desk: Desk, job: Path, tmp_path: Path) -> None:
+    desk.keeper.remove("00000000")
+    desk.keeper.pause("00000000")
+    desk.watch(lambda: desk.failures)
+    assert desk.failures[0].code == "queue.none"
+    desk.keeper.resume(tmp_path / "runs" / "style", steps=90)
+    desk.keeper.resume(tmp_path / "runs" / "style")
+    desk.watch(lambda: desk.keeper.entries)
+    (entry,) = desk.keeper.entries
+    assert (entry.run, entry.steps) == (tmp_path / "runs" / "style", 90)
+    desk.keeper.duplicate(entry.id)  # has no job of its own
+    desk.keeper.clear()
+    desk.watch(lambda: desk.working)
+    assert len(desk.keeper.entries) == 1
+
+
+def test_a_queue_that_cannot_be_read_is_told_and_the_last_view_stays(desk: Desk, job: Path) -> None:
+    Queue().folder.parent.mkdir(exist_ok=True)
+    Queue().folder.write_text("a file where the folder should be", encoding="utf-8")
+    desk.keeper.start(job)
+    desk.watch(lambda: desk.failures)
+    assert desk.failures[0].code == "queue.unwritable"
+    assert "cannot be used" in desk.failures[0].sentence
+    Queue().folder.unlink()
+    Queue().folder.mkdir()
+    Queue().worker_lock.mkdir()  # no lock can be had there
+    desk.watch(lambda: desk.keeper.now.problem)
+    assert "cannot be used" in desk.keeper.now.problem
+    Queue().worker_lock.rmdir()
+    desk.watch(lambda: not desk.keeper.now.problem)
