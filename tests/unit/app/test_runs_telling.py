@@ -13,7 +13,7 @@ from app.core.runs.runs import Runs
 from app.core.runs.telling import Ended, Telling
 from tests.support.desk import Desk, a_desk
 from tests.support.told_runs import held, new_run
-from trainer.protocol import events
+from trainer.protocol import events, locks
 from trainer.protocol.queue import Queue, new_entry
 
 
@@ -166,13 +166,15 @@ def test_a_job_that_never_became_a_run_is_told(watcher, tmp_path):
 
 def test_a_run_of_the_queue_is_told_once_although_run_and_entry_both_end(watcher, tmp_path):
     queue, run = watcher.queue.queue, new_run(tmp_path, "cats")
-    with held(run) as engine:
-        entry = queue.put(replace(new_entry(tmp_path / "job.toml"), state="running", run=run.path))
-        watcher.learn()
+    entry = queue.put(replace(new_entry(tmp_path / "job.toml"), state="running", run=run.path))
+    with locks.held(queue.worker_lock):  # somebody works on it
+        with held(run) as engine:
+            watcher.learn()
+            read(watcher)
+            assert watcher.telling.watching
+            engine.stand("done", 1000)
+        watcher.until(lambda: watcher.ended)
+        change(queue, entry.id, state="done")
         read(watcher)
-        engine.stand("done", 1000)
-    watcher.until(lambda: watcher.ended)
-    change(queue, entry.id, state="done")
-    read(watcher)
-    watcher.until(lambda: not watcher.telling.watching)
+        watcher.until(lambda: not watcher.telling.watching)
     assert len(watcher.ended) == 1
