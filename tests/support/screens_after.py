@@ -14,6 +14,7 @@ from app.qt.runs.after.card_dialog import CardDialog
 from app.qt.runs.after.export_dialog import ExportDialog
 from app.qt.runs.after.grid_dialog import GridDialog
 from app.qt.runs.after.panel import AfterPanel
+from app.qt.runs.page import RunsPage
 from app.qt.window import Window
 from tests.support.finished import DEMO, write_finished_run
 from tests.support.screens import screen, wait
@@ -28,7 +29,8 @@ def finished(window: Window) -> AfterPanel:
         write_finished_run(_PLACE / "runs", _PLACE / "pictures")
         (_PLACE / "pictures" / "neon-01.txt").write_text("edited", encoding="utf-8")
     window.show_runs()
-    page = window.runs
+    page = window.pages.currentWidget()
+    assert isinstance(page, RunsPage)
     page.open(_PLACE / "runs" / "neon")
     page.tabs.setCurrentWidget(page.after)
     panel: AfterPanel = page.after
@@ -37,6 +39,7 @@ def finished(window: Window) -> AfterPanel:
     panel.trying.picture.show_file(DEMO / "pictures" / "neon-08.png")
     wait(QApplication.instance(), lambda: all(found.image(one) for one in found.all) and panel.trying.picture.shows)
     wait(QApplication.instance(), panel.edited_bar.isVisible)
+    window.session.models.add_destination(Path("D:/ComfyUI/models/loras"))
     return panel
 
 

@@ -141,6 +141,7 @@ QListView, QTreeView, QTableView {
 QListView::item, QTreeView::item { padding: 2px 6px; height: 22px; }
 QListView::item:selected, QTreeView::item:selected { background: $accent; color: $on_accent; }
 QHeaderView::section { background: $window; color: $muted; border: none; border-bottom: 1px solid $line; padding: 4px; }
+QTableCornerButton::section { background: $window; border: none; border-bottom: 1px solid $line; }
 QGroupBox { border: none; margin-top: 24px; padding-top: 4px; }
 QGroupBox::title { subcontrol-origin: margin; left: 0; color: $text; font-weight: 600; }
 QLabel[role="title"] { font-size: 17pt; font-weight: 600; }

@@ -147,6 +147,7 @@ class ExportDialog(QDialog):
         place = QHBoxLayout()
         place.addWidget(self.folder_box, 1)
         place.addWidget(self.folder_button)
+        place.setSpacing(10)
         form = QFormLayout()
         form.setHorizontalSpacing(14)
         form.setVerticalSpacing(10)

@@ -8,8 +8,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from PySide6.QtCore import QLocale, QSize, Qt, Signal
-from PySide6.QtGui import QCloseEvent, QIcon, QImage, QPixmap
+from PySide6.QtCore import QLocale, QModelIndex, QPersistentModelIndex, QRectF, QSize, Qt, Signal
+from PySide6.QtGui import QCloseEvent, QImage, QPainter
 from PySide6.QtWidgets import (
     QDialog,
     QFormLayout,
@@ -21,6 +21,9 @@ from PySide6.QtWidgets import (
     QPlainTextEdit,
     QProgressBar,
     QPushButton,
+    QStyle,
+    QStyledItemDelegate,
+    QStyleOptionViewItem,
     QTableWidget,
     QTableWidgetItem,
     QVBoxLayout,
@@ -30,8 +33,10 @@ from PySide6.QtWidgets import (
 from app.core.after.candidates import Candidate
 from app.core.after.drawing import Drawing, grid
 from app.core.session import Session
-from app.qt.runs.after.shown import read_image
-from app.qt.runs.after.try_box import stage_words
+from app.qt.pictures.grid.cells import panel, ring
+from app.qt.runs.after.shown import paint_fitting, read_image
+from app.qt.runs.after.try_box import lay_progress, show_progress
+from app.qt.theme import colours
 from app.qt.tips import plain_tip
 
 if TYPE_CHECKING:
@@ -40,6 +45,29 @@ if TYPE_CHECKING:
 _SIDE = 168
 _MOST_CELLS = 400
 _NUMBER = re.compile(r"[^\s;]+")
+
+
+class _Cell(QStyledItemDelegate):
+    """Paints a picture in the middle of its cell."""
+
+    def paint(
+        self, painter: QPainter, option: QStyleOptionViewItem, index: QModelIndex | QPersistentModelIndex
+    ) -> None:
+        """Paint one; what is selected lies on the accent."""
+        selected = bool(option.state & QStyle.StateFlag.State_Selected)
+        cell = option.rect.adjusted(2, 2, -2, -2)
+        painter.save()
+        if selected:
+            panel(painter, QRectF(cell), colours().accent)
+        image = index.data(Qt.ItemDataRole.UserRole)
+        room = cell.adjusted(4, 4, -4, -4)
+        if isinstance(image, QImage) and not image.isNull():
+            paint_fitting(painter, room, image, painter.device().devicePixelRatioF())
+        else:
+            panel(painter, QRectF(room), colours().raised, colours().line)
+        if option.state & QStyle.StateFlag.State_HasFocus:
+            ring(painter, cell, selected=selected)
+        painter.restore()
 
 
 class GridDialog(QDialog):
@@ -66,7 +94,7 @@ class GridDialog(QDialog):
         self._columns: list[tuple[int, float]] = []
         self._rows: list[str] = []
         self.steps, self.strengths, self.prompts = QListWidget(), QLineEdit("0.6, 0.8, 1"), QPlainTextEdit()
-        self.count, self.progress, self.table = QLabel(), QProgressBar(), QTableWidget()
+        self.count, self.progress, self.stage, self.table = QLabel(), QProgressBar(), QLabel(), QTableWidget()
         self.draw_button, self.cancel_button = QPushButton(self.tr("Draw")), QPushButton(self.tr("Cancel"))
         self.pick_button, self.close_button = QPushButton(self.tr("Take this step")), QPushButton(self.tr("Close"))
         self.setWindowTitle(self.tr("Grid of steps, strengths and prompts"))
@@ -165,6 +193,7 @@ class GridDialog(QDialog):
             words = self.tr("Step {step}").format(step=number(candidate.step))
             loss = "" if candidate.held_out is None else f"   {number(candidate.held_out, 'f', 4)}"
             item = QListWidgetItem(words + loss + ("   " + self.tr("best") if candidate.best else ""), self.steps)
+            item.setSizeHint(QSize(0, self.fontMetrics().height() + 12))
             item.setFlags(item.flags() | Qt.ItemFlag.ItemIsUserCheckable)
             near = candidate.best or candidate.last
             item.setCheckState(Qt.CheckState.Checked if near else Qt.CheckState.Unchecked)
@@ -195,7 +224,7 @@ class GridDialog(QDialog):
         if drawing is not self.drawing:
             return
         item = QTableWidgetItem()
-        item.setIcon(QIcon(QPixmap.fromImage(image)))
+        item.setData(Qt.ItemDataRole.UserRole, image)
         step, strength = self._columns[column]
         words = self.tr("Step {step}, strength {strength}: {prompt}").format(
             step=step, strength=strength, prompt=self._rows[row]
@@ -212,12 +241,8 @@ class GridDialog(QDialog):
         self.count.setText(words)
         self.draw_button.setEnabled(not problem)
         self.cancel_button.setVisible(busy)
-        self.progress.setVisible(busy)
         self.pick_button.setEnabled(self.table.currentColumn() >= 0)
-        if self.drawing and busy:
-            self.progress.setRange(0, 0 if self.drawing.stage == "starting" else 1000)
-            self.progress.setValue(round(self.drawing.share * 1000))
-            self.progress.setFormat(stage_words(self.drawing))
+        show_progress(self.progress, self.stage, self.drawing if busy else None)
 
     def _listen(self) -> None:
         self.steps.itemChanged.connect(lambda _: self._refresh())
@@ -231,7 +256,8 @@ class GridDialog(QDialog):
         self.close_button.clicked.connect(self.reject)
 
     def _lay_out(self) -> None:
-        self.table.setIconSize(QSize(_SIDE, _SIDE))
+        self.table.setItemDelegate(_Cell(self.table))
+        self.table.setCornerButtonEnabled(False)
         self.table.setAccessibleName(self.tr("Grid"))
         self.table.setEditTriggers(QTableWidget.EditTrigger.NoEditTriggers)
         self.table.setSelectionMode(QTableWidget.SelectionMode.SingleSelection)
@@ -245,7 +271,7 @@ class GridDialog(QDialog):
         self.prompts.setTabChangesFocus(True)
         self.prompts.setPlaceholderText(self.tr("one prompt a line"))
         self.prompts.setFixedHeight(84)
-        self.progress.setAccessibleName(self.tr("Drawing"))
+        lay_progress(self.progress, self.stage)
         self.count.setProperty("role", "muted")
         for button in (self.draw_button, self.cancel_button, self.pick_button, self.close_button):
             button.setAutoDefault(False)
@@ -260,7 +286,10 @@ class GridDialog(QDialog):
         middle.addWidget(self.draw_button)
         middle.addWidget(self.cancel_button)
         middle.addWidget(self.progress, 1)
-        middle.addWidget(self.count, 1)
+        middle.addWidget(self.stage)
+        middle.addStretch(0)
+        middle.addWidget(self.count)
+        middle.setSpacing(10)
         bottom.addStretch(1)
         bottom.addWidget(self.pick_button)
         bottom.addWidget(self.close_button)

@@ -17,6 +17,7 @@ from PySide6.QtWidgets import (
     QLabel,
     QMenu,
     QPushButton,
+    QScrollArea,
     QToolButton,
     QVBoxLayout,
     QWidget,
@@ -438,7 +439,14 @@ class AfterPanel(QWidget):
         self.destroyed.connect(lambda: end())
 
     def _lay_out(self) -> None:
-        column = QVBoxLayout(self)
+        inside, whole = QWidget(), QVBoxLayout(self)
+        scroll = QScrollArea()  # on a low screen the window stays as low as it was
+        scroll.setWidget(inside)
+        scroll.setWidgetResizable(True)
+        scroll.setFocusPolicy(Qt.FocusPolicy.NoFocus)
+        whole.setContentsMargins(0, 0, 0, 0)
+        whole.addWidget(scroll)
+        column = QVBoxLayout(inside)
         column.setContentsMargins(16, 12, 16, 12)
         column.setSpacing(12)
         column.addWidget(self._edited_row())
@@ -478,7 +486,8 @@ class AfterPanel(QWidget):
 
     def _export_row(self) -> QHBoxLayout:
         self.export_button.setText(self.tr("Export…"))
-        set_icon(self.export_button, "save")
+        self.export_button.setDefault(True)
+        set_icon(self.export_button, "save", "on_accent")
         self.send_button.setPopupMode(QToolButton.ToolButtonPopupMode.MenuButtonPopup)
         self.send_button.setMenu(self.send_menu)
         row = QHBoxLayout()

@@ -37,8 +37,7 @@ def paint_fitting(painter: QPainter, room: QRect, image: QImage, ratio: float) -
     size = size.boundedTo(image.size() * 4)
     place = QRect(room.topLeft(), size)
     place.moveCenter(room.center())
-    sharp = image.width() * 2 <= size.width() * ratio  # pixels that are seen as such, not as a blur
-    way = Qt.TransformationMode.FastTransformation if sharp else Qt.TransformationMode.SmoothTransformation
+    way = Qt.TransformationMode.SmoothTransformation
     scaled = image.scaled(size * ratio, Qt.AspectRatioMode.IgnoreAspectRatio, way)
     scaled.setDevicePixelRatio(ratio)
     painter.drawImage(place.topLeft(), scaled)

@@ -102,7 +102,7 @@ class _Painter(QStyledItemDelegate):
 
     def sizeHint(self, option: QStyleOptionViewItem, index: _Index) -> QSize:  # noqa: N802
         """Return the size of a cell."""
-        return QSize(_SIDE + 2 * _INSET, _SIDE + 2 * _INSET + 2 * QFontMetrics(option.font).lineSpacing() + 6)
+        return QSize(_SIDE + 2 * _INSET, _SIDE + 2 * _INSET + 2 * QFontMetrics(option.font).lineSpacing() + 4)
 
     def paint(self, painter: QPainter, option: QStyleOptionViewItem, index: _Index) -> None:
         """Paint one."""
@@ -111,6 +111,9 @@ class _Painter(QStyledItemDelegate):
         candidate, state = model.all[index.row()], option.state
         selected = bool(state & QStyle.StateFlag.State_Selected)
         cell = option.rect.adjusted(2, 2, -2, -2)
+        cell.setHeight(
+            min(cell.height(), self.sizeHint(option, index).height() - 4)
+        )  # the view makes it as high as itself
         painter.save()
         if selected:
             panel(painter, QRectF(cell), colours().accent)
@@ -174,7 +177,7 @@ class CandidateStrip(QListView):
         self.setHorizontalScrollMode(QListView.ScrollMode.ScrollPerPixel)
         self.setVerticalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.setAccessibleName(self.tr("Saved steps"))
-        self.setFixedHeight(_SIDE + 2 * _INSET + 2 * self.fontMetrics().lineSpacing() + 28)
+        self.setFixedHeight(_SIDE + 2 * _INSET + 2 * self.fontMetrics().lineSpacing() + 26)
         self.selectionModel().currentChanged.connect(lambda _new, _old: self.chosen.emit(self.current()))
 
     def current(self) -> Candidate | None:

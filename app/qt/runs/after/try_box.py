@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from PySide6.QtCore import QCoreApplication, Qt, Signal
 from PySide6.QtWidgets import (
+    QAbstractSpinBox,
     QDoubleSpinBox,
     QFormLayout,
     QHBoxLayout,
@@ -52,7 +53,7 @@ class TryBox(QWidget):
         self.strength, self.slider = QDoubleSpinBox(), QSlider(Qt.Orientation.Horizontal)
         self.seed, self.width_box, self.height_box = QSpinBox(), QSpinBox(), QSpinBox()
         self.draw_button, self.cancel_button = QPushButton(self.tr("Draw")), QPushButton(self.tr("Cancel"))
-        self.progress = QProgressBar()
+        self.progress, self.stage = QProgressBar(), QLabel()
         self.picture = Shown(session, self.tr("The picture appears here."))
         self._name()
         self._lay_out()
@@ -130,16 +131,12 @@ class TryBox(QWidget):
         drawing, busy = self.drawing, self.is_drawing()
         self.draw_button.setEnabled(self.can_draw())
         self.cancel_button.setVisible(busy)
-        self.progress.setVisible(busy)
-        if drawing and busy:
-            self.progress.setRange(0, 0 if drawing.stage == "starting" else 1000)
-            self.progress.setValue(round(drawing.share * 1000))
-            self.progress.setFormat(stage_words(drawing))
+        show_progress(self.progress, self.stage, drawing if busy else None)
 
     def _name(self) -> None:
         self.prompt.setAccessibleName(self.tr("Prompt"))
         self.prompt.setTabChangesFocus(True)
-        self.prompt.setFixedHeight(4 * self.fontMetrics().lineSpacing() + 14)
+        self.prompt.setFixedHeight(3 * self.fontMetrics().lineSpacing() + 14)
         self.negative.setPlaceholderText(self.tr("what to avoid"))
         self.strength.setRange(-_MOST_STRENGTH, _MOST_STRENGTH)
         self.strength.setSingleStep(0.1)
@@ -155,7 +152,11 @@ class TryBox(QWidget):
             box.setValue(512)
             box.setAccessibleName(name)
             box.editingFinished.connect(lambda box=box: box.setValue(box.value() // 8 * 8))
-        self.progress.setAccessibleName(self.tr("Drawing"))
+        lay_progress(self.progress, self.stage)
+        numbers: list[QAbstractSpinBox] = [self.strength, self.seed, self.width_box, self.height_box]
+        for number in numbers:
+            number.lineEdit().setTextMargins(5, 0, 0, 0)  # Qt passes over the style sheet's padding here
+            number.setFixedWidth(112)
 
     def _lay_out(self) -> None:
         strength, size, buttons = QHBoxLayout(), QHBoxLayout(), QHBoxLayout()
@@ -167,7 +168,10 @@ class TryBox(QWidget):
         buttons.addWidget(self.draw_button)
         buttons.addWidget(self.cancel_button)
         buttons.addWidget(self.progress, 1)
+        buttons.addWidget(self.stage)
         buttons.addStretch(0)
+        for line in (strength, size, buttons):
+            line.setSpacing(10)
         form = QFormLayout()
         form.setHorizontalSpacing(14)
         form.setVerticalSpacing(9)
@@ -200,14 +204,28 @@ class TryBox(QWidget):
         self.slider.blockSignals(False)
 
 
-def stage_words(drawing: Drawing) -> str:
-    """Return what the engine does for a drawing now."""
-    words = {
+def show_progress(bar: QProgressBar, words: QLabel, drawing: Drawing | None) -> None:
+    """Say how far a drawing is, with a bar and a word; None: hide both."""
+    bar.setVisible(drawing is not None)
+    words.setVisible(drawing is not None)
+    if drawing is None:
+        return
+    bar.setRange(0, 0 if drawing.stage == "starting" else 1000)
+    bar.setValue(round(drawing.share * 1000))
+    stages = {
         "starting": QCoreApplication.translate("Drawing", "Starting the engine"),
-        "loading": QCoreApplication.translate("Drawing", "Loading the base: %p %"),
-        "drawing": QCoreApplication.translate("Drawing", "Drawing: %p %"),
+        "loading": QCoreApplication.translate("Drawing", "Loading the base"),
+        "drawing": QCoreApplication.translate("Drawing", "Drawing"),
     }
-    return words.get(drawing.stage, "")
+    words.setText(stages.get(drawing.stage, ""))
+
+
+def lay_progress(bar: QProgressBar, words: QLabel) -> None:
+    """Make a bar without text and the word beside it."""
+    bar.setTextVisible(False)
+    bar.setFixedHeight(12)
+    bar.setAccessibleName(QCoreApplication.translate("Drawing", "Progress"))
+    words.setProperty("role", "muted")
 
 
 def _trigger(job: Job) -> str:
