@@ -96,6 +96,15 @@ class Jobs:
             self._write(rescued, _moved(draft.values, draft.path.parent))
             _log.info("%s; it is kept as %s", error, rescued)
 
+    def free_name(self, name: str, *taken: str) -> str:
+        """Return a name that no job of ours has: this one, or with a number behind it."""
+        names = {entry.name for entry in self.all}.union(taken)
+        number, free = 1, name
+        while free in names or long_path(self.folder / safe_name(free, "job")).exists():
+            number += 1
+            free = f"{name} {number}"
+        return free
+
     def create(self, values: Mapping[str, Any]) -> Path:
         """Write a new job of ours, named after what `values` call it; return its file. Raises JobError."""
         path = self._place(str(values.get("name") or "job"))
@@ -116,7 +125,8 @@ class Jobs:
         if is_frozen(path):
             for table in ("fit", "ladder", "output.runs"):
                 _drop(values, table)
-        values["name"] = self._free_name(str(values.get("name") or path.parent.name))
+        name = str(values.get("name") or path.parent.name)
+        values["name"] = self.free_name(name, name)
         return self.create(values)
 
     def trash(self, path: Path) -> Thrown:
@@ -181,13 +191,6 @@ class Jobs:
         while long_path(self.folder / (folder := stem if number == 1 else f"{stem}-{number}")).exists():
             number += 1
         return self.folder.absolute() / folder / FILE_NAME
-
-    def _free_name(self, name: str) -> str:
-        taken = {entry.name for entry in self.all} | {name}
-        number = 2
-        while f"{name} {number}" in taken:
-            number += 1
-        return f"{name} {number}"
 
     def _write(self, path: Path, values: Mapping[str, Any]) -> None:
         from app.core.jobs.values import to_toml

@@ -56,14 +56,9 @@ class TrainPage(Page):
         """Set up another job, with the pictures that are open."""
         session = self.session
         pictures = essentials.open_pictures(session.library, session.datasets.folders)
-        name = pictures[0].path.name if pictures and pictures[0].path.name else self.tr("My LoRA")
-        taken = {entry.name for entry in session.jobs.all}
-        number = 2
-        wanted = name
-        while wanted in taken:
-            wanted, number = f"{name} {number}", number + 1
+        name = session.jobs.free_name((pictures[0].path.name if pictures else "") or self.tr("My LoRA"))
         try:
-            self.show_job(session.jobs.create(essentials.new_values(wanted, pictures, session.jobs.folder / wanted)))
+            self.show_job(session.jobs.create(essentials.new_values(name, pictures, session.jobs.folder / name)))
         except ImpastoError as error:
             self.failed.emit(error)
 
@@ -95,7 +90,8 @@ class TrainPage(Page):
             self.failed.emit(error)
             return
         self._show(None)
-        self._show_first()
+        if self.session.jobs.all:
+            self._show_first()
         words = self.tr("“{name}” is in the trash.") if thrown.lies else self.tr("“{name}” is off the list.")
         act = (self.tr("Bring back"), lambda: self._bring_back(thrown))
         self.told.emit(words.format(name=name), "info", act)
@@ -236,6 +232,7 @@ class TrainPage(Page):
         self._clock.timeout.connect(self._look)
         self.jobs.chosen.connect(self.show_job)
         self.start_button.clicked.connect(lambda: self.start())
+        self.sheet.invitation.button.clicked.connect(lambda: self.new())
         for part in (self.forecast, self._starting):
             part.said.connect(self.said)
             part.told.connect(self.told)

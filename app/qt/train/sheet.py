@@ -6,7 +6,17 @@ from collections.abc import Sequence
 
 from PySide6.QtCore import QSize, Qt, QTimer
 from PySide6.QtGui import QFont
-from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QLineEdit, QScrollArea, QToolButton, QVBoxLayout, QWidget
+from PySide6.QtWidgets import (
+    QFrame,
+    QHBoxLayout,
+    QLabel,
+    QLineEdit,
+    QPushButton,
+    QScrollArea,
+    QToolButton,
+    QVBoxLayout,
+    QWidget,
+)
 
 from app.core.jobs.draft import Draft
 from app.core.session import Session
@@ -31,7 +41,7 @@ class JobSheet(QScrollArea):
         self.essentials = Essentials(session)
         self.all, self.search, self.differences = QToolButton(), QLineEdit(), QLabel()
         self.form = SettingsForm()
-        self._whole = QWidget()
+        self._inner, self.invitation = QWidget(), Invitation()
         self._counting = QTimer(self)
         self._counting.setSingleShot(True)
         self._counting.setInterval(_COUNT_MS)
@@ -47,7 +57,8 @@ class JobSheet(QScrollArea):
         self._draft = draft
         self.state.clear()
         self.essentials.show_draft(draft)
-        self._whole.setVisible(draft is not None)
+        self._inner.setVisible(draft is not None)
+        self.invitation.setVisible(draft is None)
         self.verticalScrollBar().setValue(0)
 
     def show_recipes(self, shelf: Sequence[Shelved]) -> None:
@@ -128,9 +139,9 @@ class JobSheet(QScrollArea):
             label.setProperty("role", "muted")
         self.fault.setProperty("role", "bad")
         self._build_name()
-        inner = QWidget()
-        inner.setMaximumWidth(_WIDEST)
-        column = QVBoxLayout(inner)
+        self._inner.setMaximumWidth(_WIDEST)
+        self._inner.hide()
+        column = QVBoxLayout(self._inner)
         column.setContentsMargins(28, 18, 28, 28)
         column.setSpacing(0)
         head = QHBoxLayout()
@@ -147,11 +158,13 @@ class JobSheet(QScrollArea):
         column.addLayout(self._search_row())
         column.addWidget(self.form)
         column.addStretch()
-        row = QHBoxLayout(self._whole)
+        whole = QWidget()
+        row = QHBoxLayout(whole)
         row.setContentsMargins(0, 0, 0, 0)
-        row.addWidget(inner, 1)
+        row.addWidget(self._inner, 1)
+        row.addWidget(self.invitation, 1)
         row.addStretch()
-        self.setWidget(self._whole)
+        self.setWidget(whole)
 
     def _build_name(self) -> None:
         font = QFont(self.name.font())
@@ -180,6 +193,26 @@ class JobSheet(QScrollArea):
         row.addStretch()
         row.addWidget(self.search)
         return row
+
+
+class Invitation(QWidget):
+    """Stands there while no job is open."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        title, words = (
+            QLabel(self.tr("No job is open")),
+            QLabel(self.tr("A job says what is trained, on which pictures and how.")),
+        )
+        title.setProperty("role", "title")
+        words.setProperty("role", "muted")
+        self.button = QPushButton(self.tr("New job"))
+        column = QVBoxLayout(self)
+        column.setSpacing(10)
+        column.addStretch(2)
+        for part in (title, words, self.button):
+            column.addWidget(part, 0, Qt.AlignmentFlag.AlignHCenter)
+        column.addStretch(3)
 
 
 def _rule() -> QFrame:

@@ -1,0 +1,305 @@
+"""The Train page in the real window: what is typed is judged, on disk within a second, and there at the next start."""
+
+from __future__ import annotations
+
+import time
+import tomllib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PySide6.QtCore import QObject, Qt
+from PySide6.QtWidgets import QComboBox, QLabel, QLineEdit
+from pytestqt.qtbot import QtBot
+
+from app.core.session import Session
+from app.qt.posting import Poster
+from app.qt.train.form.row import SettingRow
+from app.qt.train.page import TrainPage
+from app.qt.window import Window
+from tests.support.jobs import photographs
+from trainer.config.load import load_job
+
+
+@pytest.fixture
+def page(window: Window, session: Session, qtbot: QtBot, tmp_path: Path) -> TrainPage:
+    """The page with a new job for three pictures that are open."""
+    window.resize(1280, 900)
+    session.datasets.open(photographs(tmp_path / "katzen ü", 3))
+    qtbot.waitUntil(lambda: len(session.library.pictures) == 3)
+    return shown(window, qtbot)
+
+
+def shown(window: Window, qtbot: QtBot) -> TrainPage:
+    window.commands["window.train"].trigger()
+    page = window.pages.currentWidget()
+    assert isinstance(page, TrainPage)
+    qtbot.waitUntil(lambda: page.draft is not None and bool(page.sheet.essentials.cards.cards))
+    return page
+
+
+def row_of(page: TrainPage, key: str, kind: str = "") -> SettingRow:
+    page.sheet.all.setChecked(True)
+    page.sheet.form.finish()
+    return page.sheet.form.rows[key, kind]
+
+
+def type_into(qtbot: QtBot, line: object, text: str) -> None:
+    assert isinstance(line, QLineEdit)
+    line.setFocus()
+    line.selectAll()
+    qtbot.keyClicks(line, text) if text else qtbot.keyClick(line, Qt.Key.Key_Delete)
+
+
+def on_disk(page: TrainPage) -> dict[str, Any]:
+    assert page.draft is not None
+    return tomllib.loads(page.draft.path.read_text(encoding="utf-8"))
+
+
+def reaches_disk(qtbot: QtBot, page: TrainPage, until: Callable[[dict[str, Any]], bool]) -> None:
+    """Wait until the file says so, for no longer than the second that is promised."""
+
+    def reached() -> bool:
+        try:
+            return until(on_disk(page))
+        except KeyError:  # not there yet
+            return False
+
+    began = time.monotonic()
+    qtbot.waitUntil(reached)
+    assert time.monotonic() - began < 1.0
+
+
+def test_a_first_job_is_there_with_the_pictures_that_are_open(page: TrainPage, tmp_path: Path) -> None:
+    values = on_disk(page)
+    assert values["name"] == "katzen ü"
+    assert [Path(each["path"]) for each in values["dataset"]["folders"]] == [tmp_path / "katzen ü"]
+    (row,) = page.sheet.essentials.pictures.rows
+    assert row.name.text() == "katzen ü" and row.count.text().startswith("3")
+    assert not page.start_button.isEnabled()  # no base yet
+
+
+def test_what_is_typed_is_judged_beside_the_field_and_on_disk_within_a_second(page: TrainPage, qtbot: QtBot) -> None:
+    row = row_of(page, "recipe.rank")
+    type_into(qtbot, row.editor, "many")
+    reaches_disk(qtbot, page, lambda values: values["recipe"]["rank"] == "many")
+    assert row.hint.text() == 'Must be a whole number from 1 to 1024, not the text "many".'
+    assert row.hint.property("role") == "bad" and "recipe.rank" in row.editor.toolTip()
+    type_into(qtbot, row.editor, "24")
+    reaches_disk(qtbot, page, lambda values: values["recipe"]["rank"] == 24)
+    assert row.hint.text() == row.setting.doc
+    assert row.mark.isVisible()
+    row.back.click()
+    reaches_disk(qtbot, page, lambda values: "recipe" not in values)
+    assert isinstance(row.editor, QLineEdit) and row.editor.text() == "" and row.editor.placeholderText() == "16"
+    assert not row.mark.isVisible()
+
+
+def test_a_setting_without_effect_is_greyed_with_the_reason_until_it_has_one(page: TrainPage) -> None:
+    row, kind = row_of(page, "recipe.schedule.cycles"), row_of(page, "recipe.schedule.kind").editor
+    assert not row.editor.isEnabled() and row.hint.text() == 'Without effect here: it belongs to kind = "restarts".'
+    assert isinstance(kind, QComboBox)
+    kind.setCurrentText("restarts")
+    kind.activated.emit(kind.currentIndex())
+    assert row.editor.isEnabled() and row.hint.text() == row.setting.doc
+
+
+def test_a_recipe_card_sets_the_recipe_and_what_differs_from_it_is_marked(page: TrainPage, qtbot: QtBot) -> None:
+    assert page.draft is not None
+    page.draft.set("base.family", "sdxl")
+    cards = page.sheet.essentials.cards.cards
+    assert [card.name for card in cards] == ["Character", "Concept", "Likeness", "Style"]
+    qtbot.mouseClick(cards[0], Qt.MouseButton.LeftButton)
+    reaches_disk(qtbot, page, lambda values: values["preset"] == "sdxl/character" and values["recipe"]["rank"] == 32)
+    assert [card.isChecked() for card in cards] == [True, False, False, False]
+    assert page.sheet.essentials.length.number.text() == "3000"
+    row = row_of(page, "recipe.rank")
+    assert not row.mark.isVisible()
+    type_into(qtbot, row.editor, "8")
+    assert row.mark.isVisible() and "32" in row.back.toolTip()
+    assert "differ from “character”" in page.sheet.differences.text()
+    row.back.click()
+    assert page.draft.get("recipe.rank") == 32 and not row.mark.isVisible()
+
+
+def test_ctrl_z_takes_back_what_was_done_to_the_job_wherever_the_cursor_is(
+    page: TrainPage, window: Window, session: Session, qtbot: QtBot
+) -> None:
+    assert page.draft is not None
+    type_into(qtbot, page.sheet.essentials.trigger, "ohwx")
+    row = row_of(page, "recipe.rank")
+    type_into(qtbot, row.editor, "24")
+    qtbot.waitUntil(window.commands["edit.undo"].isEnabled)
+    assert window.commands["edit.undo"].text() == "Undo Rank"
+    qtbot.keyClick(row.editor, Qt.Key.Key_Z, Qt.KeyboardModifier.ControlModifier)
+    assert page.draft.get("recipe.rank") is None and row.editor.text() == ""  # type: ignore[union-attr]
+    window.commands["edit.undo"].trigger()
+    assert page.sheet.essentials.trigger.text() == ""
+    assert [row.field.text() for row in page.sheet.essentials.prompts.rows] == [
+        "a portrait of a woman",
+        "a house by a lake",
+    ]
+    for _ in range(2):
+        qtbot.waitUntil(window.commands["edit.redo"].isEnabled)
+        window.commands["edit.redo"].trigger()
+    assert page.draft.get("recipe.rank") == 24 and page.sheet.essentials.trigger.text() == "ohwx"
+    window.commands["window.pictures"].trigger()
+    assert window.commands["edit.undo"].text() == "Undo" and not window.can_undo()  # captions have nothing
+
+
+def test_the_search_finds_settings_by_name_key_and_help(page: TrainPage, qtbot: QtBot) -> None:
+    form = page.sheet.form
+    page.sheet.form.finish()
+
+    def found(text: str) -> set[str]:
+        page.sheet.search.setText(text)
+        page.sheet.form.finish()
+        return {row.key for row in form.rows.values() if row.isVisible()}
+
+    page.commands["train.search"].trigger()
+    qtbot.waitUntil(page.sheet.search.hasFocus)
+    assert found("min_snr") == {"recipe.objective.min_snr_gamma", "recipe.objective.debiased"}
+    assert "recipe.pictures.flip" in found("mirrored")
+    assert found("weight decay") == {"recipe.optimizer.weight_decay"}  # of the one optimizer that is chosen
+    assert found("sprocket") == set() and form.nothing.isVisible() and "sprocket" in form.nothing.text()
+    assert len(found("")) > 80
+
+
+def test_prompts_are_added_edited_and_removed(page: TrainPage, qtbot: QtBot) -> None:
+    prompts = page.sheet.essentials.prompts
+    qtbot.mouseClick(prompts.add, Qt.MouseButton.LeftButton)
+    type_into(qtbot, prompts.rows[2].field, "a cat on a chair")
+    prompts.rows[2].more.click()
+    seed = next(row for row in prompts.rows[2].details if row.key.endswith("2.seed"))
+    type_into(qtbot, seed.editor, "7")
+    qtbot.mouseClick(prompts.rows[0].remove, Qt.MouseButton.LeftButton)
+    expected = [{"prompt": "a house by a lake"}, {"prompt": "a cat on a chair", "seed": 7}]
+    reaches_disk(qtbot, page, lambda values: values["report"]["previews"]["prompts"] == expected)
+    assert [row.field.text() for row in prompts.rows] == ["a house by a lake", "a cat on a chair"]
+
+
+def test_folders_are_told_what_they_are_for(page: TrainPage, qtbot: QtBot, tmp_path: Path) -> None:
+    pictures = page.sheet.essentials.pictures
+    pictures.add_folder(tmp_path / "klasse")
+    assert len(pictures.rows) == 2
+    pictures.rows[1].kind.setCurrentIndex(1)
+    pictures.rows[1].kind.activated.emit(1)
+    pictures.rows[0].repeats.setValue(5)
+    reaches_disk(
+        qtbot,
+        page,
+        lambda values: (
+            [each.get("kind") for each in values["dataset"]["folders"]] == [None, "regularisation"]
+            and values["dataset"]["folders"][0]["repeats"] == 5
+        ),
+    )
+    pictures.rows[0].kind.setCurrentIndex(1)
+    pictures.rows[0].kind.activated.emit(1)
+    labels = [label for label in page.sheet.essentials.findChildren(QLabel) if label.isVisible()]
+    assert any("nothing to learn from" in label.text() for label in labels)
+
+
+def test_a_job_is_deleted_and_brought_back_and_a_recipe_begins_a_new_one(
+    page: TrainPage, window: Window, session: Session, qtbot: QtBot
+) -> None:
+    assert page.draft is not None
+    type_into(qtbot, page.sheet.essentials.trigger, "ohwx")
+    first = page.draft.path
+    qtbot.waitUntil(page.commands["train.delete"].isEnabled)
+    page.commands["train.delete"].trigger()
+    assert not first.exists()
+    assert window.notices.sentences() == ["“katzen ü” is in the trash."]
+    act = window.notices._bars[0].findChildren(type(page.start_button))[0]
+    act.click()
+    qtbot.waitUntil(lambda: page.draft is not None and page.draft.path == first)
+    assert page.sheet.essentials.trigger.text() == "ohwx"
+    session.going.recipe.emit("sd15/style")
+    qtbot.waitUntil(lambda: page.draft is not None and page.draft.get("preset") == "sd15/style")
+    assert page.draft.path != first
+    qtbot.waitUntil(lambda: page.jobs.list.count() == 2)
+
+
+@pytest.fixture
+def another_start(qapp: QObject) -> Iterator[Session]:
+    poster = Poster()
+    session = Session(poster.post)
+    yield session
+    session.close()
+    poster.close()
+
+
+def test_the_next_start_shows_the_same_form(
+    page: TrainPage, window: Window, session: Session, qtbot: QtBot, tmp_path: Path, another_start: Session
+) -> None:
+    type_into(qtbot, page.sheet.name, "mein stil")
+    type_into(qtbot, page.sheet.essentials.trigger, "ohwx")
+    qtbot.mouseClick(page.sheet.essentials.cards.cards[-1], Qt.MouseButton.LeftButton)
+    type_into(qtbot, row_of(page, "recipe.rank").editor, "a few")
+    before = pictured(page)
+    assert page.draft is not None
+    assert before["recipe.rank"] == ("a few", 'Must be a whole number from 1 to 1024, not the text "a few".', True)
+    page.session.jobs.shut()
+    page._show(None)
+    window.close()
+
+    window = Window(another_start)
+    qtbot.addWidget(window)
+    window.resize(1280, 900)
+    another_start.datasets.open(tmp_path / "katzen ü")
+    with qtbot.waitExposed(window):
+        window.show()
+    qtbot.waitUntil(lambda: len(another_start.library.pictures) == 3)
+    later = shown(window, qtbot)
+    qtbot.waitUntil(lambda: later.sheet.essentials.cards.cards[-1].isChecked())
+    row_of(later, "recipe.rank")
+    assert pictured(later) == before
+
+
+def pictured(page: TrainPage) -> dict[str, Any]:
+    """What the page shows of its job, widget by widget."""
+    sheet, parts = page.sheet, page.sheet.essentials
+    found: dict[str, Any] = {
+        "name": sheet.name.text(),
+        "trigger": parts.trigger.text(),
+        "cards": [(card.name, card.isChecked()) for card in parts.cards.cards],
+        "length": parts.length.number.text(),
+        "prompts": [row.field.text() for row in parts.prompts.rows],
+        "folders": [(row.name.text(), row.count.text(), row.repeats.value()) for row in parts.pictures.rows],
+        "differences": sheet.differences.text(),
+    }
+    for (key, kind), row in sheet.form.rows.items():
+        editor = row.editor
+        value = (
+            editor.text()
+            if isinstance(editor, QLineEdit)
+            else editor.currentText()
+            if isinstance(editor, QComboBox)
+            else editor.isChecked()
+        )
+        found[key + kind] = (value, row.hint.text(), row.mark.isVisibleTo(row))
+    return found
+
+
+def test_a_job_that_cannot_be_read_is_told_and_the_one_that_is_open_stays(
+    page: TrainPage, window: Window, session: Session, tmp_path: Path
+) -> None:
+    broken = tmp_path / "broken.toml"
+    broken.write_text("name = ", encoding="utf-8")
+    open_now = page.draft
+    session.going.job.emit(broken)
+    assert page.draft is open_now
+    assert "broken.toml is not valid TOML" in window.notices.sentences()[0]
+
+
+def test_a_sound_job_can_be_started_and_the_trainer_reads_it(page: TrainPage, session: Session, qtbot: QtBot) -> None:
+    assert page.draft is not None
+    page.sheet.essentials.base.chosen.emit("owner/name")
+    essentials = page.sheet.essentials
+    qtbot.mouseClick(essentials.cards.cards[0], Qt.MouseButton.LeftButton)
+    type_into(qtbot, essentials.trigger, "ohwx")
+    assert page.start_button.isEnabled()
+    reaches_disk(qtbot, page, lambda values: values["dataset"]["folders"][0].get("trigger") == "ohwx")
+    job = load_job(page.draft.path)
+    assert job == page.draft.job
+    assert job.dataset.folders[0].trigger == "ohwx" and job.base.model == "owner/name"
