@@ -221,6 +221,16 @@
     </message>
 </context>
 <context>
+    <name>QueuePanel</name>
+    <message numerus="yes">
+        <source>%n job(s) of the queue were left when the computer or the queue ended.</source>
+        <translation>
+            <numerusform>%n job of the queue were left when the computer or the queue ended.</numerusform>
+            <numerusform>%n jobs of the queue were left when the computer or the queue ended.</numerusform>
+        </translation>
+    </message>
+</context>
+<context>
     <name>RecoveredDialog</name>
     <message numerus="yes">
         <source>Impasto ended before it had saved %n change(s). Where their files still were as you had seen them, they are saved now.</source>
