@@ -167,7 +167,7 @@ def test_a_job_that_never_became_a_run_is_told(watcher, tmp_path):
 def test_a_run_of_the_queue_is_told_once_although_run_and_entry_both_end(watcher, tmp_path):
     queue, run = watcher.queue.queue, new_run(tmp_path, "cats")
     entry = queue.put(replace(new_entry(tmp_path / "job.toml"), state="running", run=run.path))
-    with locks.held(queue.worker_lock):  # somebody works on it
+    with locks.held(queue.worker_lock, 0.0):  # somebody works on it
         with held(run) as engine:
             watcher.learn()
             read(watcher)
