@@ -41,41 +41,51 @@ from trainer.protocol.places import cache_folder, home
 class View:
     """What is shown of the library: which pictures, in which order, which of them are selected, which is current.
 
-    The selection is kept by id, so a picture that a filter hides stays selected and is selected when it comes back.
+    The selection is kept by id, so a picture that a filter hides stays selected and is selected when it comes back; so
+    does the current one. Nothing that is hidden can be worked on: `current` and `scope` hold only what is shown.
     """
 
     def __init__(self, library: Library) -> None:
         self.ids: list[int] = []
         self.selected: frozenset[int] = frozenset()
         self.current: int | None = None
+        """The picture that loupe and caption editor show; None while the one that was chosen is hidden."""
         self.shown: Event[None] = Event()
         """`ids` is another list now."""
         self.selection: Event[None] = Event()
         """`selected` or `current` is another now."""
+        self._chosen: int | None = None
+        self._scope: list[int] | None = None
         library.altered.connect(self._forget)
 
     def show(self, ids: Iterable[int]) -> None:
         """Show these pictures in this order; the selection stays."""
-        self.ids = list(ids)
+        self.ids, self._scope = list(ids), None
+        before, self.current = self.current, self._chosen if self._chosen in self.ids else None
         self.shown.emit(None)
+        if self.current != before:
+            self.selection.emit(None)
 
     def select(self, selected: Iterable[int], current: int | None) -> None:
         """Select these pictures; `current` is the one that the loupe and the caption editor show."""
         chosen = frozenset(selected)
-        if (chosen, current) != (self.selected, self.current):
-            self.selected, self.current = chosen, current
+        if (chosen, current) != (self.selected, self._chosen):
+            self.selected, self._chosen, self._scope = chosen, current, None
+            self.current = current if current in self.ids else None
             self.selection.emit(None)
 
     def scope(self) -> Sequence[int]:
         """Return the selected pictures that are shown, in their order; what an action on the selection works on."""
-        return [number for number in self.ids if number in self.selected]
+        if self._scope is None:
+            self._scope = [number for number in self.ids if number in self.selected]
+        return self._scope
 
     def _forget(self, altered: Altered) -> None:
         if not altered.removed:
             return
         if not altered.removed.isdisjoint(self.ids):
             self.show(number for number in self.ids if number not in altered.removed)
-        self.select(self.selected - altered.removed, None if self.current in altered.removed else self.current)
+        self.select(self.selected - altered.removed, None if self._chosen in altered.removed else self._chosen)
 
 
 class Session:

@@ -39,6 +39,8 @@ class Invitation(QWidget):
         if empty:
             self._tell()
             self.raise_()
+        elif self.button.hasFocus():
+            self._behind.setFocus()  # the pictures that have come
         self.setVisible(empty)
 
     def _tell(self) -> None:

@@ -284,6 +284,7 @@ class Window(QMainWindow):
         self.setCentralWidget(middle)
         self.setStatusBar(self.status)
         self._show(_PICTURES)
+        self.invitation.button.setFocus()
 
     def _add_recent(self) -> RecentMenu:
         menu = RecentMenu(self.session.recent, lambda folder: self.open([folder]), self)

@@ -189,6 +189,19 @@ def test_culling_is_an_edit_that_reaches_the_notes_and_is_undone(qtbot: QtBot, v
     assert not read_sidecar(folder).of("p2.png").excluded and read_sidecar(folder).of("p2.png").rating is None
 
 
+def test_no_key_reaches_a_picture_that_a_filter_hides(qtbot: QtBot, views: Views, session: Session) -> None:
+    click(qtbot, views, 1)
+    hidden = named(session, chosen(session)[0])
+    session.view.show([number for number in session.view.ids if number != hidden.id])
+    for act in (views.rate_4, views.reject, views.delete):
+        act()
+    assert (hidden.rating, hidden.excluded, hidden.path.exists()) == (None, False, True)
+    assert session.history.undo_name is None
+    assert not views.has_chosen()
+    views.show_loupe()
+    assert session.view.current == session.view.ids[0]
+
+
 def test_training_only_what_is_shown_is_one_edit(qtbot: QtBot, views: Views, session: Session) -> None:
     kept = [one.id for one in session.library.pictures.values()][:7]
     session.view.show(kept)

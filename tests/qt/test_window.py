@@ -96,6 +96,13 @@ def test_an_empty_window_invites_a_folder(window, session, pictures, qtbot, monk
     assert invitation.isVisible()
 
 
+def test_the_keyboard_begins_with_the_invitation_and_goes_on_with_the_pictures(window, session, pictures, qtbot):
+    assert window.focusWidget() is window.invitation.button
+    window.open([pictures])
+    qtbot.waitUntil(lambda: not window.invitation.isVisible())
+    assert window.focusWidget() is window.pictures.views.grid
+
+
 def test_an_empty_folder_is_said_to_be_empty(window, session, tmp_path, qtbot):
     (tmp_path / "leer").mkdir()
     assert drop(window, tmp_path / "leer")

@@ -171,6 +171,7 @@ class Views(QWidget):
         column.addWidget(self.bar)
         column.addWidget(self.stack, 1)
         self.setAcceptDrops(True)
+        self.setFocusProxy(self.grid)
 
     def _listen(self) -> None:
         self.slider.valueChanged.connect(self.grid.set_side)
@@ -209,11 +210,11 @@ class Views(QWidget):
 
     def has_chosen(self) -> bool:
         """Tell whether there is something to work on."""
-        return bool(self._session.view.selected) or self.has_current()
+        return bool(self._session.view.scope()) or self.has_current()
 
     def can_compare(self) -> bool:
-        """Tell whether several pictures are selected."""
-        return len(self._session.view.selected) > 1
+        """Tell whether several pictures are selected, and shown."""
+        return len(self._session.view.scope()) > 1
 
     def has_hidden(self) -> bool:
         """Tell whether the filter hides pictures and shows some."""

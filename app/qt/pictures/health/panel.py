@@ -136,17 +136,19 @@ class HealthPanel(QWidget):
 
     def has_chosen(self) -> bool:
         """Tell whether there is something to work on."""
-        return self._session.view.current in self._session.library.pictures or bool(self._session.view.selected)
+        return bool(self._chosen())
 
     def paint_masks(self) -> None:
         """Paint the masks of the selected pictures, or of the current one."""
-        view = self._session.view
-        self._lead("mask", list(view.scope()) or [view.current or 0])
+        self._lead("mask", self._chosen())
 
     def choose_crops(self) -> None:
         """Choose which part of the selected pictures, or of the current one, is trained."""
+        self._lead("crop", self._chosen())
+
+    def _chosen(self) -> list[int]:
         view = self._session.view
-        self._lead("crop", list(view.scope()) or [view.current or 0])
+        return list(view.scope()) or ([] if view.current is None else [view.current])
 
     def _lead(self, action: ByHand, ids: list[int]) -> None:
         """Open the place where the user mends it by hand; what it imports is loaded only then."""
