@@ -175,6 +175,6 @@ def test_a_run_of_the_queue_is_told_once_although_run_and_entry_both_end(watcher
             engine.stand("done", 1000)
         watcher.until(lambda: watcher.ended)
         change(queue, entry.id, state="done")
-        read(watcher)
-        watcher.until(lambda: not watcher.telling.watching)
+        watcher.queue.look()
+        watcher.until(lambda: watcher.queue.entries[0].state == "done" and not watcher.telling.watching)
     assert len(watcher.ended) == 1
