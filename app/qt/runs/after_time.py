@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import QDateTime, QLocale, QTime
-from PySide6.QtWidgets import QDateTimeEdit, QDialog, QDialogButtonBox, QFormLayout, QLabel, QVBoxLayout, QWidget
+from PySide6.QtCore import QDateTime, QLocale, Qt, QTime
+from PySide6.QtWidgets import QDateTimeEdit, QDialog, QDialogButtonBox, QLabel, QVBoxLayout, QWidget
 
 
 class AfterTimeDialog(QDialog):
@@ -14,23 +14,23 @@ class AfterTimeDialog(QDialog):
         self.chosen: float | None = None
         self.setWindowTitle(self.tr("Start after"))
         words = QLabel(self.tr("When its turn has come, “{name}” begins no earlier than:").format(name=name))
+        words.setTextFormat(Qt.TextFormat.PlainText)
         words.setWordWrap(True)
         self.moment = QDateTimeEdit(_proposed(after))
         self.moment.setCalendarPopup(True)
         self.moment.setDisplayFormat(QLocale().dateTimeFormat(QLocale.FormatType.ShortFormat))
         self.moment.setMinimumDateTime(min(QDateTime.currentDateTime(), self.moment.dateTime()))
         self.moment.setAccessibleName(self.tr("Start after"))
-        buttons = QDialogButtonBox(QDialogButtonBox.StandardButton.Ok | QDialogButtonBox.StandardButton.Cancel)
-        self.at_once = buttons.addButton(self.tr("As soon as it can"), QDialogButtonBox.ButtonRole.ResetRole)
+        standard = QDialogButtonBox.StandardButton
+        self.buttons = QDialogButtonBox(standard.Ok | standard.Cancel)
+        self.at_once = self.buttons.addButton(self.tr("As soon as it can"), QDialogButtonBox.ButtonRole.ResetRole)
         self.at_once.clicked.connect(lambda: self._take(None))
-        buttons.accepted.connect(lambda: self._take(float(self.moment.dateTime().toSecsSinceEpoch())))
-        buttons.rejected.connect(self.reject)
-        form = QFormLayout()
-        form.addRow(self.moment)
+        self.buttons.accepted.connect(lambda: self._take(float(self.moment.dateTime().toSecsSinceEpoch())))
+        self.buttons.rejected.connect(self.reject)
         column = QVBoxLayout(self)
         column.addWidget(words)
-        column.addLayout(form)
-        column.addWidget(buttons)
+        column.addWidget(self.moment)
+        column.addWidget(self.buttons)
 
     def _take(self, moment: float | None) -> None:
         self.chosen = moment

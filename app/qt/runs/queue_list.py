@@ -169,7 +169,7 @@ class QueueDelegate(QStyledItemDelegate):
         painter.drawEllipse(QRectF(inside.left(), inside.top() + (height - _DOT) / 2, _DOT, _DOT))
         line = QRect(inside.left() + _DOT + 8, inside.top(), inside.width() - _DOT - 8, height)
         faint = scheme.on_accent if chosen else scheme.muted
-        name = scheme.on_accent if chosen else scheme.muted if entry.ended else scheme.text
+        name = scheme.on_accent if chosen else scheme.muted if entry.state in ("done", "stopped") else scheme.text
         for place, text, colour in (
             (line, entry.name, name),
             (line.translated(0, height + 2), str(index.data(WORDS)), faint),
@@ -201,7 +201,7 @@ class QueueList(QListView):
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.setDragDropMode(QListView.DragDropMode.InternalMove)
         self.setDefaultDropAction(Qt.DropAction.MoveAction)
-        self.selectionModel().selectionChanged.connect(self.chosen.emit)
+        self.selectionModel().selectionChanged.connect(lambda *_: self.chosen.emit())
 
     def entry(self) -> Entry | None:
         """Return the chosen entry."""

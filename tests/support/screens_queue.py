@@ -1,0 +1,57 @@
+"""Screens of the queue."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from pathlib import Path
+
+from PySide6.QtWidgets import QApplication, QWidget
+
+from app.qt.runs.after_time import AfterTimeDialog
+from app.qt.runs.queue_panel import QueuePanel
+from app.qt.window import Window
+from tests.support.screens import screen, wait
+from trainer.protocol.queue import Queue, State
+
+_engines = contextlib.ExitStack()
+_STATES: tuple[tuple[str, State, str], ...] = (
+    ("Aquarell Hafen", "done", ""),
+    ("my-cat", "running", ""),
+    ("neon signs at night in the rain", "interrupted", "It was broken off: the computer went down."),
+    ("Ölbilder", "paused", ""),
+    ("kitchen <b>tiles", "waiting", ""),
+    ("marble statues", "failed", '"/models/base.safetensors" does not exist. Check the path for a typing mistake.'),
+)
+
+
+def filled(window: Window) -> None:
+    """Put entries of every state in; that which runs is held by this process."""
+    _engines.close()
+    queue = Queue()
+    for entry in queue.entries():
+        queue.remove(entry.id)
+    for name, state, problem in _STATES:
+        entry = queue.add(Path(name) / "job.toml", after=time.time() + 86_400 if state == "waiting" else None)
+        begun = dataclasses.replace(entry, state=state, problem=problem, lane="cpu" if state == "running" else None)
+        queue.change(entry.id, lambda _, begun=begun: begun)  # type: ignore[misc]
+        if state == "running":
+            _engines.enter_context(queue.engine(entry.id))
+    window.show_runs()
+    panel = window.findChild(QueuePanel)
+    panel._look()
+    wait(QApplication.instance(), lambda: len(window.session.queue.entries) == len(_STATES))
+    panel.list.setCurrentIndex(panel.list.queue.index(4))
+
+
+@screen("queue")
+def queue(window: Window) -> QWidget:
+    filled(window)
+    return window
+
+
+@screen("queue-after")
+def queue_after(window: Window) -> QWidget:
+    filled(window)
+    return AfterTimeDialog("Ölbilder", None, window)
