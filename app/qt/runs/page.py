@@ -70,6 +70,7 @@ class RunsPage(Page):
         self._looking = self._timer(_LOOK_EVERY, self._look)
         session.runs.changed.connect(lambda _: self._show_list())
         self.list.chosen.connect(self._show_chosen)
+        self.samples.chosen.connect(self._use_step)
         self._pass_on()
 
     def open(self, path: Path) -> None:
@@ -172,6 +173,11 @@ class RunsPage(Page):
         for part in (self.header, self.samples, self.after, self.log):
             part.show_run(run)
         self.trouble.show_run(run)
+
+    def _use_step(self, step: int) -> None:
+        """Go on with the LoRA of a step, that of the sample which was chosen."""
+        self.tabs.setCurrentWidget(self.after)
+        self.after.choose(step)
 
     def _tell(self) -> None:
         """Say how the run stands now, in the list too: it is read more often than the others."""

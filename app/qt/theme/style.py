@@ -67,6 +67,10 @@ QToolButton:pressed, QToolButton:checked { background: $pressed; }
 QToolButton:focus { border-color: $focus; }
 QToolButton:disabled { color: $disabled; }
 QToolButton::menu-indicator { image: none; }
+QToolButton[popupMode="1"] { padding-right: 22px; }
+QToolButton::menu-button { border: none; border-radius: 4px; width: 20px; }
+QToolButton::menu-button:hover { background: $pressed; }
+QToolButton::menu-arrow { image: url("$marks/down-text.svg"); width: 12px; height: 12px; }
 QPushButton { background: $raised; border: 1px solid $edge; border-radius: 6px; padding: 6px 15px; color: $text; }
 QPushButton:hover { background: $hover; }
 QPushButton:pressed, QPushButton:checked { background: $pressed; }
@@ -90,8 +94,8 @@ QAbstractSpinBox QLineEdit, QComboBox QLineEdit {
 QComboBox { background: $raised; padding-right: 24px; }
 QComboBox:focus { padding-right: 23px; }
 QComboBox:hover { background: $hover; }
-QComboBox::drop-down { border: none; width: 24px; }
-QComboBox::down-arrow { image: url("$marks/down-text.svg"); width: 12px; height: 12px; }
+QComboBox::drop-down, QDateTimeEdit::drop-down { border: none; width: 24px; }
+QComboBox::down-arrow, QDateTimeEdit::down-arrow { image: url("$marks/down-text.svg"); width: 12px; height: 12px; }
 QComboBox::down-arrow:disabled { image: url("$marks/down-disabled.svg"); }
 QComboBox QAbstractItemView { background: $raised; border: 1px solid $edge; padding: 3px; outline: none; }
 QAbstractSpinBox { padding: 4px 22px 4px 5px; }

@@ -27,12 +27,15 @@ from app.core.models.found import Destination
 from app.core.session import Session
 from app.qt.runs.after.shown import Shown
 
-_ELSEWHERE = ("CC0-1.0", "CC-BY-4.0", "CC-BY-NC-4.0", "CreativeML Open RAIL-M", "OpenRAIL++")
+_COMMON = {"lora", "loras", "models", "autoimport"}  # folders' names that tell nobody which program they belong to
+_LICENCES = ("CC0-1.0", "CC-BY-4.0", "CC-BY-NC-4.0", "CreativeML Open RAIL-M", "OpenRAIL++")
 
 
 def destination_name(destination: Destination) -> str:
-    """Return what people call a place for LoRAs: the program's name, or the folder's."""
-    return destination.kind or destination.folder.name
+    """Return what people call a place for LoRAs: the program's name, or that of the folder which is no common one."""
+    folder = destination.folder
+    telling = (path.name for path in (folder, *folder.parents) if path.name and path.name.lower() not in _COMMON)
+    return destination.kind or next(telling, str(folder))
 
 
 class ExportDialog(QDialog):
@@ -98,7 +101,7 @@ class ExportDialog(QDialog):
         for one in destinations:
             self.folder_box.addItem(f"{destination_name(one)}   {one.folder}", str(one.folder))
         self.licence.setEditable(True)
-        self.licence.addItems(["", *_ELSEWHERE])
+        self.licence.addItems(["", *_LICENCES])
         self.licence.setCurrentText(told.licence)
         self.description.setPlainText(told.description)
         for index, file in candidate.pictures.items():

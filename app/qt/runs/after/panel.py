@@ -27,15 +27,15 @@ from app.core.after.again import new_job
 from app.core.after.candidates import Candidate, Told, candidates
 from app.core.after.card import model_card
 from app.core.after.edited import Edited, edited
-from app.core.after.export import About, Exported, TakenError, about, export
+from app.core.after.export import about
 from app.core.models.found import Destination
 from app.core.session import Session
 from app.core.tasks import raise_again
 from app.qt.actions.commands import Commands
 from app.qt.actions.table import Action
-from app.qt.reveal import reveal
 from app.qt.runs.after.card_dialog import CardDialog
-from app.qt.runs.after.export_dialog import ExportDialog, destination_name
+from app.qt.runs.after.export_dialog import destination_name
+from app.qt.runs.after.exporting import Exporting
 from app.qt.runs.after.grid_dialog import GridDialog
 from app.qt.runs.after.strip import CandidateStrip
 from app.qt.runs.after.try_box import TryBox
@@ -90,10 +90,10 @@ class AfterPanel(QWidget):
         self._ends: list[Callable[[], None]] = []
         self._wanted: int | None = None
         self._stale = self._gathering = False
-        self._used: Destination | None = None
         self.dialog: QDialog | None = None
         """The one that was opened last."""
         self.strip, self.trying = CandidateStrip(session), TryBox(session)
+        self.exporting = Exporting(session, self)
         self.empty, self.prompt_box = QLabel(), QComboBox()
         self.edited_bar, self.edited_words = QFrame(), QLabel()
         self.export_button, self.send_button, self.send_menu = QPushButton(), QToolButton(), QMenu(self)
@@ -185,7 +185,7 @@ class AfterPanel(QWidget):
         """Ask where the chosen LoRA goes, and what it says of itself."""
         candidate = self.strip.current()
         if candidate:
-            self._with_about(candidate, lambda told: self._ask_export(candidate, told))
+            self.exporting.ask(candidate, self._picture(candidate))
 
     def send(self) -> None:
         """Export the chosen LoRA as it is to the folder used last, or to the first that is known."""
@@ -197,10 +197,7 @@ class AfterPanel(QWidget):
         """Export the chosen LoRA as it is to a folder."""
         candidate = self.strip.current()
         if candidate:
-            self._used = destination
-            self._with_about(
-                candidate, lambda told: self._export(candidate, destination.folder, candidate.file.stem, told)
-            )
+            self.exporting.send(candidate, self._picture(candidate), destination)
 
     def show_card(self) -> None:
         """Show the model card of the chosen LoRA."""
@@ -319,56 +316,15 @@ class AfterPanel(QWidget):
         self.edited_words.setText(words.format(what=", ".join(parts)))
         self.edited_bar.setVisible(bool(found))
 
-    # --- exporting
+    # --- inside
 
     def _destination(self) -> Destination | None:
-        known = self._session.models.destinations() if self.isVisible() else []
-        return self._used or next(iter(known), None)
+        return self.exporting.destination() if self.isVisible() else None
 
-    def _with_about(self, candidate: Candidate, then: Callable[[About], None]) -> None:
-        """Read what a LoRA says of itself, add its picture, and go on."""
-        picture = candidate.pictures.get(self.strip.candidates.prompt) or next(iter(candidate.pictures.values()), None)
-        picture = picture or self.trying.picture.file
-
-        def done(said: About) -> None:
-            then(About(said.title, said.author, said.licence, said.description, said.triggers, picture))
-
-        self._session.tasks.run(lambda: about(candidate.file), done, self._tell)
-
-    def _ask_export(self, candidate: Candidate, told: About) -> None:
-        dialog = ExportDialog(self._session, candidate, told, self._session.models.destinations(), self)
-        dialog.folder_chosen.connect(self._session.models.add_destination)
-        dialog.accepted.connect(lambda: self._export_as(candidate, dialog))
-        self._open(dialog)
-
-    def _export_as(self, candidate: Candidate, dialog: ExportDialog) -> None:
-        folder = dialog.folder
-        if folder:
-            known = self._session.models.destinations()
-            self._used = next((one for one in known if one.folder == folder), Destination("", folder))
-            self._export(candidate, folder, dialog.name.text().strip(), dialog.told)
-            self._refresh()
-
-    def _export(self, candidate: Candidate, folder: Path, name: str, told: About, *, replace: bool = False) -> None:
-        def again(fault: BaseException) -> None:
-            if isinstance(fault, TakenError):
-                self.told.emit(
-                    fault.sentence,
-                    "warning",
-                    (self.tr("Replace"), lambda: self._export(candidate, folder, name, told, replace=True)),
-                )
-            else:
-                self._tell(fault)
-
-        self._session.tasks.run(
-            lambda: export(candidate.file, folder, name, told, replace=replace), self._say_exported, again
-        )
-
-    def _say_exported(self, made: Exported) -> None:
-        words = self.tr("{name} is in {folder}.").format(name=made.file.name, folder=made.file.parent)
-        self.told.emit(words, "info", (self.tr("Show it"), lambda: reveal(made.file)))
-
-    # --- inside
+    def _picture(self, candidate: Candidate) -> Path | None:
+        """The picture that a candidate goes out with: its preview, else what was tried out."""
+        drawn = candidate.pictures
+        return drawn.get(self.strip.candidates.prompt) or next(iter(drawn.values()), self.trying.picture.file)
 
     def _pick(self, step: int, strength: float) -> None:
         self.choose(step)
@@ -432,6 +388,10 @@ class AfterPanel(QWidget):
         )
         self.trying.failed.connect(self.failed.emit)
         self.trying.said.connect(self.said.emit)
+        self.exporting.told.connect(self.told.emit)
+        self.exporting.failed.connect(self.failed.emit)
+        self.exporting.opened.connect(self._open)
+        self.exporting.used.connect(self._refresh)
         self.export_button.clicked.connect(self.ask_export)
         self.send_button.clicked.connect(self.send)
         self.send_menu.aboutToShow.connect(self._fill_menu)
@@ -447,8 +407,8 @@ class AfterPanel(QWidget):
         whole.setContentsMargins(0, 0, 0, 0)
         whole.addWidget(scroll)
         column = QVBoxLayout(inside)
-        column.setContentsMargins(16, 12, 16, 12)
-        column.setSpacing(12)
+        column.setContentsMargins(16, 10, 16, 10)
+        column.setSpacing(9)
         column.addWidget(self._edited_row())
         column.addLayout(self._head())
         column.addWidget(self.strip)

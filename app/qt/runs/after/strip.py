@@ -177,7 +177,7 @@ class CandidateStrip(QListView):
         self.setHorizontalScrollMode(QListView.ScrollMode.ScrollPerPixel)
         self.setVerticalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.setAccessibleName(self.tr("Saved steps"))
-        self.setFixedHeight(_SIDE + 2 * _INSET + 2 * self.fontMetrics().lineSpacing() + 26)
+        self.setFixedHeight(_SIDE + 2 * _INSET + 2 * self.fontMetrics().lineSpacing() + 22)
         self.selectionModel().currentChanged.connect(lambda _new, _old: self.chosen.emit(self.current()))
 
     def current(self) -> Candidate | None:
