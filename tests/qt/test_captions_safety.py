@@ -2,7 +2,7 @@
 
 import pytest
 from PySide6.QtCore import Qt
-from PySide6.QtWidgets import QPushButton
+from PySide6.QtWidgets import QLabel, QPushButton
 
 from app.core.edits.edit import Edit
 from app.core.edits.journal import Journal
@@ -57,7 +57,10 @@ def test_a_disk_that_refuses_is_told_and_tried_again(window, editor, session, fo
     faults.fault = fault
     write(session, "a", "kept")
     qtbot.waitUntil(editor.safety.isVisible)
-    assert words in editor.safety._shown[0][0]
+    assert words in editor.safety._shown[0].words
+    assert str(folder) in editor.safety._shown[0].words
+    assert not any(str(folder) in label.text() for label in editor.safety.findChildren(QLabel))  # its name will do
+    assert any(folder.name in label.text() for label in editor.safety.findChildren(QLabel))
     assert on_disk(folder, "a") == CAPTIONS["a"]
     click(qtbot, button(editor.safety, "Try again"))
     session.saver.flush()
@@ -76,7 +79,7 @@ def test_a_folder_that_is_gone_is_told_and_what_was_changed_is_saved_when_it_is_
     folder.rename(away)
     write(session, "a", "kept")
     qtbot.waitUntil(editor.safety.isVisible)
-    assert "is not there any more" in editor.safety._shown[0][0]
+    assert "is not there any more" in editor.safety._shown[0].words
     assert "1 change" in window.status.saving.text()
     window.commands.refresh_now()
     assert window.commands["captions.retry"].isEnabled()
@@ -98,7 +101,7 @@ def test_a_folder_that_is_gone_is_told_and_what_was_changed_is_saved_when_it_is_
 def test_of_two_versions_the_user_chooses(window, editor, session, folder, qtbot, name, disk, library):
     clash(session, folder, "a")
     qtbot.waitUntil(editor.safety.isVisible)
-    assert "Another program changed 1 value that you changed too." in editor.safety._shown[0][0]
+    assert "Another program changed 1 value that you changed too." in editor.safety._shown[0].words
     assert on_disk(folder, "a") == "theirs, a"
     click(qtbot, button(editor.safety, "Choose…"))
     dialog = window.findChild(ConflictsDialog)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QPushButton, QVBoxLayout, QWidget
 
-from app.core.edits.saving import Notice, SaveState
+from app.core.edits.saving import Notice, SaveProblem, SaveState
 from app.core.session import Session
+from app.qt.tips import plain_tip
 
 
 class Safety(QFrame):
@@ -29,7 +31,8 @@ class Safety(QFrame):
         self.setAccessibleName(self.tr("What is not saved"))
         self._column = QVBoxLayout(self)
         self._column.setContentsMargins(10, 8, 10, 8)
-        self._shown: list[tuple[str, str, Callable[[], None]]] = []
+        self._library = session.library
+        self._shown: list[_Row] = []
         self._rows: list[QWidget] = []
         self.hide()
         ends = [session.saver.state.connect(self._show), session.saver.notices.connect(self._tell)]
@@ -37,37 +40,34 @@ class Safety(QFrame):
         self._show(session.saver.now)
 
     def _show(self, state: SaveState) -> None:
-        problems = [f"{one.sentence} {one.remedy}" for one in state.problems]
-        rows = [(words, self.tr("Try again"), self.retry_asked.emit) for words in problems]
+        rows = [
+            _Row(self._shortly(one), one.remedy, self.tr("Try again"), self.retry_asked.emit, one.sentence)
+            for one in state.problems
+        ]
         if state.conflicts:
             words = self.tr("Another program changed %n value(s) that you changed too.", "", len(state.conflicts))
-            words += " " + self.tr("Nothing was overwritten.")
-            rows.append((words, self.tr("Choose…"), self.choose_asked.emit))
-        if [words for words, *_ in rows] == [words for words, *_ in self._shown]:
+            remedy = self.tr("Nothing was overwritten.")
+            rows.append(_Row(words, remedy, self.tr("Choose…"), self.choose_asked.emit, words))
+        if [row.words for row in rows] == [row.words for row in self._shown]:
             return
         self._shown = rows
         while self._rows:
-            row = self._rows.pop()
-            row.hide()
-            row.deleteLater()
-        for words, title, act in rows:
-            self._rows.append(self._row(words, title, act))
+            former = self._rows.pop()
+            former.hide()
+            former.deleteLater()
+        for row in rows:
+            self._rows.append(_made(row))
             self._column.addWidget(self._rows[-1])
         self.setVisible(bool(rows))
 
-    def _row(self, words: str, title: str, act: Callable[[], None]) -> QWidget:
-        row = QWidget()
-        line = QHBoxLayout(row)
-        line.setContentsMargins(0, 0, 0, 0)
-        label, button = QLabel(words), QPushButton(title)
-        label.setWordWrap(True)
-        label.setProperty("role", "warning")
-        label.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
-        button.setAccessibleDescription(words)
-        button.clicked.connect(lambda: act())
-        line.addWidget(label, 1)
-        line.addWidget(button, 0, Qt.AlignmentFlag.AlignTop)
-        return row
+    def _shortly(self, problem: SaveProblem) -> str:
+        """Say it with the names of files and folders only: the column is narrow, and the tip has the whole."""
+        words = problem.sentence
+        for number in problem.pictures & self._library.pictures.keys():
+            picture = self._library.pictures[number]
+            for path in (picture.path, picture.folder.path, picture.folder.root):
+                words = words.replace(str(path), path.name)
+        return words
 
     def _tell(self, notice: Notice) -> None:
         folder = Path(notice.root).name
@@ -84,3 +84,45 @@ class Safety(QFrame):
             words += " " + self.tr("Yours are in .txt files now, which come before it.")
             act = None
         self.told.emit(words.format(folder=folder), act)
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """What is wrong, shortly and in `whole`, what to do, and the button's title with what it does."""
+
+    sentence: str
+    remedy: str
+    title: str
+    act: Callable[[], None]
+    whole: str
+
+    @property
+    def words(self) -> str:
+        """All of it, as a screen reader says it."""
+        return f"{self.whole} {self.remedy}"
+
+
+def _made(row: _Row) -> QWidget:
+    made = QWidget()
+    button = QPushButton(row.title)
+    button.setAccessibleDescription(row.words)
+    button.clicked.connect(lambda: row.act())
+    line, column = QHBoxLayout(), QVBoxLayout(made)
+    for layout in (line, column):
+        layout.setContentsMargins(0, 0, 0, 0)
+    column.setSpacing(4)
+    line.addWidget(_label(row.sentence, "warning", row.whole), 1)
+    line.addWidget(button, 0, Qt.AlignmentFlag.AlignTop)
+    column.addLayout(line)
+    column.addWidget(_label(row.remedy, "muted"))
+    return made
+
+
+def _label(words: str, role: str, whole: str = "") -> QLabel:
+    label = QLabel(words)
+    label.setTextFormat(Qt.TextFormat.PlainText)
+    label.setWordWrap(True)
+    label.setProperty("role", role)
+    label.setToolTip(plain_tip(whole if whole != words else ""))
+    label.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
+    return label
