@@ -69,6 +69,8 @@ class Run:
         """New events, already taken in; long runs come in portions. An empty list: told anew from the start."""
         self.changed: Event[None] = Event()
         """`summary`, `problem`, `last_words`, `job` or `forecast` are others now."""
+        self.looked: Event[None] = Event()
+        """Its folder was read to the end once more, whether or not that brought anything."""
         self.loaded = False
         """Whether everything that stood in the folder at first was read."""
         self.problem = ""
@@ -163,6 +165,8 @@ class Run:
         self._say(glimpse, first)
         if glimpse.more:
             self.read()
+        else:
+            self.looked.emit(None)
 
     def _say(self, glimpse: Glimpse, first: bool) -> None:
         """Tell of what stands in other files than that of the events, where it changed or all is known at `first`."""

@@ -117,7 +117,7 @@ class RunHeader(QWidget):
         for end in self._ends:
             end()
         self._run = run
-        self._ends = [run.changed.connect(lambda _: self._follow())] if run else []
+        self._ends = [run.looked.connect(lambda _: self._follow())] if run else []
         self._show()
 
     # --- what can be done now

@@ -77,7 +77,7 @@ class LogView(QWidget):
         for end in self._ends:
             end()
         self._run = run
-        self._ends = [run.changed.connect(lambda _: self._follow())] if run else []
+        self._ends = [run.looked.connect(lambda _: self._follow())] if run else []
         self.result.clear()
         self.text.show_log(run.directory.console if run else None)
         self.remarks.show_told(self.told())
