@@ -19,7 +19,11 @@ _engines = contextlib.ExitStack()
 _STATES: tuple[tuple[str, State, str], ...] = (
     ("Aquarell Hafen", "done", ""),
     ("my-cat", "running", ""),
-    ("neon signs at night in the rain", "interrupted", "It was broken off: the computer went down."),
+    (
+        "neon signs at night in the rain",
+        "interrupted",
+        "Its process was ended from outside, or the computer went down.",
+    ),
     ("Ölbilder", "paused", ""),
     ("kitchen <b>tiles", "waiting", ""),
     ("marble statues", "failed", '"/models/base.safetensors" does not exist. Check the path for a typing mistake.'),
@@ -41,7 +45,8 @@ def filled(window: Window) -> None:
     window.show_runs()
     panel = window.findChild(QueuePanel)
     panel._look()
-    wait(QApplication.instance(), lambda: len(window.session.queue.entries) == len(_STATES))
+    wanted = [entry.id for entry in queue.entries()]
+    wait(QApplication.instance(), lambda: [entry.id for entry in window.session.queue.entries] == wanted)
     panel.list.setCurrentIndex(panel.list.queue.index(4))
 
 

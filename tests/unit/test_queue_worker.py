@@ -1,6 +1,7 @@
 """The worker with engines of its own kind: processes that keep the protocol and train nothing."""
 
 import dataclasses
+import os
 import signal
 import subprocess
 import sys
@@ -139,7 +140,7 @@ def test_a_killed_engine_is_not_begun_again_by_itself(queue, engine, said, tmp_p
     monkeypatch.setattr(worker, "launch", None)  # would fail if it were called
     assert Worker(queue, said.append, ["cpu"]).run()
     entry = queue.get(name)
-    assert (entry.state, "broken off" in entry.problem) == ("interrupted", True)
+    assert (entry.state, "computer went down" in entry.problem) == ("interrupted", True)
     assert Worker(queue, said.append, ["cpu"]).run()
     assert states(queue) == ["interrupted"]
     assert len(said) == 1
@@ -185,6 +186,16 @@ def test_who_adds_an_entry_while_the_worker_ends_sees_that_none_is_there(queue, 
     assert calls == [False, False]
     assert seen == [False]
     assert states(queue) == ["waiting"]
+
+
+def test_what_ended_well_a_day_ago_is_swept_out(queue, said, tmp_path):
+    names = {(state, old): add(queue, tmp_path, f"{state} {old}").id for state in ("done", "failed") for old in (0, 1)}
+    for (state, old), name in names.items():
+        queue.conclude(name, state)
+        past = time.time() - 90_000 * old
+        os.utime(queue.folder / "entries" / f"{name}.json", (past, past))
+    assert Worker(queue, said.append, ["cpu"]).run()
+    assert [entry.name for entry in queue.entries()] == ["done 0", "failed 0", "failed 1"]
 
 
 def test_each_lane_takes_one_entry_in_order(queue, tmp_path, monkeypatch):

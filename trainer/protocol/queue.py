@@ -218,10 +218,10 @@ class Queue:
             for path in (self._file(name), self._engine_lock(name), self.log(name)):
                 path.unlink(missing_ok=True)
 
-    def clear(self) -> None:
-        """Take out all that has ended."""
+    def clear(self, states: Collection[State] = ENDED, age: float = 0.0) -> None:
+        """Take out what has ended in one of these states, `age` seconds ago or earlier."""
         for entry in self.entries():
-            if entry.ended:
+            if entry.state in states and self._age(entry) >= age:
                 self.remove(entry.id)
 
     # --- how it goes on
@@ -353,6 +353,13 @@ class Queue:
 
     def _engine_lock(self, name: str) -> Path:
         return self._entries / f"{name}.lock"
+
+    def _age(self, entry: Entry) -> float:
+        """Return the seconds since an entry was last changed; 0 where another program has just taken it out."""
+        try:
+            return time.time() - self._file(entry.id).stat().st_mtime
+        except OSError:
+            return 0.0
 
     def _is_held(self, lock: Path) -> bool:
         try:

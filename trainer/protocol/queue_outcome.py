@@ -7,7 +7,7 @@ from trainer.protocol.detached import last_words
 from trainer.protocol.queue import Entry, Queue, State
 from trainer.protocol.rundir import RunDirectory
 
-_BROKEN_OFF = "It was broken off: its process was ended from outside, or the computer went down."
+_BROKEN_OFF = "Its process was ended from outside, or the computer went down."
 
 
 def outcome(queue: Queue, entry: Entry, code: int | None = None) -> tuple[State, str]:

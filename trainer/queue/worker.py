@@ -21,6 +21,8 @@ from trainer.protocol.rundir import RunDirectory
 from trainer.queue.devices import lanes_for, machine_lanes, settings_for
 
 _POLL = 0.5
+# What ended well longer ago interests nobody in the queue any more; its run stays in the list of runs.
+_DAY = 86_400.0
 # Whoever asks whether a worker lives has its lock for microseconds.
 _ASKED = 1.0
 
@@ -47,6 +49,7 @@ class Worker:
                 stack.enter_context(locks.held(self._queue.worker_lock, _ASKED))
             except locks.LockBusyError:
                 return False
+            self._queue.clear(("done", "stopped"), _DAY)
             try:
                 while not self._over(self.look(), stack):
                     self._wait()

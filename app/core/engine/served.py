@@ -5,14 +5,15 @@ from __future__ import annotations
 import contextlib
 import json
 import subprocess
+import sys
 import threading
 from collections import deque
 from collections.abc import Sequence
 from typing import IO, Any
 
-from app.core.engine.detached import command, no_console
 from app.core.events import Event
 from app.core.tasks import Post
+from trainer.protocol.detached import command
 
 _LAST_LINES = 20
 
@@ -64,7 +65,7 @@ class Served:
             stderr=subprocess.PIPE,
             encoding="utf-8",
             errors="replace",
-            creationflags=no_console(),
+            creationflags=_no_console(),
         )
         assert process.stdout is not None and process.stderr is not None
         last: deque[str] = deque(maxlen=_LAST_LINES)
@@ -106,3 +107,10 @@ def _put_away(process: subprocess.Popen[str]) -> None:
         with contextlib.suppress(OSError):  # what was written and never read
             if pipe:
                 pipe.close()
+
+
+def _no_console() -> int:
+    """Return what keeps Windows from opening a console for a child; nothing elsewhere."""
+    if sys.platform == "win32":
+        return subprocess.CREATE_NO_WINDOW
+    return 0

@@ -152,7 +152,9 @@ class RunHeader(QWidget):
     def _waits(self) -> bool:
         """Whether the run stands in the queue and its turn is still to come."""
         path = self._run.directory.path if self._run else None
-        return any(entry.run == path and entry.state == "waiting" for entry in self._session.queue.entries)
+        return path is not None and any(
+            entry.run == path and entry.state == "waiting" for entry in self._session.queue.entries
+        )
 
     # --- what the table of actions names
 

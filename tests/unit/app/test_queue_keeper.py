@@ -118,7 +118,7 @@ def test_after_a_restart_of_the_computer_going_on_is_offered_and_not_begun(desk:
         Queue().change(entry.id, lambda one, state=state: dataclasses.replace(one, state=state, lane="cpu"))
     desk.watch(lambda: desk.keeper.entries)
     assert desk.states() == ["interrupted", "waiting"]
-    assert "broken off" in desk.keeper.entries[0].problem
+    assert "computer went down" in desk.keeper.entries[0].problem
     assert (desk.keeper.now.left, desk.working, desk.keeper.now.died) == (2, False, None)
     desk.keeper.remove(desk.keeper.entries[1].id)
     desk.watch(lambda: len(desk.keeper.entries) == 1)
