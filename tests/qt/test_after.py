@@ -17,6 +17,7 @@ from app.qt.runs.after.grid_dialog import GridDialog
 from app.qt.runs.after.panel import AfterPanel
 from tests.support.finished import DEMO, PROMPTS, write_finished_run
 from trainer.files.header import read_header
+from trainer.protocol.queue import Entry
 
 LONG = 120_000  # the engine's process loads torch first
 
@@ -61,7 +62,7 @@ def test_candidates_stand_side_by_side_with_the_best_marked_and_chosen(panel, qt
     assert panel.strip.current().file.name == "neon.safetensors"
 
 
-def test_a_prompt_is_tried_out_and_a_grid_is_drawn_and_taken_from(panel, run, qtbot):
+def test_a_prompt_is_tried_out_and_a_grid_is_drawn_and_taken_from(panel, run, session, qtbot):
     box = panel.trying
     assert box.prompt.toPlainText() == PROMPTS[0] and box.width_box.value() == 128
     box.prompt.setPlainText("a green tree")
@@ -100,6 +101,33 @@ def test_a_prompt_is_tried_out_and_a_grid_is_drawn_and_taken_from(panel, run, qt
     box.draw()
     qtbot.mouseClick(box.cancel_button, Qt.MouseButton.LeftButton)
     assert box.drawing.stage == "cancelled" and not box.cancel_button.isVisible()
+
+    box.draw()
+    with qtbot.waitSignal(panel.failed) as failed:
+        session.renderer._served._process.kill()
+    assert failed.args[0].code == "render.ended" and not box.is_drawing() and box.draw_button.isEnabled()
+
+
+def test_a_training_that_waits_takes_the_card(panel, session, qtbot):
+    """The process that draws is ended: even without a base it would hold some of the card."""
+    panel.trying.draw()
+    process = session.renderer._served._process
+    with qtbot.waitSignal(panel.failed) as failed:
+        session.renderer.make_way([Entry("00000000", None, None, "running")])
+        assert process.poll() is None
+        session.renderer.make_way([Entry("00000000", None, None, "waiting", after=9e9)])
+        assert process.poll() is None
+        session.renderer.make_way([Entry("00000000", None, None, "waiting")])
+    assert failed.args[0].code == "render.way" and process.poll() is not None and not panel.is_drawing()
+
+
+def test_what_was_written_stays_when_the_run_goes_on_and_begins_anew_with_another(panel, run, session, tmp_path):
+    box = panel.trying
+    box.prompt.setPlainText("my own")
+    box.show_job(run.job.model_copy(update={"name": "longer"}), run.directory.path / "tries")
+    assert box.prompt.toPlainText() == "my own"
+    box.show_job(run.job, tmp_path)
+    assert box.prompt.toPlainText() == PROMPTS[0]
 
 
 def test_one_click_exports_to_a_program_and_asks_before_it_replaces(panel, session, qtbot, tmp_path, monkeypatch):
@@ -163,11 +191,16 @@ def test_it_is_trained_longer_and_begun_anew(panel, session, run, qtbot, monkeyp
 
 def test_captions_that_were_edited_since_are_told_and_the_card_says_what_was_learned(panel, run, qtbot, tmp_path):
     assert not panel.edited_bar.isVisible()
+    panel.show_run(None)
     (tmp_path / "pictures" / "neon-01.txt").write_text("something else", encoding="utf-8")
-    panel.hide()
-    panel.show()
+    panel.show_run(run)
     qtbot.waitUntil(panel.edited_bar.isVisible)
     assert "captions changed: 1" in panel.edited_words.text()
+    (tmp_path / "pictures" / "neon-02.txt").unlink()
+    panel.hide()
+    panel.show()
+    qtbot.waitUntil(lambda: "captions changed: 2" in panel.edited_words.text())
+    qtbot.waitUntil(lambda: panel.strip.current() is not None)
     panel.show_card()
     qtbot.waitUntil(lambda: isinstance(panel.dialog, CardDialog))
     text = panel.dialog.text.toPlainText()

@@ -71,8 +71,8 @@ class Renderer:
     a training wants the card.
     """
 
-    def __init__(self, post: Post, words: Sequence[str] = ("render", "--serve")) -> None:
-        self._served = Served(words, post)
+    def __init__(self, post: Post) -> None:
+        self._served = Served(("render", "--serve"), post)
         self._served.answered.connect(self._hear)
         self._served.ended.connect(self._lose)
         self._numbers = count(1)
@@ -111,6 +111,8 @@ class Renderer:
     def make_way(self, queue: Iterable[Entry]) -> None:
         """Give up the card where something waits in the queue for its turn now."""
         if self._warm and any(entry.state == "waiting" and entry.after is None for entry in queue):
+            sentence = "A training that waits in the queue was given the memory that drawing needs."
+            self._fail(RunError("render.way", sentence, "Draw again when it is done, or pause it."))
             self.free()
 
     def close(self) -> None:

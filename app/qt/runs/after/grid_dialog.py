@@ -218,7 +218,8 @@ class GridDialog(QDialog):
 
     def _show(self, drawing: Drawing, number: int, row: int, column: int) -> None:
         if drawing is self.drawing:
-            read_image(self._session, drawing.files[number], lambda image: self._take(drawing, image, row, column))
+            file = drawing.files[number]
+            read_image(self._session, file, lambda image: self._take(drawing, image, row, column), 2 * _SIDE)
 
     def _take(self, drawing: Drawing, image: QImage, row: int, column: int) -> None:
         if drawing is not self.drawing:

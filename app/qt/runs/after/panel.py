@@ -46,6 +46,7 @@ from trainer.protocol import events
 
 if TYPE_CHECKING:
     from app.core.runs.run import Run
+    from trainer.config.job import Job
 
 _CANDIDATE = "has_candidate"
 ACTIONS = (
@@ -88,6 +89,7 @@ class AfterPanel(QWidget):
         self._session, self._commands = session, commands
         self._run: Run | None = None
         self._ends: list[Callable[[], None]] = []
+        self._job: Job | None = None
         self._wanted: int | None = None
         self._stale = self._gathering = False
         self.dialog: QDialog | None = None
@@ -109,10 +111,10 @@ class AfterPanel(QWidget):
         self._run = run
         self._ends = [run.arrived.connect(self._take), run.changed.connect(lambda _: self._learn())] if run else []
         self.edited_bar.hide()
+        self._job = None
         self._show([])
         self._learn()
         self._gather()
-        self._look_at_captions()
 
     def choose(self, step: int) -> None:
         """Choose a saved step, now or as soon as it is known."""
@@ -264,6 +266,9 @@ class AfterPanel(QWidget):
             for prompt in prompts:
                 self.prompt_box.addItem(prompt.replace("\n", " ")[:80], prompt)
         self.prompt_box.setVisible(len(prompts) > 1)
+        if job is not self._job:
+            self._job = job
+            self._look_at_captions()
         self._refresh()
 
     def _gather(self) -> None:

@@ -30,7 +30,7 @@ from app.qt.theme import colours
 
 _SIDE = 132
 _INSET = 8
-_IMAGE_PIXELS = 512  # what is kept of a picture, enough for a large cell on a fine screen
+_IMAGE_PIXELS = 2 * _SIDE  # what is kept of a picture, enough for a fine screen
 _Index = QModelIndex | QPersistentModelIndex
 
 

@@ -61,13 +61,15 @@ class TryBox(QWidget):
         self._refresh()
 
     def show_job(self, job: Job | None, folder: Path) -> None:
-        """Try out LoRAs of this job; its first preview prompt is the beginning. Pictures go into `folder`."""
-        self._folder = folder
-        if job == self._job:
-            return
-        self._job = job
-        self.picture.show_file(None)
-        if job:
+        """Try out LoRAs of this job; its first preview prompt is the beginning. Pictures go into `folder`.
+
+        What was written stays where only the job became another, as that of a run which goes on.
+        """
+        begin = job is not None and (self._job is None or folder != self._folder)
+        if folder != self._folder:
+            self.picture.show_file(None)
+        self._job, self._folder = job, folder
+        if begin and job:
             self._begin(job)
         self._refresh()
 
