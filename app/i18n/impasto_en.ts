@@ -223,10 +223,10 @@
 <context>
     <name>QueuePanel</name>
     <message numerus="yes">
-        <source>%n job(s) of the queue were left when the computer or the queue ended.</source>
+        <source>%n job(s) were left over when the queue ended last.</source>
         <translation>
-            <numerusform>%n job of the queue were left when the computer or the queue ended.</numerusform>
-            <numerusform>%n jobs of the queue were left when the computer or the queue ended.</numerusform>
+            <numerusform>%n job were left over when the queue ended last.</numerusform>
+            <numerusform>%n jobs were left over when the queue ended last.</numerusform>
         </translation>
     </message>
 </context>

@@ -12,7 +12,7 @@ from trainer.errors import JobError, ResumableError, TrainingFault
 
 # As the README shows them.
 COMMANDS = (
-    "new", "train", "plan", "resume", "stop", "pause", "save", "sample", "watch", "runs",
+    "new", "train", "queue", "plan", "resume", "stop", "pause", "save", "sample", "watch", "runs",
     "check", "inspect", "render", "demo", "presets", "doctor", "prune",
 )  # fmt: skip
 
@@ -63,7 +63,7 @@ def test_every_option_is_explained():
 def test_no_command_loads_torch_or_other_weights_before_it_is_needed():
     code = (
         "import sys\nfrom trainer import cli\n"
-        "for words in (['runs'], ['check', 'missing'], ['inspect', 'missing'], ['stop', 'x']): cli.main(words)\n"
+        "for words in (['runs'], ['queue', 'list'], ['check', 'missing'], ['inspect', 'missing'], ['stop', 'x']): cli.main(words)\n"
         "heavy = {'torch', 'diffusers', 'transformers', 'peft', 'accelerate', 'bitsandbytes', 'scipy'}\n"
         "print(sorted(heavy & set(sys.modules)))\n"
     )

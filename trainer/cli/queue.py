@@ -37,7 +37,7 @@ _DELAY = re.compile(r"\+(?:(\d+)h)?(?:(\d+)m)?")
 def add_commands(commands: Commands) -> None:
     """Define the words of each command."""
     queue = add_command(commands, "queue", _HELP, run_worker)
-    inner = queue.add_subparsers(title="commands", metavar="COMMAND")
+    inner = queue.add_subparsers(title="commands", metavar="COMMAND", help="what to do; absent: run")
     add_command(inner, "run", "work the queue off; ends when nothing is left, and what it started goes on", run_worker)
     _add_json(add_command(inner, "list", "show what is in the queue", run_list))
 
