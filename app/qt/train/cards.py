@@ -162,9 +162,11 @@ def _paint_lines(painter: QPainter, inside: QRect, text: str) -> None:
         line = words.pop(0)
         while words and metrics.horizontalAdvance(f"{line} {words[0]}") <= inside.width():
             line = f"{line} {words.pop(0)}"
-        if words and len(lines) == room - 1:
-            line = f"{line} {words[0]} …"
         lines.append(metrics.elidedText(line, Qt.TextElideMode.ElideRight, inside.width()))
+    if words:
+        while " " in lines[-1] and metrics.horizontalAdvance(f"{lines[-1]} …") > inside.width():
+            lines[-1] = lines[-1].rpartition(" ")[0]
+        lines[-1] = f"{lines[-1].rstrip(',;:.')} …"
     for number, line in enumerate(lines):
         painter.drawText(inside.left(), inside.top() + metrics.ascent() + number * metrics.lineSpacing(), line)
 

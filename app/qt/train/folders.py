@@ -13,7 +13,6 @@ from PySide6.QtWidgets import (
     QLabel,
     QMenu,
     QPushButton,
-    QSizePolicy,
     QSpinBox,
     QToolButton,
     QVBoxLayout,
@@ -25,6 +24,7 @@ from app.core.jobs.draft import Draft
 from app.core.jobs.essentials import FOLDERS, Pictures
 from app.core.jobs.values import drop
 from app.core.session import Session
+from app.qt.elided import Elided
 from app.qt.theme import set_icon
 from app.qt.train.form.editors import words
 from app.qt.words import QT_TRANSLATE_NOOP
@@ -133,7 +133,7 @@ class FolderRow(QWidget):
         super().__init__()
         self._place = 0
         self._kind_shown = ""
-        self.name, self.count = QLabel(), QLabel()
+        self.name, self.count = Elided(), QLabel()
         self.kind, self.repeats, self.remove = QComboBox(), QSpinBox(), QToolButton()
         self._build()
         self.kind.activated.connect(lambda _: self._choose())
@@ -145,7 +145,7 @@ class FolderRow(QWidget):
         self._place = place
         path = str(folder["path"])
         name = Path(path).name or path
-        self.name.setText(self.fontMetrics().elidedText(name, Qt.TextElideMode.ElideMiddle, 220))
+        self.name.setText(name)
         self.name.setToolTip(path)
         self.count.setText("" if count is None else self.tr("%Ln picture(s)", "", count))
         kind = str(folder.get("kind", "train"))
@@ -168,21 +168,22 @@ class FolderRow(QWidget):
         self.edited.emit(self._place, "kind", None if kind == "train" else kind)
 
     def _build(self) -> None:
-        for label in (self.name, self.count):
-            label.setTextFormat(Qt.TextFormat.PlainText)
-        self.name.setSizePolicy(QSizePolicy.Policy.Preferred, QSizePolicy.Policy.Preferred)
         self.count.setProperty("role", "muted")
         for kind, title in _KINDS.items():
             self.kind.addItem(words(title), kind)
+        self.kind.setFixedWidth(140)
         self.kind.setToolTip(
             "dataset.folders.kind\n" + self.tr("Regularisation pictures keep the base's idea of the class.")
         )
         self.repeats.setRange(0, _MOST)
-        self.repeats.setSpecialValueText(self.tr("as the folder says"))
+        self.repeats.setSpecialValueText(self.tr("automatic"))
         self.repeats.setSuffix(self.tr(" × an epoch"))
         self.repeats.setKeyboardTracking(False)
-        self.repeats.setToolTip("dataset.folders.repeats\n" + self.tr("How often each picture is shown in an epoch."))
-        self.repeats.setFixedWidth(158)
+        self.repeats.setToolTip(
+            "dataset.folders.repeats\n"
+            + self.tr("How often each picture is shown in an epoch; automatic: as the folder says, or once.")
+        )
+        self.repeats.setFixedWidth(128)
         self.repeats.lineEdit().setTextMargins(5, 0, 0, 0)  # Qt passes over the style sheet's padding here
         self.remove.setIconSize(QSize(16, 16))
         self.remove.setToolTip(self.tr("Remove from the job; the pictures stay where they are"))
@@ -190,7 +191,7 @@ class FolderRow(QWidget):
         row = QHBoxLayout(self)
         row.setContentsMargins(0, 0, 0, 0)
         row.setSpacing(8)
-        row.addWidget(self.name)
+        row.addWidget(self.name, 1)
         row.addWidget(self.count)
         row.addStretch()
         for part in (self.kind, self.repeats, self.remove):

@@ -43,7 +43,7 @@ class TrainPage(Page):
         self.jobs = JobList(session, commands)
         self.sheet = JobSheet(session)
         self.forecast = ForecastPanel(session, commands)
-        self.start_button = QPushButton(self.tr("Start training"))
+        self.start_button = QPushButton()
         self._starting = Starting(session, self)
         self._clock = QTimer(self)
         self._clock.setInterval(_LOOK_MS)
@@ -110,8 +110,8 @@ class TrainPage(Page):
         return self.draft is not None
 
     def can_start(self) -> bool:
-        """Tell whether the job that is open is sound."""
-        return self.draft is not None and self.draft.job is not None
+        """Tell whether the job that is open is sound and not on its way already."""
+        return self.draft is not None and self.draft.job is not None and not self._starting.awaits(self.draft)
 
     # --- what is shown
 
@@ -180,8 +180,14 @@ class TrainPage(Page):
         draft = self.draft
         self.sheet.refresh()
         self.jobs.show_open(draft.path if draft else None, draft.name if draft else "")
-        self.start_button.setEnabled(self.can_start())
+        self._show_start()
         self.undoable.emit()
+
+    def _show_start(self) -> None:
+        begins = self.draft is not None and self._starting.awaits(self.draft)
+        self.start_button.setText(self.tr("Starting…") if begins else self.tr("Start training"))
+        self.start_button.setEnabled(self.can_start())
+        self.commands.refresh()
 
     def _learn_recipes(self, shelf: tuple[Shelved, ...]) -> None:
         if shelf != self._shelf:
@@ -237,6 +243,7 @@ class TrainPage(Page):
             part.said.connect(self.said)
             part.told.connect(self.told)
             part.failed.connect(self.failed)
+        self._starting.changed.connect(self._show_start)
         stop = self.session.library.altered.connect(lambda _: self._count_soon())
         self.destroyed.connect(lambda _=None: stop())
         if self.session.jobs.notice:

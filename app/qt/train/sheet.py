@@ -28,6 +28,7 @@ from trainer.config.presets.shelf import Shelved
 
 _WIDEST = 820
 """Of the sheet, in Qt's pixels: longer lines are hard to read."""
+_NARROWEST = 500
 _COUNT_MS = 200
 
 
@@ -165,6 +166,7 @@ class JobSheet(QScrollArea):
         row.addWidget(self.invitation, 1)
         row.addStretch()
         self.setWidget(whole)
+        self.setMinimumWidth(_NARROWEST)
 
     def _build_name(self) -> None:
         font = QFont(self.name.font())

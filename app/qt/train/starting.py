@@ -18,12 +18,14 @@ class Starting(QObject):
     said = Signal(str)
     told = Signal(str, str, object)
     failed = Signal(object)
+    changed = Signal()
+    """What is awaited is another now."""
 
     def __init__(self, session: Session, page: QWidget) -> None:
         super().__init__(page)
         self._session, self._page = session, page
-        self._awaited: dict[str, str] = {}
-        """Names of jobs by their entries in the queue."""
+        self._awaited: dict[str, Draft] = {}
+        """By their entries in the queue."""
         stop = session.queue.changed.connect(lambda _: self._follow())
         self.destroyed.connect(lambda _=None: stop())
 
@@ -35,9 +37,14 @@ class Starting(QObject):
         except ImpastoError as error:
             self.failed.emit(error)
             return
-        self._awaited[entry.id] = draft.name
+        self._awaited[entry.id] = draft
+        self.changed.emit()
         self.said.emit(self.tr("“{name}” starts…").format(name=draft.name))
         self._session.queue.look()
+
+    def awaits(self, draft: Draft) -> bool:
+        """Tell whether a job was started here and nothing is known of it yet."""
+        return any(each.path == draft.path for each in self._awaited.values())
 
     def look(self) -> None:
         """See whether a run has begun."""
@@ -45,18 +52,19 @@ class Starting(QObject):
             self._session.queue.look()
 
     def _follow(self) -> None:
-        busy = any(entry.state == "running" and entry.id not in self._awaited for entry in self._session.queue.entries)
-        for entry in self._session.queue.entries:
-            if entry.id not in self._awaited:
-                continue
-            if entry.run is not None:
-                self._show_run(self._awaited.pop(entry.id), entry.run)
-            elif entry.problem:
-                self._awaited.pop(entry.id)
-                self.told.emit(entry.problem, "error", None)
-            elif busy:
-                words = self.tr("“{name}” waits in the queue: it begins when what runs now has ended.")
-                self.told.emit(words.format(name=self._awaited.pop(entry.id)), "info", None)
+        entries = self._session.queue.entries
+        busy = any(entry.state == "running" and entry.id not in self._awaited for entry in entries)
+        for entry in entries:
+            if entry.id in self._awaited and (entry.run is not None or entry.problem or busy):
+                name = self._awaited.pop(entry.id).name
+                self.changed.emit()
+                if entry.run is not None:
+                    self._show_run(name, entry.run)
+                elif entry.problem:
+                    self.told.emit(entry.problem, "error", None)
+                else:
+                    words = self.tr("“{name}” waits in the queue: it begins when what runs now has ended.")
+                    self.told.emit(words.format(name=name), "info", None)
 
     def _show_run(self, name: str, run: Path) -> None:
         """Go there, unless the user has gone elsewhere meanwhile."""

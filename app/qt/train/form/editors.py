@@ -15,6 +15,7 @@ from app.qt.words import QT_TRANSLATE_NOOP
 
 _YES_NO = {True: QT_TRANSLATE_NOOP("Train", "yes"), False: QT_TRANSLATE_NOOP("Train", "no")}
 _AUTOMATIC = QT_TRANSLATE_NOOP("Train", "automatic")
+_NOTHING = QT_TRANSLATE_NOOP("Train", "none")
 
 
 def words(text: str) -> str:
@@ -89,7 +90,8 @@ class LineEditor(Line):
     def __init__(self, setting: Setting) -> None:
         super().__init__()
         self._setting = setting
-        self.setPlaceholderText(shown(setting.default) or setting.otherwise or words(_AUTOMATIC))
+        open_ = words(_NOTHING) if setting.default == "" else setting.otherwise or words(_AUTOMATIC)
+        self.setPlaceholderText(shown(setting.default) or open_)
         if setting.words:
             self.setCompleter(QCompleter(list(setting.words), self))
             self.completer().activated.connect(lambda text: self._tell(text, False))
