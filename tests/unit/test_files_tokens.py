@@ -6,8 +6,10 @@ import subprocess
 import sys
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from trainer.files.tokens import END, START, ClipTokens, vocabulary
+from trainer.files.tokens import END, START, ClipTokens, _tokenizer, vocabulary
 
 
 def test_known_ids() -> None:
@@ -45,3 +47,16 @@ def test_counting_needs_no_torch() -> None:
     code = "import sys, trainer.files.tokens as t; t.ClipTokens().count('a'); print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+BLANKS = " \t\r\n\u00a0\u2003\u3000\x1c\x85"
+PARTS = st.sampled_from(
+    ["cat", "a", "CAFE\u0301", "it's", "'s", "猫", "\U0001f408", "\u0301", "ﬃ", "Σ", ", ", "((", "1234", "|"]
+)
+
+
+@settings(deadline=None, max_examples=200)  # the first loads the vocabulary
+@given(st.lists(PARTS | st.sampled_from(BLANKS) | st.text(max_size=4), max_size=12).map("".join))
+def test_tokens_found_word_by_word_end_where_those_of_the_whole_text_do(text: str) -> None:
+    whole = _tokenizer().encode(text, add_special_tokens=False).offsets
+    assert ClipTokens().ends(text) == [end for _, end in whole]
