@@ -63,7 +63,8 @@ def test_every_option_is_explained():
 def test_no_command_loads_torch_or_other_weights_before_it_is_needed():
     code = (
         "import sys\nfrom trainer import cli\n"
-        "for words in (['runs'], ['queue', 'list'], ['check', 'missing'], ['inspect', 'missing'], ['stop', 'x']): cli.main(words)\n"
+        "for words in (['runs'], ['queue', 'list'], ['check', 'missing'], ['inspect', 'missing'], ['stop', 'x']):\n"
+        "    cli.main(words)\n"
         "heavy = {'torch', 'diffusers', 'transformers', 'peft', 'accelerate', 'bitsandbytes', 'scipy'}\n"
         "print(sorted(heavy & set(sys.modules)))\n"
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -25,6 +26,7 @@ def carried_out(name: str, work: Callable[[Made], int]) -> int:
     """
     queue = Queue()
     with queue.engine(name):
+        begun = time.time()
         entry = queue.change(name, _begun)
         try:
             with occupied(entry.lane or "cpu"):
@@ -35,7 +37,7 @@ def carried_out(name: str, work: Callable[[Made], int]) -> int:
         except Exception as error:
             _conclude(queue, name, "failed", f"Something in Impasto went wrong: {type(error).__name__}: {error}")
             raise
-        _conclude(queue, name, "done" if code == EXIT_DONE else _early(queue.get(name)))
+        _conclude(queue, name, *(("done", "") if code == EXIT_DONE else _early(queue.get(name), begun)))
         return code
 
 
@@ -48,10 +50,21 @@ def _note_run(queue: Queue, name: str, run: Path) -> None:
     queue.change(name, lambda entry: dataclasses.replace(entry, run=run))
 
 
-def _early(entry: Entry) -> State:
-    """Tell what the engine ended for before the end: a wish, or what the run's status says."""
-    status = RunDirectory(entry.run).read_status() if entry.run else None
-    return "stopped" if entry.wish == "stop" or (status and status.state == "stopped") else "paused"
+def _early(entry: Entry, begun: float) -> tuple[State, str]:
+    """Tell what the engine ended for before the end: what somebody asked for, else the system's request to end."""
+    run = RunDirectory(entry.run) if entry.run else None
+    status = run.read_status() if run else None
+    if entry.wish == "stop" or (status and status.state == "stopped"):
+        return "stopped", ""
+    if entry.wish == "pause" or (run and _pause_was_asked(run, begun)):
+        return "paused", ""
+    return "interrupted", "The system ended it, with all its work saved: the computer was shut down."
+
+
+def _pause_was_asked(run: RunDirectory, begun: float) -> bool:
+    answered = (run.commands / "done").glob("*-pause-*.json")
+    # A file system may keep whole seconds only.
+    return any(path.stat().st_mtime >= begun - 1.0 for path in answered)
 
 
 def _conclude(queue: Queue, name: str, state: State, problem: str = "") -> None:
