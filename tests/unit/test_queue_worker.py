@@ -302,6 +302,7 @@ def test_a_lane_is_held_by_one_and_marked_only_where_it_is_free():
     with lanes.marked("cuda:0") as first:
         assert first
         assert lanes.gpu_held("cuda:0")
+        assert lanes.gpu_held("cuda")  # as PyTorch names the first
         assert not lanes.gpu_held("cuda:1")
         with lanes.marked("cuda:0") as second:
             assert not second

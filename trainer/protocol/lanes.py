@@ -52,4 +52,4 @@ def marked(lane: str) -> Iterator[bool]:
 
 
 def _lock(lane: str) -> Path:
-    return places.home() / "lanes" / f"{safe_name(lane.replace(':', '-'), 'lane')}.lock"
+    return places.home() / "lanes" / f"{safe_name(lane_of(lane).replace(':', '-'), 'lane')}.lock"
