@@ -53,7 +53,7 @@ class Presets:
 
             return receive_file(source) if isinstance(source, Path) else receive_text(source, "The text")
 
-        self._run(work, then)
+        self._run(work, then, refused)
 
     def keep(
         self, preset: Preset, name: str, origin: Origin, then: Callable[[Path], None], refused: Refused = None
@@ -69,7 +69,7 @@ class Presets:
                 require_free(kept)
             return keep_preset(kept, origin)[0]
 
-        self._change(work, then)
+        self._change(work, then, refused)
 
     def duplicate(self, shelved: Shelved, then: Callable[[Path], None]) -> None:
         """Make an own preset of any, under its name with a number."""
@@ -84,7 +84,7 @@ class Presets:
             made = preset_of_lora(lora)
             return _kept_free(made.preset), made
 
-        self._change(work, then)
+        self._change(work, then, refused)
 
     def revise(
         self, shelved: Shelved, details: Mapping[str, object], then: Callable[[Path], None], refused: Refused = None
@@ -105,12 +105,12 @@ class Presets:
             rewrite_preset(shelved.path, preset)
             return shelved.path
 
-        self._change(work, then)
+        self._change(work, then, refused)
 
     def versions(
         self, shelved: Shelved, then: Callable[[list[tuple[Version, list[tuple[str, str, str]]]]], None]
     ) -> None:
-        """Tell what a preset was before, the latest first."""
+        """Tell what a preset was before, the latest first; not what it is now."""
 
         def work() -> list[Past]:
             from trainer.config.presets.applying import changed_keys
@@ -120,9 +120,11 @@ class Presets:
             found = []
             for version in versions_of(shelved.path):
                 try:
-                    found.append((version, changed_keys(shelved.preset, load_preset(version.path))))
+                    changes = changed_keys(shelved.preset, load_preset(version.path))
                 except JobError:  # a broken file that was replaced is kept too, and nothing to go back to
                     continue
+                if changes:
+                    found.append((version, changes))
             return found
 
         self._run(work, then)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from PySide6.QtCore import Qt
+from PySide6.QtCore import QMimeData, Qt, QTimer
 from PySide6.QtGui import QGuiApplication, QHideEvent, QPixmap, QShowEvent
 from PySide6.QtWidgets import (
     QComboBox,
@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 
 Kind = Literal["recipes", "fits"]
 _LARGEST_PASTE = 1 << 20
+_LINGER = 300
+"""Milliseconds that somebody looks at cards before they are planned for: the planner is a process to be started."""
 
 
 class PresetsPage(Page):
@@ -54,6 +56,10 @@ class PresetsPage(Page):
     def __init__(self, session: Session, commands: Commands) -> None:
         super().__init__(session, commands)
         self._wanted: Path | None = None
+        self._soon = QTimer(self)
+        self._soon.setSingleShot(True)
+        self._soon.setInterval(_LINGER)
+        self._soon.timeout.connect(self._ask_costs)
         self.arriving: ReceiveDialog | None = None
         presets = session.presets
         self.field, self.origin, self.kind = QLineEdit(), QComboBox(), QComboBox()
@@ -66,7 +72,7 @@ class PresetsPage(Page):
         self.field.textChanged.connect(lambda _: self._filter())
         self.origin.currentIndexChanged.connect(lambda _: self._filter())
         self.kind.currentIndexChanged.connect(lambda _: self._filter())
-        self.list.looked.connect(self._ask_costs)
+        self.list.looked.connect(self._ask_soon)
         self.list.selectionModel().currentChanged.connect(lambda _, __: self._show_chosen())
         self.list.activated.connect(lambda _: self.use())
         stops = [
@@ -118,9 +124,9 @@ class PresetsPage(Page):
 
     def paste(self) -> None:
         """Take a preset from the clipboard: its text, or a file that was copied."""
-        data = QGuiApplication.clipboard().mimeData()
-        paths = [Path(url.toLocalFile()) for url in data.urls() if url.isLocalFile()]
-        text = data.text()
+        data: QMimeData | None = QGuiApplication.clipboard().mimeData()  # None where nothing was ever copied
+        paths = [Path(url.toLocalFile()) for url in data.urls() if url.isLocalFile()] if data is not None else []
+        text = data.text() if data is not None else ""
         if paths:
             self.open(paths[0])
         elif text.strip():
@@ -201,6 +207,7 @@ class PresetsPage(Page):
     def hideEvent(self, event: QHideEvent) -> None:  # noqa: N802
         """End the planner while nobody looks."""
         super().hideEvent(event)
+        self._soon.stop()
         self.session.presets.outlooks.close()
 
     # --- inside
@@ -218,7 +225,7 @@ class PresetsPage(Page):
         self.kind.setAccessibleName(self.tr("What they hold"))
         left, filters = QWidget(), QHBoxLayout()
         column = QVBoxLayout(left)
-        column.setContentsMargins(12, 12, 0, 0)
+        column.setContentsMargins(12, 12, 10, 0)
         column.setSpacing(8)
         for box in (self.kind, self.origin):
             filters.addWidget(box)
@@ -231,6 +238,9 @@ class PresetsPage(Page):
         for command in ("presets.use", "presets.save_file", "presets.copy", "presets.edit", "presets.versions"):
             self.details.buttons.addWidget(self._button(command))
         self.details.buttons.addStretch()
+        # The cards' own menu, by the right button or the menu key.
+        self.list.setContextMenuPolicy(Qt.ContextMenuPolicy.ActionsContextMenu)
+        self.list.addActions([self.commands[action.id] for action in ACTIONS if action.enabled])
         self.nothing.setAlignment(Qt.AlignmentFlag.AlignCenter)
         self.side.addWidget(self.nothing)
         self.side.addWidget(self.details)
@@ -284,7 +294,7 @@ class PresetsPage(Page):
         self.list.setCurrentIndex(index)
         self.list.scrollTo(index)
         self._show_chosen()
-        self._ask_costs()
+        self._ask_soon()
 
     def _fits(self, each: Shelved) -> bool:
         preset = each.preset
@@ -304,6 +314,10 @@ class PresetsPage(Page):
         self.nothing.setText(self.tr("No preset is like that.") if read else self.tr("Reading…"))
         self.side.setCurrentWidget(self.details if each else self.nothing)
         self.commands.refresh()
+
+    def _ask_soon(self) -> None:
+        if self.isVisible():
+            self._soon.start()
 
     def _ask_costs(self) -> None:
         if self.isVisible() and self.arriving is None:
@@ -345,7 +359,7 @@ class PresetsPage(Page):
 
     def _end_arriving(self) -> None:
         self.arriving = None
-        self._ask_costs()
+        self._ask_soon()
 
     def _kept(self, path: Path) -> None:
         self.choose(path)
