@@ -303,3 +303,17 @@ def test_a_sound_job_can_be_started_and_the_trainer_reads_it(page: TrainPage, se
     job = load_job(page.draft.path)
     assert job == page.draft.job
     assert job.dataset.folders[0].trigger == "ohwx" and job.base.model == "owner/name"
+
+
+def test_start_puts_the_job_into_the_queue_and_tells_what_became_of_it(
+    page: TrainPage, window: Window, session: Session, qtbot: QtBot, tmp_path: Path
+) -> None:
+    assert page.draft is not None
+    page.sheet.essentials.base.chosen.emit(str(tmp_path / "gone.safetensors"))
+    page.start_button.click()
+    assert page.start_button.text() == "Starting…" and not page.can_start()
+    qtbot.waitUntil(lambda: bool(window.notices.sentences()), timeout=120_000)
+    assert "gone.safetensors" in window.notices.sentences()[0]
+    assert [entry.job for entry in session.queue.entries] == [page.draft.path]
+    assert page.start_button.text() == "Start training" and page.start_button.isEnabled()
+    qtbot.waitUntil(lambda: session.queue.look() or not session.queue.now.working, timeout=120_000)

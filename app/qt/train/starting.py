@@ -10,6 +10,7 @@ from PySide6.QtWidgets import QWidget
 from app.core.jobs.draft import Draft
 from app.core.session import Session
 from trainer.errors import ImpastoError
+from trainer.protocol.queue import Entry
 
 
 class Starting(QObject):
@@ -26,8 +27,10 @@ class Starting(QObject):
         self._session, self._page = session, page
         self._awaited: dict[str, Draft] = {}
         """By their entries in the queue."""
-        stop = session.queue.changed.connect(lambda _: self._follow())
-        self.destroyed.connect(lambda _=None: stop())
+        self._seen: set[str] = set()
+        """Of these, those that the queue has shown."""
+        stops = [session.queue.changed.connect(lambda _: self._follow()), session.queue.failed.connect(self._fail)]
+        self.destroyed.connect(lambda _=None: [stop() for stop in stops])
 
     def start(self, draft: Draft) -> None:
         """Put a job into the queue as it stands now."""
@@ -52,19 +55,45 @@ class Starting(QObject):
             self._session.queue.look()
 
     def _follow(self) -> None:
-        entries = self._session.queue.entries
-        busy = any(entry.state == "running" and entry.id not in self._awaited for entry in entries)
-        for entry in entries:
-            if entry.id in self._awaited and (entry.run is not None or entry.problem or busy):
-                name = self._awaited.pop(entry.id).name
-                self.changed.emit()
-                if entry.run is not None:
-                    self._show_run(name, entry.run)
-                elif entry.problem:
-                    self.told.emit(entry.problem, "error", None)
-                else:
-                    words = self.tr("“{name}” waits in the queue: it begins when what runs now has ended.")
-                    self.told.emit(words.format(name=name), "info", None)
+        queue = self._session.queue
+        busy = any(entry.state == "running" and entry.id not in self._awaited for entry in queue.entries)
+        for number in tuple(self._awaited):
+            entry = queue.entry(number)
+            if entry is not None:
+                self._seen.add(number)
+                self._tell(entry, busy)
+            elif number in self._seen:
+                self._forget(number)  # somebody took it out of the queue
+
+    def _tell(self, entry: Entry, busy: bool) -> None:
+        """Say what became of a job that was started, as soon as anything is known."""
+        name, now = self._awaited[entry.id].name, self._session.queue.now
+        if entry.run is not None:
+            self._show_run(name, entry.run)
+        elif entry.problem:
+            self.told.emit(entry.problem, "error", None)
+        elif now.reading.held:
+            words = self.tr("“{name}” is in the queue, which is held. Let it go on, on the Runs page.")
+            self.told.emit(words.format(name=name), "warning", None)
+        elif busy:
+            words = self.tr("“{name}” waits in the queue: it begins when what runs now has ended.")
+            self.told.emit(words.format(name=name), "info", None)
+        elif now.died is None:
+            return  # it is being looked at by the trainer
+        self._forget(entry.id)
+
+    def _forget(self, number: str) -> None:
+        self._awaited.pop(number)
+        self._seen.discard(number)
+        self.changed.emit()
+
+    def _fail(self, error: ImpastoError) -> None:
+        """Give up waiting for what never came into the queue."""
+        unseen = [number for number in self._awaited if number not in self._seen]
+        for number in unseen:
+            self._forget(number)
+        if unseen:
+            self.failed.emit(error)
 
     def _show_run(self, name: str, run: Path) -> None:
         """Go there, unless the user has gone elsewhere meanwhile."""
