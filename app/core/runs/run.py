@@ -207,11 +207,12 @@ def look(path: Path, offset: int, before: Setup) -> Glimpse:
     """Read what is new in a run's folder since byte `offset` of its events; on a worker."""
     summary = summarise(path)  # first: an engine that ended after this has written its last events by the next look
     run = RunDirectory(path)
-    replaced = _size(run.events) < offset
+    replaced = run.events.is_file() and _size(run.events) < offset
     try:
         arrived, end = events.read_events(run.events, 0 if replaced else offset, _PORTION)
     except OSError:
         arrived, end, replaced = [], offset, False  # the summary says what is wrong with the folder
+    end = end if replaced else max(end, offset)  # of a folder that is gone, what was read stays
     more = bool(arrived) and _size(run.events) > end
     setup = _set_up(run, before)
     words = last_words(run.console) if summary.state in ("interrupted", "failed") and not more else ""

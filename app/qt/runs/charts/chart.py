@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 import pyqtgraph
-from PySide6.QtCore import QEvent, QPointF, QSignalBlocker, Qt, Signal
+from PySide6.QtCore import QEvent, QPointF, Qt, Signal
 from PySide6.QtGui import QColor, QFocusEvent, QKeyEvent, QPen
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QSizePolicy, QStackedWidget, QVBoxLayout
 
@@ -20,7 +20,7 @@ from app.qt.theme import colours
 # Device pixels a point, of the lines one reads: less than one for each pixel column is not seen, and smooth lines with
 # wide pens are what costs a frame most.
 _SMOOTH_POINTS = 0.5
-_RAW_ALPHA = 105
+_RAW_SHARE = 0.42  # of its colour; the rest is the ground's
 _ROOM = 0.06
 _ZOOM, _NUDGE = 0.7, 0.01
 _DASHES = {"dashed": Qt.PenStyle.DashLine, "dotted": Qt.PenStyle.DotLine}
@@ -73,9 +73,7 @@ class Chart(QFrame):
 
     def show_steps(self, first: float, last: float) -> None:
         """Show the steps from one to another; nobody is told of it."""
-        with QSignalBlocker(self.view):
-            self.view.setXRange(first, max(last, first + 1e-9), padding=0)
-        self.plot.getPlotItem().getAxis("bottom").linkedViewChanged(self.view)
+        self.view.setXRange(first, max(last, first + 1e-9), padding=0)
         self.fit()
 
     def fit(self) -> None:
@@ -172,8 +170,9 @@ class Chart(QFrame):
         for _, item in self._items:
             self.plot.removeItem(item)
         self._items = [(line, _item(line)) for line in self._drawing.lines]
-        for _, item in self._items:
+        for line, item in self._items:
             self.plot.addItem(item)
+            _thin(line, item)
         self._dress_all()
 
     def _dress_all(self) -> None:
@@ -307,17 +306,21 @@ def _item(line: Line) -> pyqtgraph.PlotDataItem:
         antialias=line.look not in ("raw", "thin"),
         autoDownsampleFactor=_SMOOTH_POINTS if line.look == "smooth" else 1.0,
     )
-    item.setDownsampling(auto=line.look != "points", method=_THINNED.get(line.look, "subsample"))
-    item.setClipToView(True)
     item.setZValue({"raw": 0, "smooth": 2}.get(line.look, 1))
     return item
+
+
+def _thin(line: Line, item: pyqtgraph.PlotDataItem) -> None:
+    """Let a line draw no more points than are seen; a plot sets this anew for each item that it is given."""
+    item.setDownsampling(auto=line.look != "points", method=_THINNED.get(line.look, "subsample"))
+    item.setClipToView(True)
 
 
 def _dress(line: Line, item: pyqtgraph.PlotDataItem, ratio: float) -> None:
     """Give a line the colours in force; `ratio` is that of the screen's pixels to Qt's."""
     colour = QColor(getattr(colours(), line.colour))
     if line.look == "raw":
-        colour.setAlpha(_RAW_ALPHA)
+        colour = _mixed(colour, QColor(colours().base))
     width = 1 if line.look in ("raw", "thin") else 2
     item.setPen(pyqtgraph.mkPen(colour, width=width * ratio, style=_DASHES.get(line.look, Qt.PenStyle.SolidLine)))
     if line.look == "points":
@@ -325,6 +328,12 @@ def _dress(line: Line, item: pyqtgraph.PlotDataItem, ratio: float) -> None:
         item.setSymbolSize(6)
         item.setSymbolPen(None)
         item.setSymbolBrush(colour)
+
+
+def _mixed(colour: QColor, ground: QColor) -> QColor:
+    """Return a paler colour; not one that is seen through, for lines over each other would be darker than one."""
+    parts = ((colour.red(), ground.red()), (colour.green(), ground.green()), (colour.blue(), ground.blue()))
+    return QColor(*(round(_RAW_SHARE * one + (1.0 - _RAW_SHARE) * other) for one, other in parts))
 
 
 def _positive(values: Values) -> Values:

@@ -33,7 +33,6 @@ from app.qt.words import QT_TRANSLATE_NOOP
 if TYPE_CHECKING:
     from app.qt.runs.charts.board import Board
 
-_BOARD = "app.qt.runs.charts.board"
 # A run that goes on is drawn anew at most so often, in milliseconds; one that is read at once, when it is read.
 _REDRAW = 400
 _CARD = 2_000
@@ -110,6 +109,7 @@ class ProgressPanel(QWidget):
         started = [run for run in self.runs if run.series.loss]
         self.waiting.setText(self._waiting_words())
         self.waiting.setVisible(not started or self.board is None)
+        self.difference.show_runs(self.runs)
         if self.board is None:
             self._load()
             return
@@ -119,7 +119,6 @@ class ProgressPanel(QWidget):
         if started and self.isVisible():
             wishes = Wishes(float(SMOOTHING[self.smoothing.value()]), self._logarithmic, self._clip)
             self.board.draw(self.runs, wishes)
-        self.difference.show_runs(self.runs)
 
     # --- what the table of actions names
 
@@ -181,14 +180,19 @@ class ProgressPanel(QWidget):
         return self.tr("No step is done yet. The loss is drawn from the first step on.")
 
     def _load(self) -> None:
-        """Load what draws charts away from the window's thread: it takes half a second, once."""
-        if self._loading or not self.isVisible() or not self.runs:
-            return
-        self._loading = True
-        self._session.tasks.run(lambda: importlib.import_module(_BOARD), self._build, raise_again)
+        """Load what draws charts, once: numpy away from the window's thread, then pyqtgraph, when the page is seen.
 
-    def _build(self, module: Any) -> None:
-        self.board = module.Board(self.card)
+        That holds the window for a fifth of a second. It cannot be done on a worker: pyqtgraph asks PySide for classes
+        that PySide makes when they are first asked for, and a thread that does so while another does crashes both.
+        """
+        if not self._loading and self.isVisible():
+            self._loading = True
+            self._session.tasks.run(lambda: importlib.import_module("numpy"), lambda _: self._build(), raise_again)
+
+    def _build(self) -> None:
+        from app.qt.runs.charts.board import Board
+
+        self.board = Board(self.card)
         self._column.insertWidget(1, self.board, 1)
         self.draw()
 

@@ -1,0 +1,410 @@
+"""Runs as they are watched: the list, and one run that grows, is resumed, damaged, moved or of a newer version."""
+
+import json
+import math
+import queue
+import random
+import shutil
+import time
+
+import pytest
+
+from app.core.runs import run as run_module
+from app.core.runs.cards import card_of
+from app.core.runs.comparing import differences
+from app.core.runs.run import Run
+from app.core.runs.runs import Runs
+from app.core.runs.series import Track
+from app.core.runs.summary import summarise
+from app.core.tasks import Tasks
+from tests.support.runs import step_event, write_events, write_run
+from trainer.config.load import load_job
+from trainer.gpu import Card, Use
+from trainer.protocol import events, places
+from trainer.protocol.events import EventWriter, latest_steps, read_events
+from trainer.protocol.rundir import RunDirectory, known_runs
+
+
+class Desk:
+    """Does what is posted home, as the window's event loop does."""
+
+    def __init__(self):
+        self.posted = queue.Queue()
+        self.tasks = Tasks(self.posted.put, threads=1)
+
+    def until(self, so):
+        while not so():
+            self.posted.get(timeout=30)()
+
+    def read(self, run):
+        run.read()
+        self.until(lambda: not run._reading)
+
+
+@pytest.fixture
+def desk():
+    desk = Desk()
+    yield desk
+    desk.tasks.close()
+
+
+@pytest.fixture
+def runs(desk):
+    runs = Runs(desk.posted.put)
+    yield runs
+    runs.close()
+
+
+def look(runs, desk):
+    runs.look()
+    desk.until(lambda: not runs._looking)
+
+
+def opened(path, desk):
+    run = Run(path, desk.tasks)
+    desk.read(run)
+    return run
+
+
+# --- one run
+
+
+def test_a_run_is_told_whole(tmp_path, desk):
+    directory = write_run(tmp_path, "läufe und mehr", 40)
+    run = opened(directory.path, desk)
+    assert run.loaded
+    expected = latest_steps(read_events(directory.events)[0])
+    assert list(run.series.loss.steps) == list(expected)
+    assert list(run.series.loss.values) == [event.loss for event in expected.values()]
+    assert list(run.series.rates["text_encoder"].values) == [
+        e.learning_rates["text_encoder"] for e in expected.values()
+    ]
+    assert len(run.previews) == 10
+    assert [saved.step for saved in run.saved] == [8, 16, 24, 32, 40]
+    assert run.summary.state == "done"
+    assert (run.summary.step, run.summary.steps) == (40, 40)
+    assert run.job.recipe.rank == 16
+    assert run.forecast.card == "RTX 3060 12GB"
+    held = {event.step: event.loss for event in run.validations}
+    assert run.series.best_step() == min(held, key=held.get)
+
+
+def test_what_is_written_later_is_read_without_what_was_read(tmp_path, desk, monkeypatch):
+    directory = write_run(tmp_path, "run", 100, done=10, state="running")
+    run = opened(directory.path, desk)
+    asked = []
+    original = events.read_events
+    monkeypatch.setattr(events, "read_events", lambda *words: asked.append(words[1]) or original(*words))
+    arrived = []
+    run.arrived.connect(arrived.extend)
+    size = directory.events.stat().st_size
+    write_events(directory, [step_event(11, 100), step_event(12, 100)])
+    desk.read(run)
+    assert asked[0] == size
+    assert [event.step for event in arrived] == [11, 12]
+    assert run.series.loss.steps[-1] == 12
+
+
+def test_a_line_that_is_half_written_waits_for_its_end(tmp_path, desk):
+    directory = write_run(tmp_path, "run", 100, done=10, state="running")
+    line = events.to_line(step_event(11, 100)).encode() + b"\n"
+    with directory.events.open("ab") as file:
+        file.write(line[:50])
+    run = opened(directory.path, desk)
+    assert run.loaded
+    assert run.series.loss.steps[-1] == 10
+    with directory.events.open("ab") as file:
+        file.write(line[50:])
+    desk.read(run)
+    assert run.series.loss.steps[-1] == 11
+    assert run.unknown == 0
+
+
+def test_a_long_run_comes_in_portions_that_lose_nothing(tmp_path, desk, monkeypatch):
+    monkeypatch.setattr(run_module, "_PORTION", 1000)  # a few lines, and some lines' middle
+    directory = write_run(tmp_path, "run", 200)
+    run = Run(directory.path, desk.tasks)
+    portions = []
+    run.arrived.connect(lambda new: portions.append(len(new)))
+    run.read()
+    desk.until(lambda: run.loaded)
+    told, _ = read_events(directory.events)
+    assert sum(portions) == len(told)
+    assert len(portions) > 50
+    assert list(run.series.loss.steps) == list(range(1, 201))
+
+
+def test_a_resumed_attempt_replaces_the_steps_that_were_lost(tmp_path, desk):
+    directory = write_run(tmp_path, "run", 100, done=60, state="running")
+    told = [step_event(step, 100, seed=9) for step in range(51, 71)]
+    write_events(directory, [events.AttemptStarted(pid=2, device="cpu"), *told], attempt=2)
+    run = opened(directory.path, desk)
+    assert list(run.series.loss.steps) == list(range(1, 71))
+    assert list(run.series.loss.values)[50:] == [event.loss for event in told]
+    expected = latest_steps(read_events(directory.events)[0])
+    assert list(run.series.loss.values) == [event.loss for event in expected.values()]
+    assert [mark.step for mark in run.series.marks if mark.kind == "resumed"] == [60]
+
+
+def test_a_run_made_anew_in_the_same_place_is_told_anew(tmp_path, desk):
+    directory = write_run(tmp_path, "run", 100)
+    run = opened(directory.path, desk)
+    told = []
+    run.arrived.connect(told.append)
+    shutil.rmtree(directory.path)
+    write_run(tmp_path, "run", 5)
+    desk.read(run)
+    assert told[0] == []
+    assert list(run.series.loss.steps) == [1, 2, 3, 4, 5]
+
+
+def test_an_engine_that_died_is_seen_with_its_last_words(tmp_path, desk):
+    directory = write_run(tmp_path, "run", 100, done=10, state="running")
+    directory.console.write_bytes(b"old\n" * 9000 + b"step 1\rstep 2\rstep 3\r\nTraceback: caf\xe9\n\n")
+    with directory.hold():
+        run = opened(directory.path, desk)
+        assert (run.alive, run.last_words) == (True, "")
+        assert run.seconds_left() is not None
+    changed = []
+    run.changed.connect(changed.append)
+    desk.read(run)
+    assert changed
+    assert run.summary.state == "interrupted"
+    assert run.resumable
+    assert run.seconds_left() is None
+    assert run.last_words.splitlines()[-2:] == ["step 3", "Traceback: caf\ufffd"]
+    assert len(run.last_words.splitlines()) == 12
+
+
+def test_the_time_left_does_not_follow_a_clock_that_jumps(tmp_path, desk, monkeypatch):
+    directory = write_run(tmp_path, "run", 100, done=60, state="running")
+    with directory.hold():
+        run = opened(directory.path, desk)
+        before = run.seconds_left()
+        monkeypatch.setattr(time, "time", lambda: 9e9)
+        assert run.alive
+        assert run.seconds_left() == pytest.approx(before, rel=0.01)
+    each = sum(run.series.seconds.values[-50:]) + 5 * 1.5
+    assert before == pytest.approx(40 * each / 55 + 0.4 * 80.0, rel=1e-6)
+
+
+def test_a_newer_version_s_events_and_job_are_told_in_words(tmp_path, desk):
+    directory = write_run(tmp_path, "run", 20)
+    with directory.events.open("a", encoding="utf-8") as file:
+        file.write(json.dumps({"type": "dreamed", "of": "sheep"}) + "\n")
+    text = directory.job.read_text(encoding="utf-8").replace("schema = 1", "schema = 99")
+    directory.job.write_text(text, encoding="utf-8")
+    run = opened(directory.path, desk)
+    assert len(run.series.loss) == 20
+    assert run.job is None
+    assert "newer Impasto" in run.problem
+    assert "schema 99" in run.problem
+
+
+@pytest.mark.parametrize(
+    ("harm", "words"),
+    [
+        (lambda run: run.run.write_text("{", encoding="utf-8"), "is damaged"),
+        (lambda run: run.run.write_bytes(b"\xff\xfe\x00"), "is damaged"),
+        (lambda run: run.run.write_text("[]", encoding="utf-8"), "is damaged"),
+        (lambda run: run.run.unlink(), "no run any more"),
+        (lambda run: run.path.rename(run.path.with_name("elsewhere")), "moved, renamed or deleted"),
+        (lambda run: shutil.rmtree(run.path.parent), "cannot be reached"),
+    ],
+)
+def test_a_folder_that_is_damaged_or_gone_has_words(tmp_path, desk, harm, words):
+    directory = write_run(tmp_path / "runs", "run", 20)
+    run = opened(directory.path, desk)
+    harm(directory)
+    desk.read(run)
+    assert run.summary.state == "unknown"
+    assert words in run.problem
+    assert len(run.series.loss) == 20  # what was known stays
+
+
+@pytest.mark.parametrize("text", ["", "{", "null", '{"state": "done"}', "\x00" * 40])
+def test_a_damaged_status_is_no_reason_to_fail(tmp_path, text):
+    directory = write_run(tmp_path, "run", 20)
+    directory.status.write_text(text, encoding="utf-8")
+    assert summarise(directory.path).state == "interrupted"
+
+
+def test_noise_in_the_events_is_passed_over(tmp_path, desk):
+    directory = write_run(tmp_path, "run", 20, done=10)
+    with directory.events.open("ab") as file:
+        file.write(b"\xff\xfe garbage\n{}\n[]\nnull\n\n")
+    write_events(directory, [step_event(11, 20)])
+    run = opened(directory.path, desk)
+    assert len(run.series.loss) == 11
+    assert run.unknown == 5
+
+
+def test_a_run_on_a_disk_that_only_reads_is_read(tmp_path, desk):
+    directory = write_run(tmp_path, "run", 20)
+    for path in (*directory.path.rglob("*"), directory.path):
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    try:
+        run = opened(directory.path, desk)
+        assert (run.summary.state, len(run.series.loss), run.problem) == ("done", 20, "")
+    finally:
+        for path in (directory.path, *directory.path.rglob("*")):
+            path.chmod(0o755)
+
+
+def test_nothing_is_taken_in_after_the_close(tmp_path, desk):
+    directory = write_run(tmp_path, "run", 20)
+    run = Run(directory.path, desk.tasks)
+    run.read()
+    run.close()
+    desk.posted.get(timeout=30)()
+    assert len(run.series.loss) == 0
+    run.read()
+    assert not run._reading
+
+
+# --- the list
+
+
+def test_all_runs_are_listed_the_latest_first(tmp_path, desk, runs, per_user_folder):
+    first = write_run(tmp_path, "first", 10)
+    second = write_run(per_user_folder / "jobs" / "katze" / "runs", "second", 10)
+    (per_user_folder / "runs.jsonl").unlink()  # a list that was lost names nobody
+    third = write_run(tmp_path, "third", 10, state="paused", done=4)
+    look(runs, desk)
+    assert [run.name for run in runs.all] == ["third", "second"]
+    runs.open(first.path)
+    look(runs, desk)
+    assert [(run.path, run.state) for run in runs.all] == [
+        (third.path, "paused"),
+        (second.path, "done"),
+        (first.path, "done"),
+    ]
+
+
+def test_a_run_that_vanishes_stays_listed_with_words_until_it_is_forgotten(tmp_path, desk, runs):
+    one, other = write_run(tmp_path, "one", 10), write_run(tmp_path, "other", 10)
+    look(runs, desk)
+    shutil.rmtree(one.path)
+    look(runs, desk)
+    gone = next(run for run in runs.all if run.path == one.path)
+    assert gone.state == "unknown"
+    assert "gone" in gone.problem
+    runs.forget(one.path)
+    look(runs, desk)
+    assert [run.path for run in runs.all] == [other.path]
+    runs.forget(other.path)
+    look(runs, desk)
+    assert runs.all == []
+    assert known_runs() == []
+    assert other.run.is_file()
+
+
+def test_a_run_that_ended_is_not_read_twice_but_one_that_begins_again_is(tmp_path, desk, runs, monkeypatch):
+    directory = write_run(tmp_path, "one", 10, state="paused", done=5)
+    look(runs, desk)
+    reads = []
+    original = RunDirectory.read_status
+    monkeypatch.setattr(RunDirectory, "read_status", lambda self: reads.append(1) or original(self))
+    look(runs, desk)
+    assert reads == []
+    with directory.hold():
+        look(runs, desk)
+        assert runs.all[0].state == "running"
+    look(runs, desk)
+    assert runs.all[0].state == "paused"
+
+
+def test_two_windows_watch_one_run(tmp_path, desk):
+    directory = write_run(tmp_path, "one", 10, done=5, state="running")
+    with directory.hold():
+        both = [opened(directory.path, desk), opened(directory.path, desk)]
+        with EventWriter(directory.events, 1) as writer:
+            writer.write(step_event(6, 10))
+        for run in both:
+            desk.read(run)
+            assert run.alive
+            assert run.series.loss.steps[-1] == 6
+
+
+def test_five_hundred_finished_runs_are_listed_in_a_second(tmp_path, desk, runs):
+    one = write_run(tmp_path / "runs", "run-0", 5)
+    listed = []
+    for number in range(1, 500):
+        path = tmp_path / "runs" / f"run-{number}"
+        shutil.copytree(one.path, path)
+        listed.append(json.dumps({"path": str(path), "time": 0.0}))
+    with places.runs_list().open("a", encoding="utf-8") as file:
+        file.write("\n".join(listed) + "\n")
+    start = time.process_time()
+    look(runs, desk)
+    assert len(runs.all) == 500
+    assert time.process_time() - start < 1.0
+
+
+# --- numbers
+
+
+def test_a_track_cuts_what_an_earlier_attempt_did():
+    track = Track()
+    for step in (1, 2, 3, 4):
+        track.add(step, step * 10)
+    track.add(3, None)
+    assert list(track.steps) == [1, 2, 3]
+    assert list(track.values)[:2] == [10, 20]
+    assert math.isnan(track.values[2])
+
+
+@pytest.mark.parametrize(("count", "steps"), [(1, 50), (1000, 2), (5000, 50), (3000, 1000), (4000, 1.01), (900, 1)])
+def test_smoothing_is_the_average_that_its_formula_says(count, steps):
+    import numpy as np
+
+    from app.core.runs.curves import smoothed
+
+    chance = random.Random(count)
+    values = [math.nan if chance.random() < 0.1 else chance.gauss(3, 1) for _ in range(count)]
+    decay, total, weight, expected = 1 - 1 / steps, 0.0, 0.0, []
+    for value in values:
+        total, weight = total * decay, weight * decay
+        if not math.isnan(value):
+            total, weight = total + value, weight + 1.0
+        expected.append(total / weight if weight else math.nan)
+    np.testing.assert_allclose(smoothed(np.array(values), steps), expected, rtol=1e-12)
+
+
+def test_the_axis_leaves_outliers_out():
+    import numpy as np
+
+    from app.core.runs.curves import at, extent, shown
+
+    steps = np.arange(1.0, 1001.0)
+    values = np.where(steps % 500 == 0, 100.0, steps / 1000.0)
+    assert extent(values) == (0.001, 100.0)
+    low, high = extent(values, clip=1.0)
+    assert 0.0 < low < 0.02
+    assert high < 1.0
+    assert extent(shown(steps, values, 10.0, 20.0)) == (0.009, 0.021)
+    assert extent(values[:0]) is None
+    assert at(steps, values, 7.4) == (7.0, 0.007)
+    assert at(steps, values, 7.6) == (8.0, 0.008)
+    assert at(steps, values, -5.0) == (1.0, 0.001)
+    assert at(steps, values, 5000.0) == (1000.0, 100.0)
+
+
+def test_jobs_differ_in_the_keys_that_differ(tmp_path):
+    jobs = [load_job(write_run(tmp_path, name, 10, **more).job) for name, more in (("a", {}), ("b", {"rank": 32}))]
+    found = differences(jobs)
+    assert [(each.key, each.values) for each in found] == [("recipe.rank", (16, 32))]
+    assert differences([jobs[0], jobs[0]]) == []
+
+
+def test_the_card_of_a_run_is_the_one_where_its_process_is(tmp_path, desk):
+    run = opened(write_run(tmp_path, "run", 10).path, desk)
+    run.story.pid = 77
+    plain = Card(0, "a", "A", 1, 1, "", (12, 0), (8, 6), ())
+    used = Card(1, "b", "B", 1, 1, "", (12, 0), (8, 6), (Use(77, "python", None),))
+    named = Card(2, "c", "RTX 3060 12GB", 1, 1, "", (12, 0), (8, 6), ())
+    assert card_of(run, [plain, used, named]) is used
+    assert card_of(run, [plain, named]) is named
+    assert card_of(run, [plain]) is plain
+    assert card_of(run, [plain, plain]) is None
+    assert card_of(run, []) is None
