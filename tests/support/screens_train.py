@@ -52,4 +52,3 @@ def train_search(window: Window) -> QWidget:
     QApplication.processEvents()
     page.sheet.verticalScrollBar().setValue(page.sheet.search.y() - 20)
     return window
-
