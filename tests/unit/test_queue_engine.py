@@ -67,6 +67,16 @@ def test_what_runs_is_seen_while_it_runs_and_done_after(queue, name, tmp_path):
     assert not gpu_held("cpu")
 
 
+def test_an_entry_that_is_damaged_meanwhile_ends_no_training(queue, name, tmp_path):
+    def work(made):
+        (queue.folder / "entries" / f"{name}.json").write_text("{", encoding="utf-8")
+        made(tmp_path / "runs" / "style")
+        return 75
+
+    assert carried_out(name, work) == 75
+    assert [fault.id for fault in queue.read().faults] == [name]
+
+
 @pytest.mark.parametrize(
     ("error", "problem"),
     [

@@ -37,7 +37,8 @@ def carried_out(name: str, work: Callable[[Made], int]) -> int:
         except Exception as error:
             _conclude(queue, name, "failed", f"Something in Impasto went wrong: {type(error).__name__}: {error}")
             raise
-        _conclude(queue, name, *(("done", "") if code == EXIT_DONE else _early(queue.get(name), begun)))
+        with contextlib.suppress(ImpastoError):  # an entry that was damaged meanwhile
+            _conclude(queue, name, *(("done", "") if code == EXIT_DONE else _early(queue.get(name), begun)))
         return code
 
 
@@ -47,7 +48,9 @@ def _begun(entry: Entry) -> Entry:
 
 
 def _note_run(queue: Queue, name: str, run: Path) -> None:
-    queue.change(name, lambda entry: dataclasses.replace(entry, run=run))
+    """Enter the run; training does not end because that fails."""
+    with contextlib.suppress(ImpastoError):
+        queue.change(name, lambda entry: dataclasses.replace(entry, run=run))
 
 
 def _early(entry: Entry, begun: float) -> tuple[State, str]:
