@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -73,7 +74,7 @@ class Presets:
 
     def duplicate(self, shelved: Shelved, then: Callable[[Path], None]) -> None:
         """Make an own preset of any, under its name with a number."""
-        self._change(lambda: _kept_free(shelved.preset), then)
+        self._change(lambda: _kept_free(shelved.preset)[0], then)
 
     def make_of_lora(self, lora: Path, then: Callable[[tuple[Path, Made]], None], refused: Refused = None) -> None:
         """Make an own preset of what a LoRA file says of itself."""
@@ -82,7 +83,8 @@ class Presets:
             from trainer.config.presets.from_lora import preset_of_lora
 
             made = preset_of_lora(lora)
-            return _kept_free(made.preset), made
+            path, preset = _kept_free(made.preset)
+            return path, replace(made, preset=preset)
 
         self._change(work, then, refused)
 
@@ -190,10 +192,11 @@ def _in_words(fault: BaseException) -> ImpastoError:
     raise fault
 
 
-def _kept_free(preset: Preset) -> Path:
-    """Keep a preset among the own ones, under its name or with a number behind it."""
+def _kept_free(preset: Preset) -> tuple[Path, Preset]:
+    """Keep a preset among the own ones, under its name or with a number behind it; return where, and as what."""
     from trainer.config.presets.making import revised
     from trainer.config.presets.shelf import free_name, keep_preset, read_shelf
 
     name = free_name(preset.name, preset.base.family, read_shelf())
-    return keep_preset(preset if name == preset.name else revised(preset, {"name": name}))[0]
+    kept = preset if name == preset.name else revised(preset, {"name": name})
+    return keep_preset(kept)[0], kept

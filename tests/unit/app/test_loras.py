@@ -202,8 +202,8 @@ HOSTILE = {
     "too many keys": lambda path: write_raw(
         path, {f"k{n}": {"dtype": "F16", "shape": [0], "data_offsets": [0, 0]} for n in range(11_000)}
     ),
-    "a million metadata": lambda path: write_shapes(
-        path, {f"{LAYER}.lora_down.weight": (4, 8)}, {f"k{n}": "" for n in range(400_000)}
+    "too many metadata": lambda path: write_shapes(
+        path, {f"{LAYER}.lora_down.weight": (4, 8)}, {f"k{n}": "" for n in range(60_000)}
     ),
     "cut off": lambda path: path.write_bytes(
         write_shapes(path, {f"{LAYER}.lora_down.weight": (4, 8)}).read_bytes()[:-9]

@@ -1,0 +1,47 @@
+"""The presets at hand without a window: a planner that dies, a folder that refuses, answers that are kept."""
+
+import pytest
+
+from app.core.presets.outlooks import Outlooks
+from app.core.presets.presets import Presets
+from tests.support.desk import Desk, a_desk
+from tests.unit.test_presets_hostile import GOOD
+from trainer.config.presets import shelf
+from trainer.config.presets.reading import parse_preset
+
+
+@pytest.fixture
+def desk():
+    with a_desk() as desk:
+        yield desk
+
+
+def test_a_planner_that_dies_is_told_in_the_place_of_the_answer_and_started_anew(desk: Desk, tmp_path):
+    preset = parse_preset(GOOD, "good")
+    path, _ = shelf.keep_preset(preset)
+    outlooks = Outlooks(desk.post)
+    outlooks.choose("8GB")
+    outlooks.want([(path, preset)])
+    assert outlooks.of(path, preset) is None
+    first = outlooks._served._process
+    first.kill()
+    desk.until(lambda: outlooks.of(path, preset) is not None)
+    assert outlooks.of(path, preset).answer is None
+    assert outlooks.of(path, preset).problem
+    outlooks.choose("no such card")
+    desk.until(lambda: outlooks.of(path, preset) is not None)
+    assert outlooks._served._process is not first
+    assert "no such card" in outlooks.of(path, preset).problem
+    other = parse_preset(GOOD.replace("rank = 8", "rank = 9"), "other")
+    assert outlooks.of(path, other) is None  # the file holds another recipe now
+    outlooks.close()
+
+
+def test_a_place_that_is_taken_by_a_file_is_told(desk: Desk, per_user_folder):
+    presets, refused = Presets(desk.tasks), []
+    presets.failed.connect(refused.append)
+    (per_user_folder / "presets").write_text("no folder", encoding="utf-8")
+    presets.keep(parse_preset(GOOD, "good"), "gouache", "yours", lambda _: None)
+    desk.until(lambda: refused)
+    assert refused[0].code == "preset.unwritable"
+    assert refused[0].remedy
