@@ -312,6 +312,8 @@ class Window(QMainWindow):
             self.notices.tell(notice, "warning")
         if session.recent.notice:
             self.notices.tell(session.recent.notice, "warning")
+        if session.models.notice:
+            self.notices.tell(session.models.notice, "warning")
         if session.filters.notice:
             self.notices.tell_error(session.filters.notice)
         session.completer.loaded.connect(self._tell_lists)
@@ -320,7 +322,7 @@ class Window(QMainWindow):
         session.going.recipe.connect(self._begin)
         session.going.lora.connect(self.show_lora)
         session.going.preset.connect(lambda preset: self._go(_PRESETS, preset))
-        self.painted.connect(self._make_next)
+        self.painted.connect(lambda: QTimer.singleShot(0, self, self._make_next))  # first what was painted is seen
         self.painted.connect(self._watch_runs)
 
     def _show_alone(self, alone: bool) -> None:
