@@ -79,8 +79,8 @@ class Story:
 
     def seconds_left(self, phase: events.Phase, now: float) -> float | None:
         """Return how long a phase will still take at its present speed; None while nothing can be said."""
-        state = self._phase(phase)
-        if state.total is None:
+        state = self.phases.get(phase)
+        if state is None or state.total is None:
             return None
         left = max(0, state.total - state.done)
         if phase == "train":
