@@ -107,6 +107,51 @@
     </message>
 </context>
 <context>
+    <name>Counts</name>
+    <message numerus="yes">
+        <source>%n second(s)</source>
+        <translation>
+            <numerusform>%n second</numerusform>
+            <numerusform>%n seconds</numerusform>
+        </translation>
+    </message>
+    <message numerus="yes">
+        <source>%n minute(s)</source>
+        <translation>
+            <numerusform>%n minute</numerusform>
+            <numerusform>%n minutes</numerusform>
+        </translation>
+    </message>
+    <message numerus="yes">
+        <source>Compute %n picture(s) at a time</source>
+        <translation>
+            <numerusform>Compute %n picture at a time</numerusform>
+            <numerusform>Compute %n pictures at a time</numerusform>
+        </translation>
+    </message>
+    <message numerus="yes">
+        <source>%n picture(s) at once</source>
+        <translation>
+            <numerusform>%n picture at once</numerusform>
+            <numerusform>%n pictures at once</numerusform>
+        </translation>
+    </message>
+    <message numerus="yes">
+        <source>%n picture(s) one by one</source>
+        <translation>
+            <numerusform>%n picture one by one</numerusform>
+            <numerusform>%n pictures one by one</numerusform>
+        </translation>
+    </message>
+    <message numerus="yes">
+        <source>%n block(s) computed twice</source>
+        <translation>
+            <numerusform>%n block computed twice</numerusform>
+            <numerusform>%n blocks computed twice</numerusform>
+        </translation>
+    </message>
+</context>
+<context>
     <name>FilterBox</name>
     <message numerus="yes">
         <source>%n picture(s)</source>

@@ -26,7 +26,7 @@ def panel_of(window: Window, card: str, *, wrong: bool = False) -> ForecastPanel
     panel.show()
     panel.chooser.box.setCurrentIndex(panel.chooser.box.findData(card))
     panel.show_draft(draft)
-    wait(QApplication.instance(), lambda: panel.forecaster.state == "done")
+    wait(QApplication.instance(), lambda: panel.forecaster.state == "done", 120_000)
     if wrong:
         draft.set("recipe.rank", 0)
         wait(QApplication.instance(), lambda: not draft.file.unsaved)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -57,13 +57,15 @@ def run_plan(options: argparse.Namespace) -> int:
         return serve()
     question = _question(options)
     traces = traces_of_user(quiet=options.json)
-    planned = planned_for(question, traces)
     if options.json:
+        planned = planned_for(question, traces)
         print(json.dumps(as_json(question, planned), ensure_ascii=False, indent=1))
-    else:
-        print("\n".join(_answer(question, planned)))
-        if options.explain:
-            print("\n".join(_explained(question, planned, traces)))
+        return EXIT_DONE if planned.pick else EXIT_BAD_INPUT
+    _print(_asked(question))
+    planned = planned_for(question, traces, lambda found: _print(plan_table.picked(found, _batch(question))))
+    _print(_answer(question, planned))
+    if options.explain:
+        _print(_explained(question, planned, traces))
     return EXIT_DONE if planned.pick else EXIT_BAD_INPUT
 
 
@@ -140,12 +142,13 @@ def traces_of_user(*, quiet: bool = False) -> Traces:
     return Traces(TapeStore.of_user(), once(lambda: _say_tracing(as_json=quiet)))
 
 
-def planned_for(question: Question, traces: Traces) -> Planned:
-    """Return the best plan that is found within the time that people wait for one."""
+def planned_for(question: Question, traces: Traces, on_pick: Callable[[Planned], None] = lambda _: None) -> Planned:
+    """Return the best plan that is found within the time that people wait for one; `on_pick` hears of it first."""
     from trainer.memory.planner import plan
 
     until = time.monotonic() + PATIENCE
-    return plan(question.subject, question.written, question.situation, traces, question.occasions, until=until)
+    subject, written = question.subject, question.written
+    return plan(subject, written, question.situation, traces, question.occasions, until=until, on_pick=on_pick)
 
 
 def once(action: Callable[[], None]) -> Callable[[], None]:
@@ -159,17 +162,31 @@ def _say_tracing(*, as_json: bool) -> None:
         say("Tracing what is not known yet; this takes seconds, and is remembered.")
 
 
-def _answer(question: Question, planned: Planned) -> Iterator[str]:
-    """Yield the short answer: the card, a table of plans, where the peak is."""
-    situation, batch = planned.situation, question.subject.recipe.effective_batch
+def _print(lines: Iterable[str]) -> None:
+    """Print lines at once, each when it is known."""
+    for line in lines:
+        print(line, flush=True)
+
+
+def _batch(question: Question) -> int:
+    return question.subject.recipe.effective_batch
+
+
+def _asked(question: Question) -> Iterator[str]:
+    """Yield what is planned, and the card."""
     yield _headline(question)
-    yield from _card_lines(situation)
+    yield from _card_lines(question.situation)
     yield ""
+
+
+def _answer(question: Question, planned: Planned) -> Iterator[str]:
+    """Yield what comes after the pick: the other plans, where the peak is; or what to do where nothing fits."""
+    situation = planned.situation
     if planned.pick is None:
         yield plan_words.nothing_fits(planned)
-        yield plan_words.what_would(planned.lighter, situation, planned.missing, batch)
+        yield plan_words.what_would(planned.lighter, situation, planned.missing, _batch(question))
     else:
-        yield from plan_table.plans(planned, batch)
+        yield from plan_table.neighbours(planned, _batch(question))
         yield ""
         yield f"Peak: {plan_table.peak(planned.pick.forecast)}."
     if not planned.complete:

@@ -21,18 +21,24 @@ _MOST_PEAKS = 5
 _TOO_SMALL = 0.05
 
 
-def plans(planned: Planned, effective_batch: int) -> Iterator[str]:
-    """Yield the table of a plan that has a pick: what each fit takes, how long it takes, and how it is done."""
+def picked(planned: Planned, effective_batch: int) -> Iterator[str]:
+    """Yield the head of the table and the pick: what it takes, how long it takes, and how it is done."""
     assert planned.pick is not None
+    yield from _row("", "MEMORY", "TIME", "HOW")
+    yield from _row(*_figures("Pick", planned.pick), _how(planned.pick, effective_batch))
+
+
+def neighbours(planned: Planned, effective_batch: int) -> Iterator[str]:
+    """Yield the plans beside a pick."""
     room = plan_words.room(planned.missing, planned.situation.uses)
     found: list[tuple[str, Plan | None, str]] = [
-        ("Pick", planned.pick, ""),
         ("Quicker", planned.quicker, f"; lacks {words.size(planned.missing)}: {room}"),
         ("Smaller", planned.smaller, ""),
         ("Quantised", planned.quantised, ""),
     ]
-    rows = [(*_figures(name, plan), _how(plan, effective_batch) + note) for name, plan, note in found if plan]
-    yield from _wrapped(("", "MEMORY", "TIME", "HOW"), rows)
+    for name, plan, note in found:
+        if plan is not None:
+            yield from _row(*_figures(name, plan), _how(plan, effective_batch) + note)
 
 
 def peak(forecast: Forecast) -> str:
@@ -83,16 +89,12 @@ def _how(plan: Plan, effective_batch: int) -> str:
     return f"{how}; weights rounded by {plan_words.ROUNDING[plan.quality]} on average"
 
 
-def _wrapped(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
-    """Rows in columns, the last of which is prose that goes on in further lines beneath itself."""
-    *_, title = header
-    heads = list(_aligned([header[:-1], *(row[:-1] for row in rows)], "<<>", strip=False))
-    margin = len(heads[0]) + 2
-    yield f"{heads[0]}  {title}"
-    for head, row in zip(heads[1:], rows, strict=True):
-        first, *more = textwrap.wrap(row[-1], WIDTH - margin) or [""]
-        yield f"{head}  {first}"
-        yield from (" " * margin + line for line in more)
+def _row(name: str, memory: str, time: str, how: str) -> Iterator[str]:
+    """A row in columns as wide as ever needed, for the next is not known yet; the last goes on beneath itself."""
+    head = f"{name:9}  {memory:16}  {time:>11}  "
+    first, *more = textwrap.wrap(how, WIDTH - len(head)) or [""]
+    yield f"{head}{first}"
+    yield from (" " * len(head) + line for line in more)
 
 
 def _phase_row(phase: PhaseForecast, forecast: Forecast, *, decides: bool) -> tuple[str, ...]:
@@ -131,13 +133,12 @@ def _lever_row(lever: Lever) -> tuple[str, str, str]:
     return f"{lever.key} = {value}", words.size(lever.saved), cost
 
 
-def _aligned(rows: Sequence[Sequence[str]], sides: str, *, strip: bool = True) -> Iterator[str]:
+def _aligned(rows: Sequence[Sequence[str]], sides: str) -> Iterator[str]:
     """Rows with their columns lined up, each to the left (<) or right (>)."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         cells = zip(row, widths, sides, strict=True)
-        line = "  ".join(f"{cell:{side}{width}}" for cell, width, side in cells)
-        yield line.rstrip() if strip else line
+        yield "  ".join(f"{cell:{side}{width}}" for cell, width, side in cells).rstrip()
 
 
 def _paragraph(text: str, indent: str = "") -> Iterator[str]:

@@ -59,12 +59,12 @@ class Playing:
             replayed = replay([tape], self.allocator, self.names, self.situation.workspace_bytes)
             played += replayed.played
             self.failure = replayed.failure
+            if self.failure is not None:
+                self.failed_in = phase
             if release:
                 self.allocator.empty_cache()
         if played:
             self.phases[phase] = Replayed(tuple(played), self.failure)
-        if self.failure is not None:
-            self.failed_in = phase
         return self.failure is None
 
     def copy(self, capacity: int | None) -> Playing:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,6 +72,14 @@ class HighPoint:
     """Above what lived when the tape began."""
 
 
+class Blocks(NamedTuple):
+    """How many down and up blocks a model has."""
+
+    down: int
+    up: int
+
+
+@lru_cache(maxsize=64)
 def high_points(tape: Tape) -> tuple[HighPoint, ...]:
     """The high points of ``tape`` in the order of time, the highest among them; none where nothing is born.
 
@@ -86,33 +96,33 @@ def high_points(tape: Tape) -> tuple[HighPoint, ...]:
     return tuple(_highest_of_each_name(standing or [max(stretches, key=lambda point: point.bytes)]))
 
 
-def _words(storage: Storage, counts: Mapping[str, int]) -> str:
-    sized = _SIZED.match(storage.stage)
-    kind, size = sized.groups() if sized else (storage.stage, "")
-    if kind == "forward" and not storage.module:
+@lru_cache(maxsize=1 << 15)
+def _words(stage: str, module: str, blocks: Blocks) -> str:
+    sized = _SIZED.match(stage)
+    kind, size = sized.groups() if sized else (stage, "")
+    if kind == "forward" and not module:
         return "the centre: the loss, between forward and backward"
-    part = _part(storage.module, counts)
-    words = _STAGES.get(kind, f"{storage.stage}: {{part}}").format(part=part, size=size)
+    part = _part(module, blocks)
+    words = _STAGES.get(kind, f"{stage}: {{part}}").format(part=part, size=size)
     known = kind in ("forward", "recompute", "backward") and _ENDS.get(part)
     return f"{words} ({known})" if known else words
 
 
-def _part(module: str, counts: Mapping[str, int]) -> str:
+def _part(module: str, blocks: Blocks) -> str:
     """The part of the model that a module lies in: blocks are counted in the order of the forward pass."""
     if block := _BLOCK.match(module):
         side, index = block.group(1), int(block.group(2))
-        place = "last" if index == counts[side] - 1 else _ORDINALS[index]
+        place = "last" if index == getattr(blocks, side) - 1 else _ORDINALS[index]
         return f"the {place} {side} block"
     return next((words for prefix, words in _PARTS.items() if module.startswith(prefix)), module or "the weights")
 
 
-def _block_counts(storages: Iterable[Storage]) -> dict[str, int]:
-    """How many down and up blocks there are."""
+def _blocks_of(storages: Iterable[Storage]) -> Blocks:
     counts = {"down": 0, "up": 0}
     for module in {storage.module for storage in storages}:
         if block := _BLOCK.match(module):
             counts[block.group(1)] = max(counts[block.group(1)], int(block.group(2)) + 1)
-    return counts
+    return Blocks(**counts)
 
 
 def _live_bytes(tape: Tape) -> NDArray[np.int64]:
@@ -125,15 +135,13 @@ def _live_bytes(tape: Tape) -> NDArray[np.int64]:
 
 def _stretches(tape: Tape) -> Iterator[tuple[int, int, str]]:
     """Runs of births with the same words: (first event, event after the last, words)."""
-    counts = _block_counts(tape.storages)
-    known: dict[tuple[str, str], str] = {}
+    blocks = _blocks_of(tape.storages)
     start, words = 0, None
     for event in np.flatnonzero(tape.events >= 0).tolist():
         storage = tape.storages[tape.events[event]]
         if storage.kind == "workspace":
             continue
-        key = storage.stage, storage.module
-        here = known.get(key) or known.setdefault(key, _words(storage, counts))
+        here = _words(storage.stage, storage.module, blocks)
         if here != words:
             if words is not None:
                 yield start, event, words

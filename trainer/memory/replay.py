@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeVar
@@ -110,12 +111,18 @@ class Replayed:
 
 def by_kind(storages: Iterable[Storage]) -> dict[StorageKind, int]:
     """Their bytes as asked for, by kind, the largest first."""
-    return _summed((storage.kind, storage.bytes) for storage in storages)
+    totals: defaultdict[StorageKind, int] = defaultdict(int)
+    for storage in storages:
+        totals[storage.kind] += storage.bytes
+    return _largest_first(totals)
 
 
 def by_module(storages: Iterable[Storage]) -> dict[str, int]:
     """Their bytes as asked for, by the module they belong to, the largest first."""
-    return _summed((storage.module, storage.bytes) for storage in storages)
+    totals: defaultdict[str, int] = defaultdict(int)
+    for storage in storages:
+        totals[storage.module] += storage.bytes
+    return _largest_first(totals)
 
 
 def replay(
@@ -224,8 +231,5 @@ def _highest(series: Sequence[Bytes]) -> Moment:
     return Moment(tape, int(series[tape].argmax()))
 
 
-def _summed(items: Iterable[tuple[K, int]]) -> dict[K, int]:
-    totals: dict[K, int] = {}
-    for key, value in items:
-        totals[key] = totals.get(key, 0) + value
+def _largest_first(totals: Mapping[K, int]) -> dict[K, int]:
     return dict(sorted(totals.items(), key=lambda item: -item[1]))

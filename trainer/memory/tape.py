@@ -43,9 +43,9 @@ class Work:
     """How many operations of this shape there are."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Tape:
-    """What one phase, or one repeatable part of it, does to memory."""
+    """What one phase, or one repeatable part of it, does to memory; each is itself alone."""
 
     name: str
     storages: tuple[Storage, ...]

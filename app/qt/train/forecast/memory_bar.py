@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from PySide6.QtCore import QEvent, QPointF, QRectF, QSize, Qt
+from PySide6.QtCore import QCoreApplication, QEvent, QPointF, QRectF, QSize, Qt
 from PySide6.QtGui import QBrush, QColor, QHelpEvent, QPainter, QPaintEvent, QPen
 from PySide6.QtWidgets import QSizePolicy, QToolTip, QWidget
 
@@ -39,8 +39,13 @@ class Piece:
 def pieces(answer: Answer, plan: Plan) -> list[Piece]:
     """Return what fills the card at the highest moment of a plan, from the left."""
     found = [
-        Piece(words.translate("Forecast", "Other programs"), answer.card.total - answer.card.free, "edge", ours=False),
-        Piece(words.translate("Forecast", "CUDA"), plan.forecast.outside, "disabled"),
+        Piece(
+            QCoreApplication.translate("Forecast", "Other programs"),
+            answer.card.total - answer.card.free,
+            "edge",
+            ours=False,
+        ),
+        Piece(QCoreApplication.translate("Forecast", "CUDA"), plan.forecast.outside, "disabled"),
     ]
     phase = plan.decisive
     taken = plan.taken(phase.reserved)
@@ -48,7 +53,7 @@ def pieces(answer: Answer, plan: Plan) -> list[Piece]:
         kinds = max(phase.peaks, key=lambda one: one.allocated).by_kind
         found += [Piece(words.kind_name(kind), kinds.get(kind, 0), role) for kind, role in KINDS.items()]
         taken -= sum(kinds.get(kind, 0) for kind in KINDS)
-    found.append(Piece(words.translate("Forecast", "Cache and rounding"), max(taken, 0), "pressed"))
+    found.append(Piece(QCoreApplication.translate("Forecast", "Cache and rounding"), max(taken, 0), "pressed"))
     return [piece for piece in found if piece.bytes > 0]
 
 

@@ -165,6 +165,7 @@ class ForecastPanel(QWidget):
         forecaster, answer = self.forecaster, self.forecaster.answer
         best = answer.best if answer else None
         self.headline.setText(self._headline(answer))
+        self.stale.setText(self._stale_words())
         self.stale.setVisible(forecaster.stale)
         self.state.setText(self._state_words())
         self.state.setVisible(bool(self.state.text()))
@@ -198,6 +199,12 @@ class ForecastPanel(QWidget):
             return self.tr("Set right what is listed below to see what it needs.")
         return self.tr("Working out what it needs…") if self.forecaster.error is None else ""
 
+    def _stale_words(self) -> str:
+        """How old the answer is, and whether another is on its way."""
+        if self._draft is None or self._draft.job is None or self.forecaster.state == "failed":
+            return self.tr("From before the last change.")
+        return self.tr("From before the last change; the new answer is on its way.")
+
     def _state_words(self) -> str:
         return {
             "reading": self.tr("Looking at the pictures…"),
@@ -221,7 +228,6 @@ class ForecastPanel(QWidget):
         font.setPointSizeF(font.pointSizeF() * 1.25)
         font.setBold(True)
         self.headline.setFont(font)
-        self.stale.setText(self.tr("From before the last change; the new answer is on its way."))
         self.stale.setProperty("role", "warning")
         self.state.setProperty("role", "muted")
         self.bar.setRange(0, 0)

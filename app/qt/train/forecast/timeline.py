@@ -164,7 +164,8 @@ class Timeline(QWidget):
 
     def _paint_spots(self, painter: QPainter) -> None:
         now = colours()
-        for index, spot in enumerate(self.spots):
+        order = sorted(range(len(self.spots)), key=lambda index: index == self.current)
+        for index, spot in ((index, self.spots[index]) for index in order):
             chosen = index == self.current
             painter.setPen(QPen(QColor(now.text), 1.5))
             painter.setBrush(QColor(now.series2 if chosen else now.base))

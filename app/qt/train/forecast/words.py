@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from PySide6.QtCore import QCoreApplication, QLocale
+from PySide6.QtCore import QCoreApplication, QLocale, QObject
 
 from app.core.planning.answer import Answer, Plan, Use
 from app.qt.words import QT_TRANSLATE_NOOP
-
-translate = QCoreApplication.translate
 
 _GIB = 1 << 30
 _MIB = 1 << 20
@@ -40,11 +38,33 @@ KINDS: Mapping[str, str] = {
 _ROUNDING: Mapping[str, str] = {"int8": "0.8 %", "nf4": "9 %"}
 
 
+class Counts(QObject):
+    """The texts whose form depends on a number: lupdate finds these only as an object's own."""
+
+    def seconds(self, count: int) -> str:  # noqa: D102
+        return self.tr("%n second(s)", "", count)
+
+    def minutes(self, count: int) -> str:  # noqa: D102
+        return self.tr("%n minute(s)", "", count)
+
+    def at_a_time(self, count: int) -> str:  # noqa: D102
+        return self.tr("Compute %n picture(s) at a time", "", count)
+
+    def at_once(self, count: int) -> str:  # noqa: D102
+        return self.tr("%n picture(s) at once", "", count)
+
+    def one_by_one(self, count: int) -> str:  # noqa: D102
+        return self.tr("%n picture(s) one by one", "", count)
+
+    def twice(self, count: int) -> str:  # noqa: D102
+        return self.tr("%n block(s) computed twice", "", count)
+
+
 def gigabytes(size: float) -> str:
     """Return bytes as "7.9 GB", counted in 1024s as Windows does, or as megabytes where they are few."""
     if size < 0.1 * _GIB:
-        return translate("Forecast", "{size} MB").format(size=QLocale().toString(round(size / _MIB)))
-    return translate("Forecast", "{size} GB").format(size=figure(size))
+        return QCoreApplication.translate("Forecast", "{size} MB").format(size=QLocale().toString(round(size / _MIB)))
+    return QCoreApplication.translate("Forecast", "{size} GB").format(size=figure(size))
 
 
 def figure(size: float) -> str:
@@ -55,21 +75,25 @@ def figure(size: float) -> str:
 def duration(seconds: float) -> str:
     """Return a time no finer than it can be known: "42 s", "38 minutes" or "3 h 05 min"."""
     if seconds < 90:
-        return translate("Forecast", "%n second(s)", None, max(1, round(seconds)))
+        return Counts().seconds(max(1, round(seconds)))
     minutes = round(seconds / 60)
     if minutes < 90:
-        return translate("Forecast", "%n minute(s)", None, minutes)
-    return translate("Forecast", "{hours} h {minutes} min").format(hours=minutes // 60, minutes=f"{minutes % 60:02d}")
+        return Counts().minutes(minutes)
+    words = QCoreApplication.translate("Forecast", "{hours} h {minutes} min")
+    return words.format(hours=minutes // 60, minutes=f"{minutes % 60:02d}")
 
 
 def headline(answer: Answer, *, here: bool) -> str:
     """Return the answer in a sentence: how long, on which card, how much of it, where the peak is."""
-    card = translate("Forecast", "your {card}").format(card=answer.card.name) if here else answer.card.name
+    own = QCoreApplication.translate("Forecast", "your {card}")
+    card = own.format(card=answer.card.name) if here else answer.card.name
     plan = answer.pick
     if plan is None:
-        words = translate("Forecast", "This does not fit on {card}, however it is fitted: {missing} are missing.")
+        words = QCoreApplication.translate(
+            "Forecast", "This does not fit on {card}, however it is fitted: {missing} are missing."
+        )
         return words.format(card=card, missing=gigabytes(answer.missing))
-    words = translate("Forecast", "About {time} on {card}, {needed} of {free} GB free; {peak}.")
+    words = QCoreApplication.translate("Forecast", "About {time} on {card}, {needed} of {free} GB free; {peak}.")
     needed = plan.taken(plan.forecast.reserved) + plan.forecast.outside
     time = duration(plan.forecast.seconds)
     return words.format(time=time, card=card, needed=figure(needed), free=figure(answer.card.free), peak=peak(plan))
@@ -79,49 +103,53 @@ def peak(plan: Plan) -> str:
     """Return where most memory is needed: "peak in the backward of the last up block"."""
     phase = plan.decisive
     if not phase.peaks:
-        return translate("Forecast", "peak: {phase}").format(phase=phase_name(phase.phase))
+        return QCoreApplication.translate("Forecast", "peak: {phase}").format(phase=phase_name(phase.phase))
     name = max(phase.peaks, key=lambda one: one.allocated).name.replace(" through ", " of ")
     if name.startswith(("forward", "backward", "VAE")):
-        return translate("Forecast", "peak in the {place}").format(place=name)
+        return QCoreApplication.translate("Forecast", "peak in the {place}").format(place=name)
     if name.startswith(("end", "the centre")):
-        return translate("Forecast", "peak at {place}").format(place=name)
-    return translate("Forecast", "peak while {doing}").format(doing=name)
+        return QCoreApplication.translate("Forecast", "peak at {place}").format(place=name)
+    return QCoreApplication.translate("Forecast", "peak while {doing}").format(doing=name)
 
 
 def phase_name(phase: str) -> str:
     """Return a phase as people call it."""
-    return translate("Forecast", PHASES.get(phase, phase))
+    return QCoreApplication.translate("Forecast", PHASES.get(phase, phase))
 
 
 def kind_name(kind: str) -> str:
     """Return a kind of storage as people call it."""
-    return translate("Forecast", KINDS.get(kind, kind))
+    return QCoreApplication.translate("Forecast", KINDS.get(kind, kind))
 
 
 def fit(chosen: Mapping[str, Any], effective_batch: int) -> str:
     """Return a fit in a phrase: "bf16 base, 4 pictures as 2 × 2, 3 blocks checkpointed"."""
     told = [_base(chosen), _batches(chosen.get("micro_batch") or 1, effective_batch), _checkpointed(chosen)]
     if chosen.get("preview_offload"):
-        told.append(translate("Forecast", "UNet waits in main memory while previews are decoded"))
+        told.append(QCoreApplication.translate("Forecast", "UNet waits in main memory while previews are decoded"))
     return ", ".join(told)
 
 
 def cost(plan: Plan) -> str:
     """Return what a plan costs in fidelity; empty for none."""
     rounding = _ROUNDING.get(plan.quality)
-    return translate("Forecast", "weights rounded by {share} on average").format(share=rounding) if rounding else ""
+    return (
+        QCoreApplication.translate("Forecast", "weights rounded by {share} on average").format(share=rounding)
+        if rounding
+        else ""
+    )
 
 
 def rung(changes: Mapping[str, Any]) -> str:
     """Return what a run changes when memory runs out."""
     if "vae_tiling" in changes:
-        return translate("Forecast", "Decode previews in tiles")
+        return QCoreApplication.translate("Forecast", "Decode previews in tiles")
     if "preview_offload" in changes:
-        return translate("Forecast", "Put the UNet aside while previews are decoded")
+        return QCoreApplication.translate("Forecast", "Put the UNet aside while previews are decoded")
     if "micro_batch" in changes:
-        return translate("Forecast", "Compute %n picture(s) at a time", None, changes["micro_batch"])
+        return Counts().at_a_time(changes["micro_batch"])
     if "quantise" in changes:
-        return translate("Forecast", "Round the base to {bits}").format(bits=changes["quantise"])
+        return QCoreApplication.translate("Forecast", "Round the base to {bits}").format(bits=changes["quantise"])
     words = _checkpointed(changes)
     return words[:1].upper() + words[1:]
 
@@ -129,35 +157,39 @@ def rung(changes: Mapping[str, Any]) -> str:
 def lacking(missing: int, uses: tuple[Use, ...]) -> str:
     """Return what is missing, and the smallest program whose end would make room for it."""
     told = sorted((use for use in uses if use.bytes), key=lambda use: use.bytes or 0)
-    lacks = translate("Forecast", "lacks {size}").format(size=gigabytes(missing))
+    lacks = QCoreApplication.translate("Forecast", "lacks {size}").format(size=gigabytes(missing))
     alone = next((use for use in told if (use.bytes or 0) >= missing), None)
     if alone is None:
         return lacks
     size = gigabytes(alone.bytes or 0)
-    return translate("Forecast", "{lacks}: close {program} ({size})").format(lacks=lacks, program=alone.name, size=size)
+    return QCoreApplication.translate("Forecast", "{lacks}: close {program} ({size})").format(
+        lacks=lacks, program=alone.name, size=size
+    )
 
 
 def _base(chosen: Mapping[str, Any]) -> str:
     if chosen.get("quantise") == "int8":
-        return translate("Forecast", "8-bit base")
+        return QCoreApplication.translate("Forecast", "8-bit base")
     if chosen.get("quantise") == "nf4":
-        return translate("Forecast", "4-bit base")
-    return translate("Forecast", "{dtype} base").format(dtype=chosen.get("dtype", ""))
+        return QCoreApplication.translate("Forecast", "4-bit base")
+    return QCoreApplication.translate("Forecast", "{dtype} base").format(dtype=chosen.get("dtype", ""))
 
 
 def _batches(size: int, effective_batch: int) -> str:
     if size >= effective_batch:
-        return translate("Forecast", "%n picture(s) at once", None, effective_batch)
+        return Counts().at_once(effective_batch)
     if size == 1:
-        return translate("Forecast", "%n picture(s) one by one", None, effective_batch)
+        return Counts().one_by_one(effective_batch)
     parts = -(-effective_batch // size)
-    return translate("Forecast", "{pictures} pictures in {parts} parts").format(pictures=effective_batch, parts=parts)
+    return QCoreApplication.translate("Forecast", "{pictures} pictures in {parts} parts").format(
+        pictures=effective_batch, parts=parts
+    )
 
 
 def _checkpointed(chosen: Mapping[str, Any]) -> str:
     blocks = chosen.get("checkpointing") or "none"
     if blocks == "none":
-        return translate("Forecast", "nothing computed twice")
+        return QCoreApplication.translate("Forecast", "nothing computed twice")
     if blocks == "full":
-        return translate("Forecast", "all blocks computed twice")
-    return translate("Forecast", "%n block(s) computed twice", None, len(blocks))
+        return QCoreApplication.translate("Forecast", "all blocks computed twice")
+    return Counts().twice(len(blocks))
