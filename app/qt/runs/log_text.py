@@ -44,6 +44,8 @@ class LogText(QPlainTextEdit):
         """Whether there is more of the log than a few lines below what is held."""
         self._asked = 0
         self._busy = False
+        self._wish: Callable[[], None] | None = None
+        """What the user asked for meanwhile."""
         self._filling = False
         self._follows = True
         """Whether the user wants to see what comes."""
@@ -63,7 +65,7 @@ class LogText(QPlainTextEdit):
         """Show the end of another log, or nothing."""
         self._log, self._torn = log, True
         self._asked += 1
-        self._busy = False
+        self._busy, self._wish = False, None
         self._put(())
         self.to_end()
 
@@ -79,7 +81,7 @@ class LogText(QPlainTextEdit):
         """Show the end of the log."""
         log, torn = self._log, self._torn
         if log:
-            self._ask(lambda: logs.read_end(log, torn=torn), self._show_end)
+            self._ask(lambda: logs.read_end(log, torn=torn), self._show_end, self.to_end)
 
     @property
     def at_end(self) -> bool:
@@ -98,7 +100,10 @@ class LogText(QPlainTextEdit):
         if not wanted or self._find_here(wanted, back):
             return
         start = self._pieces[0].start if back and self._pieces else self._pieces[-1].end if self._pieces else 0
-        self._seek_from(wanted, back, start, around=True)
+        if self._busy:
+            self._wish = lambda: self.seek(wanted, back=back)
+        else:
+            self._seek_from(wanted, back, start, around=True)
 
     def _find_here(self, wanted: str, back: bool) -> bool:
         return self.find(wanted, QTextDocument.FindFlag.FindBackward if back else QTextDocument.FindFlag(0))
@@ -139,9 +144,12 @@ class LogText(QPlainTextEdit):
 
     # --- reading
 
-    def _ask(self, work: Callable[[], _Found], done: Callable[[_Found], None]) -> None:
-        """Do one thing at a time on a worker; what another log is shown after is dropped."""
+    def _ask(
+        self, work: Callable[[], _Found], done: Callable[[_Found], None], again: Callable[[], None] | None = None
+    ) -> None:
+        """Do one thing at a time on a worker, `again` when that is over; what another log is shown after is dropped."""
         if self._busy:
+            self._wish = again or self._wish
             return
         self._busy, asked = True, self._asked
 
@@ -149,6 +157,7 @@ class LogText(QPlainTextEdit):
             if asked == self._asked:
                 self._busy = False
                 done(found)
+                self._grant()
 
         def fail(fault: BaseException) -> None:
             if not isinstance(fault, OSError):
@@ -156,8 +165,16 @@ class LogText(QPlainTextEdit):
             if asked == self._asked:
                 self._busy = False
                 self.unreadable.emit(fault.strerror or str(fault))
+                self._grant()
 
         self._tasks.run(work, deliver, fail)
+
+    def _grant(self) -> None:
+        """Do what was asked for meanwhile."""
+        wish = self._wish
+        if wish and not self._busy:
+            self._wish = None
+            wish()
 
     def _show_end(self, piece: Piece) -> None:
         self._put((piece,) if piece.lines else ())
@@ -187,9 +204,9 @@ class LogText(QPlainTextEdit):
 
     def _read_before(self) -> None:
         log = self._log
-        if log and self._pieces:
-            start = self._pieces[0].start
-            self._ask(lambda: logs.read_before(log, start), self._go_back)
+        start = self._pieces[0].start if self._pieces else 0
+        if log and start:
+            self._ask(lambda: logs.read_before(log, start), self._go_back, self._read_before)
 
     def _go_back(self, piece: Piece) -> None:
         bar = self.verticalScrollBar()

@@ -1,0 +1,89 @@
+"""The window tells of runs that end, whatever it shows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from PySide6.QtCore import Qt, QTimer
+from PySide6.QtWidgets import QApplication, QPushButton
+from pytestqt.qtbot import QtBot
+
+from app.core.settings.preferences import Telling
+from app.qt.runs.notifier import Notifier
+from app.qt.window import Window
+from tests.support.told_runs import Teller, held, new_run
+from trainer.protocol import events
+
+
+@pytest.fixture
+def beeps(monkeypatch: pytest.MonkeyPatch) -> list[None]:
+    """The system's sound, which cannot be heard here."""
+    heard: list[None] = []
+    monkeypatch.setattr(QApplication, "beep", lambda: heard.append(None))
+    return heard
+
+
+def clock(window: Window) -> QTimer:
+    notifier = window.findChild(Notifier)
+    return notifier.findChild(QTimer)
+
+
+@pytest.fixture
+def watching(window: Window, qtbot: QtBot) -> Window:
+    """The window once it has looked for what runs."""
+    qtbot.waitUntil(lambda: window.findChild(Notifier) is not None and window.session.runs.looked, timeout=20_000)
+    return window
+
+
+def seen(window: Window, qtbot: QtBot) -> None:
+    """Let the window see which runs live, as when the user comes back to it."""
+    window.session.runs.look()
+    qtbot.waitUntil(lambda: window.session.telling.watching, timeout=20_000)
+
+
+def end(engine: Teller) -> None:
+    engine.tell(events.ErrorEvent(code="a", sentence="The loss is gone.", remedy="Lower the rate."))
+    engine.stand("failed", 12)
+
+
+def test_a_run_that_fails_while_pictures_are_looked_at_is_told_with_a_way_to_it(watching, qtbot, tmp_path, beeps):
+    watching.show_pictures()
+    assert not clock(watching).isActive(), "nothing runs"
+    with held(new_run(tmp_path, "cats")) as engine:
+        seen(watching, qtbot)
+        assert clock(watching).isActive()
+        end(engine)
+    words = "cats failed at step 12. The loss is gone. Lower the rate."
+    qtbot.waitUntil(lambda: words in watching.notices.sentences(), timeout=20_000)
+    assert len(beeps) == 1
+    assert not clock(watching).isActive()
+    shown: list[Path] = []
+    watching.session.going.run.connect(shown.append)
+    button = next(one for one in watching.notices.findChildren(QPushButton) if one.text() == "Show")
+    qtbot.mouseClick(button, Qt.MouseButton.LeftButton)
+    assert shown == [engine.run.path]
+
+
+@pytest.mark.parametrize(("notify", "sound"), [(False, True), (True, False)])
+def test_notice_and_sound_can_each_be_switched_off(watching, qtbot, tmp_path, beeps, notify, sound):
+    settings = watching.session.settings
+    settings.change(settings.preferences.model_copy(update={"telling": Telling(notify=notify, sound=sound)}))
+    told: list[object] = []
+    watching.session.telling.ended.connect(told.append)
+    with held(new_run(tmp_path, "cats")) as engine:
+        seen(watching, qtbot)
+        engine.stand("done", 1000)
+    qtbot.waitUntil(lambda: bool(told), timeout=20_000)
+    assert bool(beeps) == sound
+    assert watching.notices.sentences() == (["cats is done after 1000 steps."] if notify else [])
+
+
+def test_a_window_that_is_closed_looks_no_more(watching, qtbot, tmp_path):
+    with held(new_run(tmp_path, "cats")):
+        seen(watching, qtbot)
+        assert clock(watching).isActive()
+        watching.close()
+        assert not clock(watching).isActive()
+        watching.session.telling.changed.emit(None)
+        assert not clock(watching).isActive()
