@@ -12,7 +12,7 @@ from app.qt.train.forecast.panel import ForecastPanel
 from app.qt.train.forecast.timeline import described
 from tests.support.forecasts import known_job
 
-LONG = 30_000
+LONG = 60_000
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from pathlib import Path
 from PySide6.QtWidgets import QApplication, QWidget
 
 from app.core.jobs.draft import Draft
+from app.qt.actions.commands import Commands
 from app.qt.train.forecast.panel import ForecastPanel
 from app.qt.window import Window
 from tests.support.forecasts import known_job
@@ -21,7 +22,7 @@ def panel_of(window: Window, card: str, *, wrong: bool = False) -> ForecastPanel
     _folders.append(tempfile.TemporaryDirectory())
     session = window.session
     draft = Draft(known_job(Path(_folders[-1].name) / "job", "sdxl"), session.tasks)
-    panel = ForecastPanel(session, window.commands)
+    panel = ForecastPanel(session, Commands())
     panel.resize(480, 1180)
     panel.show()
     panel.chooser.box.setCurrentIndex(panel.chooser.box.findData(card))

@@ -9,12 +9,13 @@ from PySide6.QtCore import Qt, QTimer, Signal
 from PySide6.QtGui import QHideEvent, QShowEvent
 from PySide6.QtWidgets import QFrame, QLabel, QProgressBar, QPushButton, QScrollArea, QVBoxLayout, QWidget
 
-from app.core.jobs.values import drop, put, value_at
+from app.core.jobs.values import drop, put
 from app.core.planning.answer import PLANNED_KEYS, Answer
 from app.core.planning.forecaster import HERE, NAMED, Forecaster, Question
 from app.core.planning.preflight import preflight
 from app.core.session import Session
 from app.qt.actions.commands import Commands
+from app.qt.actions.table import Action
 from app.qt.train.forecast import words
 from app.qt.train.forecast.chooser import CardChooser
 from app.qt.train.forecast.memory_bar import MemoryBar
@@ -22,6 +23,7 @@ from app.qt.train.forecast.phases import PhaseTable
 from app.qt.train.forecast.plans import PlanTable
 from app.qt.train.forecast.preflight_list import PreflightList
 from app.qt.train.forecast.timeline import Spot, Timeline, described
+from app.qt.words import QT_TRANSLATE_NOOP
 
 if TYPE_CHECKING:
     from app.core.jobs.draft import Draft
@@ -30,6 +32,27 @@ if TYPE_CHECKING:
 _PAUSE_MS, _LOOK_MS = 250, 5000
 # Free memory goes up and down by a little all the time; a forecast asked anew for that would never stand still.
 _WORTH_ASKING = 256 << 20
+
+
+ACTIONS = (
+    Action(
+        "forecast.refresh",
+        QT_TRANSLATE_NOOP("Action", "Forecast again"),
+        "train",
+        "ask_again",
+        enabled="has_job",
+        icon="refresh",
+        tip=QT_TRANSLATE_NOOP("Action", "Looks at pictures, captions and the card anew."),
+    ),
+    Action(
+        "forecast.plan_again",
+        QT_TRANSLATE_NOOP("Action", "Plan memory settings again"),
+        "train",
+        "plan_again",
+        enabled="has_planned_keys",
+        tip=QT_TRANSLATE_NOOP("Action", "Takes what was chosen out of the job, so that the best fit is found anew."),
+    ),
+)
 
 
 class ForecastPanel(QWidget):
@@ -61,6 +84,7 @@ class ForecastPanel(QWidget):
         self._build()
         self._connect()
         self._renew()
+        commands.add(ACTIONS, self)
 
     def show_draft(self, draft: Draft | None) -> None:
         """Forecast this job from now on; None for no job."""
@@ -75,6 +99,29 @@ class ForecastPanel(QWidget):
             ]
             self._ask_soon()
         self._renew()
+
+    def has_job(self) -> bool:
+        """Whether there is something to forecast."""
+        return self._draft is not None and self._draft.job is not None
+
+    def ask_again(self) -> None:
+        """Ask the same question once more."""
+        self._choose()
+
+    def has_planned_keys(self) -> bool:
+        """Whether the job states something that is planned otherwise."""
+        draft = self._draft
+        return draft is not None and any(draft.get(f"fit.{name}") is not None for name in PLANNED_KEYS)
+
+    def plan_again(self) -> None:
+        """Take the planned keys out of the job."""
+        if self._draft is not None:
+
+            def work(values: dict[str, Any]) -> None:
+                for name in PLANNED_KEYS:
+                    drop(values, f"fit.{name}")
+
+            self._draft.edit(self.tr("Let it be planned"), work)
 
     # --- Qt's events
 
@@ -130,6 +177,10 @@ class ForecastPanel(QWidget):
         if not self._fresh:
             self._ask_soon()
 
+    def _see_pictures(self) -> None:
+        """Pictures or captions changed, on another page: asked when this one is shown."""
+        self._fresh = self._fresh and self.isVisible()
+
     def _choose(self) -> None:
         self._fresh = False
         self.chooser.renew()
@@ -148,16 +199,6 @@ class ForecastPanel(QWidget):
 
             self._draft.edit(self.tr("Plan: {title}").format(title=title), work)
             self.said.emit(self.tr("The plan is in the job now; Undo takes it out again."))
-
-    def _plan_again(self) -> None:
-        """Take the planned keys out of the job."""
-        if self._draft is not None:
-
-            def work(values: dict[str, Any]) -> None:
-                for name in PLANNED_KEYS:
-                    drop(values, f"fit.{name}")
-
-            self._draft.edit(self.tr("Let it be planned"), work)
 
     # --- showing
 
@@ -187,8 +228,7 @@ class ForecastPanel(QWidget):
             answer = None if self.forecaster.stale else self.forecaster.answer
             self.checks.show_checks(preflight(draft, answer, self.forecaster.error))
         self.checks.setVisible(draft is not None and not (self.forecaster.waiting and not self.checks.checks))
-        self.again.setVisible(any(value_at(draft.values, f"fit.{name}") is not None for name in PLANNED_KEYS)
-                              if draft else False)  # fmt: skip
+        self.again.setVisible(self.has_planned_keys())
 
     def _headline(self, answer: Answer | None) -> str:
         if self._draft is None:
@@ -289,11 +329,12 @@ class ForecastPanel(QWidget):
         self.chooser.chosen.connect(lambda _: self._choose())
         self.timeline.pointed.connect(self._tell_spot)
         self.plans.taken.connect(self._take)
-        self.again.clicked.connect(self._plan_again)
+        self.again.clicked.connect(self.plan_again)
         self.checks.wanted.connect(self.wanted)
         ends = [
             self.forecaster.changed.connect(lambda _: self._renew()),
             self.forecaster.seen.connect(lambda _: self._see_cards()),
+            self.session.library.altered.connect(lambda _: self._see_pictures()),
         ]
         forecaster = self.forecaster
 
