@@ -26,18 +26,14 @@ _NOTES = "Soft gouache landscapes. Made with 60 pictures; captions name what is 
 
 
 def shown_presets(window: Window) -> PresetsPage:
-    """Go to the page, with a few presets of one's own and of others, and wait until one knows what they cost."""
+    """Go to the page, with a few presets of one's own and of others."""
     _keep_some()
     window.show_presets()
     page = window.pages.currentWidget()
     assert isinstance(page, PresetsPage)
     window.session.presets.look()
     wait(QApplication.instance(), lambda: len(page.list.cards.rows) > 4 and len(page.list.painter.pictures) > 1)
-    window.session.presets.outlooks.choose("8GB")
     page.choose(next(each.path for each in page.list.cards.rows if each.preset.name == "soft gouache"))
-    chosen = page.chosen
-    assert chosen is not None
-    wait(QApplication.instance(), lambda: page.list.cards.outlook(chosen) is not None, 120_000)
     return page
 
 
@@ -59,7 +55,11 @@ def _keep_some() -> None:
 
 @screen("presets")
 def presets(window: Window) -> QWidget:
-    shown_presets(window)
+    page = shown_presets(window)
+    chosen = page.chosen
+    assert chosen is not None
+    window.session.presets.outlooks.choose("8GB")
+    wait(QApplication.instance(), lambda: page.list.cards.outlook(chosen) is not None, 120_000)
     return window
 
 
@@ -76,9 +76,9 @@ def arriving(window: Window) -> QWidget:
     wait(QApplication.instance(), lambda: page.arriving is not None)
     dialog, outlooks = page.arriving, window.session.presets.outlooks
     assert dialog is not None
-    wait(
-        QApplication.instance(), lambda: outlooks.of(dialog.received.place, dialog.received.preset) is not None, 120_000
-    )
+    received = dialog.received
+    outlooks.choose("8GB")
+    wait(QApplication.instance(), lambda: outlooks.of(received.place, received.preset) is not None, 120_000)
     return dialog
 
 
