@@ -382,7 +382,7 @@ def test_the_axis_leaves_outliers_out():
     low, high = extent(values, clip=1.0)
     assert 0.0 < low < 0.02
     assert high < 1.0
-    assert extent(shown(steps, values, 10.0, 20.0)) == (0.009, 0.021)
+    assert extent(shown(steps, values, 10.5, 20.5)) == (0.010, 0.021)  # and a point beyond, for the line to go to
     assert extent(values[:0]) is None
     assert at(steps, values, 7.4) == (7.0, 0.007)
     assert at(steps, values, 7.6) == (8.0, 0.008)

@@ -1,0 +1,214 @@
+"""The Runs page: the list, the charts, several runs over each other, and an engine that is killed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from PySide6.QtCore import QItemSelectionModel, Qt, QTimer
+from pytestqt.qtbot import QtBot
+
+from app.qt.runs.page import RunsPage
+from app.qt.runs.run_list import WORDS
+from app.qt.window import Window
+from tests.support.jobs import photographs, write_job
+from tests.support.runs import step_event, write_events, write_run
+from tests.support.tiny import tiny_base
+from trainer.protocol.rundir import RunDirectory
+
+WAIT = 120_000
+SEEN_WITHIN = 2.0
+
+
+@pytest.fixture
+def page(window: Window) -> RunsPage:
+    window.show_runs()
+    shown = window.pages.currentWidget()
+    assert isinstance(shown, RunsPage)
+    return shown
+
+
+def listed(page: RunsPage) -> list[tuple[str, str]]:
+    return [(run.name, run.state) for run in page.list.runs.rows]
+
+
+def drawn(page: RunsPage, qtbot: QtBot) -> None:
+    """Wait until the chosen runs are read and drawn."""
+    qtbot.waitUntil(lambda: bool(page.progress.runs) and all(run.loaded for run in page.progress.runs), timeout=WAIT)
+    qtbot.waitUntil(lambda: page.progress.board is not None and page.progress.board.loss.isVisible(), timeout=WAIT)
+    qtbot.waitUntil(lambda: not page.progress._redraw.isActive(), timeout=WAIT)
+
+
+def test_no_runs_are_told_in_words(page, qtbot):
+    qtbot.waitUntil(lambda: page.lists.currentWidget() is page.empty, timeout=WAIT)
+    assert "no runs yet" in page.empty.text()
+
+
+def test_a_run_from_the_command_line_appears_and_is_drawn(page, qtbot, tmp_path):
+    write_run(tmp_path, "from the shell", 200)
+    qtbot.waitUntil(lambda: listed(page) == [("from the shell", "done")], timeout=WAIT)
+    drawn(page, qtbot)
+    board = page.progress.board
+    raw, smooth = (item.getOriginalDataset() for _, item in board.loss._items)
+    assert list(raw[0]) == list(range(1, 201))
+    assert list(raw[1]) == list(page.run.series.loss.values)
+    assert min(raw[1]) < min(smooth[1]) < max(smooth[1]) < max(raw[1])
+    assert board.loss.plot.accessibleDescription().startswith("smoothed: ")
+    assert {chart for chart in board._by_step if chart.isVisible()} == set(board._by_step)
+    assert not board.card.isVisible()  # nobody asks a card about a run that has ended
+
+
+def test_steps_that_come_are_drawn(page, qtbot, tmp_path):
+    directory = write_run(tmp_path, "going on", 200, done=50, state="running")
+    with directory.hold():
+        qtbot.waitUntil(lambda: listed(page) == [("going on", "running")], timeout=WAIT)
+        drawn(page, qtbot)
+        write_events(directory, [step_event(step, 200) for step in range(51, 61)])
+        line = page.progress.board.loss._items[0][1]
+        qtbot.waitUntil(lambda: line.getOriginalDataset()[0][-1] == 60, timeout=WAIT)
+        qtbot.waitUntil(lambda: page.list.runs.index(0).data(WORDS).endswith(" left"), timeout=WAIT)
+    qtbot.waitUntil(lambda: listed(page) == [("going on", "interrupted")], timeout=WAIT)
+
+
+def test_several_runs_are_laid_over_each_other_with_what_differs(page, qtbot, tmp_path):
+    write_run(tmp_path, "one", 120, rank=8)
+    write_run(tmp_path, "two", 80, rank=32, seed=2)
+    qtbot.waitUntil(lambda: len(listed(page)) == 2, timeout=WAIT)
+    page.list.selectAll()
+    drawn(page, qtbot)
+    lines = page.progress.board.loss._drawing.lines
+    assert [(line.run, line.look, len(line.steps)) for line in lines] == [("two", "smooth", 80), ("one", "smooth", 120)]
+    assert len({line.colour for line in lines}) == 2
+    table = page.progress.difference.table
+    qtbot.waitUntil(table.isVisible, timeout=WAIT)
+    texts = [[table.item(row, place).text() for place in range(3)] for row in range(table.rowCount())]
+    assert sorted(texts) == [["recipe.rank", "32", "8"], ["recipe.steps", "80", "120"]]
+    one = page.list.runs.index(1)
+    page.list.selectionModel().select(one, QItemSelectionModel.SelectionFlag.ClearAndSelect)
+    drawn(page, qtbot)
+    assert page.run.summary.name == "one"
+    assert not page.progress.difference.isVisible()
+
+
+def test_charts_are_moved_and_read_with_the_keyboard(page, qtbot, tmp_path):
+    write_run(tmp_path, "run", 400)
+    drawn(page, qtbot)
+    board = page.progress.board
+    chart = board.loss
+    full = chart.view.viewRange()[0]
+    chart.plot.setFocus()
+    qtbot.keyClick(chart.plot, Qt.Key.Key_Plus)
+    near = chart.view.viewRange()[0]
+    assert near[1] - near[0] < full[1] - full[0]
+    qtbot.waitUntil(lambda: board.rates.view.viewRange()[0] == near, timeout=WAIT)  # the others follow
+    qtbot.keyClick(chart.plot, Qt.Key.Key_Right)
+    step = round(chart._cursor)
+    assert f"{step:,}" in chart.readout.text()
+    assert chart.plot.accessibleDescription().startswith(chart.readout.text())
+    qtbot.keyClick(chart.plot, Qt.Key.Key_Home)
+    assert chart.view.viewRange()[0] == full
+    page.progress.set_logarithmic(True)
+    low, high = chart.view.viewRange()[1]
+    assert low < -0.5 < high  # powers of ten
+
+
+def test_a_folder_that_is_damaged_or_gone_is_told_on_its_entry_and_above_it(page, qtbot, tmp_path):
+    write_run(tmp_path, "well", 30)
+    broken, gone = write_run(tmp_path, "broken", 30), write_run(tmp_path, "gone", 30)
+    broken.run.write_text("{", encoding="utf-8")
+    qtbot.waitUntil(lambda: len(listed(page)) == 3, timeout=WAIT)
+    shutil.rmtree(gone.path)
+    qtbot.waitUntil(lambda: ("gone", "unknown") in listed(page), timeout=WAIT)
+    for directory, words in ((broken, "damaged"), (gone, "moved, renamed or deleted")):
+        page.list.choose(directory.path)
+        qtbot.waitUntil(lambda words=words: words in page.trouble.sentence.text(), timeout=WAIT)
+        place = page.list.runs.place_of(directory.path)
+        assert words in page.list.runs.data(place, Qt.ItemDataRole.AccessibleTextRole)
+    page.list.setFocus()
+    page.forget()
+    assert "gone" not in [name for name, _ in listed(page)]
+
+
+def test_another_page_can_ask_for_a_run(window, qtbot, tmp_path):
+    write_run(tmp_path, "latest", 20)
+    wanted = write_run(tmp_path, "wanted", 20)
+    write_run(tmp_path, "later", 20)
+    window.session.going.run.emit(wanted.path)
+    page = window.pages.currentWidget()
+    qtbot.waitUntil(lambda: page.run is not None and page.run.directory.path == wanted.path, timeout=WAIT)
+    assert page.list.paths == [wanted.path]
+
+
+def test_nothing_is_read_while_nobody_looks(page, window, qtbot, tmp_path):
+    write_run(tmp_path, "run", 20)
+    qtbot.waitUntil(lambda: len(listed(page)) == 1, timeout=WAIT)
+    window.show_pictures()
+    assert not page._reading.isActive()
+    assert not page._looking.isActive()
+    assert not page.progress._asking.isActive()
+
+
+def test_a_run_of_very_many_steps_is_opened_without_a_stall(page, qtbot, tmp_path):
+    write_run(tmp_path, "short", 20)
+    drawn(page, qtbot)  # with what draws
+    directory = write_run(tmp_path, "long", 20_000)  # the campaign of tests/bench/app_runs.py takes 100,000
+    gaps, last = [], [time.thread_time()]
+
+    def beat() -> None:
+        now = time.thread_time()  # of the window's own: other programs' work is none of its stalls
+        gaps.append(now - last[0])
+        last[0] = now
+
+    timer = QTimer()
+    timer.timeout.connect(beat)
+    timer.start(0)
+    page.open(directory.path)
+    qtbot.waitUntil(lambda: page.run.directory.path == directory.path, timeout=WAIT)
+    drawn(page, qtbot)
+    timer.stop()
+    assert len(page.run.series.loss) == 20_000
+    assert max(gaps) < 0.05
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
+    """A real engine that trains a tiny base for longer than the test waits; with its run's folder."""
+    base = tiny_base("sd15", tmp_path / "base", form="single")
+    job = write_job(tmp_path / "jobs ü", base, photographs(tmp_path / "pictures", count=4), name="to be killed")
+    rare = ("validation.every", "previews.every", "saving.every_steps", "saving.checkpoint_every")
+    settings = ["recipe.steps=50000", *(f"report.{rhythm}=50000" for rhythm in rare)]
+    words = [word for setting in settings for word in ("--set", setting)]
+    command = [sys.executable, "-m", "trainer", "train", str(job), *words]
+    with (
+        (tmp_path / "out.txt").open("wb") as out,
+        subprocess.Popen(command, stdout=out, stderr=out, env=dict(os.environ)) as engine,
+    ):
+        yield engine, tmp_path / "jobs ü" / "runs" / "to be killed"
+        engine.kill()
+
+
+def test_an_engine_that_is_killed_is_seen_in_two_seconds_with_its_last_words(engine, page, window, qtbot, tmp_path):
+    process, folder = engine
+    qtbot.waitUntil(lambda: (folder / "run.json").is_file() or process.poll() is not None, timeout=WAIT)
+    assert process.poll() is None, (tmp_path / "out.txt").read_text(encoding="utf-8")
+    qtbot.waitUntil(lambda: page.run is not None and len(page.run.series.loss) > 3, timeout=WAIT)
+    assert listed(page) == [("to be killed", "running")]
+    assert not page.trouble.isVisible()
+    with RunDirectory(folder).console.open("a", encoding="utf-8") as console:
+        console.write("the last that was said\n")
+    process.kill()
+    process.wait()
+    killed = time.monotonic()
+    qtbot.waitUntil(page.trouble.isVisible, timeout=WAIT)
+    assert time.monotonic() - killed < SEEN_WITHIN
+    assert "Resume" in page.trouble.sentence.text()
+    assert page.trouble.last_words.toPlainText().endswith("the last that was said")
+    qtbot.waitUntil(lambda: listed(page) == [("to be killed", "interrupted")], timeout=WAIT)
+    window.commands.refresh_now()
+    assert window.commands["runs.resume"].isEnabled()
