@@ -63,8 +63,8 @@ def queue() -> Iterator[Queue]:
 
 
 def until(is_so: Callable[[], bool], child: subprocess.Popen[str] | None = None) -> None:
-    """Wait for what other processes do; at most a minute and a half."""
-    deadline = time.monotonic() + 90
+    """Wait for what other processes do; at most three minutes."""
+    deadline = time.monotonic() + 180
     while not is_so():
         assert time.monotonic() < deadline
         assert child is None or child.poll() is None, "the worker ended"
