@@ -243,6 +243,7 @@ class TrainPage(Page):
             part.said.connect(self.said)
             part.told.connect(self.told)
             part.failed.connect(self.failed)
+        self.forecast.wanted.connect(self.sheet.show_setting)
         self._starting.changed.connect(self._show_start)
         stop = self.session.library.altered.connect(lambda _: self._count_soon())
         self.destroyed.connect(lambda _=None: stop())

@@ -98,6 +98,11 @@ class JobSheet(QScrollArea):
         self.search.setFocus()
         self.search.selectAll()
 
+    def show_setting(self, key: str) -> None:
+        """Show the setting with this key by searching for it."""
+        self.search.setText(key)
+        self.find_setting()
+
     def _type_name(self, text: str) -> None:
         if self._draft is not None:
             self._draft.set("name", text, typing=True)
