@@ -25,9 +25,11 @@ class Welcome(QDialog):
         self.setWindowTitle(self.tr("Welcome to Impasto"))
         self.resize(660, 560)
         self.machine, self.tools = MachinePanel(session.tasks), ToolsPanel(session.models)
+        self.first = QPushButton(self.tr("Take the tour"))
         self.finished.connect(lambda: self.machine.close_down())
         self.destroyed.connect(lambda _=None, machine=self.machine: machine.close_down())
         self._build()
+        self.first.setFocus()
 
     def _build(self) -> None:
         column = QVBoxLayout(self)
@@ -58,22 +60,20 @@ class Welcome(QDialog):
         return row
 
     def _buttons(self) -> QHBoxLayout:
-        tour = QPushButton(self.tr("Take the tour"))
-        tour.setToolTip(self.tr("Two minutes: a small LoRA is really trained, on any PC"))
-        tour.setDefault(True)
+        self.first.setToolTip(self.tr("A few minutes: a small LoRA is really trained, on any PC"))
+        self.first.setDefault(True)
         pictures = QPushButton(self.tr("Open pictures…"))
         close = QPushButton(self.tr("Close"))
         for button in (pictures, close):
             button.setAutoDefault(False)
-        for button, way in ((tour, self.tour), (pictures, self.pictures)):
+        for button, way in ((self.first, self.tour), (pictures, self.pictures)):
             button.clicked.connect(lambda _=False, way=way: (self.close(), way.emit()))
         close.clicked.connect(lambda: self.close())
-        tour.setFocus()
         row = QHBoxLayout()
         row.addWidget(close)
         row.addStretch()
         row.addWidget(pictures)
-        row.addWidget(tour)
+        row.addWidget(self.first)
         return row
 
 
