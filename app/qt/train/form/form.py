@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 from PySide6.QtCore import QTimer
@@ -14,10 +14,12 @@ from app.qt.train.form.row import SettingRow
 
 _ESSENTIAL = ("name", "base.model")
 """What the page asks for above the form."""
+_AT_ONCE = 8
+"""Rows made in one go, some 15 ms."""
 
 
 class SettingsForm(QWidget):
-    """A group for each table of the job; groups are made one after the other while the window goes on."""
+    """A group for each table of the job; rows are made some at a time while the window goes on."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -26,7 +28,7 @@ class SettingsForm(QWidget):
         self.nothing = QLabel()
         self._groups: list[_Group] = []
         self._draft: Draft | None = None
-        self._waiting = _grouped()
+        self._waiting = _portions()
         self._words: list[str] = []
         self._column = QVBoxLayout(self)
         self._column.setContentsMargins(0, 0, 0, 0)
@@ -51,28 +53,28 @@ class SettingsForm(QWidget):
         self._sift()
 
     def begin(self) -> None:
-        """Make what is not made yet, a group at a time."""
-        group = next(self._waiting, None)
-        if group is not None:
-            self._add(*group)
+        """Make what is not made yet, some rows at a time."""
+        portion = next(self._waiting, None)
+        if portion is not None:
+            self._add(*portion)
             QTimer.singleShot(0, self, self.begin)
 
     def finish(self) -> None:
         """Make the rest now."""
-        for group in self._waiting:
-            self._add(*group)
+        for portion in self._waiting:
+            self._add(*portion)
 
-    def _add(self, table: str, members: list[Setting]) -> None:
-        group = _Group(table, members)
-        for row in group.rows:
+    def _add(self, table: str, members: Sequence[Setting]) -> None:
+        if not self._groups or self._groups[-1].table != table:
+            self._groups.append(_Group(table))
+            self._column.addWidget(self._groups[-1])
+        for row in self._groups[-1].add(members):
             self.rows[row.key, row.setting.kind] = row
             row.edited.connect(self._change)
             row.left.connect(self._seal)
             row.reverted.connect(self._revert)
             if self._draft is not None:
                 row.show_draft(self._draft)
-        self._groups.append(group)
-        self._column.addWidget(group)
         self._sift()
 
     def _change(self, key: str, value: object, typing: bool) -> None:
@@ -100,21 +102,29 @@ class SettingsForm(QWidget):
 class _Group(QWidget):
     """The settings of one table below its name."""
 
-    def __init__(self, table: str, members: list[Setting]) -> None:
+    def __init__(self, table: str) -> None:
         super().__init__()
-        self.rows = [SettingRow(member) for member in members]
+        self.table = table
+        self.rows: list[SettingRow] = []
         heading, words = QLabel(_title(table)), QLabel(tables().get(table, ""))
         heading.setProperty("role", "heading")
         words.setProperty("role", "muted")
         words.setWordWrap(True)
-        column = QVBoxLayout(self)
-        column.setContentsMargins(0, 18, 0, 0)
-        column.setSpacing(0)
-        column.addWidget(heading)
-        column.addWidget(words)
-        column.addSpacing(4)
-        for row in self.rows:
-            column.addWidget(row)
+        self._column = QVBoxLayout(self)
+        self._column.setContentsMargins(0, 18, 0, 0)
+        self._column.setSpacing(0)
+        self._column.addWidget(heading)
+        self._column.addWidget(words)
+        self._column.addSpacing(4)
+
+    def add(self, members: Sequence[Setting]) -> list[SettingRow]:
+        """Put rows for these below the others; return them."""
+        rows = [SettingRow(member) for member in members]
+        for row in rows:
+            row.hide()  # until it is sifted
+            self._column.addWidget(row)
+        self.rows += rows
+        return rows
 
     def sift(self, wanted: list[str], kind: str) -> bool:
         """Show the rows that answer; return whether there are any."""
@@ -125,13 +135,15 @@ class _Group(QWidget):
         return any(fitting)
 
 
-def _grouped() -> Iterator[tuple[str, list[Setting]]]:
-    """Every table with its settings; what is said above the form in most jobs comes last."""
+def _portions() -> Iterator[tuple[str, list[Setting]]]:
+    """Every table with some of its settings at a time; what is said above the form in most jobs comes last."""
     shown = [each for each in settings() if each.key not in _ESSENTIAL and "*" not in each.key]
     last = ("dataset", "base")
     shown.sort(key=lambda each: (each.table in last, list(tables()).index(each.table)))
     for table, members in groupby(shown, key=lambda each: each.table):
-        yield table, list(members)
+        waiting = list(members)
+        for start in range(0, len(waiting), _AT_ONCE):
+            yield table, waiting[start : start + _AT_ONCE]
 
 
 def _title(table: str) -> str:
