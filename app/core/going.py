@@ -17,7 +17,7 @@ class Going:
         self.job: Event[Path] = Event()
         """A job file, on the Train page."""
         self.recipe: Event[str] = Event()
-        """A preset by name, or by its .toml file where several have the name: a new job from it, on the Train page."""
+        """A preset as "sdxl/style": a new job from it, on the Train page."""
         self.lora: Event[Path] = Event()
         """A LoRA file, in the viewer."""
         self.preset: Event[Path] = Event()

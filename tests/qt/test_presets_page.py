@@ -11,6 +11,7 @@ from PySide6.QtWidgets import QFileDialog, QLabel, QLineEdit, QPushButton
 from app.qt.presets.edit import EditDialog
 from app.qt.presets.page import PresetsPage
 from app.qt.presets.versions import VersionsDialog
+from app.qt.train.page import TrainPage
 from tests.qt.test_window import drop
 from tests.unit.test_presets_hostile import FILES, GOOD, TINY
 from trainer import gpu
@@ -249,17 +250,16 @@ def test_one_finds_what_one_looks_for(page, qtbot):
     assert page.details.table.lines.rows
 
 
-def test_use_tells_the_preset_by_name_or_where_that_is_not_enough_by_file(page, session, qtbot):
-    heard = []
-    session.going.recipe.connect(heard.append)
-    path = keep(page, qtbot, preset())
+def test_use_sets_up_a_new_job_with_the_recipe(window, page, session, qtbot):
+    """With that of the family that was chosen: the name alone would not tell."""
+    keep(page, qtbot, preset())
+    keep(page, qtbot, preset(base={"family": "sd15"}, recipe={"rank": 9}))
     page.commands.refresh_now()
     page.details.findChild(QPushButton).click()
-    twin = keep(page, qtbot, preset(base={"family": "sd15"}))
-    page.use()
-    assert heard == ["gouache", str(twin)]
-    assert shelf.find_preset(heard[1]).preset.base.family == "sd15"
-    assert path != twin
+    train = window.pages.currentWidget()
+    assert isinstance(train, TrainPage)
+    wait(qtbot, lambda: train.draft is not None and train.draft.get("recipe.rank") == 9)
+    assert train.draft.get("preset") == "sd15/gouache"
 
 
 def test_edited_it_keeps_what_it_was_and_goes_back(page, qtbot):

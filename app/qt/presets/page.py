@@ -37,7 +37,7 @@ from app.qt.presets.versions import VersionsDialog
 from app.qt.theme import set_icon
 from trainer.config.presets.carrying import preset_text
 from trainer.config.presets.preset import Preset
-from trainer.config.presets.shelf import Shelved, presets_folder, same_name
+from trainer.config.presets.shelf import Shelved, presets_folder
 from trainer.errors import ImpastoError, JobError
 from trainer.files.architecture import NAMES
 
@@ -108,7 +108,8 @@ class PresetsPage(Page):
     def use(self) -> None:
         """Make a new job with the chosen recipe."""
         if self.chosen is not None and self.can_use():
-            self.session.going.recipe.emit(self._name_of(self.chosen))
+            preset = self.chosen.preset
+            self.session.going.recipe.emit(f"{preset.base.family}/{preset.name}")
 
     def search(self) -> None:
         """Put the cursor into the search field."""
@@ -391,12 +392,6 @@ class PresetsPage(Page):
             self.failed.emit(JobError("preset.trash", sentence, self.tr("Look for it in the trash.")))
         self._wanted = thrown.moved[0][0]
         self.session.presets.look()
-
-    def _name_of(self, shelved: Shelved) -> str:
-        """Return how the chosen one is told from others: its name, or its file where another has the name too."""
-        shelf = self.session.presets.shelf
-        named = [each for each in shelf.presets if same_name(each.preset.name, shelved.preset.name)] if shelf else []
-        return shelved.preset.name if len(named) == 1 else str(shelved.path)
 
     def _if_here(self, have: Callable[..., None]) -> Callable[..., None]:
         """Let an answer go that comes after the window."""
