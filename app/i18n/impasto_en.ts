@@ -268,10 +268,10 @@
 <context>
     <name>QueuePanel</name>
     <message numerus="yes">
-        <source>%n job(s) were left over when the queue ended last.</source>
+        <source>%n job(s) of the queue were cut off.</source>
         <translation>
-            <numerusform>%n job were left over when the queue ended last.</numerusform>
-            <numerusform>%n jobs were left over when the queue ended last.</numerusform>
+            <numerusform>%n job of the queue were cut off.</numerusform>
+            <numerusform>%n jobs of the queue were cut off.</numerusform>
         </translation>
     </message>
 </context>

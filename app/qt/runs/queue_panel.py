@@ -247,7 +247,7 @@ class QueuePanel(QWidget):
             words = self.tr("The queue is held. {reason}").format(reason=reading.reason).strip()
             self.bar.tell(words, "warning", go_on)
         elif now.left:
-            words = self.tr("%n job(s) were left over when the queue ended last.", "", now.left)
+            words = self.tr("%n job(s) of the queue were cut off.", "", now.left)
             self.bar.tell(words, "warning", go_on)
         else:
             self.bar.hide()
