@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import shutil
 import tempfile
+from functools import cache
 from pathlib import Path
 
 from PySide6.QtWidgets import QApplication, QWidget
@@ -19,19 +21,24 @@ from app.qt.window import Window
 from tests.support.finished import DEMO, write_finished_run
 from tests.support.screens import screen, wait
 
-_PLACE = Path(tempfile.gettempdir()) / "impasto-screens-after"
+
+@cache
+def place() -> Path:
+    """Make a finished run whose dataset was edited since; one for each process, gone with it."""
+    made = Path(tempfile.mkdtemp(prefix="impasto-after-"))
+    atexit.register(shutil.rmtree, made, ignore_errors=True)
+    shutil.copytree(DEMO / "pictures", made / "pictures")
+    write_finished_run(made / "runs", made / "pictures")
+    (made / "pictures" / "neon-01.txt").write_text("edited", encoding="utf-8")
+    return made
 
 
 def finished(window: Window) -> AfterPanel:
     """Show a finished run, with a picture tried out."""
-    if not _PLACE.exists():
-        shutil.copytree(DEMO / "pictures", _PLACE / "pictures")
-        write_finished_run(_PLACE / "runs", _PLACE / "pictures")
-        (_PLACE / "pictures" / "neon-01.txt").write_text("edited", encoding="utf-8")
     window.show_runs()
     page = window.pages.currentWidget()
     assert isinstance(page, RunsPage)
-    page.open(_PLACE / "runs" / "neon")
+    page.open(place() / "runs" / "neon")
     page.tabs.setCurrentWidget(page.after)
     panel: AfterPanel = page.after
     found = panel.strip.candidates
@@ -79,7 +86,7 @@ def after_card(window: Window) -> QWidget:
 def after_grid(window: Window) -> QWidget:
     panel = finished(window)
     job, found = panel._run.job, panel.strip.candidates.all  # type: ignore[union-attr]
-    dialog = GridDialog(window.session, job, found, panel.trying.prompt_settings(), _PLACE, window)  # type: ignore[arg-type]
+    dialog = GridDialog(window.session, job, found, panel.trying.prompt_settings(), place(), window)  # type: ignore[arg-type]
     dialog.prompts.setPlainText("neontube, a blue house on a white background\na red star")
     strengths, prompts = [0.6, 0.8, 1.0], dialog.chosen_prompts()
     dialog._lay_table(dialog.chosen(), strengths, prompts)

@@ -58,7 +58,7 @@ def picture(tmp_path: Path) -> Path:
     path, told = tmp_path / "preview.png", PngInfo()
     told.add_itxt("parameters", "a secret prompt")
     noise = np.random.default_rng(2).integers(0, 255, (600, 400, 3), np.uint8)
-    Image.fromarray(noise).save(path, pnginfo=told)
+    Image.fromarray(noise).save(path, pnginfo=told, icc_profile=b"of somebody's screen")
     return path
 
 
