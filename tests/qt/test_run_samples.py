@@ -17,7 +17,8 @@ from app.core.runs.samples import Spot
 from app.core.session import Session
 from app.qt.actions.commands import Commands
 from app.qt.runs.samples.matrix import SampleMatrix
-from tests.support.told_runs import PROMPTS, Teller, held, new_run
+from app.qt.theme import colours
+from tests.support.told_runs import PROMPTS, Teller, held, new_run, sample
 from trainer.protocol import events
 
 STEPS = (0, 100, 200, 300, 400, 500, 600)
@@ -246,6 +247,26 @@ def test_a_damaged_picture_says_so_and_a_row_has_its_prompt_as_it_stands(matrix,
     problem = session.thumbnails.get(matrix.grid.picture(spot), 256).problem
     assert problem and problem in matrix.grid.describe(spot)
     assert matrix.grid.prompt_title(2) == PROMPTS[2], "what looks like HTML is none"
+
+
+def test_a_picture_of_another_form_stays_within_its_cell(matrix, qtbot, run, engine):
+    engine.tell(sample(engine.run, 700, 0, size=(320, 320)))
+    arrive(qtbot, run)
+    spot = Spot(700, 0)
+    place = matrix.grid.rectangle(spot)
+    qtbot.waitUntil(lambda: _at(matrix, place.center()) == _middle(spot), timeout=20_000)
+    ground = QColor(colours().base).getRgb()[:3]
+    assert _at(matrix, QPoint(place.right() + 3, place.center().y())) == ground
+    assert _at(matrix, QPoint(place.center().x(), place.top() + 8)) == ground, "it is less high than the cell"
+
+
+def _at(matrix: SampleMatrix, place: QPoint) -> tuple[int, ...]:
+    return matrix.grid.viewport().grab().toImage().pixelColor(place).getRgb()[:3]
+
+
+def _middle(spot: Spot) -> tuple[int, int, int]:
+    shade = min(255, spot.step // 4)
+    return 255 - shade, 200, shade
 
 
 def test_what_there_is_to_say_while_there_are_no_samples(qtbot, session, tmp_path):

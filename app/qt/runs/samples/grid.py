@@ -266,13 +266,20 @@ class SampleGrid(QAbstractScrollArea):
                 panel(painter, room.toRectF(), colours().window, colours().line)
             else:
                 inner = room.adjusted(_INSET, _INSET, -_INSET, -_INSET)
-                side = max(inner.width(), inner.height())
-                image = self._images.pixmap(picture, self._edge(), side, self.devicePixelRatioF())
+                image = self._images.pixmap(picture, self._edge(), self._side(picture, inner), self.devicePixelRatioF())
                 self._cells.picture(painter, inner, picture, image)
             if spot == self.pinned:
                 self._paint_pin(painter, room)
             if spot == self.current:
                 ring(painter, room) if self.hasFocus() else self._paint_frame(painter, room)
+
+    def _side(self, picture: Picture, room: QRect) -> int:
+        """Return the side of the square that a picture is to fit, so that it fits its room of another form too."""
+        known = self._session.thumbnails.get(picture, self._edge())
+        if known is None or not known.width:
+            return min(room.width(), room.height())
+        scale = min(room.width() / known.width, room.height() / known.height)
+        return round(max(known.width, known.height) * scale)
 
     def _paint_frame(self, painter: QPainter, room: QRect) -> None:
         """Show which is the current one while the keyboard is elsewhere."""
