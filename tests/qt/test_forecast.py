@@ -52,6 +52,9 @@ def test_a_job_is_forecast_and_a_plan_goes_into_it_and_out_again(qtbot, session,
     assert sum(piece.bytes for piece in panel.memory.pieces) == pytest.approx(
         taken + answer.card.total - answer.card.free, rel=0.01
     )
+    # Base and pictures of this job are not there: both would end a training.
+    wrong = [check.sentence for check in panel.checks.checks if check.severity == "error"]
+    assert [("nowhere" in sentence, "pictures" in sentence) for sentence in wrong] == [(True, False), (False, True)]
     assert any("not here to be read" in check.sentence for check in panel.checks.checks)
     # Another plan goes into the job file by one click, and the old answer is marked until the new one is there.
     button = panel.plans.buttons["Smaller"]

@@ -101,6 +101,7 @@ def as_json(question: Question, planned: Planned) -> dict[str, Any]:
         "ladder": [rung.model_dump(mode="json", exclude_none=True) for rung in planned.ladder],
         "complete": planned.complete,
         "remarks": list(question.remarks),
+        "obstacles": [{"sentence": error.sentence, "remedy": error.remedy} for error in question.obstacles],
         "findings": [
             {"severity": found.severity, "sentence": found.sentence, "remedy": found.remedy}
             for found in question.findings

@@ -47,6 +47,8 @@ class Question:
     occasions: Occasions
     remarks: tuple[str, ...] = ()
     """What was assumed, in sentences."""
+    obstacles: tuple[ImpastoError, ...] = ()
+    """What would end a training of the job as it is, though a plan can be made."""
     findings: tuple[Finding, ...] = ()
     """What is wrong or doubtful with the pictures, where they were read."""
 
@@ -90,15 +92,16 @@ def question_of_job(
     job = job.changed(fit=job.fit.changed(device=None))
     situation = situation_of(card, deterministic=bool(job.fit.deterministic))
     remarks: list[str] = []
-    source = _source_of(job.base, remarks)
+    obstacles: list[ImpastoError] = []
+    source = _source_of(job.base, remarks, obstacles)
     resolved = _resolved(job, source, situation, PICTURES_AHEAD)
-    pictures, findings = _pictures_of(resolved, remarks, progress)
+    pictures, findings = _pictures_of(resolved, remarks, obstacles, progress)
     if pictures:
         resolved = _resolved(job, source, situation, samples_per_epoch(pictures))
         subject, occasions = subject_of_job(resolved, source, pictures), occasions_of(resolved, pictures)
     else:
         subject, occasions = _ahead(resolved, source)
-    return Question(job.name, subject, job.fit, situation, occasions, tuple(remarks), findings)
+    return Question(job.name, subject, job.fit, situation, occasions, tuple(remarks), tuple(obstacles), findings)
 
 
 def question_ahead(family: Family, recipe: RecipeConfig | None, card: str | None, name: str = "") -> Question:
@@ -137,7 +140,7 @@ def _ahead(job: Job, source: _Source) -> tuple[Subject, Occasions]:
     return subject, replace(occasions_of(job, ()), pictures=PICTURES_AHEAD, texts=PICTURES_AHEAD, measured=8)
 
 
-def _source_of(base: BaseConfig, remarks: list[str]) -> _Source:
+def _source_of(base: BaseConfig, remarks: list[str], obstacles: list[ImpastoError]) -> _Source:
     """The base if it lies here, else the published architecture of its family."""
     path = Path(base.model)
     try:
@@ -149,6 +152,8 @@ def _source_of(base: BaseConfig, remarks: list[str]) -> _Source:
                 f"The base cannot be read ({error.sentence.rstrip('.')}), and the job does not say what it is.",
                 'State base.family = "sd15" or "sdxl" in the job, or add --set base.family=sdxl.',
             ) from error
+        if path.is_absolute():  # else it is a Hub id, which a training gets
+            obstacles.append(error)
         remarks.append(f"The base is not here to be read; {NAMES[base.family]} as it was published is assumed.")
         return _assumed(base.family, base)
     configs = identity.configs
@@ -181,12 +186,13 @@ def _assumed(family: Family, base: BaseConfig | None = None) -> _Source:
 
 
 def _pictures_of(
-    job: Job, remarks: list[str], progress: Progress | None
+    job: Job, remarks: list[str], obstacles: list[ImpastoError], progress: Progress | None
 ) -> tuple[Sequence[Picture], tuple[Finding, ...]]:
     """The dataset's pictures and what was found; no pictures where it cannot be read, which is said."""
     try:
         dataset = read_dataset(job.dataset, job.recipe, progress)
     except ImpastoError as error:
+        obstacles.append(error)
         remarks.append(f"{error.sentence} {PICTURES_AHEAD} square pictures are assumed.")
         return (), ()
     if not any(picture.kind == "train" for picture in dataset.pictures):

@@ -24,6 +24,14 @@ class Use:
 
 
 @dataclass(frozen=True, slots=True)
+class Obstacle:
+    """What would end a training of the job as it is."""
+
+    sentence: str
+    remedy: str
+
+
+@dataclass(frozen=True, slots=True)
 class DatasetFinding:
     """Something wrong or doubtful with the job's pictures."""
 
@@ -90,6 +98,7 @@ class Answer:
     """False where a better fit may exist."""
     remarks: tuple[str, ...]
     """What was assumed, in sentences."""
+    obstacles: tuple[Obstacle, ...]
     findings: tuple[DatasetFinding, ...]
     """What is wrong or doubtful with the pictures, the worst first."""
     whole: bool
@@ -124,6 +133,7 @@ def answer_from(found: Mapping[str, Any], *, whole: bool) -> Answer:
             ladder=tuple(found["ladder"]),
             complete=found["complete"],
             remarks=tuple(found["remarks"]),
+            obstacles=tuple(Obstacle(**obstacle) for obstacle in found["obstacles"]),
             findings=tuple(DatasetFinding(**finding) for finding in found["findings"]),
             whole=whole,
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -37,11 +37,6 @@ def preflight(draft: Draft, answer: Answer | None, error: ImpastoError | None) -
     return tuple(sorted(dict.fromkeys(found), key=lambda check: _ORDER[check.severity]))
 
 
-def blocked(checks: Sequence[Check]) -> bool:
-    """Tell whether something has to be set right before the job can start."""
-    return any(check.severity == "error" for check in checks)
-
-
 def _of_draft(draft: Draft) -> Iterator[Check]:
     for key, reason in draft.problems:
         yield Check("error", _sentence(reason), _SET_RIGHT, key)
@@ -54,8 +49,10 @@ def _of_error(error: ImpastoError) -> Check:
 
 
 def _of_answer(answer: Answer) -> Iterator[Check]:
+    for obstacle in answer.obstacles:
+        yield Check("error", obstacle.sentence, obstacle.remedy)
     for remark in answer.remarks:
-        yield Check("warning", remark)
+        yield Check("info", remark)
     for finding in answer.findings:
         yield Check(finding.severity, finding.sentence, finding.remedy)
 

@@ -64,7 +64,9 @@ class MemoryBar(QWidget):
         super().__init__(parent)
         self.pieces: list[Piece] = []
         self._total = self._limit = 0
-        self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
+        policy = QSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
+        policy.setHeightForWidth(True)
+        self.setSizePolicy(policy)
         self.setAccessibleName(self.tr("Memory of the card at the peak"))
 
     def show_plan(self, answer: Answer, plan: Plan) -> None:
