@@ -2,6 +2,16 @@
 <!DOCTYPE TS>
 <TS version="2.1" language="en_US">
 <context>
+    <name>About</name>
+    <message numerus="yes">
+        <source>%n example prompt(s)</source>
+        <translation>
+            <numerusform>%n example prompt</numerusform>
+            <numerusform>%n example prompts</numerusform>
+        </translation>
+    </message>
+</context>
+<context>
     <name>Arriving</name>
     <message numerus="yes">
         <source>Copied %n picture(s) into {folder}.</source>

@@ -114,4 +114,4 @@ def test_blocks_that_cannot_be_counted_are_worded():
     ]
     assert [row.bar for row in rows] == [1.0, 0.5, None, None]
     assert rows[3].texts[0] == "–"
-    assert "2 layer" in rows[3].tip
+    assert rows[3].tip == "Layers of it that could not be counted in: 2."

@@ -26,9 +26,13 @@ _SIDES = {
 
 def facts(found: LoraFile) -> str:
     """Return what it is on one line: kind, family, rank, size."""
-    family = NAMES[found.family] if found.family else _tr("for an unknown base")
+    family = NAMES[found.family] if found.family else QCoreApplication.translate("Lora", "for an unknown base")
     size = QLocale().formattedDataSize(found.bytes, 1, QLocale.DataSizeFormat.DataSizeTraditionalFormat)
-    rank = _tr("rank {rank}").format(rank=span(found.ranks)) if found.ranks else _tr("no rank")
+    rank = (
+        QCoreApplication.translate("Lora", "rank {rank}").format(rank=span(found.ranks))
+        if found.ranks
+        else QCoreApplication.translate("Lora", "no rank")
+    )
     return f"{found.kind} · {family} · {rank} · {size}"
 
 
@@ -42,33 +46,34 @@ def rows_of(blocks: Sequence[Block]) -> list[Row]:
 def span(numbers: Sequence[float]) -> str:
     """Return numbers in ascending order as people say them: "16", or "8 to 32"."""
     ends = [f"{number:g}" for number in (numbers[0], numbers[-1])]
-    return ends[0] if ends[0] == ends[1] else _tr("{low} to {high}").format(low=ends[0], high=ends[1])
+    return (
+        ends[0]
+        if ends[0] == ends[1]
+        else QCoreApplication.translate("Lora", "{low} to {high}").format(low=ends[0], high=ends[1])
+    )
 
 
 def _row(block: Block, most: float) -> Row:
     side = next(words for start, words in _SIDES.items() if block.name.startswith(start))
     texts = (
         "–" if block.name == OTHER else block.name,
-        _tr(side),
+        QCoreApplication.translate("Lora", side),
         str(block.layers),
         span(block.ranks) if block.ranks else "–",
-        span(block.alphas) if block.alphas else _tr("as rank"),
+        span(block.alphas) if block.alphas else QCoreApplication.translate("Lora", "as rank"),
         _strength(block.strength),
     )
     tip = ""
     if block.unknown:
-        tip = QCoreApplication.translate("Lora", "%n layer(s) of it could not be counted in.", "", block.unknown)
+        words = QCoreApplication.translate("Lora", "Layers of it that could not be counted in: {count}.")
+        tip = words.format(count=block.unknown)
     finite = block.strength is not None and math.isfinite(block.strength)
     return Row(texts, (block.strength or 0.0) / most if finite and most else 0.0 if finite else None, tip)
 
 
 def _strength(strength: float | None) -> str:
     if strength is None:
-        return _tr("not known")
+        return QCoreApplication.translate("Lora", "not known")
     if not math.isfinite(strength):
-        return _tr("broken: holds what is no number")
+        return QCoreApplication.translate("Lora", "broken: holds what is no number")
     return f"{strength:.3g}"
-
-
-def _tr(text: str) -> str:
-    return QCoreApplication.translate("Lora", text)

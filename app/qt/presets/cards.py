@@ -22,7 +22,7 @@ from PySide6.QtWidgets import QListView, QStyle, QStyledItemDelegate, QStyleOpti
 from app.core.pixels import Pixels
 from app.core.presets.outlooks import Outlook
 from app.qt.parts import pixmap_of
-from app.qt.presets.words import ORIGINS, by, in_short, tr
+from app.qt.presets.words import by, in_short, origin_words
 from app.qt.theme import colours, icon
 from trainer.config.presets.shelf import Shelved
 from trainer.files.architecture import NAMES
@@ -76,9 +76,9 @@ class CardModel(QAbstractListModel):
     def lines(self, each: Shelved) -> tuple[str, str, str, str]:
         """Return what a card says: name with family, who made it, what it is for, what it costs."""
         preset = each.preset
-        what = preset.notes.partition("\n")[0] or tr("It says nothing of what it is for.")
-        cost = in_short(self.outlook(each)) if preset.recipe is not None else tr("A fit: how to save memory")
-        origin = by(preset) if each.origin != "built-in" else tr(ORIGINS["built-in"])
+        what = preset.notes.partition("\n")[0] or self.tr("It says nothing of what it is for.")
+        cost = in_short(self.outlook(each)) if preset.recipe is not None else self.tr("A fit: how to save memory")
+        origin = by(preset) if each.origin != "built-in" else origin_words("built-in")
         return f"{preset.name}, {NAMES[preset.base.family]}", origin, what, cost
 
 
@@ -182,7 +182,7 @@ class CardView(QListView):
         self.painter = CardDelegate(self.cards, self)
         self.setModel(self.cards)
         self.setItemDelegate(self.painter)
-        self.setAccessibleName(tr("Presets"))
+        self.setAccessibleName(self.tr("Presets"))
         self.setMouseTracking(True)
         self.setVerticalScrollMode(QListView.ScrollMode.ScrollPerPixel)
         self.verticalScrollBar().valueChanged.connect(lambda _: self.looked.emit())

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from PySide6.QtCore import Qt
+from PySide6.QtCore import QCoreApplication, Qt
 from PySide6.QtGui import QPixmap
 from PySide6.QtWidgets import QHBoxLayout, QLabel, QVBoxLayout, QWidget
 
 from app.core.presets.outlooks import Outlooks
 from app.qt.parts import plain_label, say
 from app.qt.presets.outlook_line import OutlookLine
-from app.qt.presets.words import ORIGINS, by, doc_of, tr
+from app.qt.presets.words import by, doc_of, origin_words
 from app.qt.tables import Row, Table
 from trainer.config.identity import flat
 from trainer.config.presets.applying import changed_keys
@@ -30,7 +30,7 @@ class About(QWidget):
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.picture = QLabel()
-        self.picture.setAccessibleName(tr("Picture"))
+        self.picture.setAccessibleName(self.tr("Picture"))
         self.name, self.maker, self.notes, self.more = (plain_label(role) for role in ("title", "muted", "", "muted"))
         told, row = QVBoxLayout(), QHBoxLayout(self)
         told.setSpacing(6)
@@ -49,10 +49,12 @@ class About(QWidget):
         say(self.maker, " · ".join(part for part in parts if part))
         say(self.notes, preset.notes)
         words = [
-            tr("Trigger words: {words}").format(words=", ".join(preset.trigger_words)) if preset.trigger_words else "",
-            tr("Made for {base}").format(base=preset.base.name) if preset.base.name else "",
-            tr("Made for a card with {size:g} GB").format(size=preset.card.gigabytes) if preset.card else "",
-            tr("%n example prompt(s)", len(preset.examples)) if preset.examples else "",
+            self.tr("Trigger words: {words}").format(words=", ".join(preset.trigger_words))
+            if preset.trigger_words
+            else "",
+            self.tr("Made for {base}").format(base=preset.base.name) if preset.base.name else "",
+            self.tr("Made for a card with {size:g} GB").format(size=preset.card.gigabytes) if preset.card else "",
+            self.tr("%n example prompt(s)", "", len(preset.examples)) if preset.examples else "",
         ]
         say(self.more, "\n".join(word for word in words if word))
         self.picture.setVisible(picture is not None)
@@ -67,7 +69,9 @@ class Details(QWidget):
         super().__init__(parent)
         self.about = About()
         self.outlook = OutlookLine(outlooks)
-        self.table = Table((tr("Setting"), tr("As usual"), tr("With this preset")), tr("What it sets"))
+        self.table = Table(
+            (self.tr("Setting"), self.tr("As usual"), self.tr("With this preset")), self.tr("What it sets")
+        )
         self.heading = QLabel()
         self.heading.setProperty("role", "heading")
         self.buttons = QHBoxLayout()
@@ -83,9 +87,12 @@ class Details(QWidget):
     def show_preset(self, shelved: Shelved, picture: QPixmap | None) -> None:
         """Show this one."""
         preset = shelved.preset
-        self.about.show_preset(preset, tr(ORIGINS[shelved.origin]), picture)
+        self.about.show_preset(preset, origin_words(shelved.origin), picture)
         self.outlook.show_preset(shelved.path, preset)
-        say(self.heading, tr("What it sets otherwise than a new job") if preset.recipe else tr("How it saves memory"))
+        say(
+            self.heading,
+            self.tr("What it sets otherwise than a new job") if preset.recipe else self.tr("How it saves memory"),
+        )
         self.table.show_rows(rows_of(changed_keys(None, preset) if preset.recipe else _fit_keys(preset)))
 
 
@@ -97,4 +104,5 @@ def rows_of(changes: Sequence[tuple[str, str, str]]) -> list[Row]:
 def _fit_keys(preset: Preset) -> list[tuple[str, str, str]]:
     assert preset.fit is not None
     stated = preset.fit.model_dump(mode="json", exclude_unset=True, exclude_none=True)
-    return [(key, tr("planned"), toml_value(value)) for key, value in flat(stated, "")]
+    planned = QCoreApplication.translate("Presets", "planned")
+    return [(key, planned, toml_value(value)) for key, value in flat(stated, "")]

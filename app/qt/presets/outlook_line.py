@@ -9,7 +9,7 @@ from PySide6.QtWidgets import QComboBox, QHBoxLayout, QLabel, QVBoxLayout, QWidg
 
 from app.core.presets.outlooks import HERE, Outlooks
 from app.qt.parts import plain_label, say
-from app.qt.presets.words import SIZES, in_full, tr
+from app.qt.presets.words import SIZES, in_full
 from trainer.config.presets.preset import Preset
 
 
@@ -21,14 +21,14 @@ class OutlookLine(QWidget):
         self._outlooks = outlooks
         self._shown: tuple[Path, Preset] | None = None
         self.cards, self.words = QComboBox(), plain_label()
-        self.cards.addItem(tr("This PC"), HERE)
+        self.cards.addItem(self.tr("This PC"), HERE)
         for size in SIZES:
-            self.cards.addItem(tr("A card with {size} GB").format(size=size), f"{size}GB")
+            self.cards.addItem(self.tr("A card with {size} GB").format(size=size), f"{size}GB")
         self.cards.setCurrentIndex(max(self.cards.findData(outlooks.card), 0))
-        self.cards.setAccessibleName(tr("Graphics card"))
+        self.cards.setAccessibleName(self.tr("Graphics card"))
         self.cards.activated.connect(lambda _: outlooks.choose(self.cards.currentData()))
         head = QHBoxLayout()
-        title = QLabel(tr("What it costs on"))
+        title = QLabel(self.tr("What it costs on"))
         title.setProperty("role", "heading")
         head.addWidget(title)
         head.addWidget(self.cards)

@@ -23,49 +23,65 @@ SIZES = (6, 8, 10, 12, 16, 24, 32)
 """GB of the cards that one may plan for instead of the own one."""
 
 
-def tr(text: str, count: int = -1) -> str:
-    """Return a text of the context "Presets" in the language of now."""
-    return QCoreApplication.translate("Presets", text, None, count)
+def origin_words(origin: Origin) -> str:
+    """Return where a preset comes from."""
+    return QCoreApplication.translate("Presets", ORIGINS[origin])
 
 
 def by(preset: Preset) -> str:
     """Return who made it and under which licence."""
-    author = tr("by {author}").format(author=preset.author) if preset.author else tr("by nobody named")
-    licence = preset.licence or tr("no licence stated")
+    author = (
+        QCoreApplication.translate("Presets", "by {author}").format(author=preset.author)
+        if preset.author
+        else QCoreApplication.translate("Presets", "by nobody named")
+    )
+    licence = preset.licence or QCoreApplication.translate("Presets", "no licence stated")
     return f"{author} · {licence}"
 
 
 def in_short(outlook: Outlook | None) -> str:
     """Return what a preset costs, for one line of its card."""
     if outlook is None:
-        return tr("Working out what it costs…")
+        return QCoreApplication.translate("Presets", "Working out what it costs…")
     answer = outlook.answer
     if answer is None:
         return outlook.problem
     if answer.pick is None:
-        return tr("Does not fit: {missing} are missing").format(missing=gigabytes(answer.missing))
+        return QCoreApplication.translate("Presets", "Does not fit: {missing} are missing").format(
+            missing=gigabytes(answer.missing)
+        )
     forecast = answer.pick.forecast
     needed = answer.pick.taken(forecast.reserved) + forecast.outside
-    words = tr("About {time}, {needed} of {free} GB")
+    words = QCoreApplication.translate("Presets", "About {time}, {needed} of {free} GB")
     told = words.format(time=duration(forecast.seconds), needed=figure(needed), free=figure(answer.card.free))
-    return told if answer.pick.quality == "exact" else tr("{told}, base rounded").format(told=told)
+    return (
+        told
+        if answer.pick.quality == "exact"
+        else QCoreApplication.translate("Presets", "{told}, base rounded").format(told=told)
+    )
 
 
 def in_full(outlook: Outlook | None, card: str) -> str:
     """Return what a preset costs and how it is fitted, in sentences."""
     if outlook is None:
-        return tr("Working out how it would be fitted…")
+        return QCoreApplication.translate("Presets", "Working out how it would be fitted…")
     if outlook.answer is None:
         return outlook.problem
     answer = outlook.answer
     told = [headline(answer, here=card == HERE and not outlook.assumed)]
     if answer.pick is not None:
-        told.append(tr("It will be fitted as: {fit}.").format(fit=fit(answer.pick.fit, answer.effective_batch)))
+        told.append(
+            QCoreApplication.translate("Presets", "It will be fitted as: {fit}.").format(
+                fit=fit(answer.pick.fit, answer.effective_batch)
+            )
+        )
     elif answer.lighter is not None:
         changes = ", ".join(f"{key} = {value}" for key, value in answer.changes.items())
-        told.append(tr("It would fit with {changes}.").format(changes=changes))
+        told.append(QCoreApplication.translate("Presets", "It would fit with {changes}.").format(changes=changes))
     if outlook.assumed:
-        told.insert(0, tr("There is no NVIDIA card here, so this is for another one."))
+        told.insert(
+            0, QCoreApplication.translate("Presets", "There is no NVIDIA card here, so this is for another one.")
+        )
     return " ".join(told)
 
 
