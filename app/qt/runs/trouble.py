@@ -18,6 +18,7 @@ from app.core.runs.run import Run
 from app.qt.theme import set_icon
 
 _LINES = 5
+_AROUND = 22  # frame, padding and margin of the field
 
 
 class Trouble(QFrame):
@@ -52,11 +53,10 @@ class Trouble(QFrame):
             return
         self.sentence.setText(sentence)
         self.last_words.setVisible(bool(run.last_words) and run.summary.state == "interrupted")
-        if self.last_words.toPlainText() != run.last_words:
-            self.last_words.setPlainText(run.last_words)
-            lines = min(_LINES, run.last_words.count("\n") + 1)
-            self.last_words.setFixedHeight(lines * self.last_words.fontMetrics().lineSpacing() + 18)
-            self.last_words.verticalScrollBar().setValue(self.last_words.verticalScrollBar().maximum())
+        lines = run.last_words.splitlines()[-_LINES:]  # the log has the rest
+        if self.last_words.toPlainText() != "\n".join(lines):
+            self.last_words.setPlainText("\n".join(lines))
+            self.last_words.setFixedHeight(len(lines) * self.last_words.fontMetrics().lineSpacing() + _AROUND)
 
     def _words(self, run: Run) -> str:
         if run.problem:

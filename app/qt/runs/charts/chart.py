@@ -189,7 +189,7 @@ class Chart(QFrame):
         for level in self._drawing.levels:
             place = float(np.log10(level.value)) if self._drawing.logarithmic else level.value
             pen = QPen(QColor(getattr(scheme, level.colour)), 0, Qt.PenStyle.DashLine)
-            self._add_pointer(pyqtgraph.InfiniteLine(place, angle=0, pen=pen))
+            self._add_pointer(pyqtgraph.InfiniteLine(place, angle=0, pen=pen), above=3)
         for kind, colour, style in _UPRIGHT:
             for step in {mark.step for mark in self._drawing.marks if mark.kind == kind}:
                 self._add_pointer(pyqtgraph.InfiniteLine(step, pen=QPen(QColor(getattr(scheme, colour)), 0, style)))
@@ -209,8 +209,8 @@ class Chart(QFrame):
             step, pen=pen, label=self.tr("best: {step}").format(step=count(step)), labelOpts=place
         )
 
-    def _add_pointer(self, item: pyqtgraph.GraphicsObject) -> None:
-        item.setZValue(-1)
+    def _add_pointer(self, item: pyqtgraph.GraphicsObject, above: int = -1) -> None:
+        item.setZValue(above)
         self.plot.addItem(item, ignoreBounds=True)
         self._pointers.append(item)
 

@@ -1,0 +1,59 @@
+"""The Runs page's screens: one run in charts, several over each other, one that was killed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from PySide6.QtWidgets import QApplication, QWidget
+
+from app.qt.runs.page import RunsPage
+from app.qt.window import Window
+from tests.support.runs import write_run
+from tests.support.screens import screen, wait
+from trainer.protocol.places import home
+from trainer.protocol.rundir import known_runs
+
+
+def made(name: str, **more: object) -> Path:
+    """Return a run of this name, made when it is asked for the first time."""
+    known = next((path for path in known_runs() if path.name == name), None)
+    return known or write_run(home() / "runs", name, 800, **more).path  # type: ignore[arg-type]
+
+
+def shown(window: Window, *paths: Path) -> RunsPage:
+    """Show these runs, drawn."""
+    window.show_runs()
+    page = window.pages.currentWidget()
+    assert isinstance(page, RunsPage)
+    application = QApplication.instance()
+    page.open(paths[0])
+    wait(application, lambda: page.list.paths == [paths[0]])
+    page.tabs.setCurrentWidget(page.progress)
+    page.show_runs(list(paths))
+    wait(application, lambda: all(run.loaded for run in page.progress.runs) and page.progress.board is not None)
+    page.progress.draw()
+    return page
+
+
+@screen("runs-charts")
+def runs_charts(window: Window) -> QWidget:
+    page = shown(window, made("watercolour"))
+    page.progress.area.verticalScrollBar().setValue(0)
+    return window
+
+
+@screen("runs-overlaid")
+def runs_overlaid(window: Window) -> QWidget:
+    page = shown(window, made("watercolour"), made("watercolour, rank 32", rank=32, seed=2))
+    QApplication.processEvents()
+    page.progress.area.verticalScrollBar().setValue(page.progress.area.verticalScrollBar().maximum())
+    return window
+
+
+@screen("runs-killed")
+def runs_killed(window: Window) -> QWidget:
+    path = made("portrait", done=300, state="running", seed=3)
+    (path / "console.log").write_text("step 299\nstep 300\nKilled\n", encoding="utf-8")
+    page = shown(window, path)
+    wait(QApplication.instance(), page.trouble.isVisible)
+    return window
