@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from PySide6.QtCore import Signal
+from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import (
     QComboBox,
     QDialog,
@@ -17,6 +17,7 @@ from PySide6.QtWidgets import (
     QLineEdit,
     QPlainTextEdit,
     QPushButton,
+    QSizePolicy,
     QVBoxLayout,
     QWidget,
 )
@@ -26,6 +27,7 @@ from app.core.after.export import About
 from app.core.models.found import Destination
 from app.core.session import Session
 from app.qt.runs.after.shown import Shown
+from app.qt.tips import plain_tip
 
 _COMMON = {"lora", "loras", "models", "autoimport"}  # folders' names that tell nobody which program they belong to
 _LICENCES = ("CC0-1.0", "CC-BY-4.0", "CC-BY-NC-4.0", "CreativeML Open RAIL-M", "OpenRAIL++")
@@ -118,7 +120,7 @@ class ExportDialog(QDialog):
         ready = bool(folder and self.name.text().strip())
         self.export_button.setEnabled(ready)
         self.path.setText(str(folder / f"{self.name.text().strip()}.safetensors") if folder and ready else "")
-        self.path.setToolTip(self.path.text())
+        self.path.setToolTip(plain_tip(self.path.text()))
         if self.picture.file != (Path(picture) if picture else None):
             self.picture.show_file(Path(picture) if picture else None)
 
@@ -146,6 +148,8 @@ class ExportDialog(QDialog):
         self.triggers.setPlaceholderText(self.tr("with commas between them"))
         self.author.setPlaceholderText(self.tr("your name, as others should see it"))
         self.path.setProperty("role", "muted")
+        self.path.setTextFormat(Qt.TextFormat.PlainText)
+        self.path.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred)
         self.picture.setFixedSize(200, 200)
         place = QHBoxLayout()
         place.addWidget(self.folder_box, 1)

@@ -40,6 +40,7 @@ from app.qt.runs.after.grid_dialog import GridDialog
 from app.qt.runs.after.strip import CandidateStrip
 from app.qt.runs.after.try_box import TryBox
 from app.qt.theme import set_icon
+from app.qt.tips import plain_tip
 from app.qt.words import QT_TRANSLATE_NOOP as _NOOP
 from trainer.errors import ImpastoError
 from trainer.protocol import events
@@ -368,8 +369,9 @@ class AfterPanel(QWidget):
         self.send_button.setVisible(destination is not None)
         self.send_button.setEnabled(self.can_send())
         if destination:
-            self.send_button.setText(self.tr("Export to {place}").format(place=destination_name(destination)))
-            self.send_button.setToolTip(str(destination.folder))
+            place = destination_name(destination).replace("&", "&&")
+            self.send_button.setText(self.tr("Export to {place}").format(place=place))
+            self.send_button.setToolTip(plain_tip(str(destination.folder)))
         going = self.tr("Nothing is saved yet. What the run saves appears here, step beside step.")
         over = self.tr("This run has saved no LoRA.")
         choose = self.tr("Choose a run to see what it saved.")

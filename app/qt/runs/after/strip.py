@@ -27,6 +27,7 @@ from app.core.session import Session
 from app.qt.pictures.grid.cells import panel, ring
 from app.qt.runs.after.shown import paint_fitting, read_image
 from app.qt.theme import colours
+from app.qt.tips import plain_tip
 
 _SIDE = 132
 _INSET = 8
@@ -61,7 +62,8 @@ class Candidates(QAbstractListModel):
             return self.title(candidate)
         if role in (Qt.ItemDataRole.AccessibleTextRole, Qt.ItemDataRole.ToolTipRole):
             words = [self.title(candidate), self.loss(candidate), self.mark(candidate), candidate.file.name]
-            return ", ".join(word for word in words if word)
+            sentence = ", ".join(word for word in words if word)
+            return plain_tip(sentence) if role == Qt.ItemDataRole.ToolTipRole else sentence
         return None
 
     def title(self, candidate: Candidate) -> str:
