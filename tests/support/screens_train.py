@@ -22,6 +22,7 @@ def set_up(window: Window) -> TrainPage:
     card.click()
     essentials.set_trigger(page.draft, "ohwx")
     page.draft.set("recipe.rank", 16)
+    wait(QApplication.instance(), lambda: not page.draft.file.unsaved)
     return page
 
 

@@ -56,6 +56,8 @@ class Jobs:
         """Latest first."""
         self.changed: Event[None] = Event()
         """`all` is another now."""
+        self.rescued: Event[Path] = Event()
+        """Changes that a job's own place refused are kept in this file."""
         self.notice = ""
         """What was wrong with the list of files elsewhere, in a sentence."""
         self.last: Path | None = None
@@ -92,9 +94,7 @@ class Jobs:
         try:
             draft.close()
         except JobError as error:
-            rescued = self._place(draft.name)
-            self._write(rescued, _moved(draft.values, draft.path.parent))
-            _log.info("%s; it is kept as %s", error, rescued)
+            self._rescue(draft, error)
 
     def free_name(self, name: str, *taken: str) -> str:
         """Return a name that no job of ours has: this one, or with a number behind it."""
@@ -177,6 +177,16 @@ class Jobs:
         self.shut()
 
     # --- inside
+
+    def _rescue(self, draft: Draft, error: JobError) -> None:
+        rescued = self._place(draft.name)
+        try:
+            self._write(rescued, _moved(draft.values, draft.path.parent))
+        except JobError as fault:
+            _log.error("%s %s", error, fault)  # neither place can be written: nothing is left to be done
+        else:
+            _log.info("%s; it is kept as %s", error, rescued)
+            self.rescued.emit(rescued)
 
     def _is_ours(self, path: Path) -> bool:
         return path.name == FILE_NAME and path.parent.parent == self.folder.absolute()

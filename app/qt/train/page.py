@@ -229,6 +229,10 @@ class TrainPage(Page):
         words = self.tr("The job file as it was before is kept as {name}, beside it.")
         self.told.emit(words.format(name=kept.name), "info", None)
 
+    def _tell_rescued(self, kept: Path) -> None:
+        words = self.tr("What was changed last could not be saved in its place. It is kept in {path}.")
+        self.told.emit(words.format(path=kept), "warning", None)
+
     def _look(self) -> None:
         if self.draft is not None:
             self.draft.look()
@@ -245,8 +249,11 @@ class TrainPage(Page):
             part.failed.connect(self.failed)
         self.forecast.wanted.connect(self.sheet.show_setting)
         self._starting.changed.connect(self._show_start)
-        stop = self.session.library.altered.connect(lambda _: self._count_soon())
-        self.destroyed.connect(lambda _=None: stop())
+        stops = [
+            self.session.library.altered.connect(lambda _: self._count_soon()),
+            self.session.jobs.rescued.connect(self._tell_rescued),
+        ]
+        self.destroyed.connect(lambda _=None: [stop() for stop in stops])
         if self.session.jobs.notice:
             QTimer.singleShot(0, self, lambda: self.told.emit(self.session.jobs.notice, "warning", None))
 

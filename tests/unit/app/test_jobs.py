@@ -339,8 +339,11 @@ def test_a_place_that_cannot_be_written_keeps_the_changes_and_at_the_end_they_ar
     draft.set("recipe.rank", 77)
     desk.until(lambda: bool(errors))
     assert errors[0].code == "job.unwritable" and draft.get("recipe.rank") == 77 and draft.file.unsaved
+    told: list[Path] = []
+    jobs.rescued.connect(told.append)
     jobs.close()
     (rescued,) = (tmp_path / "jobs").glob("*/job.toml")
+    assert told == [rescued]
     assert on_disk(rescued)["recipe"]["rank"] == 77
     assert on_disk(rescued)["dataset"]["folders"][0]["path"] == str(file.parent / "pictures of cats")
     assert file.read_text(encoding="utf-8") == BARE
