@@ -17,6 +17,7 @@ from trainer.config.paths import make_absolute
 from trainer.config.problems import problems
 
 _ANY: Values = {"schema": SCHEMA, "name": "job", "base": {"model": "a/base"}, "dataset": {"folders": [{"path": "."}]}}
+_FOLDERS = "dataset.folders"
 _MOST_ROUNDS = 5
 
 
@@ -44,7 +45,9 @@ def judge(values: Values, folder: Path, family: Family | None, *, zero_terminal_
         job = Job.model_validate(data)
     except ValidationError as error:
         faults = [*faults, *problems(error, Job)]
-    found = tuple((key, reason) for key, _, reason in (fault.partition(": ") for fault in faults))
+    found = tuple(
+        _without_parked(values, [(key, reason) for key, _, reason in (fault.partition(": ") for fault in faults)])
+    )
     sound = job if not found else _sound(data, [key for key, _ in found])
     return Verdict(
         job=None if found else job,
@@ -53,6 +56,19 @@ def judge(values: Values, folder: Path, family: Family | None, *, zero_terminal_
         effectless=_effectless(sound, family) if sound else {},
         doubts=_doubts(sound, zero_terminal_snr) if sound else {},
     )
+
+
+def _without_parked(values: Values, found: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Say that pictures are missing where the only folder holds the trigger word typed before there were any."""
+    listed = value_at(values, _FOLDERS)
+    if (
+        not listed
+        or not isinstance(listed, list)
+        or any(not isinstance(each, dict) or "path" in each for each in listed)
+    ):
+        return found
+    others = [fault for fault in found if not fault[0].startswith(_FOLDERS)]
+    return [*others, (_FOLDERS, "is missing: the pictures to learn from")]
 
 
 def _sound(data: Values, wrong: list[str]) -> Job | None:

@@ -246,6 +246,7 @@ def test_a_trigger_word_goes_to_the_pictures_that_are_learned_and_into_proposed_
     for text in ("o", "oh", "ohwx"):
         essentials.set_trigger(draft, text, typing=True)
     assert essentials.trigger(draft.values) == "ohwx"
+    assert ("dataset.folders", "is missing: the pictures to learn from") in draft.problems
     essentials.add_pictures(draft, [Pictures(tmp_path / "cats", False, 3), Pictures(tmp_path / "dogs", True, 4)])
     assert draft.get("dataset.folders") == [
         {"path": str((tmp_path / "cats").as_posix()), "trigger": "ohwx"},
