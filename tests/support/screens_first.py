@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import os
+import atexit
+import shutil
 import tempfile
+from functools import cache
 from pathlib import Path
 
 from PySide6.QtWidgets import QApplication, QVBoxLayout, QWidget
@@ -15,24 +17,28 @@ from app.qt.train.base_picker import BasePicker
 from app.qt.window import Window
 from tests.support import tool_homes
 from tests.support.screens import screen, wait
+from trainer.protocol import places
 
-_PLACE = Path(tempfile.gettempdir()) / "impasto-screens"
+
+@cache
+def place() -> Path:
+    """A folder with other tools in it, as long as this process lives."""
+    folder = Path(tempfile.mkdtemp(prefix="impasto-"))
+    atexit.register(shutil.rmtree, folder, True)
+    tool_homes.a1111(folder)
+    tool_homes.kohya(folder)
+    comfy = tool_homes.comfy_portable(folder, folder / "AI models")
+    tool_homes.sdxl_v(comfy / "models" / "checkpoints" / "noobaiXLNAIXL_vPred10.safetensors")
+    tool_homes.swarm(folder)
+    return folder
 
 
 def furnish(window: Window) -> None:
-    """Put other tools on this PC, and look for them."""
-    if not _PLACE.exists():
-        tool_homes.a1111(_PLACE)
-        tool_homes.kohya(_PLACE)
-        tool_homes.comfy_portable(_PLACE, _PLACE / "AI models")
-        tool_homes.swarm(_PLACE)
-        tool_homes.sdxl_v(
-            _PLACE / "ComfyUI_windows_portable/ComfyUI/models/checkpoints/noobaiXLNAIXL_vPred10.safetensors"
-        )
-    os.environ["IMPASTO_LOOK_IN"] = str(_PLACE)
+    """Put other tools on this PC, and look into them."""
     models = window.session.models
-    models.look(again=True)
-    wait(QApplication.instance(), lambda: not models.looking)
+    for name in ("SwarmUI", "kohya_ss", "stable-diffusion-webui", "ComfyUI_windows_portable/ComfyUI"):
+        models.add_folder(place() / name)
+    wait(QApplication.instance(), lambda: not models.looking and len(models.installations) > 3)
 
 
 @screen("base-list")
@@ -54,12 +60,12 @@ def base_list_unusable(window: Window) -> QWidget:
 def base_picker(window: Window) -> QWidget:
     """Four of them: good, a wrong kind of file, a link, nothing yet."""
     furnish(window)
-    place = QWidget(window)
-    column = QVBoxLayout(place)
+    shown = QWidget(window)
+    column = QVBoxLayout(shown)
     column.setSpacing(18)
     texts = (
-        str(_PLACE / "ComfyUI_windows_portable/ComfyUI/models/checkpoints/noobaiXLNAIXL_vPred10.safetensors"),
-        str(_PLACE / "kohya_ss/bases/flux1-dev.safetensors"),
+        str(place() / "ComfyUI_windows_portable/ComfyUI/models/checkpoints/noobaiXLNAIXL_vPred10.safetensors"),
+        str(place() / "kohya_ss/bases/flux1-dev.safetensors"),
         "https://example.org/models/dreamy.safetensors",
         "",
     )
@@ -67,48 +73,26 @@ def base_picker(window: Window) -> QWidget:
     for picker, text in zip(pickers, texts, strict=True):
         column.addWidget(picker)
         picker.set_base(text)
-    place.resize(620, 320)
+    shown.resize(620, 320)
     wait(QApplication.instance(), lambda: all(p.verdict.text == t for p, t in zip(pickers, texts, strict=True)))
-    return place
+    return shown
 
 
 @screen("welcome")
 def welcome(window: Window) -> QWidget:
     furnish(window)
     dialog = Welcome(window.session, window)
-    wait(
-        QApplication.instance(), lambda: dialog.machine.disk.isVisibleTo(dialog)
-    )  # its test takes longer
+    wait(QApplication.instance(), lambda: dialog.machine.disk.isVisibleTo(dialog))  # its test takes longer
     return dialog
 
 
-def tour(window: Window, step: int) -> QWidget:
+@screen("tour")
+def tour(window: Window) -> QWidget:
+    """The strip alone, as it stands above the page; the demo's pictures go again."""
+    session = window.session
     window.show_tour()
     (running,) = window.findChildren(Tour)
-    for _ in range(step):
-        running.coach.next.click()
-    wait(QApplication.instance(), lambda: len(window.session.view.ids) > 5)
-    return window
-
-
-@screen("tour")
-def tour_of_pictures(window: Window) -> QWidget:
-    return tour(window, 0)
-
-
-@screen("tour-job")
-def tour_of_job(window: Window) -> QWidget:
-    (running,) = window.findChildren(Tour)
-    for _ in range(3):
-        running.coach.next.click()
-    return window
-
-
-@screen("tour-end")
-def tour_end(window: Window) -> QWidget:
-    (running,) = window.findChildren(Tour)
-    running.coach.next.click()
-    running.coach.next.click()
-    running.coach.next.click()
-    wait(QApplication.instance(), lambda: not window.findChildren(Tour))
-    return window
+    demo = places.home() / "demo" / "pictures"
+    wait(QApplication.instance(), lambda: demo in session.datasets.folders)
+    session.datasets.close(demo)
+    return running.coach
