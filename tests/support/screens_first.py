@@ -90,6 +90,8 @@ def welcome(window: Window) -> QWidget:
 def tour(window: Window) -> QWidget:
     """The strip alone, as it stands above the page; the demo's pictures go again."""
     session = window.session
+    for former in window.findChildren(Tour):
+        former.end()
     window.show_tour()
     (running,) = window.findChildren(Tour)
     demo = places.home() / "demo" / "pictures"
