@@ -43,6 +43,7 @@ def drawn(page: RunsPage, qtbot: QtBot) -> None:
     qtbot.waitUntil(lambda: bool(page.progress.runs) and all(run.loaded for run in page.progress.runs), timeout=WAIT)
     qtbot.waitUntil(lambda: page.progress.board is not None and page.progress.board.loss.isVisible(), timeout=WAIT)
     qtbot.waitUntil(lambda: not page.progress._redraw.isActive(), timeout=WAIT)
+    qtbot.waitUntil(lambda: not page.progress.board._next.isActive(), timeout=WAIT)
 
 
 def test_no_runs_are_told_in_words(page, qtbot):
@@ -182,7 +183,7 @@ def engine(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
     base = tiny_base("sd15", tmp_path / "base", form="single")
     job = write_job(tmp_path / "jobs ü", base, photographs(tmp_path / "pictures", count=4), name="to be killed")
     rare = ("validation.every", "previews.every", "saving.every_steps", "saving.checkpoint_every")
-    settings = ["recipe.steps=50000", *(f"report.{rhythm}=50000" for rhythm in rare)]
+    settings = ["recipe.steps=5000", *(f"report.{rhythm}=5000" for rhythm in rare)]
     words = [word for setting in settings for word in ("--set", setting)]
     command = [sys.executable, "-m", "trainer", "train", str(job), *words]
     with (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 from PySide6.QtCore import QLocale, QTimer
@@ -14,10 +14,11 @@ from app.qt.runs.charts import drawings
 from app.qt.runs.charts.axis import count, number, rate
 from app.qt.runs.charts.chart import Chart
 from app.qt.runs.charts.drawings import Wishes
+from app.qt.runs.charts.lines import Drawing
 
 _LARGE, _SMALL = 280, 190
 # Charts beside the one that is moved follow a little later: one is looked at, six would cost six frames.
-_FOLLOW = 60
+_FOLLOW = 120
 _EDGE = 1.02
 
 
@@ -28,7 +29,12 @@ class Board(QWidget):
         super().__init__(parent)
         self._card_watch = card
         self._runs: Sequence[Run] = ()
-        self._wishes = Wishes()
+        self._waiting: list[tuple[Chart, Callable[[], Drawing]]] = []
+        self._shown: list[Chart] = []
+        self._next = QTimer(self)
+        self._next.setSingleShot(True)
+        self._next.setInterval(0)
+        self._next.timeout.connect(self._draw_next)
         self.steps: tuple[float, float] | None = None
         """What the user wants to see; None: all there is."""
         self.loss = Chart(self.tr("Loss"), number)
@@ -62,24 +68,38 @@ class Board(QWidget):
         card.changed.connect(lambda _: self._draw_card())
 
     def draw(self, runs: Sequence[Run], wishes: Wishes) -> None:
-        """Draw these runs as they are now."""
-        self._runs, self._wishes = runs, wishes
-        made = (
-            drawings.loss(runs, wishes),
-            drawings.held_out(runs, wishes),
-            drawings.learning_rates(runs),
-            drawings.memory(runs),
-            drawings.seconds(runs, wishes),
-            drawings.speed(runs, wishes),
-        )
-        shown = []
-        for chart, drawing in zip(self._by_step, made, strict=True):
-            if drawing.lines or chart is self.loss:
+        """Draw these runs as they are now: the loss at once, the other charts one after the other, each in its turn.
+
+        Together they would hold the window for longer than is not felt, with a run of very many steps.
+        """
+        self._runs = runs
+        self._waiting = [
+            (self.held_out, lambda: drawings.held_out(runs, wishes)),
+            (self.rates, lambda: drawings.learning_rates(runs)),
+            (self.memory, lambda: drawings.memory(runs)),
+            (self.seconds, lambda: drawings.seconds(runs, wishes)),
+            (self.speed, lambda: drawings.speed(runs, wishes)),
+        ]
+        self._shown = [self.loss]
+        self.loss.show_steps(*self._span())
+        self.loss.draw(drawings.loss(runs, wishes))
+        if not self._laid:
+            self._arrange((self.loss,))
+        self._next.start()
+
+    def _draw_next(self) -> None:
+        """Draw the next chart that waits; after the last, give all that show something their places."""
+        if self._waiting:
+            chart, make = self._waiting.pop(0)
+            drawing = make()
+            if drawing.lines:
                 chart.show_steps(*self._span())
                 chart.draw(drawing)
-                shown.append(chart)
+                self._shown.append(chart)
+            self._next.start()
+            return
         self._draw_card()
-        self._arrange((*shown, *([self.card] if len(self._card_watch.load) > 1 else [])))
+        self._arrange((*self._shown, *([self.card] if len(self._card_watch.load) > 1 else [])))
 
     def show_all(self) -> None:
         """Show all steps again, those to come too."""
