@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QImage, QPixmap
-from PySide6.QtWidgets import QLabel
+from PySide6.QtWidgets import QLabel, QWidget
+from shiboken6 import isValid
 
 from app.core.pixels import Pixels
 
@@ -27,6 +30,11 @@ def say(label: QLabel, text: str, role: str | None = None) -> None:
         label.style().polish(label)
     label.setText(text)
     label.setVisible(bool(text))
+
+
+def while_there(widget: QWidget, have: Callable[..., None]) -> Callable[..., None]:
+    """Let a worker's answer go that comes when its widget is gone."""
+    return lambda answer: have(answer) if isValid(widget) else None
 
 
 def pixmap_of(pixels: Pixels, side: int, ratio: float) -> QPixmap:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 from PySide6.QtCore import Signal
@@ -18,10 +17,9 @@ from PySide6.QtWidgets import (
     QVBoxLayout,
     QWidget,
 )
-from shiboken6 import isValid
 
 from app.core.session import Session
-from app.qt.parts import plain_label, say
+from app.qt.parts import plain_label, say, while_there
 from trainer.config.presets.shelf import Shelved
 from trainer.errors import ImpastoError
 
@@ -117,7 +115,9 @@ class EditDialog(QDialog):
             self.accept()
             return
         self.buttons.setEnabled(False)
-        self._session.presets.revise(self._shelved, stated, self._if_here(self._done), self._if_here(self._refuse))
+        self._session.presets.revise(
+            self._shelved, stated, while_there(self, self._done), while_there(self, self._refuse)
+        )
 
     def _done(self, path: Path) -> None:
         self.accept()
@@ -126,6 +126,3 @@ class EditDialog(QDialog):
     def _refuse(self, error: ImpastoError) -> None:
         self.buttons.setEnabled(True)
         say(self.fault, f"{error.sentence} {error.remedy}")
-
-    def _if_here(self, have: Callable[..., None]) -> Callable[..., None]:
-        return lambda answer: have(answer) if isValid(self) else None

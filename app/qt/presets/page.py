@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -19,14 +18,13 @@ from PySide6.QtWidgets import (
     QVBoxLayout,
     QWidget,
 )
-from shiboken6 import isValid
 
 from app.core.pixels import Pixels, pixels_of
 from app.core.session import Session
 from app.core.tasks import raise_again
 from app.qt.actions.commands import Commands
 from app.qt.page import Page
-from app.qt.parts import pixmap_of, plain_label
+from app.qt.parts import pixmap_of, plain_label, while_there
 from app.qt.pictures.trash import Thrown, bring_back, throw_file
 from app.qt.presets.actions import ACTIONS
 from app.qt.presets.cards import CardView
@@ -131,7 +129,7 @@ class PresetsPage(Page):
         if paths:
             self.open(paths[0])
         elif text.strip():
-            self.session.presets.receive(text[:_LARGEST_PASTE], self._if_here(self._arrived))
+            self.session.presets.receive(text[:_LARGEST_PASTE], while_there(self, self._arrived))
         else:
             self.said.emit(self.tr("There is no preset on the clipboard."))
 
@@ -159,7 +157,7 @@ class PresetsPage(Page):
     def duplicate(self) -> None:
         """Make an own preset of the chosen one."""
         if self.chosen is not None:
-            self.session.presets.duplicate(self.chosen, self._if_here(self.choose))
+            self.session.presets.duplicate(self.chosen, while_there(self, self.choose))
 
     def versions(self) -> None:
         """Show what the chosen one was before."""
@@ -190,7 +188,7 @@ class PresetsPage(Page):
             self.choose(path)
         else:
             self.session.presets.receive(
-                path, self._if_here(self._arrived), self._if_here(lambda e: self._refuse(path, e))
+                path, while_there(self, self._arrived), while_there(self, lambda e: self._refuse(path, e))
             )
 
     def choose(self, path: Path) -> None:
@@ -335,7 +333,7 @@ class PresetsPage(Page):
         new = [text for text in texts if text not in self.list.painter.pictures]
         if new:
             work = lambda: {text: pixels for text in new if (pixels := pixels_of(text, PICTURE * 2))}  # noqa: E731
-            self.session.tasks.run(work, self._if_here(self._have_pictures), raise_again)
+            self.session.tasks.run(work, while_there(self, self._have_pictures), raise_again)
 
     def _have_pictures(self, pictures: dict[str, Pixels]) -> None:
         self.list.painter.pictures = {**self.list.painter.pictures, **pictures}
@@ -348,7 +346,7 @@ class PresetsPage(Page):
 
     def _arrived(self, received: Received) -> None:
         text = received.preset.preview.picture if received.preset.preview else ""
-        have = self._if_here(lambda pixels: self._show_arrived(received, pixels))
+        have = while_there(self, lambda pixels: self._show_arrived(received, pixels))
         self.session.tasks.run(lambda: pixels_of(text, PICTURE * 2) if text else None, have, raise_again)
 
     def _show_arrived(self, received: Received, pixels: Pixels | None) -> None:
@@ -381,7 +379,7 @@ class PresetsPage(Page):
         if target:
             path = Path(target)
             path = path if path.suffix.lower() == ending else path.with_name(path.name + ending)
-            self.session.presets.save(preset, path, self._if_here(self._saved))
+            self.session.presets.save(preset, path, while_there(self, self._saved))
 
     def _saved(self, path: Path) -> None:
         self.said.emit(self.tr("Saved as {file}. Send it to whom you like.").format(file=path.name))
@@ -392,7 +390,3 @@ class PresetsPage(Page):
             self.failed.emit(JobError("preset.trash", sentence, self.tr("Look for it in the trash.")))
         self._wanted = thrown.moved[0][0]
         self.session.presets.look()
-
-    def _if_here(self, have: Callable[..., None]) -> Callable[..., None]:
-        """Let an answer go that comes after the window."""
-        return lambda answer: have(answer) if isValid(self) else None

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 from PySide6.QtCore import Signal
 from PySide6.QtGui import QPixmap
 from PySide6.QtWidgets import QDialog, QDialogButtonBox, QHBoxLayout, QLabel, QLineEdit, QVBoxLayout, QWidget
-from shiboken6 import isValid
 
 from app.core.presets.receiving import Received
 from app.core.session import Session
-from app.qt.parts import plain_label, say
+from app.qt.parts import plain_label, say, while_there
 from app.qt.presets.details import About, rows_of
 from app.qt.presets.outlook_line import OutlookLine
 from app.qt.tables import Table
@@ -106,7 +104,9 @@ class ReceiveDialog(QDialog):
     def _keep(self, name: str) -> None:
         self.buttons.setEnabled(False)
         preset = self.received.preset
-        self._session.presets.keep(preset, name, "received", self._if_here(self._done), self._if_here(self._refuse))
+        self._session.presets.keep(
+            preset, name, "received", while_there(self, self._done), while_there(self, self._refuse)
+        )
 
     def _done(self, path: Path) -> None:
         self.accept()
@@ -115,6 +115,3 @@ class ReceiveDialog(QDialog):
     def _refuse(self, error: ImpastoError) -> None:
         self.buttons.setEnabled(True)
         say(self.fault, f"{error.sentence} {error.remedy}")
-
-    def _if_here(self, have: Callable[..., None]) -> Callable[..., None]:
-        return lambda answer: have(answer) if isValid(self) else None

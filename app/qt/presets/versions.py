@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QDateTime, QLocale, Signal
 from PySide6.QtWidgets import QDialog, QDialogButtonBox, QHBoxLayout, QListWidget, QVBoxLayout, QWidget
-from shiboken6 import isValid
 
 from app.core.session import Session
 from app.qt.dialogs.parts import close_row
-from app.qt.parts import plain_label, say
+from app.qt.parts import plain_label, say, while_there
 from app.qt.presets.details import rows_of
 from app.qt.tables import Table
 from trainer.config.presets.shelf import Shelved
@@ -56,7 +54,7 @@ class VersionsDialog(QDialog):
         say(self.told, self.tr("Looking…"), "muted")
         self.times.currentRowChanged.connect(self._show)
         self.back.clicked.connect(self._go_back)
-        session.presets.versions(shelved, self._if_here(self._have))
+        session.presets.versions(shelved, while_there(self, self._have))
 
     def _have(self, past: list[Past]) -> None:
         self.past = past
@@ -74,7 +72,9 @@ class VersionsDialog(QDialog):
     def _go_back(self) -> None:
         self.back.setEnabled(False)
         version = self.past[self.times.currentRow()][0]
-        self._session.presets.go_back(self._shelved, version, self._if_here(self._done), self._if_here(self._refuse))
+        self._session.presets.go_back(
+            self._shelved, version, while_there(self, self._done), while_there(self, self._refuse)
+        )
 
     def _done(self, path: Path) -> None:
         self.accept()
@@ -83,6 +83,3 @@ class VersionsDialog(QDialog):
     def _refuse(self, error: ImpastoError) -> None:
         self.back.setEnabled(True)
         say(self.fault, f"{error.sentence} {error.remedy}")
-
-    def _if_here(self, have: Callable[..., None]) -> Callable[..., None]:
-        return lambda answer: have(answer) if isValid(self) else None
