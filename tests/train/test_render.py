@@ -181,7 +181,7 @@ def test_without_a_size_pictures_have_that_of_the_family(
 ) -> None:
     asked: list[tuple[int, int]] = []
 
-    def note(renderer: Renderer, prompt: PromptConfig, width: int, height: int) -> Image.Image:
+    def note(renderer: Renderer, prompt: PromptConfig, width: int, height: int, on_step: Any) -> Image.Image:
         asked.append((width, height))
         return Image.new("RGB", (8, 8))
 
