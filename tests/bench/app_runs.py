@@ -23,6 +23,7 @@ import numpy as np
 from PySide6.QtCore import QElapsedTimer, QEventLoop, QTimer
 from PySide6.QtWidgets import QApplication, QWidget
 
+from app.qt.page import Page
 from tests.bench.app_results import write_section
 from tests.support.runs import write_run
 
@@ -112,6 +113,7 @@ def _opening(window: QWidget, path: Path) -> list[tuple[str, str]]:
     loading = Beats()
     wait(lambda: page.progress.board is not None and page.run is not None and page.run.loaded)
     loaded = loading.stop()
+    wait(lambda: all(isinstance(window.pages.widget(place), Page) for place in range(window.pages.count())))
     beats = Beats()
     page.open(path)
     seconds = wait(lambda: page.run is not None and page.run.directory.path == path and page.run.loaded)
