@@ -113,7 +113,7 @@ def _opening(window: QWidget, path: Path) -> list[tuple[str, str]]:
     loading = Beats()
     wait(lambda: page.progress.board is not None and page.run is not None and page.run.loaded)
     loaded = loading.stop()
-    wait(lambda: all(isinstance(window.pages.widget(place), Page) for place in range(window.pages.count())))
+    wait(lambda: all(isinstance(window.pages.widget(place), Page) for place in range(1, window.pages.count())))
     beats = Beats()
     page.open(path)
     seconds = wait(lambda: page.run is not None and page.run.directory.path == path and page.run.loaded)
