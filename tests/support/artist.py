@@ -1,0 +1,313 @@
+"""An artist at the window: goes from pictures to a LoRA through clicks and keys, going on from whatever is shown.
+
+Each step looks at what is there first, so that an artist whose window was killed simply begins again from the top.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from PySide6.QtCore import QEventLoop, Qt, QTimer
+from PySide6.QtTest import QTest
+from PySide6.QtWidgets import QAbstractButton, QLineEdit, QPushButton, QWidget
+
+from app.core.session import Session
+from app.qt.posting import Poster
+from app.qt.runs.page import RunsPage
+from app.qt.train.form.editors import LineEditor
+from app.qt.train.page import TrainPage
+from app.qt.window import Window
+from trainer.files.assets import asset_path
+
+_LOOK_MS = 20
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What the artist wants trained, as it is typed."""
+
+    base: Path
+    pictures: Path
+    recipe: str
+    trigger: str
+    steps: int
+    prompt: str
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """Everything else, by key: found through the search over all settings."""
+    prompt_settings: Mapping[str, str] = field(default_factory=dict)
+
+
+def neon(folder: Path, steps: int = 12) -> Wish:
+    """The demo's look, learned for a few steps from a copy of its pictures in this folder."""
+    pictures = folder / "Bilder für Neon"
+    if not pictures.exists():
+        shutil.copytree(asset_path("demo", "pictures"), pictures)
+    return Wish(
+        base=asset_path("demo", "base"),
+        pictures=pictures,
+        recipe="Style",
+        trigger="neontube",
+        steps=steps,
+        prompt="neontube, a blue house on a white background",
+        settings={
+            "recipe.resolution": "128",
+            "recipe.rank": "4",
+            "recipe.effective_batch": "2",
+            "dataset.validation_share": "0.2",
+            "report.validation.every": "6",
+            "report.saving.every_steps": "6",
+            "report.previews.every": "6",
+        },
+        prompt_settings={"width": "128", "height": "128", "steps": "4", "guidance": "2"},
+    )
+
+
+def until(reached: Callable[[], object], seconds: float, what: str) -> None:
+    """Let the window live until something is so; raises TimeoutError that says what was waited for."""
+    if reached():
+        return
+    loop, look, end = QEventLoop(), QTimer(), QTimer()
+    look.timeout.connect(lambda: loop.quit() if reached() else None)
+    end.setSingleShot(True)
+    end.timeout.connect(lambda: loop.exit(1))
+    look.start(_LOOK_MS)
+    end.start(int(seconds * 1000))
+    late = loop.exec()
+    look.stop()
+    end.stop()
+    if late:
+        raise TimeoutError(f"in {seconds:.0f} s not: {what}")
+
+
+class Sitting:
+    """One start of the app: session, window, and an artist in front of it."""
+
+    def __init__(self) -> None:
+        self._poster = Poster()
+        self.session = Session(self._poster.post)
+        self.window = Window(self.session)
+        self.window.resize(1400, 900)
+        self.window.show()
+        self.artist = Artist(self.window)
+        self._open = True
+
+    def end(self) -> None:
+        """Close the window and end the session; what was started goes on."""
+        if self._open:
+            self._open = False
+            self.window.close()
+            self.session.close()
+            self.window.deleteLater()
+            self._poster.close()
+
+
+class Artist:
+    """Drives one window."""
+
+    def __init__(self, window: Window) -> None:
+        self.window = window
+        self.session = window.session
+
+    @property
+    def train(self) -> TrainPage:
+        """The Train page, shown."""
+        self._go("window.train")
+        page = self.window.pages.currentWidget()
+        assert isinstance(page, TrainPage)
+        return page
+
+    @property
+    def runs(self) -> RunsPage:
+        """The Runs page, shown."""
+        self._go("window.runs")
+        page = self.window.pages.currentWidget()
+        assert isinstance(page, RunsPage)
+        return page
+
+    # --- the way
+
+    def open_pictures(self, folder: Path) -> None:
+        """Have the pictures open, all of them known."""
+        self._go("window.pictures")
+        if not self.session.library.pictures:
+            self.window.open([folder])
+        until(lambda: self.session.library.pictures, 30, "pictures in the library")
+
+    def set_up(self, wish: Wish) -> None:
+        """Make the job that is open on the Train page say what is wished, changing only what does not say so yet."""
+        page = self.train
+        until(lambda: page.draft is not None, 10, "a job on the Train page")
+        essentials = page.sheet.essentials
+        if essentials.base.field.text() != str(wish.base):
+            self.type(essentials.base.field, str(wish.base))
+        until(lambda: essentials.base.badge.text() == "SD 1.5", 20, "the family of the base")
+        until(lambda: any(self._names(card, wish.recipe) for card in essentials.cards.cards), 20, "recipe cards")
+        card = next(card for card in essentials.cards.cards if self._names(card, wish.recipe))
+        if not card.isChecked():
+            self.click(card)
+            until(card.isChecked, 5, "the recipe's card on")
+        if essentials.trigger.text() != wish.trigger:
+            self.type(essentials.trigger, wish.trigger)
+        self._choose_length(page, wish.steps)
+        self._write_prompt(page, wish)
+        for key, text in wish.settings.items():
+            self.set(page, key, text)
+        draft = page.draft
+        until(lambda: draft is not None and draft.job is not None and not draft.file.unsaved, 5, "a sound job on disk")
+
+    def set(self, page: TrainPage, key: str, text: str) -> None:
+        """Find a setting by the search over all of them and type its value."""
+        self.window.commands["train.search"].trigger()
+        self.type(page.sheet.search, key)
+        page.sheet.form.finish()
+        row = next(row for (name, _), row in page.sheet.form.rows.items() if name == key)
+        until(row.isVisible, 5, f"{key} in the form")
+        assert isinstance(row.editor, LineEditor), key
+        if row.editor.text() != text:
+            self.type(row.editor, text)
+
+    def start(self) -> Path:
+        """Press Start, where nothing was started yet, and return the run that appears."""
+        page = self.train
+        until(lambda: page.start_button.isEnabled(), 20, "Start to be possible")
+        self.click(page.start_button)
+        until(lambda: self._run() is not None, 240, "a run")
+        run = self._run()
+        assert run is not None
+        return run
+
+    def begun(self) -> Path | None:
+        """Return the run that is on its way or over, None where nothing was started; press what goes on with it."""
+        page = self.runs
+        entries = self.session.queue.queue.read().entries
+        if not entries:
+            return None
+        until(lambda: self._run() is not None or self._go_on(page), 240, "the run of what was started")
+        return self._run()
+
+    def see_through(self, page: RunsPage) -> None:
+        """Wait for the run's end; where it broke off, press Resume."""
+
+        def over() -> bool:
+            run = page.run
+            assert run is not None
+            if run.summary.state == "done":
+                return run.loaded
+            self._go_on(page)
+            return False
+
+        until(over, 600, "the end of the run")
+
+    def go_whole_way(self, wish: Wish) -> Path:
+        """From whatever is there to the file in ComfyUI's folder; return it."""
+        self.open_pictures(wish.pictures)
+        run = self.begun()
+        if run is None:
+            self.set_up(wish)
+            run = self.start()
+        page = self.watch(run)
+        self.see_through(page)
+        return self.send_to_comfy(page)
+
+    def watch(self, run: Path) -> RunsPage:
+        """Look at a run on the Runs page."""
+        page = self.runs
+        until(lambda: any(each.path == run for each in self.session.runs.all), 20, "the run in the list")
+        if page.run is None or page.run.directory.path != run:
+            page.list.choose(run)
+        until(lambda: page.run is not None and page.run.directory.path == run, 5, "the run that is shown")
+        return page
+
+    def send_to_comfy(self, page: RunsPage) -> Path:
+        """Choose the best step after the run and send it out with one click; return the file."""
+        page.tabs.setCurrentWidget(page.after)
+        strip = page.after.strip
+        until(lambda: any(each.last for each in strip.candidates.all), 20, "the candidates")
+        best = next(place for place, each in enumerate(strip.candidates.all) if each.best)
+        strip.choose(best)
+        button = page.after.send_button
+        until(
+            lambda: button.isVisible() and button.isEnabled() and "ComfyUI" in button.text(), 30, "a folder to send to"
+        )
+        folder = self.session.models.destinations()[0].folder
+        file = folder / strip.candidates.all[best].file.name
+        if not file.exists():
+            self.click(button)
+        until(lambda: file.exists() or self._replace(), 20, f"{file.name} in ComfyUI's folder")
+        return file
+
+    # --- hands
+
+    def type(self, line: QLineEdit, text: str) -> None:
+        """Put this text into a line in place of what is there, by keys."""
+        line.setFocus()
+        line.selectAll()
+        QTest.keyClick(line, Qt.Key.Key_Delete)
+        QTest.keyClicks(line, text)
+        QTest.keyClick(line, Qt.Key.Key_Tab)
+
+    def click(self, button: QAbstractButton) -> None:
+        """Press it with the mouse, where it is on the screen."""
+        assert button.isEnabled(), button.text()
+        self._bring_into_sight(button)
+        QTest.mouseClick(button, Qt.MouseButton.LeftButton)
+
+    def _bring_into_sight(self, widget: QWidget) -> None:
+        page = self.window.pages.currentWidget()
+        if isinstance(page, TrainPage) and page.sheet.isAncestorOf(widget):
+            page.sheet.ensureWidgetVisible(widget)
+
+    def _go(self, command: str) -> None:
+        self.window.commands[command].trigger()
+
+    def _names(self, card: object, recipe: str) -> bool:
+        return getattr(card, "name", "").lower() == recipe.lower()
+
+    def _choose_length(self, page: TrainPage, steps: int) -> None:
+        length = page.sheet.essentials.length
+        if length.measure.currentData() != "steps":
+            length.measure.setFocus()
+            QTest.keyClicks(length.measure, "s")
+            length.measure.activated.emit(length.measure.currentIndex())
+        if length.number.text() != str(steps):
+            self.type(length.number, str(steps))
+
+    def _write_prompt(self, page: TrainPage, wish: Wish) -> None:
+        prompts = page.sheet.essentials.prompts
+        while len(prompts.rows) > 1:
+            self.click(prompts.rows[-1].remove)
+        if not prompts.rows:
+            self.click(prompts.add)
+        row = prompts.rows[0]
+        if row.field.text() != wish.prompt:
+            self.type(row.field, wish.prompt)
+        if wish.prompt_settings and not row.more.isChecked():
+            self.click(row.more)
+        for detail in row.details:
+            name = detail.key.rpartition(".")[2]
+            wanted = wish.prompt_settings.get(name)
+            if wanted is not None and isinstance(detail.editor, LineEditor) and detail.editor.text() != wanted:
+                self.type(detail.editor, wanted)
+
+    def _go_on(self, page: RunsPage) -> bool:
+        """Press what the page offers for going on with what broke off; always False."""
+        resume, bar = page.header.buttons["runs.resume"], page.queue.bar.button
+        for button in (resume, bar):
+            if button.isVisible() and button.isEnabled():
+                self.click(button)
+                break
+        return False
+
+    def _replace(self) -> bool:
+        """Let an export that was broken off be made again; always False."""
+        for button in self.window.notices.findChildren(QPushButton):
+            if button.isVisible() and button.text() == "Replace":
+                self.click(button)
+        return False
+
+    def _run(self) -> Path | None:
+        entries = [entry for entry in self.session.queue.entries if entry.run]
+        return entries[-1].run if entries else None
