@@ -49,7 +49,7 @@ def test_from_pictures_to_a_lora_that_loads(sittings, tmp_path, monkeypatch):
     assert artist.train.draft.values == sitting.session.jobs.open(artist.train.draft.path).values
     page = artist.watch(run)
     until(lambda: page.run.summary.state == "done" and page.run.loaded, 240, "the end of the run")
-    assert [step for step in page.samples.samples.steps] == [0, 6, 12]
+    assert list(page.samples.samples.steps) == [0, 6, 12]
     assert len(page.run.series["loss"].x) == wish.steps
     lora = artist.send_to_comfy(page)
     sitting.end()
