@@ -5,20 +5,27 @@ from __future__ import annotations
 import errno
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from app.core.edits.backups import Backups
-from app.core.edits.edit import History
+from app.core.edits.edit import Edit, History
 from app.core.edits.journal import Journal
 from app.core.edits.saving import Saver
 from app.core.edits.writer import Writer
 from app.core.library import Library
-from app.core.pictures import Folder, Picture
+from app.core.pictures import Change, Field, Folder, Picture, Value
 from trainer.dataset.caption_files import read_caption_file, read_metadata
 from trainer.dataset.sidecar import read_sidecar
 
 FIELDS = ("caption", "rating", "excluded", "crop")
+GIVEN: dict[str, dict[str, bytes]] = {
+    "a.jpg": {".txt": b"cat, dog\n"},
+    "b.jpg": {".caption": b"bird"},
+    "c.jpg": {},
+    "d.jpg": {".txt": b"caf\xe9"},
+}
 
 
 class Killed(BaseException):
@@ -152,3 +159,28 @@ class World:
         return {
             path.name: path.read_bytes() for path in self.data.iterdir() if path.suffix != ".jpg" and path.is_file()
         }
+
+
+@contextmanager
+def a_world(base: Path) -> Iterator[World]:
+    """A world of the pictures GIVEN whose disk can be made to fault; at the end it is sound and the journal let go."""
+    made = World(base, GIVEN)
+    FAULTS.inside, FAULTS.home = str(made.data), str(made.home)
+    yield made
+    FAULTS.clear()
+    FAULTS.inside = ""
+    made.journal._shut()
+    made.journal._owned.close()
+
+
+def change(world: World, place: int, value: Value, field: Field = "caption") -> Change:
+    picture = world.picture(place)
+    return Change(picture.id, field, picture.value(field), value)
+
+
+def set_to(world: World, place: int, value: Value, field: Field = "caption") -> None:
+    world.history.do(Edit("Set", (change(world, place, value, field),)))
+
+
+def conflicts(world: World) -> list[tuple[Value, Value]]:
+    return [(conflict.mine, conflict.theirs) for conflict in world.saver.now.conflicts]

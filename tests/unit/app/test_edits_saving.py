@@ -21,37 +21,15 @@ from app.core.edits.journal import Journal
 from app.core.edits.saving import Saver
 from app.core.edits.writer import Writer
 from app.core.library import Library
-from app.core.pictures import Change, Field, Folder, FolderChange, Value
-from tests.faults.captions import kill
-from tests.support.app_world import DISK_FULL, FAULTS, World
+from app.core.pictures import Change, Folder, FolderChange
+from tests.support.app_world import DISK_FULL, FAULTS, World, a_world, conflicts, set_to
 from trainer.dataset.sidecar import read_sidecar
-
-GIVEN = {
-    "a.jpg": {".txt": b"cat, dog\n"},
-    "b.jpg": {".caption": b"bird"},
-    "c.jpg": {},
-    "d.jpg": {".txt": b"caf\xe9"},
-}
 
 
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[World]:
-    made = World(tmp_path, GIVEN)
-    FAULTS.inside, FAULTS.home = str(made.data), str(made.home)
-    yield made
-    FAULTS.clear()
-    FAULTS.inside = ""
-    made.journal._shut()
-    made.journal._owned.close()
-
-
-def change(world: World, place: int, value: Value, field: Field = "caption") -> Change:
-    picture = world.picture(place)
-    return Change(picture.id, field, picture.value(field), value)
-
-
-def set_to(world: World, place: int, value: Value, field: Field = "caption") -> None:
-    world.history.do(Edit("Set", (change(world, place, value, field),)))
+    with a_world(tmp_path) as made:
+        yield made
 
 
 def kept(world: World, name: str) -> list[bytes | None]:
@@ -285,113 +263,6 @@ def test_originals_are_kept_when_versions_have_to_go(tmp_path: Path) -> None:
     assert backups_module.MOST_BYTES > 100_000_000
 
 
-def test_a_torn_last_line_is_cut_and_an_edit_without_end_was_never_made(world: World) -> None:
-    set_to(world, 0, "made")
-    path = world.journal._path
-    content = path.read_bytes()
-    world.crash()
-    for torn, expected in ((content[:-1], b"cat, dog\n"), (content[:-5], b"cat, dog\n"), (content, b"made")):
-        path.write_bytes(torn)
-        world.begin()
-        assert (world.data / "a.txt").read_bytes() == expected
-        assert not path.exists(), "a journal that was taken over stays"
-        world.crash()
-    world.begin()
-
-
-def crashed_in_conflict(world: World) -> None:
-    """A session wanted "mine" of the first picture, another program wrote "theirs", and the session crashed."""
-    set_to(world, 0, "mine")
-    (world.data / "a.txt").write_bytes(b"theirs")
-    world.settle()
-    world.crash()
-    world.begin()
-
-
-def conflicts(world: World) -> list[tuple[Value, Value]]:
-    return [(conflict.mine, conflict.theirs) for conflict in world.saver.now.conflicts]
-
-
-@pytest.mark.parametrize("saved", [True, False])
-def test_what_a_crashed_session_wanted_outlives_another_crash_though_the_picture_is_edited(
-    world: World, saved: bool
-) -> None:
-    crashed_in_conflict(world)
-    set_to(world, 0, "newer")
-    if saved:
-        world.settle()
-        assert conflicts(world) == [("mine", "newer")]
-    world.crash()
-    world.begin()
-    world.settle()
-    assert (world.data / "a.txt").read_bytes() == b"newer"
-    assert conflicts(world) == [("mine", "newer")]
-
-
-def test_of_two_wishes_in_conflict_neither_is_forgotten(world: World) -> None:
-    crashed_in_conflict(world)
-    set_to(world, 0, "newer")
-    (world.data / "a.txt").write_bytes(b"theirs again")
-    world.settle()
-    assert conflicts(world) == [("newer", "theirs again")]
-    world.saver.resolve(world.saver.now.conflicts[0], "theirs")
-    world.settle()
-    assert conflicts(world) == [("mine", "theirs again")]
-    world.saver.resolve(world.saver.now.conflicts[0], "mine")
-    world.settle()
-    assert conflicts(world) == []
-    assert (world.data / "a.txt").read_bytes() == b"mine"
-
-
-def test_what_the_user_chose_against_does_not_come_back_after_a_crash(world: World) -> None:
-    crashed_in_conflict(world)
-    (conflict,) = world.saver.now.conflicts
-    set_to(world, 0, "newer")
-    world.saver.resolve(conflict, "mine")
-    world.settle()
-    assert (world.data / "a.txt").read_bytes() == b"mine"
-    world.crash()
-    world.begin()
-    assert conflicts(world) == []
-    assert (world.data / "a.txt").read_bytes() == b"mine"
-
-
-def test_a_caption_saved_while_a_large_edit_is_entered_is_known_as_saved(world: World) -> None:
-    set_to(world, 0, "one")
-    world.journal.append("Large", [])
-    world.settle()
-    world.journal.end()
-    (world.data / "a.txt").write_bytes(b"theirs")
-    world.crash()
-    world.begin()
-    assert conflicts(world) == []
-    assert (world.data / "a.txt").read_bytes() == b"theirs"
-
-
-def test_the_journal_is_on_the_disk_before_a_file_is_touched_and_a_single_file_afterwards(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    happened = list[str]()
-    waits = os.fsync
-
-    def wait_for_disk(handle: int) -> None:
-        same = os.path.samestat(os.fstat(handle), world.journal._path.stat())
-        happened.append("journal waited for" if same else "other waited for")
-        waits(handle)
-
-    def touched(event: str, path: Path) -> None:
-        if path.parent == world.data:
-            happened.append(event)
-
-    monkeypatch.setattr(os, "fsync", wait_for_disk)
-    set_to(world, 0, "mine")
-    happened.clear()
-    FAULTS.touched = touched
-    world.settle()
-    assert [what for what in happened if what != "other waited for"] == ["journal waited for", "open", "os.rename"]
-    assert "other waited for" in happened[happened.index("open") : happened.index("os.rename")]
-
-
 def test_a_file_that_does_not_read_back_is_not_saved(world: World) -> None:
     def tear(event: str, path: Path) -> None:
         if event == "os.rename":
@@ -405,32 +276,6 @@ def test_a_file_that_does_not_read_back_is_not_saved(world: World) -> None:
     (problem,) = world.saver.now.problems
     assert "reads differently" in problem.sentence
     assert world.saver.unsaved(world.picture(0)) == {"caption"}
-
-
-def test_a_session_that_lives_keeps_its_journal(world: World) -> None:
-    set_to(world, 0, "theirs to write")
-    second = Journal(world.home / "journal")
-    assert second.adopt() == []
-    second.close([])
-    assert world.journal._path.exists()
-
-
-def test_an_unwritable_journal_is_told_and_captions_are_written_all_the_same(tmp_path: Path) -> None:
-    (tmp_path / "home").mkdir()
-    (tmp_path / "home" / "journal").write_bytes(b"a file where a folder has to be")
-    world = World(tmp_path, GIVEN)
-    set_to(world, 0, "written")
-    world.settle()
-    assert [problem.code for problem in world.saver.now.problems] == ["save.no_journal"]
-    assert (world.data / "a.txt").read_bytes() == b"written"
-
-
-def test_the_journal_does_not_grow_without_end(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.core.edits.journal._LARGE", 5000)
-    for number in range(60):
-        set_to(world, 0, f"caption {number} " + "x" * 100)
-        world.settle()
-    assert world.journal._path.stat().st_size < 10_000
 
 
 class Live:
@@ -486,10 +331,6 @@ def test_a_large_edit_is_made_in_portions_and_undone_whole(tmp_path: Path) -> No
     live.history.finish()
     live.saver.close()
     assert {path.read_bytes() for path in live.data.iterdir()} == {b"red, x"}
-
-
-def test_processes_killed_while_they_edit_lose_nothing() -> None:
-    assert sum(kill(number) for number in range(2)) > 0
 
 
 _ROOMLESS = """
