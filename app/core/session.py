@@ -113,6 +113,7 @@ class Session:
         self.history = History(self.library, journal, self.saver)
         self.datasets = Datasets(self.library, self.tasks)
         self.datasets.unsaved = self._unsaved
+        self.datasets.unsaved_of_folder = self.saver.unsaved_of_folder
         self.recent = RecentFolders(post)
         self.models = Models(post)
         self.presets = Presets(self.tasks)

@@ -67,7 +67,8 @@ class Looker:
 
         A directory is listed again when its own time changed; files written in place are found among those in `near`
         at once, among the others by and by, or with `whole` at once too. Captions and notes of the pictures in
-        `again` are read whatever their times say; those `dropped` are forgotten, and new should they still be there.
+        `again` are read whatever their times say, and what holds for those folders is told; those `dropped` are
+        forgotten, and new should they still be there.
 
         A picture that is gone is called missing first, and forgotten by the next look that misses it: programs that
         save by replacing leave a moment without. When all are gone at once, the place that they lie in is: they stay.
@@ -82,6 +83,8 @@ class Looker:
             self._lose(_nothing_left(self.root))
             return
         self._find()
+        for path in again.keys() & self._directories.keys():
+            self._mark(self._directories[path])
         self._tell_missing()
         self._read()
 

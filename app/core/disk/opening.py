@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from app.core.events import Event
 from app.core.library import Library
-from app.core.pictures import Altered, Fact, Field, Folder, Picture, Value
+from app.core.pictures import Altered, Fact, Field, Folder, FolderField, Picture, Value
 from app.core.tasks import Tasks
 from trainer.errors import DatasetError, ImpastoError
 from trainer.protocol.atomic import long_path
@@ -28,6 +28,7 @@ _AHEAD = 2
 _HEADERS = 400
 """Headers read in one go, about a fifth of a second: other work comes between."""
 _USERS: frozenset[Field] = frozenset({"caption", "rating", "excluded", "crop"})
+_FACTS: tuple[FolderField, ...] = ("repeats", "regularisation", "trigger")
 _KINDS: Mapping[str, Fact | Field] = {
     "caption": "caption",
     "rating": "rating",
@@ -86,7 +87,7 @@ class _Dataset:
     touched: set[int] = field(default_factory=set)
     """Pictures that the user changed since the look that runs began: what it read may be older."""
     again: dict[Path, set[str]] = field(default_factory=dict)
-    """Pictures whose captions and notes the next look has to read again."""
+    """Pictures whose captions and notes the next look has to read again, by folders whose facts it tells again."""
     dropped: dict[Path, set[str]] = field(default_factory=dict)
     """Pictures that the next look is to forget."""
     unsized: dict[int, None] = field(default_factory=dict)
@@ -112,6 +113,8 @@ class Datasets:
         """The disk shows another value than an unsaved edit."""
         self.unsaved: Callable[[int, Field], bool] = lambda picture, field: False
         """Tells whether an edit of a picture is still on its way to the disk; whoever saves says it here."""
+        self.unsaved_of_folder: Callable[[Folder], Collection[FolderField]] = lambda folder: ()
+        """Tells which facts of a folder are still on their way, likewise."""
         self._library, self._tasks = library, tasks
         self._open: dict[Path, _Dataset] = {}
         self._learning = False
@@ -311,12 +314,15 @@ class Datasets:
         return any(self.unsaved(picture, field) for field in _USERS)
 
     def _mark(self, dataset: _Dataset, folder: Folder, marks: FolderMarks) -> None:
+        """Take over what holds for a folder, but for what the user changed: that is told again by the next look."""
         ids = dataset.ids.get(folder, {}).values()
-        known = (folder.repeats, folder.regularisation, folder.trigger)
-        now = (marks.repeats, marks.regularisation, marks.trigger)
-        # What the user changed meanwhile is written after this was read, and read again then.
-        if now != known and dataset.touched.isdisjoint(ids):
-            folder.repeats, folder.regularisation, folder.trigger = now
+        new = {fact for fact in _FACTS if getattr(folder, fact) != getattr(marks, fact)}
+        edited = new if not dataset.touched.isdisjoint(ids) else new.intersection(self.unsaved_of_folder(folder))
+        if edited:
+            dataset.again.setdefault(folder.path, set())
+        for fact in new - edited:
+            setattr(folder, fact, getattr(marks, fact))
+        if new - edited:
             self._tell({number: {} for number in ids}, ["folder"])
 
     def _lose(self, dataset: _Dataset, error: ImpastoError | None) -> None:

@@ -9,14 +9,14 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, cast
+from typing import Literal, TypeVar, cast
 
 from app.core.edits.journal import Journal
 from app.core.edits.replacing import refusal
 from app.core.edits.wishes import AnyField, Key, Wish
 from app.core.edits.writer import Outcome, Writer
 from app.core.events import Event
-from app.core.pictures import Change, Field, Picture, Value
+from app.core.pictures import Change, Field, Folder, FolderField, Picture, Value
 from app.core.tasks import Post
 from trainer.errors import DatasetError
 
@@ -25,6 +25,7 @@ PAUSE = 0.7
 RETRY = 20.0
 """Seconds after which what could not be written is tried again by itself."""
 _BATCH = 2000
+_Name = TypeVar("_Name", Field, FolderField)
 _log = logging.getLogger(__name__)
 
 
@@ -164,12 +165,19 @@ class Saver:
 
     def unsaved(self, picture: Picture) -> frozenset[Field]:
         """Return what of a picture is not on disk yet: a look at the disk must not overwrite that in the library."""
-        root = picture.folder.root
-        name = picture.path.relative_to(root).as_posix()
+        fields: tuple[Field, ...] = ("caption", "rating", "excluded", "crop")
+        return self._waiting_of(picture.folder.root, picture.path, fields)
+
+    def unsaved_of_folder(self, folder: Folder) -> frozenset[FolderField]:
+        """Return which facts of a folder are not on disk yet, as `unsaved` does for a picture."""
+        fields: tuple[FolderField, ...] = ("repeats", "regularisation", "trigger")
+        return self._waiting_of(folder.root, folder.path, fields)
+
+    def _waiting_of(self, root: Path, path: Path, fields: Sequence[_Name]) -> frozenset[_Name]:
+        name = path.relative_to(root).as_posix() if path != root else ""
         with self._changed:
             self._absorb(None)
             stores = (self._open, self._flight, self._refused, self._conflicts)
-            fields: tuple[Field, ...] = ("caption", "rating", "excluded", "crop")
             return frozenset(field for field in fields if any(Key(str(root), name, field) in store for store in stores))
 
     def hurry(self) -> None:

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from app.core.edits.edit import Edit
-from app.core.pictures import Change, Field, Value
+from app.core.pictures import Change, Field, FolderChange, Value
 from app.core.session import Session
 from tests.support.desk import Desk, a_desk
 from trainer.dataset.sidecar import read_sidecar, write_sidecar
@@ -71,3 +71,29 @@ def test_a_look_at_the_disk_never_takes_what_is_not_saved(sitting: Sitting) -> N
     sitting.desk.until(lambda: session.saver.now.clean)
     sitting.look()
     assert (sitting.value("caption"), sitting.value("rating")) == ("theirs again", 4)
+
+
+def test_a_look_at_the_disk_never_takes_a_fact_of_a_folder_that_is_not_saved(sitting: Sitting) -> None:
+    session, folder = sitting.session, sitting.session.library.pictures[sitting.number].folder
+    write_sidecar(sitting.folder, read_sidecar(sitting.folder).with_folder(trigger="theirs", repeats=4))
+    session.history.do(Edit("Set", (), (FolderChange(folder, "trigger", None, "mine"),)))
+    session.saver.flush()
+    sitting.desk.until(lambda: session.saver.now.conflicts)
+    sitting.look()
+    assert (folder.trigger, folder.repeats) == ("mine", 4)
+    session.saver.resolve(session.saver.now.conflicts[0], "theirs")
+    sitting.desk.until(lambda: session.saver.now.clean)
+    sitting.look()
+    assert folder.trigger == "theirs"
+
+
+def test_a_fact_edited_during_a_look_wins_over_what_the_look_read(sitting: Sitting) -> None:
+    session, folder = sitting.session, sitting.session.library.pictures[sitting.number].folder
+    write_sidecar(sitting.folder, read_sidecar(sitting.folder).with_folder(trigger="theirs", repeats=4))
+    session.datasets.refresh(whole=True)
+    session.library.apply_to_folders([FolderChange(folder, "trigger", None, "mine")])
+    datasets = session.datasets._open.values()
+    sitting.desk.until(lambda: not any(each.looking for each in datasets))
+    assert folder.trigger == "mine"
+    sitting.look()
+    assert (folder.trigger, folder.repeats) == ("theirs", 4)  # nobody said that the edit is still to be saved
