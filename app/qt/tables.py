@@ -10,6 +10,7 @@ from PySide6.QtGui import QColor, QPainter
 from PySide6.QtWidgets import QHeaderView, QStyle, QStyledItemDelegate, QStyleOptionViewItem, QTreeView, QWidget
 
 from app.qt.theme import colours
+from app.qt.tips import plain_tip
 
 _Index = QModelIndex | QPersistentModelIndex
 _BAR = int(Qt.ItemDataRole.UserRole)
@@ -62,8 +63,7 @@ class Rows(QAbstractTableModel):
         if role in (Qt.ItemDataRole.DisplayRole, Qt.ItemDataRole.AccessibleTextRole):
             return row.texts[index.column()]
         if role == Qt.ItemDataRole.ToolTipRole:
-            # Qt takes what looks like HTML for it; a zero-width space before it keeps it plain.
-            return "\u200b" + (row.tip or row.texts[index.column()])
+            return plain_tip(row.tip or row.texts[index.column()])
         if role == _BAR and index.column() == len(self.titles) - 1:
             return row.bar
         return None

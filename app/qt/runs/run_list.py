@@ -24,6 +24,7 @@ from PySide6.QtWidgets import QListView, QStyle, QStyledItemDelegate, QStyleOpti
 from app.core.runs.summary import RunSummary
 from app.qt.runs.state_words import standing, state_colour
 from app.qt.theme import colours
+from app.qt.tips import plain_tip
 
 _Index = QModelIndex | QPersistentModelIndex
 SUMMARY = int(Qt.ItemDataRole.UserRole)
@@ -72,7 +73,7 @@ class RunModel(QAbstractListModel):
             case Qt.ItemDataRole.DisplayRole:
                 return row.name
             case Qt.ItemDataRole.ToolTipRole:
-                return "\n".join(filter(None, (str(row.path), row.problem)))
+                return plain_tip("\n".join(filter(None, (str(row.path), row.problem))))
             case Qt.ItemDataRole.AccessibleTextRole:
                 return ", ".join(filter(None, (row.name, self._words[index.row()], row.problem)))
             case _ if role == SUMMARY:

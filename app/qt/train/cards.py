@@ -9,6 +9,7 @@ from PySide6.QtGui import QColor, QEnterEvent, QFont, QPainter, QPaintEvent, QPe
 from PySide6.QtWidgets import QAbstractButton, QSizePolicy, QWidget
 
 from app.qt.theme import colours, icon
+from app.qt.tips import plain_tip
 from trainer.config.base import Family
 from trainer.config.presets.preset import Preset
 from trainer.config.presets.shelf import Shelved
@@ -98,7 +99,7 @@ class RecipeCard(QAbstractButton):
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
         self.setAccessibleName(self.tr("Recipe {name}").format(name=self.name))
         self.setAccessibleDescription(preset.notes)
-        self.setToolTip(f"<qt>{_escaped(preset.notes or self.name)}</qt>")
+        self.setToolTip(plain_tip(preset.notes or self.name))
 
     def nextCheckState(self) -> None:  # noqa: N802
         """Stay as the job says: `mark` tells."""
@@ -169,7 +170,3 @@ def _paint_lines(painter: QPainter, inside: QRect, text: str) -> None:
         lines[-1] = f"{lines[-1].rstrip(',;:.')} …"
     for number, line in enumerate(lines):
         painter.drawText(inside.left(), inside.top() + metrics.ascent() + number * metrics.lineSpacing(), line)
-
-
-def _escaped(text: str) -> str:
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace("\n", "<br>")

@@ -26,6 +26,7 @@ from app.core.jobs.values import drop
 from app.core.session import Session
 from app.qt.elided import Elided
 from app.qt.theme import set_icon
+from app.qt.tips import plain_tip
 from app.qt.train.form.editors import words
 from app.qt.words import QT_TRANSLATE_NOOP
 from trainer.config.paths import absolute
@@ -146,7 +147,7 @@ class FolderRow(QWidget):
         path = str(folder["path"])
         name = Path(path).name or path
         self.name.setText(name)
-        self.name.setToolTip(path)
+        self.name.setToolTip(plain_tip(path))
         self.count.setText("" if count is None else self.tr("%Ln picture(s)", "", count))
         kind = str(folder.get("kind", "train"))
         if self.kind.findData(kind) < 0:

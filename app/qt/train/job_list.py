@@ -20,6 +20,7 @@ from app.core.jobs.jobs import JobEntry
 from app.core.session import Session
 from app.qt.actions.commands import Commands
 from app.qt.theme import set_icon
+from app.qt.tips import plain_tip
 
 _PATH = Qt.ItemDataRole.UserRole
 MENU = ("train.new", "train.open", "train.duplicate", "train.rename", "train.delete")
@@ -67,7 +68,7 @@ class JobList(QWidget):
     def _item(self, entry: JobEntry) -> QListWidgetItem:
         item = QListWidgetItem(entry.name)
         item.setData(_PATH, str(entry.path))
-        item.setToolTip(f"{entry.path}: {entry.problem}" if entry.problem else str(entry.path))
+        item.setToolTip(plain_tip(f"{entry.path}: {entry.problem}" if entry.problem else str(entry.path)))
         if entry.problem:
             item.setData(Qt.ItemDataRole.AccessibleDescriptionRole, entry.problem)
             item.setForeground(self.palette().placeholderText())

@@ -29,6 +29,7 @@ from app.qt.pictures.grid.cells import Cells, band
 from app.qt.pictures.grid.layout import Layout
 from app.qt.pictures.images import Images
 from app.qt.theme import colours
+from app.qt.tips import plain_tip
 
 SIDES = (72, 480)
 """Smallest and largest side of a picture in the grid."""
@@ -292,7 +293,8 @@ class Grid(QAbstractScrollArea):
         """Tell about the picture under the pointer."""
         if isinstance(event, QHelpEvent) and event.type() == QEvent.Type.ToolTip:
             index = self._at(event.pos())
-            QToolTip.showText(event.globalPos(), self._tip(self._view.ids[index]) if index is not None else "", self)
+            words = self._tip(self._view.ids[index]) if index is not None else ""
+            QToolTip.showText(event.globalPos(), plain_tip(words), self)
             return True
         return super().viewportEvent(event)
 

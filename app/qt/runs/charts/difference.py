@@ -8,6 +8,7 @@ from PySide6.QtCore import QLocale, Qt
 from PySide6.QtWidgets import QHeaderView, QLabel, QTableWidget, QTableWidgetItem, QVBoxLayout, QWidget
 
 from app.core.runs.run import Run
+from app.qt.tips import plain_tip
 
 _MOST_ROWS = 12
 
@@ -58,7 +59,7 @@ class DifferenceTable(QWidget):
         for row, difference in enumerate(found):
             for place, text in enumerate((difference.key, *map(self._value, difference.values))):
                 item = QTableWidgetItem(text)
-                item.setToolTip(text)
+                item.setToolTip(plain_tip(text))
                 self.table.setItem(row, place, item)
         rows = min(len(found), _MOST_ROWS)
         self.table.setFixedHeight(

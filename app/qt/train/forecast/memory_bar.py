@@ -10,6 +10,7 @@ from PySide6.QtWidgets import QSizePolicy, QToolTip, QWidget
 
 from app.core.planning.answer import Answer, Plan
 from app.qt.theme import colours
+from app.qt.tips import plain_tip
 from app.qt.train.forecast import words
 
 KINDS = {
@@ -102,7 +103,7 @@ class MemoryBar(QWidget):
         if isinstance(event, QHelpEvent):
             piece = self._at(event.pos().x())
             text = f"{piece.name}: {words.gigabytes(piece.bytes)}" if piece else ""
-            QToolTip.showText(event.globalPos(), text, self)
+            QToolTip.showText(event.globalPos(), plain_tip(text), self)
             return True
         return super().event(event)
 

@@ -8,6 +8,7 @@ from PySide6.QtWidgets import QFrame, QGridLayout, QHBoxLayout, QLabel, QToolBut
 from app.core.jobs.draft import Draft
 from app.core.jobs.settings import Setting
 from app.qt.theme import set_icon
+from app.qt.tips import plain_tip
 from app.qt.train.form.editors import TickEditor, editor_for, shown
 
 WIDTH = 190
@@ -82,13 +83,13 @@ class SettingRow(QWidget):
         self.back.setVisible(differs)
         what = shown(expected) or self.setting.otherwise or self.tr("not set")
         words = self.tr("Back to the preset's value: {value}") if of_preset else self.tr("Back to the default: {value}")
-        self.back.setToolTip(words.format(value=what))
+        self.back.setToolTip(plain_tip(words.format(value=what)))
         self.back.setAccessibleName(f"{self.title.text()}: {words.format(value=what)}")
 
     def _build(self) -> None:
         tip = f"{self.key}\n" + self.tr("May be {values}.").format(values=self.setting.values)
         for part in (self.title, self.editor, self.hint):
-            part.setToolTip(tip)
+            part.setToolTip(plain_tip(tip))
         for label in (self.title, self.hint):
             label.setTextFormat(Qt.TextFormat.PlainText)
         self.title.setBuddy(self.editor)
