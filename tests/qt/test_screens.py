@@ -4,17 +4,22 @@ IMPASTO_SCREENS=FOLDER keeps the pictures; else they lie in pytest's temporary f
 a room adds its screens.
 """
 
+import importlib
 import os
+import pkgutil
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from PIL import Image
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QAccessible, QAccessibleInterface
-from PySide6.QtWidgets import QAbstractSpinBox, QApplication, QComboBox, QLabel, QWidget
+from PySide6.QtWidgets import QAbstractSpinBox, QApplication, QComboBox, QDialog, QLabel, QWidget
 
+import app.qt
 from app.qt.window import Window
 from tests.support.screens import LOOKS, SCREENS, SIZE, open_demo
 
@@ -35,6 +40,24 @@ def test_every_screen_in_every_look(percent, tmp_path):
         assert len(grounds) == len(LOOKS), f"{name} looks the same in other colours"
         if name == "pictures":
             assert looks[0].size == tuple(side * percent // 100 for side in SIZE)
+
+
+def dialogs(base: type[QDialog] = QDialog) -> Iterator[type[QDialog]]:
+    """The app's dialogs, but for those that are only what others share."""
+    for each in base.__subclasses__():
+        if each.__module__.startswith("app.") and not each.__subclasses__():
+            yield each
+        yield from dialogs(each)
+
+
+def test_every_dialog_has_its_screen():
+    for module in pkgutil.walk_packages(app.qt.__path__, "app.qt."):
+        importlib.import_module(module.name)
+    sources = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests" / "support").glob("screens*.py"))
+    found = sorted(each.__name__ for each in dialogs())
+    assert len(found) > 10
+    missing = [name for name in found if not re.search(rf"\b{name}\b", sources)]
+    assert missing == []
 
 
 def name_of(widget: QWidget) -> str:

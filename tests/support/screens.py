@@ -62,6 +62,7 @@ def screen(name: str) -> Callable[[Screen], Screen]:
 @screen("pictures")
 def pictures(window: Window) -> QWidget:
     window.show_pictures()
+    window.commands["views.grid"].trigger()
     chosen = window.session.view.ids[1]
     window.session.view.select([chosen], chosen)
     return window

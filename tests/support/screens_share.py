@@ -14,6 +14,7 @@ from safetensors.numpy import save_file
 from app.qt.loras.viewer import LoraViewer
 from app.qt.presets.edit import EditDialog
 from app.qt.presets.page import PresetsPage
+from app.qt.presets.receive import ReceiveDialog
 from app.qt.presets.versions import VersionsDialog
 from app.qt.window import Window
 from tests.support.screens import DEMO, screen, wait
@@ -75,7 +76,7 @@ def arriving(window: Window) -> QWidget:
     page.open(path)
     wait(QApplication.instance(), lambda: page.arriving is not None)
     dialog, outlooks = page.arriving, window.session.presets.outlooks
-    assert dialog is not None
+    assert isinstance(dialog, ReceiveDialog)
     received = dialog.received
     outlooks.choose("8GB")
     wait(QApplication.instance(), lambda: outlooks.of(received.place, received.preset) is not None, 120_000)

@@ -1,0 +1,95 @@
+"""Screens of the Pictures page's smaller dialogs, and of its other views."""
+
+from __future__ import annotations
+
+from PySide6.QtWidgets import QApplication, QWidget
+
+from app.core.edits.edit import Edit
+from app.core.edits.wishes import Key, Wish
+from app.core.pictures import Change
+from app.core.session import Session
+from app.qt.pictures.captions.conflicts import ConflictsDialog
+from app.qt.pictures.captions.recovered import RecoveredDialog
+from app.qt.pictures.finding.dialogs import HelpDialog, SaveDialog
+from app.qt.pictures.folder_dialog import FolderDialog
+from app.qt.window import Window
+from tests.support.screens import screen, wait
+
+
+def clash(session: Session) -> None:
+    """Let another program and the user write the same captions."""
+    session.saver.flush()
+    wait(QApplication.instance(), lambda: session.saver.now.clean)
+    changes = []
+    for number in session.view.ids[:3]:
+        picture = session.library.pictures[number]
+        words = (picture.caption or "").strip()
+        picture.path.with_suffix(".txt").write_text(f"{words}, at night, in the rain", encoding="utf-8")
+        changes.append(Change(number, "caption", picture.caption, f"a close-up, {words}"))
+    session.history.do(Edit("Write captions", tuple(changes)))
+    session.saver.flush()
+    wait(QApplication.instance(), lambda: len(session.saver.now.conflicts) == len(changes))
+
+
+def make_up(session: Session) -> None:
+    """End the conflicts, and leave the captions as they were."""
+    for conflict in session.saver.now.conflicts:
+        session.saver.resolve(conflict, "mine")
+    session.history.undo()
+    session.saver.flush()
+    wait(QApplication.instance(), lambda: session.saver.now.clean)
+
+
+@screen("captions-conflicts")
+def captions_conflicts(window: Window) -> QWidget:
+    window.show_pictures()
+    clash(window.session)
+    dialog = ConflictsDialog(window.session, window)
+    dialog.finished.connect(lambda _: make_up(window.session))
+    return dialog
+
+
+@screen("captions-recovered")
+def captions_recovered(window: Window) -> QWidget:
+    session = window.session
+    wishes = []
+    for number in session.view.ids[:4]:
+        picture = session.library.pictures[number]
+        key = Key(str(picture.folder.root), picture.name, "caption")
+        words = (picture.caption or "").strip()
+        wishes.append(Wish(key, (words,), f"{words}, glowing"))
+    session.saver.recovered = tuple(wishes)
+    return RecoveredDialog(session, window)
+
+
+@screen("filter-save")
+def filter_save(window: Window) -> QWidget:
+    return SaveDialog("tag:neon size:<512 -missing:caption", list(window.session.datasets.folders), window)
+
+
+@screen("filter-help")
+def filter_help(window: Window) -> QWidget:
+    return HelpDialog(window)
+
+
+@screen("folder")
+def folder(window: Window) -> QWidget:
+    return FolderDialog(next(iter(window.session.library.pictures.values())).folder, window)
+
+
+@screen("loupe")
+def loupe(window: Window) -> QWidget:
+    window.show_pictures()
+    window.session.view.select(window.session.view.ids[:1], window.session.view.ids[0])
+    window.commands["views.loupe"].trigger()
+    return window
+
+
+@screen("compare")
+def compare(window: Window) -> QWidget:
+    window.show_pictures()
+    window.session.view.select(window.session.view.ids[:3], window.session.view.ids[0])
+    command = window.commands["views.compare"]
+    wait(QApplication.instance(), command.isEnabled)
+    command.trigger()
+    return window
