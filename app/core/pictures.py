@@ -47,8 +47,12 @@ class Picture:
     rating: int | None = None
     excluded: bool = False
     crop: Crop | None = None
+    clash: bool = False
+    """Whether it has several captions that differ, of which only the first counts."""
     mask: bool = False
     """Whether NAME-masklabel.png lies beside it."""
+    mask_changed_ns: int = 0
+    """When that was last written."""
     problem: str | None = None
     """Why it cannot be used: a sentence."""
     content: str | None = None

@@ -35,8 +35,8 @@ class Listing:
     """In natural order."""
     texts: dict[str, State] = field(default_factory=dict)
     """Caption files, impasto.jsonl and metadata.jsonl."""
-    masks: frozenset[str] = frozenset()
-    """Stems of the pictures that have a mask."""
+    masks: dict[str, State] = field(default_factory=dict)
+    """Mask files by the stems of their pictures."""
     inside: tuple[str, ...] = ()
     """Folders in it, in natural order, hidden ones and links aside."""
     identity: tuple[int, int] | None = None
@@ -51,9 +51,9 @@ class Listing:
         """Return the caption files of a picture, the one that counts first."""
         return self.sources.get(stem_of(name), [])
 
-    def masked(self, name: str) -> bool:
-        """Tell whether a picture has a mask beside it."""
-        return stem_of(name) in self.masks
+    def mask_of(self, name: str) -> State | None:
+        """Return the mask beside a picture, None where there is none."""
+        return self.masks.get(stem_of(name))
 
 
 def list_directory(path: Path) -> Listing:
@@ -65,7 +65,8 @@ def list_directory(path: Path) -> Listing:
     facts = long_path(path).stat()
     pictures: dict[str, State] = {}
     texts: dict[str, State] = {}
-    inside, masks = list[str](), set[str]()
+    masks: dict[str, State] = {}
+    inside = list[str]()
     with os.scandir(long_path(path)) as entries:
         for entry in entries:
             name = entry.name
@@ -78,13 +79,13 @@ def list_directory(path: Path) -> Listing:
             kind = _kind(name, stem, suffix)
             if kind and (state := _state(entry)):
                 if kind == "mask":
-                    masks.add(stem.removesuffix(MASK))
+                    masks[stem.removesuffix(MASK)] = state
                 else:
                     (pictures if kind == "picture" else texts)[name] = state
     return Listing(
         pictures={name: pictures[name] for name in sorted(pictures, key=natural_key)},
         texts=texts,
-        masks=frozenset(masks),
+        masks=masks,
         inside=tuple(sorted(inside, key=natural_key)),
         identity=(facts.st_dev, facts.st_ino) if facts.st_ino else None,
         changed_ns=facts.st_mtime_ns,

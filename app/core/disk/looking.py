@@ -193,8 +193,8 @@ class Looker:
         for name, before in known.pictures.items():
             if now.pictures.get(name, before) != before:
                 changed[name] = {**_file_facts(now, name), **_UNKNOWN}
-            elif known.masked(name) != now.masked(name):
-                changed[name] = {"mask": now.masked(name)}
+            elif known.mask_of(name) != now.mask_of(name):
+                changed[name] = _mask_facts(now, name)
         changed.update({name: {**_file_facts(now, name), **_UNKNOWN} for name in back})
         self._tell(directory, changed)
 
@@ -271,12 +271,12 @@ class Looker:
 
     def _words(self, directory: _Directory, name: str, listed: str | None) -> dict[str, Any]:
         sources = directory.listing.captions_of(name)
-        caption, faults = read_caption(directory.path, sources, listed)
-        for error in faults:
+        words = read_caption(directory.path, sources, listed)
+        for error in words.faults:
             self._hand(Trouble(error))
         if not all(is_settled(directory.listing.texts[source]) for source in sources):
             directory.unsettled.add(name)
-        return {"caption": caption, **noted(directory.notes.of(name))}
+        return {"caption": words.caption, "clash": words.clash, **noted(directory.notes.of(name))}
 
     def _from_root(self, directory: _Directory) -> dict[str, str]:
         """Return what the metadata file of the dataset's own folder says of the pictures of a directory inside."""
@@ -287,7 +287,12 @@ class Looker:
 
 def _file_facts(listing: Listing, name: str) -> dict[str, Any]:
     state = listing.pictures[name]
-    return {"bytes": state.bytes, "changed_ns": state.changed_ns, "mask": listing.masked(name)}
+    return {"bytes": state.bytes, "changed_ns": state.changed_ns, **_mask_facts(listing, name)}
+
+
+def _mask_facts(listing: Listing, name: str) -> dict[str, Any]:
+    mask = listing.mask_of(name)
+    return {"mask": mask is not None, "mask_changed_ns": mask.changed_ns if mask else 0}
 
 
 def _reworded(known: Listing, now: Listing) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from PIL import ImageFile
 
@@ -23,8 +23,16 @@ MOST_MEGAPIXELS: float = DatasetConfig.model_fields["max_megapixels"].default
 _TELLING = (b"eXIf", b"zTXt", b"tEXt", b"iTXt")
 
 
-def read_caption(folder: Path, sources: Sequence[str], listed: str | None) -> tuple[str | None, list[DatasetError]]:
-    """Return a picture's caption as it stands, and what is wrong with its files.
+class Words(NamedTuple):
+    """A picture's caption as it stands, whether another of its captions differs, and what is wrong with the files."""
+
+    caption: str | None
+    clash: bool
+    faults: list[DatasetError]
+
+
+def read_caption(folder: Path, sources: Sequence[str], listed: str | None) -> Words:
+    """Return what a picture's captions are.
 
     `sources` are its caption files, the one that counts first, `listed` what metadata.jsonl says. The first that is
     not blank counts, as in training; blank ones give an empty caption, none at all gives None.
@@ -37,8 +45,9 @@ def read_caption(folder: Path, sources: Sequence[str], listed: str | None) -> tu
             faults.append(_no_caption(folder / name, fault))
     if listed is not None:
         texts.append(listed)
-    used = next((text for text in texts if split_caption(text, "caption")), "" if texts else None)
-    return used, faults
+    read = [split_caption(text, "caption") for text in texts]
+    used = next((text for text, words in zip(texts, read, strict=True) if words), "" if texts else None)
+    return Words(used, len(set(read)) > 1, faults)
 
 
 def noted(notes: PictureNotes) -> dict[str, Any]:

@@ -34,6 +34,7 @@ _AT_ONCE = 20
 # Captions handed over to be counted at once: 5 ms of the owner's thread, 50 of a worker.
 _TEXTS = 500
 _INDIFFERENT = frozenset({"rating"})
+_OF_FILES = frozenset({"file", "mask"})
 # Below this number of pictures every tag is rare; above this ratio of showings folders count as unbalanced.
 _ENOUGH = 10
 _UNBALANCED = 5
@@ -141,8 +142,8 @@ class Health:
         for number in altered.removed:
             self._forget(number)
         ids = altered.added if altered.what <= _INDIFFERENT else altered.added | altered.altered
-        if altered.added or "file" in altered.what:
-            self._inspector.want(ids if "file" in altered.what else altered.added)
+        if altered.added or altered.what & _OF_FILES:
+            self._inspector.want(ids if altered.what & _OF_FILES else altered.added)
         if "caption" in altered.what:
             self._forget_encodings(altered.altered)
         if altered.what & {"excluded", "folder"} or altered.removed or altered.added:
@@ -329,6 +330,7 @@ class Health:
         sets["picture.same_stem"] = self._stems.pictures
         sets["tag.rare"] = self.tags.rare
         sets["folder.unbalanced"] = self._unbalanced()
+        sets["bucket.lonely"] = self._lonely()
         if not self.files.under("mask", "with"):
             sets.pop("mask.missing", None)  # nobody paints masks here
         return in_order([found(code, ids, self._fix(code, ids), self._alone(ids)) for code, ids in sets.items() if ids])
@@ -343,6 +345,17 @@ class Health:
         shown = [(len(ids) * (folder.repeats or 1), ids) for folder, ids in folders]  # type: ignore[attr-defined]
         most = max((count for count, _ in shown), default=0)
         return frozenset().union(*(ids for count, ids in shown if count * _UNBALANCED < most))
+
+    def _lonely(self) -> frozenset[int]:
+        """Return the pictures of shapes that an epoch shows more seldom than fills a batch, where there are several."""
+        shapes = self.files.all("shape")
+        assert self._judge is not None
+        batch = self._judge.recipe.effective_batch
+        few = [ids for ids in shapes.values() if len(ids) < batch and self._showings(ids) < batch]
+        return frozenset().union(*few) if len(shapes) > 1 else frozenset()
+
+    def _showings(self, ids: Iterable[int]) -> int:
+        return sum(self._library.pictures[number].folder.repeats or 1 for number in ids)
 
     # Mending
 

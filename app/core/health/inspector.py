@@ -25,6 +25,7 @@ class Seen(NamedTuple):
 
     picture: int
     changed_ns: int
+    mask_changed_ns: int
     codes: tuple[str, ...]
     """What is doubtful or worth knowing about its file and the files of its captions, as trainer.dataset words it."""
     content: str | None = None
@@ -32,6 +33,16 @@ class Seen(NamedTuple):
     width: int | None = None
     height: int | None = None
     problem: str | None = None
+
+
+class _Asked(NamedTuple):
+    """A picture that is to be looked at."""
+
+    picture: int
+    path: Path
+    changed_ns: int
+    mask: bool
+    mask_changed_ns: int
 
 
 class Slice(NamedTuple):
@@ -87,10 +98,10 @@ class Inspector:
         some = list(islice(self._waiting, _SLICE))
         pictures = [self._library.pictures[number] for number in some if number in self._library.pictures]
         self._running = True
-        asked = [(picture.id, picture.path, picture.changed_ns) for picture in pictures]
+        asked = [_Asked(one.id, one.path, one.changed_ns, one.mask, one.mask_changed_ns) for one in pictures]
         self._tasks.run(lambda: self._look(asked), lambda found: self._looked(some, found), self._failed)
 
-    def _look(self, asked: list[tuple[int, Path, int]]) -> Slice | None:
+    def _look(self, asked: list[_Asked]) -> Slice | None:
         """Look at some pictures, on the worker; for none of them, let the processes go."""
         from app.core.disk.reading import MOST_MEGAPIXELS
         from app.core.health.near import Near
@@ -104,9 +115,9 @@ class Inspector:
             return None
         self._decoders = self._decoders or Decoders(max(1, AT_ONCE // 2))  # the user wants cores too
         self._near = self._near or Near()
-        paths = [path for _, path, _ in asked]
+        paths = [one.path for one in asked]
         found = inspect_pictures(paths, MOST_MEGAPIXELS, lambda done, total: self._check_stop(), self._decoders)
-        seen = [_seen(number, changed_ns, path, found[path]) for number, path, changed_ns in asked]
+        seen = [_seen(one, found[one.path]) for one in asked]
         return Slice(seen, self._near.add((one.picture, one.fingerprint) for one in seen if one.fingerprint))
 
     def _check_stop(self) -> None:
@@ -125,7 +136,8 @@ class Inspector:
 
     def _is_current(self, seen: Seen) -> bool:
         picture: Picture | None = self._library.pictures.get(seen.picture)
-        return picture is not None and picture.changed_ns == seen.changed_ns
+        now = picture and (picture.changed_ns, picture.mask_changed_ns)
+        return now == (seen.changed_ns, seen.mask_changed_ns)
 
     def _failed(self, fault: BaseException) -> None:
         if not isinstance(fault, _Stopped):
@@ -136,15 +148,31 @@ class _Stopped(Exception):
     """The app is closing."""
 
 
-def _seen(number: int, changed_ns: int, path: Path, found: Inspection) -> Seen:
+def _seen(asked: _Asked, found: Inspection) -> Seen:
     from trainer.dataset.assembly import doubts_of_file
     from trainer.errors import DatasetError
 
+    number, path, changed_ns, _, mask_changed_ns = asked
     written = _encodings(path)
     if isinstance(found, DatasetError):
-        return Seen(number, changed_ns, written, problem=found.sentence)
-    codes = (*doubts_of_file(path, found), *written)
-    return Seen(number, changed_ns, codes, found.id, found.fingerprint, found.width, found.height)
+        return Seen(number, changed_ns, mask_changed_ns, written, problem=found.sentence)
+    codes = (*doubts_of_file(path, found), *written, *_mask_doubts(asked, (found.width, found.height)))
+    content = found.id, found.fingerprint, found.width, found.height
+    return Seen(number, changed_ns, mask_changed_ns, codes, *content)
+
+
+def _mask_doubts(asked: _Asked, size: tuple[int, int]) -> tuple[str, ...]:
+    """Tell by its header whether a mask has another shape than its upright picture, as the trainer judges it."""
+    from app.core.disk.reading import read_size
+    from trainer.dataset.buckets import crop_loss
+    from trainer.dataset.folders import MASK
+
+    if not asked.mask:
+        return ()
+    mask = read_size(asked.path.with_name(f"{asked.path.stem}{MASK}.png"))
+    if not mask["width"]:  # damaged: the trainer's check tells it
+        return ()
+    return ("mask.size",) if crop_loss(mask["width"], mask["height"], size) > 0.01 else ()
 
 
 def _encodings(path: Path) -> tuple[str, ...]:

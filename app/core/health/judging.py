@@ -70,10 +70,11 @@ class Judge:
         if bucket is None:
             return [cell, ("mark", "picture.tiny")]
         doubts = doubts_of_shape((width, height), bucket, self.recipe)
-        return [cell, ("bucket", bucket), *(("mark", code) for code in doubts)]
+        shape: list[Key] = [] if picture.folder.regularisation else [("shape", bucket)]
+        return [cell, ("bucket", bucket), *shape, *(("mark", code) for code in doubts)]
 
     def _caption(self, picture: Picture) -> list[Key]:
-        keys: list[Key] = []
+        keys: list[Key] = [("mark", "caption.clash")] if picture.clash else []
         written = bool(picture.caption and not picture.caption.isspace())
         trigger = (picture.folder.trigger or "").strip()
         if not written:

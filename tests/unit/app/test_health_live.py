@@ -1,0 +1,135 @@
+"""What a look at the disk shows of captions, masks and shapes is judged while it changes, as the trainer judges it."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from app.core.disk.opening import Datasets
+from app.core.health.aim import Aim
+from app.core.health.health import Health
+from app.core.pictures import FolderChange
+from app.core.tags.index import TagIndex
+from tests.support.desk import Desk, a_desk
+from trainer.config.dataset import DatasetConfig, FolderConfig
+from trainer.config.recipe import RecipeConfig
+from trainer.dataset.listing import read_dataset
+
+CODES = ("caption.clash", "mask.size", "bucket.lonely")
+SIDE = 256
+
+
+class Watched:
+    """An open folder with its health."""
+
+    def __init__(self, desk: Desk, folder: Path) -> None:
+        self.desk, self.folder, self.library = desk, folder, desk.library
+        self.datasets = Datasets(desk.library, desk.tasks)
+        self.health = Health(desk.library, TagIndex(desk.library), desk.tasks, desk.post, Aim(resolution=SIDE))
+        self.datasets.known.connect(lambda _: self.health.begin())
+        self.datasets.open(folder)
+        self.settle()
+
+    def look(self) -> None:
+        self.datasets.refresh(whole=True)
+        self.settle()
+
+    def settle(self) -> None:
+        self.desk.until(self.idle)
+
+    def idle(self) -> bool:
+        state = self.health.state()
+        looks = any(each.looking or each.sizing for each in self.datasets._open.values())
+        return bool(self.health.judge) and not (looks or state.judging or state.inspecting or self.health._soon)
+
+    def found(self) -> dict[str, list[str]]:
+        """Which pictures or files are told of, by code."""
+        pictures = self.library.pictures
+        return {
+            one.code: sorted(pictures[number].name for number in one.ids)
+            for one in self.health.now
+            if one.code in CODES
+        }
+
+    def of_trainer(self) -> dict[str, list[str]]:
+        """What the trainer's check tells; of a mask it names the file, where we name the picture."""
+        folders = (FolderConfig(path=str(self.folder)),)
+        config = DatasetConfig(folders=folders, validation_share=0.0, masks="files")
+        told: dict[str, list[str]] = {}
+        for finding in read_dataset(config, RecipeConfig(resolution=SIDE)).findings:
+            if finding.code in CODES:
+                names = [path.name for path in finding.paths]
+                of_masks = finding.code == "mask.size"
+                told[finding.code] = sorted(n.replace("-masklabel", "") if of_masks else n for n in names)
+        return told
+
+
+def save(path: Path, size: tuple[int, int] = (SIDE, SIDE), colour: str = "teal") -> None:
+    Image.new("RGB", size, colour).save(path)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "ein Ordner é"
+    folder.mkdir()
+    for number, colour in enumerate(("teal", "navy", "olive", "coral", "khaki")):
+        save(folder / f"{number}.png", colour=colour)
+        (folder / f"{number}.txt").write_text("a cat", encoding="utf-8")
+    return folder
+
+
+@pytest.fixture
+def watched(folder: Path) -> Iterator[Watched]:
+    with a_desk() as desk:
+        made = Watched(desk, folder)
+        yield made
+        made.health.close()
+
+
+def test_captions_that_differ_are_told_until_they_agree(watched: Watched, folder: Path) -> None:
+    assert watched.found() == {} == watched.of_trainer()
+    (folder / "1.caption").write_text("a dog", encoding="utf-8")
+    (folder / "2.caption").write_text(" a cat\n", encoding="utf-8")
+    watched.look()
+    assert watched.found() == {"caption.clash": ["1.png"]} == watched.of_trainer()
+    (folder / "1.txt").write_text("a dog", encoding="utf-8")
+    watched.look()
+    assert watched.found() == {} == watched.of_trainer()
+
+
+def test_a_mask_of_another_shape_is_told_until_it_is_saved_anew(watched: Watched, folder: Path) -> None:
+    mask = folder / "3-masklabel.png"
+    save(mask, (SIDE, SIDE // 2))
+    save(folder / "4-masklabel.png", (SIDE // 2, SIDE // 2))  # smaller, yet of the same shape
+    watched.look()
+    assert watched.found() == {"mask.size": ["3.png"]} == watched.of_trainer()
+    save(mask)
+    watched.look()
+    assert watched.found() == {} == watched.of_trainer()
+    save(mask, (SIDE, SIDE // 2))
+    watched.look()
+    assert watched.found() == {"mask.size": ["3.png"]}
+    mask.unlink()
+    watched.look()
+    assert watched.found() == {} == watched.of_trainer()
+
+
+def test_a_shape_that_fills_no_batch_is_told_until_it_does(watched: Watched, folder: Path) -> None:
+    save(folder / "wide.png", (SIDE * 2, SIDE))
+    (folder / "wide.txt").write_text("a cat", encoding="utf-8")
+    watched.look()
+    assert watched.found() == {"bucket.lonely": ["wide.png"]} == watched.of_trainer()
+    inside = next(iter(watched.library.pictures.values())).folder
+    watched.library.apply_to_folders([FolderChange(inside, "repeats", None, 4)])
+    watched.settle()
+    assert watched.found() == {}
+    watched.library.apply_to_folders([FolderChange(inside, "repeats", 4, None)])
+    for number in range(4):  # the last one of the usual shape is now the lonely one's like
+        (folder / f"{number}.png").unlink()
+    watched.look()
+    watched.look()
+    assert watched.found() == {"bucket.lonely": ["4.png", "wide.png"]} == watched.of_trainer()
+    watched.library.apply_to_folders([FolderChange(inside, "regularisation", False, True)])
+    watched.settle()
+    assert watched.found() == {}
