@@ -65,7 +65,10 @@ class QueueKeeper:
         return self.now.reading.find(name)
 
     def start(self, job: Path) -> Entry:
-        """Put a job at the end and see that a worker runs; the entry is on disk soon, and `failed` tells if not."""
+        """Put a job as its file is now at the end and see that a worker runs; raises JobError when it cannot be read.
+
+        The entry is on disk soon, and `failed` tells if not.
+        """
         entry = new_entry(job)
         self._ask(lambda: self.queue.put(entry), works=True)
         return entry
@@ -99,10 +102,14 @@ class QueueKeeper:
         self._ask(self.queue.clear)
 
     def duplicate(self, name: str) -> None:
-        """Put the job of an entry in once more, at the end."""
+        """Put the job of an entry in once more, at the end: frozen anew, as its file is now."""
         entry = self.entry(name)
-        if entry is not None and entry.job is not None:
+        if entry is None or entry.job is None:
+            return
+        try:
             self.start(entry.job)
+        except ImpastoError as error:
+            self.failed.emit(error)
 
     def start_after(self, name: str, after: float | None) -> None:
         """Let an entry wait for a moment (Unix time in seconds), or for its turn only."""

@@ -19,7 +19,8 @@ from trainer.queue.devices import machine_lanes
 
 
 @pytest.fixture
-def queue():
+def queue(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     return Queue()
 
 
@@ -38,7 +39,10 @@ def add(queue, *states):
     """Put entries in, each named after its state and place."""
     names = []
     for place, state in enumerate(states):
-        entry = queue.add(Path(f"{state} {place}") / "job.toml")
+        job = Path(f"{state} {place}") / "job.toml"
+        job.parent.mkdir(exist_ok=True)
+        job.write_text("", encoding="utf-8")
+        entry = queue.add(job)
         queue.change(entry.id, lambda one, state=state: dataclasses.replace(one, state=state, lane="cpu"))
         names.append(entry.id)
     return names
@@ -220,7 +224,7 @@ def test_a_time_is_chosen_shown_and_taken_back(panel, queue, qtbot, monkeypatch)
 @pytest.mark.parametrize(("hours", "words"), [(1, "from "), (24, "from tomorrow "), (24 * 9, "from "), (-1, "")])
 def test_a_time_to_come_is_worded_with_its_day(hours, words):
     noon = time.mktime((2026, 11, 22, 12, 0, 0, 0, 0, -1))
-    entry = dataclasses.replace(new_entry(Path("job.toml"), steps=1500), after=noon + hours * 3600)
+    entry = dataclasses.replace(new_entry(None, Path("style"), steps=1500), after=noon + hours * 3600)
     said = standing(entry, noon)
     assert said.startswith(f"Waits · {words}" if words else f"Waits · to {QLocale().toString(1500)} steps")
     assert ("tomorrow" in said) == (hours == 24)

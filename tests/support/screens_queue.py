@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import time
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from app.qt.runs.after_time import AfterTimeDialog
 from app.qt.runs.queue_panel import QueuePanel
 from app.qt.window import Window
 from tests.support.screens import screen, wait
-from trainer.protocol.queue import Queue, State
+from trainer.protocol.queue import Entry, Queue, State
 
 _engines = contextlib.ExitStack()
 _STATES: tuple[tuple[str, State, str], ...] = (
@@ -36,12 +35,13 @@ def filled(window: Window) -> None:
     queue = Queue()
     for entry in queue.entries():
         queue.remove(entry.id)
-    for name, state, problem in _STATES:
-        entry = queue.add(Path(name) / "job.toml", after=time.time() + 86_400 if state == "waiting" else None)
-        begun = dataclasses.replace(entry, state=state, problem=problem, lane="cpu" if state == "running" else None)
-        queue.change(entry.id, lambda _, begun=begun: begun)  # type: ignore[misc]
+    for place, (name, state, problem) in enumerate(_STATES):
+        after = time.time() + 86_400 if state == "waiting" else None
+        lane = "cpu" if state == "running" else None
+        job = Path(name).absolute() / "job.toml"
+        queue.put(Entry(f"{place:08x}", job, None, state, lane, after, added=float(place), problem=problem))
         if state == "running":
-            _engines.enter_context(queue.engine(entry.id))
+            _engines.enter_context(queue.engine(f"{place:08x}"))
     window.show_runs()
     panel = window.findChild(QueuePanel)
     panel._look()

@@ -67,6 +67,17 @@ def test_a_run_is_put_in_by_its_name(tmp_path, job, capsys):
     assert len(Queue().entries()) == 2
 
 
+def test_a_job_that_cannot_be_read_is_refused_in_words_at_once(tmp_path, capsys):
+    missing, binary = tmp_path / "no ü.toml", tmp_path / "job.toml"
+    binary.write_bytes(b"\x89PNG\xff")
+    for path, why in ((missing, "there is no such file"), (binary, "is not UTF-8 text")):
+        assert cli.main(["queue", "add", str(path)]) == 2
+        told = capsys.readouterr().err
+        assert path.name in told
+        assert why in told
+    assert Queue().entries() == []
+
+
 def test_holding_is_told_with_its_reason(job, capsys):
     do("add", job("cat"))
     do("on-failure", "hold")

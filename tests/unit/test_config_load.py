@@ -40,6 +40,18 @@ def test_job_loads_with_and_without_byte_order_mark(tmp_path: Path, encoding: st
     assert job.recipe.optimizer == AdamWConfig(beta2=0.99)
 
 
+def test_a_frozen_text_is_read_in_place_of_the_file_and_named_as_it(tmp_path: Path) -> None:
+    path = tmp_path / "ein ü.toml"
+    path.write_text("name = 'later'", encoding="utf-8")
+    frozen = load_job(path, ["recipe.alpha=2"], text=GOOD)
+    assert (frozen.name, frozen.recipe.alpha, frozen.output.runs) == ("gemälde", 2.0, str(tmp_path / "runs"))
+    path.unlink()
+    assert load_job(path, text=GOOD).base.model == str(tmp_path / "models" / "base.safetensors")
+    for broken in (GOOD + "rank = ", GOOD.replace("alpha = 8", "alpha = -8")):
+        with pytest.raises(JobError, match=r"ein ü\.toml"):
+            load_job(path, text=broken)
+
+
 def test_paths_are_counted_from_the_job_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "mit leer zeichen"
     folder.mkdir()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer.errors import RunError
+from trainer.errors import JobError, RunError
 from trainer.protocol import locks
 from trainer.protocol.queue import Entry, Queue, new_entry
 from trainer.protocol.queue_outcome import outcome
@@ -21,19 +21,30 @@ queue, name = Queue(Path(sys.argv[1])), sys.argv[2]
 print("ready", flush=True)
 sys.stdin.readline()
 for number in range(25):
-    entry = queue.add(Path(name) / str(number) / "job.toml")
+    job = queue.folder.parent / name / str(number) / "job.toml"
+    job.parent.mkdir(parents=True)
+    job.write_text("", encoding="utf-8")
+    entry = queue.add(job)
     queue.move(entry.id, queue.read().entries[0].id)
     queue.pause(entry.id)
 """
 
 
 @pytest.fixture
-def queue(tmp_path):
+def queue(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     return Queue(tmp_path / "die Schlange 列")
 
 
+def job_file(name, text=""):
+    path = Path(name) / "job.toml"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
 def add(queue, *names):
-    return [queue.add(Path(name) / "job.toml").id for name in names]
+    return [queue.add(job_file(name)).id for name in names]
 
 
 def names(queue):
@@ -50,7 +61,7 @@ def running(queue, name, **more):
 
 def test_what_is_put_in_is_read_as_it_was(queue, tmp_path):
     assert queue.read().entries == ()
-    entry = new_entry(tmp_path / "ein Bild" / "job.toml", after=1795300000.5, hold=True)
+    entry = new_entry(tmp_path / job_file("ein Bild", 'name = "ü"\r\n'), after=1795300000.5, hold=True)
     queue.put(entry)
     assert queue.entries() == [entry]
     assert entry.name == "ein Bild"
@@ -71,7 +82,7 @@ def test_order_is_that_of_adding_until_something_is_moved(queue):
     queue.move(a, before=a)
     queue.remove(b)
     assert names(queue) == ["d", "c", "a", "e"]
-    assert queue.add(Path("f/job.toml"), before=c).name == "f"
+    assert queue.add(job_file("f"), before=c).name == "f"
     assert names(queue) == ["d", "f", "c", "a", "e"]
 
 
@@ -118,7 +129,7 @@ def test_a_torn_entry_is_told_and_the_others_stay(queue):
 @pytest.mark.parametrize(
     "changes",
     [{"state": "flying"}, {"job": None}, {"job": 3}, {"after": "soon"}, {"wish": "sleep"}, {"version": "1"},
-     {"steps": True}, {"added": None}],
+     {"steps": True}, {"added": None}, {"text": 3}],
 )  # fmt: skip
 def test_values_that_cannot_be_are_damage(queue, changes):
     (name,) = add(queue, "a")
@@ -189,6 +200,58 @@ def test_pausing_keeps_the_place_and_stopping_leaves_the_queue(queue):
     queue.stop(a)
     queue.clear()
     assert names(queue) == ["b"]
+
+
+def test_a_job_is_frozen_with_its_entry_and_taken_out_with_it(queue):
+    job = job_file("a", "\ufeffsteps = 1 # ü")
+    first = queue.add(job)
+    job.write_text("steps = 2", encoding="utf-8")
+    second = queue.add(job)
+    job.unlink()
+    assert [queue.get(entry.id).text for entry in (first, second)] == ["steps = 1 # ü", "steps = 2"]
+    queue.pause(first.id)
+    assert queue.resume(first.id).text == "steps = 1 # ü"
+    queue.remove(first.id)
+    assert [path.name for path in (queue.folder / "entries").iterdir()] == [f"{second.id}.json"]
+
+
+def test_an_entry_of_an_earlier_version_holds_no_job(queue):
+    (name,) = add(queue, "a")
+    fields = json.loads(file_of(queue, name).read_text(encoding="utf-8"))
+    del fields["text"]
+    file_of(queue, name).write_text(json.dumps(fields), encoding="utf-8")
+    assert queue.pause(name).text is None
+
+
+@pytest.mark.parametrize("has_run", [False, True])
+def test_a_job_that_failed_before_its_run_is_taken_as_it_was_corrected(queue, run, has_run):
+    job = job_file("a", "rank = 0")
+    name = queue.add(job).id
+    running(queue, name, run=run.path if has_run else None)
+    queue.conclude(name, "failed", "rank: too small")
+    job.write_text("rank = 8", encoding="utf-8")
+    assert queue.resume(name).text == ("rank = 0" if has_run else "rank = 8")
+    queue.conclude(name, "failed", "rank: too large")
+    job.unlink()
+    assert queue.resume(name).text == ("rank = 0" if has_run else "rank = 8")
+
+
+@pytest.mark.parametrize(
+    ("made", "code"),
+    [
+        (lambda path: None, "job.unreadable"),
+        (lambda path: path.mkdir(), "job.unreadable"),
+        (lambda path: path.write_bytes(b"name = '\xff'"), "job.encoding"),
+        (lambda path: path.write_bytes(b"#" * (1024 * 1024 + 1)), "job.large"),
+    ],
+)
+def test_a_job_that_cannot_be_read_is_refused_at_once_and_in_words(queue, tmp_path, made, code):
+    job = tmp_path / "ein ü.toml"
+    made(job)
+    with pytest.raises(JobError) as caught:
+        queue.add(job)
+    assert (caught.value.code, str(job) in caught.value.sentence) == (code, True)
+    assert queue.entries() == []
 
 
 def test_a_run_that_stands_in_the_queue_is_not_put_in_twice(queue, tmp_path):

@@ -44,7 +44,9 @@ def queue():
 
 @pytest.fixture
 def name(queue, tmp_path):
-    return queue.add(tmp_path / "style" / "job.toml").id
+    job = tmp_path / "style.toml"
+    job.write_text("", encoding="utf-8")
+    return queue.add(job).id
 
 
 def test_what_runs_is_seen_while_it_runs_and_done_after(queue, name, tmp_path):

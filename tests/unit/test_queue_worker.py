@@ -297,6 +297,16 @@ def test_a_device_that_is_not_there_is_left_to_training_to_refuse(queue, tmp_pat
     assert lanes_for(broken, ["cuda:0"]) == ["cuda:0"]
 
 
+def test_a_job_goes_on_the_device_that_it_named_when_it_was_put_in(queue, tmp_path):
+    entry = add(queue, tmp_path, "a", '[fit]\ndevice = "cuda:1"')
+    entry.job.write_text('[fit]\ndevice = "cuda:0"', encoding="utf-8")
+    there = ["cuda:0", "cuda:1"]
+    assert lanes_for(entry, there) == ["cuda:1"]
+    assert lanes_for(dataclasses.replace(entry, text=None), there) == ["cuda:0"]  # of an earlier version
+    entry.job.unlink()
+    assert lanes_for(entry, there) == ["cuda:1"]
+
+
 def test_a_lane_is_held_by_one_and_marked_only_where_it_is_free():
     assert not lanes.gpu_held("cuda:0")
     with lanes.marked("cuda:0") as first:

@@ -98,12 +98,13 @@ def run_train(options: argparse.Namespace) -> int:
     """Train a job from its beginning."""
 
     def train(made: Callable[[Path], None]) -> int:
+        text = _frozen(options)
         with shown(as_json=options.json) as on_event:
             from trainer.cli.planning import plan_run
             from trainer.memory.calibration import learn
             from trainer.training.run import start
 
-            return start(options.job, _overrides(options), on_event, plan_run, learn, made)
+            return start(options.job, _overrides(options, text), on_event, plan_run, learn, made, text)
 
     return _carried_out(options, train)
 
@@ -125,6 +126,15 @@ def run_resume(options: argparse.Namespace) -> int:
 def _add_queued(parser: argparse.ArgumentParser) -> None:
     """Define the word by which the queue's worker says which entry this is."""
     parser.add_argument("--queued", metavar="ID", help=argparse.SUPPRESS)
+
+
+def _frozen(options: argparse.Namespace) -> str | None:
+    """Return what the job said when it was put into the queue; None where its file is to be read."""
+    if options.queued is None:
+        return None
+    from trainer.protocol.queue import Queue
+
+    return Queue().get(options.queued).text
 
 
 def _carried_out(options: argparse.Namespace, work: Callable[[Callable[[Path], None]], int]) -> int:
@@ -202,14 +212,14 @@ def preset_recipe(name: str, family: Family | None) -> RecipeConfig:
     return preset.recipe
 
 
-def _overrides(options: argparse.Namespace) -> list[str]:
+def _overrides(options: argparse.Namespace, text: str | None) -> list[str]:
     """Return what wins over the job file: the recipe of a preset, if one is named, and what --set says over that."""
     if not options.recipe:
         return list(options.set)
     from trainer.config.load import load_job
     from trainer.config.presets.applying import recipe_overrides
 
-    base = load_job(options.job, options.set).base
+    base = load_job(options.job, options.set, text).base
     family = family_of(base.model, None if base.family == "auto" else base.family)
     return [*recipe_overrides(preset_recipe(options.recipe, family)), *options.set]
 

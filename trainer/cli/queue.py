@@ -41,7 +41,7 @@ def add_commands(commands: Commands) -> None:
     add_command(inner, "run", "work the queue off; ends when nothing is left, and what it started goes on", run_worker)
     _add_json(add_command(inner, "list", "show what is in the queue", run_list))
 
-    add = add_command(inner, "add", "put a job at the end, or a run to be gone on with", run_add)
+    add = add_command(inner, "add", "put a job as it is now at the end, or a run to be gone on with", run_add)
     add.add_argument("what", metavar="JOB|RUN", help="a job.toml, or the name or folder of a run")
     add.add_argument("--steps", type=positive, help="for a run: how many steps it shall have in all")
     add.add_argument("--before", metavar="ID", help="put it before this entry instead of at the end")
@@ -113,7 +113,7 @@ def run_list(options: argparse.Namespace) -> int:
 def run_add(options: argparse.Namespace) -> int:
     """Put a job or a run in."""
     queue, path = Queue(), Path(options.what)
-    if path.is_file():
+    if path.is_file() or path.suffix == ".toml":
         if options.steps is not None:
             raise JobError("queue.steps", "--steps is for runs; this is a job.", "Set recipe.steps in the job.")
         entry = queue.add(path, after=options.after, hold=options.hold, before=options.before)

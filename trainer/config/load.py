@@ -26,13 +26,15 @@ JOB_FILE = FileKind(
 )
 
 
-def load_job(path: Path, overrides: Sequence[str] = ()) -> Job:
+def load_job(path: Path, overrides: Sequence[str] = (), text: str | None = None) -> Job:
     """Read the job file at ``path``; ``overrides`` are ``key=value`` texts that win over the file.
 
+    ``text`` is what the file said when it was put into the queue, and then the file itself is not read.
     Paths in the result are absolute, those of the file counted from its folder.
     Raises JobError, whose ``problems`` name every fault: unreadable file, wrong encoding, broken TOML, bad keys.
     """
-    return parse_job(read_text(path, JOB_FILE), path.name, path.absolute().parent, overrides)
+    said = read_text(path, JOB_FILE) if text is None else text
+    return parse_job(said, path.name, path.absolute().parent, overrides)
 
 
 def parse_job(text: str, source: str, folder: Path, overrides: Sequence[str] = ()) -> Job:

@@ -9,6 +9,9 @@
 
 Every edit reads and writes under `lock`, so that several programs may edit at once. Entries that `queue.json` does not
 name stand at the end by the time they were added: putting one in touches no other file.
+
+An entry holds the text that its job file had when it was put in, and that is what is trained: the file may be changed,
+and trained once more, or be deleted. Paths in it count from the file's folder all the same.
 """
 
 from __future__ import annotations
@@ -17,70 +20,32 @@ import contextlib
 import dataclasses
 import json
 import re
-import secrets
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeVar, get_args
 
 from trainer.errors import RunError
 from trainer.protocol import atomic, locks, places
+from trainer.protocol.queue_entry import (
+    ENDED,
+    VERSION,
+    Entry,
+    NewerError,
+    State,
+    Wish,
+    again,
+    entry_of,
+    new_entry,
+    typed,
+    versioned,
+)
 
-State = Literal["waiting", "running", "paused", "interrupted", "done", "stopped", "failed"]
-"""A paused or interrupted entry keeps its place; "interrupted" is one whose engine died without a word."""
-Wish = Literal["pause", "stop"]
-
-VERSION = 1
-ENDED: tuple[State, ...] = ("done", "stopped", "failed")
+__all__ = ["Entry", "Fault", "Queue", "Reading", "State", "Wish", "new_entry"]
 
 _NAME = re.compile(r"[0-9a-f]{8}")
 _PATIENCE = 10.0
 _ASKED = 1.0  # whoever asks whether a lock is held has it for microseconds
-_Kind = TypeVar("_Kind")
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One thing to be done: a job to be trained, or a run to be gone on with."""
-
-    id: str
-    job: Path | None
-    """The job file, read when its turn comes; None where a run is gone on with."""
-    run: Path | None
-    """The run's folder, as soon as there is one."""
-    state: State = "waiting"
-    lane: str | None = None
-    """The device it was given: "cuda:0", "cpu"; None before it began."""
-    after: float | None = None
-    """Unix time in seconds that it waits for."""
-    added: float = 0.0
-    """Unix time in seconds."""
-    problem: str = ""
-    """Why it failed or broke off, in words."""
-    steps: int | None = None
-    """How many steps the run shall have in all; None: as many as it has."""
-    hold: bool = False
-    """Whether the queue is to be held when this fails."""
-    wish: Wish | None = None
-    """What was asked of it and has not happened yet."""
-    pid: int | None = None
-    """The engine's process, for information: that it lives the lock tells."""
-    attempts: int = 0
-    """How often its run had been started before the engine that does it now."""
-
-    @property
-    def name(self) -> str:
-        """What people know it by: the run's name, else that of the job's folder, or of its file."""
-        if self.run is not None:
-            return self.run.name
-        assert self.job is not None
-        return self.job.parent.name if self.job.name == "job.toml" else self.job.stem
-
-    @property
-    def ended(self) -> bool:
-        """Whether it has left the queue and is listed for information."""
-        return self.state in ENDED
 
 
 @dataclass(frozen=True)
@@ -116,16 +81,6 @@ class _Settings:
     held: bool = False
     reason: str = ""
     hold_on_failure: bool = False
-
-
-def new_entry(
-    job: Path | None, run: Path | None = None, *, after: float | None = None, steps: int | None = None,
-    hold: bool = False,
-) -> Entry:  # fmt: skip
-    """Return a waiting entry with an id of its own, in no queue yet."""
-    assert (job is None) != (run is None)
-    job, run = job and job.absolute(), run and run.absolute()
-    return Entry(secrets.token_hex(4), job, run, after=after, added=time.time(), steps=steps, hold=hold)
 
 
 class Queue:
@@ -185,7 +140,7 @@ class Queue:
     def add(
         self, job: Path, *, after: float | None = None, hold: bool = False, before: str | None = None
     ) -> Entry:  # fmt: skip
-        """Put a job at the end, or before another entry."""
+        """Put a job as its file is now at the end, or before another entry; raises JobError when it cannot be read."""
         entry = self.put(new_entry(job, after=after, hold=hold))
         if before is not None:
             self.move(entry.id, before)
@@ -203,7 +158,7 @@ class Queue:
                 return self._write(new_entry(None, run, steps=steps))
             if former.state in ("waiting", "running"):
                 return former
-            return self._write(_again(former, steps))
+            return self._write(again(former, steps))
 
     def put(self, entry: Entry) -> Entry:
         """Put in an entry that `new_entry` made."""
@@ -246,8 +201,11 @@ class Queue:
         return self._end(name, "stop", "stopped", ("waiting", "paused", "interrupted"))
 
     def resume(self, name: str) -> Entry:
-        """Let an entry wait for its turn again: a run is gone on with, a job without a run begins anew."""
-        return self.change(name, _again)
+        """Let an entry wait for its turn again: a run is gone on with, a job without a run begins anew.
+
+        A job that failed before there was a run is frozen anew: what was wrong with its file may be corrected by now.
+        """
+        return self.change(name, again)
 
     def start_after(self, name: str, after: float | None) -> Entry:
         """Let an entry wait for a moment (Unix time in seconds); None: for its turn only."""
@@ -264,7 +222,7 @@ class Queue:
             self._change_settings(held=False, reason="")
             for entry in self.entries():
                 if entry.state == "interrupted":
-                    self._write(_again(entry))
+                    self._write(again(entry))
 
     def set_hold_on_failure(self, hold: bool) -> None:
         """Hold the queue after each failure, or go on with the next entry."""
@@ -376,11 +334,11 @@ class Queue:
     def _read_entry(self, path: Path) -> Entry | Fault | None:
         """Return an entry, what is wrong with it, or None when it has just been taken out."""
         try:
-            fields = _versioned(json.loads(atomic.read_text(path)))
-            return _entry(path.stem, fields)
+            fields = versioned(json.loads(atomic.read_text(path)))
+            return entry_of(path.stem, fields)
         except FileNotFoundError:
             return None
-        except _NewerError:
+        except NewerError:
             return Fault(path.stem, f"The queue's entry {path} was written by a newer version of Impasto.")
         except (OSError, ValueError, TypeError, KeyError) as error:
             return Fault(path.stem, f"The queue's entry {path} is damaged: {error}.")
@@ -388,15 +346,15 @@ class Queue:
     def _read_settings(self) -> tuple[_Settings, str]:
         """Return the order and what holds the queue, and in words what is wrong with the file."""
         try:
-            fields = _versioned(json.loads(atomic.read_text(self.settings)))
-            order = _typed(fields, "order", list)
+            fields = versioned(json.loads(atomic.read_text(self.settings)))
+            order = typed(fields, "order", list)
             if not all(isinstance(name, str) for name in order):
                 raise TypeError("its order is no list of entries")
-            held, always = _typed(fields, "held", bool), _typed(fields, "hold_on_failure", bool)
-            return _Settings(tuple(order), held, _typed(fields, "reason", str), always), ""
+            held, always = typed(fields, "held", bool), typed(fields, "hold_on_failure", bool)
+            return _Settings(tuple(order), held, typed(fields, "reason", str), always), ""
         except FileNotFoundError:
             return _Settings(), ""
-        except _NewerError:
+        except NewerError:
             problem = "was written by a newer version of Impasto, so nothing is begun by this one"
             return _Settings(held=True, reason="Update Impasto to go on with the queue."), f"{self.settings} {problem}."
         except (OSError, ValueError, TypeError, KeyError) as error:
@@ -410,74 +368,6 @@ class Queue:
             raise RunError("queue.newer", problem, "Update Impasto.")
         changed = dataclasses.asdict(settings) | changes
         atomic.write_json(self.settings, {"version": VERSION, **changed})
-
-
-class _NewerError(Exception):
-    """A file of a later version."""
-
-
-def _again(entry: Entry, steps: int | None = None) -> Entry:
-    """The entry waiting for its turn; raises RunError when it runs or is done."""
-    if entry.state in ("running", "done"):
-        raise RunError(
-            "queue.state",
-            f"This is {entry.state}, so it cannot be gone on with.",
-            "Resume its run with more steps to train it longer." if entry.state == "done" else "Nothing to do.",
-        )
-    return dataclasses.replace(
-        entry,
-        state="waiting",
-        after=None,
-        problem="",
-        wish=None,
-        pid=None,
-        steps=entry.steps if steps is None else steps,
-    )
-
-
-def _versioned(fields: object) -> Mapping[str, object]:
-    if not isinstance(fields, dict):
-        raise TypeError("it is no JSON object")
-    if _typed(fields, "version", int) > VERSION:
-        raise _NewerError
-    return fields
-
-
-def _entry(name: str, fields: Mapping[str, object]) -> Entry:
-    state, wish = _typed(fields, "state", str), _optional(fields, "wish", str)
-    if state not in get_args(State) or wish not in (None, *get_args(Wish)):
-        raise ValueError(f'nothing is known of the state "{state}" with the wish "{wish}"')
-    job, run = _optional(fields, "job", str), _optional(fields, "run", str)
-    if job is None and run is None:
-        raise ValueError("it names neither a job nor a run")
-    return Entry(
-        id=name,
-        job=None if job is None else Path(job),
-        run=None if run is None else Path(run),
-        state=state,  # type: ignore[arg-type]
-        lane=_optional(fields, "lane", str),
-        after=_optional(fields, "after", float),
-        added=_typed(fields, "added", float),
-        problem=_typed(fields, "problem", str),
-        steps=_optional(fields, "steps", int),
-        hold=_typed(fields, "hold", bool),
-        wish=wish,  # type: ignore[arg-type]
-        pid=_optional(fields, "pid", int),
-        attempts=_typed(fields, "attempts", int),
-    )
-
-
-def _typed(fields: Mapping[str, object], key: str, kind: type[_Kind]) -> _Kind:
-    value = fields[key]
-    if kind is float and type(value) is int:
-        value = float(value)
-    if type(value) is not kind:
-        raise TypeError(f"{key} is {value!r}")
-    return value
-
-
-def _optional(fields: Mapping[str, object], key: str, kind: type[_Kind]) -> _Kind | None:
-    return None if fields.get(key) is None else _typed(fields, key, kind)
 
 
 def _refused(folder: Path, error: OSError) -> RunError:

@@ -38,10 +38,17 @@ def settings_for(entry: Entry, lane: str, lanes: Sequence[str]) -> list[str]:
 
 def _device(entry: Entry) -> str | None:
     """Return the device that a job or run names: "cpu", "cuda:1"; None where it leaves the choice open."""
-    path = RunDirectory(entry.run).job if entry.run else entry.job
-    assert path is not None
     try:
-        device = tomllib.loads(atomic.read_text(path))["fit"]["device"]
+        device = tomllib.loads(_job_text(entry))["fit"]["device"]
     except (OSError, ValueError, KeyError, TypeError):  # training says what is wrong with the file
         return None
     return None if device == "cuda" else str(device)
+
+
+def _job_text(entry: Entry) -> str:
+    """Return the job of a run, or the frozen one that is to become a run; raises OSError and UnicodeDecodeError."""
+    if entry.run is None and entry.text is not None:
+        return entry.text
+    path = RunDirectory(entry.run).job if entry.run else entry.job
+    assert path is not None
+    return atomic.read_text(path)

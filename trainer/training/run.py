@@ -90,14 +90,15 @@ def start(
     planner: Planner | None = None,
     learn: Learn = learn_nothing,
     made: Callable[[Path], object] = lambda _: None,
+    text: str | None = None,
 ) -> int:
     """Trains the job in ``job_path`` from its beginning; returns the exit code.
 
     Nothing is written before the job, its base and its dataset are known to be good. Without a ``planner`` what the
     fit leaves open is taken from a table. ``learn`` gets the finished run's report, ``made`` the run's folder as soon
-    as there is one. Raises ImpastoError.
+    as there is one. ``text`` is the job where it was frozen before: the file is not read then. Raises ImpastoError.
     """
-    job = load_job(job_path, overrides)
+    job = load_job(job_path, overrides, text)
     cache_limit()  # one that is no number is refused now, not in the middle
     reporter = Reporter(on_event, learn)
     source = open_base(job.base, reporter.phase)

@@ -150,7 +150,11 @@ class Tour(QObject):
     def start(self) -> None:
         """Train the demo's job, unless that goes on already."""
         if self._job and self._entry() is None:
-            self._session.queue.start(self._job)
+            try:
+                self._session.queue.start(self._job)
+            except ImpastoError as error:
+                self._window.notices.tell_error(error)
+                return
         self._step(self._at + 1)
 
     def show_run(self) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from app.core.queue import QueueKeeper
-from trainer.errors import ImpastoError
+from trainer.errors import ImpastoError, JobError
 from trainer.protocol import lanes
 from trainer.protocol.queue import Queue
 
@@ -133,6 +133,21 @@ def test_a_held_queue_takes_a_job_and_starts_nobody(desk: Desk, job: Path) -> No
     desk.watch(lambda: desk.keeper.entries)
     assert desk.keeper.now.reading.held
     assert (desk.working, desk.keeper.now.left) == (False, 0)
+
+
+def test_a_job_is_trained_as_it_was_when_it_was_started(desk: Desk, job: Path) -> None:
+    desk.keeper.hold()
+    first = desk.keeper.start(job)
+    job.write_text('name = "later"', encoding="utf-8")
+    desk.watch(lambda: desk.keeper.entries == (first,))
+    assert first.text == ""
+    desk.keeper.duplicate(first.id)
+    desk.watch(lambda: [entry.text for entry in desk.keeper.entries] == ["", 'name = "later"'])
+    job.unlink()
+    with pytest.raises(JobError, match="no such file"):
+        desk.keeper.start(job)
+    desk.keeper.duplicate(first.id)
+    assert [failure.code for failure in desk.failures] == ["job.unreadable"]
 
 
 def test_a_worker_that_cannot_be_started_is_told_and_the_job_stays(

@@ -139,9 +139,16 @@ def read(watcher: Watcher) -> None:
     end()
 
 
+def job_file(folder: Path) -> Path:
+    folder.mkdir(exist_ok=True)
+    job = folder / "job.toml"
+    job.write_text("", encoding="utf-8")
+    return job
+
+
 def test_a_run_of_the_queue_that_came_and_went_between_two_looks_is_told(watcher, tmp_path):
     queue = watcher.queue.queue
-    entry = queue.put(new_entry(tmp_path / "job.toml"))
+    entry = queue.put(new_entry(job_file(tmp_path)))
     read(watcher)
     run = new_run(tmp_path, "cats")
     with held(run) as engine:
@@ -154,7 +161,7 @@ def test_a_run_of_the_queue_that_came_and_went_between_two_looks_is_told(watcher
 
 def test_a_job_that_never_became_a_run_is_told(watcher, tmp_path):
     queue = watcher.queue.queue
-    job = tmp_path / "mine" / "job.toml"
+    job = job_file(tmp_path / "mine")
     entry = queue.put(new_entry(job))
     read(watcher)
     change(queue, entry.id, state="failed", problem="There is no base at base.safetensors.")
@@ -166,7 +173,7 @@ def test_a_job_that_never_became_a_run_is_told(watcher, tmp_path):
 
 def test_a_run_of_the_queue_is_told_once_although_run_and_entry_both_end(watcher, tmp_path):
     queue, run = watcher.queue.queue, new_run(tmp_path, "cats")
-    entry = queue.put(replace(new_entry(tmp_path / "job.toml"), state="running", run=run.path))
+    entry = queue.put(replace(new_entry(job_file(tmp_path)), state="running", run=run.path))
     with locks.held(queue.worker_lock, 0.0):  # somebody works on it
         with held(run) as engine:
             watcher.learn()

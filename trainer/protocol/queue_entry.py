@@ -1,0 +1,182 @@
+"""One entry of the queue: what it says, what its file says, and the job that is frozen in it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeVar, get_args
+
+from trainer.errors import JobError, RunError
+from trainer.protocol import atomic
+
+State = Literal["waiting", "running", "paused", "interrupted", "done", "stopped", "failed"]
+"""A paused or interrupted entry keeps its place; "interrupted" is one whose engine died without a word."""
+Wish = Literal["pause", "stop"]
+
+VERSION = 1
+ENDED: tuple[State, ...] = ("done", "stopped", "failed")
+
+_LARGEST = 1024 * 1024  # bytes of a job file, as training reads it
+_Kind = TypeVar("_Kind")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One thing to be done: a job to be trained, or a run to be gone on with."""
+
+    id: str
+    job: Path | None
+    """The job file; None where a run is gone on with."""
+    run: Path | None
+    """The run's folder, as soon as there is one."""
+    state: State = "waiting"
+    lane: str | None = None
+    """The device it was given: "cuda:0", "cpu"; None before it began."""
+    after: float | None = None
+    """Unix time in seconds that it waits for."""
+    added: float = 0.0
+    """Unix time in seconds."""
+    problem: str = ""
+    """Why it failed or broke off, in words."""
+    steps: int | None = None
+    """How many steps the run shall have in all; None: as many as it has."""
+    hold: bool = False
+    """Whether the queue is to be held when this fails."""
+    wish: Wish | None = None
+    """What was asked of it and has not happened yet."""
+    pid: int | None = None
+    """The engine's process, for information: that it lives the lock tells."""
+    attempts: int = 0
+    """How often its run had been started before the engine that does it now."""
+    text: str | None = dataclasses.field(default=None, repr=False)
+    """What the job file said when it was put in; None: an earlier version put it in, and the file itself is read."""
+
+    @property
+    def name(self) -> str:
+        """What people know it by: the run's name, else that of the job's folder, or of its file."""
+        if self.run is not None:
+            return self.run.name
+        assert self.job is not None
+        return self.job.parent.name if self.job.name == "job.toml" else self.job.stem
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has left the queue and is listed for information."""
+        return self.state in ENDED
+
+
+def new_entry(
+    job: Path | None, run: Path | None = None, *, after: float | None = None, steps: int | None = None,
+    hold: bool = False,
+) -> Entry:  # fmt: skip
+    """Return a waiting entry with an id of its own, in no queue yet; a job is frozen as its file is at this moment.
+
+    Raises JobError when the job file cannot be read. Whether it is a sound job, training judges.
+    """
+    assert (job is None) != (run is None)
+    job, run = job and job.absolute(), run and run.absolute()
+    text = None if job is None else _job_text(job)
+    return Entry(secrets.token_hex(4), job, run, after=after, added=time.time(), steps=steps, hold=hold, text=text)
+
+
+class NewerError(Exception):
+    """A file of a later version."""
+
+
+def again(entry: Entry, steps: int | None = None) -> Entry:
+    """Return the entry waiting for its turn; raises RunError when it runs or is done."""
+    if entry.state in ("running", "done"):
+        raise RunError(
+            "queue.state",
+            f"This is {entry.state}, so it cannot be gone on with.",
+            "Resume its run with more steps to train it longer." if entry.state == "done" else "Nothing to do.",
+        )
+    return dataclasses.replace(
+        entry,
+        state="waiting",
+        after=None,
+        problem="",
+        wish=None,
+        pid=None,
+        steps=entry.steps if steps is None else steps,
+        text=_corrected(entry),
+    )
+
+
+def _corrected(entry: Entry) -> str | None:
+    """Return the frozen text of an entry, or that of its file as it is now where it failed without a run."""
+    if entry.state == "failed" and entry.run is None and entry.job is not None:
+        with contextlib.suppress(JobError):
+            return _job_text(entry.job)
+    return entry.text
+
+
+def _job_text(job: Path) -> str:
+    """Return what a job file says, without a byte order mark; raises JobError when it cannot be read as text."""
+    remedy = "Check the path, and save the file as UTF-8 text."
+    try:
+        path = atomic.long_path(job)
+        if path.exists() and not path.is_file():  # opening a pipe waits for a writer, perhaps for ever
+            raise JobError("job.unreadable", f"{job} is no file, so it is no job.", remedy)
+        if path.stat().st_size > _LARGEST:
+            raise JobError("job.large", f"{job} is larger than 1 MiB, so it is no job file.", remedy)
+        return atomic.read_text(job).removeprefix("\ufeff")
+    except UnicodeDecodeError:
+        raise JobError("job.encoding", f"The job file {job} is not UTF-8 text.", remedy) from None
+    except OSError as error:
+        why = "there is no such file" if isinstance(error, FileNotFoundError) else error.strerror or str(error)
+        raise JobError("job.unreadable", f"The job file {job} cannot be read: {why}.", remedy) from None
+
+
+def versioned(fields: object) -> Mapping[str, object]:
+    """Return what was read of a file, if this version can use it; raises NewerError, TypeError and KeyError."""
+    if not isinstance(fields, dict):
+        raise TypeError("it is no JSON object")
+    if typed(fields, "version", int) > VERSION:
+        raise NewerError
+    return fields
+
+
+def entry_of(name: str, fields: Mapping[str, object]) -> Entry:
+    """Make an entry of the fields of its file; raises TypeError, ValueError and KeyError for what cannot be."""
+    state, wish = typed(fields, "state", str), _optional(fields, "wish", str)
+    if state not in get_args(State) or wish not in (None, *get_args(Wish)):
+        raise ValueError(f'nothing is known of the state "{state}" with the wish "{wish}"')
+    job, run = _optional(fields, "job", str), _optional(fields, "run", str)
+    if job is None and run is None:
+        raise ValueError("it names neither a job nor a run")
+    return Entry(
+        id=name,
+        job=None if job is None else Path(job),
+        run=None if run is None else Path(run),
+        state=state,  # type: ignore[arg-type]
+        lane=_optional(fields, "lane", str),
+        after=_optional(fields, "after", float),
+        added=typed(fields, "added", float),
+        problem=typed(fields, "problem", str),
+        steps=_optional(fields, "steps", int),
+        hold=typed(fields, "hold", bool),
+        wish=wish,  # type: ignore[arg-type]
+        pid=_optional(fields, "pid", int),
+        attempts=typed(fields, "attempts", int),
+        text=_optional(fields, "text", str),
+    )
+
+
+def typed(fields: Mapping[str, object], key: str, kind: type[_Kind]) -> _Kind:
+    """Return a field that is of this kind, a whole number for float too; raises TypeError and KeyError."""
+    value = fields[key]
+    if kind is float and type(value) is int:
+        value = float(value)
+    if type(value) is not kind:
+        raise TypeError(f"{key} is {value!r}")
+    return value
+
+
+def _optional(fields: Mapping[str, object], key: str, kind: type[_Kind]) -> _Kind | None:
+    return None if fields.get(key) is None else typed(fields, key, kind)
