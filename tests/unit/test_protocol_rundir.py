@@ -267,6 +267,25 @@ def test_a_waiting_lock_is_had_when_the_holder_goes(tmp_path):
     assert not locks.is_held(tmp_path / "missing")
 
 
+def test_who_asks_whether_a_lock_is_held_does_not_take_another_who_asks_for_its_holder(tmp_path, monkeypatch):
+    lock, answers, unlock = tmp_path / "lock", [], locks._unlock
+    lock.touch()
+
+    def ask_meanwhile(file) -> None:
+        """The first is about to let go: the second asks now, and where it must ask again the first has gone."""
+        with contextlib.ExitStack() as first:
+            first.callback(unlock, file)
+            monkeypatch.setattr(locks, "_unlock", unlock)
+            monkeypatch.setattr(locks.time, "sleep", lambda _: first.close())
+            answers.append(locks.is_held(lock))
+
+    monkeypatch.setattr(locks, "_unlock", ask_meanwhile)
+    answers.append(locks.is_held(lock))
+    assert answers == [False, False]
+    with locks.held(lock, 0):
+        assert locks.is_held(lock)
+
+
 def test_the_room_stands_on_the_standard_library_alone():
     code = (
         "import sys, trainer.protocol.rundir, trainer.protocol.commands, trainer.protocol.events\n"

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 _POLL = 0.05
+_ASK_AGAIN = (0.001, 0.002, 0.005, 0.01)  # seconds; what a question on Windows costs where the lock is held
 
 if sys.platform == "win32":
     import msvcrt
@@ -26,6 +27,15 @@ if sys.platform == "win32":
         file.seek(0)
         msvcrt.locking(file.fileno(), msvcrt.LK_UNLCK, 1)
 
+    def _is_free(file: BinaryIO) -> bool:
+        """Tell whether nobody holds the lock; there is no shared one, so who meets another who asks asks again."""
+        for wait in _ASK_AGAIN:
+            if _try_lock(file):
+                _unlock(file)
+                return True
+            time.sleep(wait)
+        return False
+
 else:
     import fcntl
 
@@ -39,6 +49,15 @@ else:
 
     def _unlock(file: BinaryIO) -> None:
         fcntl.flock(file, fcntl.LOCK_UN)
+
+    def _is_free(file: BinaryIO) -> bool:
+        """Tell whether nobody holds the lock; a shared one meets only a holder, not others who ask."""
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        _unlock(file)
+        return True
 
 
 class LockBusyError(Exception):
@@ -67,13 +86,11 @@ def held(path: Path, patience: float) -> Iterator[None]:
 def is_held(path: Path) -> bool:
     """Tell whether somebody holds the lock on `path`, this process included; False when there is no such file.
 
-    Asking takes the lock for a moment: whoever wants it meanwhile needs a little patience.
+    Any number may ask at once. Asking takes the lock for a moment: whoever wants to hold it meanwhile needs a little
+    patience.
     """
     try:
         with path.open("rb") as file:
-            if not _try_lock(file):
-                return True
-            _unlock(file)
-            return False
+            return not _is_free(file)
     except FileNotFoundError:
         return False
