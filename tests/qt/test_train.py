@@ -305,6 +305,26 @@ def test_a_sound_job_can_be_started_and_the_trainer_reads_it(page: TrainPage, se
     assert job.dataset.folders[0].trigger == "ohwx" and job.base.model == "owner/name"
 
 
+def test_start_while_the_queue_is_held_says_so_and_offers_to_go_on(
+    page: TrainPage, window: Window, session: Session, qtbot: QtBot, tmp_path: Path
+) -> None:
+    session.queue.queue.hold("cats: The base is gone.")
+    session.queue.look()
+    qtbot.waitUntil(lambda: session.queue.now.reading.held)
+    page.sheet.essentials.base.chosen.emit(str(tmp_path / "gone.safetensors"))
+    page.start_button.click()
+    qtbot.waitUntil(lambda: bool(window.notices.sentences()))
+    assert "which is held" in window.notices.sentences()[0] and "The base is gone." in window.notices.sentences()[0]
+    assert page.start_button.text() == "Start training" and page.start_button.isEnabled()
+    (entry,) = session.queue.entries
+    assert page.draft is not None and entry.text == page.draft.path.read_text(encoding="utf-8")
+    assert entry.state == "waiting" and not session.queue.now.working
+    session.queue.remove(entry.id)
+    window.notices._bars[0].findChildren(type(page.start_button))[0].click()
+    qtbot.waitUntil(lambda: not session.queue.now.reading.held)
+    qtbot.waitUntil(lambda: session.queue.look() or not session.queue.now.working, timeout=120_000)
+
+
 def test_start_puts_the_job_into_the_queue_and_tells_what_became_of_it(
     page: TrainPage, window: Window, session: Session, qtbot: QtBot, tmp_path: Path
 ) -> None:

@@ -42,7 +42,8 @@ class Starting(QObject):
             return
         self._awaited[entry.id] = draft
         self.changed.emit()
-        self.said.emit(self.tr("“{name}” starts…").format(name=draft.name))
+        if not self._session.queue.now.reading.held:
+            self.said.emit(self.tr("“{name}” starts…").format(name=draft.name))
         self._session.queue.look()
 
     def awaits(self, draft: Draft) -> bool:
@@ -73,8 +74,9 @@ class Starting(QObject):
         elif entry.problem:
             self.told.emit(entry.problem, "error", None)
         elif now.reading.held:
-            words = self.tr("“{name}” is in the queue, which is held. Let it go on, on the Runs page.")
-            self.told.emit(words.format(name=name), "warning", None)
+            words = self.tr("“{name}” is in the queue, which is held: nothing more begins until it goes on. {reason}")
+            act = (self.tr("Go on"), self._session.queue.go_on)
+            self.told.emit(words.format(name=name, reason=now.reading.reason).strip(), "warning", act)
         elif busy:
             words = self.tr("“{name}” waits in the queue: it begins when what runs now has ended.")
             self.told.emit(words.format(name=name), "info", None)
