@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import queue
 import subprocess
 import sys
 import threading
@@ -21,7 +22,8 @@ _LAST_LINES = 20
 class Served:
     """One such child; it belongs to the thread that makes it, and ends with its input: when the app ends, it ends.
 
-    `ask` starts it where it does not run. A child that died is told by `ended` and started anew by the next `ask`.
+    `ask` starts it where it does not run, and never waits for it: a pipe holds little, 4 KiB on Windows, and a child
+    that is only starting reads none of it. A child that died is told by `ended` and started anew by the next `ask`.
     """
 
     def __init__(self, words: Sequence[str], post: Post) -> None:
@@ -29,6 +31,8 @@ class Served:
         self._post = post
         self._process: subprocess.Popen[str] | None = None
         self._threads: list[threading.Thread] = []
+        self._requests: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        """What the child is still to be sent; None: nothing more."""
         self.answered: Event[dict[str, Any]] = Event()
         """One object that the child said."""
         self.ended: Event[str] = Event()
@@ -36,16 +40,9 @@ class Served:
 
     def ask(self, request: dict[str, Any]) -> None:
         """Send one object. Raises OSError when the child cannot be started."""
-        for _ in range(2):  # a child that has just died is noticed by its pipe first
-            process = self._process or self._start()
-            assert process.stdin is not None
-            try:
-                process.stdin.write(json.dumps(request, ensure_ascii=False) + "\n")
-                process.stdin.flush()
-            except OSError:
-                self._process = None
-                continue
-            return
+        if self._process is None or self._process.poll() is not None:
+            self._start()
+        self._requests.put(json.dumps(request, ensure_ascii=False) + "\n")
 
     def close(self) -> None:
         """End the child at once: its answers are wanted no more."""
@@ -53,11 +50,12 @@ class Served:
         if process is None:
             return
         process.kill()
+        self._requests.put(None)
         for thread in self._threads:
             thread.join()
         _put_away(process)
 
-    def _start(self) -> subprocess.Popen[str]:
+    def _start(self) -> None:
         process = subprocess.Popen(
             command(self._words),
             stdin=subprocess.PIPE,
@@ -67,27 +65,31 @@ class Served:
             errors="replace",
             creationflags=_no_console(),
         )
-        assert process.stdout is not None and process.stderr is not None
+        assert process.stdin is not None and process.stderr is not None
         last: deque[str] = deque(maxlen=_LAST_LINES)
+        requests: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        asking = threading.Thread(target=_write, args=(process.stdin, requests), name="engine-requests", daemon=True)
         errors = threading.Thread(target=last.extend, args=(process.stderr,), name="engine-errors", daemon=True)
-        answers = threading.Thread(
-            target=self._read, args=(process, process.stdout, errors, last), name="engine-answers", daemon=True
-        )
-        self._process, self._threads = process, [errors, answers]
+
+        def hear() -> None:
+            self._hear(process)
+            requests.put(None)
+            for thread in (asking, errors):
+                thread.join()
+            self._post(lambda: self._lose(process, "".join(last).strip()))
+
+        answers = threading.Thread(target=hear, name="engine-answers", daemon=True)
+        self._requests = requests
+        self._process, self._threads = process, [asking, errors, answers]
         for thread in self._threads:
             thread.start()
-        return process
 
-    def _read(
-        self, process: subprocess.Popen[str], answers: IO[str], errors: threading.Thread, last: deque[str]
-    ) -> None:
-        for line in answers:
+    def _hear(self, process: subprocess.Popen[str]) -> None:
+        for line in process.stdout or ():
             with contextlib.suppress(ValueError):  # a library's print is no answer
                 said = json.loads(line)
                 if isinstance(said, dict):
                     self._post(lambda said=said: self._tell(process, said))  # type: ignore[misc]
-        errors.join()
-        self._post(lambda: self._lose(process, "".join(last).strip()))
 
     def _tell(self, process: subprocess.Popen[str], said: dict[str, Any]) -> None:
         if process is self._process:
@@ -98,6 +100,14 @@ class Served:
         if process is self._process:
             self._process = None
             self.ended.emit(words)
+
+
+def _write(pipe: IO[str], requests: queue.SimpleQueue[str | None]) -> None:
+    """Send what is asked until there is nothing more; what a child that died did not read is told by its end."""
+    with contextlib.suppress(OSError):
+        for line in iter(requests.get, None):
+            pipe.write(line)
+            pipe.flush()
 
 
 def _put_away(process: subprocess.Popen[str]) -> None:

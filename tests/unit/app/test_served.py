@@ -1,0 +1,87 @@
+"""The resident child that the app talks to in JSON lines."""
+
+import queue
+import sys
+
+import pytest
+
+from app.core.engine import served as served_module
+from app.core.engine.served import Served
+
+PATIENCE = 30
+# Says what it was sent only after somebody tells it to begin by making a file: until then its pipe fills.
+CHILD = """
+import json, pathlib, sys, time
+gate = pathlib.Path(sys.argv[1])
+while not gate.exists():
+    time.sleep(0.01)
+for line in sys.stdin:
+    asked = json.loads(line)
+    if asked.get("end"):
+        sys.exit("no more")
+    print(json.dumps({"id": asked["id"], "length": len(line)}), flush=True)
+"""
+
+
+@pytest.fixture
+def gate(tmp_path, monkeypatch):
+    """A child whose `gate` is shut: it reads nothing yet."""
+    path = tmp_path / "gate"
+    monkeypatch.setattr(served_module, "command", lambda words: [sys.executable, "-c", CHILD, str(path)])
+    return path
+
+
+@pytest.fixture
+def posted():
+    return queue.Queue()
+
+
+@pytest.fixture
+def child(gate, posted):
+    child = Served(["plan", "--serve"], posted.put)
+    child.said, child.ends = [], []
+    child.answered.connect(child.said.append)
+    child.ended.connect(child.ends.append)
+    yield child
+    child.close()
+
+
+def until(posted, so):
+    while not so():
+        posted.get(timeout=PATIENCE)()
+
+
+def test_a_request_longer_than_a_pipe_holds_waits_for_nobody(child, gate, posted):
+    child.ask({"id": 1, "words": "x" * 1_000_000})
+    child.ask({"id": 2})
+    assert child.said == []  # and yet here we are: the child has read nothing
+    gate.touch()
+    until(posted, lambda: len(child.said) == 2)
+    assert [answer["id"] for answer in child.said] == [1, 2]
+    assert child.said[0]["length"] > 1_000_000
+
+
+def test_a_child_that_never_reads_can_be_ended(child):
+    child.ask({"id": 1, "words": "x" * 1_000_000})
+    threads = child._threads
+    child.close()
+    assert not any(thread.is_alive() for thread in threads)
+    assert child.ends == []
+
+
+def test_a_child_that_died_is_told_once_and_started_anew_by_the_next_request(child, gate, posted):
+    gate.touch()
+    child.ask({"id": 1, "end": True})
+    until(posted, lambda: child.ends)
+    assert child.ends == ["no more"]
+    child.ask({"id": 2})
+    until(posted, lambda: child.said)
+    assert child.said[0]["id"] == 2
+    first = child._process
+    first.kill()
+    first.wait(PATIENCE)
+    child.ask({"id": 3})  # before anybody was told
+    until(posted, lambda: len(child.said) == 2)
+    assert child.said[1]["id"] == 3
+    assert child._process is not first
+    assert len(child.ends) == 1
