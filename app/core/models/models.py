@@ -89,11 +89,6 @@ class Models:
         if self._kept.put_first("folders", str(folder)):
             self._search_again()
 
-    def remove_folder(self, folder: Path) -> None:
-        """Do not search a folder any more that the user had named."""
-        if self._kept.remove("folders", str(folder)):
-            self._search_again()
-
     def wants(self, installation: Installation) -> bool:
         """Tell whether the models of a tool are offered."""
         return str(installation.folder) not in self._kept.choices.passed_over

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from trainer.protocol.forecast import Forecast, PhaseForecast, forecast_from
@@ -108,10 +108,6 @@ class Answer:
     def best(self) -> Plan | None:
         """What is shown: the pick, or the smallest there is."""
         return self.pick or self.smaller
-
-    def with_uses(self, uses: tuple[Use, ...]) -> Answer:
-        """The same with what uses the card by now."""
-        return replace(self, card=replace(self.card, uses=uses))
 
 
 def answer_from(found: Mapping[str, Any], *, whole: bool) -> Answer:
