@@ -164,7 +164,13 @@ class Draft:
     def look(self) -> None:
         """See on a worker whether another program changed the file, and take over what it wrote."""
         if not self.file.unsaved:
-            self._tasks.run(lambda: read_text(self.path, JOB_FILE), self._take_over, self._pass_over)
+            values = self.values
+
+            def take_over(text: str) -> None:
+                if self.values is values:  # else it was read before what was typed meanwhile was written
+                    self._take_over(text)
+
+            self._tasks.run(lambda: read_text(self.path, JOB_FILE), take_over, self._pass_over)
 
     def close(self) -> None:
         """Put on disk what is not there yet; raises JobError when it cannot be."""
