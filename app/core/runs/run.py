@@ -207,7 +207,7 @@ def look(path: Path, offset: int, before: Setup) -> Glimpse:
     """Read what is new in a run's folder since byte `offset` of its events; on a worker."""
     summary = summarise(path)  # first: an engine that ended after this has written its last events by the next look
     run = RunDirectory(path)
-    replaced = run.events.is_file() and _size(run.events) < offset
+    replaced = _is_file(run.events) and _size(run.events) < offset
     try:
         arrived, end = events.read_events(run.events, 0 if replaced else offset, _PORTION)
     except OSError:
@@ -243,12 +243,18 @@ def _set_up(run: RunDirectory, before: Setup) -> Setup:
 def _job(run: RunDirectory) -> tuple[Job | None, str]:
     from trainer.config.load import load_job  # pydantic takes a while to load: not before a run is looked at
 
-    if not run.job.is_file():
+    if not _is_file(run.job):
         return None, ""  # a run that is only beginning, or whose folder is gone
     try:
         return load_job(run.job), ""
     except ImpastoError as error:
         return None, error.sentence
+
+
+def _is_file(path: Path) -> bool:
+    with contextlib.suppress(OSError):  # a folder that may not be read any more, a share that went away
+        return path.is_file()
+    return False
 
 
 def _size(path: Path) -> int:
