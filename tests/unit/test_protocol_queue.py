@@ -366,7 +366,8 @@ def test_a_queue_that_another_holds_too_long_says_so(queue, monkeypatch):
         add(queue, "b")
 
 
-def test_a_queue_where_nothing_can_be_written_says_so(tmp_path):
+def test_a_queue_where_nothing_can_be_written_says_so(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "queue").write_text("a file where the folder should be", encoding="utf-8")
     queue = Queue(tmp_path / "queue")
     with pytest.raises(RunError, match="cannot be used"):
