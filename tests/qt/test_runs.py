@@ -134,6 +134,10 @@ def test_a_folder_that_is_damaged_or_gone_is_told_on_its_entry_and_above_it(page
     page.list.setFocus()
     page.forget()
     assert "gone" not in [name for name, _ in listed(page)]
+    page.list.selectAll()
+    page.forget()
+    qtbot.waitUntil(lambda: page.run is None and not page.list.paths, timeout=WAIT)
+    assert page.header.name.text() == "No run"
 
 
 def test_another_page_can_ask_for_a_run(window, qtbot, tmp_path):

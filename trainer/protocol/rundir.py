@@ -26,6 +26,7 @@ State = Literal["running", "paused", "stopped", "done", "failed"]
 
 # Whoever asks whether a run is alive holds its lock for microseconds; a start must not take that for another engine.
 _PATIENCE = 1.0
+_FORGOTTEN = "forgotten"
 
 
 @dataclass(frozen=True)
@@ -209,15 +210,28 @@ def known_runs() -> list[Path]:
     return [path for path in paths if path is not None and (path / "run.json").is_file()]
 
 
+def forgotten_runs() -> set[Path]:
+    """Return the folders that were taken out of the list, those of runs that were started again since among them."""
+    try:
+        lines = atomic.read_text(places.runs_list()).splitlines()
+    except (OSError, UnicodeDecodeError):
+        return set()
+    return {path for line in lines if (path := _listed_path(line, _FORGOTTEN)) is not None}
+
+
 def forget_run(path: Path) -> None:
-    """Take a run out of the per-user list; its folder stays as it is. Raises RunError when the list is not written."""
+    """Take a run out of the per-user list until it is started again; its folder stays as it is.
+
+    Raises RunError when the list is not written.
+    """
     target = places.runs_list()
     try:
+        target.parent.mkdir(parents=True, exist_ok=True)
         with locks.held(target.with_suffix(".lock"), patience=10.0):
-            lines = atomic.read_text(target).splitlines(keepends=True)
-            atomic.write_text(target, "".join(line for line in lines if _listed_path(line) != path))
-    except FileNotFoundError:
-        return  # nothing was ever listed
+            lines = atomic.read_text(target).splitlines() if target.exists() else []
+            kept = [line for line in lines if path not in (_listed_path(line), _listed_path(line, _FORGOTTEN))]
+            kept.append(json.dumps({_FORGOTTEN: str(path)}, ensure_ascii=False))
+            atomic.write_text(target, "\n".join(kept) + "\n")
     except (OSError, UnicodeDecodeError, locks.LockBusyError) as error:
         raise _list_unwritable(error) from error
 
@@ -293,8 +307,8 @@ def _list_unwritable(error: Exception) -> RunError:
     )
 
 
-def _listed_path(line: str) -> Path | None:
+def _listed_path(line: str, key: str = "path") -> Path | None:
     try:
-        return Path(json.loads(line)["path"])
+        return Path(json.loads(line)[key])
     except (ValueError, KeyError, TypeError):
         return None

@@ -10,7 +10,7 @@ from app.core.runs.run import Run
 from app.core.runs.summary import RunSummary, Summaries
 from app.core.tasks import Post, Tasks, raise_again
 from trainer.protocol import places
-from trainer.protocol.rundir import forget_run, known_runs
+from trainer.protocol.rundir import forget_run, forgotten_runs, known_runs
 
 
 class Runs:
@@ -30,12 +30,15 @@ class Runs:
         self._looking = False
         self._summaries = Summaries()
         self._shown: set[Path] = set()
+        self._forgotten: set[Path] = set()
+        """Since the look that runs began: what it brings of them is not wanted any more."""
         self._open: dict[Path, Run] = {}
 
     def look(self) -> None:
         """Read again how all runs stand; nothing when that is on its way."""
         if not self._looking:
             self._looking = True
+            self._forgotten.clear()
             shown = frozenset(self._shown)
             self._tasks.run(lambda: self._read(shown), self._take, raise_again)
 
@@ -56,8 +59,12 @@ class Runs:
             self.changed.emit(None)
 
     def forget(self, path: Path) -> None:
-        """Take a run out of the list, for good; its folder stays as it is. Raises RunError when that is not written."""
+        """Take a run out of the list until it is started again; its folder stays as it is.
+
+        Raises RunError when that is not written.
+        """
         forget_run(path)
+        self._forgotten.add(path)
         self._shown.discard(path)
         self._summaries.forget(path)
         self.all = [summary for summary in self.all if summary.path != path]
@@ -77,6 +84,7 @@ class Runs:
 
     def _take(self, found: list[RunSummary]) -> None:
         self._looking = False
+        found = [summary for summary in found if summary.path not in self._forgotten]
         self._shown.update(summary.path for summary in found)
         if found != self.all or not self.looked:
             self.looked = True
@@ -86,5 +94,7 @@ class Runs:
 
 def _beside_jobs() -> Iterable[Path]:
     """Yield the runs in the folders of this user's jobs, which a list that was lost does not name."""
+    forgotten = forgotten_runs()
     for marker in sorted((places.home() / "jobs").glob("*/runs/*/run.json")):
-        yield marker.parent
+        if marker.parent not in forgotten:
+            yield marker.parent

@@ -98,19 +98,15 @@ class RunsPage(Page):
 
     def forget(self) -> None:
         """Take the chosen runs out of the list, but for those that run."""
-        for path in self.list.paths:
-            if not self.session.runs.open(path).alive:
-                try:
-                    self.session.runs.forget(path)
-                except ImpastoError as error:
-                    self.failed.emit(error)
-                    return
+        try:
+            for path in self._forgettable():
+                self.session.runs.forget(path)
+        except ImpastoError as error:
+            self.failed.emit(error)
 
     def can_forget(self) -> bool:
         """Tell whether a run is chosen that may leave the list."""
-        chosen = set(self.list.paths)
-        ended = [run for run in self.session.runs.all if run.path in chosen and run.state != "running"]
-        return bool(ended) and self.list.hasFocus()
+        return bool(self._forgettable()) and self.list.hasFocus()
 
     # --- Qt's events
 
@@ -150,7 +146,14 @@ class RunsPage(Page):
         elif not self.list.paths and runs.all and not self._wanted:
             alive = (run.path for run in runs.all if run.state == "running")
             self.list.choose(next(alive, runs.all[0].path))
+        elif self._open and runs.looked and not runs.all:
+            self.show_runs([])
         self.commands.refresh()
+
+    def _forgettable(self) -> list[Path]:
+        """Return the chosen runs that do not run."""
+        chosen = set(self.list.paths)
+        return [run.path for run in self.session.runs.all if run.path in chosen and run.state != "running"]
 
     def _watch_live(self) -> None:
         alive = [run.path for run in self.session.runs.all if run.state == "running"]

@@ -22,7 +22,7 @@ from trainer.config.load import load_job
 from trainer.gpu import Card, Use
 from trainer.protocol import events, places
 from trainer.protocol.events import EventWriter, latest_steps, read_events
-from trainer.protocol.rundir import RunDirectory, known_runs
+from trainer.protocol.rundir import RunDirectory, _enter_in_list, known_runs
 
 
 class Desk:
@@ -297,6 +297,21 @@ def test_a_run_that_vanishes_stays_listed_with_words_until_it_is_forgotten(tmp_p
     assert runs.all == []
     assert known_runs() == []
     assert other.run.is_file()
+
+
+def test_a_forgotten_run_of_a_job_stays_away_until_it_is_started_again(per_user_folder, desk, runs):
+    one = write_run(per_user_folder / "jobs" / "katze" / "runs", "one", 10)
+    look(runs, desk)
+    runs.look()
+    arrives = desk.posted.get(timeout=30)  # it was read while it was still listed
+    runs.forget(one.path)
+    arrives()
+    assert runs.all == []
+    look(runs, desk)
+    assert runs.all == []
+    _enter_in_list(one.path)
+    look(runs, desk)
+    assert [run.path for run in runs.all] == [one.path]
 
 
 def test_a_run_that_ended_is_not_read_twice_but_one_that_begins_again_is(tmp_path, desk, runs, monkeypatch):
