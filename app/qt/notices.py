@@ -70,6 +70,7 @@ class _Bar(QFrame):
         sign.setAttribute(Qt.WidgetAttribute.WA_TransparentForMouseEvents)
         set_icon(sign, kind, _ROLES[kind])
         words = QLabel(sentence)
+        words.setTextFormat(Qt.TextFormat.PlainText)  # file names and others' words stand in it
         words.setWordWrap(True)
         words.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
         words.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Preferred)

@@ -140,7 +140,8 @@ class JobSheet(QScrollArea):
         self.setFocusPolicy(Qt.FocusPolicy.NoFocus)
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.form.hide()
-        self.differences.setTextFormat(Qt.TextFormat.PlainText)
+        for label in (self.fault, self.differences):
+            label.setTextFormat(Qt.TextFormat.PlainText)
         for label in (self.state, self.differences):
             label.setProperty("role", "muted")
         self.fault.setProperty("role", "bad")

@@ -47,6 +47,7 @@ class Chart(QFrame):
         self.legend = Legend()
         self.readout = QLabel()
         self.readout.setProperty("role", "muted")
+        self.readout.setTextFormat(Qt.TextFormat.PlainText)  # runs are named in it
         self._lay_out()
         self._put_on()
 
