@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -128,6 +129,18 @@ def test_what_was_written_stays_when_the_run_goes_on_and_begins_anew_with_anothe
     assert box.prompt.toPlainText() == "my own"
     box.show_job(run.job, tmp_path)
     assert box.prompt.toPlainText() == PROMPTS[0]
+
+
+def test_a_picture_goes_out_only_with_what_it_was_drawn_with(panel, session, qtbot, tmp_path):
+    box, (first, second) = panel.trying, panel.strip.candidates.all[-2:]
+    bare, drawn = [replace(one, pictures={}) for one in (first, second)], first.pictures[0]
+    panel.choose(first.step)
+    box.draw()
+    asked = box.drawing
+    session.renderer._hear({"id": session.renderer._number, "state": "drawn", "picture": 0, "file": str(drawn)})
+    assert panel._picture(bare[0]) == drawn and panel._picture(bare[1]) is None
+    box.show_job(panel._run.job, tmp_path)  # another run is looked at
+    assert asked.stage == "cancelled" and box.picture.file is None and panel._picture(bare[0]) is None
 
 
 def test_one_click_exports_to_a_program_and_asks_before_it_replaces(panel, session, qtbot, tmp_path, monkeypatch):

@@ -328,9 +328,9 @@ class AfterPanel(QWidget):
         return self.exporting.destination() if self.isVisible() else None
 
     def _picture(self, candidate: Candidate) -> Path | None:
-        """The picture that a candidate goes out with: its preview, else what was tried out."""
+        """The picture that a candidate goes out with: its preview, else what was tried out with it."""
         drawn = candidate.pictures
-        return drawn.get(self.strip.candidates.prompt) or next(iter(drawn.values()), self.trying.picture.file)
+        return drawn.get(self.strip.candidates.prompt) or next(iter(drawn.values()), self.trying.picture_of(candidate))
 
     def _pick(self, step: int, strength: float) -> None:
         self.choose(step)

@@ -67,6 +67,8 @@ class TryBox(QWidget):
         """
         begin = job is not None and (self._job is None or folder != self._folder)
         if folder != self._folder:
+            self.cancel()
+            self.drawing = None
             self.picture.show_file(None)
         self._job, self._folder = job, folder
         if begin and job:
@@ -102,6 +104,11 @@ class TryBox(QWidget):
     def is_drawing(self) -> bool:
         """Tell whether a picture is on its way."""
         return bool(self.drawing and not self.drawing.over)
+
+    def picture_of(self, candidate: Candidate) -> Path | None:
+        """Return the picture that was drawn last, where it was drawn with this one."""
+        drawing = self.drawing
+        return drawing.files.get(0) if drawing and drawing.cells[0].lora == candidate.file else None
 
     def prompt_settings(self) -> dict[str, Any]:
         """Return what is to be drawn as a job's prompt has it."""
