@@ -132,6 +132,8 @@ class Session:
         self.library.altered.connect(self._retry)
         self.health = Health(self.library, self.tags, self.tasks, post, self._aim())
         self.finder.findings = self.health.marked
+        self.datasets.strays.connect(self.health.take_strays)
+        self.datasets.closed.connect(self.health.drop_strays)
         self.datasets.known.connect(lambda _: self.health.begin())
         self.settings.changed.connect(lambda _: self.health.aim_at(self._aim()))
         post(self.saver.recover)  # when the window listens: it says what was saved of a session that crashed

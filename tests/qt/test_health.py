@@ -229,3 +229,16 @@ def test_a_damaged_picture_is_named_shortly_and_its_tip_says_where_it_lies(qtbot
     place = panel.list.findings.place_of("picture.unusable")
     assert place.data().startswith(f"{Path('10_cat', 'broken.png')} is not a picture")
     assert place.data(Qt.ItemDataRole.ToolTipRole).startswith(f"{broken}\n")
+
+
+def test_a_caption_without_a_picture_is_named_and_a_click_filters_nothing(qtbot, session, panel, folder):
+    (folder / "lost.txt").write_text("a cat", encoding="utf-8")
+    session.datasets.refresh(whole=True)
+    qtbot.waitUntil(lambda: "caption.orphan" in codes(session.health))
+    choose(qtbot, panel, "caption.orphan")
+    assert panel.list.finding.sentence.endswith("with no picture of that name: lost.txt.")
+    assert panel.list.currentIndex().data(Qt.ItemDataRole.ToolTipRole).startswith(str(folder / "lost.txt"))
+    assert panel.remedy.text().startswith("Rename or remove them") and panel.remedy.isVisible()
+    assert len(session.view.ids) == 7
+    session.datasets.close(folder)
+    qtbot.waitUntil(lambda: "caption.orphan" not in codes(session.health))

@@ -51,6 +51,19 @@ class Listing:
         """Return the caption files of a picture, the one that counts first."""
         return self.sources.get(stem_of(name), [])
 
+    def strays(self, besides: Iterable[str]) -> dict[str, tuple[str, ...]]:
+        """Return captions and masks of pictures that are neither here nor in `besides`, by the code of their kind.
+
+        None where there is no picture at all: such a folder is not for training.
+        """
+        stems = {stem_of(name) for names in (self.pictures, besides) for name in names}
+        if not stems:
+            return {}
+        captions = [name for stem, names in self.sources.items() if stem not in stems for name in names]
+        masks = [f"{stem}{MASK}.png" for stem in self.masks if stem not in stems]
+        found = {"caption.orphan": captions, "mask.orphan": masks}
+        return {code: tuple(sorted(names, key=natural_key)) for code, names in found.items() if names}
+
     def mask_of(self, name: str) -> State | None:
         """Return the mask beside a picture, None where there is none."""
         return self.masks.get(stem_of(name))

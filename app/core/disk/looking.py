@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from app.core.disk.listing import Listing, is_settled, list_directory, look_again, stem_of
-from app.core.disk.news import Facts, Found, Gone, Lost, Marked, News, Step, Trouble
+from app.core.disk.news import Facts, Found, Gone, Lost, Marked, News, Step, Strays, Trouble
 from app.core.disk.reading import noted, read_caption
 from app.core.pictures import Folder
 from trainer.dataset.caption_files import METADATA_NAME, read_metadata
@@ -46,6 +46,9 @@ class _Directory:
     unsettled: set[str] = field(default_factory=set)
     """Pictures whose captions were read so soon after they were written that their time may hide another change."""
     unreadable: bool = False
+    searched: Listing | None = None
+    """The listing in which files without a picture were looked for."""
+    strays: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def path(self) -> Path:
@@ -224,9 +227,20 @@ class Looker:
             if gone:
                 self._hand(Gone(directory.folder, frozenset(gone)))
             directory.missing, directory.told = fresh, set(fresh)
+            self._tell_strays(directory)
             self._tell(directory, {name: {"problem": f"{path / name} is no longer there."} for name in fresh})
             if not (directory.listing.identity or directory.listing.inside or fresh or directory.listing.pictures):
                 del self._directories[path]
+
+    def _tell_strays(self, directory: _Directory) -> None:
+        """Tell of captions and masks without a picture, if they are others now; a missing one may come back."""
+        if directory.searched is directory.listing:
+            return
+        directory.searched = directory.listing
+        found = directory.listing.strays(directory.missing)
+        if found != directory.strays:
+            directory.strays = found
+            self._hand(Strays(directory.folder, found))
 
     # Captions and notes
 

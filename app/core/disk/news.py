@@ -46,6 +46,14 @@ class Marked:
 
 
 @dataclass(frozen=True, slots=True)
+class Strays:
+    """Names of all files of a folder that were to belong to a picture which is not there, by the code of their kind."""
+
+    folder: Folder
+    names: Mapping[str, tuple[str, ...]]
+
+
+@dataclass(frozen=True, slots=True)
 class Trouble:
     """Something that the user should know of; the rest goes on."""
 
@@ -68,4 +76,4 @@ class Step:
     total: int
 
 
-News = Found | Facts | Gone | Marked | Trouble | Lost | Step
+News = Found | Facts | Gone | Marked | Strays | Trouble | Lost | Step

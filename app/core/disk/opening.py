@@ -20,7 +20,7 @@ from trainer.protocol.atomic import long_path
 
 if TYPE_CHECKING:  # brings numpy, Pillow and pydantic: a window without a dataset does not wait for them
     from app.core.disk.looking import Looker
-    from app.core.disk.news import News, Stage
+    from app.core.disk.news import News, Stage, Strays
     from trainer.dataset.folders import FolderMarks
 
 _AHEAD = 2
@@ -111,6 +111,8 @@ class Datasets:
         self.closed: Event[Path] = Event()
         self.progress: Event[Progress] = Event()
         self.problems: Event[ImpastoError] = Event()
+        self.strays: Event[Strays] = Event()
+        """Files of a folder have no picture, or others than before have none."""
         self.differs: Event[OnDisk] = Event()
         """The disk shows another value than an unsaved edit."""
         self.unsaved: Callable[[int, Field], bool] = lambda picture, field: False
@@ -248,6 +250,8 @@ class Datasets:
                 self._forget(dataset, news.folder, news.names)
             case kinds.Marked():
                 self._mark(dataset, news.folder, news.marks)
+            case kinds.Strays():
+                self.strays.emit(news)
             case kinds.Trouble():
                 self.problems.emit(news.error)
             case kinds.Lost():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from app.core.edits.edit import Edit
@@ -62,6 +63,9 @@ _ACTIONS: Mapping[str, Action] = {
     "caption.cp1252": "convert",
     "caption.utf-16": "convert",
 }
+LISTED = 20
+"""Of so many files that belong to no picture the tip tells where they lie."""
+_NAMED = 3
 _ORDER: Mapping[Severity, int] = {"error": 0, "warning": 1, "info": 2}
 
 
@@ -81,6 +85,8 @@ class Finding:
     action: Action | None = None
     place: str = ""
     """The whole path of the one picture that the sentence names shortly."""
+    files: Sequence[Path] = ()
+    """The first LISTED of the files concerned, where they belong to no picture."""
 
     @property
     def query(self) -> str:
@@ -107,6 +113,16 @@ def found(
     return Finding(code, rule.severity, sentence, remedy, ids, title, make, _ACTIONS.get(code), place)
 
 
+def of_files(code: str, count: int, files: Sequence[Path]) -> Finding:
+    """Return the finding for so many files that belong to no picture, of which these are the first."""
+    rule = rule_of(code)
+    names = ", ".join(path.name for path in files[:_NAMED])
+    more = f" and {count - _NAMED} more" if count > _NAMED else ""
+    sentence = f"{worded(rule, count).removesuffix('.')}: {names}{more}."
+    place = "\n".join(map(str, files))
+    return Finding(code, rule.severity, sentence, rule.remedy, frozenset(), place=place, files=tuple(files))
+
+
 def rule_of(code: str) -> Rule:
     """Return how a code is worded."""
     return OURS.get(code) or RULES[code]
@@ -114,4 +130,4 @@ def rule_of(code: str) -> Rule:
 
 def in_order(findings: Sequence[Finding]) -> tuple[Finding, ...]:
     """Return errors first, then what concerns most pictures."""
-    return tuple(sorted(findings, key=lambda one: (_ORDER[one.severity], -len(one.ids), one.code)))
+    return tuple(sorted(findings, key=lambda one: (_ORDER[one.severity], -len(one.ids or one.files), one.code)))

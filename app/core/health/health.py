@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Set
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from app.core.edits.edit import Edit
@@ -19,12 +20,13 @@ from app.core.health.aim import Aim
 from app.core.health.groups import Files, Shared
 from app.core.health.inspector import Inspector, Seen, Slice
 from app.core.library import Library
-from app.core.pictures import Altered, Picture
+from app.core.pictures import Altered, Folder, Picture
 from app.core.query.tokens import TokenCounts
 from app.core.tags.index import Row, TagIndex
 from app.core.tasks import Post, Tasks, raise_again
 
 if TYPE_CHECKING:  # pydantic, numpy: a worker loads them once there are pictures
+    from app.core.disk.news import Strays
     from app.core.health.findings import Finding
     from app.core.health.judging import Judge
 
@@ -81,6 +83,7 @@ class Health:
         self._waiting: dict[int, None] = {}
         self._seen: dict[int, tuple[str, ...]] = {}
         self._contents, self._stems = Shared(), Shared()
+        self._strays: dict[Folder, Mapping[str, tuple[str, ...]]] = {}
         self._near: dict[int, set[int]] = {}
         self._near_marked: set[int] = set()
         library.altered.connect(self._take)
@@ -103,7 +106,7 @@ class Health:
 
     def marked(self) -> Mapping[str, Set[int]]:
         """Return the pictures of each finding by what `problem:` asks for; the sets live and are not to be changed."""
-        return {finding.query.removeprefix("problem:"): finding.ids for finding in self.now}
+        return {finding.query.removeprefix("problem:"): finding.ids for finding in self.now if finding.ids}
 
     def aim_at(self, aim: Aim) -> None:
         """Judge all pictures for another training."""
@@ -130,6 +133,19 @@ class Health:
     def look_again(self, ids: Iterable[int]) -> None:
         """Look at the files of these pictures once more: they were changed without a sign of it."""
         self._inspector.want(ids)
+
+    def take_strays(self, strays: Strays) -> None:
+        """Tell from now on of these files of a folder that have no picture, and of no others there."""
+        if strays.names:
+            self._strays[strays.folder] = strays.names
+        else:
+            self._strays.pop(strays.folder, None)
+        self._tell_soon()
+
+    def drop_strays(self, root: Path) -> None:
+        """Tell no more of the files of a dataset that was closed."""
+        self._strays = {folder: names for folder, names in self._strays.items() if folder.root != root}
+        self._tell_soon()
 
     def close(self) -> None:
         """End what runs behind."""
@@ -322,7 +338,7 @@ class Health:
         self.progress.emit(self.state())
 
     def _findings(self) -> tuple[Finding, ...]:
-        from app.core.health.findings import found, in_order
+        from app.core.health.findings import LISTED, found, in_order, of_files
 
         sets: dict[str, Set[int]] = {str(code): ids for code, ids in self.files.all("mark").items()}
         sets["duplicate.exact"] = self._contents.pictures
@@ -333,7 +349,12 @@ class Health:
         sets["bucket.lonely"] = self._lonely()
         if not self.files.under("mask", "with"):
             sets.pop("mask.missing", None)  # nobody paints masks here
-        return in_order([found(code, ids, self._fix(code, ids), self._alone(ids)) for code, ids in sets.items() if ids])
+        told = [found(code, ids, self._fix(code, ids), self._alone(ids)) for code, ids in sets.items() if ids]
+        for code in sorted({code for names in self._strays.values() for code in names}):
+            lists = [(folder.path, names[code]) for folder, names in self._strays.items() if code in names]
+            first = list(islice((path / name for path, names in lists for name in names), LISTED))
+            told.append(of_files(code, sum(len(names) for _, names in lists), first))
+        return in_order(told)
 
     def _alone(self, ids: Set[int]) -> Picture | None:
         """Return the only picture of a finding."""

@@ -16,7 +16,7 @@ from trainer.config.dataset import DatasetConfig, FolderConfig
 from trainer.config.recipe import RecipeConfig
 from trainer.dataset.listing import read_dataset
 
-CODES = ("caption.clash", "mask.size", "bucket.lonely")
+CODES = ("caption.clash", "mask.size", "bucket.lonely", "caption.orphan", "mask.orphan")
 SIDE = 256
 
 
@@ -27,6 +27,8 @@ class Watched:
         self.desk, self.folder, self.library = desk, folder, desk.library
         self.datasets = Datasets(desk.library, desk.tasks)
         self.health = Health(desk.library, TagIndex(desk.library), desk.tasks, desk.post, Aim(resolution=SIDE))
+        self.datasets.strays.connect(self.health.take_strays)
+        self.datasets.closed.connect(self.health.drop_strays)
         self.datasets.known.connect(lambda _: self.health.begin())
         self.datasets.open(folder)
         self.settle()
@@ -47,14 +49,14 @@ class Watched:
         """Which pictures or files are told of, by code."""
         pictures = self.library.pictures
         return {
-            one.code: sorted(pictures[number].name for number in one.ids)
+            one.code: sorted([*(pictures[number].name for number in one.ids), *(path.name for path in one.files)])
             for one in self.health.now
             if one.code in CODES
         }
 
     def of_trainer(self) -> dict[str, list[str]]:
         """What the trainer's check tells; of a mask it names the file, where we name the picture."""
-        folders = (FolderConfig(path=str(self.folder)),)
+        folders = (FolderConfig(path=str(self.folder), recursive=True),)
         config = DatasetConfig(folders=folders, validation_share=0.0, masks="files")
         told: dict[str, list[str]] = {}
         for finding in read_dataset(config, RecipeConfig(resolution=SIDE)).findings:
@@ -127,9 +129,40 @@ def test_a_shape_that_fills_no_batch_is_told_until_it_does(watched: Watched, fol
     watched.library.apply_to_folders([FolderChange(inside, "repeats", 4, None)])
     for number in range(4):  # the last one of the usual shape is now the lonely one's like
         (folder / f"{number}.png").unlink()
+        (folder / f"{number}.txt").unlink()
     watched.look()
     watched.look()
     assert watched.found() == {"bucket.lonely": ["4.png", "wide.png"]} == watched.of_trainer()
     watched.library.apply_to_folders([FolderChange(inside, "regularisation", False, True)])
+    watched.settle()
+    assert watched.found() == {}
+
+
+def test_files_without_their_picture_are_told_until_it_comes(watched: Watched, folder: Path) -> None:
+    inside = folder / "more"
+    inside.mkdir()
+    for stem in ("a", "b", "c", "d"):
+        (inside / f"{stem}.txt").write_text("a cat", encoding="utf-8")
+    save(inside / "a-masklabel.png")
+    watched.look()
+    assert watched.found() == {} == watched.of_trainer()  # no folder of pictures
+    save(inside / "e.png", colour="gold")
+    (inside / "e.txt").write_text("a cat", encoding="utf-8")
+    watched.look()
+    orphans = {"caption.orphan": ["a.txt", "b.txt", "c.txt", "d.txt"], "mask.orphan": ["a-masklabel.png"]}
+    assert watched.found() == orphans == watched.of_trainer()
+    sentences = {one.code: one.sentence for one in watched.health.now}
+    assert sentences["caption.orphan"].endswith("with no picture of that name: a.txt, b.txt, c.txt and 1 more.")
+    assert "caption.orphan" not in "".join(watched.health.marked())
+    for stem in ("a", "b", "c"):
+        save(inside / f"{stem}.png", colour=f"#{stem}0{stem}")
+    watched.look()
+    assert watched.found() == {"caption.orphan": ["d.txt"]} == watched.of_trainer()
+    (folder / "4.png").unlink()
+    watched.look()
+    assert watched.found() == {"caption.orphan": ["d.txt"]}  # it may be on its way back
+    watched.look()
+    assert watched.found() == {"caption.orphan": ["4.txt", "d.txt"]} == watched.of_trainer()
+    watched.datasets.close(folder)
     watched.settle()
     assert watched.found() == {}

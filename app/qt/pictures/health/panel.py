@@ -99,7 +99,7 @@ class HealthPanel(QWidget):
     def show_pictures(self) -> None:
         """Show the pictures of the chosen finding."""
         finding = self.list.finding
-        if finding:
+        if finding and finding.ids:
             self._session.filtering.apply(finding.query)
             ids = self._session.view.ids
             if ids:
