@@ -12,6 +12,7 @@ import pytest
 
 from tests.support.jobs import photographs, write_job
 from tests.support.tiny import tiny_base
+from trainer.config.load import load_job
 from trainer.protocol.detached import command
 from trainer.protocol.lanes import gpu_held
 from trainer.protocol.queue import Entry, Queue
@@ -94,6 +95,8 @@ def test_three_jobs_are_done_though_whoever_queued_them_and_the_worker_are_kille
         worker = int(app.stdout.readline())
         until(lambda: len(queue.entries()) == 3)
         first = by_name(queue)["first"].id
+        edited = paths[2].read_text(encoding="utf-8").replace("steps = 2\n", "steps = 3\n", 1)
+        paths[2].write_text(edited, encoding="utf-8")
         until(trains(queue, first))
         app.kill()
     assert queue.worker_alive()
@@ -120,6 +123,9 @@ def test_three_jobs_are_done_though_whoever_queued_them_and_the_worker_are_kille
     assert entries["bad"].run is None
     assert (entries["first"].run / "output" / "first.safetensors").is_file()
     assert (entries["third"].run / "output" / "third.safetensors").is_file()
+    assert load_job(RunDirectory(entries["third"].run).job).recipe.steps == 2  # as when it was put in
+    assert load_job(paths[2]).recipe.steps == 3
+    assert entries["third"].run.parent == paths[2].parent / "runs"
     assert [len(RunDirectory(entries[name].run).attempts()) for name in ("first", "third")] == [2, 1]
     assert f"bad ({entries['bad'].id}): failed. {entries['bad'].problem}" in said
     assert not gpu_held("cpu")
