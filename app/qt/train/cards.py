@@ -163,7 +163,9 @@ def _paint_lines(painter: QPainter, inside: QRect, text: str) -> None:
         line = words.pop(0)
         while words and metrics.horizontalAdvance(f"{line} {words[0]}") <= inside.width():
             line = f"{line} {words.pop(0)}"
-        lines.append(metrics.elidedText(line, Qt.TextElideMode.ElideRight, inside.width()))
+        if metrics.horizontalAdvance(line) > inside.width():  # one long word; eliding would also hit a rounded fit
+            line = metrics.elidedText(line, Qt.TextElideMode.ElideRight, inside.width())
+        lines.append(line)
     if words:
         while " " in lines[-1] and metrics.horizontalAdvance(f"{lines[-1]} …") > inside.width():
             lines[-1] = lines[-1].rpartition(" ")[0]
