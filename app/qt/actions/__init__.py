@@ -19,6 +19,6 @@ A room declares what it offers as a tuple, beside the widget that does it, and h
 The id never changes, because it names the user's own shortcut on disk. An action is available while its owner is
 visible and what `enabled` names gives True; `commands.refresh()` asks again (the window does so when the view or its
 selection change).
-For a button use `button.setDefaultAction(commands["pictures.reject"])`: text, icon, tip, key and state follow.
+For a button use `commands.button("pictures.reject")`: text, icon, tip, key and state follow.
 A single letter as key does not get in the way of typing: a text field that has the focus takes it first.
 """

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from PySide6.QtCore import QCoreApplication, QObject, QTimer
+from PySide6.QtCore import QCoreApplication, QObject, Qt, QTimer
 from PySide6.QtGui import QAction, QKeySequence
-from PySide6.QtWidgets import QMenu, QMenuBar, QWidget
+from PySide6.QtWidgets import QMenu, QMenuBar, QToolButton, QWidget
 
 from app.qt.actions.table import Action, Menu
 from app.qt.theme import set_icon
@@ -132,6 +132,15 @@ class Commands(QObject):
     def menu(self, name: Menu) -> QMenu:
         """Return a menu of the bar that `fill` filled."""
         return self._menus[name]
+
+    def button(self, name: str, style: Qt.ToolButtonStyle = Qt.ToolButtonStyle.ToolButtonIconOnly) -> QToolButton:
+        """Return a button for a command, which the Tab key reaches too."""
+        button = QToolButton()
+        button.setDefaultAction(self[name])
+        button.setToolButtonStyle(style)
+        button.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
+        button.setAccessibleName(self[name].text())
+        return button
 
     def _enter(self, command: Command) -> None:
         menu = self._menus.get(command.action.menu)

@@ -292,13 +292,8 @@ class RunHeader(QWidget):
         column.addWidget(self.facts)
 
     def _button(self, name: str) -> QToolButton:
-        button = self.buttons[name] = QToolButton()
-        button.setDefaultAction(self._commands[name])
-        folder = name == "runs.folder"
-        style = Qt.ToolButtonStyle.ToolButtonIconOnly if folder else Qt.ToolButtonStyle.ToolButtonTextBesideIcon
-        button.setToolButtonStyle(style)
-        button.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
-        button.setAccessibleName(self._commands[name].text())
+        beside, alone = Qt.ToolButtonStyle.ToolButtonTextBesideIcon, Qt.ToolButtonStyle.ToolButtonIconOnly
+        button = self.buttons[name] = self._commands.button(name, alone if name == "runs.folder" else beside)
         return button
 
     def showEvent(self, event: QShowEvent) -> None:  # noqa: N802

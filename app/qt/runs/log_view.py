@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QEvent, QObject, Qt, Signal
 from PySide6.QtGui import QGuiApplication, QHideEvent, QKeyEvent, QShowEvent
-from PySide6.QtWidgets import QHBoxLayout, QLabel, QLineEdit, QToolButton, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QHBoxLayout, QLabel, QLineEdit, QVBoxLayout, QWidget
 
 from app.core.runs.log import report_on
 from app.core.session import Session
@@ -175,22 +175,14 @@ class LogView(QWidget):
         row.setContentsMargins(8, 4, 8, 4)
         row.addWidget(self.field, 1)
         for name in ("log.previous", "log.next"):
-            row.addWidget(self._button(name, Qt.ToolButtonStyle.ToolButtonIconOnly))
+            row.addWidget(self._commands.button(name))
         row.addWidget(self.result)
         row.addStretch(1)
-        row.addWidget(self._button("log.end", Qt.ToolButtonStyle.ToolButtonTextOnly))
-        row.addWidget(self._button("log.copy", Qt.ToolButtonStyle.ToolButtonTextBesideIcon))
+        row.addWidget(self._commands.button("log.end", Qt.ToolButtonStyle.ToolButtonTextOnly))
+        row.addWidget(self._commands.button("log.copy", Qt.ToolButtonStyle.ToolButtonTextBesideIcon))
         column = QVBoxLayout(self)
         column.setContentsMargins(0, 0, 0, 0)
         column.setSpacing(0)
         column.addWidget(self.remarks)
         column.addLayout(row)
         column.addWidget(self.text, 1)
-
-    def _button(self, name: str, style: Qt.ToolButtonStyle) -> QToolButton:
-        button = QToolButton()
-        button.setDefaultAction(self._commands[name])
-        button.setToolButtonStyle(style)
-        button.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
-        button.setAccessibleName(self._commands[name].text())
-        return button

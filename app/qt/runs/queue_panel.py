@@ -316,11 +316,8 @@ class QueuePanel(QWidget):
         row.setContentsMargins(8, 2, 8, 4)
         row.setSpacing(2)
         for name in _BUTTONS:
-            button = self.buttons[name] = QToolButton()
-            button.setDefaultAction(self._commands[name])
-            button.setAccessibleName(self._commands[name].text())
-            button.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
-            row.addWidget(button)
+            self.buttons[name] = self._commands.button(name)
+            row.addWidget(self.buttons[name])
         row.addStretch()
         column = QVBoxLayout(self)
         column.setContentsMargins(0, 0, 0, 0)

@@ -448,7 +448,7 @@ class AfterPanel(QWidget):
         row.addWidget(self.prompt_box)
         row.addStretch(1)
         for name in ("after.longer", "after.again"):
-            row.addWidget(self._button(name))
+            row.addWidget(self._commands.button(name, Qt.ToolButtonStyle.ToolButtonTextBesideIcon))
         return row
 
     def _export_row(self) -> QHBoxLayout:
@@ -461,16 +461,9 @@ class AfterPanel(QWidget):
         row.addWidget(self.export_button)
         row.addWidget(self.send_button)
         for name in ("after.grid", "after.card"):
-            row.addWidget(self._button(name))
+            row.addWidget(self._commands.button(name, Qt.ToolButtonStyle.ToolButtonTextBesideIcon))
         row.addStretch(1)
         return row
-
-    def _button(self, name: str) -> QToolButton:
-        button = QToolButton()
-        button.setDefaultAction(self._commands[name])
-        button.setToolButtonStyle(Qt.ToolButtonStyle.ToolButtonTextBesideIcon)
-        button.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
-        return button
 
 
 def _heading(words: str) -> QLabel:

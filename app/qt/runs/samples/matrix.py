@@ -15,7 +15,6 @@ from PySide6.QtWidgets import (
     QMenu,
     QSlider,
     QStackedWidget,
-    QToolButton,
     QVBoxLayout,
     QWidget,
 )
@@ -300,7 +299,7 @@ class SampleMatrix(QWidget):
         row = QHBoxLayout()
         row.setContentsMargins(8, 4, 8, 4)
         for name in ("compare", "beside", "pin", "use", "reveal"):
-            row.addWidget(self._button(f"samples.{name}"))
+            row.addWidget(self._commands.button(f"samples.{name}"))
         row.addSpacing(8)
         row.addWidget(self.best)
         row.addStretch(1)
@@ -317,13 +316,6 @@ class SampleMatrix(QWidget):
         column.setSpacing(0)
         column.addLayout(row)
         column.addWidget(self.stack, 1)
-
-    def _button(self, name: str) -> QToolButton:
-        button = QToolButton()
-        button.setDefaultAction(self._commands[name])
-        button.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
-        button.setAccessibleName(self._commands[name].text())
-        return button
 
     def showEvent(self, event: QShowEvent) -> None:  # noqa: N802
         """Its actions can be done while it is seen."""
