@@ -8,11 +8,21 @@ from pathlib import Path
 import pytest
 from PIL import Image
 from PySide6.QtCore import QMimeData, QPoint, QPointF, Qt, QUrl
-from PySide6.QtGui import QDragEnterEvent, QDropEvent, QGuiApplication, QImage
+from PySide6.QtGui import (
+    QAccessible,
+    QAccessibleAnnouncementEvent,
+    QAccessibleEvent,
+    QDragEnterEvent,
+    QDropEvent,
+    QGuiApplication,
+    QImage,
+)
 from PySide6.QtWidgets import QApplication, QListWidget, QVBoxLayout, QWidget
 from pytestqt.qtbot import QtBot
 
-from app.core.pictures import Picture
+from app.core.culling import rate
+from app.core.edits.edit import Edit
+from app.core.pictures import Change, Picture
 from app.core.session import Session
 from app.qt.actions.commands import Commands
 from app.qt.pictures.folder_dialog import FolderDialog
@@ -424,3 +434,30 @@ def test_the_tip_of_a_damaged_picture_says_why(qtbot: QtBot, views: Views, sessi
     number = named(session, "p1.png").id
     qtbot.waitUntil(lambda: "damaged" in views.grid._tip(number), timeout=20_000)
     qtbot.waitUntil(lambda: views.grid._tip(number).startswith("mes chats 🐈/p1.png\n301 × 200\n"), timeout=20_000)
+
+
+def test_what_keys_do_to_the_current_picture_is_spoken_while_the_grid_has_the_keyboard(
+    qtbot: QtBot, session: Session, views: Views, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spoken: list[str] = []
+
+    def hear(event: QAccessibleEvent) -> None:
+        if isinstance(event, QAccessibleAnnouncementEvent):
+            spoken.append(event.message())
+
+    monkeypatch.setattr(QAccessible, "updateAccessibility", hear)
+    qtbot.waitUntil(views.grid.hasFocus)
+    qtbot.keyClick(views.grid, Qt.Key.Key_Home)
+    qtbot.keyClick(views.grid, Qt.Key.Key_Right)
+    assert spoken == ["p0.png, no caption, 1 of 40", "p1.png, cat, number 1, 2 of 40"]
+    one = named(session, "p1.png")
+    session.history.do(rate([one], 3))
+    assert spoken[2:] == ["p1.png, cat, number 1, 3 star(s), 2 of 40"]
+    session.history.do(Edit("Write", (Change(one.id, "caption", one.caption, "dog"),)))
+    session.history.do(rate([named(session, "p2.png")], 3))
+    assert len(spoken) == 3
+    assert views.grid.accessibleDescription() == "p1.png, dog, 3 star(s), 2 of 40"
+    views.grid.clearFocus()
+    views.grid.step(1)
+    assert len(spoken) == 3
+    assert views.grid.accessibleDescription().startswith("p2.png")

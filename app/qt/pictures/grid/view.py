@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from PySide6.QtCore import QEvent, QPoint, QRect, QSize, Qt, QTimer, Signal
 from PySide6.QtGui import (
     QAccessible,
+    QAccessibleAnnouncementEvent,
     QAccessibleEvent,
     QColor,
     QContextMenuEvent,
@@ -36,6 +37,9 @@ SIDES = (72, 480)
 _STEPS = {Qt.Key.Key_Left: -1, Qt.Key.Key_Right: 1}
 _ROWS = {Qt.Key.Key_Up: -1, Qt.Key.Key_Down: 1}
 _INSET = 12
+_SPOKEN = frozenset({"rating", "excluded", "mask", "problem"})
+_DESCRIBED = _SPOKEN | {"caption"}
+"""What the description of a picture tells; a caption that is being typed is read by its own field."""
 
 
 class Grid(QAbstractScrollArea):
@@ -159,6 +163,8 @@ class Grid(QAbstractScrollArea):
             if not altered.what.isdisjoint(("file", "problem")):
                 self._look()
             self.viewport().update()
+        if self._view.current in altered.altered and not altered.what.isdisjoint(_DESCRIBED):
+            self._announce(self._index(self._view.current), aloud=not altered.what.isdisjoint(_SPOKEN))
 
     def _ready(self, thumbnail: Thumbnail) -> None:
         for index in self.visible:
@@ -419,13 +425,16 @@ class Grid(QAbstractScrollArea):
         words += [picture.problem] if picture.problem else []
         return ", ".join(words)
 
-    def _announce(self, index: int | None) -> None:
+    def _announce(self, index: int | None, *, aloud: bool = True) -> None:
+        """Describe the current picture; `aloud`, have it spoken, for few screen readers follow a description."""
         number = self._view.current
         if number is None or index is None or number not in self._library.pictures:
             return
         place = self.tr("{place} of {count}").format(place=index + 1, count=len(self._view.ids))
         self.setAccessibleDescription(f"{self.describe(number)}, {place}")
         QAccessible.updateAccessibility(QAccessibleEvent(self, QAccessible.Event.DescriptionChanged))
+        if aloud and self.hasFocus():
+            QAccessible.updateAccessibility(QAccessibleAnnouncementEvent(self, self.accessibleDescription()))
 
     def _leave(self) -> None:
         for end in self._ends:
