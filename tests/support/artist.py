@@ -19,6 +19,7 @@ from app.qt.posting import Poster
 from app.qt.runs.page import RunsPage
 from app.qt.train.form.editors import LineEditor
 from app.qt.train.page import TrainPage
+from app.qt.train.prompts import PromptRow
 from app.qt.window import Window
 from trainer.files.assets import asset_path
 
@@ -34,7 +35,7 @@ class Wish:
     recipe: str
     trigger: str
     steps: int
-    prompt: str
+    prompts: tuple[str, ...]
     settings: Mapping[str, str] = field(default_factory=dict)
     """Everything else, by key: found through the search over all settings."""
     prompt_settings: Mapping[str, str] = field(default_factory=dict)
@@ -51,7 +52,7 @@ def neon(folder: Path, steps: int = 12) -> Wish:
         recipe="Style",
         trigger="neontube",
         steps=steps,
-        prompt="neontube, a blue house on a white background",
+        prompts=("neontube, a blue house on a white background",),
         settings={
             "recipe.resolution": "128",
             "recipe.rank": "4",
@@ -152,7 +153,7 @@ class Artist:
         if essentials.trigger.text() != wish.trigger:
             self.type(essentials.trigger, wish.trigger)
         self._choose_length(page, wish.steps)
-        self._write_prompt(page, wish)
+        self._write_prompts(page, wish)
         for key, text in wish.settings.items():
             self.set(page, key, text)
         draft = page.draft
@@ -275,20 +276,22 @@ class Artist:
         if length.number.text() != str(steps):
             self.type(length.number, str(steps))
 
-    def _write_prompt(self, page: TrainPage, wish: Wish) -> None:
+    def _write_prompts(self, page: TrainPage, wish: Wish) -> None:
         prompts = page.sheet.essentials.prompts
-        while len(prompts.rows) > 1:
+        while len(prompts.rows) > len(wish.prompts):
             self.click(prompts.rows[-1].remove)
-        if not prompts.rows:
-            self.click(prompts.add)
-        row = prompts.rows[0]
-        if row.field.text() != wish.prompt:
-            self.type(row.field, wish.prompt)
-        if wish.prompt_settings and not row.more.isChecked():
+        for place, text in enumerate(wish.prompts):
+            if place == len(prompts.rows):
+                self.click(prompts.add)
+            self._write_prompt(prompts.rows[place], text, wish.prompt_settings)
+
+    def _write_prompt(self, row: PromptRow, text: str, settings: Mapping[str, str]) -> None:
+        if row.field.text() != text:
+            self.type(row.field, text)
+        if settings and not row.more.isChecked():
             self.click(row.more)
         for detail in row.details:
-            name = detail.key.rpartition(".")[2]
-            wanted = wish.prompt_settings.get(name)
+            wanted = settings.get(detail.key.rpartition(".")[2])
             if wanted is not None and isinstance(detail.editor, LineEditor) and detail.editor.text() != wanted:
                 self.type(detail.editor, wanted)
 

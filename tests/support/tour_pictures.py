@@ -1,0 +1,215 @@
+"""Takes the pictures of the README's tour from the program itself: python -m tests.support.tour_pictures docs/tour
+
+An artist goes the whole way on the demo base, with real engines and in a home folder that is gone afterwards; each page
+is photographed as it stands then. Takes about three minutes on two cores, and no graphics card.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from PIL import Image
+from PySide6.QtWidgets import QApplication
+
+from app.core.planning.forecaster import NAMED
+from app.core.runs.samples import Spot
+from app.qt.language import speak
+from app.qt.loras.viewer import LoraViewer
+from app.qt.presets.page import PresetsPage
+from app.qt.runs.page import RunsPage
+from app.qt.theme import Theme
+from tests.support import tool_homes
+from tests.support.artist import Artist, Sitting, Wish, until
+from trainer.files.assets import asset_path
+
+ROOT = Path(__file__).resolve().parents[2]
+SIZE = (1280, 800)
+STEPS, EVERY = 100, 20
+"""So long that the style has come, and how often it is looked at: six columns of samples fill the page."""
+LIVE = 70
+"""The step at which the run is photographed while it goes on."""
+SIDE = 136
+CARD = "8GB"
+"""What the presets are planned for."""
+TRIED = "neontube, a green moon above a red mushroom on a white background"
+
+Shoot = Callable[[str], None]
+
+
+def move_in(home: Path) -> Wish:
+    """Furnish a home folder with a base, pictures and ComfyUI, and return what is wanted.
+
+    What the window shows of it begins with "~": nobody's own folders are in the pictures.
+    """
+    os.environ.pop("IMPASTO_CACHE", None)
+    os.environ |= {name: str(home) for name in ("HOME", "USERPROFILE")}
+    os.environ |= {"IMPASTO_HOME": str(home / "Impasto"), "IMPASTO_LOOK_IN": str(home / "Programs")}
+    os.environ |= {"HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
+    shutil.copytree(asset_path("demo", "base"), home / "Models" / "demo")
+    shutil.copytree(asset_path("demo", "pictures"), home / "Pictures" / "Neon")
+    tool_homes.comfy_portable(home / "Programs", home / "Elsewhere")
+    return Wish(
+        base=Path("~/Models/demo"),
+        pictures=home / "Pictures" / "Neon",
+        recipe="Style",
+        trigger="neontube",
+        steps=STEPS,
+        prompts=(
+            "neontube, a blue house on a white background",
+            "neontube, a red fish on a yellow background",
+            "neontube, a green mushroom on a pink background",
+        ),
+        settings={
+            "recipe.resolution": "128",
+            "recipe.rank": "16",
+            "recipe.alpha": "16",
+            "recipe.learning_rate": "0.002",
+            "recipe.objective.noise_offset": "0.25",
+            "dataset.validation_share": "0.2",
+            "fit.threads": "1",
+            "report.validation.every": str(EVERY),
+            "report.saving.every_steps": str(EVERY),
+            "report.previews.every": str(EVERY),
+        },
+        prompt_settings={"width": "128", "height": "128", "guidance": "2"},
+    )
+
+
+def look_at_pictures(artist: Artist, wish: Wish) -> None:
+    """Open the folder, and choose one of its pictures."""
+    session = artist.session
+    drawn: set[int] = set()
+    session.thumbnails.ready.connect(lambda thumbnail: drawn.add(thumbnail.picture))
+    artist.open_pictures(wish.pictures)
+    until(lambda: len(session.view.ids) > 1 and len(drawn) >= min(12, len(session.view.ids)), 60, "thumbnails")
+    chosen = session.view.ids[1]
+    session.view.select([chosen], chosen)
+    until(lambda: session.health.now and session.health.state()[:2] == (0, 0), 60, "what is known of the pictures")
+
+
+def set_up(artist: Artist, wish: Wish) -> None:
+    """Set the job up and wait for its forecast on a named card; then show the essentials only."""
+    artist.set_up(wish)
+    page = artist.train
+    page.sheet.search.clear()
+    page.sheet.all.setChecked(False)
+    for row in page.sheet.essentials.prompts.rows:
+        row.more.setChecked(False)
+    box, forecaster = page.forecast.chooser.box, page.forecast.forecaster
+    box.setCurrentIndex(box.findData(NAMED))
+    box.activated.emit(box.currentIndex())
+    until(lambda: forecaster.state == "done" and not forecaster.stale, 240, "the forecast")
+    if focused := QApplication.focusWidget():
+        focused.clearFocus()
+    page.sheet.verticalScrollBar().setValue(0)
+
+
+def watch_live(artist: Artist, run: Path) -> RunsPage:
+    """Watch the curves of a run that goes on."""
+    page = artist.watch(run)
+    page.tabs.setCurrentWidget(page.progress)
+    until(lambda: page.run is not None and page.run.summary.step >= LIVE, 600, f"step {LIVE}")
+    until(lambda: page.progress.board is not None and not page.progress.board._waiting, 20, "the charts")
+    return page
+
+
+def look_at_samples(page: RunsPage) -> None:
+    """Show all samples, that of the best step chosen."""
+    matrix = page.samples
+    page.tabs.setCurrentWidget(matrix)
+    matrix.grid.set_side(SIDE)
+    samples = matrix.samples
+    assert samples is not None
+    matrix.grid.go(Spot(STEPS, 0))
+    pictures = [matrix.grid.picture(spot) for spot in matrix.grid.seen()]
+    thumbnails, edge = page.session.thumbnails, matrix.grid._edge()
+    until(lambda: all(one is not None and thumbnails.get(one, edge) for one in pictures), 30, "the samples")
+
+
+def try_out(artist: Artist, page: RunsPage) -> None:
+    """Put the candidates side by side, and draw something else with the best of them."""
+    after = page.after
+    page.tabs.setCurrentWidget(after)
+    found, trying = after.strip.candidates, after.trying
+    until(lambda: any(each.last for each in found.all), 30, "the candidates")
+    after.strip.choose(next(place for place, each in enumerate(found.all) if each.best))
+    until(lambda: all(found.image(each) for each in found.all), 30, "their pictures")
+    trying.prompt.setPlainText(TRIED)
+    artist.click(trying.draw_button)
+    until(lambda: trying.picture.shows and not trying.is_drawing(), 180, "what is tried out")
+    until(lambda: after.send_button.isVisible(), 30, "a folder to send to")
+
+
+def make_preset(artist: Artist, lora: Path) -> None:
+    """Make a recipe of the LoRA, and wait for what each recipe that is seen would cost."""
+    window = artist.window
+    window.show_lora(lora)
+    viewer = window.findChild(LoraViewer)
+    until(viewer.recipe.isEnabled, 30, "what the LoRA says of itself")
+    artist.click(viewer.recipe)
+    until(lambda: isinstance(window.pages.currentWidget(), PresetsPage), 30, "the Presets page")
+    page = window.pages.currentWidget()
+    assert isinstance(page, PresetsPage)
+    viewer.close()
+    until(lambda: page.chosen is not None and page.chosen.origin == "yours", 30, "the preset that was made")
+    artist.session.presets.outlooks.choose(CARD)
+    known = page.list.cards.outlook
+    until(lambda: all(known(each) is not None for each in page.list.visible_cards()), 300, "what presets cost")
+
+
+def go(artist: Artist, wish: Wish, shoot: Shoot, theme: Theme) -> None:
+    """Go the whole way, from the pictures to a preset for others."""
+    look_at_pictures(artist, wish)
+    shoot("pictures")
+    set_up(artist, wish)
+    shoot("train")
+    page = watch_live(artist, artist.start())
+    shoot("runs")
+    artist.see_through(page)
+    theme.choose("dark")
+    look_at_samples(page)
+    shoot("samples")
+    theme.choose("light")
+    try_out(artist, page)
+    shoot("after")
+    make_preset(artist, artist.send_to_comfy(page))
+    shoot("presets")
+
+
+def photograph(sitting: Sitting, target: Path) -> None:
+    """Save the window as it is seen, without its notices, in as few bytes as it takes."""
+    for bar in tuple(sitting.window.notices._bars):
+        sitting.window.notices._remove(bar)
+    QApplication.processEvents()
+    sitting.window.grab().save(str(target))
+    with Image.open(target) as picture:
+        seen = picture.convert("RGB").quantize(256, dither=Image.Dither.NONE)  # a third of the bytes
+    seen.save(target, optimize=True)
+
+
+def main(target: Path) -> None:
+    """Take all pictures of the tour."""
+    target = target.absolute()
+    target.mkdir(parents=True, exist_ok=True)
+    os.environ.setdefault("QT_QPA_PLATFORM", "offscreen")
+    # What was started ends after the window: it may still hold a file.
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as place:
+        wish = move_in(Path(place))
+        application = QApplication([])
+        speak(application, "en")
+        theme = Theme(application, "light")
+        sitting = Sitting()
+        sitting.window.resize(*SIZE)
+        try:
+            go(sitting.artist, wish, lambda name: photograph(sitting, target / f"{name}.png"), theme)
+        finally:
+            sitting.end()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
