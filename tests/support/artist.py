@@ -54,6 +54,7 @@ def neon(folder: Path, steps: int = 12) -> Wish:
         steps=steps,
         prompts=("neontube, a blue house on a white background",),
         settings={
+            "fit.threads": "1",  # two that share busy cores mostly wait for each other
             "recipe.resolution": "128",
             "recipe.rank": "4",
             "recipe.effective_batch": "2",

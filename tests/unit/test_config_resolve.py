@@ -37,6 +37,7 @@ def resolved(made: Job, *, family: Any = "sd15", machine: Machine = CPU, samples
 
 # What may stay absent in a frozen job: it means "off", "all", or "from the dataset's files".
 MEANS_SOMETHING_ABSENT = {
+    "preset",
     "base.vae",
     "base.revision",
     "base.continue_from",
