@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from PIL import Image
-from PySide6.QtCore import Qt
+from PySide6.QtCore import QLocale, Qt
 from PySide6.QtWidgets import QInputDialog
 
 from app.core.models.found import Destination
@@ -82,6 +82,13 @@ def test_a_prompt_is_tried_out_and_a_grid_is_drawn_and_taken_from(panel, run, se
     assert isinstance(dialog, GridDialog) and [one.step for one in dialog.chosen()] == [200, 300]
     dialog.strengths.setText("1, x")
     assert not dialog.draw_button.isEnabled() and "numbers" in dialog.count.text()
+    dialog.strengths.setText("0,8, 1")
+    assert dialog.chosen_strengths() == [0, 8, 1]
+    language = QLocale()
+    QLocale.setDefault(QLocale("de"))
+    german = dialog.chosen_strengths()
+    QLocale.setDefault(language)
+    assert german == [0.8, 1]
     dialog.strengths.setText("0, 1")
     dialog.prompts.setPlainText("a green tree\na red star")
     assert dialog.count.text() == "8 pictures, each with the seed 1."

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 _SIDE = 168
 _MOST_CELLS = 400
 _NUMBER = re.compile(r"[^\s;]+")
+_DECIMAL_COMMA = re.compile(r"(?<=\d),(?=\d)")
 
 
 class _Cell(QStyledItemDelegate):
@@ -113,9 +114,15 @@ class GridDialog(QDialog):
         return [candidate for candidate, on in zip(self._found, ticked, strict=True) if on]
 
     def chosen_strengths(self) -> list[float] | None:
-        """Return the strengths that are written, or None where one is no number."""
+        """Return the strengths that are written, or None where one is no number.
+
+        A comma between two digits is a decimal one where the user's language writes numbers so.
+        """
+        text = self.strengths.text()
+        if QLocale().decimalPoint() == ",":
+            text = _DECIMAL_COMMA.sub(".", text)
         try:
-            found = [float(text) for text in _NUMBER.findall(self.strengths.text().replace(",", " "))]
+            found = [float(text) for text in _NUMBER.findall(text.replace(",", " "))]
         except ValueError:
             return None
         return list(dict.fromkeys(found)) if all(-100 <= strength <= 100 for strength in found) else None
