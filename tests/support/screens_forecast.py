@@ -14,15 +14,18 @@ from app.qt.window import Window
 from tests.support.forecasts import known_job
 from tests.support.screens import screen, wait
 
-_folders: list[tempfile.TemporaryDirectory[str]] = []
+_folder = tempfile.TemporaryDirectory()
+_panels: dict[str, ForecastPanel] = {}
 
 
 def panel_of(window: Window, card: str, *, wrong: bool = False) -> ForecastPanel:
-    """A panel of its own that has answered."""
-    _folders.append(tempfile.TemporaryDirectory())
+    """A panel of its own that has answered; every look is of the same one, for an answer costs seconds."""
+    if card in _panels:
+        _panels[card].show()
+        return _panels[card]
     session = window.session
-    draft = Draft(known_job(Path(_folders[-1].name) / "job", "sdxl"), session.tasks)
-    panel = ForecastPanel(session, Commands())
+    draft = Draft(known_job(Path(_folder.name) / card, "sdxl"), session.tasks)
+    panel = _panels[card] = ForecastPanel(session, Commands())
     panel.resize(480, 1180)
     panel.show()
     panel.chooser.box.setCurrentIndex(panel.chooser.box.findData(card))
