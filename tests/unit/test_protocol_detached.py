@@ -35,6 +35,8 @@ def test_a_child_says_everything_into_its_log_and_takes_no_input(tmp_path):
 
 def test_a_child_has_the_environment_it_is_given(tmp_path):
     queue = Queue(tmp_path / "elsewhere" / "queue")
+    (tmp_path / "style").mkdir()
+    (tmp_path / "style" / "job.toml").write_text("", encoding="utf-8")
     queue.add(tmp_path / "style" / "job.toml")
     log = tmp_path / "list.log"
     assert launch(["queue", "list"], log, {"IMPASTO_HOME": str(tmp_path / "elsewhere")}).wait(60) == 0
@@ -43,6 +45,7 @@ def test_a_child_has_the_environment_it_is_given(tmp_path):
 
 def test_a_child_goes_on_when_its_parent_is_killed(tmp_path):
     queue = Queue()
+    (tmp_path / "job.toml").write_text("", encoding="utf-8")
     entry = queue.add(tmp_path / "job.toml", after=time.time() + 3600)
     words = [sys.executable, "-c", PARENT, str(queue.worker_log)]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as parent:
