@@ -45,3 +45,10 @@ def pixmap_of(pixels: Pixels, side: int, ratio: float) -> QPixmap:
     pixmap = QPixmap.fromImage(scaled)
     pixmap.setDevicePixelRatio(ratio)
     return pixmap
+
+
+def keep_room(widget: QWidget) -> None:
+    """Let nothing move when it is hidden."""
+    policy = widget.sizePolicy()
+    policy.setRetainSizeWhenHidden(True)
+    widget.setSizePolicy(policy)

@@ -10,6 +10,7 @@ from PySide6.QtWidgets import QGridLayout, QWidget
 
 from app.core.runs.cards import CardWatch
 from app.core.runs.run import Run
+from app.qt.parts import keep_room
 from app.qt.runs.charts import drawings
 from app.qt.runs.charts.axis import count, number, rate
 from app.qt.runs.charts.chart import Chart
@@ -53,6 +54,9 @@ class Board(QWidget):
             self._grid.setColumnStretch(column, 1)
             self._grid.setColumnMinimumWidth(column, 1)  # of equal width, whatever stands in them
         self._laid: tuple[Chart, ...] = ()
+        self._hidden: list[Chart] = []
+        """Those that have their place and are still to be shown."""
+        self._unplaced = False
         self._follow = QTimer(self)
         self._follow.setSingleShot(True)
         self._follow.setInterval(_FOLLOW)
@@ -64,8 +68,15 @@ class Board(QWidget):
             chart.setParent(self)
             chart.hide()
             chart.setMinimumHeight(_SMALL)
+            keep_room(chart)
         self.loss.setMinimumHeight(_LARGE)
         card.changed.connect(lambda _: self._draw_card())
+
+    def rest(self) -> None:
+        """Show nothing; the charts come back one after the other with the next drawing."""
+        self.hide()
+        for chart in self._laid[1:]:
+            chart.hide()
 
     def draw(self, runs: Sequence[Run], wishes: Wishes) -> None:
         """Draw these runs as they are now: the loss at once, the other charts one after the other, each in its turn.
@@ -80,26 +91,35 @@ class Board(QWidget):
             (self.seconds, lambda: drawings.seconds(runs, wishes)),
             (self.speed, lambda: drawings.speed(runs, wishes)),
         ]
-        self._shown = [self.loss]
+        self._shown, self._unplaced = [self.loss], True
         self.loss.show_steps(*self._span())
         self.loss.draw(drawings.loss(runs, wishes))
         if not self._laid:
             self._arrange((self.loss,))
+        self.show()
         self._next.start()
 
     def _draw_next(self) -> None:
-        """Draw the next chart that waits; after the last, give all that show something their places."""
+        """Draw the next chart that waits; after the last, give all that show something their places, and show them.
+
+        One at a time, for painting costs more than drawing: axes are played back a letter at a time.
+        """
         if self._waiting:
             chart, make = self._waiting.pop(0)
             drawing = make()
             if drawing.lines:
                 chart.show_steps(*self._span())
                 chart.draw(drawing)
+                chart.plot.viewport().repaint()  # now: Qt would paint all of them together when it comes to it
                 self._shown.append(chart)
+        elif self._unplaced:
+            self._unplaced = False
+            self._draw_card()
+            self._arrange((*self._shown, *([self.card] if len(self._card_watch.load) > 1 else [])))
+        elif self._hidden:
+            self._hidden.pop(0).show()
+        if self._waiting or self._unplaced or self._hidden:
             self._next.start()
-            return
-        self._draw_card()
-        self._arrange((*self._shown, *([self.card] if len(self._card_watch.load) > 1 else [])))
 
     def show_all(self) -> None:
         """Show all steps again, those to come too."""
@@ -135,19 +155,21 @@ class Board(QWidget):
 
     def _arrange(self, charts: tuple[Chart, ...]) -> None:
         """Give the charts that show something their places; one alone in its row has all of it."""
+        for chart in self._laid:
+            if chart not in charts:
+                chart.hide()
+        charts[0].show()
+        self._hidden = [chart for chart in charts if chart.isHidden()]
         if charts == self._laid:
             return
         for chart in self._laid:
             self._grid.removeWidget(chart)
-            chart.setVisible(chart in charts)
         self._laid = charts
         self._grid.addWidget(charts[0], 0, 0, 1, 2)
         rest = charts[1:]
         for place, chart in enumerate(rest):
             alone = place == len(rest) - 1 and place % 2 == 0
             self._grid.addWidget(chart, 1 + place // 2, place % 2, 1, 2 if alone else 1)
-        for chart in charts:
-            chart.show()
         self._grid.setRowStretch(0, 3)
         for row in range(1, self._grid.rowCount()):
             self._grid.setRowStretch(row, 2 if row <= (len(rest) + 1) // 2 else 0)

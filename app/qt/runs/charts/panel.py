@@ -115,8 +115,9 @@ class ProgressPanel(QWidget):
             return
         from app.qt.runs.charts.drawings import Wishes  # with the board, that is after numpy
 
-        self.board.setVisible(bool(started))
-        if started and self.isVisible():
+        if not started:
+            self.board.rest()
+        elif self.isVisible():
             wishes = Wishes(float(SMOOTHING[self.smoothing.value()]), self._logarithmic, self._clip)
             self.board.draw(self.runs, wishes)
 

@@ -7,6 +7,7 @@ from PySide6.QtWidgets import QFrame, QGridLayout, QHBoxLayout, QLabel, QToolBut
 
 from app.core.jobs.draft import Draft
 from app.core.jobs.settings import Setting
+from app.qt.parts import keep_room
 from app.qt.theme import set_icon
 from app.qt.tips import plain_tip
 from app.qt.train.form.editors import TickEditor, editor_for, shown
@@ -98,8 +99,8 @@ class SettingRow(QWidget):
         self.hint.setProperty("role", "muted")
         self.mark.setObjectName("difference")
         self.mark.setFixedWidth(3)
-        _keep_room(self.mark)
-        _keep_room(self.back)
+        keep_room(self.mark)
+        keep_room(self.back)
         self.back.setIconSize(QSize(16, 16))
         set_icon(self.back, "undo", "muted")
         if not isinstance(self.editor, TickEditor):
@@ -118,13 +119,6 @@ class SettingRow(QWidget):
         grid.addWidget(self.hint, 1, 1)
         grid.addLayout(value, 0, 2, 2, 1, Qt.AlignmentFlag.AlignTop)
         grid.setColumnStretch(1, 1)
-
-
-def _keep_room(widget: QWidget) -> None:
-    """Let nothing move when it is hidden."""
-    policy = widget.sizePolicy()
-    policy.setRetainSizeWhenHidden(True)
-    widget.setSizePolicy(policy)
 
 
 def _sentence(reason: str) -> str:
