@@ -1,14 +1,17 @@
-"""Small pictures that came as text with a preset or a LoRA, from strangers. For worker threads."""
+"""Pictures as bytes, read on worker threads: from files, or from the text of a preset or a LoRA from strangers."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from io import BytesIO
+from pathlib import Path
+
+from trainer.protocol.atomic import long_path
 
 
 @dataclass(frozen=True, slots=True)
 class Pixels:
-    """A small picture, three bytes a pixel."""
+    """A picture, three bytes a pixel."""
 
     width: int
     height: int
@@ -27,3 +30,17 @@ def pixels_of(text: str, side: int) -> Pixels | None:
         small = image.convert("RGB")
     small.thumbnail((side, side), Image.Resampling.LANCZOS)
     return Pixels(small.width, small.height, small.tobytes())
+
+
+def read_pixels(file: Path, side: int = 0) -> Pixels | None:
+    """Read a picture, made to fit a square of `side` pixels where given; None where it cannot be read."""
+    from PIL import Image
+
+    try:
+        with Image.open(long_path(file)) as image:
+            whole = image.convert("RGB")
+    except (OSError, ValueError, Image.DecompressionBombError):
+        return None
+    if side:
+        whole.thumbnail((side, side), Image.Resampling.LANCZOS)
+    return Pixels(whole.width, whole.height, whole.tobytes())

@@ -37,9 +37,15 @@ def while_there(widget: QWidget, have: Callable[..., None]) -> Callable[..., Non
     return lambda answer: have(answer) if isValid(widget) else None
 
 
+def image_of(pixels: Pixels) -> QImage:
+    """Return a picture as Qt has it, with memory of its own."""
+    form = QImage.Format.Format_RGB888
+    return QImage(pixels.rgb, pixels.width, pixels.height, 3 * pixels.width, form).copy()
+
+
 def pixmap_of(pixels: Pixels, side: int, ratio: float) -> QPixmap:
     """Return a picture to fit a square of `side` of Qt's pixels, sharp on a screen of that ratio."""
-    image = QImage(pixels.rgb, pixels.width, pixels.height, 3 * pixels.width, QImage.Format.Format_RGB888)
+    image = image_of(pixels)
     edge = round(side * ratio)
     scaled = image.scaled(edge, edge, Qt.AspectRatioMode.KeepAspectRatio, Qt.TransformationMode.SmoothTransformation)
     pixmap = QPixmap.fromImage(scaled)

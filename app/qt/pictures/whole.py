@@ -12,6 +12,9 @@ from PySide6.QtGui import QImage
 from app.core.pictures import Picture
 from app.core.tasks import Tasks
 
+# Named where the window's thread loads this: PySide makes an enumeration when it is first used, unfit for two threads.
+_RGB, _PAINTED = QImage.Format.Format_RGB888, QImage.Format.Format_RGB32
+
 
 class Whole(NamedTuple):
     """All pixels of a picture, and the same made small enough for a window to be scaled smoothly from."""
@@ -59,6 +62,4 @@ def _load(path: Path, longest: int) -> Whole:
 
 def _image(width: int, height: int, rgb: bytes) -> QImage:
     # Painted without conversion, and with memory of its own.
-    return QImage(rgb, width, height, 3 * width, QImage.Format.Format_RGB888).convertToFormat(
-        QImage.Format.Format_RGB32
-    )
+    return QImage(rgb, width, height, 3 * width, _RGB).convertToFormat(_PAINTED)

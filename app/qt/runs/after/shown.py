@@ -6,29 +6,27 @@ from collections.abc import Callable
 from pathlib import Path
 
 from PySide6.QtCore import QRect, QSize, Qt
-from PySide6.QtGui import QImage, QImageReader, QPainter, QPaintEvent, QPixmap
+from PySide6.QtGui import QImage, QPainter, QPaintEvent, QPixmap
 from PySide6.QtWidgets import QSizePolicy, QWidget
 
+from app.core.pixels import Pixels, read_pixels
 from app.core.session import Session
 from app.core.tasks import raise_again
+from app.qt.parts import image_of
 from app.qt.theme import colours
-from trainer.protocol.atomic import long_path
 
 
 def read_image(session: Session, file: Path, done: Callable[[QImage], None], side: int = 0) -> None:
     """Read a picture on a worker and call `done` with it, no larger than `side` pixels where given.
 
-    One that cannot be read is null.
+    One that cannot be read is null. Workers hand over bytes only: PySide makes its types and enumerations when they are
+    first used, and one thread that does so beside another ends the program.
     """
 
-    def work() -> QImage:
-        reader = QImageReader(str(long_path(file)))
-        size = reader.size()
-        if side and max(size.width(), size.height()) > side:
-            reader.setScaledSize(size.scaled(side, side, Qt.AspectRatioMode.KeepAspectRatio))
-        return reader.read()
+    def have(pixels: Pixels | None) -> None:
+        done(image_of(pixels) if pixels else QImage())
 
-    session.tasks.run(work, done, raise_again)
+    session.tasks.run(lambda: read_pixels(file, side), have, raise_again)
 
 
 def paint_fitting(painter: QPainter, room: QRect, image: QImage, ratio: float) -> None:
