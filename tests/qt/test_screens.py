@@ -47,7 +47,7 @@ def colours(look):
     """How often each colour is among every fourth pixel of every fourth line: all of them would take minutes."""
     width, height = look.size
     few = look.convert("RGB").resize((width // 4, height // 4), Image.Resampling.NEAREST)
-    return few.getcolors(1 << 24)
+    return few.getcolors(few.width * few.height)
 
 
 def dialogs(base: type[QDialog] = QDialog) -> Iterator[type[QDialog]]:

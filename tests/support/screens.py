@@ -22,7 +22,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from PySide6.QtCore import QDeadlineTimer, QEvent, QEventLoop
+from PySide6.QtCore import QDeadlineTimer, QEvent, QEventLoop, QTimer
 from PySide6.QtWidgets import QApplication, QWidget
 
 from app.core.session import Session
@@ -189,12 +189,14 @@ def captions_restore(window: Window) -> QWidget:
 
 
 def wait(application: QApplication, until: Callable[[], bool], milliseconds: int = 30_000) -> None:
-    """Let Qt work until something is so; raises TimeoutError."""
+    """Let Qt work until something is so, leaving the processor to others meanwhile; raises TimeoutError."""
     deadline = QDeadlineTimer(milliseconds)
+    beat = QTimer(interval=10)  # so that what no event of Qt's tells of is seen too
+    beat.start()
     while not until():
         if deadline.hasExpired():
             raise TimeoutError("the window did not get where it should be")
-        application.processEvents(QEventLoop.ProcessEventsFlag.AllEvents, 50)
+        application.processEvents(QEventLoop.ProcessEventsFlag.WaitForMoreEvents)
 
 
 def open_demo(application: QApplication, window: Window, folder: Path) -> None:

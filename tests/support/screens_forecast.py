@@ -24,7 +24,7 @@ def panel_of(window: Window, card: str, *, wrong: bool = False) -> ForecastPanel
         _panels[card].show()
         return _panels[card]
     session = window.session
-    draft = Draft(known_job(Path(_folder.name) / card, "sdxl"), session.tasks)
+    draft = Draft(known_job(Path(_folder.name) / card, "sd15" if wrong else "sdxl"), session.tasks)
     panel = _panels[card] = ForecastPanel(session, Commands())
     panel.resize(480, 1180)
     panel.show()
