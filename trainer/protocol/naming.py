@@ -23,6 +23,11 @@ def safe_name(text: str, otherwise: str = "unnamed") -> str:
     return name or otherwise
 
 
+def step_ending(step: int) -> str:
+    """Return how the name of a LoRA ends that was saved at a step; the run's result has no such ending."""
+    return f"-step{step:06d}"
+
+
 def _trimmed(name: str) -> str:
     # A leading dot hides a file, a leading dash looks like an option; Windows drops trailing dots and spaces.
     return name.strip().lstrip(".- ").rstrip(". ")

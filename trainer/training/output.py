@@ -19,7 +19,7 @@ from trainer.dataset.picture import Picture
 from trainer.errors import LoraFileError, RunError
 from trainer.files.header import read_header
 from trainer.protocol import atomic
-from trainer.protocol.naming import safe_name
+from trainer.protocol.naming import safe_name, step_ending
 from trainer.protocol.rundir import RunDirectory
 from trainer.training.checkpoint import as_resumable
 from trainer.training.loop import Progress
@@ -46,7 +46,7 @@ class Exporter:
 
     def step_path(self, step: int) -> Path:
         """Where the LoRA of one step lies: output/NAME-step000500.safetensors."""
-        return self.run.output / f"{self.stem}-step{step:06d}.safetensors"
+        return self.run.output / f"{self.stem}{step_ending(step)}.safetensors"
 
     def final_path(self) -> Path:
         """Where the finished LoRA lies: output/NAME.safetensors."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainer.protocol import events
+from trainer.protocol.naming import step_ending
 
 if TYPE_CHECKING:
     from app.core.runs.run import Run
@@ -61,10 +62,10 @@ def candidates(told: Told) -> list[Candidate]:
 
 
 def _files(told: Told) -> dict[int, tuple[Path, bool]]:
-    """The file of each step that is there, and whether it is the run's result, whose name has no step."""
+    """The file of each step that is there, and whether it is the run's result, whose name does not end in its step."""
     files: dict[int, tuple[Path, bool]] = {}
     for saved in told.saved:
-        path, last = told.folder / saved.file, "-step" not in Path(saved.file).stem
+        path, last = told.folder / saved.file, not Path(saved.file).stem.endswith(step_ending(saved.step))
         if path.is_file() and (last or saved.step not in files):
             files[saved.step] = path, last
     results = [step for step, (_, last) in files.items() if last]

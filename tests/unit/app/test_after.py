@@ -149,6 +149,15 @@ def test_candidates_are_the_saved_steps_that_are_there_and_the_best_has_the_lowe
     assert found[1].pictures == {1: tmp_path / "samples/b.png"} and found[2].file.name == "a.safetensors"
 
 
+def test_the_result_is_known_whatever_the_job_is_called(tmp_path: Path) -> None:
+    (tmp_path / "output").mkdir()
+    files = ((10, "output/a two-step000020 dance-step000010.safetensors"), (20, "output/a two-step000010.safetensors"))
+    for _, file in files:
+        (tmp_path / file).touch()
+    told = Told(tmp_path, tuple(events.Saved(step=step, file=file, sha256="") for step, file in files), (), ())
+    assert [(one.step, one.last) for one in candidates(told)] == [(10, False), (20, True)]
+
+
 def job_on(folder: Path) -> Job:
     return Job.model_validate(
         {
