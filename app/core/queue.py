@@ -36,6 +36,11 @@ class Look:
         stuck = ("interrupted",) if self.working else ("interrupted", "waiting")
         return sum(entry.state in stuck for entry in self.reading.entries)
 
+    def presses(self, now: float) -> bool:
+        """Tell whether at this Unix time an entry waits for nothing but room to begin."""
+        moving = self.working and not self.reading.held
+        return moving and any(one.state == "waiting" and (one.after or 0.0) <= now for one in self.reading.entries)
+
 
 class QueueKeeper:
     """Belongs to the thread that makes it; the disk is read and written on a thread of its own, in order."""

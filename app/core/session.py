@@ -122,7 +122,7 @@ class Session:
         self.runs = Runs(post)
         self.telling = Telling(self.runs, self.queue, self.tasks)
         self.renderer = Renderer(post)
-        self.queue.changed.connect(lambda _: self.renderer.make_way(self.queue.entries))
+        self.queue.changed.connect(lambda _: self.renderer.make_way(self.queue.now))
         self.missed: Event[Path] = Event()
         """A folder that was open last is not there any more."""
         self.datasets.opened.connect(lambda opened: self.recent.opened(opened.folder))

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import TypeVar
 
 _Result = TypeVar("_Result")
+_Answer = TypeVar("_Answer")
 
 Post = Callable[[Callable[[], None]], None]
 """Calls a function soon on the thread that owns the library; may be called from any thread."""
@@ -54,3 +56,32 @@ class Tasks:
 def raise_again(fault: BaseException) -> None:
     """Let a fault that nobody expects be seen on the owner's thread: a `failed` for `Tasks.run`."""
     raise fault
+
+
+class Single:
+    """Work that is done again and again, and never twice at a time; belongs to the thread that makes it."""
+
+    def __init__(self, tasks: Tasks) -> None:
+        self._tasks = tasks
+        self.busy = False
+        """Whether it is on its way."""
+
+    def run(
+        self,
+        work: Callable[[], _Result],
+        done: Callable[[_Result], None],
+        failed: Callable[[BaseException], None] = raise_again,
+    ) -> None:
+        """Run it as `Tasks.run` does; nothing while it is on its way.
+
+        When `done` or `failed` is called it no longer is: a fault that nobody expects ends this time, not all to come.
+        """
+        if self.busy:
+            return
+
+        def over(then: Callable[[_Answer], None], answer: _Answer) -> None:
+            self.busy = False
+            then(answer)
+
+        self.busy = True
+        self._tasks.run(work, partial(over, done), partial(over, failed))

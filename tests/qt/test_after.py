@@ -11,6 +11,7 @@ from PySide6.QtCore import QLocale, Qt
 from PySide6.QtWidgets import QInputDialog
 
 from app.core.models.found import Destination
+from app.core.queue import Look
 from app.qt.actions.commands import Commands
 from app.qt.runs.after.card_dialog import CardDialog
 from app.qt.runs.after.export_dialog import ExportDialog
@@ -18,7 +19,7 @@ from app.qt.runs.after.grid_dialog import GridDialog
 from app.qt.runs.after.panel import AfterPanel
 from tests.support.finished import DEMO, PROMPTS, write_finished_run
 from trainer.files.header import read_header
-from trainer.protocol.queue import Entry
+from trainer.protocol.queue import Entry, Reading
 
 LONG = 120_000  # the engine's process loads torch first
 
@@ -111,22 +112,36 @@ def test_a_prompt_is_tried_out_and_a_grid_is_drawn_and_taken_from(panel, run, se
     assert box.drawing.stage == "cancelled" and not box.cancel_button.isVisible()
 
     box.draw()
+    session.renderer.make_way(queued(WAITING))
+    assert box.is_drawing(), "on the CPU there is room for both"
     with qtbot.waitSignal(panel.failed) as failed:
         session.renderer._served._process.kill()
     assert failed.args[0].code == "render.ended" and not box.is_drawing() and box.draw_button.isEnabled()
+
+
+WAITING = Entry("00000000", None, None, "waiting")
+
+
+def queued(entry, *, held=False, working=True):
+    return Look(Reading((entry,), held=held), working=working)
 
 
 def test_a_training_that_waits_takes_the_card(panel, session, qtbot):
     """The process that draws is ended: even without a base it would hold some of the card."""
     panel.trying.draw()
     process = session.renderer._served._process
+    for free in (
+        queued(Entry("00000000", None, None, "running")),
+        queued(Entry("00000000", None, None, "waiting", after=9e9)),
+        queued(WAITING, held=True),
+        queued(WAITING, working=False),
+    ):
+        session.renderer.make_way(free)
+        assert panel.is_drawing()
     with qtbot.waitSignal(panel.failed) as failed:
-        session.renderer.make_way([Entry("00000000", None, None, "running")])
-        assert process.poll() is None
-        session.renderer.make_way([Entry("00000000", None, None, "waiting", after=9e9)])
-        assert process.poll() is None
-        session.renderer.make_way([Entry("00000000", None, None, "waiting")])
-    assert failed.args[0].code == "render.way" and process.poll() is not None and not panel.is_drawing()
+        session.renderer.make_way(queued(WAITING))
+    assert failed.args[0].code == "render.way" and not panel.is_drawing()
+    assert process.wait(60) != 0
 
 
 def test_what_was_written_stays_when_the_run_goes_on_and_begins_anew_with_another(panel, run, session, tmp_path):

@@ -112,7 +112,7 @@ def test_a_hidden_panel_keeps_no_process_and_asks_again_when_shown(qtbot, panel,
     qtbot.waitUntil(lambda: panel.forecaster.waiting, timeout=LONG)
     process = panel.forecaster._served._process
     panel.hide()
-    assert process.poll() is not None and panel.forecaster.state == "idle"
+    assert panel.forecaster.state == "idle" and process.wait(60) != 0
     panel.show()
     answered(qtbot, panel)
     answer = panel.forecaster.answer

@@ -26,6 +26,7 @@ State = Literal["running", "paused", "stopped", "done", "failed"]
 
 # Whoever asks whether a run is alive holds its lock for microseconds; a start must not take that for another engine.
 _PATIENCE = 1.0
+_LIST_PATIENCE = 10.0  # seconds: who writes the list of runs has it for milliseconds
 _FORGOTTEN = "forgotten"
 
 
@@ -227,7 +228,7 @@ def forget_run(path: Path) -> None:
     target = places.runs_list()
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with locks.held(target.with_suffix(".lock"), patience=10.0):
+        with locks.held(target.with_suffix(".lock"), patience=_LIST_PATIENCE):
             lines = atomic.read_text(target).splitlines() if target.exists() else []
             kept = [line for line in lines if path not in (_listed_path(line), _listed_path(line, _FORGOTTEN))]
             kept.append(json.dumps({_FORGOTTEN: str(path)}, ensure_ascii=False))
@@ -291,7 +292,7 @@ def _enter_in_list(path: Path) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         # Windows emulates appending by seeking first: without the lock two starts could write over each other.
         with (
-            locks.held(target.with_suffix(".lock"), patience=10.0),
+            locks.held(target.with_suffix(".lock"), patience=_LIST_PATIENCE),
             target.open("a", encoding="utf-8", newline="\n") as file,
         ):
             file.write(json.dumps({"path": str(path), "time": time.time()}, ensure_ascii=False) + "\n")

@@ -8,7 +8,8 @@ What trainer/protocol/serving.py says of requests holds. One names a base as a j
 ``clip_skip`` and ``device`` may stand beside them. A grid of checkpoints, strengths and prompts is a request of many
 pictures; those with the same LoRAs should follow each other, for changing them takes a moment. Answers:
 
-    {"id": 1, "state": "loading", "phase": "load", "done": 3, "total": 686}    of the base, in the units of the phase
+    {"id": 1, "state": "loading", "device": "cuda:0", "phase": "load", "done": 3, "total": 686}
+                                                                               of the base, in the units of the phase
     {"id": 1, "state": "notice", "code": "lora.unmatched", "sentence": "..."}  to be known, but no hindrance
     {"id": 1, "state": "drawing", "picture": 0, "step": 4, "steps": 20}        the picture by its place in the request
     {"id": 1, "state": "drawn", "picture": 0, "file": "folder/000.png"}
@@ -195,7 +196,7 @@ class RenderService:
                     device=device,
                     dtype=torch.float32 if device.type == "cpu" else half,
                     clip_skip=asked.clip_skip,
-                    progress=_progress(turn),
+                    progress=_progress(turn, device),
                     on_notice=_notices(turn),
                 )
             except BaseException:
@@ -228,7 +229,7 @@ def _notices(turn: Turn) -> OnNotice:
     return lambda code, sentence: turn.tell("notice", code=code, sentence=sentence)
 
 
-def _progress(turn: Turn) -> Callable[[Phase, int, int], None]:
+def _progress(turn: Turn, device: torch.device) -> Callable[[Phase, int, int], None]:
     """Tell of loading. A download ends for another request; loading does not: what is loaded is likely wanted next."""
     last = 0.0
 
@@ -238,7 +239,7 @@ def _progress(turn: Turn) -> Callable[[Phase, int, int], None]:
             turn.go_on()
         if done >= total or time.monotonic() - last >= _TELL_SECONDS:
             last = time.monotonic()
-            turn.tell("loading", phase=phase, done=done, total=total)
+            turn.tell("loading", device=str(device), phase=phase, done=done, total=total)
 
     return tell
 

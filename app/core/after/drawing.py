@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import count, product
 from pathlib import Path
@@ -14,8 +15,8 @@ from app.core.tasks import Post
 from trainer.errors import ImpastoError, RunError
 
 if TYPE_CHECKING:
+    from app.core.queue import Look
     from trainer.config.job import Job
-    from trainer.protocol.queue import Entry
 
 _REMEDY = "Try again; if it ends once more, these words belong into a report of the fault."
 
@@ -78,7 +79,7 @@ class Renderer:
         self._numbers = count(1)
         self._number = 0
         self._drawing: Drawing | None = None
-        self._warm = False
+        self._warm = self._on_cpu = False
 
     def draw(self, job: Job, cells: Sequence[Cell], folder: Path) -> Drawing:
         """Draw cells into a folder with the base of a job; the pictures come as `Drawing.drawn`."""
@@ -105,12 +106,12 @@ class Renderer:
     def free(self) -> None:
         """Give up the card at once, to the last byte: the process ends, the next drawing starts another."""
         self._end("cancelled")
-        self._warm = False
-        self._served.close()
+        self._warm = self._on_cpu = False
+        self._served.rest()
 
-    def make_way(self, queue: Iterable[Entry]) -> None:
-        """Give up the card where something waits in the queue for its turn now."""
-        if self._warm and any(entry.state == "waiting" and entry.after is None for entry in queue):
+    def make_way(self, queue: Look) -> None:
+        """Give up the card where something waits in the queue for its turn now; on the CPU there is room for both."""
+        if self._warm and not self._on_cpu and queue.presses(time.time()):
             sentence = "A training that waits in the queue was given the memory that drawing needs."
             self._fail(RunError("render.way", sentence, "Draw again when it is done, or pause it."))
             self.free()
@@ -133,6 +134,7 @@ class Renderer:
             return
         match answer["state"]:
             case "loading":
+                self._on_cpu = answer["device"] == "cpu"
                 drawing.stage, drawing.share = "loading", answer["done"] / max(1, answer["total"])
             case "drawing":
                 drawing.stage = "drawing"
@@ -152,6 +154,7 @@ class Renderer:
 
     def _lose(self, words: str) -> None:
         last = words.splitlines()[-1] if words else "it said nothing"
+        self._warm = self._on_cpu = False
         self._fail(RunError("render.ended", f"The engine that draws has ended: {last}.", _REMEDY))
 
     def _fail(self, error: ImpastoError) -> None:

@@ -44,16 +44,18 @@ class Served:
             self._start()
         self._requests.put(json.dumps(request, ensure_ascii=False) + "\n")
 
-    def close(self) -> None:
-        """End the child at once: its answers are wanted no more."""
+    def rest(self) -> None:
+        """End the child without waiting for its end, which takes an engine a while; the next `ask` starts another."""
         process, self._process = self._process, None
-        if process is None:
-            return
-        process.kill()
-        self._requests.put(None)
+        if process is not None:
+            process.kill()
+            self._requests.put(None)
+
+    def close(self) -> None:
+        """End the child and wait until nothing of it is left."""
+        self.rest()
         for thread in self._threads:
             thread.join()
-        _put_away(process)
 
     def _start(self) -> None:
         process = subprocess.Popen(
@@ -76,12 +78,14 @@ class Served:
             requests.put(None)
             for thread in (asking, errors):
                 thread.join()
+            _put_away(process)
             self._post(lambda: self._lose(process, "".join(last).strip()))
 
         answers = threading.Thread(target=hear, name="engine-answers", daemon=True)
         self._requests = requests
-        self._process, self._threads = process, [asking, errors, answers]
-        for thread in self._threads:
+        self._process = process
+        self._threads = [thread for thread in self._threads if thread.is_alive()] + [asking, errors, answers]
+        for thread in (asking, errors, answers):
             thread.start()
 
     def _hear(self, process: subprocess.Popen[str]) -> None:
@@ -96,7 +100,6 @@ class Served:
             self.answered.emit(said)
 
     def _lose(self, process: subprocess.Popen[str], words: str) -> None:
-        _put_away(process)
         if process is self._process:
             self._process = None
             self.ended.emit(words)

@@ -64,7 +64,11 @@ class Models:
         def search() -> None:
             Search(this_pc(), folders, stop.is_set, share).run()
 
-        self._tasks.run(search, lambda _: self._end(stop), raise_again)
+        def failed(fault: BaseException) -> None:
+            self._end(stop)
+            raise fault
+
+        self._tasks.run(search, lambda _: self._end(stop), failed)
         self.changed.emit(None)
 
     def stop_looking(self) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from app.core.engine.served import Served
 from app.core.events import Event
 from app.core.planning.answer import Answer, answer_from
-from app.core.tasks import Post, Tasks
+from app.core.tasks import Post, Single, Tasks
 from trainer.errors import ImpastoError
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class Forecaster:
         """The cards of this PC; None until they have been looked at."""
         self.card_error: ImpastoError | None = None
         """Why they cannot be looked at."""
-        self._tasks = tasks
+        self._looking = Single(tasks)
         self._served = Served(["plan", "--serve"], post)
         self._served.answered.connect(self._take)
         self._served.ended.connect(self._lost)
@@ -60,7 +60,6 @@ class Forecaster:
         self._number = 0
         self._outdated = False
         self._deaths = 0
-        self._looking = False
 
     @property
     def waiting(self) -> bool:
@@ -90,7 +89,7 @@ class Forecaster:
         """End the child until the next question; one under way is given up."""
         self._number += 1
         self._question = None
-        self._served.close()
+        self._served.rest()
         if self.waiting:
             self._be("idle")
 
@@ -106,9 +105,7 @@ class Forecaster:
 
     def look(self) -> None:
         """Look at this PC's cards on a worker; `seen` says when that is done."""
-        if not self._looking:
-            self._looking = True
-            self._tasks.run(_cards, self._see, self._fail_to_see)
+        self._looking.run(_cards, self._see, self._fail_to_see)
 
     # --- inside
 
@@ -165,12 +162,10 @@ class Forecaster:
         self.changed.emit(None)
 
     def _see(self, found: tuple[Card, ...]) -> None:
-        self._looking = False
         self.cards, self.card_error = found, None
         self.seen.emit(None)
 
     def _fail_to_see(self, fault: BaseException) -> None:
-        self._looking = False
         if not isinstance(fault, ImpastoError):
             raise fault
         self.cards, self.card_error = (), fault

@@ -62,9 +62,14 @@ class Outlooks:
         self.changed.emit(None)
         self._next()
 
-    def close(self) -> None:
+    def rest(self) -> None:
         """End the planner; it starts again when something is wanted."""
         self._wanted, self._asked = [], None
+        self._served.rest()
+
+    def close(self) -> None:
+        """End the planner and wait for its end."""
+        self.rest()
         self._served.close()
 
     def _next(self) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from app.core.events import Event
-from app.core.tasks import Tasks, raise_again
+from app.core.tasks import Single, Tasks
 from trainer.errors import ImpastoError, RunError
 from trainer.protocol import commands
 from trainer.protocol.commands import Answer, CommandName
@@ -28,7 +28,7 @@ class Orders:
     def __init__(self, tasks: Tasks) -> None:
         self._tasks = tasks
         self._waiting: list[Order] = []
-        self._looking = False
+        self._looking = Single(tasks)
         self.changed: Event[None] = Event()
         """Others wait now."""
         self.answered: Event[tuple[Order, Answer]] = Event()
@@ -60,12 +60,10 @@ class Orders:
     def look(self) -> None:
         """See what was answered; nothing where nothing waits."""
         orders = [order for order in self._waiting if order.sent is not None]
-        if orders and not self._looking:
-            self._looking = True
-            self._tasks.run(lambda: [(order, _answer(order)) for order in orders], self._take, raise_again)
+        if orders:
+            self._looking.run(lambda: [(order, _answer(order)) for order in orders], self._take)
 
     def _take(self, found: list[tuple[Order, Answer | None]]) -> None:
-        self._looking = False
         for order, answer in found:
             if answer is not None:
                 self._waiting.remove(order)

@@ -13,7 +13,7 @@ from app.core.events import Event
 from app.core.runs.remarks import Remarks
 from app.core.runs.series import Series
 from app.core.runs.summary import RESUMABLE, RunSummary, summarise
-from app.core.tasks import Tasks, raise_again
+from app.core.tasks import Single, Tasks
 from trainer.errors import ImpastoError
 from trainer.protocol import events
 from trainer.protocol.forecast import Forecast, read_forecast
@@ -77,10 +77,9 @@ class Run:
         """What is wrong with the folder or only partly understood, in sentences."""
         self.last_words = ""
         """The end of what the engine printed, of a run that ended without a word or failed."""
-        self._tasks = tasks
         self.closed = False
         """Whether nobody watches it any more."""
-        self._reading = False
+        self._reading = Single(tasks)
         self._setup = Setup((), None, None, "")
         self._begin()
 
@@ -125,10 +124,9 @@ class Run:
 
     def read(self) -> None:
         """Read what is new in the folder; nothing when that is on its way."""
-        if not self._reading and not self.closed:
-            self._reading = True
+        if not self.closed:
             path, offset, setup = self.directory.path, self._offset, self._setup
-            self._tasks.run(lambda: look(path, offset, setup), self._take, raise_again)
+            self._reading.run(lambda: look(path, offset, setup), self._take)
 
     def close(self) -> None:
         """Read no more."""
@@ -148,7 +146,6 @@ class Run:
         self._last_time = self._last_read = 0.0
 
     def _take(self, glimpse: Glimpse) -> None:
-        self._reading = False
         if self.closed:
             return
         if glimpse.replaced:

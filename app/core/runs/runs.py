@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from concurrent.futures import Future, wait
 from pathlib import Path
 
 from app.core.events import Event
 from app.core.runs.run import Run
 from app.core.runs.summary import RunSummary, Summaries
-from app.core.tasks import Post, Tasks, raise_again
+from app.core.tasks import Post, Single, Tasks
+from trainer.errors import ImpastoError, RunError
 from trainer.protocol import places
 from trainer.protocol.rundir import forget_run, forgotten_runs, known_runs
 
@@ -24,23 +26,25 @@ class Runs:
         """The latest started first."""
         self.changed: Event[None] = Event()
         """`all` is another list now."""
+        self.failed: Event[ImpastoError] = Event()
+        """Something that was asked could not be done."""
         self.looked = False
         """Whether `all` was read once."""
         self._tasks = Tasks(post, threads=1)
-        self._looking = False
+        self._looking = Single(self._tasks)
         self._summaries = Summaries()
         self._shown: set[Path] = set()
         self._forgotten: set[Path] = set()
         """Since the look that runs began: what it brings of them is not wanted any more."""
         self._open: dict[Path, Run] = {}
+        self._asked: list[Future[None]] = []
 
     def look(self) -> None:
         """Read again how all runs stand; nothing when that is on its way."""
-        if not self._looking:
-            self._looking = True
+        if not self._looking.busy:
             self._forgotten.clear()
             shown = frozenset(self._shown)
-            self._tasks.run(lambda: self._read(shown), self._take, raise_again)
+            self._looking.run(lambda: self._read(shown), self._take)
 
     def open(self, path: Path) -> Run:
         """Return a run to watch; the same to all who ask for it until it is closed. It joins the list."""
@@ -61,17 +65,23 @@ class Runs:
     def forget(self, path: Path) -> None:
         """Take a run out of the list until it is started again; its folder stays as it is.
 
-        Raises RunError when that is not written.
+        It comes back, and `failed` says why, when that could not be written.
         """
-        forget_run(path)
         self._forgotten.add(path)
         self._shown.discard(path)
-        self._summaries.forget(path)
         self.all = [summary for summary in self.all if summary.path != path]
         self.changed.emit(None)
 
+        def work() -> None:
+            forget_run(path)
+            self._summaries.forget(path)
+
+        self._asked = [one for one in self._asked if not one.done()]
+        self._asked.append(self._tasks.run(work, lambda _: None, lambda fault: self._keep(path, fault)))
+
     def close(self) -> None:
-        """Watch no more."""
+        """Watch no more; what was asked is done first."""
+        wait(self._asked)
         for run in self._open.values():
             run.close()
         self._tasks.close()
@@ -82,8 +92,16 @@ class Runs:
         found = [self._summaries.of(path) for path in paths]
         return sorted(found, key=lambda summary: summary.started, reverse=True)
 
+    def _keep(self, path: Path, fault: BaseException) -> None:
+        """A run could not be taken out of the list."""
+        self._forgotten.discard(path)
+        self._shown.add(path)
+        self.look()
+        if not isinstance(fault, RunError):
+            raise fault
+        self.failed.emit(fault)
+
     def _take(self, found: list[RunSummary]) -> None:
-        self._looking = False
         found = [summary for summary in found if summary.path not in self._forgotten]
         self._shown.update(summary.path for summary in found)
         if found != self.all or not self.looked:

@@ -10,7 +10,7 @@ from app.core.events import Event
 from app.core.queue import QueueKeeper
 from app.core.runs.runs import Runs
 from app.core.runs.summary import LIVE, RunSummary, State, summarise
-from app.core.tasks import Tasks, raise_again
+from app.core.tasks import Single, Tasks
 from trainer.protocol import events
 from trainer.protocol.rundir import RunDirectory
 
@@ -34,13 +34,12 @@ class Telling:
     """Belongs to the thread that makes it. While nothing runs and nothing waits for its turn, it needs no look."""
 
     def __init__(self, runs: Runs, queue: QueueKeeper, tasks: Tasks) -> None:
-        self._runs, self._queue, self._tasks = runs, queue, tasks
+        self._runs, self._queue, self._looking = runs, queue, Single(tasks)
         self._alive: set[Path] = set()
         self._told: dict[Path, float] = {}
         """When the starts began whose end was told."""
         self._states: dict[str, str] = {}
         """How the entries of the queue stood."""
-        self._looking = False
         self.changed: Event[None] = Event()
         """`watching` may be another now."""
         self.ended: Event[Ended] = Event()
@@ -56,13 +55,10 @@ class Telling:
         """See whether what was alive still is, and whether the queue has begun something."""
         if self._queue_moves:
             self._queue.look()
-        if self._looking:
-            return
         begun = {entry.run for entry in self._queue.entries if entry.state == "running" and entry.run is not None}
         paths = self._alive | begun
         if paths:
-            self._looking = True
-            self._tasks.run(lambda: [_seen(path) for path in paths], self._take, raise_again)
+            self._looking.run(lambda: [_seen(path) for path in paths], self._take)
 
     @property
     def _queue_moves(self) -> bool:
@@ -94,7 +90,6 @@ class Telling:
             self.look()
 
     def _take(self, found: Iterable[Ended]) -> None:
-        self._looking = False
         for one in found:
             path = one.summary.path
             if one.summary.state in LIVE:

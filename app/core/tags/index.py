@@ -15,7 +15,7 @@ from app.core.library import Library
 from app.core.pictures import Altered
 from app.core.tags.haystack import Haystack, fold
 from app.core.tags.splitting import split_tags
-from app.core.tasks import Tasks, raise_again
+from app.core.tasks import Single, Tasks
 
 Row = tuple[str, ...]
 """The different tags of one picture, in the caption's order."""
@@ -43,7 +43,6 @@ class TagIndex:
         self.changed: Event[None] = Event()
         """Tags or their counts are different now."""
         self._library = library
-        self._tasks = tasks
         self._rows: dict[int, Row] = {}
         self._with: dict[str, set[int]] = {}
         self._texts = Haystack()
@@ -52,7 +51,8 @@ class TagIndex:
         self._variants: dict[str, set[str]] = {}
         self._sorted: list[tuple[str, str]] | None = None
         self._waiting: dict[int, None] = {}
-        self._reading = False
+        self._reading = Single(tasks) if tasks is not None else None
+        """None: everything is read at once."""
         library.altered.connect(self._take)
         self._take(Altered(added=frozenset(library.pictures)))
 
@@ -167,7 +167,7 @@ class TagIndex:
         ids = altered.added
         if not _TEXT_OF_CAPTION.isdisjoint(altered.what):
             ids = ids | altered.altered
-        if self._tasks is None or (len(ids) <= _SLICE and not self._waiting):
+        if self._reading is None or (len(ids) <= _SLICE and not self._waiting):
             self._read(ids)
         else:
             self._waiting.update(dict.fromkeys(ids))
@@ -182,16 +182,14 @@ class TagIndex:
 
     def _go_on(self) -> None:
         """Let a worker split the next slice's captions, and enter what came of it."""
-        if self._reading or not self._waiting or self._tasks is None:
+        if self._reading is None or self._reading.busy or not self._waiting:
             return
         pictures = self._library.pictures
         ids = list(islice(self._waiting, _SLICE))
         texts = [(number, pictures[number].caption) for number in ids if number in pictures]
-        self._reading = True
-        self._tasks.run(lambda: [(number, text, row_of(text)) for number, text in texts], self._have, raise_again)
+        self._reading.run(lambda: [(number, text, row_of(text)) for number, text in texts], self._have)
 
     def _have(self, split: Sequence[tuple[int, str | None, Row]]) -> None:
-        self._reading = False
         pictures = self._library.pictures
         # Captions that changed meanwhile wait on, or were read with `settle`.
         known = [

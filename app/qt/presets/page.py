@@ -207,7 +207,7 @@ class PresetsPage(Page):
         """End the planner while nobody looks."""
         super().hideEvent(event)
         self._soon.stop()
-        self.session.presets.outlooks.close()
+        self.session.presets.outlooks.rest()
 
     # --- inside
 

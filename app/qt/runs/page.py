@@ -23,7 +23,6 @@ from app.qt.runs.run_list import RunList
 from app.qt.runs.samples.matrix import SampleMatrix
 from app.qt.runs.trouble import Trouble
 from app.qt.words import QT_TRANSLATE_NOOP
-from trainer.errors import ImpastoError
 
 # A run that died is to be seen within two seconds, and a chart that moves more often than this is not read better.
 _READ_EVERY = 500
@@ -68,8 +67,11 @@ class RunsPage(Page):
         commands.add(ACTIONS, self)
         self._reading = self._timer(_READ_EVERY, self._read)
         self._looking = self._timer(_LOOK_EVERY, self._look)
-        stop = session.runs.changed.connect(lambda _: self._show_list())
-        self.destroyed.connect(lambda: stop())
+        stops = [
+            session.runs.changed.connect(lambda _: self._show_list()),
+            session.runs.failed.connect(self.failed.emit),
+        ]
+        self.destroyed.connect(lambda: [stop() for stop in stops])
         self.list.chosen.connect(self._show_chosen)
         self.samples.chosen.connect(self._use_step)
         self._pass_on()
@@ -99,11 +101,8 @@ class RunsPage(Page):
 
     def forget(self) -> None:
         """Take the chosen runs out of the list, but for those that run."""
-        try:
-            for path in self._forgettable():
-                self.session.runs.forget(path)
-        except ImpastoError as error:
-            self.failed.emit(error)
+        for path in self._forgettable():
+            self.session.runs.forget(path)
 
     def can_forget(self) -> bool:
         """Tell whether a run is chosen that may leave the list."""

@@ -98,8 +98,8 @@ def test_at_rest_no_process_is_left_and_what_was_asked_is_given_up(desk: Desk, j
     desk.forecaster.ask(Question(job, "8GB"))
     process = desk.forecaster._served._process
     desk.forecaster.rest()
-    assert process is not None and process.poll() is not None
     assert desk.forecaster.state == "idle" and not desk.forecaster.waiting
+    assert process is not None and process.wait(60) != 0
 
 
 def test_the_cards_of_this_machine_are_looked_at(desk: Desk) -> None:

@@ -10,6 +10,7 @@ import time
 import pytest
 
 from app.core.runs import run as run_module
+from app.core.runs import runs as runs_module
 from app.core.runs.cards import card_of
 from app.core.runs.comparing import differences
 from app.core.runs.run import Run
@@ -20,7 +21,8 @@ from app.core.tasks import Tasks
 from tests.support.runs import step_event, write_events, write_run
 from trainer.config.load import load_job
 from trainer.gpu import Card, Use
-from trainer.protocol import events, places
+from trainer.protocol import events, locks, places
+from trainer.protocol import rundir as rundir_module
 from trainer.protocol.events import EventWriter, latest_steps, read_events
 from trainer.protocol.rundir import RunDirectory, _enter_in_list, known_runs
 
@@ -38,7 +40,7 @@ class Desk:
 
     def read(self, run):
         run.read()
-        self.until(lambda: not run._reading)
+        self.until(lambda: not run._reading.busy)
 
 
 @pytest.fixture
@@ -57,7 +59,7 @@ def runs(desk):
 
 def look(runs, desk):
     runs.look()
-    desk.until(lambda: not runs._looking)
+    desk.until(lambda: not runs._looking.busy)
 
 
 def opened(path, desk):
@@ -259,7 +261,7 @@ def test_nothing_is_taken_in_after_the_close(tmp_path, desk):
     desk.posted.get(timeout=30)()
     assert len(run.series.loss) == 0
     run.read()
-    assert not run._reading
+    assert not run._reading.busy
 
 
 # --- the list
@@ -312,6 +314,43 @@ def test_a_forgotten_run_of_a_job_stays_away_until_it_is_started_again(per_user_
     _enter_in_list(one.path)
     look(runs, desk)
     assert [run.path for run in runs.all] == [one.path]
+
+
+def test_a_list_that_somebody_holds_keeps_nobody_waiting_and_a_run_that_stays_in_it_comes_back(
+    tmp_path, desk, runs, monkeypatch
+):
+    one = write_run(tmp_path, "one", 10)
+    look(runs, desk)
+    told = []
+    runs.failed.connect(told.append)
+    monkeypatch.setattr(rundir_module, "_LIST_PATIENCE", 0.01)
+    with locks.held(places.runs_list().with_suffix(".lock"), 0):
+        runs.forget(one.path)
+        assert runs.all == []
+        desk.until(lambda: told)
+    assert told[0].code == "run.list"
+    desk.until(lambda: [run.path for run in runs.all] == [one.path])
+    runs.forget(one.path)
+    runs.close()  # what was asked is done
+    assert known_runs() == []
+
+
+def test_a_fault_that_nobody_expects_does_not_end_the_watching(tmp_path, desk, runs, monkeypatch):
+    directory = write_run(tmp_path, "one", 10)
+    run = Run(directory.path, desk.tasks)
+    with monkeypatch.context() as broken:
+        broken.setattr(run_module, "look", lambda *_: 1 // 0)
+        broken.setattr(runs_module, "known_runs", lambda: 1 // 0)
+        run.read()
+        with pytest.raises(ZeroDivisionError):
+            desk.posted.get(timeout=30)()
+        runs.look()
+        with pytest.raises(ZeroDivisionError):
+            desk.posted.get(timeout=30)()
+    desk.read(run)
+    assert run.loaded
+    look(runs, desk)
+    assert [one.path for one in runs.all] == [directory.path]
 
 
 def test_a_run_that_ended_is_not_read_twice_but_one_that_begins_again_is(tmp_path, desk, runs, monkeypatch):

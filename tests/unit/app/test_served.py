@@ -69,6 +69,22 @@ def test_a_child_that_never_reads_can_be_ended(child):
     assert child.ends == []
 
 
+def test_leaving_a_child_does_not_wait_for_its_end(child, monkeypatch):
+    child.ask({"id": 1})
+    left, threads = child._process, child._threads
+    with monkeypatch.context() as patched:
+        patched.setattr(left, "kill", lambda: None)  # one that takes its time to end
+        child.rest()
+        assert left.poll() is None
+        child.ask({"id": 2})
+    assert child._process is not left
+    left.kill()
+    child.close()
+    assert left.returncode
+    assert not any(thread.is_alive() for thread in (*threads, *child._threads))
+    assert child.ends == []
+
+
 def test_a_child_that_died_is_told_once_and_started_anew_by_the_next_request(child, gate, posted):
     gate.touch()
     child.ask({"id": 1, "end": True})

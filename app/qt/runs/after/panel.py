@@ -30,7 +30,7 @@ from app.core.after.edited import Edited, edited
 from app.core.after.export import about
 from app.core.models.found import Destination
 from app.core.session import Session
-from app.core.tasks import raise_again
+from app.core.tasks import Single, raise_again
 from app.qt.actions.commands import Commands
 from app.qt.actions.table import Action
 from app.qt.runs.after.card_dialog import CardDialog
@@ -92,7 +92,7 @@ class AfterPanel(QWidget):
         self._ends: list[Callable[[], None]] = []
         self._job: Job | None = None
         self._wanted: int | None = None
-        self._stale = self._gathering = False
+        self._stale, self._gathering = False, Single(session.tasks)
         self.dialog: QDialog | None = None
         """The one that was opened last."""
         self.strip, self.trying = CandidateStrip(session), TryBox(session)
@@ -275,15 +275,14 @@ class AfterPanel(QWidget):
     def _gather(self) -> None:
         """Look on a worker which saved steps there are; once more when news came meanwhile."""
         run = self._run
-        if run is None or not self.isVisible() or self._gathering:
+        if run is None or not self.isVisible() or self._gathering.busy:
             self._stale = True
             return
-        self._gathering, self._stale = True, False
+        self._stale = False
         told = Told.of(run)
-        self._session.tasks.run(lambda: candidates(told), lambda found: self._gathered(run, found), raise_again)
+        self._gathering.run(lambda: candidates(told), lambda found: self._gathered(run, found))
 
     def _gathered(self, run: Run, found: list[Candidate]) -> None:
-        self._gathering = False
         if run is self._run and found != self.strip.candidates.all:
             self._show(found)
         if self._stale:
