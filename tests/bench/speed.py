@@ -1,0 +1,201 @@
+"""Counts what one training step of a full-size base asks of a card, without a card and without weights.
+
+    python tests/bench/speed.py --count --family sdxl --batch 1 --json
+
+A step is forward and backward of one micro-batch, its gradients taken into the masters, the optimizer and the refresh
+of the working weights, as trainer.training.loop.Engine does them, on meta tensors from the published configs. Printed
+are `dispatched_operations`, what PyTorch's dispatcher sends to the device below all functions of our own, without views
+and allocations (tests/support/counting.py says exactly which), `saved_bytes`, what forward keeps for backward,
+and `waits`, what would make the host wait for the card. Times need a card, and are not taken here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, cast
+
+if not __package__:  # started by its path
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import numpy as np
+import torch
+from torch import nn
+
+from tests.support.counting import StepCounter
+from trainer.adapter.attach import attach
+from trainer.config.base import Family
+from trainer.config.fit import FitConfig
+from trainer.config.recipe import RecipeConfig
+from trainer.memory.kernels import as_on_cuda, attention_kernel
+from trainer.memory.models import META, bare_text_encoders, bare_unet, dtype_of, job_of, micro_batch, place
+from trainer.memory.subject import Subject, subject_ahead
+from trainer.training.build import Parts, put_together
+from trainer.training.loop import Engine
+from trainer.training.masters import measure
+from trainer.training.optimizer import set_learning_rates
+from trainer.training.segments import Segment
+from trainer.training.step import StepModels
+
+Adapters = Literal["working", "peft-fp32"]
+ADAPTERS: dict[Adapters, str] = {
+    "working": "what the trainer does: PEFT's layers on working copies in the base's dtype",
+    "peft-fp32": "as most trainers do: PEFT's layers with fp32 weights on a base in 16 bits",
+}
+RESOLUTIONS: dict[Family, int] = {"sd15": 512, "sdxl": 1024}
+MIB = 2**20
+
+
+@dataclass(frozen=True)
+class Count:
+    """What a step asks for."""
+
+    forward: int
+    backward: int
+    """With what checkpointing computes again."""
+    accumulate: int
+    """Gradients of the first micro-batch taken into the masters."""
+    optimizer: int
+    """Measuring and clipping the gradient, the optimizer, the refreshed working weights."""
+    saved_bytes: int
+    waits: dict[str, int]
+    """By "stage operation"; the loop's own read of loss and norm, once an optimizer step, comes on top."""
+
+    @property
+    def dispatched_operations(self) -> int:
+        """All of the step."""
+        return self.forward + self.backward + self.accumulate + self.optimizer
+
+
+def count_step(subject: Subject, pictures: int, adapters: Adapters = "working") -> Count:
+    """Count a step of ``pictures`` in the subject's first bucket, with the operations that a CUDA card would get."""
+    engine = _engine(subject, adapters)
+    _take_first_step(engine)
+    micro = micro_batch(subject, subject.buckets[0].size, pictures)
+    counter = StepCounter(META)
+    with as_on_cuda(attention_kernel(subject.fit.attention, dtype_of(subject))), counter:
+        with counter.stage("forward"):
+            loss = engine.micro_step(micro)
+        with counter.stage("accumulate"):
+            engine.masters.accumulate()
+        with counter.stage("optimizer"):
+            set_learning_rates(engine.optimizer, 1.0)
+            measure(loss, engine.masters, engine.loss_scale)  # the loop reads it: meta tensors cannot be read
+            engine.move(1.0, 2.0)  # a norm that is clipped
+    return Count(
+        forward=counter.total("forward"),
+        backward=counter.total("backward", "recompute"),
+        accumulate=counter.total("accumulate"),
+        optimizer=counter.total("optimizer"),
+        saved_bytes=counter.saved_bytes,
+        waits={" ".join(key): count for key, count in sorted(counter.waits.items())},
+    )
+
+
+def _take_first_step(engine: Engine) -> None:
+    """Lets the optimizer make its state, which it does but once."""
+    for weight in engine.masters.working.values():
+        weight.grad = torch.empty_like(weight)
+    engine.masters.accumulate()
+    engine.move(1.0, 1.0)
+
+
+def _engine(subject: Subject, adapters: Adapters) -> Engine:
+    """The engine as a run builds it, on models without weights."""
+    dtype = dtype_of(subject)
+    unet, placer = bare_unet(subject)
+    unet = place(unet, dtype, placer)
+    encoders = [place(encoder, dtype) for encoder in bare_text_encoders(subject)] if subject.trained_texts else []
+    adapter = attach(
+        subject.family,
+        unet,
+        cast(Sequence[nn.Module], encoders),
+        subject.recipe,
+        dtype=torch.float32 if adapters == "peft-fp32" else dtype,
+        generator=lambda _: np.random.default_rng(0),
+    )
+    nothing = cast(Any, None)  # nothing is cached, dealt or assembled
+    parts = Parts(cast(Any, subject), cache=nothing, feed=nothing, assembler=nothing, device=META)
+    models = StepModels(subject.family, unet, tuple(encoders), subject.recipe.clip_skip, dtype)
+    return put_together(job_of(subject), parts, [Segment(0, 1)], models, adapter)
+
+
+def subject_of(options: argparse.Namespace) -> Subject:
+    """What is to be counted."""
+    recipe = {"layers": options.layers, "rank": options.rank, "resolution": options.resolution}
+    fit = {"dtype": options.dtype, "checkpointing": options.checkpointing, "quantise": options.quantise}
+    return subject_ahead(options.family, RecipeConfig.model_validate(recipe), FitConfig.model_validate(fit))
+
+
+def report(options: argparse.Namespace, counts: Iterable[tuple[Adapters, Count]]) -> list[dict[str, Any]]:
+    """What was counted and of what, as JSON."""
+    of_what = {
+        name: getattr(options, name)
+        for name in ("family", "resolution", "batch", "layers", "rank", "dtype", "quantise", "checkpointing")
+    }
+    return [
+        {
+            **of_what,
+            "adapters": adapters,
+            "dispatched_operations": count.dispatched_operations,
+            "forward": count.forward,
+            "backward": count.backward,
+            "accumulate": count.accumulate,
+            "optimizer": count.optimizer,
+            "saved_bytes": count.saved_bytes,
+            "waits": count.waits,
+            "torch": torch.__version__,
+        }
+        for adapters, count in counts
+    ]
+
+
+def table(rows: Iterable[dict[str, Any]]) -> str:
+    """The same for people, as a table in Markdown."""
+    lines = [
+        "| adapters | operations | forward | backward | accumulate | optimizer | kept for backward | waits |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        numbers = [row["adapters"], *(f"{row[name]:,}" for name in ("dispatched_operations", "forward", "backward"))]
+        numbers += [f"{row['accumulate']:,}", f"{row['optimizer']:,}", f"{row['saved_bytes'] / MIB:,.0f} MiB"]
+        lines.append(f"| {' | '.join(numbers)} | {sum(row['waits'].values())} |")
+    return "\n".join(lines)
+
+
+def arguments() -> argparse.ArgumentParser:
+    """What may be asked."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", action="store_true", required=True, help="count, without a card")
+    parser.add_argument("--family", choices=tuple(RESOLUTIONS), default="sdxl")
+    parser.add_argument("--resolution", type=int, help="side of the square bucket; 512 for SD 1.5, 1024 for SDXL")
+    parser.add_argument("--batch", type=int, default=1, help="pictures in the micro-batch")
+    parser.add_argument("--layers", choices=("attention", "linear", "all"), default="attention")
+    parser.add_argument("--rank", type=int, default=16)
+    parser.add_argument("--dtype", choices=("bf16", "fp16", "fp32"), default="bf16")
+    parser.add_argument("--quantise", choices=("none", "int8", "nf4"), default="none")
+    parser.add_argument("--checkpointing", choices=("none", "full"), default="none")
+    words = "; ".join(f"{name}: {what}" for name, what in ADAPTERS.items())
+    parser.add_argument("--adapters", choices=("all", *ADAPTERS), default="working", help=words)
+    parser.add_argument("--json", action="store_true", help="one JSON object, or a list of them for --adapters all")
+    return parser
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Count and print."""
+    options = arguments().parse_args(words)
+    options.resolution = options.resolution or RESOLUTIONS[options.family]
+    chosen = list(ADAPTERS) if options.adapters == "all" else [options.adapters]
+    subject = subject_of(options)
+    rows = report(options, [(adapters, count_step(subject, options.batch, adapters)) for adapters in chosen])
+    found = rows if len(rows) > 1 else rows[0]
+    sys.stdout.write((json.dumps(found, indent=2) if options.json else table(rows)) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
