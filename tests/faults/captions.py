@@ -23,7 +23,7 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from app.core.edits.captions import plain
 from tests.support.app_captions import PICTURES, ROOM, Captions
-from tests.support.app_world import World, read_value
+from tests.support.app_world import World
 
 PORTION = 250
 
@@ -80,8 +80,9 @@ def check(base: Path, safe: dict[str, str], doing: tuple[str, str] | None) -> No
     state = world.saver.now
     assert not state.conflicts, state.conflicts
     assert not state.problems, state.problems
+    disk = world.disk()
     for picture in world.library.pictures.values():
-        found = read_value(picture, "caption")
+        found = disk.value(picture, "caption")
         if picture.name in safe:
             wanted = {plain(safe[picture.name])} | ({plain(doing[1])} if doing and doing[0] == picture.name else set())
             assert plain(str(found)) in wanted, f"{picture.name}: {safe[picture.name]!r} is lost, {found!r} is there"

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import shutil
 import tempfile
-from itertools import count
+from collections.abc import Sequence
+from itertools import count, product
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +16,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from app.core.edits.captions import plain
 from app.core.edits.edit import Edit
-from app.core.edits.saving import Conflict
 from app.core.pictures import Change
-from tests.support.app_world import DISK_FULL, FAULTS, FIELDS, READ_ONLY, Killed, World, read_value
+from tests.support.app_world import DISK_FULL, FAULTS, FIELDS, READ_ONLY, Disk, Killed, World
 from trainer.dataset.sidecar import FILE_NAME, read_sidecar, write_sidecar
 
 PICTURES = {
@@ -27,15 +28,41 @@ PICTURES = {
     "e.jpg": {".txt": "\ufeffwide".encode("utf-16-le"), ".caption": b"other"},
 }
 TEXTS = ["cat", "cat, dog\n", "", "  ", "é 🎨", "one\r\ntwo", "\ufeffmarked", "x" * 70, "bird", "caf\xe9"]
-places = st.integers(0, len(PICTURES) - 1)
-texts = st.sampled_from(TEXTS)
-ratings = st.sampled_from([None, 0, 1, 5])
-changes = st.one_of(
-    st.tuples(places, st.just("caption"), texts),
-    st.tuples(places, st.just("rating"), ratings),
-    st.tuples(places, st.just("excluded"), st.booleans()),
-    st.tuples(places, st.just("crop"), st.sampled_from([None, (0.0, 0.1, 0.5, 1.0)])),
-)
+RATINGS = (None, 0, 1, 5)
+PLACES = range(len(PICTURES))
+SUFFIXES = (".txt", ".caption")
+BOTH = (False, True)
+CHANGES: dict[Any, Sequence[Any]] = {
+    "caption": TEXTS,
+    "rating": RATINGS,
+    "excluded": BOTH,
+    "crop": (None, (0.0, 0.1, 0.5, 1.0)),
+}
+
+
+def some_edits(count: int) -> list[list[tuple[int, Any, Any]]]:
+    """Return edits of one to four values, each as picture, field and what it shall be; shortest first."""
+    chance, edits = random.Random(0), []
+    for _ in range(count):
+        keys = chance.sample([(place, field) for place in PLACES for field in CHANGES], chance.randint(1, 4))
+        edits.append([(*key, chance.choice(CHANGES[key[1]])) for key in keys])
+    return sorted(edits, key=len)
+
+
+def one_of(ways: Sequence[Any]) -> st.SearchStrategy[Any]:
+    """One of these in a single draw: hypothesis takes as long for each as the app takes for what is tested with it.
+
+    By its number, as hypothesis words every strategy over and over, with all that it samples from.
+    """
+    return st.integers(0, len(ways) - 1).map(lambda place: ways[place])
+
+
+def all_ways(**values: Sequence[Any]) -> st.SearchStrategy[dict[str, Any]]:
+    """Every combination of these."""
+    return one_of([dict(zip(values, chosen, strict=True)) for chosen in product(*values.values())])
+
+
+edits = one_of(some_edits(5000))
 ROOM = "/dev/shm" if Path("/dev/shm").is_dir() else None  # without waiting for a disk: what is tested is the order
 
 
@@ -58,10 +85,10 @@ class Captions(RuleBasedStateMachine):
         """What sessions that crashed wanted and is in conflict since: only the user's choice ends that."""
         self.undos: list[list[Change]] = []
         self.redos: list[list[Change]] = []
-        self.last: dict[str, bytes | None] = dict(self.world.on_disk())
+        self.last: dict[str, bytes | None] = dict(self.world.disk().files)
         """What other programs wrote last into each file; None where they removed it."""
-        self.unseen: dict[Path, bytes] = {}
-        """What of that the user has not been shown: it must never be overwritten."""
+        self.unseen: dict[str, bytes] = {}
+        """What of that the user has not been shown, by the file's name: it must never be overwritten."""
         self.foreign: set[tuple[str, str]] = set()
         """Values that they touched since the user's own were last seen to be on disk."""
         self.contents = {(plain(text) or "").encode() for text in TEXTS}
@@ -80,8 +107,7 @@ class Captions(RuleBasedStateMachine):
 
     def see(self, number: int, field: Any, value: Any) -> None:
         if field == "caption":
-            for suffix in (".txt", ".caption"):
-                self.unseen.pop(self.world.library.pictures[number].path.with_suffix(suffix), None)
+            self.shown(self.world.library.pictures[number].name)
         self.values[number, field] = value
         if field == "caption" and value is not None:
             self.contents.add((plain(value) or "").encode())
@@ -107,7 +133,7 @@ class Captions(RuleBasedStateMachine):
                 made.append(change)
         return made
 
-    @rule(wanted=st.lists(changes, min_size=1, max_size=4, unique_by=lambda change: change[:2]), joins=st.booleans())
+    @rule(wanted=edits, joins=st.booleans())
     def edit(self, wanted: list[tuple[int, Any, Any]], joins: bool) -> None:
         edit = [
             Change(picture.id, field, picture.value(field), value)
@@ -135,26 +161,31 @@ class Captions(RuleBasedStateMachine):
         self.world.history.undo() if back else self.world.history.redo()
         self.check_library()
 
-    @rule(place=places, text=texts, which=st.sampled_from([".txt", ".caption"]), gone=st.booleans(), seen=st.booleans())
-    def other_program_writes(self, place: int, text: str, which: str, gone: bool, seen: bool) -> None:
+    @rule(how=all_ways(place=PLACES, text=TEXTS, which=SUFFIXES, gone=BOTH, seen=BOTH))
+    def other_program_writes(self, how: dict[str, Any]) -> None:
+        self.write(**how)
+
+    def write(self, place: int, text: str, which: str, *, gone: bool = False, seen: bool = False) -> None:
         picture = self.world.picture(place)
         path = picture.path.with_suffix(which)
         if gone:
             path.unlink(missing_ok=True)
             self.last[path.name] = None
-            self.unseen.pop(path, None)
+            self.unseen.pop(path.name, None)
         else:
-            self.unseen[path] = f"{text} {next(self.numbers)}".encode()
-            self.last[path.name] = self.unseen[path]
-            path.write_bytes(self.unseen[path])
+            self.unseen[path.name] = self.last[path.name] = f"{text} {next(self.numbers)}".encode()
+            path.write_bytes(self.unseen[path.name])
         self.foreign.add((picture.name, "caption"))
         if seen and "caption" not in self.world.saver.unsaved(picture):
             self.learn(picture.id, "caption")
 
-    @rule(place=places, rating=ratings, seen=st.booleans())
-    def other_program_notes(self, place: int, rating: int | None, seen: bool) -> None:
+    @rule(how=all_ways(place=PLACES, rating=RATINGS, seen=BOTH))
+    def other_program_notes(self, how: dict[str, Any]) -> None:
+        self.note(**how)
+
+    def note(self, place: int, rating: int | None, seen: bool) -> None:
         picture, folder = self.world.picture(place), self.world.data
-        before = self.world.on_disk().get(FILE_NAME)
+        before = self.world.disk().files.get(FILE_NAME)
         write_sidecar(folder, read_sidecar(folder).with_picture(picture.name, rating=rating, other=place))
         after = (folder / FILE_NAME).read_bytes()
         if before and before != self.last.get(FILE_NAME):
@@ -166,7 +197,7 @@ class Captions(RuleBasedStateMachine):
             self.learn(picture.id, "rating")
 
     def learn(self, number: int, field: Any) -> None:
-        value = read_value(self.world.library.pictures[number], field)
+        value = self.world.disk().value(self.world.library.pictures[number], field)
         self.world.library.learn({number: {field: value}}, field)
         self.see(number, field, value)
 
@@ -177,12 +208,12 @@ class Captions(RuleBasedStateMachine):
 
     @rule(fault=st.sampled_from([DISK_FULL, READ_ONLY]))
     def refusing_disk(self, fault: OSError) -> None:
-        before = self.world.on_disk()
+        before = self.world.disk().files
         FAULTS.fault = fault
         self.world.settle()
         FAULTS.clear()
         state = self.world.saver.now
-        assert self.world.on_disk() == before, "a disk that refuses was written to"
+        assert self.world.disk().files == before, "a disk that refuses was written to"
         if state.pending > len(state.conflicts):
             assert state.problems[0].code == ("save.disk_full" if fault is DISK_FULL else "save.read_only")
         self.take_void()
@@ -195,7 +226,7 @@ class Captions(RuleBasedStateMachine):
         self.world.saver.unsaved(self.world.picture(0))  # takes in what the user did since
         if conflict.key not in self.world.saver._conflicts:  # the user went on, and it is to be judged anew
             return
-        self.shown(conflict)
+        self.shown(conflict.path.name)
         waited = self.waiting.get((conflict.path.name, conflict.field), [])
         waited[:] = [one for one in waited if not same(one, conflict.mine)]
         self.world.saver.resolve(conflict, "mine" if mine else "theirs")
@@ -204,30 +235,30 @@ class Captions(RuleBasedStateMachine):
         if conflict.key not in [other.key for other in self.world.saver.now.conflicts]:
             picture = next(p for p in self.world.library.pictures.values() if p.path == conflict.path)
             if mine:
-                found = read_value(picture, conflict.field)
+                found = self.world.disk().value(picture, conflict.field)
                 # Where a picture has two caption files and the first falls silent, the other one speaks.
                 assert conflict.mine in (None, "") or same(conflict.mine, found), f"{found!r}, not {conflict.mine!r}"
                 self.learn(picture.id, conflict.field)
         self.check_disk()
 
-    def shown(self, conflict: Conflict) -> None:
-        for suffix in (".txt", ".caption"):
-            self.unseen.pop(conflict.path.with_suffix(suffix), None)
+    def shown(self, picture: str) -> None:
+        for suffix in SUFFIXES:
+            self.unseen.pop(picture.rpartition(".")[0] + suffix, None)
 
-    @rule(place=places, text=texts, words=texts, which=st.sampled_from([".txt", ".caption"]), mine=st.booleans())
-    def both_at_once(self, place: int, text: str, words: str, which: str, mine: bool) -> None:
+    @rule(how=all_ways(place=PLACES, text=TEXTS, words=TEXTS, which=SUFFIXES, mine=BOTH))
+    def both_at_once(self, how: dict[str, Any]) -> None:
         """The user and another program write the same caption before either is seen by the other."""
+        self.meet(**how)
+
+    def meet(self, place: int, text: str, words: str, which: str, mine: bool) -> None:
         if mine:
             self.edit([(place, "caption", f"{text} {next(self.numbers)}")], joins=False)
-        self.other_program_writes(place, words, which, gone=False, seen=False)
+        self.write(place, words, which)
         if not mine:
             self.edit([(place, "caption", f"{text} {next(self.numbers)}")], joins=False)
         self.save()
 
-    @rule(
-        wanted=st.lists(changes, min_size=1, max_size=4, unique_by=lambda change: change[:2]),
-        kill_at=st.integers(1, 24),
-    )
+    @rule(wanted=edits, kill_at=st.integers(1, 24))
     def crash(self, wanted: list[tuple[int, Any, Any]], kill_at: int) -> None:
         self.edit(wanted, joins=False)
         FAULTS.kill_at = kill_at
@@ -235,7 +266,7 @@ class Captions(RuleBasedStateMachine):
             self.world.saver.flush()
         wanted = {(self.world.library.pictures[n].name, f): value for (n, f), value in self.values.items()}
         self.world.crash()
-        self.check_contents()
+        self.check_contents(self.world.disk())  # raises where notes are half written
         self.world.begin()
         self.undos, self.redos = [], []
         self.look()
@@ -263,7 +294,9 @@ class Captions(RuleBasedStateMachine):
         """Where another program's value won by right, the model follows the library, if the disk says the same."""
         for (name, field), waited in self.waiting.items():
             picture = next(p for p in self.world.library.pictures.values() if p.name == name)
-            waited[:] = [one for one in waited if not same(one, read_value(picture, field))]
+            if waited:
+                found = self.world.disk().value(picture, field)
+                waited[:] = [one for one in waited if not same(one, found)]
         for (number, field), value in self.values.items():
             picture = self.world.library.pictures[number]
             now = picture.value(field)
@@ -271,7 +304,7 @@ class Captions(RuleBasedStateMachine):
                 field not in self.world.saver.unsaved(picture)
                 or (picture.path, field) in [(c.path, c.field) for c in self.world.saver.now.conflicts]
             ):
-                assert same(now, read_value(picture, field))
+                assert same(now, self.world.disk().value(picture, field))
                 self.see(number, field, now)
 
     def check_library(self) -> None:
@@ -281,32 +314,29 @@ class Captions(RuleBasedStateMachine):
 
     def check_disk(self) -> None:
         """The disk equals the model wherever nothing is said to stand in the way."""
-        self.take_void()
         self.check_library()
-        state = self.world.saver.now
+        state, disk = self.world.saver.now, self.world.disk()
         assert not state.problems
         assert state.pending == len(state.conflicts)
         for conflict in state.conflicts:
             picture = next(p for p in self.world.library.pictures.values() if p.path == conflict.path)
             assert not same(conflict.mine, conflict.theirs)
-            assert same(conflict.theirs, read_value(picture, conflict.field))
-        in_conflict = {conflict.key.path: conflict.key.field for conflict in state.conflicts}
+            assert same(conflict.theirs, disk.value(picture, conflict.field))
+        in_conflict = {(conflict.path.name, conflict.field) for conflict in state.conflicts}
         for (number, field), value in self.values.items():
             picture = self.world.library.pictures[number]
-            if in_conflict.get(picture.path) != field and (picture.name, field) not in self.foreign:
-                assert same(value, read_value(picture, field)), f"{picture.name} {field} is not {value!r} on disk"
-        self.check_contents()
+            if (picture.name, field) not in in_conflict | self.foreign:
+                assert same(value, disk.value(picture, field)), f"{picture.name} {field} is not {value!r} on disk"
+        self.check_contents(disk)
 
-    def check_contents(self) -> None:
+    def check_contents(self, disk: Disk) -> None:
         """No file is half written, and what others wrote last is there, or backed up."""
-        on_disk = self.world.on_disk()
+        on_disk = disk.files
         for name, content in on_disk.items():
-            if name.endswith((".txt", ".caption")):
+            if name.endswith(SUFFIXES):
                 assert content in self.contents or content == self.last.get(name), f"{name} holds {content[:80]!r}"
-        for path, content in self.unseen.items():
-            assert path.read_bytes() == content, f"{path.name} was overwritten though nobody had seen {content[:80]!r}"
-        read_sidecar(self.world.data)  # raises where it is half written
-        for name, last in self.last.items():
-            if last is not None and on_disk.get(name) != last:
-                kept = [version.data for version in self.world.backups.versions(str(self.world.data), name)]
-                assert last in kept, f"{name} was overwritten, and {last[:80]!r} is nowhere"
+        for name, content in self.unseen.items():
+            assert on_disk.get(name) == content, f"{name} was overwritten though nobody had seen {content[:80]!r}"
+        gone = {(name, last) for name, last in self.last.items() if last is not None and on_disk.get(name) != last}
+        lost = gone and gone - self.world.kept()
+        assert not lost, f"overwritten, and nowhere: {sorted(lost)}"

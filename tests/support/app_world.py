@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
+import sqlite3
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from app.core.edits.backups import Backups
@@ -16,7 +17,7 @@ from app.core.edits.saving import Saver
 from app.core.edits.writer import Writer
 from app.core.library import Library
 from app.core.pictures import Change, Field, Folder, Picture, Value
-from trainer.dataset.caption_files import read_caption_file, read_metadata
+from trainer.dataset.caption_files import decode_caption, read_metadata
 from trainer.dataset.sidecar import read_sidecar
 
 FIELDS = ("caption", "rating", "excluded", "crop")
@@ -80,16 +81,31 @@ DISK_FULL = OSError(errno.ENOSPC, "")
 READ_ONLY = OSError(errno.EROFS, "")
 
 
-def read_value(picture: Picture, field: str) -> object:
-    """What the trainer reads for a picture, by its own functions and none of the app's; line ends as it splits them."""
-    folder, path = picture.folder.path, picture.path
-    if field != "caption":
-        return getattr(read_sidecar(folder).of(picture.name), field)
-    files = [file for suffix in (".txt", ".caption") if os.path.exists(file := path.with_suffix(suffix))]  # noqa: PTH110 (no fault for names too long)
-    texts = [read_caption_file(file).text for file in files]
-    texts += [text for name, text in read_metadata(folder / "metadata.jsonl")[0].items() if name == picture.name]
-    text = next((text for text in texts if text.strip()), "" if texts else None)
-    return None if text is None else "\n".join(text.replace("\r\n", "\n").split("\r"))
+class Disk:
+    """One look at a folder: all files but the pictures, and what the trainer makes of them, past the app itself."""
+
+    def __init__(self, folder: Path) -> None:
+        self.files: dict[str, bytes] = {}
+        """What each holds, by its name."""
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if not entry.name.endswith(".jpg") and entry.is_file():
+                    with open(entry.path, "rb") as file:  # noqa: PTH123 (a campaign reads millions of them)
+                        self.files[entry.name] = file.read()
+        self._notes = read_sidecar(folder)
+        self._listed = read_metadata(folder / "metadata.jsonl")[0]
+
+    def value(self, picture: Picture, field: str) -> Value:
+        """Return what the trainer reads for a picture of this folder; line ends as it splits them."""
+        if field != "caption":
+            value: Value = getattr(self._notes.of(picture.name), field)
+            return value
+        stem = picture.name.rpartition(".")[0]
+        files = [self.files[stem + suffix] for suffix in (".txt", ".caption") if stem + suffix in self.files]
+        texts = [decode_caption(data).text for data in files]
+        texts += [text for name, text in self._listed.items() if name == picture.name]
+        text = next((text for text in texts if text.strip()), "" if texts else None)
+        return None if text is None else "\n".join(text.replace("\r\n", "\n").split("\r"))
 
 
 class World:
@@ -124,13 +140,15 @@ class World:
         self.saver.flush()
         self.deliver()
         self.ids = self.library.add((self.folder, name, {}) for name in self.names)
+        found = self.disk()
         for picture in self.library.pictures.values():
-            self.library.learn({picture.id: {field: read_value(picture, field) for field in FIELDS}}, "file")
+            self.library.learn({picture.id: {field: found.value(picture, field) for field in FIELDS}}, "file")
 
     def learn_captions(self) -> None:
         """Take over what stands on disk, as after a look at it."""
+        found = self.disk()
         for picture in self.library.pictures.values():
-            self.library.learn({picture.id: {"caption": read_value(picture, "caption")}}, "caption")
+            self.library.learn({picture.id: {"caption": found.value(picture, "caption")}}, "caption")
 
     def crash(self) -> None:
         """End the session as the operating system ends a process: its lock is let go, nothing else happens."""
@@ -154,11 +172,17 @@ class World:
         """One of the pictures, by its place."""
         return self.library.pictures[self.ids[number]]
 
-    def on_disk(self) -> dict[str, bytes]:
-        """All files but the pictures."""
-        return {
-            path.name: path.read_bytes() for path in self.data.iterdir() if path.suffix != ".jpg" and path.is_file()
-        }
+    def disk(self) -> Disk:
+        """Read all that is there but the pictures."""
+        return Disk(self.data)
+
+    def kept(self) -> set[tuple[str, bytes | None]]:
+        """Read every content that is backed up, with its file's name, past the app's own functions."""
+        path = self.backups.path(str(self.data))
+        if not path.exists():
+            return set()
+        with closing(sqlite3.connect(path)) as database:
+            return set(database.execute("SELECT file, bytes FROM versions LEFT JOIN contents USING (hash)"))
 
 
 @contextmanager

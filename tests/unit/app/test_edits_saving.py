@@ -41,7 +41,7 @@ def test_each_caption_stays_in_the_file_it_was_in(world: World) -> None:
         set_to(world, place, "é 🎨\r\nx\n")
     world.settle()
     written = "é 🎨\nx\n".encode()
-    assert world.on_disk() == {"a.txt": written, "b.caption": written, "c.txt": written, "d.txt": written}
+    assert world.disk().files == {"a.txt": written, "b.caption": written, "c.txt": written, "d.txt": written}
     assert [kept(world, name) for name in ("a.txt", "b.caption", "c.txt", "d.txt")] == [
         [b"cat, dog\n"], [b"bird"], [None], [b"caf\xe9"],
     ]  # fmt: skip
@@ -243,12 +243,12 @@ def test_a_write_between_the_look_and_the_replacing_is_spared(world: World, aged
 
 
 def test_originals_come_back_byte_for_byte(world: World) -> None:
-    before = world.on_disk()
+    before = world.disk().files
     for place in range(4):
         set_to(world, place, "other")
     world.settle()
     assert world.backups.restore(str(world.data)) == 4
-    assert world.on_disk() == before
+    assert world.disk().files == before
     assert b"other" in kept(world, "a.txt")
 
 
