@@ -162,6 +162,7 @@ class Session:
         self.history.finish()
         self.saver.close()
         self.tasks.close()
+        self.telling.close()
 
     def _reopen(self, folder: Path, absence: Absence | None) -> None:
         if absence:

@@ -9,6 +9,8 @@ from PySide6.QtCore import Qt, QTimer
 from PySide6.QtWidgets import QApplication, QPushButton
 from pytestqt.qtbot import QtBot
 
+from app.core.runs.summary import RunSummary
+from app.core.runs.telling import Ended
 from app.core.settings.preferences import Telling
 from app.qt.runs.notifier import Notifier
 from app.qt.window import Window
@@ -77,6 +79,13 @@ def test_notice_and_sound_can_each_be_switched_off(watching, qtbot, tmp_path, be
     qtbot.waitUntil(lambda: bool(told), timeout=20_000)
     assert bool(beeps) == sound
     assert watching.notices.sentences() == (["cats is done after 1000 steps."] if notify else [])
+
+
+def test_what_ended_while_the_window_was_closed_is_told_without_a_sound(watching, tmp_path, beeps):
+    done = RunSummary(tmp_path / "cats", "cats", "done", step=1000)
+    watching.session.telling.ended.emit(Ended(done, earlier=True))
+    assert watching.notices.sentences() == ["While Impasto was closed: cats is done after 1000 steps."]
+    assert beeps == []
 
 
 def test_a_window_that_is_closed_looks_no_more(watching, qtbot, tmp_path):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from app.core.events import Event
 from app.core.queue import QueueKeeper
 from app.core.runs.runs import Runs
 from app.core.runs.summary import LIVE, RunSummary, State, summarise
+from app.core.runs.unfinished import Memory, Unfinished
 from app.core.tasks import Single, Tasks
 from trainer.protocol import events
 from trainer.protocol.rundir import RunDirectory
@@ -28,6 +29,8 @@ class Ended:
     """What went wrong and what to do, where that was said."""
     job: Path | None = None
     """The job file, of one that failed before it had a run."""
+    earlier: bool = False
+    """Whether it ended while the app was closed."""
 
 
 class Telling:
@@ -35,11 +38,16 @@ class Telling:
 
     def __init__(self, runs: Runs, queue: QueueKeeper, tasks: Tasks) -> None:
         self._runs, self._queue, self._looking = runs, queue, Single(tasks)
-        self._alive: set[Path] = set()
+        self._memory = Memory(tasks)
+        left = self._memory.kept
+        self._alive = set(left.runs)
+        self._earlier = set(left.runs)
+        """Runs that lived when the app ended last, and were not seen alive since."""
         self._told: dict[Path, float] = {}
         """When the starts began whose end was told."""
-        self._states: dict[str, str] = {}
-        """How the entries of the queue stood."""
+        self._pending = set(left.entries)
+        """The entries of the queue that ran or waited."""
+        self._queue_seen = False
         self.changed: Event[None] = Event()
         """`watching` may be another now."""
         self.ended: Event[Ended] = Event()
@@ -60,6 +68,10 @@ class Telling:
         if paths:
             self._looking.run(lambda: [_seen(path) for path in paths], self._take)
 
+    def close(self) -> None:
+        """Keep what goes on for the next start; called when no worker writes any more."""
+        self._memory.close()
+
     @property
     def _queue_moves(self) -> bool:
         now = self._queue.now
@@ -67,25 +79,32 @@ class Telling:
 
     def _learn(self) -> None:
         """Take over which runs live; what lived before and does no more is looked at more closely."""
+        if not self._runs.looked:
+            return
         listed = {summary.path for summary in self._runs.all if summary.state in LIVE}
         ended = self._alive - listed
         self._alive |= listed
-        self.changed.emit(None)
+        self._earlier -= listed
+        self._changed()
         if ended:
             self.look()
 
     def _learn_queue(self) -> None:
         """Notice what the queue has worked off: a run may begin and end between two looks, or never begin."""
+        if self._queue.now.problem:
+            return
         entries = self._queue.entries
-        begun = [entry for entry in entries if self._states.get(entry.id) in ("waiting", "running")]
-        self._states = {entry.id: entry.state for entry in entries}
-        over = [entry for entry in begun if entry.state in ("done", "failed", "interrupted")]
+        over = [one for one in entries if one.id in self._pending and one.state in ("done", "failed", "interrupted")]
+        self._pending = {entry.id for entry in entries if entry.state in ("waiting", "running")}
         runs = {entry.run for entry in over if entry.run is not None}
+        earlier, self._queue_seen = not self._queue_seen, True
+        self._earlier |= runs if earlier else set()
         for entry in over:
             if entry.run is None and entry.job is not None:
-                self.ended.emit(Ended(RunSummary(entry.job, entry.name, "failed"), entry.problem, entry.job))
+                failed = RunSummary(entry.job, entry.name, "failed")
+                self.ended.emit(Ended(failed, entry.problem, entry.job, earlier))
         self._alive |= runs
-        self.changed.emit(None)
+        self._changed()
         if runs:
             self.look()
 
@@ -94,11 +113,16 @@ class Telling:
             path = one.summary.path
             if one.summary.state in LIVE:
                 self._alive.add(path)
+                self._earlier.discard(path)
             elif path in self._alive:
                 self._alive.remove(path)
                 if one.summary.state in _TOLD and self._told.get(path) != one.summary.started:
                     self._told[path] = one.summary.started
-                    self.ended.emit(one)
+                    self.ended.emit(replace(one, earlier=path in self._earlier))
+        self._changed()
+
+    def _changed(self) -> None:
+        self._memory.keep(Unfinished(frozenset(self._alive), frozenset(self._pending)))
         self.changed.emit(None)
 
 

@@ -46,12 +46,14 @@ class Notifier(QObject):
         wanted = self._session.settings.preferences.telling
         if wanted.notify:
             words, well = self._words(ended), ended.summary.state == "done"
+            words = self.tr("While Impasto was closed: {words}").format(words=words) if ended.earlier else words
             act = (self.tr("Show"), lambda: self._show(ended))
             self._notices.tell(words, "info" if well else "error", act)
-            QApplication.alert(self._window)
-            if not self._window.isActiveWindow():
+            if not ended.earlier:
+                QApplication.alert(self._window)
+            if not ended.earlier and not self._window.isActiveWindow():
                 self._tell_system(ended, words)
-        if wanted.sound:
+        if wanted.sound and not ended.earlier:
             QApplication.beep()
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:  # noqa: N802

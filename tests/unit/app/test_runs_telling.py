@@ -27,6 +27,13 @@ class Watcher:
         self.ended: list[Ended] = []
         self.telling.ended.connect(self.ended.append)
 
+    def close(self) -> None:
+        """End as the app does."""
+        self.queue.close()
+        self.runs.close()
+        self.desk.tasks.close()
+        self.telling.close()
+
     def until(self, reached: Callable[[], object]) -> None:
         """Look as the window does, until something is so."""
 
@@ -51,8 +58,7 @@ def watcher() -> Iterator[Watcher]:
     with a_desk() as desk:
         watcher = Watcher(desk)
         yield watcher
-        watcher.queue.close()
-        watcher.runs.close()
+        watcher.close()
 
 
 def test_a_run_that_is_done_is_told_once(watcher, tmp_path):
@@ -185,3 +191,40 @@ def test_a_run_of_the_queue_is_told_once_although_run_and_entry_both_end(watcher
         watcher.queue.look()
         watcher.until(lambda: watcher.queue.entries[0].state == "done" and not watcher.telling.watching)
     assert len(watcher.ended) == 1
+
+
+def test_what_ended_while_the_app_was_closed_is_told_once_at_the_next_start(watcher, tmp_path):
+    queue, job = watcher.queue.queue, job_file(tmp_path / "mine")
+    first, second, third = (queue.put(new_entry(job)) for _ in range(3))
+    begun, later, still = (new_run(tmp_path, name) for name in ("begun", "later", "still"))
+    with held(still) as goes_on:
+        with held(begun) as engine:
+            watcher.learn()
+            read(watcher)
+            watcher.close()
+            engine.stand("done", 1000)
+        with held(later) as engine:
+            engine.stand("interrupted", 7)
+        change(queue, first.id, state="done", run=later.path)
+        change(queue, second.id, state="failed", problem="There is no base.")
+        with a_desk() as desk:
+            again = Watcher(desk)
+            again.learn()
+            read(again)
+            again.until(lambda: len(again.ended) == 3)
+            goes_on.stand("done", 5)
+            again.close()
+    assert sorted((one.summary.name, one.why, one.earlier) for one in again.ended) == [
+        ("begun", "", True),
+        ("later", "", True),
+        ("mine", "There is no base.", True),
+    ]
+    with a_desk() as desk:
+        last = Watcher(desk)
+        last.learn()
+        read(last)
+        last.until(lambda: last.ended)
+        change(queue, third.id, state="failed", problem="There is none yet.")
+        read(last)
+        last.close()
+    assert [(one.summary.name, one.earlier) for one in last.ended] == [("still", True), ("mine", False)]
