@@ -34,7 +34,7 @@ class Desk:
         """Look at the queue again and again, as a visible panel does."""
         deadline = time.monotonic() + 120
         while not reached():
-            assert time.monotonic() < deadline
+            assert time.monotonic() < deadline, (self.keeper.now, self.keeper._worker, self.failures)
             self.keeper.look()
             self._posted.get(timeout=60)()
 
