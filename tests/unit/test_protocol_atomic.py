@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from trainer.protocol import atomic, places
+from trainer.protocol import atomic, locks, places
+from trainer.protocol.events import EventWriter, Notice, read_events
 
 # What a child needs to become somebody whom permissions bind: tests may run as root.
 AS_NOBODY = "import os\nif os.geteuid() == 0: os.seteuid(65534)\n"
@@ -185,3 +186,8 @@ def test_paths_beyond_260_letters_are_written(tmp_path):
     atomic.long_path(folder).mkdir(parents=True)
     atomic.write_text(folder / "a.txt", "x")
     assert atomic.read_text(folder / "a.txt") == "x"
+    with locks.held(folder / "lock", 0):
+        assert locks.is_held(folder / "lock")
+    with EventWriter(folder / "events.jsonl", 1) as writer:
+        writer.write(Notice(code="a", sentence="b"))
+    assert len(read_events(folder / "events.jsonl")[0]) == 1

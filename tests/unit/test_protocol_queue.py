@@ -215,6 +215,17 @@ def test_a_job_is_frozen_with_its_entry_and_taken_out_with_it(queue):
     assert [path.name for path in (queue.folder / "entries").iterdir()] == [f"{second.id}.json"]
 
 
+def test_an_entry_whose_log_is_in_use_stays_until_it_can_be_removed_whole(queue):
+    (name,) = add(queue, "a")
+    queue.log(name).mkdir()  # cannot be deleted as a file, as one that another program has open on Windows
+    with pytest.raises(RunError, match="cannot be used"):
+        queue.remove(name)
+    assert names(queue) == ["a"]
+    queue.log(name).rmdir()
+    queue.remove(name)
+    assert list((queue.folder / "entries").iterdir()) == []
+
+
 def test_an_entry_of_an_earlier_version_holds_no_job(queue):
     (name,) = add(queue, "a")
     fields = json.loads(file_of(queue, name).read_text(encoding="utf-8"))

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Literal
 
+from trainer.protocol import atomic
 from trainer.protocol.forecast import ForecastPhase
 
 Phase = Literal["download", "load", "check", "cache_pictures", "cache_texts", "train", "preview", "validate", "save"]
@@ -297,7 +298,7 @@ class EventWriter:
 
     def __init__(self, path: Path, attempt: int) -> None:
         # Unbuffered: what a full disk refuses must not be tried again behind our back with the next event.
-        self._file = path.open("ab", buffering=0)
+        self._file = atomic.long_path(path).open("ab", buffering=0)
         self._attempt = attempt
 
     def write(self, event: Event) -> Event:
@@ -356,7 +357,7 @@ def read_events(path: Path, offset: int = 0, limit: int | None = None) -> tuple[
     about so many bytes are read, at least one line: whoever shows a long run takes it in parts.
     """
     try:
-        with path.open("rb") as file:
+        with atomic.long_path(path).open("rb") as file:
             size = file.seek(0, os.SEEK_END)
             start = offset if offset <= size else 0
             file.seek(start)
@@ -373,7 +374,7 @@ def read_events(path: Path, offset: int = 0, limit: int | None = None) -> tuple[
 def cut_torn_line(path: Path) -> None:
     """Remove what a kill or a power cut left after the last whole line."""
     block = 1 << 16
-    with contextlib.suppress(FileNotFoundError), path.open("r+b") as file:
+    with contextlib.suppress(FileNotFoundError), atomic.long_path(path).open("r+b") as file:
         end = file.seek(0, os.SEEK_END)
         while end:
             start = max(0, end - block)

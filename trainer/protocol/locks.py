@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+from trainer.protocol.atomic import long_path
+
 _POLL = 0.05
 _ASK_AGAIN = (0.001, 0.002, 0.005, 0.01)  # seconds; what a question on Windows costs where the lock is held
 
@@ -71,7 +73,7 @@ def held(path: Path, patience: float) -> Iterator[None]:
     Raises LockBusyError when another holder does not let go within `patience` seconds, OSError when the file cannot be
     opened or its disk knows no locks.
     """
-    with path.open("ab") as file:
+    with long_path(path).open("ab") as file:
         deadline = time.monotonic() + patience
         while not _try_lock(file):
             if time.monotonic() >= deadline:
@@ -90,7 +92,7 @@ def is_held(path: Path) -> bool:
     patience.
     """
     try:
-        with path.open("rb") as file:
+        with long_path(path).open("rb") as file:
             return not _is_free(file)
     except FileNotFoundError:
         return False

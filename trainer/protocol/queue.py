@@ -170,7 +170,8 @@ class Queue:
         with self.editing():
             if self.engine_alive(name):
                 raise RunError("queue.running", "This is running, so it cannot be removed.", "Stop it first.")
-            for path in (self._file(name), self._engine_lock(name), self.log(name)):
+            # The entry last: what another program has open on Windows keeps it, to be removed once more.
+            for path in (self.log(name), self._engine_lock(name), self._file(name)):
                 path.unlink(missing_ok=True)
 
     def clear(self, states: Collection[State] = ENDED, age: float = 0.0) -> None:

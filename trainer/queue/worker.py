@@ -49,7 +49,8 @@ class Worker:
                 stack.enter_context(locks.held(self._queue.worker_lock, _ASKED))
             except locks.LockBusyError:
                 return False
-            self._queue.clear(("done", "stopped"), _DAY)
+            with contextlib.suppress(RunError):  # what another program has open goes another time
+                self._queue.clear(("done", "stopped"), _DAY)
             try:
                 while not self._over(self.look(), stack):
                     self._wait()

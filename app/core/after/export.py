@@ -75,7 +75,7 @@ def export(lora: Path, folder: Path, name: str, told: About, *, replace: bool = 
     if taken and not replace:
         raise TakenError(taken)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        atomic.long_path(folder).mkdir(parents=True, exist_ok=True)
         _write(lora, target, name, told)
     except OSError as error:
         raise LoraFileError(

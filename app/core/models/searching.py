@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import stat
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -82,5 +84,7 @@ def _is_worth(entry: os.DirEntry[str]) -> bool:
 
 
 def _is_junction(entry: os.DirEntry[str]) -> bool:
-    """Windows' junctions count as folders; Stability Matrix makes them."""
-    return os.path.isjunction(entry.path) if hasattr(os.path, "isjunction") else False
+    """Windows' junctions count as folders; Stability Matrix makes them. (`DirEntry.is_junction` is Python 3.12's.)"""
+    if sys.platform == "win32":
+        return entry.stat(follow_symlinks=False).st_reparse_tag == stat.IO_REPARSE_TAG_MOUNT_POINT
+    return False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import queue
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from app.core.models.ground import Ground, ground
 from app.core.models.known import Known
 from app.core.models.models import Models
 from app.core.models.search import Search
-from app.core.models.searching import installations
+from app.core.models.searching import _is_worth, installations
 from app.core.models.tools import Installation, recognise
 from app.core.models.verdict import cleaned, judge
 from tests.support import tool_homes
@@ -167,6 +168,15 @@ def test_links_in_circles_and_folders_of_others(tmp_path: Path) -> None:
     found, tools = search(Ground(searched=(tmp_path,)))
     assert len(tools) == 1
     assert "anything.safetensors" in found
+
+
+@pytest.mark.skipif(sys.platform != "win32", reason="Windows' own kind of link")
+def test_junctions_lead_nowhere(tmp_path: Path) -> None:
+    import _winapi
+
+    root = tool_homes.a1111(tmp_path)
+    _winapi.CreateJunction(str(tmp_path), str(root / "models" / "up"))
+    assert [entry.name for entry in os.scandir(root / "models") if not _is_worth(entry)] == ["up"]
 
 
 @pytest.mark.parametrize(
