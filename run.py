@@ -27,7 +27,7 @@ import sys
 import time
 import urllib.request
 from pathlib import Path
-from subprocess import DEVNULL, PIPE, TimeoutExpired, run
+from subprocess import DEVNULL, SubprocessError
 from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 ROOT = Path(__file__).resolve().parent
@@ -45,6 +45,18 @@ NEEDED_BYTES = {"cpu": 4 * GIB, "gpu": 14 * GIB}
 LONGEST_WINDOWS_ROOT = 80
 # What a shell, conda or an IDE leaves behind would make pip and Python look in other environments than ours.
 LEAKS = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__", "PIP_TARGET", "PIP_PREFIX", "PIP_USER")
+# What the log says when a step fails, in the order of asking: a pattern, what happened, what to do.
+KNOWN_FAILURES = (
+    ("No space left|Errno 28|WinError 112", "the disk is full", "Free some space and start again"),
+    ("CERTIFICATE_VERIFY|SSLError|ProxyError", "a proxy or virus scanner is in between",
+     "Let it allow Python, or set HTTPS_PROXY"),
+    ("NewConnection|NameResolution|Max retries", "the package index cannot be reached",
+     "Connect to the internet and start again"),
+    ("No matching distribution", "the index has no build of a library for this Python",
+     "Install Python 3.12 and start again"),
+    (r"WinError 126|WinError 1114|c10\.dll", "Microsoft's C++ runtime is missing",
+     "Run: winget install Microsoft.VCRedist.2015+.x64"),
+)  # fmt: skip
 
 
 class SetupError(Exception):
@@ -108,9 +120,6 @@ def dispatch(command: str, rest: List[str], cpu: bool) -> int:
     return hand_over([prepare([], cpu), "-m", "trainer", command, *rest])
 
 
-# --- the window -----------------------------------------------------------------------------------------------------
-
-
 def check_libraries(screen: bool) -> None:
     """Raise SetupError with the command that installs what the window lacks on a Linux system."""
     from app.libraries import install_command, lacking
@@ -158,14 +167,8 @@ def find_python() -> str:
 def python_candidates(launcher_list: str) -> Iterator[str]:
     """Yield interpreters worth asking: those in the list of Windows' `py -0p`, then `python3.x` on PATH."""
     # " -V:3.12 *        C:\Program Files\Python312\python.exe"; older launchers write " -3.11-64        C:\..."
-    for line in launcher_list.splitlines():
-        match = re.match(r"\s*-\S+(?:\s+\*)?\s+(\S.*\.exe)\s*$", line)
-        if match:
-            yield match.group(1)
-    for minor in (12, 13, 11, 14):
-        path = shutil.which(f"python3.{minor}")
-        if path:
-            yield path
+    yield from re.findall(r"(?m)^[ \t]*-\S+(?:[ \t]+\*)?[ \t]+(\S.*\.exe)[ \t\r]*$", launcher_list)
+    yield from filter(None, (shutil.which(f"python3.{minor}") for minor in (12, 13, 11, 14)))
 
 
 def python_install_command(system: str) -> str:
@@ -211,8 +214,7 @@ def torch_arguments(system: str, gpu: Optional[Gpu], torch: str) -> List[str]:
 
 def detect_gpu() -> Optional[Gpu]:
     """Ask nvidia-smi for the strongest card; None where there is no card or no driver."""
-    system32 = Path(os.environ.get("SYSTEMROOT", "C:/Windows")) / "System32" / "nvidia-smi.exe"
-    tool = shutil.which("nvidia-smi") or str(system32)
+    tool = shutil.which("nvidia-smi") or os.path.expandvars(r"%SYSTEMROOT%\System32\nvidia-smi.exe")
     banner = ask([tool])
     return parse_gpu(banner, ask([tool, "--query-gpu=compute_cap,name", "--format=csv,noheader"])) if banner else None
 
@@ -227,9 +229,8 @@ def parse_gpu(banner: str, query: str) -> Optional[Gpu]:
         return None
     version = (int(cuda.group(1)), int(cuda.group(2)))
     lines = re.findall(r"(?m)^(\d+)\.(\d+), *(.+?)\s*$", query)
-    if not lines:
-        return Gpu("NVIDIA card", None, version)
-    capability, name = max(((int(major), int(minor)), name) for major, minor, name in lines)
+    cards = [((int(major), int(minor)), name) for major, minor, name in lines]
+    capability, name = max(cards, default=(None, "NVIDIA card"))
     return Gpu(name, capability, version)
 
 
@@ -272,8 +273,7 @@ def build(extras: List[str], cpu: bool) -> None:
     """Make `.venv` anew and prove that it starts; whatever stops it brings the environment of before back."""
     started = time.monotonic()
     gpu = None if cpu else detect_gpu()
-    base = requirements([])
-    torch = next(line for line in base if line.startswith("torch"))
+    torch = next(line for line in requirements([]) if line.startswith("torch"))
     arguments = torch_arguments(platform.system(), gpu, torch)
     check_machine(NEEDED_BYTES["gpu" if gpu else "cpu"])
     if gpu is None and arguments != [torch] and not reachable(arguments[-1] + "/torch/"):
@@ -284,7 +284,8 @@ def build(extras: List[str], cpu: bool) -> None:
     try:
         step("making the environment", [sys.executable, "-m", "venv", str(VENV)])
         pip("installing torch", arguments)
-        pin_torch()
+        version = ask([str(venv_python()), "-c", "import importlib.metadata as m; print(m.version('torch'))"]).strip()
+        PINS.write_text(f"torch=={version}\n", encoding="utf-8")  # no later resolver swaps the torch build
         pip("installing the libraries", ["--constraint", str(PINS), *requirements(extras)])
         link_to_checkout()
         step("starting it once", [str(venv_python()), "-c", "import torch, trainer; print('torch', torch.__version__)"])
@@ -312,10 +313,8 @@ def requirements(extras: Iterable[str]) -> List[str]:
 
     with (ROOT / "pyproject.toml").open("rb") as file:
         project = tomllib.load(file)["project"]
-    lines: List[str] = list(project["dependencies"])
-    for extra in extras:
-        lines += project["optional-dependencies"][extra]
-    return lines
+    groups = [project["dependencies"], *(project["optional-dependencies"][extra] for extra in extras)]
+    return [line for group in groups for line in group]
 
 
 def check_machine(needed_bytes: int) -> None:
@@ -368,17 +367,9 @@ def pip(what: str, arguments: Sequence[str]) -> None:
     step(what, [str(venv_python()), "-m", "pip", "install", *options, *arguments], shown=True)
 
 
-def pin_torch() -> None:
-    """Write the constraints that keep every later resolver from swapping the torch build."""
-    version = ask([str(venv_python()), "-c", "import importlib.metadata as m; print(m.version('torch'))"]).strip()
-    PINS.write_text(f"torch=={version}\n", encoding="utf-8")
-
-
 def link_to_checkout() -> None:
-    """Let the environment import `trainer` from this folder.
-
-    The path is relative: Pythons before 3.13 read .pth files in the system's encoding, and a moved folder still works.
-    """
+    """Let the environment import `trainer` from this folder."""
+    # A relative path: Pythons before 3.13 read .pth files in the system's encoding, and a moved folder still works.
     site = Path(ask([str(venv_python()), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]).strip())
     (site / "impasto.pth").write_text(os.path.relpath(str(ROOT), str(site)) + "\n", encoding="utf-8")
 
@@ -398,10 +389,9 @@ def base_exists() -> bool:
 def read_stamp() -> Dict[str, Any]:
     """Return what was written when `.venv` was finished; empty where it never was."""
     try:
-        stamp: Dict[str, Any] = json.loads((VENV / "impasto.json").read_text(encoding="utf-8"))
+        return dict(json.loads((VENV / "impasto.json").read_text(encoding="utf-8")))
     except (OSError, ValueError):
         return {}
-    return stamp
 
 
 def write_stamp(stamp: Dict[str, Any]) -> None:
@@ -438,32 +428,6 @@ def pull() -> None:
 # --- processes, the log, words --------------------------------------------------------------------------------------
 
 
-# What the log says when a step fails, in the order of asking: a pattern, what happened, what to do.
-KNOWN_FAILURES = (
-    ("No space left|Errno 28|WinError 112", "the disk is full", "Free some space and start again"),
-    (
-        "CERTIFICATE_VERIFY|SSLError|ProxyError",
-        "a proxy or virus scanner is in between",
-        "Let it allow Python, or set HTTPS_PROXY",
-    ),
-    (
-        "NewConnection|NameResolution|Max retries",
-        "the package index cannot be reached",
-        "Connect to the internet and start again",
-    ),
-    (
-        "No matching distribution",
-        "the index has no build of a library for this Python",
-        "Install Python 3.12 and start again",
-    ),
-    (
-        r"WinError 126|WinError 1114|c10\.dll",
-        "Microsoft's C++ runtime is missing",
-        "Run: winget install Microsoft.VCRedist.2015+.x64",
-    ),
-)
-
-
 def step(what: str, arguments: Sequence[str], shown: bool = False) -> None:
     """Run one part of the set-up; raises SetupError in words that fit what it wrote into the log.
 
@@ -474,8 +438,8 @@ def step(what: str, arguments: Sequence[str], shown: bool = False) -> None:
         log.write(f"\n- {what}: {list(arguments)}\n")
         log.flush()
         start = log.tell()
-        output = None if shown else log
-        code = subprocess.call(list(arguments), env=environment(), stdin=DEVNULL, stdout=output, stderr=log)
+        out = None if shown else log
+        code = subprocess.call(list(arguments), env=environment(), stdin=DEVNULL, stdout=out, stderr=log)
     if code != 0:
         text = LOG.read_bytes()[start:].decode("utf-8", "replace")
         known = (failure[1:] for failure in KNOWN_FAILURES if re.search(failure[0], text))
@@ -500,10 +464,10 @@ def environment() -> Dict[str, str]:
 def ask(arguments: Sequence[str]) -> str:
     """Return what a program prints; empty where it is missing, fails, or says nothing for 20 seconds."""
     try:
-        answer = run(list(arguments), env=environment(), stdin=DEVNULL, stdout=PIPE, stderr=DEVNULL, timeout=20)
-    except (OSError, TimeoutExpired):
+        said = subprocess.check_output(list(arguments), env=environment(), stdin=DEVNULL, stderr=DEVNULL, timeout=20)
+    except (OSError, SubprocessError):
         return ""
-    return answer.stdout.decode("utf-8", "replace") if answer.returncode == 0 else ""
+    return said.decode("utf-8", "replace")
 
 
 def hand_over(arguments: Sequence[str]) -> int:
