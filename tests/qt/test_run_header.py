@@ -100,6 +100,7 @@ def test_a_real_engine_is_asked_for_previews_saving_and_a_pause_and_goes_on(qtbo
     assert (folder / run.saved[-1].file).is_file()
     assert header.facts.text().startswith("Step ")
     assert "pictures/s" in header.facts.text()
+    assert "on the processor" in header.facts.text()
 
     qtbot.mouseClick(header.buttons["runs.pause"], Qt.MouseButton.LeftButton)
     assert usable(header) == set()

@@ -40,8 +40,7 @@ class Setting:
     @property
     def title(self) -> str:
         """Its name as people read it: "Learning rate"."""
-        name = self.key.rpartition(".")[2].replace("_", " ")
-        return name[:1].upper() + name[1:]
+        return title_of(self.key)
 
     @property
     def choices(self) -> tuple[Any, ...]:
@@ -68,6 +67,12 @@ class Setting:
         if inner and text not in self.words:
             return [_typed(item.strip(), inner) for item in text.split(",") if item.strip()]
         return _typed(text, self.parts)
+
+
+def title_of(key: str) -> str:
+    """Return the name of a dotted key as people read it: "Learning rate" for "recipe.learning_rate"."""
+    name = key.rpartition(".")[2].replace("_", " ")
+    return name[:1].upper() + name[1:]
 
 
 @lru_cache(maxsize=1)

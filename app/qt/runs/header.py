@@ -261,12 +261,19 @@ class RunHeader(QWidget):
         if run.alive and (speed := story.pictures_per_second):
             parts.append(self.tr("{speed} pictures/s").format(speed=QLocale().toString(speed, "g", 3)))
         if story.device:
-            parts.append(self.tr("on {device}").format(device=story.device))
+            parts.append(self.tr("on {device}").format(device=self._device(run)))
         if story.attempt > 1:
             parts.append(self.tr("start {number}").format(number=number(story.attempt)))
         if story.skipped:
             parts.append(self.tr("%n step(s) skipped", "", story.skipped))
         return " · ".join(parts)
+
+    def _device(self, run: Run) -> str:
+        """Return what it trains on as people call it; the forecast knows the name of the card."""
+        device = run.story.device
+        if device == "cpu":
+            return self.tr("the processor")
+        return run.forecast.card if run.forecast and device.startswith("cuda") else device
 
     # --- the rest
 

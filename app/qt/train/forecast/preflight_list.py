@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from PySide6.QtCore import QCoreApplication, QSize, Qt, Signal
 from PySide6.QtWidgets import QHBoxLayout, QLabel, QToolButton, QVBoxLayout, QWidget
 
+from app.core.jobs.settings import title_of
 from app.core.planning.preflight import Check
 from app.qt.theme import set_icon
+from app.qt.tips import plain_tip
 from app.qt.train.forecast.clearing import clear
 
 _ICONS = {"error": ("error", "bad"), "warning": ("warning", "warning"), "info": ("info", "muted")}
@@ -52,15 +54,16 @@ class PreflightList(QWidget):
         mark.setAutoRaise(True)
         mark.setEnabled(True)
         if check.key:
-            mark.setToolTip(self.tr("Go to {key}").format(key=check.key))
+            mark.setToolTip(self.tr("Go to {setting}").format(setting=title_of(check.key)))
             mark.setAccessibleName(mark.toolTip())
             mark.clicked.connect(lambda: self.wanted.emit(check.key))
         else:
             mark.setFocusPolicy(Qt.FocusPolicy.NoFocus)
             mark.setAttribute(Qt.WidgetAttribute.WA_TransparentForMouseEvents)
         remedy = QCoreApplication.translate("Preflight", check.remedy) if check.remedy else ""
-        place = f"{check.key}: " if check.key else ""
+        place = f"{title_of(check.key)}: " if check.key else ""
         text = QLabel(f"{place}{check.sentence} {remedy}".strip())
+        text.setToolTip(plain_tip(check.key))
         text.setTextFormat(Qt.TextFormat.PlainText)
         text.setWordWrap(True)
         row = QHBoxLayout(line)

@@ -17,6 +17,9 @@ _HEIGHT, _NUMBERS, _MARGIN, _DOT = 132, 18, 4, 3
 # Training is what the run is for; what takes no memory of its own needs no room.
 _WEIGHTS = {"train": 3.0, "first_step": 2.0, "checkpoint": 0.5, "save": 0.5}
 
+# A limit beyond this many times what is needed is left out: it would press a small job's course to the ground.
+_NEAR = 4.0
+_ROOM = 1.15
 # A kind that holds less than this share of a peak is not told.
 _TOO_SMALL = 0.02
 
@@ -52,6 +55,11 @@ class Timeline(QWidget):
         highest = [i for i, spot in enumerate(self.spots) if spot.phase is plan.decisive]
         self.point(max(highest, key=lambda i: self.spots[i].peak.allocated) if highest else None)
         self.update()
+
+    @property
+    def shows_limit(self) -> bool:
+        """Whether the most that may be taken is drawn; much smaller jobs are shown alone."""
+        return self._plan is not None and self._plan.forecast.budget <= _NEAR * self._plan.forecast.reserved
 
     def point(self, index: int | None) -> None:
         """Point at a peak, and tell it."""
@@ -111,7 +119,8 @@ class Timeline(QWidget):
                 painter.drawText(place, Qt.AlignmentFlag.AlignCenter, str(number))
                 painter.setPen(QPen(QColor(now.line), 1))
                 painter.drawLine(QPointF(left + width, field.top()), QPointF(left + width, field.bottom()))
-            self._paint_limit(painter, self._plan)
+            if self.shows_limit:
+                self._paint_limit(painter, self._plan)
             self._paint_spots(painter)
         painter.setBrush(Qt.BrushStyle.NoBrush)
         ring = QPen(QColor(now.focus), 2) if self.hasFocus() else QPen(QColor(now.edge), 1)
@@ -125,7 +134,8 @@ class Timeline(QWidget):
 
     def _top(self) -> int:
         assert self._plan is not None
-        return max(self._plan.forecast.reserved, self._plan.forecast.budget, 1)
+        most = self._plan.forecast.reserved
+        return max(most, self._plan.forecast.budget, 1) if self.shows_limit else round(_ROOM * most)
 
     def _height_of(self, size: float) -> float:
         field = self._field()
@@ -197,7 +207,5 @@ def _spots(phase: PhaseForecast) -> list[Spot]:
 def described(spot: Spot) -> str:
     """Return what lives at a peak, the largest first."""
     kinds = sorted(spot.peak.by_kind.items(), key=lambda item: -item[1])
-    told = [
-        f"{words.kind_name(kind)} {words.gigabytes(size)}" for kind, size in kinds if size > 0.02 * spot.peak.allocated
-    ]
-    return ", ".join(told)
+    least = _TOO_SMALL * spot.peak.allocated
+    return ", ".join(f"{words.kind_name(kind)} {words.gigabytes(size)}" for kind, size in kinds if size > least)
