@@ -10,7 +10,8 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast
 
-from trainer.memory.allocator import EXPANDABLE_RANGE, LARGEST_SMALL, Allocator, AllocatorSettings, OutOfMemory
+from trainer.memory.allocator import LARGEST_SMALL, Allocator, AllocatorSettings, OutOfMemory
+from trainer.memory.expandable import EXPANDABLE_RANGE
 from trainer.memory.snapshot import BlockState, PoolName, SegmentState, Snapshot
 
 SnapshotDict = dict[str, Any]

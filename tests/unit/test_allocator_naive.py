@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -71,3 +72,57 @@ def test_segments(acts: list[int | None], capacity: int | None, max_split: int |
 @given(acts=ACTS, capacity=CAPACITIES)
 def test_expandable_segments(acts: list[int | None], capacity: int | None) -> None:
     agree(Allocator(AllocatorSettings(expandable=True, capacity=capacity)), NaiveExpandable(capacity), acts)
+
+
+@settings(max_examples=60, deadline=None)
+@given(acts=ACTS, capacity=CAPACITIES, expandable=st.booleans(), cut=st.integers(0, 40))
+def test_many_events_at_once_do_what_single_ones_do(
+    acts: list[int | None], capacity: int | None, expandable: bool, cut: int
+) -> None:
+    """Played in two pieces, so that the second frees what the first left."""
+    settings = AllocatorSettings(capacity=capacity, expandable=expandable)
+    single, at_once = Allocator(settings), Allocator(settings)
+    sizes, events = as_events(acts)
+    told: list[tuple[int, int, int]] = []
+    failure: OutOfMemory | None = None
+    handles: dict[int, int] = {}
+    try:
+        for event in events:
+            if event >= 0:
+                handles[event] = single.allocate(sizes[event])
+            else:
+                single.free(handles.pop(~event))
+            told.append((single.allocated, single.reserved, single.requested))
+    except OutOfMemory as error:
+        failure = error
+    alive: dict[int, int] = {}
+    found: list[tuple[int, int, int]] = []
+    for piece in (events[:cut], events[cut:]):
+        account = at_once.play(np.array(piece, dtype=np.int32), sizes, alive)
+        columns = (account.allocated, account.reserved, account.requested)
+        found += zip(*(column.tolist() for column in columns), strict=True)
+        alive = account.alive
+        if account.failure is not None:
+            break
+    assert found == told
+    assert str(account.failure) == str(failure)
+    if failure is None:
+        assert alive == handles
+        assert at_once.snapshot() == single.snapshot()
+    for name in ("allocated", "reserved", "requested", "peak_allocated", "peak_reserved", "retries"):
+        assert getattr(at_once, name) == getattr(single, name)
+
+
+def as_events(acts: list[int | None]) -> tuple[list[int], list[int]]:
+    """Sizes of storages, and their births and deaths."""
+    sizes: list[int] = []
+    events: list[int] = []
+    live: list[int] = []
+    for act in acts:
+        if act is not None and act > 0:
+            live.append(len(sizes))
+            events.append(len(sizes))
+            sizes.append(act)
+        elif act is not None and live:
+            events.append(~live.pop(act % len(live)))
+    return sizes, events

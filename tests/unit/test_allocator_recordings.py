@@ -64,11 +64,11 @@ def test_a_wrong_segment_size_is_seen(monkeypatch: pytest.MonkeyPatch, constant:
 
 
 def test_never_splitting_large_blocks_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Unsplit(model._Pool):
+    class Unsplit(model.Pool):
         def __init__(self, name: PoolName, least_rest: int, page: int) -> None:
             super().__init__(name, least_rest if name == "small" else 2**40, page)
 
-    results = with_fault(monkeypatch, "_Pool", Unsplit)
+    results = with_fault(monkeypatch, "Pool", Unsplit)
     for name in ("unknown_sizes", "growing"):
         assert results[name].peak_reserved > 1.2 * RECORDINGS[name].peak_reserved
 

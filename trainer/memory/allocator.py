@@ -7,11 +7,16 @@ no graphs. Nothing is approximated but addresses, which the driver chooses; they
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 
-from trainer.memory.snapshot import BlockState, PoolName, SegmentState, Snapshot
+import numpy as np
+from numpy.typing import NDArray
+
+from trainer.memory.blocks import ADDRESS, ADDRESS_BITS, Block, Pool, is_segment, segment_state
+from trainer.memory.expandable import ExpandableBlocks
+from trainer.memory.snapshot import SegmentState, Snapshot
 
 MIB = 2**20
 
@@ -25,12 +30,6 @@ SEGMENT_OF_ITS_OWN = 10 * MIB
 SEGMENT_STEP = 2 * MIB
 OVERSIZE_SLACK = 20 * MIB
 """How much larger than asked an unsplittable block may be and still be handed out (max_non_split_rounding)."""
-
-# A free block is filed as one integer, size above address: sorted, these give best fit with the lowest address first.
-_ADDRESS_BITS = 48
-_ADDRESS = 2**_ADDRESS_BITS - 1
-# An expandable segment reserves addresses for 1.125 times the card; here, for more than any card has.
-EXPANDABLE_RANGE = 2**44
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,57 +61,30 @@ class OutOfMemory(Exception):
         self.capacity = capacity
 
 
-class _Block:
-    """A piece of a segment, in use or free, between its neighbours in the same segment."""
+@dataclass(frozen=True, slots=True)
+class Account:
+    """What events did, up to where memory ran out; arrays have an entry for each event, of bytes after it."""
 
-    __slots__ = ("address", "after", "before", "mapped", "pool", "requested", "since", "size")
-
-    def __init__(self, address: int, size: int, pool: _Pool, before: _Block | None, after: _Block | None) -> None:
-        self.address = address
-        self.size = size
-        self.pool = pool
-        self.before = before
-        self.after = after
-        self.requested: int | None = None
-        self.mapped = True
-        self.since = 0  # the pool's count of searches when it became free
+    allocated: NDArray[np.int64]
+    reserved: NDArray[np.int64]
+    requested: NDArray[np.int64]
+    alive: dict[int, int]
+    """The handles of the storages that live in the end, by storage."""
+    failure: OutOfMemory | None
 
 
-class _Pool:
-    """The free blocks of one pool; small and large allocations never share a segment."""
-
-    __slots__ = ("free", "least_rest", "name", "page", "searches", "unmapped")
-
-    def __init__(self, name: PoolName, least_rest: int, page: int) -> None:
-        self.name = name
-        self.free: list[int] = []
-        self.least_rest = least_rest
-        """From how many bytes on what is left of a block is split off."""
-        self.page = page
-        """Bytes that an expandable segment maps at once."""
-        self.searches = 0
-        self.unmapped: list[int] = []
-        """Addresses of the unmapped blocks of the expandable segment, in order."""
-
-    def copy(self) -> _Pool:
-        twin = copy(self)
-        twin.free, twin.unmapped = list(self.free), list(self.unmapped)
-        return twin
-
-
-class Allocator:
+class Allocator(ExpandableBlocks):
     """Hands out blocks and keeps the books as PyTorch does, in bytes.
 
     ``place`` says at which address the driver puts a new segment of the size it is given; absent: one after the other.
     """
 
     def __init__(self, settings: AllocatorSettings | None = None, place: Callable[[int], int] | None = None) -> None:
+        super().__init__()
         settings = settings or AllocatorSettings()
         self._settle(settings)
         self.allocated = 0
         """Bytes of all blocks in use, with what could not be split off them (torch.cuda.memory_allocated)."""
-        self.reserved = 0
-        """Bytes of all segments (torch.cuda.memory_reserved)."""
         self.requested = 0
         """Bytes that were asked for and are in use."""
         self.peak_allocated = 0
@@ -122,16 +94,15 @@ class Allocator:
         self._place = place or self._append
         self._end = 0
         large_rest = SMALLEST_BLOCK if settings.expandable else LARGEST_SMALL + 1
-        self._small = _Pool("small", SMALLEST_BLOCK, SMALL_SEGMENT)
-        self._large = _Pool("large", large_rest, settings.large_segment_size)
-        self._blocks: dict[int, _Block] = {}
+        self._small = Pool("small", SMALLEST_BLOCK, SMALL_SEGMENT)
+        self._large = Pool("large", large_rest, settings.large_segment_size)
         if settings.expandable:
-            self._reserve_addresses()
+            self._reserve_addresses((self._small, self._large))
 
     def _settle(self, settings: AllocatorSettings) -> None:
         """Works by these settings from here on."""
         self.settings = settings
-        unlimited = 2**_ADDRESS_BITS
+        unlimited = 2**ADDRESS_BITS
         self._oversize = settings.max_split_size or unlimited
         self._split_below = unlimited if settings.expandable else self._oversize
         self._collects = settings.capacity is not None and settings.garbage_collection_threshold > 0
@@ -149,16 +120,16 @@ class Allocator:
         pool = self._small if size <= LARGEST_SMALL else self._large
         free = pool.free
         # Best fit: the smallest free block that is large enough, of equal ones that with the lowest address.
-        index = bisect_left(free, size << _ADDRESS_BITS)
+        index = bisect_left(free, size << ADDRESS_BITS)
         if not self._plain:
             index = self._choose(pool, index, size)
         found = index < len(free)
-        block = self._blocks[free.pop(index) & _ADDRESS] if found else self._take(pool, size, requested)
+        block = self._blocks[free.pop(index) & ADDRESS] if found else self._take(pool, size, requested)
         rest = block.size - size
         # What is not split off is handed out with the block and counts as allocated.
         if rest >= pool.least_rest and size < self._split_below:
             block.size = size
-            insort(free, rest << _ADDRESS_BITS | self._insert_after(block, rest).address)
+            insort(free, rest << ADDRESS_BITS | self._insert_after(block, rest).address)
         block.requested = requested
         self.requested += requested
         self.allocated = allocated = self.allocated + block.size
@@ -180,16 +151,136 @@ class Allocator:
         """Gives back every segment, or page of an expandable one, that holds no live byte (torch.cuda.empty_cache)."""
         for pool in (self._large, self._small):
             for key in tuple(pool.free):
-                block = self._blocks[key & _ADDRESS]
+                block = self._blocks[key & ADDRESS]
                 if self.settings.expandable:
                     self._unmap(block)
-                elif _is_segment(block):
+                elif is_segment(block):
                     self._return(block)
 
     def reset_peaks(self) -> None:
         """Lets the peaks begin again at what is held now (torch.cuda.reset_peak_memory_stats)."""
         self.peak_allocated = self.allocated
         self.peak_reserved = self.reserved
+
+    # Many events at once
+
+    def play(self, events: NDArray[np.int32], sizes: Sequence[int], alive: Mapping[int, int]) -> Account:
+        """Does in order what ``events`` say: ``i`` asks for storage i, ``~i`` frees it; storages of 0 bytes do nothing.
+
+        ``sizes`` are the storages' bytes, ``alive`` the handles of those that live already. Ends early where memory
+        runs out.
+        """
+        live: list[Block | None] = [None] * len(sizes)
+        taken = [0] * len(sizes)
+        for storage, handle in alive.items():
+            live[storage] = block = self._blocks[handle]
+            taken[storage] = block.size
+        levels = [(0, self.reserved)]
+        play = self._play_plain if self._plain and not self._power2 else self._play_any
+        before = self.allocated, self.requested
+        count, failure = play(events.tolist(), sizes, live, taken, levels)
+        allocated, requested = (
+            _running_sum(events[:count], each, start) for each, start in zip((taken, sizes), before, strict=True)
+        )
+        reserved = np.empty(count, dtype=np.int64)
+        for event, level in levels:
+            reserved[event:] = level
+        if count:
+            self.allocated, self.requested = int(allocated[-1]), int(requested[-1])
+            self.peak_allocated = max(self.peak_allocated, int(allocated.max()))
+        left = {storage: block.address for storage, block in enumerate(live) if block is not None}
+        return Account(allocated, reserved, requested, left, failure)
+
+    def _play_any(
+        self,
+        events: Sequence[int],
+        sizes: Sequence[int],
+        live: list[Block | None],
+        taken: list[int],
+        levels: list[tuple[int, int]],
+    ) -> tuple[int, OutOfMemory | None]:
+        """How many events were done, and why no more; ``levels`` are (event, bytes reserved from then on)."""
+        for number, event in enumerate(events):
+            if event < 0:
+                if (block := live[event := ~event]) is not None:
+                    self.free(block.address)
+                    live[event] = None
+            elif sizes[event]:
+                try:
+                    live[event] = block = self._blocks[self.allocate(sizes[event])]
+                except OutOfMemory as error:
+                    return number, error
+                taken[event] = block.size
+                levels.append((number, self.reserved))
+        return len(events), None
+
+    def _play_plain(
+        self,
+        events: Sequence[int],
+        sizes: Sequence[int],
+        live: list[Block | None],
+        taken: list[int],
+        levels: list[tuple[int, int]],
+    ) -> tuple[int, OutOfMemory | None]:
+        """The same where no setting asks for more than best fit: ``allocate`` and ``free``, written out.
+
+        Calls and books kept for each event are a third of the time, and every plan waits for this.
+        """
+        blocks, small, large = self._blocks, self._small, self._large
+        allocated = self.allocated
+        for number, event in enumerate(events):
+            if event >= 0:
+                if not (requested := sizes[event]):
+                    continue
+                size = (requested + 511) & -512
+                pool = small if size <= LARGEST_SMALL else large
+                free = pool.free
+                index = bisect_left(free, size << ADDRESS_BITS)
+                if index < len(free):
+                    block = blocks[free.pop(index) & ADDRESS]
+                else:
+                    self.allocated = allocated
+                    try:
+                        block = self._take(pool, size, requested)
+                    except OutOfMemory as error:
+                        return number, error
+                    levels.append((number, self.reserved))
+                rest = block.size - size
+                if rest >= pool.least_rest:
+                    block.size = size
+                    address, after = block.address + size, block.after
+                    blocks[address] = block.after = new = Block(address, rest, pool, block, after)
+                    if after is not None:
+                        after.before = new
+                    insort(free, rest << ADDRESS_BITS | address)
+                else:
+                    size += rest
+                block.requested = requested
+                live[event], taken[event] = block, size
+                allocated += size
+            elif (freed := live[event := ~event]) is not None:
+                block, live[event] = freed, None
+                size, free = block.size, block.pool.free
+                allocated -= size
+                block.requested = None
+                after = block.after
+                if after is not None and after.requested is None:
+                    del free[bisect_left(free, after.size << ADDRESS_BITS | after.address)], blocks[after.address]
+                    size += after.size
+                    block.after = after = after.after
+                    if after is not None:
+                        after.before = block
+                before = block.before
+                if before is not None and before.requested is None:
+                    del free[bisect_left(free, before.size << ADDRESS_BITS | before.address)], blocks[block.address]
+                    size += before.size
+                    before.after = after
+                    if after is not None:
+                        after.before = before
+                    block = before
+                block.size = size
+                insort(free, size << ADDRESS_BITS | block.address)
+        return len(events), None
 
     # The whole state
 
@@ -206,7 +297,7 @@ class Allocator:
         twin._small, twin._large = pools.values()
         twin._blocks = blocks = {}
         for address, block in self._blocks.items():
-            blocks[address] = new = _Block(address, block.size, pools[id(block.pool)], None, None)
+            blocks[address] = new = Block(address, block.size, pools[id(block.pool)], None, None)
             new.requested, new.mapped, new.since = block.requested, block.mapped, block.since
         for address, block in self._blocks.items():
             if (after := block.after) is not None:
@@ -215,14 +306,14 @@ class Allocator:
 
     def snapshot(self) -> Snapshot:
         """All segments with their blocks, by address."""
-        runs: list[list[_Block]] = []
+        runs: list[list[Block]] = []
         for address in sorted(self._blocks):
             block = self._blocks[address]
             if block.mapped:
                 if block.before is None or not block.before.mapped:
                     runs.append([])
                 runs[-1].append(block)
-        return Snapshot(tuple(_segment_state(blocks) for blocks in runs))
+        return Snapshot(tuple(segment_state(blocks) for blocks in runs))
 
     @classmethod
     def restored(
@@ -240,9 +331,9 @@ class Allocator:
 
     def _restore(self, segment: SegmentState) -> None:
         pool = self._small if segment.pool == "small" else self._large
-        before: _Block | None = None
+        before: Block | None = None
         for state in segment.blocks:
-            block = _Block(state.address, state.bytes, pool, before, None)
+            block = Block(state.address, state.bytes, pool, before, None)
             if before is not None:
                 before.after = block
             self._blocks[state.address] = before = block
@@ -276,7 +367,7 @@ class Allocator:
 
     # Free blocks
 
-    def _choose(self, pool: _Pool, index: int, size: int) -> int:
+    def _choose(self, pool: Pool, index: int, size: int) -> int:
         """The index of the free block to take where settings make more of it than best fit; past the end for none."""
         pool.searches += 1
         free = pool.free
@@ -286,61 +377,20 @@ class Allocator:
             # A block before unmapped pages counts as large as it can grow, so that the end is used last.
             while index + 1 < len(free) and self._room(free[index + 1]) < self._room(free[index]):
                 index += 1
-        found = free[index] >> _ADDRESS_BITS
+        found = free[index] >> ADDRESS_BITS
         small_takes_oversize = size < self._oversize <= found
         wastes_oversize = size >= self._oversize and found >= size + OVERSIZE_SLACK
         return len(free) if small_takes_oversize or wastes_oversize else index
 
     def _room(self, key: int) -> int:
         """Bytes of a free block of an expandable segment, with the unmapped ones that follow it."""
-        block = self._blocks[key & _ADDRESS]
+        block = self._blocks[key & ADDRESS]
         after = block.after
         return block.size + (after.size if after and not after.mapped else 0)
 
-    def _file(self, block: _Block) -> None:
-        """Enters a free block where searches find it."""
-        insort(block.pool.free, block.size << _ADDRESS_BITS | block.address)
-
-    def _unfile(self, block: _Block) -> None:
-        free = block.pool.free
-        del free[bisect_left(free, block.size << _ADDRESS_BITS | block.address)]
-
-    def _merge_and_file(self, block: _Block) -> _Block:
-        """Merges a mapped block, that was in use or unmapped, with its free neighbours; returns the one it became."""
-        after = block.after
-        if after is not None and after.requested is None and after.mapped:
-            self._unfile(after)
-            self._swallow(block, after)
-        before = block.before
-        if before is not None and before.requested is None and before.mapped:
-            self._unfile(before)
-            self._swallow(before, block)
-            block = before
-        block.since = block.pool.searches
-        insort(block.pool.free, block.size << _ADDRESS_BITS | block.address)
-        return block
-
-    def _insert_after(self, block: _Block, size: int) -> _Block:
-        """A new block of ``size`` bytes between ``block`` and what follows it."""
-        after = block.after
-        new = _Block(block.address + block.size, size, block.pool, block, after)
-        block.after = new
-        if after is not None:
-            after.before = new
-        self._blocks[new.address] = new
-        return new
-
-    def _swallow(self, block: _Block, after: _Block) -> None:
-        """Makes two neighbours one; it keeps the first's address."""
-        del self._blocks[after.address]
-        block.size += after.size
-        block.after = beyond = after.after
-        if beyond is not None:
-            beyond.before = block
-
     # The driver
 
-    def _take(self, pool: _Pool, size: int, requested: int) -> _Block:
+    def _take(self, pool: Pool, size: int, requested: int) -> Block:
         """New memory from the driver for a block that found no place; gives back what it can when the limit is hit.
 
         The order is PyTorch's: collect garbage, ask, return oversize blocks, ask, return all that is free, ask.
@@ -362,10 +412,10 @@ class Allocator:
         capacity = self.settings.capacity
         return capacity is None or self.reserved + segment <= capacity
 
-    def _open(self, pool: _Pool, size: int) -> _Block:
+    def _open(self, pool: Pool, size: int) -> Block:
         """A new segment as one block, which is not filed as free."""
         address = self._place(size)
-        self._blocks[address] = block = _Block(address, size, pool, None, None)
+        self._blocks[address] = block = Block(address, size, pool, None, None)
         self.reserved += size
         return block
 
@@ -374,23 +424,23 @@ class Allocator:
         self._end += size
         return self._end - size
 
-    def _return(self, block: _Block) -> None:
+    def _return(self, block: Block) -> None:
         """Gives a segment that is one free block back to the driver."""
         self._unfile(block)
         del self._blocks[block.address]
         self.reserved -= block.size
 
-    def _return_oversize(self, pool: _Pool, size: int) -> bool:
+    def _return_oversize(self, pool: Pool, size: int) -> bool:
         """With max_split_size: gives back the fitting oversize block, or the largest ones until they make room."""
         if self.settings.max_split_size is None or self.settings.expandable:
             return False
-        index = bisect_left(pool.free, size << _ADDRESS_BITS)
+        index = bisect_left(pool.free, size << ADDRESS_BITS)
         if index < len(pool.free):
-            self._return(self._blocks[pool.free[index] & _ADDRESS])
+            self._return(self._blocks[pool.free[index] & ADDRESS])
             return True
         returned = 0
-        while returned < size and pool.free and pool.free[-1] >> _ADDRESS_BITS >= self._oversize:
-            block = self._blocks[pool.free[-1] & _ADDRESS]
+        while returned < size and pool.free and pool.free[-1] >> ADDRESS_BITS >= self._oversize:
+            block = self._blocks[pool.free[-1] & ADDRESS]
             returned += block.size
             self._return(block)
         return returned >= size
@@ -399,7 +449,7 @@ class Allocator:
         """Above the threshold, gives back whole large segments unused for longer than average, until below it."""
         pool = self._large
         threshold = int(self.settings.garbage_collection_threshold * (self.settings.capacity or 0))
-        unused = [block for key in pool.free if _is_segment(block := self._blocks[key & _ADDRESS])]
+        unused = [block for key in pool.free if is_segment(block := self._blocks[key & ADDRESS])]
         while unused and self.reserved > threshold:
             mean = sum(pool.searches - block.since for block in unused) / len(unused)
             old = [block for block in unused if pool.searches - block.since >= mean]
@@ -407,94 +457,9 @@ class Allocator:
                 self._return(block)
             unused = [block for block in unused if pool.searches - block.since < mean]
 
-    # Expandable segments: one range of addresses a pool, mapped in pages as it is needed
 
-    def _reserve_addresses(self) -> None:
-        for number, pool in enumerate((self._small, self._large)):
-            address = number * EXPANDABLE_RANGE
-            self._blocks[address] = block = _Block(address, EXPANDABLE_RANGE, pool, None, None)
-            block.mapped = False
-            pool.unmapped.append(address)
-
-    def _expand(self, pool: _Pool, size: int) -> _Block:
-        """A block of at least ``size`` bytes at the lowest address where free and unmapped blocks make room for it."""
-        candidate = next(block for block in self._growable(pool) if _run_of_free(block) >= size)
-        if not candidate.mapped:
-            candidate = self._map(candidate, min(candidate.size, size))
-        while candidate.size < size:
-            following = candidate.after
-            assert following is not None and not following.mapped
-            candidate = self._map(following, min(following.size, size - candidate.size))
-        self._unfile(candidate)
-        return candidate
-
-    def _growable(self, pool: _Pool) -> Iterator[_Block]:
-        """Where a block might begin: at the unmapped blocks, or at the free one that lies before."""
-        for address in pool.unmapped:
-            block = self._blocks[address]
-            yield block.before if block.before and block.before.requested is None else block
-
-    def _map(self, block: _Block, size: int) -> _Block:
-        """Maps as many pages of an unmapped block as hold ``size`` bytes; returns the free block they fall to."""
-        page = block.pool.page
-        mapped = min(-(-size // page) * page, block.size)
-        block.pool.unmapped.remove(block.address)
-        if mapped < block.size:
-            rest = block.size - mapped
-            block.size = mapped
-            remaining = self._insert_after(block, rest)
-            remaining.mapped = False
-            insort(block.pool.unmapped, remaining.address)
-        block.mapped = True
-        self.reserved += mapped
-        return self._merge_and_file(block)
-
-    def _unmap(self, block: _Block) -> None:
-        """Gives the whole pages of a free block back to the driver."""
-        page, base = block.pool.page, block.address // EXPANDABLE_RANGE * EXPANDABLE_RANGE
-        first = -(-(block.address - base) // page) * page + base
-        last = (block.address + block.size - base) // page * page + base
-        if first >= last:
-            return
-        self._unfile(block)
-        self.reserved -= last - first
-        beyond = block.address + block.size - last
-        if first > block.address:
-            block.size = first - block.address
-            self._file(block)
-            block = self._insert_after(block, last - first)
-        else:
-            block.size = last - first
-        if beyond:
-            self._file(self._insert_after(block, beyond))
-        self._make_unmapped(block)
-
-    def _make_unmapped(self, block: _Block) -> None:
-        """Enters a block as unmapped, one with its unmapped neighbours."""
-        block.mapped = False
-        if block.after is not None and not block.after.mapped:
-            block.pool.unmapped.remove(block.after.address)
-            self._swallow(block, block.after)
-        if block.before is not None and not block.before.mapped:
-            self._swallow(block.before, block)
-        else:
-            insort(block.pool.unmapped, block.address)
-
-
-def _segment_state(blocks: list[_Block]) -> SegmentState:
-    states = tuple(BlockState(block.address, block.size, block.requested) for block in blocks)
-    return SegmentState(blocks[0].address, sum(block.size for block in blocks), blocks[0].pool.name, states)
-
-
-def _is_segment(block: _Block) -> bool:
-    """Whether a block is a segment of its own, not a piece of one."""
-    return block.before is None and block.after is None
-
-
-def _run_of_free(block: _Block | None) -> int:
-    """Bytes of a block and of those after it up to the next one in use."""
-    total = 0
-    while block is not None and block.requested is None:
-        total += block.size
-        block = block.after
-    return total
+def _running_sum(events: NDArray[np.int32], sizes: Sequence[int], start: int) -> NDArray[np.int64]:
+    """``start`` and the bytes added by the events up to each of them."""
+    died = events < 0
+    changes = np.array(sizes, dtype=np.int64)[np.where(died, ~events, events)]
+    return start + np.cumsum(np.where(died, -changes, changes))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeVar
 
@@ -161,68 +161,48 @@ def _with_workspaces(tape: Tape, names: Mapping[str, Kept], workspace_bytes: Wor
 def _play(tape: Tape, allocator: Allocator, names: dict[str, Kept]) -> tuple[Played, OutOfMemory | None]:
     storages = tape.storages
     before = {name: kept.storage for name, kept in names.items()}
-    sizes = [storage.bytes for storage in storages]
-    handles: list[int | None] = [None] * len(storages)
-    # A list's append and two attribute reads an event: a fifth of the time, and every question is answered later.
-    allocated: list[int] = []
-    reserved: list[int] = []
-    allocate, free = allocator.allocate, allocator.free
-    failed = None
-    requested, retries = allocator.requested, allocator.retries
-    try:
-        for event in tape.events.tolist():
-            if event >= 0:
-                if size := sizes[event]:
-                    handles[event] = allocate(size)
-            elif (handle := handles[~event]) is not None:
-                free(handle)
-                handles[~event] = None
-            elif sizes[~event]:
-                free(_left_by_earlier(names, storages[~event], tape))
-            allocated.append(allocator.allocated)
-            reserved.append(allocator.reserved)
-    except OutOfMemory as error:
-        failed = error
-    else:
-        _keep(tape, handles, names)
+    alive = {place: _handle_of(names, storages[place], tape) for place in _left_by_earlier(tape)}
+    retries = allocator.retries
+    account = allocator.play(tape.events, [storage.bytes for storage in storages], alive)
+    if account.failure is None:
+        _keep(tape, account.alive, names)
     played = Played(
         tape=tape,
         before=before,
-        allocated=np.array(allocated, dtype=np.int64),
-        reserved=np.array(reserved, dtype=np.int64),
-        requested=requested + _running_sum(tape.events[: len(allocated)], sizes),
+        allocated=account.allocated,
+        reserved=account.reserved,
+        requested=account.requested,
         retries=allocator.retries - retries,
     )
-    return played, failed
+    return played, account.failure
 
 
 def _as_traced(storage: Storage) -> int:
     return storage.bytes
 
 
-def _left_by_earlier(names: dict[str, Kept], storage: Storage, tape: Tape) -> int:
-    """The handle of a storage that dies in a tape it was not born in."""
+def _left_by_earlier(tape: Tape) -> Iterator[int]:
+    """The places of storages that die in a tape they were not born in."""
+    born = np.zeros(len(tape.storages), dtype=bool)
+    born[tape.events[tape.events >= 0]] = True
+    died = ~tape.events[tape.events < 0]
+    return (place for place in died[~born[died]].tolist() if tape.storages[place].bytes)
+
+
+def _handle_of(names: dict[str, Kept], storage: Storage, tape: Tape) -> int:
     kept = names.pop(storage.name, None) if storage.name is not None else None
     if kept is None:
         raise ValueError(f"the tape {tape.name} frees a storage of {storage.module} that does not live")
     return kept.handle
 
 
-def _keep(tape: Tape, handles: Sequence[int | None], names: dict[str, Kept]) -> None:
+def _keep(tape: Tape, left: Mapping[int, int], names: dict[str, Kept]) -> None:
     """Enters what a tape leaves to later ones."""
-    left = [(handle, place) for place, handle in enumerate(handles) if handle is not None]
-    for handle, place in left:
+    for place, handle in left.items():
         storage = tape.storages[place]
         if storage.name is None or storage.name in names:
             raise ValueError(f"the tape {tape.name} leaves a storage of {storage.module} under no name of its own")
         names[storage.name] = Kept(handle, storage)
-
-
-def _running_sum(events: NDArray[np.int32], sizes: Sequence[int]) -> Bytes:
-    """Bytes added by the events up to each of them."""
-    subjects = np.where(events < 0, ~events, events)
-    changes = np.array(sizes, dtype=np.int64)[subjects]
-    return np.cumsum(np.where(events < 0, -changes, changes))
 
 
 def _highest(series: Sequence[Bytes]) -> Moment:
