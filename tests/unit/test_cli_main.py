@@ -118,13 +118,18 @@ def test_what_the_disk_refuses_is_told_with_the_file(tmp_path, capsys):
     assert "The disk is full: /big." in capsys.readouterr().err
 
 
-def test_a_fault_of_ours_is_one_sentence_and_with_debug_a_traceback(capsys):
+def test_a_fault_of_ours_is_one_sentence_and_its_traceback_is_kept(capsys, per_user_folder):
     fault = RuntimeError("the dog ate it")
     assert outcome.guarded(failing(fault), debug=False) == 1
-    said = capsys.readouterr().err
+    said, kept = capsys.readouterr().err, per_user_folder / "fault.txt"
     assert "RuntimeError: the dog ate it" in said
-    assert "--debug" in said
+    assert f"Its traceback is in {kept}." in said
     assert "Traceback" not in said
+    assert "the dog ate it" in kept.read_text(encoding="utf-8").splitlines()[-1]
+    kept.unlink()
+    kept.mkdir()  # nothing can be written there
+    assert outcome.guarded(failing(fault), debug=False) == 1
+    assert "--debug" in capsys.readouterr().err
     fault.add_note("Its traceback is in console.log.")
     assert outcome.guarded(failing(fault), debug=False) == 1
     assert "Its traceback is in console.log." in capsys.readouterr().err

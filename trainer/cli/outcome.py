@@ -10,7 +10,8 @@ from collections.abc import Callable
 from typing import TextIO
 
 from trainer.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAULT, EXIT_RESUMABLE, ImpastoError, JobError
-from trainer.protocol.places import is_disk_full
+from trainer.protocol.atomic import write_text
+from trainer.protocol.places import home, is_disk_full
 
 # What a file system refuses for a reason that the user can do something about.
 _REFUSALS = {
@@ -75,8 +76,18 @@ def _fault(error: Exception, *, debug: bool) -> int:
     if debug:
         traceback.print_exception(error)
     else:
-        # hold() leaves a note where it wrote the traceback; only without one --debug is needed.
-        where = " ".join(getattr(error, "__notes__", ())) or "Repeat the command with --debug to see where."
+        where = " ".join(getattr(error, "__notes__", ())) or _kept(error)  # hold() notes where it wrote the traceback
         say(f"Error: Something in Impasto went wrong: {type(error).__name__}: {error}")
         say(f"What to do: {where} Please report it.")
     return EXIT_FAULT
+
+
+def _kept(error: Exception) -> str:
+    """Write an error's traceback into the per-user folder and say where: it may be one that comes but once."""
+    path = home() / "fault.txt"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, "".join(traceback.format_exception(error)))
+    except OSError:
+        return "Repeat the command with --debug to see where."
+    return f"Its traceback is in {path}."
