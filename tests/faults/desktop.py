@@ -105,7 +105,8 @@ def _kill(sitting: subprocess.Popen[str], folder: Path, victim: str, moment: flo
             if pid is not None:
                 _end(pid)
                 return 1
-        time.sleep(0.05)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            sitting.wait(0.05)
     return 0
 
 

@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 
 from tests.support.jobs import photographs, write_job
 from tests.support.tiny import tiny_base
+from tests.support.waiting import until
 from trainer.config.load import load_job
 from trainer.protocol.detached import command
 from trainer.protocol.lanes import gpu_held
@@ -63,13 +63,14 @@ def queue() -> Iterator[Queue]:
             os.kill(entry.pid, KILL)
 
 
-def until(is_so: Callable[[], bool], child: subprocess.Popen[str] | None = None) -> None:
-    """Wait for what other processes do; at most three minutes."""
-    deadline = time.monotonic() + 180
-    while not is_so():
-        assert time.monotonic() < deadline
-        assert child is None or child.poll() is None, "the worker ended"
-        time.sleep(0.02)
+def while_it_works(worker: subprocess.Popen[str], is_so: Callable[[], bool]) -> None:
+    """Wait for what a worker does; it must not end before."""
+
+    def reached() -> bool:
+        assert worker.poll() is None, "the worker ended"
+        return is_so()
+
+    until(reached)
 
 
 def trains(queue: Queue, name: str, attempt: int = 1) -> Callable[[], bool]:
@@ -106,9 +107,9 @@ def test_three_jobs_are_done_though_whoever_queued_them_and_the_worker_are_kille
     assert gpu_held("cpu")
 
     with subprocess.Popen(command(["queue"]), stdout=subprocess.PIPE, text=True, encoding="utf-8") as second:
-        until(queue.worker_alive, second)
+        while_it_works(second, queue.worker_alive)
         queue.pause(first)
-        until(lambda: queue.get(first).state == "paused", second)
+        while_it_works(second, lambda: queue.get(first).state == "paused")
         run = RunDirectory(queue.get(first).run)
         paused_at = run.read_status()
         assert (paused_at.state, paused_at.attempt) == ("paused", 1)  # taken over, not begun again

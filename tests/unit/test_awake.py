@@ -4,11 +4,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
+from tests.support.waiting import until
 from trainer import awake
 
 # Stands where the system's own would: notes what it was asked, then holds as long as its command runs.
@@ -79,10 +79,3 @@ def test_windows_keeps_the_state_while_inside():
 
 def _children(pid: int) -> list[str]:
     return Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()
-
-
-def until(is_so):
-    deadline = time.monotonic() + 30
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)

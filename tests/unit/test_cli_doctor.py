@@ -150,12 +150,12 @@ def test_little_room_is_doubtful_and_a_file_in_the_way_is_broken(tmp_path, monke
     [
         ("import sys; sys.exit('torch is missing its DLL')", "PyTorch does not work: torch is missing its DLL"),
         ("import os; os._exit(7)", "it ended without a word (exit code 7)"),
-        ("import time; time.sleep(60)", "did not end within"),
+        ("import threading; threading.Event().wait()", "did not end within"),
     ],
 )
 def test_a_self_test_that_fails_crashes_or_hangs_is_told(monkeypatch, script, words):
     monkeypatch.setattr(doctor, "_SELF_TEST", script)
-    monkeypatch.setattr(doctor, "_SELF_TEST_SECONDS", 0.5 if "sleep" in script else 60)
+    monkeypatch.setattr(doctor, "_SELF_TEST_SECONDS", 0.5 if "wait" in script else 60)
     (told,) = doctor._run_self_test([])
     assert told.verdict == "broken"
     assert words in told.sentence

@@ -4,6 +4,7 @@ import time
 
 import pytest
 
+from tests.support.waiting import until
 from trainer.protocol import locks
 from trainer.protocol.detached import command, last_words, launch, let_go
 from trainer.protocol.queue import Queue
@@ -73,10 +74,3 @@ def test_letting_go_of_an_ended_child_keeps_its_exit_code(tmp_path):
     child.wait(60)
     let_go(child)
     assert child.returncode == 2
-
-
-def until(is_so):
-    deadline = time.monotonic() + 60
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)

@@ -17,7 +17,7 @@ from trainer.protocol import commands as protocol
 from trainer.protocol import events
 from trainer.protocol.rundir import RunDirectory, find_run, known_runs
 
-_POLL = 0.2
+_POLL = 0.2  # seconds: a run's folder is all there is to be asked, and its changes wake nobody
 _HELP: dict[protocol.CommandName, str] = {
     "stop": "save a checkpoint and the LoRA as it is, then end the run; `resume` can still go on",
     "pause": "save a checkpoint, free the card and end; `resume` goes on",

@@ -10,9 +10,6 @@ from pathlib import Path
 from trainer.protocol import locks, places
 from trainer.protocol.naming import safe_name
 
-# Whoever asks whether a lane is held has its lock for microseconds; that is not to be taken for work.
-_PATIENCE = 0.5
-
 
 def lane_of(device: str | None) -> str:
     """Return the lane of a job's device: "cuda:0" for "cuda", "cpu" for None."""
@@ -44,7 +41,7 @@ def marked(lane: str) -> Iterator[bool]:
     """Hold a lane for the length of the block where it is free, else go on without; gives whether it is held."""
     with contextlib.ExitStack() as stack:
         try:
-            stack.enter_context(occupied(lane, _PATIENCE))
+            stack.enter_context(occupied(lane, locks.ASKED))
         except (locks.LockBusyError, OSError):
             yield False
             return

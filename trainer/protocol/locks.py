@@ -11,7 +11,9 @@ from typing import BinaryIO
 
 from trainer.protocol.atomic import long_path
 
-_POLL = 0.05
+ASKED = 1.0
+"""Seconds of patience with a lock that nobody should hold: whoever only asks has it for microseconds."""
+_POLL = 0.05  # seconds: no system has a lock that can be waited for with an end to it
 _ASK_AGAIN = (0.001, 0.002, 0.005, 0.01)  # seconds; what a question on Windows costs where the lock is held
 
 if sys.platform == "win32":

@@ -45,7 +45,6 @@ __all__ = ["Entry", "Fault", "Queue", "Reading", "State", "Wish", "new_entry"]
 
 _NAME = re.compile(r"[0-9a-f]{8}")
 _PATIENCE = 10.0
-_ASKED = 1.0  # whoever asks whether a lock is held has it for microseconds
 
 
 @dataclass(frozen=True)
@@ -272,7 +271,7 @@ class Queue:
         """Hold an entry for an engine's life; raises RunError "queue.taken" when another engine does."""
         with contextlib.ExitStack() as stack:
             try:
-                stack.enter_context(locks.held(self._engine_lock(name), _ASKED))
+                stack.enter_context(locks.held(self._engine_lock(name), locks.ASKED))
             except locks.LockBusyError as error:
                 raise RunError(
                     "queue.taken", "Another process does this already.", "Follow it with `watch`."

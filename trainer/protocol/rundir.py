@@ -24,8 +24,6 @@ from trainer.protocol.naming import safe_name
 
 State = Literal["running", "paused", "stopped", "done", "failed"]
 
-# Whoever asks whether a run is alive holds its lock for microseconds; a start must not take that for another engine.
-_PATIENCE = 1.0
 _LIST_PATIENCE = 10.0  # seconds: who writes the list of runs has it for milliseconds
 _FORGOTTEN = "forgotten"
 
@@ -107,7 +105,7 @@ class RunDirectory:
         """
         with contextlib.ExitStack() as stack:
             try:
-                stack.enter_context(locks.held(self.lock, _PATIENCE))
+                stack.enter_context(locks.held(self.lock, locks.ASKED))
             except locks.LockBusyError as error:
                 raise RunError(
                     "run.busy",

@@ -20,11 +20,9 @@ from trainer.protocol.queue_outcome import outcome
 from trainer.protocol.rundir import RunDirectory
 from trainer.queue.devices import lanes_for, machine_lanes, settings_for
 
-_POLL = 0.5
+_POLL = 0.5  # seconds: entries are files, whose changes wake nobody
 # What ended well longer ago interests nobody in the queue any more; its run stays in the list of runs.
 _DAY = 86_400.0
-# Whoever asks whether a worker lives has its lock for microseconds.
-_ASKED = 1.0
 
 
 class Worker:
@@ -46,7 +44,7 @@ class Worker:
         self._queue.folder.mkdir(parents=True, exist_ok=True)
         with contextlib.ExitStack() as stack:
             try:
-                stack.enter_context(locks.held(self._queue.worker_lock, _ASKED))
+                stack.enter_context(locks.held(self._queue.worker_lock, locks.ASKED))
             except locks.LockBusyError:
                 return False
             with contextlib.suppress(RunError):  # what another program has open goes another time

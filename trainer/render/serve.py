@@ -50,7 +50,6 @@ from trainer.training.machine import this_machine
 from trainer.training.shortage import is_out_of_memory
 
 IDLE_SECONDS = 120.0
-_PATIENCE = 1.0  # seconds: whoever asks whether a lane is held has it for microseconds
 _TELL_SECONDS = 0.1  # progress more often than this would be noise
 
 
@@ -212,7 +211,7 @@ class RenderService:
         if device.type == "cpu":
             return
         try:
-            self._card.enter_context(lanes.occupied(str(device), _PATIENCE))
+            self._card.enter_context(lanes.occupied(str(device), locks.ASKED))
         except locks.LockBusyError:
             raise RunError(
                 "render.busy",

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from app.core.queue import QueueKeeper
+from tests.support.waiting import until
 from trainer.errors import ImpastoError, JobError
 from trainer.protocol import lanes
 from trainer.protocol.queue import Queue
@@ -58,10 +59,7 @@ def desk() -> Iterator[Desk]:
         desk.keeper.close()
         for entry in Queue().entries():
             Queue().conclude(entry.id, "stopped")
-        deadline = time.monotonic() + 60
-        while Queue().worker_alive():
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        until(lambda: not Queue().worker_alive())
 
 
 def _lanes() -> list[str]:
@@ -106,10 +104,7 @@ def test_what_is_asked_is_done_though_the_window_closes_at_once(desk: Desk, job:
     assert [(entry.id, entry.state) for entry in Queue().entries()] == [
         (names[2], "waiting"), (names[0], "waiting"), (names[1], "paused"),
     ]  # fmt: skip
-    deadline = time.monotonic() + 60
-    while not Queue().worker_alive():  # it goes on without the window
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    until(Queue().worker_alive)  # it goes on without the window
 
 
 def test_after_a_restart_of_the_computer_going_on_is_offered_and_not_begun(desk: Desk, job: Path) -> None:
