@@ -30,6 +30,7 @@ from trainer.memory.questions import Question
 from trainer.memory.store import TapeStore
 from trainer.memory.traces import Traces
 from trainer.protocol import atomic
+from trainer.protocol.forecast import ROUNDING
 
 RECIPE = "character"
 SYSTEM = "Windows"
@@ -70,7 +71,7 @@ class Reasons:
     def _quantise(self) -> str:
         if self.chosen.quality == "exact":
             return f"The base unrounded. In 8 bits it would {self._cost(quantise='int8')}, and round weights."
-        rounding = plan_words.ROUNDING[self.chosen.quality]
+        rounding = ROUNDING[self.chosen.quality]
         return f"{self._why_rounded()} This rounds weights by {rounding} on average."
 
     def _why_rounded(self) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from trainer.cli import plan_words, words
+from trainer.protocol.forecast import ROUNDING
 
 if TYPE_CHECKING:
     from trainer.memory.levers import Lever
@@ -86,7 +87,7 @@ def _how(plan: Plan, effective_batch: int) -> str:
     how = plan_words.fit(plan.fit, effective_batch)
     if plan.quality == "exact":
         return how
-    return f"{how}; weights rounded by {plan_words.ROUNDING[plan.quality]} on average"
+    return f"{how}; weights rounded by {ROUNDING[plan.quality]} on average"
 
 
 def _row(name: str, memory: str, time: str, how: str) -> Iterator[str]:
@@ -126,7 +127,7 @@ def _lever_row(lever: Lever) -> tuple[str, str, str]:
     value = f'"{lever.value}"' if isinstance(lever.value, str) else str(lever.value)
     percent = round(100 * (lever.slower - 1))
     time = f"{percent} % slower" if percent > 0 else f"{-percent} % quicker" if percent < 0 else "as quick"
-    rounding = plan_words.ROUNDING.get(str(lever.value)) if lever.key == "fit.quantise" else None
+    rounding = ROUNDING.get(str(lever.value)) if lever.key == "fit.quantise" else None
     cost = f"{time}, rounds by {rounding}" if rounding else time
     if lever.key.startswith("recipe."):
         cost += "; learns otherwise"

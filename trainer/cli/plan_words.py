@@ -29,9 +29,6 @@ PHASES: Mapping[str, str] = {
     "checkpoint": "Write a checkpoint",
     "save": "Save the LoRA",
 }
-# By how much a weight differs on average from what it was, measured on normally distributed weights with bitsandbytes
-# 0.50: bf16 itself rounds by 0.17 %.
-ROUNDING: Mapping[str, str] = {"int8": "0.8 %", "nf4": "9 %"}
 BITS: Mapping[str, str] = {"none": "", "int8": " in 8 bits (int8)", "nf4": " in 4 bits (nf4)"}
 
 GIB = 1 << 30

@@ -13,11 +13,9 @@ import numpy as np
 
 from trainer.config.fit import LARGEST_MICRO_BATCH, FitConfig
 from trainer.memory.tape import Tape
+from trainer.protocol.forecast import SEARCHED
 
 Checkpointing = Literal["none", "full"] | tuple[str, ...]
-
-# The keys of a fit that are searched.
-SEARCHED = ("quantise", "checkpointing", "micro_batch", "vae_tiling", "preview_offload")
 
 # Micro-batches closer together than this make no difference worth a trace.
 CLOSE = 0.8

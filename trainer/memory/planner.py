@@ -13,7 +13,7 @@ from trainer.memory import timing
 from trainer.memory.appraisal import Appraisal
 from trainer.memory.course import Course, Occasions
 from trainer.memory.forecast import Playing, Runs, forecast_of, retry_seconds
-from trainer.memory.grid import SEARCHED, Checkpointing, candidates, nested_sets
+from trainer.memory.grid import Checkpointing, candidates, nested_sets
 from trainer.memory.ladder import ladder
 from trainer.memory.recipes import Change, lighter
 from trainer.memory.search import best
@@ -21,7 +21,7 @@ from trainer.memory.situation import Situation
 from trainer.memory.subject import Subject, complete_fit
 from trainer.memory.tape import Work
 from trainer.memory.traces import Traces
-from trainer.protocol.forecast import Forecast, ForecastPhase
+from trainer.protocol.forecast import SEARCHED, Forecast, ForecastPhase
 
 Quality = Literal["exact", "int8", "nf4"]
 

@@ -6,13 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from trainer.protocol.forecast import Forecast, PhaseForecast, forecast_from
+from trainer.protocol.forecast import SEARCHED, Forecast, PhaseForecast, forecast_from
 
 if TYPE_CHECKING:
     from trainer.dataset.findings import Severity  # with pydantic
-
-PLANNED_KEYS = ("quantise", "checkpointing", "micro_batch", "vae_tiling", "preview_offload")
-"""What of a fit the planner chooses, where the job leaves it open."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +60,7 @@ class Plan:
     @property
     def keys(self) -> dict[str, Any]:
         """The planned keys of a job that make it this plan."""
-        return {f"fit.{name}": self.fit[name] for name in PLANNED_KEYS if name in self.fit}
+        return {f"fit.{name}": self.fit[name] for name in SEARCHED if name in self.fit}
 
     @property
     def decisive(self) -> PhaseForecast:
@@ -73,6 +70,11 @@ class Plan:
     def taken(self, reserved: int) -> int:
         """Bytes taken from the card: a run that fits gives back what is free before it passes the budget."""
         return min(reserved, self.forecast.budget) if self.forecast.fits else reserved
+
+    @property
+    def needed(self) -> int:
+        """Bytes of the card that go to the run, with what CUDA itself takes."""
+        return self.taken(self.forecast.reserved) + self.forecast.outside
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 HERE = "here"
 NAMED = "RTX 3060"
 """What is planned for where there is no card: what most who train at home have."""
+GIGABYTES = (6, 8, 10, 12, 16, 24, 32)
+"""Of cards that may be planned for in the place of this PC's."""
 _MOST_DEATHS = 2
 
 

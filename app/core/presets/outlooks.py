@@ -11,13 +11,11 @@ from typing import TYPE_CHECKING, Any
 from app.core.engine.served import Served
 from app.core.events import Event
 from app.core.planning.answer import Answer, answer_from
-from app.core.planning.forecaster import NAMED
+from app.core.planning.forecaster import HERE, NAMED
 from app.core.tasks import Post
 
 if TYPE_CHECKING:
     from trainer.config.presets.preset import Preset
-
-HERE = "here"
 
 
 @dataclass(frozen=True, slots=True)

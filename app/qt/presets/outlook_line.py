@@ -7,9 +7,10 @@ from pathlib import Path
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QComboBox, QHBoxLayout, QLabel, QVBoxLayout, QWidget
 
-from app.core.presets.outlooks import HERE, Outlooks
+from app.core.planning.forecaster import GIGABYTES, HERE
+from app.core.presets.outlooks import Outlooks
 from app.qt.parts import plain_label, say
-from app.qt.presets.words import SIZES, in_full
+from app.qt.presets.words import in_full
 from trainer.config.presets.preset import Preset
 
 
@@ -22,7 +23,7 @@ class OutlookLine(QWidget):
         self._shown: tuple[Path, Preset] | None = None
         self.cards, self.words = QComboBox(), plain_label()
         self.cards.addItem(self.tr("This PC"), HERE)
-        for size in SIZES:
+        for size in GIGABYTES:
             self.cards.addItem(self.tr("A card with {size} GB").format(size=size), f"{size}GB")
         self.cards.setCurrentIndex(max(self.cards.findData(outlooks.card), 0))
         self.cards.setAccessibleName(self.tr("Graphics card"))

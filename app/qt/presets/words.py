@@ -7,7 +7,8 @@ from functools import lru_cache
 
 from PySide6.QtCore import QCoreApplication
 
-from app.core.presets.outlooks import HERE, Outlook
+from app.core.planning.forecaster import HERE
+from app.core.presets.outlooks import Outlook
 from app.qt.train.forecast.words import duration, figure, fit, gigabytes, headline
 from app.qt.words import QT_TRANSLATE_NOOP
 from trainer.config.describe import fields
@@ -19,8 +20,6 @@ ORIGINS: Mapping[Origin, str] = {
     "received": QT_TRANSLATE_NOOP("Presets", "received"),
     "built-in": QT_TRANSLATE_NOOP("Presets", "comes with Impasto"),
 }
-SIZES = (6, 8, 10, 12, 16, 24, 32)
-"""GB of the cards that one may plan for instead of the own one."""
 
 
 def origin_words(origin: Origin) -> str:
@@ -50,10 +49,9 @@ def in_short(outlook: Outlook | None) -> str:
         return QCoreApplication.translate("Presets", "Does not fit: {missing} are missing").format(
             missing=gigabytes(answer.missing)
         )
-    forecast = answer.pick.forecast
-    needed = answer.pick.taken(forecast.reserved) + forecast.outside
     words = QCoreApplication.translate("Presets", "About {time}, {needed} of {free} GB")
-    told = words.format(time=duration(forecast.seconds), needed=figure(needed), free=figure(answer.card.free))
+    time, needed = duration(answer.pick.forecast.seconds), figure(answer.pick.needed)
+    told = words.format(time=time, needed=needed, free=figure(answer.card.free))
     return (
         told
         if answer.pick.quality == "exact"

@@ -5,10 +5,9 @@ from __future__ import annotations
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import QComboBox, QHBoxLayout, QLabel, QVBoxLayout, QWidget
 
-from app.core.planning.forecaster import HERE, NAMED, Forecaster
+from app.core.planning.forecaster import GIGABYTES, HERE, NAMED, Forecaster
 from app.qt.train.forecast import words
 
-_GIGABYTES = (6, 8, 10, 12, 16, 24, 32)
 _NAMES = 4
 
 
@@ -67,7 +66,7 @@ class CardChooser(QWidget):
         if here := self._here():
             self.box.addItem(here, HERE)
         self.box.addItem(NAMED, NAMED)
-        for gigabytes in _GIGABYTES:
+        for gigabytes in GIGABYTES:
             self.box.addItem(self.tr("As if on {size} GB").format(size=gigabytes), f"{gigabytes}GB")
         self.box.setCurrentIndex(max(self.box.findData(former), 0))
         if self.box.findData(former) < 0 and former != HERE:

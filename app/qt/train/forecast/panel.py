@@ -10,7 +10,7 @@ from PySide6.QtGui import QHideEvent, QShowEvent
 from PySide6.QtWidgets import QFrame, QLabel, QProgressBar, QPushButton, QScrollArea, QVBoxLayout, QWidget
 
 from app.core.jobs.values import drop, put
-from app.core.planning.answer import PLANNED_KEYS, Answer
+from app.core.planning.answer import Answer
 from app.core.planning.forecaster import HERE, NAMED, Forecaster, Question
 from app.core.planning.preflight import preflight
 from app.core.session import Session
@@ -24,6 +24,7 @@ from app.qt.train.forecast.plans import PlanTable
 from app.qt.train.forecast.preflight_list import PreflightList
 from app.qt.train.forecast.timeline import Spot, Timeline, described
 from app.qt.words import QT_TRANSLATE_NOOP
+from trainer.protocol.forecast import SEARCHED
 
 if TYPE_CHECKING:
     from app.core.jobs.draft import Draft
@@ -111,14 +112,14 @@ class ForecastPanel(QWidget):
     def has_planned_keys(self) -> bool:
         """Whether the job states something that is planned otherwise."""
         draft = self._draft
-        return draft is not None and any(draft.get(f"fit.{name}") is not None for name in PLANNED_KEYS)
+        return draft is not None and any(draft.get(f"fit.{name}") is not None for name in SEARCHED)
 
     def plan_again(self) -> None:
         """Take the planned keys out of the job."""
         if self._draft is not None:
 
             def work(values: dict[str, Any]) -> None:
-                for name in PLANNED_KEYS:
+                for name in SEARCHED:
                     drop(values, f"fit.{name}")
 
             self._draft.edit(self.tr("Let it be planned"), work)

@@ -89,8 +89,7 @@ class PlanTable(QWidget):
         return line
 
     def _figures(self, plan: Plan) -> str:
-        taken = words.gigabytes(plan.taken(plan.forecast.reserved) + plan.forecast.outside)
-        return f"{words.duration(plan.forecast.seconds)} · {taken}"
+        return f"{words.duration(plan.forecast.seconds)} · {words.gigabytes(plan.needed)}"
 
     def _button(self, row: Row) -> QPushButton:
         button = self.buttons[row.title] = QPushButton(self.tr("Use"))

@@ -9,6 +9,7 @@ from PySide6.QtCore import QCoreApplication, QLocale, QObject
 
 from app.core.planning.answer import Answer, Plan, Use
 from app.qt.words import QT_TRANSLATE_NOOP
+from trainer.protocol.forecast import ROUNDING
 
 _GIB = 1 << 30
 _MIB = 1 << 20
@@ -34,8 +35,6 @@ KINDS: Mapping[str, str] = {
     "temporary": QT_TRANSLATE_NOOP("Forecast", "Passing values"),
     "workspace": QT_TRANSLATE_NOOP("Forecast", "Workspaces"),
 }
-# The same error that the planner's own table tells; see trainer/cli/plan_words.py.
-_ROUNDING: Mapping[str, str] = {"int8": "0.8 %", "nf4": "9 %"}
 
 
 class Counts(QObject):
@@ -94,9 +93,8 @@ def headline(answer: Answer, *, here: bool) -> str:
         )
         return words.format(card=card, missing=gigabytes(answer.missing))
     words = QCoreApplication.translate("Forecast", "About {time} on {card}, {needed} of {free} GB free; {peak}.")
-    needed = plan.taken(plan.forecast.reserved) + plan.forecast.outside
-    time = duration(plan.forecast.seconds)
-    return words.format(time=time, card=card, needed=figure(needed), free=figure(answer.card.free), peak=peak(plan))
+    time, needed, free = duration(plan.forecast.seconds), figure(plan.needed), figure(answer.card.free)
+    return words.format(time=time, card=card, needed=needed, free=free, peak=peak(plan))
 
 
 def peak(plan: Plan) -> str:
@@ -132,7 +130,7 @@ def fit(chosen: Mapping[str, Any], effective_batch: int) -> str:
 
 def cost(plan: Plan) -> str:
     """Return what a plan costs in fidelity; empty for none."""
-    rounding = _ROUNDING.get(plan.quality)
+    rounding = ROUNDING.get(plan.quality)
     return (
         QCoreApplication.translate("Forecast", "weights rounded by {share} on average").format(share=rounding)
         if rounding
