@@ -3,7 +3,8 @@
 What is added to one layer is (alpha / rank) · up · down. Its Frobenius norm needs no product of that size: with the
 small matrices U = upᵀ·up and D = down·downᵀ, both rank × rank, ‖up·down‖² = tr(U·D), the sum of U ∘ D. A Tucker core M
 between them (kernel places k) makes it Σₖ tr(U·Mₖ·D·Mₖᵀ). A Kronecker product has ‖a ⊗ b‖ = ‖a‖·‖b‖; only LoHa's
-product element by element has to be made whole. A block's strength is the root of the sum of its layers' squares.
+product element by element has to be made whole, with Tucker cores one place of the kernel at a time. LyCORIS keeps the
+outer matrices of its Tucker forms as rank × out. A block's strength is the root of the sum of its layers' squares.
 DoRA's magnitudes mean something only beside the base's weights, and are left out.
 """
 
@@ -107,9 +108,9 @@ def _norm(file: IO[bytes], layer: Layer, alpha: float | None) -> float | None:
 def _unscaled(parts: Mapping[str, Array]) -> float:
     if "up" in parts:
         return _of_pair(parts["down"], parts["up"], parts.get("mid"))
-    if "hada_w1_a" in parts and not parts.keys() & {"hada_t1", "hada_t2"}:
-        return _of_product(parts)
-    if parts.keys() & {"lokr_w1", "lokr_w1_a"} and "lokr_t2" not in parts:
+    if "hada_w1_a" in parts:
+        return _of_places(parts) if "hada_t1" in parts else _of_product(parts)
+    if parts.keys() & {"lokr_w1", "lokr_w1_a"}:
         return math.prod(_of_factor(parts, name) for name in ("lokr_w1", "lokr_w2"))
     raise KeyError("no form that is known")
 
@@ -136,12 +137,28 @@ def _of_product(parts: Mapping[str, Array]) -> float:
     return float(np.linalg.norm(one * other))
 
 
+def _of_places(parts: Mapping[str, Array]) -> float:
+    """LoHa with Tucker cores."""
+    import numpy as np
+
+    if parts["hada_w1_a"].shape[1] * parts["hada_w1_b"].shape[1] > _LARGEST:
+        raise ValueError("larger than any layer")
+    cores = [np.moveaxis(_kernel(parts[f"hada_t{n}"]), -1, 0) for n in (1, 2)]
+    squares = 0.0
+    for places in zip(*cores, strict=True):
+        one, other = (parts[f"hada_w{n}_a"].T @ core @ parts[f"hada_w{n}_b"] for n, core in enumerate(places, start=1))
+        squares += float(np.sum(np.square(one * other)))
+    return _root(squares)
+
+
 def _of_factor(parts: Mapping[str, Array], name: str) -> float:
     import numpy as np
 
     if name in parts:
         return float(np.linalg.norm(_flat(parts[name])))
-    return _of_pair(parts[f"{name}_b"], parts[f"{name}_a"], None)
+    core = parts.get("lokr_t2") if name == "lokr_w2" else None
+    outer = parts[f"{name}_a"]
+    return _of_pair(parts[f"{name}_b"], outer if core is None else outer.T, core)
 
 
 def _root(square: Any) -> float:
@@ -160,17 +177,44 @@ def _kernel(weight: Array) -> Array:
 
 
 def _read(file: IO[bytes], tensor: TensorInfo) -> Array | None:
-    """Return a tensor's values in float64, None for number formats that numpy lacks; raises OSError."""
+    """Return a tensor's values in float64, None for number formats that no LoRA has; raises OSError."""
     import numpy as np
 
-    if tensor.dtype != "BF16" and tensor.dtype not in _NUMBERS:
+    if tensor.dtype not in _NUMBERS and tensor.dtype not in _WIDENED:
         return None
     file.seek(tensor.start)
     data = file.read(tensor.bytes)
     if len(data) != tensor.bytes:
         raise OSError(None, "the file became shorter while it was read")
-    if tensor.dtype == "BF16":  # the upper half of a float32
-        values = (np.frombuffer(data, "<u2").astype(np.uint32) << 16).view(np.float32)
-    else:
-        values = np.frombuffer(data, _NUMBERS[tensor.dtype])
+    values = _WIDENED[tensor.dtype](data) if tensor.dtype in _WIDENED else np.frombuffer(data, _NUMBERS[tensor.dtype])
     return values.astype(np.float64).reshape(tensor.shape)
+
+
+def _bf16(data: bytes) -> NDArray[Any]:
+    """The upper half of a float32."""
+    import numpy as np
+
+    return (np.frombuffer(data, "<u2").astype(np.uint32) << 16).view(np.float32)
+
+
+def _e5m2(data: bytes) -> NDArray[Any]:
+    """The upper half of a float16."""
+    import numpy as np
+
+    return (np.frombuffer(data, "u1").astype(np.uint16) << 8).view(np.float16)
+
+
+def _e4m3(data: bytes) -> NDArray[Any]:
+    """Four bits of exponent with a bias of 7, three of mantissa, no infinity: arXiv:2209.05433, table 1."""
+    import numpy as np
+
+    codes = np.arange(128)
+    exponent, mantissa = codes >> 3, (codes & 7) / 8
+    values = np.where(exponent == 0, np.ldexp(mantissa, -6), np.ldexp(1 + mantissa, exponent - 7))
+    values[127] = np.nan
+    found: Array = np.concatenate((values, -values))[np.frombuffer(data, "u1")]
+    return found
+
+
+_WIDENED: Mapping[str, Callable[[bytes], NDArray[Any]]] = {"BF16": _bf16, "F8_E5M2": _e5m2, "F8_E4M3": _e4m3}
+"""Number formats that numpy lacks."""

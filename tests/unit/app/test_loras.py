@@ -5,6 +5,7 @@ import math
 import struct
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from safetensors.torch import save_file
 
+from app.core.loras import strength
 from app.core.loras.file import read_lora
 from app.core.loras.layers import block_of, block_order, layers_of
 from app.core.loras.told import LONGEST_TEXT, MOST_ROWS
@@ -119,6 +121,46 @@ def test_loha_and_lokr_are_counted(tmp_path):
     assert [read_lora(tmp_path / f"{kind}.safetensors").kind for kind in ("loha", "lokr")] == ["LoHa", "LoKr"]
 
 
+def test_loha_and_lokr_with_tucker_cores_are_counted(tmp_path):
+    """Against LyCORIS' own einsum: "i j k l, j r, i p -> p r k l" of core, inner and outer matrix."""
+
+    def whole(core, outer, inner):
+        return torch.einsum("ijkl,jr,ip->prkl", core.double(), inner.double(), outer.double()).contiguous()
+
+    outer, inner, core = (random(2, 10), random(2, 6), random(2, 2, 3, 3))
+    others = random(2, 10, seed=1), random(2, 6, seed=1), random(2, 2, 3, 3, seed=1)
+    hada = dict(zip(("hada_w1_a", "hada_w1_b", "hada_t1"), (outer, inner, core), strict=True))
+    hada |= dict(zip(("hada_w2_a", "hada_w2_b", "hada_t2"), others, strict=True))
+    file = {f"{LAYER}.{role}": tensor for role, tensor in (hada | {"alpha": torch.tensor(1.0)}).items()}
+    save_file(file, tmp_path / "loha.safetensors")
+    expected = whole(core, outer, inner) * whole(others[2], others[0], others[1]) / 2
+    assert strengths(tmp_path / "loha.safetensors") == pytest.approx({"IN04": float(expected.norm())}, rel=1e-12)
+    kron = {
+        "lokr_w1": random(4, 3),
+        "lokr_w2_a": outer,
+        "lokr_w2_b": inner,
+        "lokr_t2": core,
+        "alpha": torch.tensor(6.0),
+    }
+    save_file({f"{LAYER}.{role}": tensor for role, tensor in kron.items()}, tmp_path / "lokr.safetensors")
+    expected = torch.kron(kron["lokr_w1"].double()[:, :, None, None], whole(core, outer, inner)) * 3
+    assert strengths(tmp_path / "lokr.safetensors") == pytest.approx({"IN04": float(expected.norm())}, rel=1e-12)
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("F8_E4M3", torch.float8_e4m3fn), ("F8_E5M2", torch.float8_e5m2)])
+def test_every_number_of_eight_bits_is_read_as_torch_reads_it(name, dtype):
+    codes = bytes(range(256))
+    expected = torch.frombuffer(bytearray(codes), dtype=torch.uint8).view(dtype).double().numpy()
+    np.testing.assert_array_equal(strength._WIDENED[name](codes).astype(np.float64), expected)
+
+
+def test_an_adapter_of_eight_bits_has_a_strength(tmp_path):
+    down, up = random(4, 8, dtype=torch.float8_e4m3fn), random(6, 4, dtype=torch.float8_e5m2)
+    save_file({f"{LAYER}.lora_down.weight": down, f"{LAYER}.lora_up.weight": up}, tmp_path / "a.safetensors")
+    whole = up.double() @ down.double()
+    assert strengths(tmp_path / "a.safetensors") == pytest.approx({"IN04": float(whole.norm())}, rel=1e-12)
+
+
 def test_diffusers_alphas_come_from_the_metadata(tmp_path):
     name = "unet.down_blocks.1.attentions.0.transformer_blocks.0.attn2.to_k"
     down, up = random(4, 2048), random(640, 4)
@@ -135,7 +177,7 @@ def test_what_is_no_number_is_told_as_such_and_what_does_not_fit_is_counted_out(
         "lora_unet_input_blocks_2_1_proj_in": (torch.full((4, 8), 1e38), torch.full((8, 4), 1e38)),
         "lora_unet_input_blocks_4_1_proj_in": (torch.ones(4, 8), torch.ones(8, 5)),
         "lora_unet_input_blocks_5_1_proj_in": (torch.ones(4, 8), torch.zeros(8, 4)),
-        "lora_unet_input_blocks_6_1_proj_in": (torch.ones(4, 8, dtype=torch.float8_e4m3fn), torch.ones(8, 4)),
+        "lora_unet_input_blocks_6_1_proj_in": (torch.ones(4, 8, dtype=torch.float8_e8m0fnu), torch.ones(8, 4)),
     }
     file = {f"{layer}.lora_down.weight": pair[0] for layer, pair in tensors.items()}
     file |= {f"{layer}.lora_up.weight": pair[1] for layer, pair in tensors.items()}
