@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from PySide6.QtCore import Qt
-from PySide6.QtWidgets import QApplication
+from PySide6.QtWidgets import QApplication, QLabel
 
 from app.core.jobs.draft import Draft
 from app.qt.actions.commands import Commands
@@ -88,6 +90,19 @@ def test_peaks_are_told_by_key_and_pointer(qtbot, panel, draft):
     qtbot.mouseMove(timeline, timeline._place(timeline.spots[0]).toPoint())
     qtbot.waitUntil(lambda: timeline.current == 0)
     assert "Base weights" in panel.memory.accessibleDescription()
+    assert timeline.shows_limit and "Dashed" in panel.key.text()
+
+
+def test_a_small_job_s_course_is_seen_beside_a_large_card(qtbot, panel, draft):
+    panel.show_draft(draft)
+    choose(panel, "8GB")
+    answered(qtbot, panel)
+    plan, timeline = panel.forecaster.answer.pick, panel.timeline
+    small = replace(plan, forecast=replace(plan.forecast, budget=20 * plan.forecast.reserved))
+    timeline.show_plan(small)
+    assert not timeline.shows_limit
+    assert timeline._place(timeline.spots[timeline.current]).y() < timeline.height() / 3
+    assert "is far above" in panel._key_words(small)
 
 
 def test_what_is_wrong_is_listed_with_its_remedy_and_nothing_is_asked(qtbot, panel, draft):
@@ -95,6 +110,7 @@ def test_what_is_wrong_is_listed_with_its_remedy_and_nothing_is_asked(qtbot, pan
     draft.set("recipe.rank", 0)
     assert draft.job is None
     assert [check.key for check in panel.checks.checks] == ["recipe.rank"]
+    assert any(label.text().startswith("Rank: ") for label in panel.checks.findChildren(QLabel))
     assert "Set right" in panel.headline.text()
     qtbot.waitUntil(lambda: not draft.file.unsaved)
     QApplication.processEvents()

@@ -319,6 +319,16 @@ def test_a_broken_file_is_named_and_hides_no_other(window, page, qtbot):
     page.session.presets.look()
     wait(qtbot, lambda: any("old.sdxl.toml cannot be used" in told for told in window.notices.sentences()))
     assert names(page) == [("gouache", "yours")]
+    for bar in tuple(window.notices._bars):
+        bar.closing.click()
+    read = []
+    page.session.presets.changed.connect(read.append)
+    page.session.presets.look()
+    wait(qtbot, lambda: bool(read))
+    assert window.notices.sentences() == []  # it was told
+    (shelf.presets_folder() / "old.sdxl.toml").write_text("?", encoding="utf-8")
+    page.session.presets.look()
+    wait(qtbot, lambda: len(window.notices.sentences()) == 1)  # and now it is broken in another way
 
 
 # What it costs.

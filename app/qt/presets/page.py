@@ -35,7 +35,7 @@ from app.qt.presets.versions import VersionsDialog
 from app.qt.theme import set_icon
 from trainer.config.presets.carrying import preset_text
 from trainer.config.presets.preset import Preset
-from trainer.config.presets.shelf import Shelved, presets_folder
+from trainer.config.presets.shelf import Shelved, folder_of
 from trainer.errors import ImpastoError, JobError
 from trainer.files.architecture import NAMES
 
@@ -54,6 +54,8 @@ class PresetsPage(Page):
     def __init__(self, session: Session, commands: Commands) -> None:
         super().__init__(session, commands)
         self._wanted: Path | None = None
+        self._broken: set[tuple[Path, str]] = set()
+        """The files that cannot be used, with why; each is told once."""
         self._soon = QTimer(self)
         self._soon.setSingleShot(True)
         self._soon.setInterval(_LINGER)
@@ -183,8 +185,7 @@ class PresetsPage(Page):
 
     def open(self, path: Path) -> None:
         """Choose a preset that is at hand, or show one that somebody sent."""
-        folder = presets_folder()
-        if path.suffix.lower() == ".toml" and path.absolute().parent in (folder, folder / "received"):
+        if path.suffix.lower() == ".toml" and path.absolute().parent in (folder_of("yours"), folder_of("received")):
             self.choose(path)
         else:
             self.session.presets.receive(
@@ -278,7 +279,10 @@ class PresetsPage(Page):
             self.kind.setCurrentIndex(0 if wanted.preset.recipe is not None else 1)
         self._filter()
         self._draw_pictures()
+        told, self._broken = self._broken, {(path, error.sentence) for path, error in shelf.broken}
         for path, error in shelf.broken:
+            if (path, error.sentence) in told:
+                continue  # it was named when it was met; whoever closed the notice knows
             sentence = self.tr("{file} cannot be used: {reason}").format(file=path.name, reason=error.sentence)
             self.failed.emit(JobError("preset.broken", sentence, error.remedy))
 

@@ -18,6 +18,7 @@ from PySide6.QtWidgets import (
     QMenu,
     QPushButton,
     QScrollArea,
+    QSizePolicy,
     QToolButton,
     QVBoxLayout,
     QWidget,
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from trainer.config.job import Job
 
 _CANDIDATE = "has_candidate"
+_WIDEST = 520  # of the prompts' box: a line of usual length, whole
 ACTIONS = (
     Action("after.draw", _NOOP("Action", "Draw with the chosen step"), "runs", "draw", (), "can_draw", icon="brush"),
     Action("after.cancel", _NOOP("Action", "Stop drawing"), "runs", "cancel", (), "is_drawing"),
@@ -266,6 +268,7 @@ class AfterPanel(QWidget):
             self.prompt_box.clear()
             for prompt in prompts:
                 self.prompt_box.addItem(prompt.replace("\n", " ")[:80], prompt)
+                self.prompt_box.setItemData(self.prompt_box.count() - 1, plain_tip(prompt), Qt.ItemDataRole.ToolTipRole)
         self.prompt_box.setVisible(len(prompts) > 1)
         if job is not self._job:
             self._job = job
@@ -444,8 +447,10 @@ class AfterPanel(QWidget):
         self.prompt_box.setAccessibleName(self.tr("Preview prompt"))
         self.prompt_box.setSizeAdjustPolicy(QComboBox.SizeAdjustPolicy.AdjustToMinimumContentsLengthWithIcon)
         self.prompt_box.setMinimumContentsLength(28)
-        row.addWidget(self.prompt_box)
-        row.addStretch(1)
+        self.prompt_box.setMaximumWidth(_WIDEST)
+        self.prompt_box.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
+        row.addWidget(self.prompt_box, 1)
+        row.addStretch()
         for name in ("after.longer", "after.again"):
             row.addWidget(self._commands.button(name, Qt.ToolButtonStyle.ToolButtonTextBesideIcon))
         return row

@@ -10,7 +10,7 @@ from PySide6.QtGui import QHideEvent, QShowEvent
 from PySide6.QtWidgets import QFrame, QLabel, QProgressBar, QPushButton, QScrollArea, QVBoxLayout, QWidget
 
 from app.core.jobs.values import drop, put
-from app.core.planning.answer import Answer
+from app.core.planning.answer import Answer, Plan
 from app.core.planning.forecaster import HERE, NAMED, Forecaster, Question
 from app.core.planning.preflight import preflight
 from app.core.session import Session
@@ -80,6 +80,8 @@ class ForecastPanel(QWidget):
         self.memory, self.timeline, self.spot = MemoryBar(), Timeline(), QLabel()
         self.phases, self.plans, self.ladder = PhaseTable(), PlanTable(), QLabel()
         self.again = QPushButton()
+        self.key = QLabel()
+        """What the timeline's colours say."""
         self.figures = QWidget()
         self._shown: Answer | None = None
         self._build()
@@ -218,6 +220,7 @@ class ForecastPanel(QWidget):
             self._shown = answer
             self.memory.show_plan(answer, best)
             self.timeline.show_plan(best)
+            self.key.setText(self._key_words(best))
             self.phases.show_plan(best)
             self.plans.show_answer(answer)
             self.ladder.setText("\n".join(f"{n}. {words.rung(rung)}" for n, rung in enumerate(answer.ladder, start=1)))
@@ -279,7 +282,8 @@ class ForecastPanel(QWidget):
         self.again.setToolTip(self.tr("Takes what was chosen here out of the job, so that the best fit is found anew."))
         self.spot.setMinimumHeight(self.spot.fontMetrics().lineSpacing() * 3)
         self.spot.setAlignment(Qt.AlignmentFlag.AlignTop)
-        for label in (self.headline, self.state, self.stale, self.spot, self.ladder):
+        self.key.setProperty("role", "muted")
+        for label in (self.headline, self.state, self.stale, self.key, self.spot, self.ladder):
             label.setTextFormat(Qt.TextFormat.PlainText)
             label.setWordWrap(True)
         inner = QWidget()
@@ -305,7 +309,7 @@ class ForecastPanel(QWidget):
         column.setSpacing(6)
         for title, parts in (
             (self.tr("Memory at the peak"), (self.memory,)),
-            (self.tr("Memory over the run"), (self.timeline, self._key(), self.spot, self.phases)),
+            (self.tr("Memory over the run"), (self.timeline, self.key, self.spot, self.phases)),
             (self.tr("Plans"), (self.plans,)),
             (self.tr("If memory runs out all the same"), (self.ladder,)),
         ):
@@ -317,12 +321,13 @@ class ForecastPanel(QWidget):
                 column.addWidget(part)
         return self.figures
 
-    def _key(self) -> QLabel:
-        """What the timeline's colours say."""
-        key = QLabel(self.tr("Coloured: in use. Grey: taken from the card for it. Dashed: the most that may be taken."))
-        key.setWordWrap(True)
-        key.setProperty("role", "muted")
-        return key
+    def _key_words(self, plan: Plan) -> str:
+        """Return what the timeline's colours say."""
+        colours = self.tr("Coloured: in use. Grey: taken from the card for it.")
+        if self.timeline.shows_limit:
+            return f"{colours} {self.tr('Dashed: the most that may be taken.')}"
+        limit = self.tr("The most that may be taken, {size}, is far above.")
+        return f"{colours} {limit.format(size=words.gigabytes(plan.forecast.budget))}"
 
     def _connect(self) -> None:
         self._soon.timeout.connect(self._ask)

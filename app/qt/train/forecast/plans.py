@@ -8,9 +8,11 @@ from typing import Any, NamedTuple
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QPushButton, QVBoxLayout, QWidget
 
+from app.core.jobs.settings import title_of
 from app.core.planning.answer import Answer, Plan
 from app.qt.train.forecast import words
 from app.qt.train.forecast.clearing import clear
+from app.qt.train.form.editors import shown
 
 _TITLE = 84
 
@@ -60,7 +62,7 @@ class PlanTable(QWidget):
             return
         if answer.lighter is not None:
             keys = {f"recipe.{key}": value for key, value in answer.changes.items()}
-            changes = ", ".join(f"{key} = {value}" for key, value in keys.items())
+            changes = ", ".join(f"{title_of(key)} {shown(value)}" for key, value in keys.items())
             yield Row(self.tr("Would fit"), answer.lighter, self.tr("with {keys}").format(keys=changes), keys)
         if answer.smaller is not None:
             yield Row(self.tr("Smallest"), answer.smaller, words.lacking(answer.missing, answer.card.uses), {})
