@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import sys
 import time
@@ -28,13 +27,9 @@ if TYPE_CHECKING:
     from trainer.memory.situation import Situation
     from trainer.protocol.serving import Answer, Turn
 
-# Plans make millions of objects that live on: looking for garbage among them as often as Python does costs a tenth.
-OBJECTS_BETWEEN_LOOKS = 200_000
-
 
 def serve() -> int:
     """Answer requests until the input ends."""
-    gc.set_threshold(OBJECTS_BETWEEN_LOOKS)
     plan_server(_Planner().answer, sys.stdout).run(sys.stdin)
     return EXIT_DONE
 
