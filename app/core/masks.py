@@ -10,6 +10,7 @@ import hashlib
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,11 +19,11 @@ import numpy.typing as npt
 from PIL import Image
 
 from app.core.disk.reading import MOST_MEGAPIXELS
-from app.core.edits.backups import Backups
+from app.core.edits.backups import Backups, Written
 from trainer.dataset.folders import MASK
 from trainer.dataset.pixels import load_upright
 from trainer.errors import DatasetError
-from trainer.protocol.atomic import long_path, staged
+from trainer.protocol.atomic import long_path, write_bytes
 
 TRAINED, LEFT_OUT = 255, 0
 Grey = npt.NDArray[np.uint8]
@@ -275,8 +276,8 @@ def read_mask(picture: Path, width: int, height: int) -> Opened:
 
 def write_mask(
     picture: Path, root: Path, pixels: Grey, state: str | None, backups: Backups, *, over: bool = False
-) -> str:
-    """Write a mask in one step, keeping what was there; return the new file's state. For a worker.
+) -> Written:
+    """Write a mask in one step, keeping what was there; return both. For a worker.
 
     Raises MaskChanged, and leaves the file, where it is no longer in `state`, unless it is to be written `over`;
     DatasetError where the disk refuses.
@@ -284,25 +285,30 @@ def write_mask(
     path = mask_path(picture)
     _check(path, state, over)
     try:
-        _keep(path, root, backups)
-        with staged(path) as temporary:
-            Image.fromarray(pixels).save(temporary, "PNG")
+        before = _keep(path, root, backups)
+        after = _png(pixels)
+        write_bytes(path, after)
     except OSError as fault:
         raise _refused(path, fault) from fault
-    written = _state(path)
-    assert written is not None
-    return written
+    return Written(path, before, after)
 
 
-def remove_mask(picture: Path, root: Path, state: str | None, backups: Backups, *, over: bool = False) -> None:
+def _png(pixels: Grey) -> bytes:
+    image = BytesIO()
+    Image.fromarray(pixels).save(image, "PNG")
+    return image.getvalue()
+
+
+def remove_mask(picture: Path, root: Path, state: str | None, backups: Backups, *, over: bool = False) -> Written:
     """Remove a mask's file, keeping what was there; raises like `write_mask`. For a worker."""
     path = mask_path(picture)
     _check(path, state, over)
     try:
-        _keep(path, root, backups)
+        before = _keep(path, root, backups)
         long_path(path).unlink(missing_ok=True)
     except OSError as fault:
         raise _refused(path, fault) from fault
+    return Written(path, before, None)
 
 
 def _check(path: Path, state: str | None, over: bool) -> None:
@@ -314,14 +320,20 @@ def _check(path: Path, state: str | None, over: bool) -> None:
         )
 
 
-def _keep(path: Path, root: Path, backups: Backups) -> None:
+def _keep(path: Path, root: Path, backups: Backups) -> bytes | None:
     data = long_path(path).read_bytes() if long_path(path).exists() else None
     backups.keep(str(root), [(path.relative_to(root).as_posix(), data)])
+    return data
+
+
+def state_of(data: bytes | None) -> str | None:
+    """Return the state of a mask's file, the hash of what it holds; None where there is none."""
+    return None if data is None else hashlib.sha256(data).hexdigest()
 
 
 def _state(path: Path) -> str | None:
     try:
-        return hashlib.sha256(long_path(path).read_bytes()).hexdigest()
+        return state_of(long_path(path).read_bytes())
     except FileNotFoundError:
         return None
 

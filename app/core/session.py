@@ -12,6 +12,7 @@ from app.core.disk.thumbnails import EDGES, FILE_NAME, Thumbnails
 from app.core.edits.backups import Backups
 from app.core.edits.edit import History
 from app.core.edits.journal import Journal
+from app.core.edits.rewriting import Rewriter
 from app.core.edits.saving import Saver
 from app.core.edits.writer import Writer
 from app.core.events import Event
@@ -111,6 +112,7 @@ class Session:
         journal = Journal(home() / "captions" / "journal")
         self.saver = Saver(journal, Writer(self.backups), post)
         self.history = History(self.library, journal, self.saver)
+        self.rewriter = Rewriter(self.library, self.history, self.saver, self.backups, self.tasks)
         self.datasets = Datasets(self.library, self.tasks)
         self.datasets.unsaved = self._unsaved
         self.datasets.unsaved_of_folder = self.saver.unsaved_of_folder

@@ -162,6 +162,30 @@
     </message>
 </context>
 <context>
+    <name>Deletion</name>
+    <message numerus="yes">
+        <source>Moved %n picture(s) to the trash.</source>
+        <translation>
+            <numerusform>Moved %n picture to the trash.</numerusform>
+            <numerusform>Moved %n pictures to the trash.</numerusform>
+        </translation>
+    </message>
+    <message numerus="yes">
+        <source>The system's trash did not take %n: {names}.</source>
+        <translation>
+            <numerusform>The system's trash did not take %n: {names}.</numerusform>
+            <numerusform>The system's trash did not take %n: {names}.</numerusform>
+        </translation>
+    </message>
+    <message numerus="yes">
+        <source>%n file(s) could not be brought back: {names}.</source>
+        <translation>
+            <numerusform>%n file could not be brought back: {names}.</numerusform>
+            <numerusform>%n files could not be brought back: {names}.</numerusform>
+        </translation>
+    </message>
+</context>
+<context>
     <name>FilterBox</name>
     <message numerus="yes">
         <source>%n picture(s)</source>
@@ -503,27 +527,6 @@
 </context>
 <context>
     <name>Views</name>
-    <message numerus="yes">
-        <source>Moved %n picture(s) to the trash.</source>
-        <translation>
-            <numerusform>Moved %n picture to the trash.</numerusform>
-            <numerusform>Moved %n pictures to the trash.</numerusform>
-        </translation>
-    </message>
-    <message numerus="yes">
-        <source>The system's trash did not take %n: {names}.</source>
-        <translation>
-            <numerusform>The system's trash did not take %n: {names}.</numerusform>
-            <numerusform>The system's trash did not take %n: {names}.</numerusform>
-        </translation>
-    </message>
-    <message numerus="yes">
-        <source>%n file(s) could not be brought back; look in the system's trash.</source>
-        <translation>
-            <numerusform>%n file could not be brought back; look in the system's trash.</numerusform>
-            <numerusform>%n files could not be brought back; look in the system's trash.</numerusform>
-        </translation>
-    </message>
     <message numerus="yes">
         <source>Brought back %n picture(s).</source>
         <translation>

@@ -302,6 +302,7 @@ class Window(QMainWindow):
         session.view.shown.connect(lambda _: self.commands.refresh())
         session.view.selection.connect(lambda _: self.commands.refresh())
         session.history.changed.connect(lambda _: self._name_undo())
+        session.history.failed.connect(self._tell)
         session.datasets.problems.connect(self._tell)
         session.missed.connect(self._tell_missed)
         self.pictures.views.said.connect(self.status.say)

@@ -200,3 +200,19 @@ def test_originals_are_restored_by_picture_and_all(window, editor, session, fold
     select(session, "a")
     qtbot.waitUntil(lambda: editor.text.text == CAPTIONS["a"])
     dialog.reject()
+    assert session.history.undo_name == "Restore 3 original captions"
+    (folder / "d.txt").write_text("another program's", encoding="utf-8")
+    window.undo()
+    qtbot.waitUntil(lambda: bool(window.notices.sentences()))
+    assert "another program meanwhile and stay as they are: d.txt" in window.notices.sentences()[-1]
+    assert session.history.undo_name == "Restore 1 original caption"
+    window.undo()
+    qtbot.waitUntil(lambda: captions(session)["b"] == "new b")
+    assert on_disk(folder, "b") == "new b" and session.history.undo_name == "Write d"
+    assert [captions(session)[stem] for stem in "acd"] == ["new a", "new c", "another program's"]
+    window.redo()
+    qtbot.waitUntil(lambda: captions(session)["b"] == CAPTIONS["b"])
+    window.undo()
+    qtbot.waitUntil(lambda: captions(session)["b"] == "new b")
+    window.undo()  # not of d, which another program wrote
+    assert captions(session)["c"] == CAPTIONS["c"]

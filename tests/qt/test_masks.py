@@ -208,6 +208,18 @@ def test_removing_takes_the_file_away_and_keeps_it(qtbot, painter, session, fold
     assert not mask_path(folder / "a.png").exists()
     assert (pixels(painter) == 255).all()
     assert data in [version.data for version in session.backups.versions(str(folder), "a-masklabel.png")]
+    painter.discard()
+    path, number = mask_path(folder / "a.png"), painter._ids[0]
+    for step, wanted in (("undo", data), ("undo", None), ("redo", data), ("redo", None)):
+        assert getattr(session.history, step)().name.endswith("the mask of a.png")
+        qtbot.waitUntil(lambda wanted=wanted: session.library.pictures[number].mask is (wanted is not None))
+        assert (path.read_bytes() if path.exists() else None) == wanted
+    path.write_bytes(b"another program's")
+    failed = []
+    session.history.failed.connect(failed.append)
+    session.history.undo()
+    qtbot.waitUntil(lambda: bool(failed))
+    assert path.read_bytes() == b"another program's" and failed[0].code == "undo.changed"
 
 
 def test_a_wheel_turns_to_what_is_under_the_pointer_and_the_middle_button_moves(qtbot, painter):

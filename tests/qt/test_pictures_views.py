@@ -29,6 +29,7 @@ from app.qt.pictures.folder_dialog import FolderDialog
 from app.qt.pictures.grid.layout import Layout
 from app.qt.pictures.views import Clock, Views
 from trainer.dataset.sidecar import read_sidecar
+from trainer.errors import ImpastoError
 
 COUNT = 40
 CTRL, SHIFT = Qt.KeyboardModifier.ControlModifier, Qt.KeyboardModifier.ShiftModifier
@@ -317,9 +318,58 @@ def test_deleting_moves_picture_and_caption_to_the_trash_and_back(
     assert not (folder / "p1.png").exists() and not (folder / "p1.txt").exists() and (folder / "p2.txt").exists()
     assert number not in session.library.pictures and current(session) == "p2.png" and views.has_thrown()
     views.undelete()
-    qtbot.waitUntil(lambda: number in session.library.pictures, timeout=20_000)
-    qtbot.waitUntil(lambda: named(session, "p1.png").caption == "cat, number 1", timeout=20_000)
-    assert (folder / "p1.txt").is_file() and not views.has_thrown()
+    qtbot.waitUntil(lambda: session.view.current == number)
+    assert named(session, "p1.png").caption == (folder / "p1.txt").read_text() == "cat, number 1"
+    assert not views.has_thrown() and session.history.undo_name is None
+
+
+def test_one_undo_brings_back_deleted_pictures_with_all_that_belongs_to_them_and_goes_on(
+    qtbot: QtBot, views: Views, session: Session, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "data").mkdir()
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    Image.new("L", (301, 200), 9).save(folder / "p1-masklabel.png")
+    click(qtbot, views, 1)
+    views.rate_4()
+    picture = named(session, "p1.png")
+    typed = Change(picture.id, "caption", "cat, number 1", "typed")
+    session.history.do(Edit("Type", (typed,)), joins=True)  # not on disk yet
+    files = {name: (folder / name).read_bytes() for name in ("p1.png", "p1-masklabel.png")}
+    views.delete()
+    assert session.history.undo_name == "Move 1 picture to the trash" and picture.id not in session.library.pictures
+    assert not list(folder.glob("p1[.-]*"))
+    for _ in range(3):  # without a moment between: the picture, what was typed, the rating
+        session.history.undo()
+    session.saver.flush()
+    assert {name: (folder / name).read_bytes() for name in files} == files
+    assert (folder / "p1.txt").read_text() == "cat, number 1" and read_sidecar(folder).of("p1.png").rating is None
+    for _ in range(3):
+        session.history.redo()
+    assert picture.id not in session.library.pictures and not list(folder.glob("p1[.-]*"))
+    session.history.undo()
+    session.saver.flush()
+    assert (folder / "p1.txt").read_text() == "typed" and read_sidecar(folder).of("p1.png").rating == 4
+    told: list[int | None] = []
+    session.datasets.refresh(whole=True)
+    session.tasks.run(lambda: None, lambda _: told.append(named(session, "p1.png").rating), lambda _: None)
+    qtbot.waitUntil(lambda: told == [4], timeout=20_000)
+    assert len(session.library.pictures) == COUNT
+
+
+def test_what_cannot_come_back_from_the_trash_is_said_and_overwrites_nothing(
+    qtbot: QtBot, views: Views, session: Session, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "data").mkdir()
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    failed: list[ImpastoError] = []
+    session.history.failed.connect(failed.append)
+    click(qtbot, views, 1)
+    views.delete()
+    (folder / "p1.txt").write_text("another program's", encoding="utf-8")
+    session.history.undo()
+    assert failed[0].sentence == "1 file(s) could not be brought back: p1.txt."
+    assert (folder / "p1.txt").read_text() == "another program's" and (folder / "p1.png").is_file()
+    assert named(session, "p1.png") and session.history.redo_name is None
 
 
 def test_the_current_picture_is_told_to_screen_readers(qtbot: QtBot, views: Views) -> None:

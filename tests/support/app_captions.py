@@ -227,12 +227,12 @@ class Captions(RuleBasedStateMachine):
         if conflict.key not in self.world.saver._conflicts:  # the user went on, and it is to be judged anew
             return
         self.shown(conflict.path.name)
-        waited = self.waiting.get((conflict.path.name, conflict.field), [])
-        waited[:] = [one for one in waited if not same(one, conflict.mine)]
         self.world.saver.resolve(conflict, "mine" if mine else "theirs")
         self.world.settle()
         self.take_void()
         if conflict.key not in [other.key for other in self.world.saver.now.conflicts]:
+            waited = self.waiting.get((conflict.path.name, conflict.field), [])
+            waited[:] = [one for one in waited if not same(one, conflict.mine)]
             picture = next(p for p in self.world.library.pictures.values() if p.path == conflict.path)
             if mine:
                 found = self.world.disk().value(picture, conflict.field)

@@ -6,7 +6,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -28,6 +28,7 @@ _AHEAD = 2
 _HEADERS = 400
 """Headers read in one go, about a fifth of a second: other work comes between."""
 _USERS: frozenset[Field] = frozenset({"caption", "rating", "excluded", "crop"})
+_KNOWN = [attribute.name for attribute in fields(Picture) if attribute.name not in ("id", "folder", "name")]
 _FACTS: tuple[FolderField, ...] = ("repeats", "regularisation", "trigger")
 _KINDS: Mapping[str, Fact | Field] = {
     "caption": "caption",
@@ -186,6 +187,15 @@ class Datasets:
                     del names[name]
                     dataset.dropped.setdefault(folder.path, set()).add(name)
         self._library.remove(gone)
+
+    def take_back(self, pictures: Iterable[Picture]) -> None:
+        """Enter pictures again that were dropped, with all that was known of them, now that their files are back."""
+        names = {folder: ids for dataset in self._open.values() for folder, ids in dataset.ids.items()}
+        back = [one for one in pictures if one.name not in names.get(one.folder, {one.name})]
+        known = [{name: getattr(one, name) for name in _KNOWN} for one in back]
+        ids = self._library.add((one.folder, one.name, facts) for one, facts in zip(back, known, strict=True))
+        for one, number in zip(back, ids, strict=True):
+            names[one.folder][one.name] = number
 
     # Looking
 

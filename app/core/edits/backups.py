@@ -46,6 +46,18 @@ class Version(NamedTuple):
     """None: there was no file."""
 
 
+class Written(NamedTuple):
+    """What a file held before and after it was written; None where there was no file."""
+
+    file: Path
+    before: bytes | None
+    after: bytes | None
+
+    def inverse(self) -> Written:
+        """Return the writing that takes this one back."""
+        return Written(self.file, self.after, self.before)
+
+
 class Backups:
     """All backups in one folder; every call opens and closes its file, so any thread may use it."""
 
@@ -87,10 +99,10 @@ class Backups:
         """Return all that is kept of one file, oldest first; raises OSError."""
         return [version for version in self._versions(root, "file = ?", file) if version.file == file]
 
-    def restore(self, root: str, files: Sequence[str] | None = None) -> int:
+    def restore(self, root: str, files: Sequence[str] | None = None) -> list[Written]:
         """Write originals back, byte for byte, of all files or of these; what stands there now is kept first.
 
-        Files that we made are removed. Returns how many files changed; raises OSError.
+        Files that we made are removed. Returns what changed; raises OSError.
         """
         wanted = [version for version in self.originals(root) if files is None or version.file in files]
         present = {version.file: _read(Path(root, version.file)) for version in wanted}
@@ -101,7 +113,7 @@ class Backups:
                 Path(root, version.file).unlink(missing_ok=True)
             else:
                 write_bytes(Path(root, version.file), version.data)
-        return len(changed)
+        return [Written(Path(root, version.file), present[version.file], version.data) for version in changed]
 
     def _versions(self, root: str, where: str, *values: str) -> list[Version]:
         if not self.path(root).exists():

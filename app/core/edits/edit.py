@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from app.core.edits.journal import Journal
 from app.core.edits.saving import Saver
@@ -11,6 +12,7 @@ from app.core.edits.wishes import Key, Wish
 from app.core.events import Event
 from app.core.library import Library
 from app.core.pictures import Change, Folder, FolderChange
+from trainer.errors import ImpastoError
 
 AT_ONCE = 500
 """Changes that are made in one go, some 5 ms; more are made in portions, the window alive between them."""
@@ -37,6 +39,23 @@ class Edit:
         return bool(self.changes or self.folders)
 
 
+Ended = Callable[[ImpastoError | None], None]
+"""Is called once when files are written, with what stood against it."""
+
+
+class Deed(Protocol):
+    """Something that the user did to files and that is no change of values: pictures thrown away, a mask painted."""
+
+    name: str
+    """What, as an edit says it."""
+
+    def undo(self, ended: Ended) -> None:
+        """Take it back; what other programs did to the files meanwhile stays."""
+
+    def redo(self, ended: Ended) -> None:
+        """Do it again, likewise."""
+
+
 class History:
     """All edits of this session: does them, takes them back and does them again, without limit.
 
@@ -49,9 +68,12 @@ class History:
         self.done: Event[Edit] = Event()
         self.changed: Event[None] = Event()
         """The names below, or `busy`, may be different now."""
+        self.failed: Event[ImpastoError] = Event()
+        """A deed could not be taken back or done again, and is no step any more."""
         self._library, self._journal, self._saver = library, journal, saver
-        self._undo: list[Edit] = []
-        self._redo: list[Edit] = []
+        self._undo: list[Edit | Deed] = []
+        self._redo: list[Edit | Deed] = []
+        self._under_way: Deed | None = None
         self._running: Iterator[None] | None = None
         self._inside: dict[Folder, str] = {}
         saver.learned.connect(self._learn)
@@ -80,20 +102,34 @@ class History:
 
         def remember(made: Edit) -> None:
             self._redo.clear()
-            if joins and self._undo and (whole := _joined(self._undo[-1], made)):
+            last = self._undo[-1] if self._undo else None
+            if joins and isinstance(last, Edit) and (whole := _joined(last, made)):
                 self._undo[-1] = whole
             else:
                 self._undo.append(made)
 
         self._start(edit, edit.name, remember, typing=joins)
 
-    def undo(self) -> Edit | None:
-        """Take the last edit back; return it, None where there is nothing."""
+    def record(self, deed: Deed) -> None:
+        """Enter something that was done to files: it is the next step to be taken back."""
+        self.finish()
+        self._redo.clear()
+        self._undo.append(deed)
+        self.changed.emit(None)
+
+    def forget(self, deed: Deed) -> None:
+        """Let a deed be no step any more."""
+        for steps in (self._undo, self._redo):
+            steps[:] = [step for step in steps if step is not deed]
+        self.changed.emit(None)
+
+    def undo(self) -> Edit | Deed | None:
+        """Take the last step back; return it, None where there is nothing, or while files are still being written."""
         self.finish()
         return self._back(self._undo, self._redo, "Undo: ")
 
-    def redo(self) -> Edit | None:
-        """Make again what was last taken back; return it, None where there is nothing."""
+    def redo(self) -> Edit | Deed | None:
+        """Make again what was last taken back; return it, None as `undo` does."""
         self.finish()
         return self._back(self._redo, self._undo, "Redo: ")
 
@@ -102,14 +138,26 @@ class History:
         while self._running is not None:
             self._step()
 
-    def _back(self, taken: list[Edit], onto: list[Edit], verb: str) -> Edit | None:
-        while taken:
-            edit = taken.pop()
-            if self._can_go_back(edit):
-                self._start(edit, verb + edit.name, onto.append, back=True)
-                return edit
+    def _back(self, taken: list[Edit | Deed], onto: list[Edit | Deed], verb: str) -> Edit | Deed | None:
+        while taken and self._under_way is None:
+            step = taken.pop()
+            if not isinstance(step, Edit):
+                onto.append(step)
+                self._under_way = step
+                (step.undo if taken is self._undo else step.redo)(self._ended)
+                return step
+            if self._can_go_back(step):
+                self._start(step, verb + step.name, onto.append, back=True)
+                return step
         self.changed.emit(None)
         return None
+
+    def _ended(self, error: ImpastoError | None) -> None:
+        deed, self._under_way = self._under_way, None
+        if error and deed:
+            self.forget(deed)
+            self.failed.emit(error)
+        self.changed.emit(None)
 
     def _start(
         self, edit: Edit, title: str, remember: Callable[[Edit], None], *, typing: bool = False, back: bool = False

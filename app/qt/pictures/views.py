@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QPoint, Qt, QTimer, Signal
@@ -32,7 +31,7 @@ from app.qt.pictures.loupe.view import Loupe
 from app.qt.words import QT_TRANSLATE_NOOP as _NOOP
 
 if TYPE_CHECKING:  # brings numpy and Pillow: the window is shown before anything is thrown away
-    from app.qt.pictures.trash import Thrown
+    from app.qt.pictures.deletion import Deletion
 
 _PERIOD_MS = 2000
 _CHOSEN = "has_chosen"
@@ -136,7 +135,7 @@ class Views(QWidget):
         self.slider = QSlider(Qt.Orientation.Horizontal)
         self.bar = QFrame()
         self.is_alone = False
-        self._thrown: list[Thrown] = []
+        self._deletions: list[Deletion] = []
         self._arriving = Arriving(session, self, self.said.emit)
         commands.add(ACTIONS, self)
         for name in _NEAR:
@@ -222,7 +221,7 @@ class Views(QWidget):
 
     def has_thrown(self) -> bool:
         """Tell whether pictures were moved to the trash in this session."""
-        return bool(self._thrown)
+        return bool(self._lying())
 
     def has_dataset(self) -> bool:
         """Tell whether a dataset is open."""
@@ -373,27 +372,18 @@ class Views(QWidget):
 
     def delete(self) -> None:
         """Move pictures to the system's trash with captions and masks; the next picture becomes the current one."""
-        from app.qt.pictures.trash import throw_away
+        from app.qt.pictures.deletion import Deletion
 
         chosen = self.chosen()
         following = self._following(chosen)
-        stems = self._stems()
-        thrown = throw_away(chosen, lambda picture: stems[picture.folder.path, picture.path.stem] > 1)
-        if thrown.pictures:
-            self._thrown.append(thrown)
-        self._session.datasets.drop(thrown.pictures)
+        deletion = Deletion(self._session, chosen)
+        if deletion.do():
+            self._deletions.append(deletion)
+            self._session.history.record(deletion)
         if following in self._session.library.pictures:
             self._session.view.select([following] if following else [], following)
-        self.said.emit(self._told(thrown))
+        self.said.emit(deletion.told())
         self._commands.refresh()
-
-    def _stems(self) -> dict[tuple[Path, str], int]:
-        """Count pictures by folder and stem: those of one stem share a caption."""
-        counted: dict[tuple[Path, str], int] = {}
-        for picture in self._session.library.pictures.values():
-            key = picture.folder.path, picture.path.stem
-            counted[key] = counted.get(key, 0) + 1
-        return counted
 
     def _following(self, gone: list[Picture]) -> int | None:
         ids, out = self._session.view.ids, {picture.id for picture in gone}
@@ -402,27 +392,19 @@ class Views(QWidget):
         before = (number for number in reversed(ids[: places[0]]) if number not in out) if places else iter(())
         return next(after, next(before, None))
 
-    def _told(self, thrown: Thrown) -> str:
-        words = self.tr("Moved %n picture(s) to the trash.", "", len(thrown.pictures))
-        if thrown.kept:
-            names = ", ".join(path.name for path in thrown.kept[:3])
-            words += " " + self.tr("The system's trash did not take %n: {names}.", "", len(thrown.kept))
-            words = words.format(names=names)
-        return words
-
     def undelete(self) -> None:
-        """Move back what was last moved to the trash, as far as the system says where it lies."""
-        from app.qt.pictures.trash import bring_back
-
-        thrown = self._thrown.pop()
-        left = bring_back(thrown)
-        self._session.datasets.refresh(whole=True)
-        if left:
-            words = self.tr("%n file(s) could not be brought back; look in the system's trash.", "", len(left))
+        """Bring back what was moved to the trash last, past all that was done since."""
+        deletion = self._lying()[-1]
+        failed = deletion.bring_back()
+        self._session.history.forget(deletion)
+        if failed:
+            self._session.history.failed.emit(failed)
         else:
-            words = self.tr("Brought back %n picture(s).", "", len(thrown.pictures))
-        self.said.emit(words)
+            self.said.emit(self.tr("Brought back %n picture(s).", "", deletion.count))
         self._commands.refresh()
+
+    def _lying(self) -> list[Deletion]:
+        return [deletion for deletion in self._deletions if deletion.lies]
 
     def paste(self) -> None:
         """Copy the pictures of the clipboard into the dataset."""

@@ -8,9 +8,8 @@ import pytest
 from PIL import Image
 from skimage.segmentation import flood
 
-from app.core import masks
 from app.core.edits.backups import Backups
-from app.core.masks import Mask, MaskChanged, connected_area, mask_path, read_mask, remove_mask, write_mask
+from app.core.masks import Mask, MaskChanged, connected_area, mask_path, read_mask, remove_mask, state_of, write_mask
 from tests.support.pictures import photograph
 from trainer.config.dataset import DatasetConfig, FolderConfig
 from trainer.config.recipe import RecipeConfig
@@ -140,7 +139,7 @@ def test_the_trainer_reads_what_was_painted(picture, backups):
     mask.begin()
     mask.stroke((64, 80), (64, 80), 40.0, 1.0, 0)
     mask.end()
-    state = write_mask(picture, picture.parent, mask.pixels, None, backups)
+    state = state_of(write_mask(picture, picture.parent, mask.pixels, None, backups).after)
     with Image.open(mask_path(picture)) as image:
         assert (image.mode, image.size, image.format) == ("L", (256, 320), "PNG")
     again = read_mask(picture, 256, 320)
@@ -158,11 +157,12 @@ def test_the_trainer_reads_what_was_painted(picture, backups):
 
 
 def test_what_was_there_is_kept_before_it_is_written_and_removed(picture, backups):
-    first = write_mask(picture, picture.parent, np.zeros((320, 256), np.uint8), None, backups)
+    first = state_of(write_mask(picture, picture.parent, np.zeros((320, 256), np.uint8), None, backups).after)
     data = mask_path(picture).read_bytes()
     second = write_mask(picture, picture.parent, np.full((320, 256), 128, np.uint8), first, backups)
     other = mask_path(picture).read_bytes()
-    remove_mask(picture, picture.parent, second, backups)
+    assert second == (mask_path(picture), data, other)
+    assert remove_mask(picture, picture.parent, state_of(other), backups) == (mask_path(picture), other, None)
     assert not mask_path(picture).exists()
     kept = backups.versions(str(picture.parent), "one-masklabel.png")
     assert [version.data for version in kept] == [None, data, other]
@@ -200,13 +200,15 @@ def test_a_file_that_is_no_mask_is_told_and_left(picture):
 
 
 def test_a_disk_that_refuses_is_told_and_the_old_mask_stays(picture, backups, monkeypatch):
-    state = write_mask(picture, picture.parent, np.zeros((320, 256), np.uint8), None, backups)
+    write_mask(picture, picture.parent, np.zeros((320, 256), np.uint8), None, backups)
     data = mask_path(picture).read_bytes()
+    state = state_of(data)
 
-    def full(*_: object, **__: object) -> None:
+    def full(self: Path, _: bytes) -> None:
+        self.touch()  # some of it is there
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(masks.Image.Image, "save", full)
+    monkeypatch.setattr(Path, "write_bytes", full)
     with pytest.raises(DatasetError, match="No space left"):
         write_mask(picture, picture.parent, np.ones((320, 256), np.uint8), state, backups)
     assert mask_path(picture).read_bytes() == data

@@ -17,7 +17,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.core.edits.backups import Backups
+from app.core.edits.backups import Backups, Written
 from app.core.edits.replacing import refusal
 from app.core.session import Session
 from app.qt.pictures.captions.preview import Preview, Row
@@ -115,9 +115,10 @@ class RestoreDialog(QDialog):
         self._session.history.finish()
         self._session.saver.flush()
 
-        def have(count: int) -> None:
+        def have(written: Sequence[Written]) -> None:
+            self._session.rewriter.record(_named(len(written)), Path(root), written)
             self._session.datasets.refresh(whole=True)
-            self.said.emit(self.tr("%n caption file(s) restored.", "", count))
+            self.said.emit(self.tr("%n caption file(s) restored.", "", len(written)))
             self._look()
 
         self._session.tasks.run(lambda: backups.restore(root, files), have, self._failed)
@@ -129,6 +130,10 @@ class RestoreDialog(QDialog):
         self.fault.setText(f"{error.sentence} {error.remedy}")
         self.fault.show()
         self.told.setText("")
+
+
+def _named(count: int) -> str:
+    return "Restore 1 original caption" if count == 1 else f"Restore {count} original captions"
 
 
 def _changed(backups: Backups, root: str) -> list[tuple[str, Row]]:

@@ -9,7 +9,8 @@ from PySide6.QtGui import QActionGroup
 from PySide6.QtWidgets import QHBoxLayout, QLabel, QPushButton, QSlider, QVBoxLayout, QWidget
 from shiboken6 import isValid
 
-from app.core.masks import LEFT_OUT, TRAINED, Mask, MaskChanged, Opened, read_mask, remove_mask, write_mask
+from app.core.edits.backups import Written
+from app.core.masks import LEFT_OUT, TRAINED, Mask, MaskChanged, Opened, read_mask, remove_mask, state_of, write_mask
 from app.core.pictures import Picture
 from app.core.session import Session
 from app.qt.pictures.masks.canvas import MaskCanvas, Tool
@@ -78,7 +79,9 @@ class MaskPainter(OneByOne):
             return
         path, root = picture.path, picture.folder.root
         backups = self._session.backups
-        self._run(lambda: remove_mask(path, root, state, backups, over=over), lambda _: self._removed(picture))
+        self._run(
+            lambda: remove_mask(path, root, state, backups, over=over), lambda written: self._removed(picture, written)
+        )
 
     def discard(self) -> None:
         """Close without saving this mask."""
@@ -133,16 +136,20 @@ class MaskPainter(OneByOne):
         over, backups = self._over, self._session.backups
         self._run(
             lambda: write_mask(path, root, pixels, state, backups, over=over),
-            lambda written: self._saved(picture, str(written), after),
+            lambda written: self._saved(picture, written, after),
         )
 
-    def _saved(self, picture: Picture, state: str, after: _After) -> None:
-        self.state, self.changed, self._over = state, False, False
+    def _saved(self, picture: Picture, written: object, after: _After) -> None:
+        assert isinstance(written, Written)
+        self.state, self.changed, self._over = state_of(written.after), False, False
+        self._session.rewriter.record(f"Paint the mask of {picture.name}", picture.folder.root, [written])
         self._say("")
         self._session.library.learn({picture.id: {"mask": True}}, "mask")
         after()
 
-    def _removed(self, picture: Picture) -> None:
+    def _removed(self, picture: Picture, written: object) -> None:
+        assert isinstance(written, Written)
+        self._session.rewriter.record(f"Remove the mask of {picture.name}", picture.folder.root, [written])
         self._session.library.learn({picture.id: {"mask": False}}, "mask")
         self._open()
 
