@@ -1,4 +1,7 @@
-"""Marks words for translation where they stand in a table, long before anybody can be asked which language to show."""
+"""Marks words for translation where they stand in a table, long before anybody can be asked which language to show.
+
+And makes sentences of reasons.
+"""
 
 from __future__ import annotations
 
@@ -9,3 +12,9 @@ def QT_TRANSLATE_NOOP(context: str, text: str) -> str:  # noqa: N802 - lupdate l
     Qt's own function of this name is typed as returning any object.
     """
     return text
+
+
+def sentence_of(reason: str) -> str:
+    """Return a reason of a check, "must be ..., not ...", as a sentence of its own."""
+    text = reason[:1].upper() + reason[1:]
+    return text if text.endswith((".", "!", "?")) else f"{text}."

@@ -109,22 +109,23 @@ class Draft:
     # --- changing it
 
     def set(self, key: str, value: Any, *, typing: bool = False) -> None:
-        """Give a key a value of TOML's kinds, right or wrong; `typing`: one of several letters into one field."""
+        """Give a key a value of TOML's kinds, right or wrong; `typing`: one of several letters into one field.
+
+        None takes it out of the file, so that its default holds; an item of a list goes whole.
+        """
 
         def work(values: Values) -> None:
-            put(values, key, value)
-            _settle(values, key)
+            if value is None:
+                drop(values, key)
+            else:
+                put(values, key, value)
+                _settle(values, key)
 
         self.edit(key, work, typing=typing)
 
-    def unset(self, key: str, *, typing: bool = False) -> None:
-        """Take a key out of the file, so that its default holds; an item of a list goes whole."""
-        self.edit(key, lambda values: drop(values, key), typing=typing)
-
     def revert(self, key: str) -> None:
         """Give a key the value that the preset has, or the default."""
-        value = self.origin.stated(key)
-        self.unset(key) if value is None else self.set(key, value)
+        self.set(key, self.origin.stated(key))
 
     def edit(self, name: str, work: Callable[[Values], None], *, typing: bool = False) -> None:
         """Make a change of several keys as one step; `name` is a key, or says what is done."""

@@ -13,6 +13,7 @@ from app.core.jobs.origin import stated
 from app.core.jobs.values import Values, drop, put, value_at
 from app.core.library import Library
 from app.core.words import QT_TRANSLATE_NOOP
+from trainer.config.base import Family
 from trainer.config.job import SCHEMA
 from trainer.config.length import resolve_length
 from trainer.config.paths import absolute
@@ -74,6 +75,14 @@ def preset_of(draft: Draft, shelf: Iterable[Shelved]) -> Preset | None:
     return next((preset for preset in fitting if same_name(preset.name, name)), None)
 
 
+def recipe_called(name: str, shelf: Iterable[Shelved], family: Family | None) -> Preset | None:
+    """Return the preset that "sdxl/style" or "style" means; of several families that of `family`, or the first."""
+    stated, _, plain = name.rpartition("/")
+    named = [each.preset for each in shelf if same_name(each.preset.name, plain)]
+    wanted = stated or family or "sdxl"
+    return next((preset for preset in named if preset.base.family == wanted), named[0] if named else None)
+
+
 def choose_recipe(draft: Draft, preset: Preset) -> None:
     """Take a preset's recipe: what the former one stated goes, what the user said of other keys stays."""
     former = draft.origin.values.get("recipe", {})
@@ -117,9 +126,7 @@ def set_trigger(draft: Draft, word: str, *, typing: bool = False) -> None:
 
 def add_pictures(draft: Draft, pictures: Sequence[Pictures]) -> None:
     """Add folders to the dataset; those that it holds already are passed over."""
-    here = draft.path.parent
-    held = {os.path.normcase(absolute(str(folder.get("path")), here)) for folder in folders(draft.values)}
-    new = [each for each in pictures if os.path.normcase(absolute(str(each.path), here)) not in held]
+    here, new = draft.path.parent, not_held(draft, pictures)
 
     def work(values: Values) -> None:
         listed = folders(values)
@@ -136,18 +143,28 @@ def add_pictures(draft: Draft, pictures: Sequence[Pictures]) -> None:
         draft.edit(FOLDER_ADDED, work)
 
 
+def not_held(draft: Draft, pictures: Iterable[Pictures]) -> list[Pictures]:
+    """Return those of some folders that the dataset does not hold yet."""
+    held = {_place(draft, str(folder.get("path"))) for folder in folders(draft.values)}
+    return [each for each in pictures if _place(draft, str(each.path)) not in held]
+
+
 def folders(values: Values) -> list[dict[str, Any]]:
     """Return the dataset's folders as they stand; what is no table is passed over."""
     listed = value_at(values, FOLDERS)
     return [folder for folder in listed if isinstance(folder, dict)] if isinstance(listed, list) else []
 
 
+def counts(draft: Draft, pictures: Iterable[Pictures]) -> list[int | None]:
+    """Return how many pictures each of the dataset's folders holds, in their order; None where they are not open."""
+    known = {_place(draft, str(each.path)): each.count for each in pictures}
+    return [known.get(_place(draft, str(folder.get("path")))) for folder in folders(draft.values)]
+
+
 def samples(draft: Draft, pictures: Iterable[Pictures]) -> int | None:
     """Return the showings of one epoch, repeats counted; None where a folder's pictures are not counted."""
-    counts = {os.path.normcase(each.path): each.count for each in pictures}
     total = 0
-    for folder in folders(draft.values):
-        count = counts.get(os.path.normcase(absolute(str(folder.get("path")), draft.path.parent)))
+    for folder, count in zip(folders(draft.values), counts(draft, pictures), strict=True):
         repeats = folder.get("repeats")
         if count is None:
             return None
@@ -170,6 +187,11 @@ def change_measure(draft: Draft, key: str, showings: int | None) -> None:
         value = {"steps": length.steps, "epochs": max(1, round(length.epochs)), "pictures_seen": length.pictures}[key]
     if former != key and value is not None:
         draft.set(f"recipe.{key}", value)
+
+
+def _place(draft: Draft, path: str) -> str:
+    """A folder that a job names, as the same on every way of writing it."""
+    return os.path.normcase(absolute(path, draft.path.parent))
 
 
 def _learned(values: Values) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from app.core.planning.answer import Answer
-from app.core.words import QT_TRANSLATE_NOOP
+from app.core.words import QT_TRANSLATE_NOOP, sentence_of
 from trainer.errors import ImpastoError
 
 if TYPE_CHECKING:
@@ -39,9 +39,9 @@ def preflight(draft: Draft, answer: Answer | None, error: ImpastoError | None) -
 
 def _of_draft(draft: Draft) -> Iterator[Check]:
     for key, reason in draft.problems:
-        yield Check("error", _sentence(reason), _SET_RIGHT, key)
+        yield Check("error", sentence_of(reason), _SET_RIGHT, key)
     for key, reason in draft.doubts.items():
-        yield Check("warning", _sentence(reason), _THINK_OVER, key)
+        yield Check("warning", sentence_of(reason), _THINK_OVER, key)
 
 
 def _of_error(error: ImpastoError) -> Check:
@@ -55,9 +55,3 @@ def _of_answer(answer: Answer) -> Iterator[Check]:
         yield Check("info", remark)
     for finding in answer.findings:
         yield Check(finding.severity, finding.sentence, finding.remedy)
-
-
-def _sentence(reason: str) -> str:
-    """A reason as a sentence of its own."""
-    text = reason[:1].upper() + reason[1:]
-    return text if text.endswith((".", "!", "?")) else f"{text}."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import Qt, QTimer, Signal
+from PySide6.QtCore import QTimer, Signal
 from PySide6.QtGui import QHideEvent
 from PySide6.QtWidgets import QHBoxLayout, QLabel, QLineEdit, QPushButton, QVBoxLayout, QWidget
 from shiboken6 import isValid
@@ -10,6 +10,7 @@ from shiboken6 import isValid
 from app.core.models.found import Told
 from app.core.models.verdict import Verdict, cleaned
 from app.core.session import Session
+from app.qt.parts import plain_label, say
 from app.qt.train.base_dialog import BaseDialog
 from app.qt.train.base_words import family_of, verdict_words
 
@@ -31,7 +32,7 @@ class BasePicker(QWidget):
         self._by_user = False
         self.verdict = Verdict("", "nowhere", Told())
         """What the field's text meant when it was looked at last."""
-        self.field, self.badge, self.state = QLineEdit(), QLabel(), QLabel()
+        self.field, self.badge, self.state = QLineEdit(), QLabel(), plain_label()
         self.button = QPushButton(self.tr("Choose…"))
         self._timer = QTimer(self)
         self._timer.setSingleShot(True)
@@ -70,8 +71,6 @@ class BasePicker(QWidget):
         self.badge.setAccessibleName(self.tr("Family of the base"))
         self.button.setAccessibleName(self.tr("Choose a base on this PC"))
         self.button.setAutoDefault(False)
-        self.state.setTextFormat(Qt.TextFormat.PlainText)
-        self.state.setWordWrap(True)
         row = QHBoxLayout()
         row.setSpacing(8)
         row.addWidget(self.field, 1)
@@ -129,8 +128,5 @@ class BasePicker(QWidget):
         self.badge.setText(family_of(verdict.told))
         self.badge.setVisible(bool(verdict.told.family))
         words = verdict_words(verdict)
-        self.state.setText(words)
-        self.state.setVisible(bool(words))
-        self.state.setProperty("role", "bad" if verdict.told.problem else "muted")
-        self.state.style().polish(self.state)
+        say(self.state, words, "bad" if verdict.told.problem else "muted")
         self.field.setAccessibleDescription(words)

@@ -10,6 +10,8 @@ from PySide6.QtWidgets import QGridLayout, QLabel, QVBoxLayout, QWidget
 from app.core.jobs import essentials
 from app.core.jobs.draft import Draft
 from app.core.session import Session
+from app.core.words import sentence_of
+from app.qt.parts import plain_label, say
 from app.qt.train.base_picker import BasePicker
 from app.qt.train.cards import RecipeCards
 from app.qt.train.folders import FolderRows
@@ -71,7 +73,8 @@ class Essentials(QWidget):
         if draft is None:
             return
         self._show_base(draft)
-        self.pictures.show_draft(draft)
+        found = essentials.open_pictures(self._session.library, self._session.datasets.folders)
+        self.pictures.show_draft(draft, found)
         if draft.origin.preset != (preset := essentials.preset_of(draft, self._shelf)):
             draft.compare_with(preset)  # undo went over the choice of a recipe
         self.cards.show_recipes(self._shelf, draft.family)
@@ -79,7 +82,6 @@ class Essentials(QWidget):
         word = essentials.trigger(draft.values) or ""
         if self.trigger.text().strip() != word:
             self.trigger.show_text(word)
-        found = essentials.open_pictures(self._session.library, self._session.datasets.folders)
         self.length.show_draft(draft, essentials.samples(draft, found))
         self.prompts.show_draft(draft)
         self._tell_faults(draft)
@@ -100,7 +102,7 @@ class Essentials(QWidget):
         if self._draft is None:
             return
         self._base_shown = text
-        self._draft.set("base.model", text) if text else self._draft.unset("base.model")
+        self._draft.set("base.model", text or None)
 
     def _choose_recipe(self, preset: Preset) -> None:
         if self._draft is not None:
@@ -122,8 +124,7 @@ class Essentials(QWidget):
                 for key, reason in draft.problems
                 if f"{key}.".startswith(prefix) and not reason.startswith(_MISSING)
             ]
-            label.setText("\n".join(f"{text[:1].upper()}{text[1:]}." for text in words))
-            label.setVisible(bool(words))
+            say(label, "\n".join(map(sentence_of, words)))
 
     def _build(self) -> None:
         self.trigger.setPlaceholderText(self.tr("A rare word that calls up what is learned, such as “ohwx”"))
@@ -156,9 +157,6 @@ class Essentials(QWidget):
         self.trigger.setAccessibleName(self.tr("Trigger word"))
 
     def _fault(self, key: str) -> QLabel:
-        label = self._faults[key] = QLabel()
-        label.setProperty("role", "bad")
-        label.setTextFormat(Qt.TextFormat.PlainText)
-        label.setWordWrap(True)
+        label = self._faults[key] = plain_label("bad")
         label.hide()
         return label

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,6 @@ from app.qt.theme import set_icon
 from app.qt.tips import plain_tip
 from app.qt.train.form.editors import words
 from app.qt.words import QT_TRANSLATE_NOOP
-from trainer.config.paths import absolute
 
 _KINDS = {
     "train": QT_TRANSLATE_NOOP("Train", "to learn"),
@@ -57,10 +57,11 @@ class FolderRows(QWidget):
         self._column.setSpacing(6)
         self._column.addWidget(self.add, 0, Qt.AlignmentFlag.AlignLeft)
 
-    def show_draft(self, draft: Draft | None) -> None:
-        """Show this job's folders."""
+    def show_draft(self, draft: Draft, pictures: Sequence[Pictures]) -> None:
+        """Show this job's folders; `pictures` are those that are open, with their numbers."""
         self._draft = draft
-        listed = [(place, each) for place, each in enumerate(_listed(draft)) if each.get("path")]
+        counted = zip(essentials.folders(draft.values), essentials.counts(draft, pictures), strict=True)
+        listed = [(place, each, count) for place, (each, count) in enumerate(counted) if each.get("path")]
         while len(self.rows) > len(listed):
             row = self.rows.pop()
             row.hide()
@@ -71,9 +72,8 @@ class FolderRows(QWidget):
             row.removed.connect(self._remove)
             self._column.insertWidget(len(self.rows), row)
             self.rows.append(row)
-        for row, (place, each) in zip(self.rows, listed, strict=True):
-            assert draft is not None
-            row.show_folder(place, each, self._count(draft, each))
+        for row, shown in zip(self.rows, listed, strict=True):
+            row.show_folder(*shown)
 
     def add_folder(self, folder: Path) -> None:
         """Take a folder into the dataset, with those inside it where pictures lie only there."""
@@ -84,22 +84,15 @@ class FolderRows(QWidget):
     def _open(self) -> list[Pictures]:
         return essentials.open_pictures(self._session.library, self._session.datasets.folders)
 
-    def _count(self, draft: Draft, folder: dict[str, Any]) -> int | None:
-        where = Path(absolute(str(folder["path"]), draft.path.parent))
-        return next((each.count for each in self._open() if each.path == where), None)
-
     def _offer(self) -> None:
         """Offer the folders that are open and not in the job yet; else ask for one."""
         if self._draft is None:
             return
-        here = self._draft.path.parent
-        held = {Path(absolute(str(each.get("path")), here)) for each in _listed(self._draft)}
         self._menu.clear()
-        for each in self._open():
-            if each.path not in held:
-                title = self.tr("{folder} (%Ln picture(s))", "", each.count).format(folder=each.path.name or each.path)
-                act = self._menu.addAction(title.replace("&", "&&"))
-                act.triggered.connect(lambda _=False, path=each.path: self.add_folder(path))
+        for each in essentials.not_held(self._draft, self._open()):
+            title = self.tr("{folder} (%Ln picture(s))", "", each.count).format(folder=each.path.name or each.path)
+            act = self._menu.addAction(title.replace("&", "&&"))
+            act.triggered.connect(lambda _=False, path=each.path: self.add_folder(path))
         if self._menu.isEmpty():
             self._ask()
             return
@@ -113,10 +106,8 @@ class FolderRows(QWidget):
             self.add_folder(Path(chosen))
 
     def _change(self, place: int, name: str, value: object) -> None:
-        if self._draft is None:
-            return
-        key = f"{FOLDERS}.{place}.{name}"
-        self._draft.unset(key) if value is None else self._draft.set(key, value)
+        if self._draft is not None:
+            self._draft.set(f"{FOLDERS}.{place}.{name}", value)
 
     def _remove(self, place: int) -> None:
         if self._draft is not None:
@@ -197,7 +188,3 @@ class FolderRow(QWidget):
         row.addStretch()
         for part in (self.kind, self.repeats, self.remove):
             row.addWidget(part)
-
-
-def _listed(draft: Draft | None) -> list[dict[str, Any]]:
-    return essentials.folders(draft.values) if draft is not None else []

@@ -64,10 +64,8 @@ class LengthRow(QWidget):
         return setting(f"recipe.{self.measure.currentData()}").typed(text) if text.strip() else None
 
     def _type(self, text: str) -> None:
-        if self._draft is None:
-            return
-        key, value = f"recipe.{self.measure.currentData()}", self._typed(text)
-        self._draft.unset(key, typing=True) if value is None else self._draft.set(key, value, typing=True)
+        if self._draft is not None:
+            self._draft.set(f"recipe.{self.measure.currentData()}", self._typed(text), typing=True)
 
     def _remeasure(self) -> None:
         if self._draft is not None:

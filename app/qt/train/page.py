@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from PySide6.QtCore import Qt, QTimer
@@ -22,7 +23,7 @@ from app.qt.train.job_list import JobList
 from app.qt.train.sheet import JobSheet
 from app.qt.train.starting import Starting
 from app.qt.train.undoing import DraftUndo
-from trainer.config.presets.shelf import Shelved, same_name
+from trainer.config.presets.shelf import Shelved
 from trainer.errors import ImpastoError
 
 _LOOK_MS = 2000
@@ -35,7 +36,7 @@ class TrainPage(Page):
     def __init__(self, session: Session, commands: Commands) -> None:
         super().__init__(session, commands)
         self.draft: Draft | None = None
-        self._stops: list[object] = []
+        self._stops: list[Callable[[], None]] = []
         self._shelf: tuple[Shelved, ...] = ()
         self._recipe = ""
         self.undoing = self._undo = DraftUndo()
@@ -161,7 +162,7 @@ class TrainPage(Page):
 
     def _show(self, draft: Draft | None) -> None:
         for stop in self._stops:
-            stop()  # type: ignore[operator]
+            stop()
         self.draft = self._undo.draft = draft
         self._stops = []
         if draft is not None:
@@ -199,12 +200,9 @@ class TrainPage(Page):
         """Give the new job the recipe that another page asked for, once recipes and family are known."""
         if not self._recipe or not self._shelf or self.draft is None:
             return
-        family, _, name = self._recipe.rpartition("/")
-        named = [each.preset for each in self._shelf if same_name(each.preset.name, name)]
-        wanted = family or self.draft.family or "sdxl"
+        preset = essentials.recipe_called(self._recipe, self._shelf, self.draft.family)
         self._recipe = ""
-        if named:
-            preset = next((each for each in named if each.base.family == wanted), named[0])
+        if preset is not None:
             essentials.choose_recipe(self.draft, preset)
 
     def _copy(self, path: Path) -> None:

@@ -70,7 +70,7 @@ class PromptRows(QWidget):
 
     def _change(self, key: str, value: object, typing: bool) -> None:
         if self._draft is not None:
-            self._draft.unset(key, typing=typing) if value is None else self._draft.set(key, value, typing=typing)
+            self._draft.set(key, value, typing=typing)
 
     def _seal(self) -> None:
         if self._draft is not None:

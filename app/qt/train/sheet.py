@@ -20,6 +20,8 @@ from PySide6.QtWidgets import (
 
 from app.core.jobs.draft import Draft
 from app.core.session import Session
+from app.core.words import sentence_of
+from app.qt.parts import say
 from app.qt.theme import set_icon
 from app.qt.train.essentials import Essentials
 from app.qt.train.form.form import SettingsForm
@@ -74,8 +76,7 @@ class JobSheet(QScrollArea):
         name = draft.get("name")
         self.name.show_text(name if isinstance(name, str) else "")
         fault = next((reason for key, reason in draft.problems if key == "name"), "")
-        self.fault.setText(f"{fault[:1].upper()}{fault[1:]}." if fault else "")
-        self.fault.setVisible(bool(fault))
+        say(self.fault, sentence_of(fault) if fault else "")
         self.essentials.refresh()
         if draft.file.unsaved:
             self.state.setText(self.tr("Saving…"))

@@ -105,8 +105,10 @@ def act(draft: Draft, deed: str, key: Any, value: Any) -> None:
         draft.set(key.key, key.typed(value), typing=True)
     elif deed == "choose":
         draft.set(key.key, key.choices[value % len(key.choices)])
-    elif deed in ("unset", "revert"):
-        getattr(draft, deed)(key.key)
+    elif deed == "unset":
+        draft.set(key.key, None)
+    elif deed == "revert":
+        draft.revert(key.key)
     else:
         getattr(draft, deed)()
 

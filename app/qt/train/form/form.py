@@ -9,7 +9,7 @@ from PySide6.QtCore import QTimer
 from PySide6.QtWidgets import QLabel, QVBoxLayout, QWidget
 
 from app.core.jobs.draft import Draft
-from app.core.jobs.settings import Setting, settings, tables
+from app.core.jobs.settings import Setting, settings, tables, title_of
 from app.qt.train.form.row import SettingRow
 
 _ESSENTIAL = ("name", "base.model")
@@ -78,11 +78,7 @@ class SettingsForm(QWidget):
         self._sift()
 
     def _change(self, key: str, value: object, typing: bool) -> None:
-        if self._draft is None:
-            return
-        if value is None:
-            self._draft.unset(key, typing=typing)
-        else:
+        if self._draft is not None:
             self._draft.set(key, value, typing=typing)
 
     def _seal(self) -> None:
@@ -106,7 +102,7 @@ class _Group(QWidget):
         super().__init__()
         self.table = table
         self.rows: list[SettingRow] = []
-        heading, words = QLabel(_title(table)), QLabel(tables().get(table, ""))
+        heading, words = QLabel(title_of(table)), QLabel(tables().get(table, ""))
         heading.setProperty("role", "heading")
         words.setProperty("role", "muted")
         words.setWordWrap(True)
@@ -144,9 +140,3 @@ def _portions() -> Iterator[tuple[str, list[Setting]]]:
         waiting = list(members)
         for start in range(0, len(waiting), _AT_ONCE):
             yield table, waiting[start : start + _AT_ONCE]
-
-
-def _title(table: str) -> str:
-    """The last word of a table's name, as people write it: "Text encoder 2"."""
-    name = table.rpartition(".")[2].replace("_", " ")
-    return name[:1].upper() + name[1:]

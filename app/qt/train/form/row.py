@@ -7,7 +7,8 @@ from PySide6.QtWidgets import QFrame, QGridLayout, QHBoxLayout, QLabel, QToolBut
 
 from app.core.jobs.draft import Draft
 from app.core.jobs.settings import Setting
-from app.qt.parts import keep_room
+from app.core.words import sentence_of
+from app.qt.parts import keep_room, say
 from app.qt.theme import set_icon
 from app.qt.tips import plain_tip
 from app.qt.train.form.editors import TickEditor, editor_for, shown
@@ -66,18 +67,15 @@ class SettingRow(QWidget):
         off = bool(without_effect) and not problem
         text, role = self.setting.doc, "muted"
         if problem:
-            text, role = _sentence(problem), "bad"
+            text, role = sentence_of(problem), "bad"
         elif without_effect:
             text = self.tr("Without effect here: {reason}.").format(reason=without_effect)
         elif doubt:
-            text, role = _sentence(doubt), "warning"
-        self.hint.setText(text)
+            text, role = sentence_of(doubt), "warning"
+        say(self.hint, text, role)
         self.editor.setAccessibleDescription(text)
         self.editor.setEnabled(not off)
         self.title.setEnabled(not off)
-        if self.hint.property("role") != role:
-            self.hint.setProperty("role", role)
-            self.hint.style().polish(self.hint)
 
     def _show_difference(self, differs: bool, expected: object, of_preset: bool) -> None:
         self.mark.setVisible(differs)
@@ -119,8 +117,3 @@ class SettingRow(QWidget):
         grid.addWidget(self.hint, 1, 1)
         grid.addLayout(value, 0, 2, 2, 1, Qt.AlignmentFlag.AlignTop)
         grid.setColumnStretch(1, 1)
-
-
-def _sentence(reason: str) -> str:
-    """A reason of the check, "must be ..., not ...", as a sentence of its own."""
-    return f"{reason[:1].upper()}{reason[1:]}."
