@@ -10,6 +10,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import hypothesis
 import pytest
 
 if TYPE_CHECKING:
@@ -26,6 +27,10 @@ os.environ["QT_QPA_PLATFORM"] = "offscreen"  # no window on anybody's screen, an
 os.environ["IMPASTO_LOOK_IN"] = ""  # models are looked for only where a test says
 if sys.platform == "win32":
     import torch  # noqa: F401 - after Qt, which pytest-qt loads next, it would meet Qt's older C++ runtime and fail
+
+# No time limit, for machines are busy; and the same examples each time, so that what fails on one machine fails on all.
+hypothesis.settings.register_profile("suite", deadline=None, derandomize=True)
+hypothesis.settings.load_profile("suite")
 
 # These loggers do not hand their records up to the root.
 LIBRARY_LOGGERS = ("diffusers", "transformers", "huggingface_hub")

@@ -61,20 +61,20 @@ def agree(model: Allocator, naive: NaiveAllocator | NaiveExpandable, acts: list[
     assert (model.reserved, model.snapshot().segments) == (0, ())
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(acts=ACTS, capacity=CAPACITIES, max_split=st.sampled_from([None, None, 22 * MIB, 30 * MIB]))
 def test_segments(acts: list[int | None], capacity: int | None, max_split: int | None) -> None:
     model = Allocator(AllocatorSettings(capacity=capacity, max_split_size=max_split))
     agree(model, NaiveAllocator(capacity, max_split), acts)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(acts=ACTS, capacity=CAPACITIES)
 def test_expandable_segments(acts: list[int | None], capacity: int | None) -> None:
     agree(Allocator(AllocatorSettings(expandable=True, capacity=capacity)), NaiveExpandable(capacity), acts)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(acts=ACTS, capacity=CAPACITIES, expandable=st.booleans(), cut=st.integers(0, 40))
 def test_many_events_at_once_do_what_single_ones_do(
     acts: list[int | None], capacity: int | None, expandable: bool, cut: int

@@ -317,7 +317,7 @@ ANY_VALUE = st.recursive(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(st.tuples(ANY_KEY, ANY_VALUE), min_size=1, max_size=4))
 def test_no_value_of_any_key_ends_in_anything_but_a_job_or_its_problems(pairs: list[tuple[str, object]]) -> None:
     text = GOOD + "[[report.previews.prompts]]\nprompt = 'a'\n"

@@ -42,7 +42,7 @@ def reload(text: str) -> Job:
     return Job.model_validate(tomllib.loads(text))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(job=jobs(), comments=st.booleans())
 def test_every_job_survives_writing_and_reading(job: Job, comments: bool) -> None:
     assert reload(dump_job(job, comments=comments)) == job

@@ -84,7 +84,7 @@ def presets(draw: st.DrawFn) -> Preset:
         raise
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(presets())
 def test_every_preset_survives_writing_reading_and_being_taken_by_a_job(made: Preset) -> None:
     read = parse_preset(dump_preset(made), "file")

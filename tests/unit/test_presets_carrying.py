@@ -119,7 +119,7 @@ def test_a_text_packed_to_fill_the_memory_is_not_unpacked(tmp_path):
         load_carried(path)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.integers(0, 400), st.binary(min_size=1, max_size=8))
 def test_any_bytes_of_a_picture_changed_leave_a_preset_or_a_sentence(place, noise):
     held = PngImagePlugin.PngInfo()

@@ -255,7 +255,7 @@ def test_a_full_file_of_anything_is_refused_within_a_second(text):
     assert time.perf_counter() - begun < 1
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.text(alphabet="abk0.9=[]{}\"\\'#\n\t ,_-é", max_size=60) | st.text(max_size=40))
 def test_any_text_is_a_preset_or_a_sentence(text):
     try:
@@ -265,7 +265,7 @@ def test_any_text_is_a_preset_or_a_sentence(text):
         assert error.remedy
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.integers(0, 200), st.binary(min_size=1, max_size=8))
 def test_a_picture_with_any_bytes_changed_is_a_picture_or_a_reason(place, noise):
     for form in ("PNG", "JPEG", "WEBP"):

@@ -298,7 +298,7 @@ def test_hostile_metadata_make_a_sound_preset_or_a_sentence(kind: str, tmp_path:
     assert "models" not in made.base.name
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     st.dictionaries(
         st.sampled_from([*FOLDER, "ss_datasets", "ss_network_args"]),

@@ -164,7 +164,7 @@ def test_a_timeline_keeps_the_peaks() -> None:
 STORAGES = st.lists(st.integers(0, 40 * MIB), min_size=1, max_size=40)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(sizes=STORAGES, random=st.randoms(use_true_random=False), expandable=st.booleans())
 def test_the_books_balance_at_every_moment(sizes: list[int], random: Random, expandable: bool) -> None:
     """Against sums over what lives, worked out from the events alone."""

@@ -113,7 +113,7 @@ def act(draft: Draft, deed: str, key: Any, value: Any) -> None:
         getattr(draft, deed)()
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(deeds=DEEDS)
 def test_whatever_is_typed_and_undone_the_file_is_the_draft_and_undo_leads_back(tmp_path_factory, desk, tasks, deeds):
     path = tmp_path_factory.mktemp("draft") / "job.toml"

@@ -295,7 +295,7 @@ KEYS = st.sampled_from(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.dictionaries(KEYS, JSON.map(json.dumps) | st.text(max_size=20), max_size=5))
 def test_any_metadata_are_told_or_passed_over(tmp_path_factory, metadata):
     path = tmp_path_factory.getbasetemp() / "any.safetensors"

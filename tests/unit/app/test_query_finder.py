@@ -183,7 +183,7 @@ def expected(root, library):
     return [p.id for p in everyone if naive(root, p, everyone)]
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(PICTURES, NODE, st.lists(st.tuples(st.integers(0, 7), KNOWN), max_size=2), st.integers(0, 7))
 def test_the_finder_finds_what_a_plain_evaluation_finds(home, found, root, learned, gone):
     calls, tasks = home

@@ -131,14 +131,14 @@ NODES = st.recursive(
 )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(NODES)
 def test_what_is_written_is_read_as_it_was(root):
     query = Query(root)
     assert parse(str(query)) == query
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(NODES)
 def test_each_term_knows_where_it_stands(root):
     text = str(Query(root))
@@ -149,7 +149,7 @@ def test_each_term_knows_where_it_stands(root):
 SCRAPS = st.sampled_from([*'ab "()-:\\<>.5', "or ", "and ", "not ", "size:", "tag:"])
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.lists(SCRAPS, max_size=20).map("".join))
 def test_any_text_is_understood_or_refused_in_words(text):
     try:

@@ -32,7 +32,7 @@ def test_what_is_changed_is_there_at_the_next_start(path):
     assert (again.preferences, again.notices) == (wanted, [])
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50, deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
 @given(st.dictionaries(st.text(max_size=20), st.lists(st.text(max_size=10), max_size=3).map(tuple), max_size=4))
 def test_any_text_survives_the_file(path, shortcuts):
     wanted = Preferences(shortcuts=shortcuts)

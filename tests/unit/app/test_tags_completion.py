@@ -115,7 +115,7 @@ def key(text):
     return text.casefold().replace(r"\(", "(").replace(r"\)", ")").replace("_", " ")
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(WORDS, NAMES)
 def test_popular_beginnings_come_first_then_what_holds_the_text(words, typed):
     by_count = sorted(words, key=lambda word: -word.count)

@@ -5,7 +5,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from app.core.library import Library
@@ -52,7 +52,6 @@ def assert_equals_recount(index, made):
 OPERATION = st.tuples(st.sampled_from(["add", "remove", "apply", "learn"]), st.lists(CAPTION, min_size=1, max_size=4))
 
 
-@settings(deadline=None)
 @given(st.lists(CAPTION, max_size=6), st.lists(OPERATION, max_size=8), st.randoms(use_true_random=False))
 def test_index_equals_a_recount_after_any_changes(captions, operations, chance):
     made = library(*captions)

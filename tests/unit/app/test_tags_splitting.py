@@ -1,7 +1,7 @@
 """Captions taken apart into tags and put together again, compared with how the trainer reads them."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from app.core.tags.splitting import join_tags, pieces, remove_piece, replace_piece, split_tags
@@ -32,14 +32,12 @@ def test_each_line_can_be_an_alternative():
     assert split_tags("red\nhat, cat", "variants") == ["red", "hat", "cat"]
 
 
-@settings(deadline=None)
 @given(TEXT, st.sampled_from(["caption", "variants"]))
 def test_tags_are_those_that_the_trainer_reads(text, lines):
     read = [part.strip() for caption in split_caption(text, lines) for part in caption.split(",") if part.strip()]
     assert split_tags(text, lines) == read
 
 
-@settings(deadline=None)
 @given(TEXT, st.sampled_from(["caption", "variants"]))
 def test_pieces_are_the_tags_at_their_places(text, lines):
     found = pieces(text, lines)
@@ -48,7 +46,6 @@ def test_pieces_are_the_tags_at_their_places(text, lines):
         assert " ".join(row.strip() for row in text[piece.start : piece.end].splitlines()).split() == piece.tag.split()
 
 
-@settings(deadline=None)
 @given(TEXT, st.data())
 def test_changing_one_tag_leaves_every_other_character(text, data):
     found = pieces(text)
@@ -62,7 +59,6 @@ def test_changing_one_tag_leaves_every_other_character(text, data):
     assert replace_piece(text, piece, text[piece.start : piece.end]) == text
 
 
-@settings(deadline=None)
 @given(TEXT, st.data())
 def test_removing_one_tag_leaves_the_others(text, data):
     found = pieces(text)
