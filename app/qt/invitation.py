@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import QEvent, QObject, QSize, Qt
+from PySide6.QtCore import QEvent, QObject, Qt
 from PySide6.QtGui import QPalette
-from PySide6.QtWidgets import QLabel, QPushButton, QToolButton, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QLabel, QPushButton, QVBoxLayout, QWidget
 
 from app.core.session import Session
+from app.qt.parts import sign
 from app.qt.recent import RecentList
 from app.qt.theme import set_icon
 
@@ -56,18 +57,15 @@ class Invitation(QWidget):
     def _build(self) -> None:
         self.setAutoFillBackground(True)
         self.setBackgroundRole(QPalette.ColorRole.Base)
-        sign = QToolButton()
-        sign.setIconSize(QSize(24, 24))
-        sign.setFocusPolicy(Qt.FocusPolicy.NoFocus)
-        sign.setAttribute(Qt.WidgetAttribute.WA_TransparentForMouseEvents)
-        set_icon(sign, "folder-add", "muted")
+        folder = sign(24)
+        set_icon(folder, "folder-add", "muted")
         self.title.setProperty("role", "title")
         self.words.setProperty("role", "muted")
         column = QVBoxLayout(self)
         column.setContentsMargins(24, 24, 24, 24)
         column.setSpacing(10)
         column.addStretch(2)
-        column.addWidget(sign, 0, Qt.AlignmentFlag.AlignHCenter)
+        column.addWidget(folder, 0, Qt.AlignmentFlag.AlignHCenter)
         for label in (self.title, self.words):
             label.setWordWrap(True)
             label.setTextFormat(Qt.TextFormat.PlainText)

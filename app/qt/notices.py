@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal
 
-from PySide6.QtCore import QSize, Qt
-from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QPushButton, QSizePolicy, QToolButton, QVBoxLayout, QWidget
+from PySide6.QtCore import Qt
+from PySide6.QtWidgets import QFrame, QHBoxLayout, QPushButton, QSizePolicy, QToolButton, QVBoxLayout, QWidget
 
+from app.qt.parts import plain_label, sign
 from app.qt.theme import set_icon
 from trainer.errors import ImpastoError
 
@@ -63,18 +64,11 @@ class _Bar(QFrame):
         row = QHBoxLayout(self)
         row.setContentsMargins(12, 6, 8, 6)
         row.setSpacing(10)
-        sign = QToolButton()
-        sign.setIconSize(QSize(20, 20))
-        sign.setFocusPolicy(Qt.FocusPolicy.NoFocus)
-        sign.setEnabled(True)
-        sign.setAttribute(Qt.WidgetAttribute.WA_TransparentForMouseEvents)
-        set_icon(sign, kind, _ROLES[kind])
-        words = QLabel(sentence)
-        words.setTextFormat(Qt.TextFormat.PlainText)  # file names and others' words stand in it
-        words.setWordWrap(True)
-        words.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
+        place, words = sign(20), plain_label()
+        set_icon(place, kind, _ROLES[kind])
+        words.setText(sentence)
         words.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Preferred)
-        row.addWidget(sign)
+        row.addWidget(place)
         row.addWidget(words, 1)
         if act:
             button = QPushButton(act[0])

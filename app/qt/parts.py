@@ -1,12 +1,12 @@
-"""Small parts that show what strangers wrote or drew."""
+"""Small parts that rooms share, fit for what strangers wrote or drew."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from PySide6.QtCore import Qt
+from PySide6.QtCore import QSize, Qt
 from PySide6.QtGui import QImage, QPixmap
-from PySide6.QtWidgets import QLabel, QWidget
+from PySide6.QtWidgets import QLabel, QToolButton, QWidget
 from shiboken6 import isValid
 
 from app.core.pixels import Pixels
@@ -27,9 +27,25 @@ def say(label: QLabel, text: str, role: str | None = None) -> None:
     """Show a text, in the colour of a role if one is given; without a text the label takes no room."""
     if role is not None and label.property("role") != role:
         label.setProperty("role", role)
-        label.style().polish(label)
+        label.style().polish(label)  # a look by property is looked up again only when asked
     label.setText(text)
     label.setVisible(bool(text))
+
+
+def sign(side: int) -> QToolButton:
+    """Return a place for an icon that is only looked at, `side` of Qt's pixels wide and high; `set_icon` fills it."""
+    place = QToolButton()
+    place.setIconSize(QSize(side, side))
+    place.setFocusPolicy(Qt.FocusPolicy.NoFocus)
+    place.setAttribute(Qt.WidgetAttribute.WA_TransparentForMouseEvents)
+    return place
+
+
+def come_forward(window: QWidget) -> None:
+    """Show a window over those of other programs, as large as it was."""
+    window.setWindowState(window.windowState() & ~Qt.WindowState.WindowMinimized)
+    window.raise_()
+    window.activateWindow()
 
 
 def while_there(widget: QWidget, have: Callable[..., None]) -> Callable[..., None]:

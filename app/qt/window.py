@@ -17,6 +17,7 @@ from app.qt.actions.commands import Commands
 from app.qt.invitation import Invitation
 from app.qt.notices import Notices
 from app.qt.page import Page, Undoing
+from app.qt.parts import come_forward
 from app.qt.pictures.page import PicturesPage
 from app.qt.rail import Rail
 from app.qt.recent import RecentMenu
@@ -69,9 +70,7 @@ class Window(QMainWindow):
 
     def come_forward(self, paths: list[str]) -> None:
         """Open what another start was given, and show the window over others."""
-        self.setWindowState(self.windowState() & ~Qt.WindowState.WindowMinimized)
-        self.raise_()
-        self.activateWindow()
+        come_forward(self)
         self.open(paths)
 
     def tell_crash(self, text: str) -> None:

@@ -109,9 +109,7 @@ class Presets:
 
         self._change(work, then, refused)
 
-    def versions(
-        self, shelved: Shelved, then: Callable[[list[tuple[Version, list[tuple[str, str, str]]]]], None]
-    ) -> None:
+    def versions(self, shelved: Shelved, then: Callable[[list[Past]], None]) -> None:
         """Tell what a preset was before, the latest first; not what it is now."""
 
         def work() -> list[Past]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-from PySide6.QtCore import QSize, Qt
-from PySide6.QtWidgets import QHBoxLayout, QLabel, QSizePolicy, QToolButton, QWidget
+from PySide6.QtCore import Qt
+from PySide6.QtWidgets import QHBoxLayout, QSizePolicy, QWidget
 
+from app.qt.parts import plain_label, sign
 from app.qt.theme import set_icon
 
 Sign = Literal["good", "info", "warning", "bad", "waiting"]
@@ -24,14 +25,7 @@ class Line(QWidget):
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self._sign = QToolButton()
-        self._sign.setIconSize(QSize(16, 16))
-        self._sign.setFocusPolicy(Qt.FocusPolicy.NoFocus)
-        self._sign.setAttribute(Qt.WidgetAttribute.WA_TransparentForMouseEvents)
-        self.words = QLabel()
-        self.words.setTextFormat(Qt.TextFormat.PlainText)
-        self.words.setWordWrap(True)
-        self.words.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
+        self._sign, self.words = sign(16), plain_label()
         self.words.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.MinimumExpanding)
         row = QHBoxLayout(self)
         row.setContentsMargins(0, 0, 0, 0)
@@ -39,7 +33,7 @@ class Line(QWidget):
         row.addWidget(self._sign, 0, Qt.AlignmentFlag.AlignTop)
         row.addWidget(self.words, 1)
 
-    def say(self, sign: Sign, words: str) -> None:
+    def say(self, kind: Sign, words: str) -> None:
         """Show this."""
-        set_icon(self._sign, *_ICONS[sign])
+        set_icon(self._sign, *_ICONS[kind])
         self.words.setText(words)

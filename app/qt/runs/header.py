@@ -15,6 +15,7 @@ from app.qt.actions.commands import Commands
 from app.qt.actions.table import Action
 from app.qt.durations import duration
 from app.qt.elided import Elided
+from app.qt.parts import say
 from app.qt.reveal import open_folder
 from app.qt.runs.phase_bars import PhaseBars
 from app.qt.runs.state_words import state_colour, state_word
@@ -243,11 +244,7 @@ class RunHeader(QWidget):
             words.append(self.tr("ends after this step"))
         elif self._asked:
             words.append(self.tr("asked, after this step"))
-        self.state.setText(" · ".join(words))
-        role = state_colour(state) if state else "muted"
-        if role != self.state.property("role"):
-            self.state.setProperty("role", role)
-            self.state.style().polish(self.state)  # a look by property is looked up again only when asked
+        say(self.state, " · ".join(words), state_colour(state) if state else "muted")
 
     def _facts(self, run: Run) -> str:
         """Return step, time and speed in one line."""

@@ -10,6 +10,7 @@ from PySide6.QtWidgets import QApplication, QSystemTrayIcon, QWidget
 
 from app.core.runs.telling import Ended
 from app.core.session import Session
+from app.qt.parts import come_forward
 
 if TYPE_CHECKING:
     from app.qt.notices import Notices
@@ -105,9 +106,7 @@ class Notifier(QObject):
 
     def _come_forward(self) -> None:
         """Show the window and the run that was told of last."""
-        self._window.setWindowState(self._window.windowState() & ~Qt.WindowState.WindowMinimized)
-        self._window.raise_()
-        self._window.activateWindow()
+        come_forward(self._window)
         if self._last:
             self._show(self._last)
 

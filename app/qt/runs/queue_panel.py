@@ -21,6 +21,7 @@ from app.core.queue import Look
 from app.core.session import Session
 from app.qt.actions.commands import Commands
 from app.qt.actions.table import Action
+from app.qt.parts import plain_label, say
 from app.qt.runs.after_time import AfterTimeDialog
 from app.qt.runs.queue_list import QueueList
 from app.qt.words import QT_TRANSLATE_NOOP as _NOOP
@@ -333,9 +334,7 @@ class _Bar(QFrame):
 
     def __init__(self) -> None:
         super().__init__()
-        self.words, self.button = QLabel(), QPushButton()
-        self.words.setTextFormat(Qt.TextFormat.PlainText)
-        self.words.setWordWrap(True)
+        self.words, self.button = plain_label(), QPushButton()
         self._act: Callable[[], object] | None = None
         self.button.clicked.connect(self._do)
         column = QVBoxLayout(self)
@@ -346,10 +345,7 @@ class _Bar(QFrame):
 
     def tell(self, sentence: str, role: str, act: tuple[str, Callable[[], object]] | None = None) -> None:
         """Show a sentence; `act` is a button's title and what it does."""
-        self.words.setText(sentence)
-        if self.words.property("role") != role:
-            self.words.setProperty("role", role)
-            self.words.style().polish(self.words)
+        say(self.words, sentence, role)
         self.button.setVisible(act is not None)
         if act:
             self.button.setText(act[0])

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import QSize, Qt
+from PySide6.QtCore import Qt
 from PySide6.QtGui import QFontDatabase
 from PySide6.QtWidgets import (
     QFrame,
     QHBoxLayout,
-    QLabel,
     QPlainTextEdit,
-    QToolButton,
     QVBoxLayout,
     QWidget,
 )
 
 from app.core.runs.run import Run
+from app.qt.parts import plain_label, sign
 from app.qt.theme import set_icon
 
 _LINES = 5
@@ -27,15 +26,8 @@ class Trouble(QFrame):
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.setObjectName("notice")
-        self.sign = QToolButton()
-        self.sign.setIconSize(QSize(20, 20))
-        self.sign.setFocusPolicy(Qt.FocusPolicy.NoFocus)
-        self.sign.setAttribute(Qt.WidgetAttribute.WA_TransparentForMouseEvents)
+        self.sign, self.sentence = sign(20), plain_label()
         set_icon(self.sign, "error", "bad")
-        self.sentence = QLabel()
-        self.sentence.setWordWrap(True)
-        self.sentence.setTextFormat(Qt.TextFormat.PlainText)
-        self.sentence.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
         self.last_words = QPlainTextEdit()
         self.last_words.setReadOnly(True)
         self.last_words.setTabChangesFocus(True)
