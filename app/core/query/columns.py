@@ -1,4 +1,4 @@
-"""What queries compare of all pictures, as arrays by id: 8 bytes a picture and key, no walk over objects."""
+"""What queries compare of all pictures: numbers as arrays by id, 8 bytes a picture, and who has what, as sets."""
 
 from __future__ import annotations
 
@@ -21,9 +21,11 @@ class Columns:
         self._library = library
         self._values: dict[str, Callable[[Picture], float | None]] = {**_VALUES, "tokens": tokens}
         self._columns: dict[str, array[float]] = {}
+        self._having: dict[str, set[int]] = {}
         library.altered.connect(self._take)
         if not library.pictures:
             self._columns = {key: array("d") for key in self._values}
+            self._having = {key: set() for key in _FLAGS}
 
     def between(self, key: str, low: float, high: float, ids: Set[int] | None) -> set[int]:
         """Return the pictures, of these or of all, whose number lies between both or is one of them."""
@@ -32,6 +34,13 @@ class Columns:
             return {number for number, value in enumerate(column) if low <= value <= high}
         return {number for number in ids if low <= column[number] <= high}
 
+    def having(self, key: str) -> Set[int]:
+        """Return the pictures that have a mask or a crop, or are excluded; not to be changed."""
+        if key not in self._having:
+            has = _FLAGS[key]
+            self._having[key] = {number for number, picture in self._library.pictures.items() if has(picture)}
+        return self._having[key]
+
     def look_again(self, key: str, ids: Iterable[int]) -> None:
         """Take over numbers of these pictures that have become known, without a change of the library."""
         if key in self._columns:
@@ -39,17 +48,27 @@ class Columns:
 
     def _take(self, altered: Altered) -> None:
         """Hear of what became different in the library."""
-        ids = altered.added | altered.altered
-        for key in list(self._columns):
-            if not (altered.added or altered.removed) and KEYS[key].depends.isdisjoint(altered.what):
+        ids, moved = altered.added | altered.altered, altered.added or altered.removed
+        for key in [*self._columns, *self._having]:
+            if not moved and KEYS[key].depends.isdisjoint(altered.what):
                 continue
             if len(ids) > _SLICE:
-                del self._columns[key]
-                continue
-            column = self._columns[key]
-            self._fill(column, key, ids)
-            for number in altered.removed:
-                column[number] = nan
+                self._columns.pop(key, None)
+                self._having.pop(key, None)
+            elif key in self._having:
+                self._sort(key, ids | altered.removed)
+            else:
+                self._fill(self._columns[key], key, ids)
+                for number in altered.removed:
+                    self._columns[key][number] = nan
+
+    def _sort(self, key: str, ids: Iterable[int]) -> None:
+        pictures, having, has = self._library.pictures, self._having[key], _FLAGS[key]
+        for number in ids:
+            if number in pictures and has(pictures[number]):
+                having.add(number)
+            else:
+                having.discard(number)
 
     def _made(self, key: str) -> array[float]:
         column = self._columns[key] = array("d")
@@ -84,6 +103,8 @@ _VALUES: dict[str, Callable[[Picture], float | None]] = {
     "ratio": _ratio,
     "chars": lambda picture: len(picture.caption or ""),
     "rating": lambda picture: picture.rating,
+}
+_FLAGS: dict[str, Callable[[Picture], bool]] = {
     "mask": lambda picture: picture.mask,
     "crop": lambda picture: picture.crop is not None,
     "excluded": lambda picture: picture.excluded,

@@ -31,6 +31,17 @@ Ids = Set[int] | None
 """Pictures among which to search; None: all."""
 
 
+class Found(NamedTuple):
+    """The pictures that a part of a query finds; with `others` all but these, so that "not" turns nothing round."""
+
+    ids: Set[int]
+    others: bool = False
+
+    def among(self, ids: Set[int]) -> Set[int]:
+        """Return those of these pictures that it finds."""
+        return ids - self.ids if self.others else ids & self.ids
+
+
 class Counting(NamedTuple):
     """The term that cannot be answered fully yet, and how many captions or pictures it still waits for."""
 
@@ -56,7 +67,7 @@ class Finder:
         self._copies: set[int] | None = None
         library.altered.connect(self._take)
         self._take(Altered(added=frozenset(library.pictures)))
-        self._terms: dict[str, Callable[[Term, Ids], Set[int]]] = {
+        self._terms: dict[str, Callable[[Term, Ids], Set[int] | Found]] = {
             "": self._words,
             "tag": lambda term, _: self._tag(str(term.value)),
             "caption": lambda term, _: self._caption(str(term.value)),
@@ -67,7 +78,7 @@ class Finder:
             "tokens": self._token_counts,
             "missing": self._missing,
             "problem": lambda term, ids: self._problem(str(term.value), ids),
-            "dup": lambda term, _: self._flag(term, self._duplicates()),
+            "dup": lambda term, _: Found(self._duplicates(), not term.value),
         }
 
     def find(self, query: Query | str) -> list[int]:
@@ -76,8 +87,8 @@ class Finder:
         pictures = self._library.pictures
         if query.root is None:
             return list(pictures)
-        found = self._answer(query.root, None)
-        return [number for number in pictures if number in found]
+        ids, others = self._answer(query.root, None)
+        return [number for number in pictures if (number in ids) is not others]
 
     @property
     def pending(self) -> int:
@@ -89,30 +100,30 @@ class Finder:
         """Return which changes of pictures can alter the query's answer, in the words of `Altered.what`."""
         return frozenset().union(*(KEYS[term.key or "caption"].depends for term in query.terms()))
 
-    def _answer(self, node: Node, ids: Ids) -> Set[int]:
+    def _answer(self, node: Node, ids: Ids) -> Found:
         """Return which pictures a part of a query finds; of others than `ids` it may say anything."""
         if isinstance(node, Term):
-            return self._terms.get(node.key, self._simple)(node, ids)
+            found = self._terms.get(node.key, self._simple)(node, ids)
+            return found if isinstance(found, Found) else Found(found)
         if isinstance(node, Not):
-            return self._all_but(self._answer(node.part, ids), ids)
+            found = self._answer(node.part, ids)
+            return Found(found.ids, not found.others)
         if isinstance(node, Or):
-            answers = sorted((self._answer(part, ids) for part in node.parts), key=len)
-            return set(answers.pop()).union(*answers)  # the largest is copied as a whole, the others one by one
+            return _any_of([self._answer(part, ids) for part in node.parts])
+        left_out: set[int] = set()  # as long as no part has said which pictures it could be at all
         for part in sorted(node.parts, key=_effort):
-            if ids is None:
-                ids = self._answer(part, None)
-            elif isinstance(part, Not):
-                ids = ids - self._answer(part.part, self._few(ids))
+            found = self._answer(part, None if ids is None else self._few(ids))
+            if ids is not None:
+                ids = found.among(ids)
+            elif found.others:
+                left_out |= found.ids
             else:
-                ids = ids & self._answer(part, self._few(ids))
-        return set() if ids is None else ids
+                ids = found.ids - left_out if left_out else found.ids
+        return Found(left_out, others=True) if ids is None else Found(ids)
 
     def _few(self, ids: Set[int]) -> Ids:
         """Return the pictures among which to search, or None where a walk over all is shorter than looking each up."""
         return ids if 2 * len(ids) < len(self._all) else None
-
-    def _all_but(self, found: Set[int], ids: Ids) -> Set[int]:
-        return (self._all if ids is None else ids) - found
 
     def _pictures(self, ids: Ids) -> Iterable[Picture]:
         pictures = self._library.pictures
@@ -164,14 +175,11 @@ class Finder:
         folders = {picture.folder for picture in self._library.pictures.values()}
         return {folder for folder in folders if fits(way_of(folder).casefold())}
 
-    def _simple(self, term: Term, ids: Ids) -> Set[int]:
+    def _simple(self, term: Term, ids: Ids) -> Set[int] | Found:
         """Find by a number or a yes that the picture itself holds."""
         if isinstance(term.value, Range):
             return self._columns.between(term.key, *_bounds(term), ids)
-        return self._flag(term, self._columns.between(term.key, 1, 1, ids), ids)
-
-    def _flag(self, term: Term, found: Set[int], ids: Ids = None) -> Set[int]:
-        return found if term.value else self._all_but(found, ids)
+        return Found(self._columns.having(term.key), not term.value)
 
     def _tag_counts(self, term: Term, _: Ids) -> Set[int]:
         low, high = _bounds(term)
@@ -187,14 +195,14 @@ class Finder:
         self._tokens.want(pictures[number].caption for number in unknown)
         return self._columns.between("tokens", *_bounds(term), ids)
 
-    def _missing(self, term: Term, ids: Ids) -> Set[int]:
+    def _missing(self, term: Term, ids: Ids) -> Set[int] | Found:
         what = str(term.value)
         if what == "caption":
-            bare = self._all_but(self._index.tagged, ids)
+            bare = (self._all if ids is None else ids) - self._index.tagged
             return {p.id for p in self._pictures(bare) if not (p.caption and p.caption.strip())}
         if what in ("mask", "crop"):
-            return self._all_but(self._columns.between(what, 1, 1, ids), ids)  # few have one
-        return self._all_but(self._columns.between(what, -inf, inf, ids), ids)
+            return Found(self._columns.having(what), others=True)
+        return Found(self._columns.between(what, -inf, inf, ids), others=True)
 
     def _problem(self, text: str, ids: Ids) -> Set[int]:
         text = text.casefold()
@@ -229,6 +237,15 @@ class Finder:
             names[number] = pictures[number].name.casefold()
         if altered.added or altered.removed or not _CONTENT.isdisjoint(altered.what):
             self._copies = None
+
+
+def _any_of(answers: list[Found]) -> Found:
+    """Return what one of these finds: where some find all but a few, only those few are compared with the rest."""
+    few = [found.ids for found in answers if found.others]
+    named = sorted((found.ids for found in answers if not found.others), key=len)
+    if few:
+        return Found(set.intersection(*map(set, few)).difference(*named), others=True)
+    return Found(set(named.pop()).union(*named))  # the largest is copied as a whole, the others one by one
 
 
 def way_of(folder: Folder) -> str:
