@@ -230,9 +230,11 @@ class Captions(RuleBasedStateMachine):
         self.world.saver.resolve(conflict, "mine" if mine else "theirs")
         self.world.settle()
         self.take_void()
-        if conflict.key not in [other.key for other in self.world.saver.now.conflicts]:
+        again = {other.key: other.mine for other in self.world.saver.now.conflicts}
+        if conflict.key not in again or not same(again[conflict.key], conflict.mine):
             waited = self.waiting.get((conflict.path.name, conflict.field), [])
             waited[:] = [one for one in waited if not same(one, conflict.mine)]
+        if conflict.key not in again:
             picture = next(p for p in self.world.library.pictures.values() if p.path == conflict.path)
             if mine:
                 found = self.world.disk().value(picture, conflict.field)
