@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from itertools import pairwise
 
 from PySide6.QtCore import QLocale, QTimer
@@ -12,7 +13,7 @@ from app.core.runs.cards import CardWatch
 from app.core.runs.run import Run
 from app.qt.parts import keep_room
 from app.qt.runs.charts import drawings
-from app.qt.runs.charts.axis import count, number, rate
+from app.qt.runs.charts.axis import Wording, count, number, rate
 from app.qt.runs.charts.chart import Chart
 from app.qt.runs.charts.drawings import Wishes
 from app.qt.runs.charts.lines import Drawing
@@ -30,7 +31,8 @@ class Board(QWidget):
         super().__init__(parent)
         self._card_watch = card
         self._runs: Sequence[Run] = ()
-        self._waiting: list[tuple[Chart, Callable[[], Drawing]]] = []
+        self._made: list[Chart] = []
+        self._waiting: list[tuple[Callable[[], Chart], Callable[[], Drawing]]] = []
         self._shown: list[Chart] = []
         self._next = QTimer(self)
         self._next.setSingleShot(True)
@@ -38,14 +40,6 @@ class Board(QWidget):
         self._next.timeout.connect(self._draw_next)
         self.steps: tuple[float, float] | None = None
         """What the user wants to see; None: all there is."""
-        self.loss = Chart(self.tr("Loss"), number)
-        self.held_out = Chart(self.tr("Loss on fixed noise"), number)
-        self.rates = Chart(self.tr("Learning rate"), rate)
-        self.memory = Chart(self.tr("Memory, GiB"), number)
-        self.seconds = Chart(self.tr("Seconds a step"), number)
-        self.speed = Chart(self.tr("Pictures a second"), number)
-        self.card = Chart(self.tr("Graphics card"), count, _minutes, whole=False)
-        self._by_step = (self.loss, self.held_out, self.rates, self.memory, self.seconds, self.speed)
         self._grid = QGridLayout(self)
         self._grid.setContentsMargins(16, 12, 16, 16)
         self._grid.setHorizontalSpacing(24)
@@ -61,16 +55,48 @@ class Board(QWidget):
         self._follow.setSingleShot(True)
         self._follow.setInterval(_FOLLOW)
         self._follow.timeout.connect(self._follow_on)
-        for chart in self._by_step:
-            chart.moved.connect(lambda first, last, chart=chart: self._move(chart, first, last))
-            chart.reset.connect(self.show_all)
-        for chart in (*self._by_step, self.card):
-            chart.setParent(self)
-            chart.hide()
-            chart.setMinimumHeight(_SMALL)
-            keep_room(chart)
-        self.loss.setMinimumHeight(_LARGE)
         card.changed.connect(lambda _: self._draw_card())
+
+    # --- the charts: each is made when it is first drawn, for all at once would hold the window for a tenth of a second
+
+    @cached_property
+    def loss(self) -> Chart:
+        """The loss of the steps."""
+        chart = self._by_step(self.tr("Loss"), number)
+        chart.setMinimumHeight(_LARGE)
+        return chart
+
+    @cached_property
+    def held_out(self) -> Chart:
+        """The loss at fixed noise."""
+        return self._by_step(self.tr("Loss on fixed noise"), number)
+
+    @cached_property
+    def rates(self) -> Chart:
+        """Learning rates."""
+        return self._by_step(self.tr("Learning rate"), rate)
+
+    @cached_property
+    def memory(self) -> Chart:
+        """Memory on the device."""
+        return self._by_step(self.tr("Memory, GiB"), number)
+
+    @cached_property
+    def seconds(self) -> Chart:
+        """Seconds of each step."""
+        return self._by_step(self.tr("Seconds a step"), number)
+
+    @cached_property
+    def speed(self) -> Chart:
+        """Pictures a second."""
+        return self._by_step(self.tr("Pictures a second"), number)
+
+    @cached_property
+    def card(self) -> Chart:
+        """Load and temperature of the card, by the time instead of the steps."""
+        return self._placed(Chart(self.tr("Graphics card"), count, _minutes, whole=False))
+
+    # --- drawing
 
     def rest(self) -> None:
         """Show nothing; the charts come back one after the other with the next drawing."""
@@ -85,11 +111,11 @@ class Board(QWidget):
         """
         self._runs = runs
         self._waiting = [
-            (self.held_out, lambda: drawings.held_out(runs, wishes)),
-            (self.rates, lambda: drawings.learning_rates(runs)),
-            (self.memory, lambda: drawings.memory(runs)),
-            (self.seconds, lambda: drawings.seconds(runs, wishes)),
-            (self.speed, lambda: drawings.speed(runs, wishes)),
+            (lambda: self.held_out, lambda: drawings.held_out(runs, wishes)),
+            (lambda: self.rates, lambda: drawings.learning_rates(runs)),
+            (lambda: self.memory, lambda: drawings.memory(runs)),
+            (lambda: self.seconds, lambda: drawings.seconds(runs, wishes)),
+            (lambda: self.speed, lambda: drawings.speed(runs, wishes)),
         ]
         self._shown, self._unplaced = [self.loss], True
         self.loss.show_steps(*self._span())
@@ -105,9 +131,10 @@ class Board(QWidget):
         One at a time, for painting costs more than drawing: axes are played back a letter at a time.
         """
         if self._waiting:
-            chart, make = self._waiting.pop(0)
+            chart_of, make = self._waiting.pop(0)
             drawing = make()
             if drawing.lines:
+                chart = chart_of()
                 chart.show_steps(*self._span())
                 chart.draw(drawing)
                 chart.plot.viewport().repaint()  # now: Qt would paint all of them together when it comes to it
@@ -143,9 +170,24 @@ class Board(QWidget):
             self._follow.start()
 
     def _follow_on(self) -> None:
-        for chart in self._by_step:
+        for chart in self._made:
             if not chart.isHidden():
                 chart.show_steps(*self._span())
+
+    def _by_step(self, title: str, words: Wording) -> Chart:
+        """Make a chart along the steps, which moves with the others."""
+        chart = self._placed(Chart(title, words))
+        chart.moved.connect(lambda first, last: self._move(chart, first, last))
+        chart.reset.connect(self.show_all)
+        self._made.append(chart)
+        return chart
+
+    def _placed(self, chart: Chart) -> Chart:
+        chart.setParent(self)
+        chart.hide()
+        chart.setMinimumHeight(_SMALL)
+        keep_room(chart)
+        return chart
 
     def _draw_card(self) -> None:
         watch = self._card_watch

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -23,11 +22,11 @@ from PySide6.QtWidgets import (
 from app.core.runs.cards import CardWatch
 from app.core.runs.run import Run
 from app.core.session import Session
-from app.core.tasks import raise_again
 from app.qt.actions.commands import Commands
 from app.qt.actions.table import Action
 from app.qt.runs.charts.difference import DifferenceTable
 from app.qt.runs.charts.legend import Legend
+from app.qt.runs.charts.loading import Loading
 from app.qt.words import QT_TRANSLATE_NOOP
 
 if TYPE_CHECKING:
@@ -72,7 +71,8 @@ class ProgressPanel(QWidget):
         self.runs: Sequence[Run] = ()
         self.board: Board | None = None
         self._ends: list[Any] = []
-        self._loading = False
+        self._loading = Loading(session.tasks, self)
+        self._loading.done.connect(self._build)
         self._logarithmic, self._clip = False, True
         self.card = CardWatch(session.tasks)
         self.legend = Legend()
@@ -87,6 +87,7 @@ class ProgressPanel(QWidget):
         self._lay_out()
         commands.add(ACTIONS, self)
         self.every.setDefaultAction(commands["charts.all"])
+        self._loading.begin()
 
     def show_runs(self, runs: Sequence[Run]) -> None:
         """Show these runs; the first is the one that everything else on the page is about."""
@@ -181,16 +182,16 @@ class ProgressPanel(QWidget):
         return self.tr("No step is done yet. The loss is drawn from the first step on.")
 
     def _load(self) -> None:
-        """Load what draws charts, once: numpy away from the window's thread, then pyqtgraph, when the page is seen.
-
-        That holds the window for a fifth of a second. It cannot be done on a worker: pyqtgraph asks PySide for classes
-        that PySide makes when they are first asked for, and a thread that does so while another does crashes both.
-        """
-        if not self._loading and self.isVisible():
-            self._loading = True
-            self._session.tasks.run(lambda: importlib.import_module("numpy"), lambda _: self._build(), raise_again)
+        """Have charts as soon as the page is seen."""
+        if self._loading.over:
+            self._build()
+        elif self.isVisible():
+            self._loading.hurry()
 
     def _build(self) -> None:
+        """Make the charts, each when it is first drawn; not before the page is seen."""
+        if not self.isVisible():
+            return
         from app.qt.runs.charts.board import Board
 
         self.board = Board(self.card)
