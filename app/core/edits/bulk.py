@@ -14,7 +14,17 @@ from typing import Literal, Protocol
 
 from app.core.edits.edit import Edit
 from app.core.pictures import Change
-from app.core.tags.splitting import JOINT, SEPARATOR, Lines, join_tags, pieces, remove_piece, replace_piece, split_tags
+from app.core.tags.splitting import (
+    JOINT,
+    SEPARATOR,
+    Lines,
+    is_face,
+    join_tags,
+    pieces,
+    remove_piece,
+    replace_piece,
+    split_tags,
+)
 from trainer.errors import ImpastoError
 
 PATIENCE = 1.0
@@ -23,36 +33,6 @@ PATIENCE_IN_ALL = 60.0
 
 Order = Literal["alphabet", "frequency"]
 _Rewrite = Callable[[str], str]
-
-# Faces that taggers write with underscores which stand for no space.
-_FACES = frozenset(
-    (
-        "0_0",
-        "(o)_(o)",
-        "+_+",
-        "+_-",
-        "._.",
-        "<o>_<o>",
-        "<|>_<|>",
-        "=_=",
-        ">_<",
-        "3_3",
-        "6_9",
-        ">_o",
-        "@_@",
-        "^_^",
-        "o_o",
-        "u_u",
-        "x_x",
-        "|_|",
-        "||_||",
-        "-_-",
-        ";_;",
-        ":_:",
-        "v_v",
-        "t_t",
-    )
-)
 
 
 class Captioned(Protocol):
@@ -249,7 +229,7 @@ def _by_tag(old: str, new: str) -> _Rewrite:
         if old not in row:
             return row
         for piece in reversed(pieces(row)):
-            if old in piece.tag and piece.tag.lower() not in _FACES:
+            if old in piece.tag and not is_face(piece.tag):
                 row = replace_piece(row, piece, piece.tag.replace(old, new))
         return row
 

@@ -11,13 +11,10 @@ from pathlib import Path
 from app.core.events import Event
 from app.core.tags.haystack import fold
 from app.core.tags.index import TagIndex
+from app.core.tags.splitting import is_face
 from app.core.tags.vocabulary import Vocabulary, read_lists
 from app.core.tasks import Tasks, raise_again
 
-# Emoticons such as ^_^, o_o and (o)_(o) keep their underscore in any style, as in all taggers' lists: on either side
-# stands at most one letter or digit.
-_FACE = r"[^\w\s]{0,2}[^\W_]?[^\w\s]{0,2}"
-_EMOTICON = re.compile(f"{_FACE}_{_FACE}")
 _SAMPLE = 5000
 
 
@@ -30,7 +27,7 @@ class Style:
 
     def write(self, name: str) -> str:
         """Return a list's tag as this dataset would write it."""
-        if not _EMOTICON.fullmatch(name):
+        if not is_face(name):
             name = name.replace(" ", "_") if self.underscores else name.replace("_", " ")
         if not self.escapes:
             return name
@@ -114,7 +111,7 @@ class Completer:
 
 def style_of(tags: Collection[str]) -> Style:
     """Return the style of these tags: spaces unless more of them have underscores."""
-    wordy = [tag for tag in tags if not _EMOTICON.fullmatch(tag)]
+    wordy = [tag for tag in tags if not is_face(tag)]
     spaced, joined = sum(" " in tag for tag in wordy), sum("_" in tag for tag in wordy)
     return Style(joined > spaced, any("\\(" in tag for tag in tags))
 

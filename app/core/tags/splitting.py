@@ -6,12 +6,16 @@ an empty part is no tag, and a parenthesis escaped for the prompt, as in ``miku 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal, NamedTuple
 
 SEPARATOR = ","
 JOINT = ", "
 """What is written between tags, as all taggers do."""
+
+_FACE = r"[^\w\s]{0,2}[^\W_]?[^\w\s]{0,2}"
+_EMOTICON = re.compile(f"{_FACE}_{_FACE}")
 
 Lines = Literal["caption", "variants"]
 """How a caption of several lines is read: line breaks as spaces, or each line an alternative."""
@@ -81,6 +85,14 @@ def move_piece(text: str, found: Sequence[Piece], source: int, target: int) -> s
 def one_line(text: str) -> str:
     """Return the text with its line breaks as spaces, empty lines left out."""
     return " ".join(row.strip() for row in text.splitlines() if row.strip())
+
+
+def is_face(tag: str) -> bool:
+    """Tell whether a tag is an emoticon such as ^_^, o_o or (o)_(o): its underscore stands for no space.
+
+    As in all taggers' lists, on either side of it stands at most one letter or digit.
+    """
+    return bool(_EMOTICON.fullmatch(tag))
 
 
 def _spans(text: str, lines: Lines) -> Iterator[tuple[int, int]]:

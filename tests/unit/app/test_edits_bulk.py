@@ -116,6 +116,7 @@ def test_tags_are_sorted_into_the_places_of_tags() -> None:
 def test_the_rest() -> None:
     assert done(bulk.remove_repeated, "a, b, a , b,c\n") == "a, b, c\n"
     assert done(bulk.underscores_to_spaces, "red_hat, ^_^, O_O , a__b") == "red hat, ^_^, O_O , a  b"
+    assert done(bulk.underscores_to_spaces, "(O)_(o), ;_;, 1_girl, >_>") == "(O)_(o), ;_;, 1 girl, >_>"
     assert done(bulk.spaces_to_underscores, " red hat,  dog ") == " red_hat,  dog "
     assert done(bulk.tidy, " a ,, b  c ,\nd \n") == "a, b c, d"
     assert done(bulk.tidy, " a ,, b\n\n c \n", "variants") == "a, b\nc"
