@@ -17,7 +17,7 @@ from PySide6.QtWidgets import QAbstractButton, QLineEdit, QPushButton, QWidget
 from app.core.session import Session
 from app.qt.posting import Poster
 from app.qt.runs.page import RunsPage
-from app.qt.train.form.editors import LineEditor
+from app.qt.train.form.editors import LineEditor, TickEditor
 from app.qt.train.page import TrainPage
 from app.qt.train.prompts import PromptRow
 from app.qt.window import Window
@@ -167,6 +167,10 @@ class Artist:
         page.sheet.form.finish()
         row = next(row for (name, _), row in page.sheet.form.rows.items() if name == key)
         until(row.isVisible, 5, f"{key} in the form")
+        if isinstance(row.editor, TickEditor):
+            if row.editor.isChecked() != (text == "true"):
+                self.click(row.editor)
+            return
         assert isinstance(row.editor, LineEditor), key
         if row.editor.text() != text:
             self.type(row.editor, text)
