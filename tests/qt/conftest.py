@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import shiboken6
@@ -18,6 +19,27 @@ from pytestqt.qtbot import QtBot
 from app.core.session import Session
 from app.qt.posting import Poster
 from app.qt.window import Window
+
+PATIENCE = 120_000
+"""Milliseconds that a test waits where it says nothing else: a busy machine is no fault of the app's."""
+
+
+class PatientQtBot(QtBot):
+    """Waits longer than pytest-qt's five seconds."""
+
+    def waitUntil(self, callback: Callable[[], bool | None], *, timeout: int = PATIENCE) -> None:  # noqa: N802
+        super().waitUntil(callback, timeout=timeout)
+
+    def waitSignal(self, signal: Any, *, timeout: int = PATIENCE, **words: Any) -> Any:  # noqa: N802
+        return super().waitSignal(signal, timeout=timeout, **words)
+
+    def waitExposed(self, widget: Any, *, timeout: int = PATIENCE) -> Any:  # noqa: N802
+        return super().waitExposed(widget, timeout=timeout)
+
+
+@pytest.fixture
+def qtbot(qapp: QObject, request: pytest.FixtureRequest) -> QtBot:
+    return PatientQtBot(request)
 
 
 def recorded(monkeypatch: pytest.MonkeyPatch, kind: type[QObject]) -> list[weakref.ref[QObject]]:

@@ -21,8 +21,6 @@ from tests.support.finished import DEMO, PROMPTS, write_finished_run
 from trainer.files.header import read_header
 from trainer.protocol.queue import Entry, Reading
 
-LONG = 120_000  # the engine's process loads torch first
-
 
 @pytest.fixture
 def run(session, tmp_path):
@@ -70,7 +68,7 @@ def test_a_prompt_is_tried_out_and_a_grid_is_drawn_and_taken_from(panel, run, se
     box.prompt.setPlainText("a green tree")
     qtbot.mouseClick(box.draw_button, Qt.MouseButton.LeftButton)
     assert box.is_drawing() and box.cancel_button.isVisible()
-    qtbot.waitUntil(lambda: box.picture.shows, timeout=LONG)
+    qtbot.waitUntil(lambda: box.picture.shows)
     qtbot.waitUntil(lambda: box.drawing.stage == "done")
     assert not box.progress.isVisible()
     with Image.open(box.picture.file) as picture:
@@ -94,7 +92,7 @@ def test_a_prompt_is_tried_out_and_a_grid_is_drawn_and_taken_from(panel, run, se
     dialog.prompts.setPlainText("a green tree\na red star")
     assert dialog.count.text() == "8 pictures, each with the seed 1."
     qtbot.mouseClick(dialog.draw_button, Qt.MouseButton.LeftButton)
-    qtbot.waitUntil(lambda: dialog.drawing.over, timeout=LONG)
+    qtbot.waitUntil(lambda: dialog.drawing.over)
     assert dialog.drawing.stage == "done"
     qtbot.waitUntil(lambda: all(dialog.table.item(row, column) for row in range(2) for column in range(4)))
     cells = {number: pixels(file) for number, file in dialog.drawing.files.items()}

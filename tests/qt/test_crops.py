@@ -31,15 +31,15 @@ def cropper(qtbot, session, folder):
     session.health.aim = Aim(resolution=512)
     session.datasets.open(folder)
     pictures = session.library.pictures
-    qtbot.waitUntil(lambda: len(pictures) == 2 and all(one.width for one in pictures.values()), timeout=20_000)
-    qtbot.waitUntil(lambda: len(session.health.files.all("bucket")) == 2, timeout=20_000)
+    qtbot.waitUntil(lambda: len(pictures) == 2 and all(one.width for one in pictures.values()))
+    qtbot.waitUntil(lambda: len(session.health.files.all("bucket")) == 2)
     wide = next(one for one in pictures.values() if one.name == "wide.png")
     cropper = Cropper(session, sorted(pictures, key=lambda number: number != wide.id))
     qtbot.addWidget(cropper)
     cropper.resize(900, 700)
     with qtbot.waitExposed(cropper):
         cropper.show()
-    qtbot.waitUntil(lambda: cropper.canvas.whole is not None, timeout=20_000)
+    qtbot.waitUntil(lambda: cropper.canvas.whole is not None)
     cropper.canvas.setFocus()
     return cropper
 

@@ -81,15 +81,15 @@ def test_the_first_five_minutes(qtbot, session, folder, english):
 
     # Drop a folder: thumbnails at once.
     drop(window, folder)
-    qtbot.waitUntil(lambda: len(view.ids) == PICTURES + 2, timeout=20_000)
-    qtbot.waitUntil(lambda: thumbnails >= set(view.ids[:6]), timeout=20_000)
+    qtbot.waitUntil(lambda: len(view.ids) == PICTURES + 2)
+    qtbot.waitUntil(lambda: thumbnails >= set(view.ids[:6]))
     assert window.notices.sentences() == [], "something was asked or told that was not needed"
 
     # A list of problems beside them, each leading to the pictures.
     found = lambda: {one.code: len(one.ids) for one in session.health.now}  # noqa: E731
     wanted = {"caption.missing": BARE, "picture.small": SMALL, "duplicate.near": 2, "picture.unusable": 1}
     wanted["bucket.lonely"] = SMALL  # too few of their shape to fill a batch
-    qtbot.waitUntil(lambda: found() == wanted, timeout=60_000)
+    qtbot.waitUntil(lambda: found() == wanted)
     problems = page.health_panel.list
     place = problems.findings.place_of("caption.missing")
     problems.scrollTo(place)
@@ -133,13 +133,13 @@ def test_the_first_five_minutes(qtbot, session, folder, english):
     assert dialog.isVisible()
     qtbot.mouseClick(dialog.apply_button, Qt.MouseButton.LeftButton)
     after = {name: text.replace("kat", "cat") for name, text in before.items()}
-    qtbot.waitUntil(lambda: texts(folder) == after, timeout=20_000)
+    qtbot.waitUntil(lambda: texts(folder) == after)
 
     # One Ctrl+Z brings all back.
     come_back(window, qtbot)
     qtbot.keyClick(window, KEY.Key_Z, CONTROL)
     assert f"Rename kat to cat in {many} captions" in window.status.currentMessage()
-    qtbot.waitUntil(lambda: texts(folder) == before, timeout=20_000)
+    qtbot.waitUntil(lambda: texts(folder) == before)
 
     # The line that says so.
     qtbot.waitUntil(lambda: window.status.saving.text() == SAVED)

@@ -14,8 +14,6 @@ from app.qt.train.forecast.panel import ForecastPanel
 from app.qt.train.forecast.timeline import described
 from tests.support.forecasts import known_job
 
-LONG = 60_000
-
 
 @pytest.fixture
 def draft(session, tmp_path):
@@ -33,7 +31,7 @@ def panel(qtbot, session):
 
 
 def answered(qtbot, panel):
-    qtbot.waitUntil(lambda: panel.forecaster.state in ("done", "failed"), timeout=LONG)
+    qtbot.waitUntil(lambda: panel.forecaster.state in ("done", "failed"))
     assert panel.forecaster.state == "done", panel.forecaster.error
 
 
@@ -63,7 +61,7 @@ def test_a_job_is_forecast_and_a_plan_goes_into_it_and_out_again(qtbot, session,
     qtbot.mouseClick(button, Qt.MouseButton.LeftButton)
     assert panel.stale.isVisible() and not panel.plans.isEnabled()
     assert draft.get("fit.micro_batch") == answer.smaller.fit["micro_batch"]
-    qtbot.waitUntil(lambda: not panel.forecaster.stale, timeout=LONG)
+    qtbot.waitUntil(lambda: not panel.forecaster.stale)
     answered(qtbot, panel)
     now = panel.forecaster.answer
     assert {key: now.pick.keys[key] for key in answer.smaller.keys} == answer.smaller.keys
@@ -119,13 +117,13 @@ def test_what_is_wrong_is_listed_with_its_remedy_and_nothing_is_asked(qtbot, pan
     choose(panel, "RTX 9999")
     panel.chooser.box.setEditText("RTX 9999")
     panel.chooser.box.lineEdit().returnPressed.emit()
-    qtbot.waitUntil(lambda: panel.forecaster.state == "failed", timeout=LONG)
+    qtbot.waitUntil(lambda: panel.forecaster.state == "failed")
     assert any("RTX 9999" in check.sentence for check in panel.checks.checks)
 
 
 def test_a_hidden_panel_keeps_no_process_and_asks_again_when_shown(qtbot, panel, draft):
     panel.show_draft(draft)
-    qtbot.waitUntil(lambda: panel.forecaster.waiting, timeout=LONG)
+    qtbot.waitUntil(lambda: panel.forecaster.waiting)
     process = panel.forecaster._served._process
     panel.hide()
     assert panel.forecaster.state == "idle" and process.wait(60) != 0

@@ -48,7 +48,7 @@ def panel(qtbot, session, folder):
     with qtbot.waitExposed(panel):
         panel.show()
     session.datasets.open(folder)
-    qtbot.waitUntil(lambda: settled(session, 7), timeout=60_000)
+    qtbot.waitUntil(lambda: settled(session, 7))
     return panel
 
 
@@ -115,7 +115,7 @@ def test_a_caption_is_written_as_utf_8_and_kept_as_it_was(qtbot, session, panel,
     choose(qtbot, panel, "caption.cp1252")
     assert panel.fix_button.text() == "Write as UTF-8"
     qtbot.mouseClick(panel.fix_button, Qt.MouseButton.LeftButton)
-    qtbot.waitUntil(lambda: "caption.cp1252" not in codes(session.health), timeout=20_000)
+    qtbot.waitUntil(lambda: "caption.cp1252" not in codes(session.health))
     assert (folder / "wide.txt").read_bytes() == "café".encode()
     (kept,) = session.backups.versions(str(folder), "wide.txt")
     assert kept.data == "café".encode("cp1252")
@@ -216,7 +216,7 @@ def test_all_is_well(qtbot, session, tmp_path):
     qtbot.addWidget(panel)
     panel.show()
     session.datasets.open(tmp_path)
-    qtbot.waitUntil(lambda: panel.well.isVisible() and "All is well" in panel.well.text(), timeout=30_000)
+    qtbot.waitUntil(lambda: panel.well.isVisible() and "All is well" in panel.well.text())
     assert not panel.bar.isVisible()
 
 

@@ -32,9 +32,9 @@ def second_start(*words, cwd):
 
 def test_a_second_start_hands_its_folders_to_the_first_and_ends_well(first, qtbot, tmp_path):
     (tmp_path / "Bilder 猫").mkdir()
-    with qtbot.waitSignal(first.opened, timeout=60_000) as told:
+    with qtbot.waitSignal(first.opened) as told:
         process = second_start("Bilder 猫", cwd=tmp_path)
-    qtbot.waitUntil(lambda: process.poll() is not None, timeout=60_000)
+    qtbot.waitUntil(lambda: process.poll() is not None)
     assert (process.returncode, process.communicate()[1].replace("This plugin does not support", "")) == (0, "")
     assert told.args == [[str(tmp_path / "Bilder 猫")]]  # whole: the first one stands in another folder
 

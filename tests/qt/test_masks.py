@@ -31,7 +31,7 @@ def folder(tmp_path: Path) -> Path:
 def painter(qtbot, session, folder):
     session.datasets.open(folder)
     pictures = session.library.pictures
-    qtbot.waitUntil(lambda: len(pictures) == 2 and all(one.width for one in pictures.values()), timeout=20_000)
+    qtbot.waitUntil(lambda: len(pictures) == 2 and all(one.width for one in pictures.values()))
     painter = MaskPainter(session, list(pictures))
     qtbot.addWidget(painter)
     painter.resize(900, 700)
@@ -43,7 +43,7 @@ def painter(qtbot, session, folder):
 
 
 def ready(qtbot, painter):
-    qtbot.waitUntil(lambda: painter.canvas.painting is not None and painter.canvas.whole is not None, timeout=20_000)
+    qtbot.waitUntil(lambda: painter.canvas.painting is not None and painter.canvas.whole is not None)
 
 
 def pixels(painter):

@@ -53,8 +53,8 @@ def views(qtbot: QtBot, session: Session, folder: Path) -> Iterator[Views]:
     views.resize(900, 700)
     session.datasets.open(folder)
     views.show()
-    qtbot.waitUntil(lambda: len(session.view.ids) == COUNT, timeout=30_000)
-    qtbot.waitUntil(lambda: all(one.width for one in session.library.pictures.values()), timeout=30_000)
+    qtbot.waitUntil(lambda: len(session.view.ids) == COUNT)
+    qtbot.waitUntil(lambda: all(one.width for one in session.library.pictures.values()))
     views.grid.setFocus()
     yield views
     views.close()
@@ -177,7 +177,7 @@ def test_thumbnails_are_painted_and_excluded_pictures_dimmed(qtbot: QtBot, views
         red, green, blue, _ = image.pixelColor(centre(views, index) - QPoint(0, 10)).getRgb()
         return red, green, blue
 
-    qtbot.waitUntil(lambda: all(abs(a - b) < 12 for a, b in zip(colour(3), (18, 90, 237), strict=True)), timeout=20_000)
+    qtbot.waitUntil(lambda: all(abs(a - b) < 12 for a, b in zip(colour(3), (18, 90, 237), strict=True)))
     click(qtbot, views, 3)
     views.reject()
     assert named(session, "p3.png").excluded
@@ -229,11 +229,11 @@ def test_the_loupe_shows_all_pixels_and_steps_and_zooms(qtbot: QtBot, views: Vie
     press(qtbot, views, Qt.Key.Key_Return)
     area = views.loupe.area
     assert views.in_loupe() and views.loupe.hasFocus()
-    qtbot.waitUntil(lambda: area.whole is not None, timeout=20_000)
+    qtbot.waitUntil(lambda: area.whole is not None)
     assert area.whole and (area.whole.image.width(), area.whole.image.height()) == (304, 200)
     press(qtbot, views, Qt.Key.Key_Right)
     assert current(session) == "p5.png" and "p5.png" in views.loupe.facts.text()
-    qtbot.waitUntil(lambda: area.whole is not None and area.whole.image.width() == 305, timeout=20_000)
+    qtbot.waitUntil(lambda: area.whole is not None and area.whole.image.width() == 305)
     views.rate_2()
     assert named(session, "p5.png").rating == 2 and named(session, "p4.png").rating is None
     press(qtbot, views, Qt.Key.Key_Plus)
@@ -252,7 +252,7 @@ def test_zooming_keeps_what_is_under_the_pointer_there(qtbot: QtBot, views: View
     click(qtbot, views, 4)
     views.show_loupe()
     area, spot = views.loupe.area, QPointF(400, 300)
-    qtbot.waitUntil(lambda: area.whole is not None, timeout=20_000)
+    qtbot.waitUntil(lambda: area.whole is not None)
     area.zoom.set(6.0)
     under = area._fraction(spot)
     area.zoom_by(1.25, spot)
@@ -268,7 +268,7 @@ def test_comparison_moves_all_together_and_works_on_the_ringed_one(
     views.show_compare()
     assert views.in_compare() and len(views.compare.ids) == 3
     areas = views.compare.areas
-    qtbot.waitUntil(lambda: all(area.whole for area in areas[:3]), timeout=20_000)
+    qtbot.waitUntil(lambda: all(area.whole for area in areas[:3]))
     areas[1].zoom_by(3.0)
     assert areas[0].scale == areas[2].scale == areas[1].scale
     assert [area.isVisible() for area in areas] == [True, True, True, False]
@@ -294,8 +294,8 @@ def test_dropped_and_pasted_pictures_are_copied_in_without_overwriting(
     said: list[str] = []
     views.said.connect(said.append)
     views._arriving.take(data)
-    qtbot.waitUntil(lambda: len(session.view.ids) == COUNT + 1, timeout=20_000)
-    qtbot.waitUntil(lambda: named(session, "p1-2.png").caption == "dropped", timeout=20_000)
+    qtbot.waitUntil(lambda: len(session.view.ids) == COUNT + 1)
+    qtbot.waitUntil(lambda: named(session, "p1-2.png").caption == "dropped")
     assert (folder / "p1.png").read_bytes() == before and said == [
         "Copied 1 picture(s) into mes chats 🐈. 2 file(s) passed over."
     ]
@@ -303,7 +303,7 @@ def test_dropped_and_pasted_pictures_are_copied_in_without_overwriting(
     image.fill(Qt.GlobalColor.red)
     QGuiApplication.clipboard().setImage(image)
     views.paste()
-    qtbot.waitUntil(lambda: len(session.view.ids) == COUNT + 2, timeout=20_000)
+    qtbot.waitUntil(lambda: len(session.view.ids) == COUNT + 2)
     assert QImage(str(folder / "pasted.png")).size() == image.size()
 
 
@@ -352,7 +352,7 @@ def test_one_undo_brings_back_deleted_pictures_with_all_that_belongs_to_them_and
     told: list[int | None] = []
     session.datasets.refresh(whole=True)
     session.tasks.run(lambda: None, lambda _: told.append(named(session, "p1.png").rating), lambda _: None)
-    qtbot.waitUntil(lambda: told == [4], timeout=20_000)
+    qtbot.waitUntil(lambda: told == [4])
     assert len(session.library.pictures) == COUNT
 
 
@@ -460,7 +460,7 @@ def test_files_dragged_from_elsewhere_are_taken(qtbot: QtBot, views: Views, sess
     QApplication.sendEvent(views, entering)
     assert entering.isAccepted()
     QApplication.sendEvent(views, QDropEvent(QPointF(place), action, data, buttons, keys))
-    qtbot.waitUntil(lambda: len(session.view.ids) == COUNT + 1, timeout=20_000)
+    qtbot.waitUntil(lambda: len(session.view.ids) == COUNT + 1)
     assert session.datasets.folders[-1] == other
 
 
@@ -472,8 +472,8 @@ def test_other_programs_are_followed_while_the_clock_runs(
     clock.start()
     (folder / "p1.txt").write_text("written elsewhere", encoding="utf-8")
     Image.new("RGB", (64, 64)).save(folder / "p100.png")
-    qtbot.waitUntil(lambda: len(session.view.ids) == COUNT + 1, timeout=20_000)
-    qtbot.waitUntil(lambda: named(session, "p1.png").caption == "written elsewhere", timeout=20_000)
+    qtbot.waitUntil(lambda: len(session.view.ids) == COUNT + 1)
+    qtbot.waitUntil(lambda: named(session, "p1.png").caption == "written elsewhere")
     clock.stop()
 
 
@@ -482,8 +482,8 @@ def test_the_tip_of_a_damaged_picture_says_why(qtbot: QtBot, views: Views, sessi
     (folder / "p1.png").write_bytes(whole[: len(whole) // 2])
     session.datasets.refresh(whole=True)
     number = named(session, "p1.png").id
-    qtbot.waitUntil(lambda: "damaged" in views.grid._tip(number), timeout=20_000)
-    qtbot.waitUntil(lambda: views.grid._tip(number).startswith("mes chats 🐈/p1.png\n301 × 200\n"), timeout=20_000)
+    qtbot.waitUntil(lambda: "damaged" in views.grid._tip(number))
+    qtbot.waitUntil(lambda: views.grid._tip(number).startswith("mes chats 🐈/p1.png\n301 × 200\n"))
 
 
 def test_what_keys_do_to_the_current_picture_is_spoken_while_the_grid_has_the_keyboard(

@@ -45,7 +45,7 @@ def sent(folder: Path, made: Preset, name: str = "päckchen 1.toml") -> Path:
 
 def wait(qtbot, until) -> None:
     """Wait as long as a busy machine needs."""
-    qtbot.waitUntil(until, timeout=120_000)
+    qtbot.waitUntil(until)
 
 
 @pytest.fixture

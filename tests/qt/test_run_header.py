@@ -23,8 +23,6 @@ from tests.support.told_runs import held, new_run
 from trainer.protocol import commands, events
 from trainer.protocol.rundir import RunDirectory
 
-WAIT = 120_000
-
 
 @pytest.fixture
 def header(qtbot: QtBot, session: Session) -> Iterator[RunHeader]:
@@ -43,7 +41,7 @@ def look(qtbot: QtBot, run: Run) -> None:
     heard: list[None] = []
     end = run.looked.connect(heard.append)
     run.read()
-    qtbot.waitUntil(lambda: bool(heard), timeout=20_000)
+    qtbot.waitUntil(lambda: bool(heard))
     end()
 
 
@@ -73,7 +71,7 @@ def engine(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
 
 def test_a_real_engine_is_asked_for_previews_saving_and_a_pause_and_goes_on(qtbot, session, header, engine, tmp_path):
     folder = tmp_path / "job ü" / "runs" / "asked"
-    qtbot.waitUntil(lambda: (folder / "run.json").is_file() or engine.poll() is not None, timeout=WAIT)
+    qtbot.waitUntil(lambda: (folder / "run.json").is_file() or engine.poll() is not None)
     assert engine.poll() is None, engine.stderr.read()
     run = session.runs.open(folder)
     header.show_run(run)
@@ -85,7 +83,7 @@ def test_a_real_engine_is_asked_for_previews_saving_and_a_pause_and_goes_on(qtbo
             run.read()
             return bool(reached())
 
-        qtbot.waitUntil(looked, timeout=WAIT)
+        qtbot.waitUntil(looked)
 
     until(lambda: run.story.step is not None and header.can_preview())
     assert usable(header) == {"sample", "save", "pause", "stop"}
@@ -159,7 +157,7 @@ def test_resume_goes_through_the_queue_and_waits_for_its_turn(qtbot, session, he
     look(qtbot, run)
     session.queue.queue.hold()  # nobody begins it here
     qtbot.mouseClick(header.buttons["runs.resume"], Qt.MouseButton.LeftButton)
-    qtbot.waitUntil(lambda: bool(session.queue.entries), timeout=20_000)
+    qtbot.waitUntil(lambda: bool(session.queue.entries))
     assert session.queue.entries[0].run == engine.run.path
     assert header.state.text() == "Paused · waits in the queue"
     assert usable(header) == set()

@@ -55,7 +55,7 @@ def follow(qtbot: QtBot, run: Run, reached: Callable[[], object]) -> None:
         run.read()
         return bool(reached())
 
-    qtbot.waitUntil(seen, timeout=30_000)
+    qtbot.waitUntil(seen)
 
 
 @pytest.fixture

@@ -34,14 +34,14 @@ def clock(window: Window) -> QTimer:
 @pytest.fixture
 def watching(window: Window, qtbot: QtBot) -> Window:
     """The window once it has looked for what runs."""
-    qtbot.waitUntil(lambda: window.findChild(Notifier) is not None and window.session.runs.looked, timeout=20_000)
+    qtbot.waitUntil(lambda: window.findChild(Notifier) is not None and window.session.runs.looked)
     return window
 
 
 def seen(window: Window, qtbot: QtBot) -> None:
     """Let the window see which runs live, as when the user comes back to it."""
     window.session.runs.look()
-    qtbot.waitUntil(lambda: window.session.telling.watching, timeout=20_000)
+    qtbot.waitUntil(lambda: window.session.telling.watching)
 
 
 def end(engine: Teller) -> None:
@@ -57,7 +57,7 @@ def test_a_run_that_fails_while_pictures_are_looked_at_is_told_with_a_way_to_it(
         assert clock(watching).isActive()
         end(engine)
     words = "cats failed at step 12. The loss is gone. Lower the rate."
-    qtbot.waitUntil(lambda: words in watching.notices.sentences(), timeout=20_000)
+    qtbot.waitUntil(lambda: words in watching.notices.sentences())
     assert len(beeps) == 1
     assert not clock(watching).isActive()
     shown: list[Path] = []
@@ -76,7 +76,7 @@ def test_notice_and_sound_can_each_be_switched_off(watching, qtbot, tmp_path, be
     with held(new_run(tmp_path, "cats")) as engine:
         seen(watching, qtbot)
         engine.stand("done", 1000)
-    qtbot.waitUntil(lambda: bool(told), timeout=20_000)
+    qtbot.waitUntil(lambda: bool(told))
     assert bool(beeps) == sound
     assert watching.notices.sentences() == (["cats is done after 1000 steps."] if notify else [])
 

@@ -60,7 +60,7 @@ def arrive(qtbot: QtBot, run: Run) -> None:
     heard: list[None] = []
     end = run.looked.connect(heard.append)
     run.read()
-    qtbot.waitUntil(lambda: bool(heard), timeout=20_000)
+    qtbot.waitUntil(lambda: bool(heard))
     end()
 
 
@@ -83,7 +83,7 @@ def test_the_newest_are_in_sight_beside_the_baseline_and_painted_from_their_file
     assert {0, 600} <= in_sight(matrix)
     assert 100 not in in_sight(matrix)
     for spot in (Spot(0, 0), Spot(600, 0), Spot(0, 1)):
-        qtbot.waitUntil(lambda spot=spot: painted(matrix, spot) == QColor(*_ground(spot)), timeout=20_000)
+        qtbot.waitUntil(lambda spot=spot: painted(matrix, spot) == QColor(*_ground(spot)))
 
 
 def _ground(spot: Spot) -> tuple[int, int, int]:
@@ -147,7 +147,7 @@ def compared(matrix, qtbot) -> SampleMatrix:
     matrix.grid.go(Spot(400, 1))
     press(qtbot, matrix, Qt.Key.Key_Return)
     stage = matrix.compare.stage
-    qtbot.waitUntil(lambda: stage.first.whole is not None and stage.second.whole is not None, timeout=20_000)
+    qtbot.waitUntil(lambda: stage.first.whole is not None and stage.second.whole is not None)
     return matrix
 
 
@@ -254,7 +254,7 @@ def test_a_picture_of_another_form_stays_within_its_cell(matrix, qtbot, run, eng
     arrive(qtbot, run)
     spot = Spot(700, 0)
     place = matrix.grid.rectangle(spot)
-    qtbot.waitUntil(lambda: _at(matrix, place.center()) == _middle(spot), timeout=20_000)
+    qtbot.waitUntil(lambda: _at(matrix, place.center()) == _middle(spot))
     ground = QColor(colours().base).getRgb()[:3]
     assert _at(matrix, QPoint(place.right() + 3, place.center().y())) == ground
     assert _at(matrix, QPoint(place.center().x(), place.top() + 8)) == ground, "it is less high than the cell"

@@ -22,7 +22,6 @@ from tests.support.runs import step_event, write_events, write_run
 from tests.support.tiny import tiny_base
 from trainer.protocol.rundir import RunDirectory
 
-WAIT = 120_000
 SEEN_WITHIN = 2_000
 
 
@@ -40,20 +39,20 @@ def listed(page: RunsPage) -> list[tuple[str, str]]:
 
 def drawn(page: RunsPage, qtbot: QtBot) -> None:
     """Wait until the chosen runs are read and drawn."""
-    qtbot.waitUntil(lambda: bool(page.progress.runs) and all(run.loaded for run in page.progress.runs), timeout=WAIT)
-    qtbot.waitUntil(lambda: page.progress.board is not None and page.progress.board.loss.isVisible(), timeout=WAIT)
-    qtbot.waitUntil(lambda: not page.progress._redraw.isActive(), timeout=WAIT)
-    qtbot.waitUntil(lambda: not page.progress.board._next.isActive(), timeout=WAIT)
+    qtbot.waitUntil(lambda: bool(page.progress.runs) and all(run.loaded for run in page.progress.runs))
+    qtbot.waitUntil(lambda: page.progress.board is not None and page.progress.board.loss.isVisible())
+    qtbot.waitUntil(lambda: not page.progress._redraw.isActive())
+    qtbot.waitUntil(lambda: not page.progress.board._next.isActive())
 
 
 def test_no_runs_are_told_in_words(page, qtbot):
-    qtbot.waitUntil(lambda: page.lists.currentWidget() is page.empty, timeout=WAIT)
+    qtbot.waitUntil(lambda: page.lists.currentWidget() is page.empty)
     assert "no runs yet" in page.empty.text()
 
 
 def test_a_run_from_the_command_line_appears_and_is_drawn(page, qtbot, tmp_path):
     write_run(tmp_path, "from the shell", 200)
-    qtbot.waitUntil(lambda: listed(page) == [("from the shell", "done")], timeout=WAIT)
+    qtbot.waitUntil(lambda: listed(page) == [("from the shell", "done")])
     drawn(page, qtbot)
     board = page.progress.board
     raw, smooth = (item.getOriginalDataset() for _, item in board.loss._items)
@@ -68,26 +67,26 @@ def test_a_run_from_the_command_line_appears_and_is_drawn(page, qtbot, tmp_path)
 def test_steps_that_come_are_drawn(page, qtbot, tmp_path):
     directory = write_run(tmp_path, "going on", 200, done=50, state="running")
     with directory.hold():
-        qtbot.waitUntil(lambda: listed(page) == [("going on", "running")], timeout=WAIT)
+        qtbot.waitUntil(lambda: listed(page) == [("going on", "running")])
         drawn(page, qtbot)
         write_events(directory, [step_event(step, 200) for step in range(51, 61)])
         line = page.progress.board.loss._items[0][1]
-        qtbot.waitUntil(lambda: line.getOriginalDataset()[0][-1] == 60, timeout=WAIT)
-        qtbot.waitUntil(lambda: page.list.runs.index(0).data(WORDS).endswith(" left"), timeout=WAIT)
-    qtbot.waitUntil(lambda: listed(page) == [("going on", "interrupted")], timeout=WAIT)
+        qtbot.waitUntil(lambda: line.getOriginalDataset()[0][-1] == 60)
+        qtbot.waitUntil(lambda: page.list.runs.index(0).data(WORDS).endswith(" left"))
+    qtbot.waitUntil(lambda: listed(page) == [("going on", "interrupted")])
 
 
 def test_several_runs_are_laid_over_each_other_with_what_differs(page, qtbot, tmp_path):
     write_run(tmp_path, "one", 120, rank=8)
     write_run(tmp_path, "two", 80, rank=32, seed=2)
-    qtbot.waitUntil(lambda: len(listed(page)) == 2, timeout=WAIT)
+    qtbot.waitUntil(lambda: len(listed(page)) == 2)
     page.list.selectAll()
     drawn(page, qtbot)
     lines = page.progress.board.loss._drawing.lines
     assert [(line.run, line.look, len(line.steps)) for line in lines] == [("two", "smooth", 80), ("one", "smooth", 120)]
     assert len({line.colour for line in lines}) == 2
     table = page.progress.difference.table
-    qtbot.waitUntil(table.isVisible, timeout=WAIT)
+    qtbot.waitUntil(table.isVisible)
     texts = [[table.item(row, place).text() for place in range(3)] for row in range(table.rowCount())]
     assert sorted(texts) == [["recipe.rank", "32", "8"], ["recipe.steps", "80", "120"]]
     one = page.list.runs.index(1)
@@ -107,7 +106,7 @@ def test_charts_are_moved_and_read_with_the_keyboard(page, qtbot, tmp_path):
     qtbot.keyClick(chart.plot, Qt.Key.Key_Plus)
     near = chart.view.viewRange()[0]
     assert near[1] - near[0] < full[1] - full[0]
-    qtbot.waitUntil(lambda: board.rates.view.viewRange()[0] == near, timeout=WAIT)  # the others follow
+    qtbot.waitUntil(lambda: board.rates.view.viewRange()[0] == near)  # the others follow
     qtbot.keyClick(chart.plot, Qt.Key.Key_Right)
     step = round(chart._cursor)
     assert f"{step:,}" in chart.readout.text()
@@ -123,12 +122,12 @@ def test_a_folder_that_is_damaged_or_gone_is_told_on_its_entry_and_above_it(page
     write_run(tmp_path, "well", 30)
     broken, gone = write_run(tmp_path, "broken", 30), write_run(tmp_path, "gone", 30)
     broken.run.write_text("{", encoding="utf-8")
-    qtbot.waitUntil(lambda: len(listed(page)) == 3, timeout=WAIT)
+    qtbot.waitUntil(lambda: len(listed(page)) == 3)
     shutil.rmtree(gone.path)
-    qtbot.waitUntil(lambda: ("gone", "unknown") in listed(page), timeout=WAIT)
+    qtbot.waitUntil(lambda: ("gone", "unknown") in listed(page))
     for directory, words in ((broken, "damaged"), (gone, "moved, renamed or deleted")):
         page.list.choose(directory.path)
-        qtbot.waitUntil(lambda words=words: words in page.trouble.sentence.text(), timeout=WAIT)
+        qtbot.waitUntil(lambda words=words: words in page.trouble.sentence.text())
         place = page.list.runs.place_of(directory.path)
         assert words in page.list.runs.data(place, Qt.ItemDataRole.AccessibleTextRole)
     page.list.setFocus()
@@ -136,7 +135,7 @@ def test_a_folder_that_is_damaged_or_gone_is_told_on_its_entry_and_above_it(page
     assert "gone" not in [name for name, _ in listed(page)]
     page.list.selectAll()
     page.forget()
-    qtbot.waitUntil(lambda: page.run is None and not page.list.paths, timeout=WAIT)
+    qtbot.waitUntil(lambda: page.run is None and not page.list.paths)
     assert page.header.name.text() == "No run"
 
 
@@ -146,13 +145,13 @@ def test_another_page_can_ask_for_a_run(window, qtbot, tmp_path):
     write_run(tmp_path, "later", 20)
     window.session.going.run.emit(wanted.path)
     page = window.pages.currentWidget()
-    qtbot.waitUntil(lambda: page.run is not None and page.run.directory.path == wanted.path, timeout=WAIT)
+    qtbot.waitUntil(lambda: page.run is not None and page.run.directory.path == wanted.path)
     assert page.list.paths == [wanted.path]
 
 
 def test_nothing_is_read_while_nobody_looks(page, window, qtbot, tmp_path):
     write_run(tmp_path, "run", 20)
-    qtbot.waitUntil(lambda: len(listed(page)) == 1, timeout=WAIT)
+    qtbot.waitUntil(lambda: len(listed(page)) == 1)
     window.show_pictures()
     assert not page._reading.isActive()
     assert not page._looking.isActive()
@@ -178,7 +177,7 @@ def test_a_run_of_very_many_steps_is_opened_in_pieces(page, qtbot, tmp_path):
     timer.timeout.connect(lambda: painted.append(set()))
     timer.start(0)
     page.open(directory.path)
-    qtbot.waitUntil(lambda: page.run.directory.path == directory.path, timeout=WAIT)
+    qtbot.waitUntil(lambda: page.run.directory.path == directory.path)
     drawn(page, qtbot)
     timer.stop()
     assert len(page.run.series.loss) == 10_000
@@ -204,9 +203,9 @@ def engine(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
 
 def test_an_engine_that_is_killed_is_seen_in_two_seconds_with_its_last_words(engine, page, window, qtbot, tmp_path):
     process, folder = engine
-    qtbot.waitUntil(lambda: (folder / "run.json").is_file() or process.poll() is not None, timeout=WAIT)
+    qtbot.waitUntil(lambda: (folder / "run.json").is_file() or process.poll() is not None)
     assert process.poll() is None, (tmp_path / "out.txt").read_text(encoding="utf-8")
-    qtbot.waitUntil(lambda: page.run is not None and len(page.run.series.loss) > 3, timeout=WAIT)
+    qtbot.waitUntil(lambda: page.run is not None and len(page.run.series.loss) > 3)
     assert listed(page) == [("to be killed", "running")]
     assert not page.trouble.isVisible()
     with RunDirectory(folder).console.open("a", encoding="utf-8") as console:
@@ -215,10 +214,10 @@ def test_an_engine_that_is_killed_is_seen_in_two_seconds_with_its_last_words(eng
     process.wait()
     looks: list[None] = []  # the page looks by a clock: so many looks are so many seconds, however busy the machine is
     page._reading.timeout.connect(lambda: looks.append(None))
-    qtbot.waitUntil(page.trouble.isVisible, timeout=WAIT)
+    qtbot.waitUntil(page.trouble.isVisible)
     assert len(looks) * page._reading.interval() <= SEEN_WITHIN
     assert "Resume" in page.trouble.sentence.text()
     assert page.trouble.last_words.toPlainText().endswith("the last that was said")
-    qtbot.waitUntil(lambda: listed(page) == [("to be killed", "interrupted")], timeout=WAIT)
+    qtbot.waitUntil(lambda: listed(page) == [("to be killed", "interrupted")])
     window.commands.refresh_now()
     assert window.commands["runs.resume"].isEnabled()

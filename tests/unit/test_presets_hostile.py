@@ -187,9 +187,9 @@ def test_each_is_refused_in_a_sentence_and_nothing_is_written(kind, tmp_path, pe
         ["add", "--yes", str(file)],
         ["share", str(file), "--out", str(tmp_path / "o.toml")],
     ):
-        begun = time.perf_counter()
+        begun = time.process_time()
         assert cli.main(["presets", *words]) == 2
-        assert time.perf_counter() - begun < 5
+        assert time.process_time() - begun < 5
         out, err = capsys.readouterr()
         assert out == ""
         assert expected in err
@@ -249,10 +249,10 @@ SLOW = ("a." * 200_000 + "a=1", "a=" + "[" * 200_000, '"' + '\\"' * 200_000, "''
 
 @pytest.mark.parametrize("text", SLOW)
 def test_a_full_file_of_anything_is_refused_within_a_second(text):
-    begun = time.perf_counter()
+    begun = time.process_time()
     with pytest.raises(JobError):
         reading.parse_preset(text, "file")
-    assert time.perf_counter() - begun < 1
+    assert time.process_time() - begun < 1
 
 
 @settings(max_examples=300)
