@@ -15,6 +15,7 @@ from app.qt.actions.commands import Commands
 from app.qt.actions.table import Action
 from app.qt.page import Page
 from app.qt.runs.after.panel import AfterPanel
+from app.qt.runs.charts.legend import COLOURS
 from app.qt.runs.charts.panel import ProgressPanel
 from app.qt.runs.header import RunHeader
 from app.qt.runs.log_view import LogView
@@ -27,8 +28,6 @@ from app.qt.words import QT_TRANSLATE_NOOP
 # A run that died is to be seen within two seconds, and a chart that moves more often than this is not read better.
 _READ_EVERY = 500
 _LOOK_EVERY = 1_000
-# More lines than there are colours could not be told apart.
-_MOST_OVERLAID = 6
 
 ACTIONS = (
     Action(
@@ -85,7 +84,7 @@ class RunsPage(Page):
 
     def show_runs(self, paths: list[Path]) -> None:
         """Show these runs, the first in header and tabs and the others laid over it in the charts."""
-        opened = {path: self.session.runs.open(path) for path in paths[:_MOST_OVERLAID]}
+        opened = {path: self.session.runs.open(path) for path in paths[:COLOURS]}  # more lines could not be told apart
         for path, run in self._open.items():
             if path not in opened and path not in self._live:
                 run.close()

@@ -13,7 +13,7 @@ from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QSizePolicy, QStacked
 
 from app.core.runs.curves import Values, at, extent, shown
 from app.qt.runs.charts.axis import Axis, Wording, count
-from app.qt.runs.charts.legend import Entry, Legend
+from app.qt.runs.charts.legend import DASHES, Entry, Legend
 from app.qt.runs.charts.lines import Drawing, Line
 from app.qt.theme import colours
 
@@ -23,7 +23,6 @@ _SMOOTH_POINTS = 0.5
 _RAW_SHARE = 0.42  # of its colour; the rest is the ground's
 _ROOM = 0.06
 _ZOOM, _NUDGE = 0.7, 0.01
-_DASHES = {"dashed": Qt.PenStyle.DashLine, "dotted": Qt.PenStyle.DotLine}
 
 
 class Chart(QFrame):
@@ -80,7 +79,7 @@ class Chart(QFrame):
     def fit(self) -> None:
         """Give the values' axis room for what is seen."""
         first, last = self.view.viewRange()[0]
-        ranges = [extent(shown(line.steps, line.values, first, last), self._clip(line)) for line in self._shown_lines()]
+        ranges = [extent(shown(line.steps, line.values, first, last), self._clip(line)) for line in self._drawing.lines]
         bounds = [bound for each in ranges if each for bound in each]
         bounds += [level.value for level in self._drawing.levels]
         if self._drawing.logarithmic:
@@ -149,10 +148,6 @@ class Chart(QFrame):
 
     def _clip(self, line: Line) -> float:
         return self._drawing.clip if line.look in ("raw", "smooth") else 0.0
-
-    def _shown_lines(self) -> list[Line]:
-        """The lines that the axis has to have room for; a pale one counts only where nothing else is drawn."""
-        return list(self._drawing.lines)
 
     def _put_on(self) -> None:
         """Take the colours in force."""
@@ -323,7 +318,7 @@ def _dress(line: Line, item: pyqtgraph.PlotDataItem, ratio: float) -> None:
     if line.look == "raw":
         colour = _mixed(colour, QColor(colours().base))
     width = 1 if line.look in ("raw", "thin") else 2
-    item.setPen(pyqtgraph.mkPen(colour, width=width * ratio, style=_DASHES.get(line.look, Qt.PenStyle.SolidLine)))
+    item.setPen(pyqtgraph.mkPen(colour, width=width * ratio, style=DASHES.get(line.look, Qt.PenStyle.SolidLine)))
     if line.look == "points":
         item.setSymbol("o")
         item.setSymbolSize(6)

@@ -10,13 +10,13 @@ import numpy as np
 from PySide6.QtCore import QCoreApplication
 
 from app.core.runs.cards import CardWatch
-from app.core.runs.curves import Values, arrays, smoothed
+from app.core.runs.curves import arrays, smoothed
 from app.core.runs.run import Run
 from app.core.runs.series import Mark, Track
 from app.qt.runs.charts.axis import Wording, count, number, rate
+from app.qt.runs.charts.legend import colour_of
 from app.qt.runs.charts.lines import Drawing, Level, Line, Look
 
-COLOURS = 6
 # Per cent of the values at either end that an axis need not have room for.
 _CLIP = 1.0
 # A limit far above what is used would leave the lines no room.
@@ -109,15 +109,15 @@ def _noisy(runs: Sequence[Run], track: Callable[[Run], Track], raw: str, smooth:
         if not len(x):
             continue
         if len(runs) == 1:
-            yield Line(raw, x, y, "raw", _colour(place), run.summary.name)
-        yield Line(smooth, x, smoothed(y, steps), "smooth", _colour(place), _named(runs, run))
+            yield Line(raw, x, y, "raw", colour_of(place), run.summary.name)
+        yield Line(smooth, x, smoothed(y, steps), "smooth", colour_of(place), _named(runs, run))
 
 
 def _each(runs: Sequence[Run], track: Callable[[Run], Track | None], label: str, look: Look) -> Iterator[Line]:
     for place, run in enumerate(runs):
         found = track(run)
         if found:
-            yield Line(label, *arrays(found), look, _colour(place), _named(runs, run))
+            yield Line(label, *arrays(found), look, colour_of(place), _named(runs, run))
 
 
 def _memory_levels(run: Run, most: float) -> Iterator[Level]:
@@ -145,10 +145,6 @@ def _named(runs: Sequence[Run], run: Run) -> str:
     return run.summary.name if len(runs) > 1 else ""
 
 
-def _colour(place: int) -> str:
-    return f"series{place % COLOURS + 1}"
-
-
 def _summary(lines: Sequence[Line], words: Wording) -> str:
     """Return what the lines do, for who does not see them: where each begins, ends, is lowest and highest."""
     told = [_said(line, words) for line in lines if line.look != "raw" and np.isfinite(line.values).any()]
@@ -167,12 +163,8 @@ def _said(line: Line, words: Wording) -> str:
         step=count(steps[-1]),
         low=words(values[low]),
         where=count(steps[low]),
-        high=words(_highest(values)),
+        high=words(float(values.max())),
     )
-
-
-def _highest(values: Values) -> float:
-    return float(values.max())
 
 
 def _tr(text: str) -> str:

@@ -13,8 +13,15 @@ from app.qt.theme import colours
 Entry = tuple[str, str, str]
 """Label, colour role, look."""
 
-_DASHES = {"dashed": Qt.PenStyle.DashLine, "dotted": Qt.PenStyle.DotLine}
+DASHES = {"dashed": Qt.PenStyle.DashLine, "dotted": Qt.PenStyle.DotLine}
+"""The looks of lines that are broken."""
+COLOURS = 6
 _SWATCH, _GAP, _BETWEEN = 18, 6, 16
+
+
+def colour_of(place: int) -> str:
+    """Return the role of the colour that the run at this place has, of several laid over each other."""
+    return f"series{place % COLOURS + 1}"
 
 
 class Legend(QWidget):
@@ -56,7 +63,7 @@ class Legend(QWidget):
                 break
             line = QColor(getattr(scheme, colour))
             line.setAlpha(110 if look == "raw" else 255)
-            painter.setPen(QPen(line, 1.5 if look == "raw" else 2.5, _DASHES.get(look, Qt.PenStyle.SolidLine)))
+            painter.setPen(QPen(line, 1.5 if look == "raw" else 2.5, DASHES.get(look, Qt.PenStyle.SolidLine)))
             painter.drawLine(QPointF(x, middle), QPointF(x + _SWATCH, middle))
             text = metrics.elidedText(label, Qt.TextElideMode.ElideRight, room)
             painter.setPen(QColor(scheme.muted))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from PySide6.QtCore import Qt, QTimer
 from PySide6.QtGui import QHideEvent, QShowEvent
@@ -25,7 +25,7 @@ from app.core.session import Session
 from app.qt.actions.commands import Commands
 from app.qt.actions.table import Action
 from app.qt.runs.charts.difference import DifferenceTable
-from app.qt.runs.charts.legend import Legend
+from app.qt.runs.charts.legend import Legend, colour_of
 from app.qt.runs.charts.loading import Loading
 from app.qt.words import QT_TRANSLATE_NOOP
 
@@ -70,7 +70,7 @@ class ProgressPanel(QWidget):
         self._session, self._commands = session, commands
         self.runs: Sequence[Run] = ()
         self.board: Board | None = None
-        self._ends: list[Any] = []
+        self._ends: list[Callable[[], None]] = []
         self._loading = Loading(session.tasks, self)
         self._loading.done.connect(self._build)
         self._logarithmic, self._clip = False, True
@@ -98,7 +98,7 @@ class ProgressPanel(QWidget):
         self.runs = tuple(runs)
         self.card.watch(self.runs[0] if runs else None)
         self._ends = [event.connect(lambda _: self._soon()) for run in runs for event in (run.arrived, run.changed)]
-        entries = [(run.summary.name, f"series{place % 6 + 1}", "plain") for place, run in enumerate(runs)]
+        entries = [(run.summary.name, colour_of(place), "plain") for place, run in enumerate(runs)]
         self.legend.show_entries(entries)
         self.legend.setVisible(len(runs) > 1)
         self.draw()
