@@ -1,9 +1,11 @@
-"""Turns any text into a file name that Windows, Linux and macOS all take."""
+"""Names of files: any text as one that Windows, Linux and macOS all take, one that is free, that of a saved step."""
 
 from __future__ import annotations
 
+import itertools
 import re
 import unicodedata
+from collections.abc import Iterator
 
 _FORBIDDEN = re.compile(r'[<>:"/\\|?*\x00-\x1f\x7f]+')
 # Marks that reverse the direction of text make "gpj.exe" read as "exe.jpg"; lone surrogates cannot be written as UTF-8.
@@ -21,6 +23,12 @@ def safe_name(text: str, otherwise: str = "unnamed") -> str:
     if _RESERVED.fullmatch(name):
         name = f"_{name}"
     return name or otherwise
+
+
+def numbered(name: str, between: str = "-") -> Iterator[str]:
+    """Yield a name, then with 2, 3 ... behind it without end: the first that is free is the one to take."""
+    yield name
+    yield from (f"{name}{between}{number}" for number in itertools.count(2))
 
 
 def step_ending(step: int) -> str:

@@ -20,7 +20,7 @@ from trainer.errors import ImpastoError, RunError
 from trainer.protocol import atomic, locks, places
 from trainer.protocol.commands import void_leftovers
 from trainer.protocol.events import Phase, cut_torn_line
-from trainer.protocol.naming import safe_name
+from trainer.protocol.naming import numbered, safe_name
 
 State = Literal["running", "paused", "stopped", "done", "failed"]
 
@@ -273,14 +273,11 @@ def _damaged(path: Path) -> RunError:
 
 def _make_free_folder(parent: Path, name: str) -> Path:
     parent.mkdir(parents=True, exist_ok=True)
-    number = 1
+    names = numbered(name)
     while True:
-        path = parent / (name if number == 1 else f"{name}-{number}")
-        try:
+        path = parent / next(names)
+        with contextlib.suppress(FileExistsError):
             path.mkdir()
-        except FileExistsError:
-            number += 1
-        else:
             return path
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from trainer.config.toml_file import parse_toml, read_text
 from trainer.errors import JobError
 from trainer.protocol import atomic
 from trainer.protocol.atomic import long_path
+from trainer.protocol.naming import numbered
 
 
 def parse_values(text: str, source: str) -> Values:
@@ -132,17 +132,10 @@ def _keep(path: Path, own: str | None) -> Path | None:
         return None
     if own is not None and there == own.encode():
         return None
-    target = next(name for name in _names(path) if not long_path(name).exists())
+    names = (path.with_name(f"{stem}{path.suffix}") for stem in numbered(f"{path.stem}.before"))
+    target = next(name for name in names if not long_path(name).exists())
     atomic.write_bytes(target, there)
     return target
-
-
-def _names(path: Path) -> Iterator[Path]:
-    yield path.with_name(f"{path.stem}.before{path.suffix}")
-    number = 2
-    while True:
-        yield path.with_name(f"{path.stem}.before-{number}{path.suffix}")
-        number += 1
 
 
 def _unwritable(path: Path, error: OSError) -> JobError:

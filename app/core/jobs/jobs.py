@@ -17,7 +17,7 @@ from app.core.tasks import Tasks, raise_again
 from trainer.errors import JobError
 from trainer.protocol import atomic, places
 from trainer.protocol.atomic import long_path
-from trainer.protocol.naming import safe_name
+from trainer.protocol.naming import numbered, safe_name
 
 if TYPE_CHECKING:  # brings pydantic and the schema, for which the window does not wait
     from app.core.jobs.draft import Draft
@@ -99,11 +99,8 @@ class Jobs:
     def free_name(self, name: str, *taken: str) -> str:
         """Return a name that no job of ours has: this one, or with a number behind it."""
         names = {entry.name for entry in self.all}.union(taken)
-        number, free = 1, name
-        while free in names or long_path(self.folder / safe_name(free, "job")).exists():
-            number += 1
-            free = f"{name} {number}"
-        return free
+        free = (each for each in numbered(name, " ") if each not in names)
+        return next(each for each in free if not long_path(self.folder / safe_name(each, "job")).exists())
 
     def create(self, values: Mapping[str, Any]) -> Path:
         """Write a new job of ours, named after what `values` call it; return its file. Raises JobError."""
@@ -196,11 +193,8 @@ class Jobs:
 
     def _place(self, name: str) -> Path:
         """The file of a new job: its folder is one that nothing lies in yet, runs of a former job included."""
-        stem = safe_name(name, "job")
-        number = 1
-        while long_path(self.folder / (folder := stem if number == 1 else f"{stem}-{number}")).exists():
-            number += 1
-        return self.folder.absolute() / folder / FILE_NAME
+        folders = (self.folder.absolute() / each for each in numbered(safe_name(name, "job")))
+        return next(folder for folder in folders if not long_path(folder).exists()) / FILE_NAME
 
     def _write(self, path: Path, values: Mapping[str, Any]) -> None:
         from app.core.jobs.values import to_toml
@@ -215,10 +209,8 @@ class Jobs:
         trash = self.folder.parent / "trash" / "jobs"
         try:
             trash.mkdir(parents=True, exist_ok=True)
-            number, target = 1, trash / f"{path.parent.name}.toml"
-            while target.exists():
-                number += 1
-                target = trash / f"{path.parent.name}-{number}.toml"
+            targets = (trash / f"{stem}.toml" for stem in numbered(path.parent.name))
+            target = next(each for each in targets if not each.exists())
             atomic.replace(path, target)
         except OSError as error:
             raise _failed(path, "put into the trash", error.strerror or str(error)) from None

@@ -42,20 +42,24 @@ def changed_keys(former: Preset | None, new: Preset) -> list[tuple[str, str, str
         return changes(_flat_preset(former), _flat_preset(new))
     if new.recipe is None:
         return []
-    stated = dict(flat(new.recipe.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude_none=True), ""))
-    defaults = dict(flat(RecipeConfig().model_dump(mode="json", by_alias=True), ""))
-    return changes({key: defaults.get(key) for key in stated}, stated)
+    return changes(*_beside_defaults(new.recipe, ""))
 
 
 def compared_with_defaults(recipe: RecipeConfig) -> list[str]:
     """What the recipe states otherwise than a job that states nothing: "recipe.rank = 32 instead of 16"."""
-    stated = dict(flat(recipe.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude_none=True), "recipe"))
-    defaults = dict(flat(RecipeConfig().model_dump(mode="json", by_alias=True), "recipe"))
+    defaults, stated = _beside_defaults(recipe, "recipe")
     return [
-        f"{key} = {toml_value(value)}" + (f" instead of {toml_value(defaults[key])}" if defaults.get(key) else "")
+        f"{key} = {toml_value(value)}" + (f" instead of {toml_value(defaults[key])}" if defaults[key] else "")
         for key, value in stated.items()
-        if value != defaults.get(key)
+        if value != defaults[key]
     ]
+
+
+def _beside_defaults(recipe: RecipeConfig, path: str) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """What a job that states nothing has for the keys that a recipe states, and what that states."""
+    stated = dict(flat(recipe.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude_none=True), path))
+    defaults = dict(flat(RecipeConfig().model_dump(mode="json", by_alias=True), path))
+    return {key: defaults.get(key) for key in stated}, stated
 
 
 def _flat_preset(preset: Preset) -> Mapping[str, Any]:

@@ -21,7 +21,7 @@ from trainer.errors import ImpastoError, JobError
 from trainer.files.architecture import NAMES
 from trainer.files.assets import preset_path
 from trainer.protocol import atomic, places
-from trainer.protocol.naming import safe_name
+from trainer.protocol.naming import numbered, safe_name
 
 Origin = Literal["yours", "received", "built-in"]
 _VERSION = re.compile(r"-(\d{8}-\d{6})(-\d{1,3})?")
@@ -186,7 +186,7 @@ def _back_up(path: Path) -> Path:
     folder = path.parent / "replaced"
     folder.mkdir(exist_ok=True)
     stem = f"{path.stem}-{datetime.now().astimezone():{_STAMP}}"
-    free = (folder / f"{stem}{suffix}.toml" for suffix in ("", *(f"-{number}" for number in range(2, 1000))))
+    free = (folder / f"{each}.toml" for each in numbered(stem))
     target = next(path for path in free if not path.exists())
     atomic.write_bytes(target, path.read_bytes())
     return target
@@ -201,7 +201,7 @@ def _free_place(preset: Preset, folder: Path, shelf: Shelf) -> Path:
     """Return a file that holds no sound preset: one that was renamed stays in the file of its first name."""
     stem = safe_name(f"{preset.name}.{preset.base.family}")
     taken = {each.path for each in shelf.presets}
-    places = (folder / f"{stem}{suffix}.toml" for suffix in ("", *(f"-{number}" for number in range(2, 1000))))
+    places = (folder / f"{each}.toml" for each in numbered(stem))
     return next(place for place in places if place not in taken)
 
 
