@@ -63,12 +63,11 @@ def run_render(options: argparse.Namespace) -> int:
     import torch
 
     from trainer.cli.display import open_display
-    from trainer.render.renderer import render
+    from trainer.render.renderer import drawing_dtype, render
     from trainer.training.machine import this_machine
     from trainer.training.reporter import Reporter
 
     machine = this_machine(options.device)
-    half = torch.bfloat16 if machine.bf16 else torch.float16
     with open_display(sys.stderr, as_json=False) as show, Reporter(show) as reporter:
         render(
             base,
@@ -76,7 +75,7 @@ def run_render(options: argparse.Namespace) -> int:
             prompts,
             options.out,
             device=torch.device(machine.device),
-            dtype=torch.float32 if machine.device == "cpu" else half,
+            dtype=drawing_dtype(machine),
             on_drawn=lambda done, total, file: print(file, flush=True),
             clip_skip=options.clip_skip,
             progress=reporter.phase,

@@ -17,6 +17,7 @@ from trainer.base.source import open_base
 from trainer.base.text import TextConditioning, encode_words
 from trainer.config.base import NATIVE_RESOLUTION, BaseConfig
 from trainer.config.report import PromptConfig
+from trainer.config.resolve import Machine
 from trainer.errors import LoraFileError
 from trainer.protocol.events import OnPhase
 
@@ -114,6 +115,13 @@ class Renderer:
 
     def _encode(self, text: str) -> TextConditioning:
         return encode_words(self.source.family, self.encoders, [text], self.clip_skip, self.device)
+
+
+def drawing_dtype(machine: Machine) -> torch.dtype:
+    """Return the dtype that pictures are drawn in: fp32 on the CPU, else in the half precision of the card."""
+    if machine.device == "cpu":
+        return torch.float32
+    return torch.bfloat16 if machine.bf16 else torch.float16
 
 
 def render(

@@ -45,7 +45,7 @@ from trainer.errors import ImpastoError, RunError
 from trainer.protocol import lanes, locks
 from trainer.protocol.events import Phase
 from trainer.protocol.serving import Answer, OvertakenError, Request, Server, Turn
-from trainer.render.renderer import LoraUse, OnNotice, Renderer
+from trainer.render.renderer import LoraUse, OnNotice, Renderer, drawing_dtype
 from trainer.training.machine import this_machine
 from trainer.training.shortage import is_out_of_memory
 
@@ -186,14 +186,13 @@ class RenderService:
         device = torch.device(machine.device)
         if self._renderer is None or self._loaded != (asked.base, device):
             self.free()
-            half = torch.bfloat16 if machine.bf16 else torch.float16
             try:
                 self._occupy(device)
                 self._renderer = Renderer(
                     asked.base,
                     _uses(asked.pictures[0]),
                     device=device,
-                    dtype=torch.float32 if device.type == "cpu" else half,
+                    dtype=drawing_dtype(machine),
                     clip_skip=asked.clip_skip,
                     progress=_progress(turn, device),
                     on_notice=_notices(turn),

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from app.core.runs.series import lowest
 from trainer.protocol import events
 from trainer.protocol.naming import step_ending
 
@@ -51,7 +52,7 @@ def candidates(told: Told) -> list[Candidate]:
     files = _files(told)
     losses = {one.step: one.loss for one in told.validations if one.held_out}
     measured = {step: loss for step in files if (loss := losses.get(step)) is not None and math.isfinite(loss)}
-    best = min(sorted(measured), key=lambda step: measured[step], default=None)
+    best = lowest(measured)
     pictures: dict[int, dict[int, Path]] = {}
     for preview in told.previews:
         pictures.setdefault(preview.step, {})[preview.index] = told.folder / preview.file

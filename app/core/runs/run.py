@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from app.core.events import Event
+from app.core.runs.log import read_end
 from app.core.runs.remarks import Remarks
 from app.core.runs.series import Series
 from app.core.runs.summary import RESUMABLE, RunSummary, summarise
@@ -219,12 +219,9 @@ def look(path: Path, offset: int, before: Setup) -> Glimpse:
 def last_words(console: Path) -> str:
     """Return the last lines that an engine printed, of each line what a terminal would show at the end."""
     try:
-        with console.open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))
-            text = file.read().decode("utf-8", "replace")
+        lines = read_end(console, torn=True, room=_TAIL).lines
     except OSError:
         return ""
-    lines = [line.rstrip("\r").rpartition("\r")[2].rstrip() for line in text.split("\n")]
     return "\n".join([line for line in lines if line][-_LAST_LINES:])
 
 

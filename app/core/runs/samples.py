@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from app.core.pictures import Folder, Picture
+from app.core.runs.series import lowest
 from trainer.protocol import events
 
 _NUMBERS = count(-1, -1)
@@ -38,7 +39,7 @@ class Samples:
         """The LoRA of a step, where one was saved; it may have been removed since."""
         self._folder = Folder(folder, folder)
         self._spots: dict[Spot, int] = {}
-        self._losses: dict[int, float] = {}
+        self._losses: dict[int, float | None] = {}
 
     def name_prompts(self, prompts: Sequence[str]) -> None:
         """Learn the prompts of the job, where it is read after its events or was written anew."""
@@ -54,7 +55,7 @@ class Samples:
                 case events.Saved():
                     self.saved[event.step] = self._folder.path / event.file
                 case events.Validation(held_out=True) if event.step > 0:
-                    self._measure(event)
+                    self._losses[event.step] = event.loss
                 case _:
                     continue
             counted = True
@@ -68,7 +69,7 @@ class Samples:
     @property
     def best(self) -> int | None:
         """The step of the lowest loss on held-out pictures, the first of them if there are several."""
-        return min(sorted(self._losses), key=lambda step: self._losses[step], default=None)
+        return lowest(self._losses)
 
     def _draw(self, event: events.Preview) -> None:
         spot = Spot(event.step, event.index)
@@ -80,9 +81,3 @@ class Samples:
         # What a file looked like when it was drawn is known by that moment: nobody has to look at the disk for it.
         self.pictures[number] = Picture(number, self._folder, event.file, changed_ns=round(event.time * 1e9))
         self.prompts += [""] * (event.index + 1 - len(self.prompts))
-
-    def _measure(self, event: events.Validation) -> None:
-        if event.loss is None:
-            self._losses.pop(event.step, None)  # measured again, and not finite this time
-        else:
-            self._losses[event.step] = event.loss

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import nan
+from math import isfinite, nan
 from typing import Literal
 
 from trainer.protocol import events
@@ -34,6 +35,12 @@ class Track:
         """Drop everything from a step on."""
         place = bisect_left(self.steps, step)
         del self.steps[place:], self.values[place:]
+
+
+def lowest(losses: Mapping[int, float | None]) -> int | None:
+    """Return the step with the lowest loss, the first of several; what is no finite number counts for nothing."""
+    known = {step: loss for step, loss in losses.items() if loss is not None and isfinite(loss)}
+    return min(sorted(known), key=lambda step: known[step], default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,12 +94,8 @@ class Series:
 
     def best_step(self) -> int | None:
         """Return the step with the lowest held-out loss, as the engine finds it: the untrained start is none."""
-        measured = [
-            (loss, step)
-            for step, loss in zip(self.held_out.steps, self.held_out.values, strict=True)
-            if step > 0 and loss == loss  # NaN differs from itself
-        ]
-        return int(min(measured)[1]) if measured else None
+        measured = zip(self.held_out.steps, self.held_out.values, strict=True)
+        return lowest({int(step): loss for step, loss in measured if step > 0})
 
     def _take_step(self, event: events.StepEvent) -> None:
         step = event.step
