@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from app.core.engine.served import Served
 from app.core.events import Event
@@ -13,25 +13,18 @@ from app.core.tasks import Post
 from trainer.errors import ImpastoError
 from trainer.protocol import places
 
+if TYPE_CHECKING:
+    from trainer.gpu import Card  # with the driver's library
+
 Verdict = Literal["ok", "doubtful", "broken"]
 _VERDICTS: tuple[Verdict, ...] = ("ok", "doubtful", "broken")
-
-
-@dataclass(frozen=True, slots=True)
-class CardFacts:
-    """A graphics card that can train; bytes."""
-
-    name: str
-    total: int
-    free: int
-    driver: str
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
     """`fault` says in words what is wrong with the driver, else ""; `free` are the bytes left where models will lie."""
 
-    cards: tuple[CardFacts, ...]
+    cards: tuple[Card, ...]
     fault: str
     folder: Path
     free: int | None
@@ -48,14 +41,13 @@ def this_machine() -> Machine:
     return Machine(cards, fault, folder, free)
 
 
-def _cards() -> tuple[tuple[CardFacts, ...], str]:
+def _cards() -> tuple[tuple[Card, ...], str]:
     from trainer import gpu
 
     try:
-        found = gpu.cards()
+        return tuple(gpu.cards()), ""
     except ImpastoError as error:
         return (), f"{error.sentence} {error.remedy}"
-    return tuple(CardFacts(card.name, card.total_bytes, card.free_bytes, card.driver) for card in found), ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from PySide6.QtCore import QLocale
 from PySide6.QtWidgets import QVBoxLayout, QWidget
-from shiboken6 import isValid
 
 from app.core.first.machine import CheckUp, Machine, this_machine
 from app.core.tasks import Tasks, raise_again
 from app.qt.first.line import Line
+from app.qt.parts import while_there
+from app.qt.train.forecast.words import gigabytes
 
 _ENOUGH_BYTES = 20 * 10**9
 """Room for a base or two, cached pictures and some runs; `doctor` has its own, lower, limit."""
@@ -29,8 +30,8 @@ class MachinePanel(QWidget):
         self.disk.hide()
         self.check.say("waiting", self.tr("Testing whether training works here. It takes some seconds…"))
         self._check_up = CheckUp(tasks.post)
-        self._check_up.changed.connect(lambda _: self._tell_check() if isValid(self) else None)
-        tasks.run(this_machine, lambda found: self._tell(found) if isValid(self) else None, raise_again)
+        self._check_up.changed.connect(while_there(self, lambda _: self._tell_check()))
+        tasks.run(this_machine, while_there(self, self._tell), raise_again)
         self._check_up.start()
 
     @property
@@ -63,7 +64,9 @@ class MachinePanel(QWidget):
             return
         words = self.tr("{name}: {free} of {total} free, driver {driver}.")
         lines = [
-            words.format(name=card.name, free=_memory(card.free), total=_memory(card.total), driver=card.driver)
+            words.format(
+                name=card.name, free=gigabytes(card.free_bytes), total=gigabytes(card.total_bytes), driver=card.driver
+            )
             for card in found.cards
         ]
         self.card.say("good", "\n".join(lines))
@@ -82,8 +85,3 @@ class MachinePanel(QWidget):
 
 def _size(size: int) -> str:
     return QLocale().formattedDataSize(size, 0, QLocale.DataSizeFormat.DataSizeSIFormat)
-
-
-def _memory(size: int) -> str:
-    """Memory of cards counts in GiB, which everybody calls GB."""
-    return f"{QLocale().toString(size / (1 << 30), 'f', 1)} GB"
