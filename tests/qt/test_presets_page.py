@@ -184,12 +184,12 @@ def test_what_a_preset_would_change_is_shown_and_agreed_to(window, page, qtbot, 
     other = sent(tmp_path, preset(recipe={"rank": 9, "steps": 40}, author="Ana"))
     dialog = arrived(window, page, qtbot, other)
     assert [row.texts for row in dialog.table.lines.rows] == [
-        ("author", '"Zoë"', '"Ana"'),
-        ("recipe.rank", "8", "9"),
-        ("recipe.alpha", "0.1", "not set"),
-        ("recipe.learning_rate", "0.0001", "not set"),
+        ("Author", '"Zoë"', '"Ana"'),
+        ("Rank", "8", "9"),
+        ("Alpha", "0.1", "not set"),
+        ("Learning rate", "0.0001", "not set"),
     ]
-    assert "rank" in dialog.table.lines.data(dialog.table.lines.index(1, 0), Qt.ItemDataRole.ToolTipRole)
+    assert "recipe.rank" in dialog.table.lines.data(dialog.table.lines.index(1, 0), Qt.ItemDataRole.ToolTipRole)
     assert (dialog.keep.text(), dialog.both.isVisible()) == ("Replace mine", True)
     dialog.reject()
     dialog = arrived(window, page, qtbot, other)
@@ -282,7 +282,7 @@ def test_edited_it_keeps_what_it_was_and_goes_back(page, qtbot):
     page.versions()
     versions = page.findChild(VersionsDialog)
     wait(qtbot, lambda: versions.back.isEnabled())
-    assert ("name", '"watercolour"', '"gouache"') in [row.texts for row in versions.table.lines.rows]
+    assert ("Name", '"watercolour"', '"gouache"') in [row.texts for row in versions.table.lines.rows]
     versions.back.click()
     wait(qtbot, lambda: page.chosen.preset.name == "gouache")
     assert path.read_bytes() == content

@@ -75,6 +75,12 @@ def title_of(key: str) -> str:
     return name[:1].upper() + name[1:]
 
 
+def full_title(key: str) -> str:
+    """Return it with the tables that it stands in: "Text encoder › rank"; those of the recipe itself go without."""
+    words = key.removeprefix("recipe.").replace("_", " ").replace(".", " › ")
+    return words[:1].upper() + words[1:]
+
+
 @lru_cache(maxsize=1)
 def settings() -> tuple[Setting, ...]:
     """Return every setting that a person may make, in the order of the file."""

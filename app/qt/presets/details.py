@@ -8,6 +8,7 @@ from PySide6.QtCore import QCoreApplication, Qt
 from PySide6.QtGui import QPixmap
 from PySide6.QtWidgets import QHBoxLayout, QLabel, QVBoxLayout, QWidget
 
+from app.core.jobs.settings import full_title
 from app.core.presets.outlooks import Outlooks
 from app.qt.parts import plain_label, say
 from app.qt.presets.outlook_line import OutlookLine
@@ -98,7 +99,9 @@ class Details(QWidget):
 
 def rows_of(changes: Sequence[tuple[str, str, str]]) -> list[Row]:
     """Return a line for each key that is another, with what it means as its tip."""
-    return [Row(change, tip=doc_of(change[0])) for change in changes]
+    return [
+        Row((full_title(key), before, after), tip=f"{key}\n{doc_of(key)}".strip()) for key, before, after in changes
+    ]
 
 
 def _fit_keys(preset: Preset) -> list[tuple[str, str, str]]:

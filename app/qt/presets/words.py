@@ -7,6 +7,7 @@ from functools import lru_cache
 
 from PySide6.QtCore import QCoreApplication
 
+from app.core.jobs.settings import full_title
 from app.core.planning.forecaster import HERE
 from app.core.presets.outlooks import Outlook
 from app.qt.train.forecast.words import duration, figure, fit, gigabytes, headline
@@ -74,7 +75,7 @@ def in_full(outlook: Outlook | None, card: str) -> str:
             )
         )
     elif answer.lighter is not None:
-        changes = ", ".join(f"{key} = {value}" for key, value in answer.changes.items())
+        changes = ", ".join(f"{full_title(key)} {value}" for key, value in answer.changes.items())
         told.append(QCoreApplication.translate("Presets", "It would fit with {changes}.").format(changes=changes))
     if outlook.assumed:
         told.insert(

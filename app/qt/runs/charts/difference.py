@@ -46,7 +46,8 @@ class DifferenceTable(QWidget):
         if len(runs) < 2 or shown == self._shown:
             return
         self._shown = shown
-        from app.core.runs.comparing import differences  # the job's schema, which takes a while to load
+        from app.core.jobs.settings import full_title  # the job's schema, which takes a while to load
+        from app.core.runs.comparing import differences
 
         jobs = [run.job for run in runs if run.job is not None]
         found = differences(jobs) if len(jobs) == len(runs) else []
@@ -57,9 +58,9 @@ class DifferenceTable(QWidget):
         self.table.setHorizontalHeaderLabels([self.tr("Setting"), *(run.summary.name for run in runs)])
         self.table.setRowCount(len(found))
         for row, difference in enumerate(found):
-            for place, text in enumerate((difference.key, *map(self._value, difference.values))):
+            for place, text in enumerate((full_title(difference.key), *map(self._value, difference.values))):
                 item = QTableWidgetItem(text)
-                item.setToolTip(plain_tip(text))
+                item.setToolTip(plain_tip(text if place else difference.key))
                 self.table.setItem(row, place, item)
         rows = min(len(found), _MOST_ROWS)
         self.table.setFixedHeight(
