@@ -78,8 +78,8 @@ def test_entries_show_how_they_stand_and_offer_what_can_be_done(panel, queue, qt
     with queue.engine(names[1]):
         qtbot.waitUntil(lambda: len(order(panel)) == 6)
         assert shown(panel) == [
-            ("waiting 0", "Waits"), ("running 1", "Preparing"), ("paused 2", "Paused"), ("interrupted 3", "Broken off"),
-            ("failed 4", "Failed · The base is gone."), ("done 5", "Done"),
+            ("waiting 0", "Waits"), ("running 1", "Preparing"), ("paused 2", "Paused"),
+            ("interrupted 3", "Interrupted"), ("failed 4", "Failed · The base is gone."), ("done 5", "Done"),
         ]  # fmt: skip
         could = {}
         for name, state in zip(names, ("waiting", "running", "paused", "interrupted", "failed", "done"), strict=True):

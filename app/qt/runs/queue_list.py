@@ -6,43 +6,32 @@ import time
 from collections.abc import Sequence
 
 from PySide6.QtCore import (
-    QAbstractListModel,
     QCoreApplication,
     QLocale,
     QMimeData,
     QModelIndex,
     QObject,
-    QPersistentModelIndex,
     QRect,
-    QRectF,
     QSize,
     Qt,
     Signal,
 )
-from PySide6.QtGui import QColor, QPainter
-from PySide6.QtWidgets import QListView, QStyle, QStyledItemDelegate, QStyleOptionViewItem, QWidget
+from PySide6.QtGui import QPainter
+from PySide6.QtWidgets import QListView, QStyledItemDelegate, QStyleOptionViewItem, QWidget
 
 from app.qt.durations import upcoming
+from app.qt.runs.rows import DOT, Index, StandingModel, paint_dot, paint_focus, paint_ground, paint_words
+from app.qt.runs.state_words import state_colour, state_word
 from app.qt.theme import colours
 from app.qt.tips import plain_tip
 from app.qt.words import QT_TRANSLATE_NOOP
 from trainer.protocol.queue import Entry, State, Wish
 
-_Index = QModelIndex | QPersistentModelIndex
 ENTRY = int(Qt.ItemDataRole.UserRole)
 WORDS = ENTRY + 1
 _MIME = "application/x-impasto-queue-entry"
-_SIDE, _ABOVE, _DOT = 12, 6, 8
+_SIDE, _ABOVE = 12, 6
 
-_STATES: dict[State, tuple[str, str]] = {
-    "waiting": (QT_TRANSLATE_NOOP("QueueState", "Waits"), "focus"),
-    "running": (QT_TRANSLATE_NOOP("QueueState", "Running"), "good"),
-    "paused": (QT_TRANSLATE_NOOP("QueueState", "Paused"), "warning"),
-    "interrupted": (QT_TRANSLATE_NOOP("QueueState", "Broken off"), "bad"),
-    "done": (QT_TRANSLATE_NOOP("QueueState", "Done"), "muted"),
-    "stopped": (QT_TRANSLATE_NOOP("QueueState", "Stopped"), "muted"),
-    "failed": (QT_TRANSLATE_NOOP("QueueState", "Failed"), "bad"),
-}
 _WISHES: dict[Wish, str] = {
     "pause": QT_TRANSLATE_NOOP("QueueState", "Pausing…"),
     "stop": QT_TRANSLATE_NOOP("QueueState", "Stopping…"),
@@ -54,8 +43,8 @@ def standing(entry: Entry, now: float) -> str:
     if entry.state == "running":
         if entry.wish is not None:
             return _tr(_WISHES[entry.wish])
-        return _tr("Running") if entry.run else _tr("Preparing")
-    parts = [_tr(_STATES[entry.state][0])]
+        return state_word("running") if entry.run else _tr("Preparing")
+    parts = [_tr("Waits") if entry.state == "waiting" else state_word(entry.state)]
     if entry.state == "waiting" and entry.after is not None and entry.after > now:
         parts.append(_tr("from {time}").format(time=upcoming(entry.after, now)))
     if entry.steps is not None and entry.state == "waiting":
@@ -63,44 +52,23 @@ def standing(entry: Entry, now: float) -> str:
     return " · ".join([*parts, *entry.problem.splitlines()[:1]])
 
 
-class QueueModel(QAbstractListModel):
+class QueueModel(StandingModel[Entry]):
     """The entries of now."""
 
     moved = Signal(str, object)
     """An entry's id, and that of the one it was dropped before; None: dropped at the end."""
 
     def __init__(self, parent: QObject | None = None) -> None:
-        super().__init__(parent)
-        self.rows: Sequence[Entry] = ()
-        self._words: list[str] = []
+        super().__init__(lambda entry: entry.id, parent)
 
     def show(self, rows: Sequence[Entry]) -> None:
         """Show these; the view keeps its place as long as only their standing is another."""
         now = time.time()
-        words = [standing(row, now) for row in rows]
-        if [row.id for row in rows] != [row.id for row in self.rows]:
-            self.beginResetModel()
-            self.rows, self._words = tuple(rows), words
-            self.endResetModel()
-            return
-        pairs = zip(rows, words, self.rows, self._words, strict=True)
-        changed = [place for place, (row, word, old, said) in enumerate(pairs) if (row, word) != (old, said)]
-        self.rows, self._words = tuple(rows), words
-        for place in changed:
-            self.dataChanged.emit(self.index(place), self.index(place))
+        self.renew(rows, [standing(row, now) for row in rows])
 
-    def place_of(self, name: str) -> QModelIndex:
-        """Return where an entry stands; an invalid index where it is not listed."""
-        place = next((place for place, row in enumerate(self.rows) if row.id == name), -1)
-        return self.index(place) if place >= 0 else QModelIndex()
-
-    def rowCount(self, parent: _Index = QModelIndex()) -> int:  # noqa: N802, B008 (Qt's signature)
-        """Return how many there are."""
-        return 0 if parent.isValid() else len(self.rows)
-
-    def data(self, index: _Index, role: int = Qt.ItemDataRole.DisplayRole) -> object:
+    def data(self, index: Index, role: int = Qt.ItemDataRole.DisplayRole) -> object:
         """Return what the view asks of an entry."""
-        row, words = self.rows[index.row()], self._words[index.row()]
+        row, words = self.rows[index.row()], self.words[index.row()]
         match role:
             case Qt.ItemDataRole.DisplayRole:
                 return row.name
@@ -116,7 +84,7 @@ class QueueModel(QAbstractListModel):
 
     # --- dragging
 
-    def flags(self, index: _Index) -> Qt.ItemFlag:
+    def flags(self, index: Index) -> Qt.ItemFlag:
         """Let entries be dragged, and dropped between others."""
         if not index.isValid():
             return Qt.ItemFlag.ItemIsDropEnabled
@@ -137,7 +105,7 @@ class QueueModel(QAbstractListModel):
         return data
 
     def dropMimeData(  # noqa: N802
-        self, data: QMimeData, action: Qt.DropAction, row: int, column: int, parent: _Index
+        self, data: QMimeData, action: Qt.DropAction, row: int, column: int, parent: Index
     ) -> bool:
         """Ask for the move; the list shows it when the queue has it. False: nothing is to be taken out here."""
         if data.hasFormat(_MIME):
@@ -149,38 +117,26 @@ class QueueModel(QAbstractListModel):
 class QueueDelegate(QStyledItemDelegate):
     """Draws the name and how the entry stands."""
 
-    def sizeHint(self, option: QStyleOptionViewItem, index: _Index) -> QSize:  # noqa: N802
+    def sizeHint(self, option: QStyleOptionViewItem, index: Index) -> QSize:  # noqa: N802
         """Return two lines."""
         return QSize(120, 2 * option.fontMetrics.height() + 2 * _ABOVE + 2)
 
-    def paint(self, painter: QPainter, option: QStyleOptionViewItem, index: _Index) -> None:
+    def paint(self, painter: QPainter, option: QStyleOptionViewItem, index: Index) -> None:
         """Draw one entry."""
         entry: Entry = index.data(ENTRY)
         scheme = colours()
-        chosen = bool(option.state & QStyle.StateFlag.State_Selected)
-        hovered = bool(option.state & QStyle.StateFlag.State_MouseOver)
         painter.save()
-        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
-        painter.fillRect(option.rect, QColor(scheme.accent if chosen else scheme.hover if hovered else scheme.base))
+        chosen = paint_ground(painter, option)
         inside = option.rect.adjusted(_SIDE, _ABOVE, -_SIDE, -_ABOVE)
         height = option.fontMetrics.height()
-        painter.setPen(Qt.PenStyle.NoPen)
-        painter.setBrush(QColor(scheme.on_accent if chosen else getattr(scheme, _STATES[entry.state][1])))
-        painter.drawEllipse(QRectF(inside.left(), inside.top() + (height - _DOT) / 2, _DOT, _DOT))
-        line = QRect(inside.left() + _DOT + 8, inside.top(), inside.width() - _DOT - 8, height)
+        line = QRect(inside.left(), inside.top(), inside.width(), height)
+        paint_dot(painter, line, scheme.on_accent if chosen else getattr(scheme, _colour(entry.state)))
+        line.setLeft(line.left() + DOT + 8)
         faint = scheme.on_accent if chosen else scheme.muted
         name = scheme.on_accent if chosen else scheme.muted if entry.state in ("done", "stopped") else scheme.text
-        for place, text, colour in (
-            (line, entry.name, name),
-            (line.translated(0, height + 2), str(index.data(WORDS)), faint),
-        ):
-            painter.setPen(QColor(colour))
-            cut = option.fontMetrics.elidedText(text, Qt.TextElideMode.ElideRight, place.width())
-            painter.drawText(place, int(Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter), cut)
-        if option.state & QStyle.StateFlag.State_HasFocus:
-            painter.setPen(QColor(scheme.on_accent if chosen else scheme.focus))
-            painter.setBrush(Qt.BrushStyle.NoBrush)
-            painter.drawRoundedRect(QRectF(option.rect).adjusted(1.5, 1.5, -1.5, -1.5), 3, 3)
+        paint_words(painter, line, entry.name, name, option.font)
+        paint_words(painter, line.translated(0, height + 2), str(index.data(WORDS)), faint, option.font)
+        paint_focus(painter, option, chosen)
         painter.restore()
 
 
@@ -214,6 +170,10 @@ class QueueList(QListView):
         self.queue.show(rows)
         if before is not None and self.entry() is None:
             self.setCurrentIndex(self.queue.place_of(before.id))
+
+
+def _colour(state: State) -> str:
+    return "focus" if state == "waiting" else state_colour(state)
 
 
 def _tr(text: str) -> str:

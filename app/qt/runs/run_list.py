@@ -6,12 +6,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from PySide6.QtCore import (
-    QAbstractListModel,
     QItemSelection,
     QItemSelectionModel,
-    QModelIndex,
     QObject,
-    QPersistentModelIndex,
     QRect,
     QRectF,
     QSize,
@@ -19,54 +16,31 @@ from PySide6.QtCore import (
     Signal,
 )
 from PySide6.QtGui import QColor, QFont, QPainter
-from PySide6.QtWidgets import QListView, QStyle, QStyledItemDelegate, QStyleOptionViewItem, QWidget
+from PySide6.QtWidgets import QListView, QStyledItemDelegate, QStyleOptionViewItem, QWidget
 
 from app.core.runs.summary import RunSummary
+from app.qt.runs.rows import DOT, Index, StandingModel, paint_dot, paint_focus, paint_ground, paint_words
 from app.qt.runs.state_words import standing, state_colour
 from app.qt.theme import colours
 from app.qt.tips import plain_tip
 
-_Index = QModelIndex | QPersistentModelIndex
 SUMMARY = int(Qt.ItemDataRole.UserRole)
 WORDS = SUMMARY + 1
-_SIDE, _ABOVE, _BAR, _DOT = 12, 8, 3, 8
+_SIDE, _ABOVE, _BAR = 12, 8, 3
 
 
-class RunModel(QAbstractListModel):
+class RunModel(StandingModel[RunSummary]):
     """The runs of now; `left` tells the seconds that a run still needs."""
 
     def __init__(self, left: Callable[[Path], float | None], parent: QObject | None = None) -> None:
-        super().__init__(parent)
-        self.rows: Sequence[RunSummary] = ()
-        self._words: list[str] = []
+        super().__init__(lambda run: run.path, parent)
         self._left = left
 
     def show(self, rows: Sequence[RunSummary]) -> bool:
         """Show these; returns whether they are others than before, and not only the same standing otherwise."""
-        words = [standing(row, self._left(row.path)) for row in rows]
-        others = [row.path for row in rows] != [row.path for row in self.rows]
-        if others:
-            self.beginResetModel()
-            self.rows, self._words = tuple(rows), words
-            self.endResetModel()
-            return True
-        pairs = zip(rows, words, self.rows, self._words, strict=True)
-        changed = [place for place, (row, word, old, said) in enumerate(pairs) if (row, word) != (old, said)]
-        self.rows, self._words = tuple(rows), words
-        for place in changed:
-            self.dataChanged.emit(self.index(place), self.index(place))
-        return False
+        return self.renew(rows, [standing(row, self._left(row.path)) for row in rows])
 
-    def place_of(self, path: Path) -> QModelIndex:
-        """Return where a run stands; an invalid index where it is not listed."""
-        place = next((place for place, row in enumerate(self.rows) if row.path == path), -1)
-        return self.index(place) if place >= 0 else QModelIndex()
-
-    def rowCount(self, parent: _Index = QModelIndex()) -> int:  # noqa: N802, B008 (Qt's signature)
-        """Return how many there are."""
-        return 0 if parent.isValid() else len(self.rows)
-
-    def data(self, index: _Index, role: int = Qt.ItemDataRole.DisplayRole) -> object:
+    def data(self, index: Index, role: int = Qt.ItemDataRole.DisplayRole) -> object:
         """Return what the view asks of a run."""
         row = self.rows[index.row()]
         match role:
@@ -75,58 +49,42 @@ class RunModel(QAbstractListModel):
             case Qt.ItemDataRole.ToolTipRole:
                 return plain_tip("\n".join(filter(None, (str(row.path), row.problem))))
             case Qt.ItemDataRole.AccessibleTextRole:
-                return ", ".join(filter(None, (row.name, self._words[index.row()], row.problem)))
+                return ", ".join(filter(None, (row.name, self.words[index.row()], row.problem)))
             case _ if role == SUMMARY:
                 return row
             case _ if role == WORDS:
-                return self._words[index.row()]
+                return self.words[index.row()]
         return None
 
 
 class RunDelegate(QStyledItemDelegate):
     """Draws the name, how the run stands, and a bar of how far it is."""
 
-    def sizeHint(self, option: QStyleOptionViewItem, index: _Index) -> QSize:  # noqa: N802
+    def sizeHint(self, option: QStyleOptionViewItem, index: Index) -> QSize:  # noqa: N802
         """Return two lines and the bar."""
         return QSize(120, 2 * option.fontMetrics.height() + 2 * _ABOVE + _BAR + 8)
 
-    def paint(self, painter: QPainter, option: QStyleOptionViewItem, index: _Index) -> None:
+    def paint(self, painter: QPainter, option: QStyleOptionViewItem, index: Index) -> None:
         """Draw one run."""
         run: RunSummary = index.data(SUMMARY)
         scheme = colours()
-        chosen = bool(option.state & QStyle.StateFlag.State_Selected)
-        hovered = bool(option.state & QStyle.StateFlag.State_MouseOver)
         painter.save()
-        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
-        painter.fillRect(option.rect, QColor(scheme.accent if chosen else scheme.hover if hovered else scheme.base))
+        chosen = paint_ground(painter, option)
         inside = option.rect.adjusted(_SIDE, _ABOVE, -_SIDE, -_ABOVE)
         text, muted = (scheme.on_accent, scheme.on_accent) if chosen else (scheme.text, scheme.muted)
         height = option.fontMetrics.height()
-        middle = inside.top() + height / 2
-        painter.setPen(Qt.PenStyle.NoPen)
-        painter.setBrush(QColor(scheme.on_accent if chosen else getattr(scheme, state_colour(run.state))))
-        painter.drawEllipse(QRectF(inside.left(), middle - _DOT / 2, _DOT, _DOT))
-        line = inside.adjusted(_DOT + 8, 0, 0, 0)
-        self._write(
-            painter, QRect(line.left(), line.top(), line.width(), height), run.name, text, option.font, bold=True
-        )
-        below = QRect(line.left(), line.top() + height + 2, line.width(), height)
-        self._write(painter, below, str(index.data(WORDS)), muted, option.font, bold=False)
+        line = QRect(inside.left(), inside.top(), inside.width(), height)
+        paint_dot(painter, line, scheme.on_accent if chosen else getattr(scheme, state_colour(run.state)))
+        line.setLeft(line.left() + DOT + 8)
+        bold = QFont(option.font)
+        bold.setBold(True)
+        paint_words(painter, line, run.name, text, bold)
+        below = line.translated(0, height + 2)
+        paint_words(painter, below, str(index.data(WORDS)), muted, option.font)
         if run.steps and run.state != "done":
             self._draw_bar(painter, QRectF(line.left(), below.bottom() + 5, line.width(), _BAR), run, chosen)
-        if option.state & QStyle.StateFlag.State_HasFocus:
-            painter.setPen(QColor(scheme.on_accent if chosen else scheme.focus))
-            painter.setBrush(Qt.BrushStyle.NoBrush)
-            painter.drawRoundedRect(QRectF(option.rect).adjusted(1.5, 1.5, -1.5, -1.5), 3, 3)
+        paint_focus(painter, option, chosen)
         painter.restore()
-
-    def _write(self, painter: QPainter, place: QRect, text: str, colour: str, font: QFont, *, bold: bool) -> None:
-        own = QFont(font)
-        own.setBold(bold)
-        painter.setFont(own)
-        painter.setPen(QColor(colour))
-        cut = painter.fontMetrics().elidedText(text, Qt.TextElideMode.ElideRight, place.width())
-        painter.drawText(place, int(Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter), cut)
 
     def _draw_bar(self, painter: QPainter, place: QRectF, run: RunSummary, chosen: bool) -> None:
         scheme = colours()

@@ -28,7 +28,7 @@ _PHASES: dict[Phase, str] = {
     "cache_pictures": QT_TRANSLATE_NOOP("RunState", "encoding pictures"),
     "cache_texts": QT_TRANSLATE_NOOP("RunState", "encoding captions"),
     "train": QT_TRANSLATE_NOOP("RunState", "training"),
-    "preview": QT_TRANSLATE_NOOP("RunState", "drawing samples"),
+    "preview": QT_TRANSLATE_NOOP("RunState", "drawing previews"),
     "validate": QT_TRANSLATE_NOOP("RunState", "measuring the loss"),
     "save": QT_TRANSLATE_NOOP("RunState", "saving"),
 }
