@@ -102,7 +102,7 @@ class Session:
         self.going = Going()
         self.library = Library()
         self.view = View(self.library)
-        self.tags = TagIndex(self.library, self.tasks)
+        self.tags = TagIndex(self.library, self.tasks, self.settings.preferences.judging.lines)
         self.finder = Finder(self.library, self.tags, self.tasks)
         self.filtering = Filtering(self.library, self.view, self.tags, self.finder, post)
         self.filters = SavedFilters()
@@ -138,6 +138,7 @@ class Session:
         self.datasets.closed.connect(self.health.drop_strays)
         self.datasets.known.connect(lambda _: self.health.begin())
         self.settings.changed.connect(lambda _: self.health.aim_at(self._aim()))
+        self.settings.changed.connect(lambda chosen: self.tags.read_lines(chosen.judging.lines))
         post(self.saver.recover)  # when the window listens: it says what was saved of a session that crashed
 
     def reopen(self) -> None:
@@ -176,7 +177,7 @@ class Session:
 
     def _aim(self) -> Aim:
         judging = self.settings.preferences.judging
-        return Aim(judging.resolution, judging.tokens)
+        return Aim(judging.resolution, judging.tokens, judging.lines)
 
     def _unsaved(self, number: int, field: Field) -> bool:
         picture = self.library.pictures.get(number)

@@ -79,10 +79,10 @@
 <context>
     <name>CaptionEditor</name>
     <message numerus="yes">
-        <source>and %n more tag(s)</source>
+        <source>+%n more tag(s)</source>
         <translation>
-            <numerusform>and %n more tag</numerusform>
-            <numerusform>and %n more tags</numerusform>
+            <numerusform>+%n more tag</numerusform>
+            <numerusform>+%n more tags</numerusform>
         </translation>
     </message>
 </context>

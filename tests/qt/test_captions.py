@@ -445,7 +445,7 @@ def test_a_caption_of_another_encoding_is_told_in_the_right_number(window, edito
 def test_of_a_caption_of_thousands_of_tags_only_the_first_become_chips(editor, session, qtbot, monkeypatch):
     made = []
     monkeypatch.setattr(
-        "app.qt.pictures.captions.editor.ChipData", lambda tag, **rest: made.append(tag) or ChipData(tag, **rest)
+        "app.qt.pictures.captions.chip.ChipData", lambda tag, **rest: made.append(tag) or ChipData(tag, **rest)
     )
     select(session, "a")
     made.clear()
@@ -453,10 +453,16 @@ def test_of_a_caption_of_thousands_of_tags_only_the_first_become_chips(editor, s
     picture = session.library.pictures[session.view.current]
     change = Change(picture.id, "caption", picture.caption, ", ".join(many))
     session.history.do(Edit("Write many", (change,)))
-    assert tags(editor) == many[:120] == made
-    assert editor.more.text() == "and 6547 more tags"
+    assert tags(editor) == many[:120] == [tag for tag in made if tag]  # a chip begins with none
+    assert editor.more.text() == "+6547 more tags"
     assert editor.more.isVisible()
     qtbot.keyClicks(editor.line, "last")
     qtbot.keyClick(editor.line, KEY.Key_Return)
     assert captions(session)["a"] == ", ".join([*many, "last"])
-    assert editor.more.text() == "and 6548 more tags"
+    assert editor.more.text() == "+6548 more tags"
+    qtbot.mouseClick(editor.more, Qt.MouseButton.LeftButton)
+    assert tags(editor) == many[:240] and editor.more.text() == "+6428 more tags"
+    select(session, "b")
+    assert not editor.more.isVisible()
+    select(session, "a")
+    assert tags(editor) == many[:120]

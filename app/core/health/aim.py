@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from app.core.tags.splitting import Lines
+
 if TYPE_CHECKING:  # pydantic: loaded by a worker once there are pictures
     from trainer.config.recipe import RecipeConfig
 
@@ -18,6 +20,8 @@ class Aim(NamedTuple):
     """Side of the square whose area every bucket has, in pixels: 1024 for SDXL, 512 for SD 1.5."""
     tokens: int = 75
     """How many tokens of a caption are read: one of TOKEN_MARKS."""
+    lines: Lines = "caption"
+    """How captions of several lines are read."""
 
     def recipe(self) -> RecipeConfig:
         """Return a recipe with this aim and all else as the trainer has it by default; raises pydantic's ValueError."""

@@ -8,7 +8,7 @@ from app.core.culling import exclude
 from app.core.edits.bulk import add_tags, remove_tags
 from app.core.edits.edit import Edit
 from app.core.pictures import Change, Folder, Picture
-from app.core.tags.splitting import split_tags
+from app.core.tags.splitting import Lines, split_tags
 
 
 def keep_best(groups: Iterable[Sequence[Picture]]) -> Edit:
@@ -22,7 +22,7 @@ def _worth(picture: Picture) -> tuple[int, int, int, str]:
     return -(picture.rating or 0), -pixels, -picture.bytes, str(picture.path)
 
 
-def put_trigger_first(pictures: Iterable[Picture]) -> Edit:
+def put_trigger_first(pictures: Iterable[Picture], lines: Lines = "caption") -> Edit:
     """Write each folder's trigger before the captions that lack it."""
     by_folder: dict[Folder, list[Picture]] = {}
     for picture in pictures:
@@ -30,14 +30,14 @@ def put_trigger_first(pictures: Iterable[Picture]) -> Edit:
     changes: list[Change] = []
     for folder, inside in by_folder.items():
         if folder.trigger:
-            changes += add_tags(inside, [folder.trigger.strip()], at=0).changes
+            changes += add_tags(inside, [folder.trigger.strip()], 0, lines).changes
     return Edit(f"Put the trigger first in {_counted(len(changes), 'caption')}", tuple(changes))
 
 
-def remove_single_letters(pictures: Sequence[Picture]) -> Edit:
+def remove_single_letters(pictures: Sequence[Picture], lines: Lines = "caption") -> Edit:
     """Remove tags of one character."""
-    tags = sorted({tag for picture in pictures for tag in split_tags(picture.caption) if len(tag) == 1})
-    edit = remove_tags(pictures, tags)
+    tags = sorted({tag for picture in pictures for tag in split_tags(picture.caption, lines) if len(tag) == 1})
+    edit = remove_tags(pictures, tags, lines)
     return Edit(f"Remove tags of one letter from {_counted(len(edit.changes), 'caption')}", edit.changes)
 
 

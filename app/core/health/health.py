@@ -199,7 +199,7 @@ class Health:
         def load() -> Judge:
             from app.core.health import findings, judging  # noqa: F401 (so that the owner's thread need not load it)
 
-            return judging.Judge(aim.recipe(), self._tokens.of)
+            return judging.Judge(aim.recipe(), self._tokens.of, aim.lines)
 
         self._tasks.run(load, lambda judge: self._loaded(aim, judge), raise_again)
 
@@ -247,14 +247,14 @@ class Health:
     def _want_uncounted(self) -> None:
         """Have the tokens of captions counted that are not known; judge again those that are by now."""
         judge, pictures = self._judge, self._library.pictures
-        uncounted = self.files.under("uncounted", "tokens")
-        if judge is None or not uncounted or self._tokens.pending:
+        waiting = self.files.under("uncounted", "tokens")
+        if judge is None or not waiting or self._tokens.pending:
             return
         texts: dict[str, None] = {}
-        for number in islice(uncounted, _TEXTS):
-            text = judge.caption(pictures[number])
-            if self._tokens.of(text) is None:
-                texts[text] = None
+        for number in islice(waiting, _TEXTS):
+            uncounted = [text for text in judge.captions(pictures[number]) if self._tokens.of(text) is None]
+            if uncounted:
+                texts.update(dict.fromkeys(uncounted))
             else:
                 self._waiting[number] = None
         if texts:
@@ -399,9 +399,9 @@ class Health:
             case "duplicate.near":
                 return "Keep the best of each", lambda: fixes.keep_best(self._pictures(self._near_groups()))
             case "trigger.absent":
-                return "Put the trigger first", lambda: fixes.put_trigger_first(chosen())
+                return "Put the trigger first", lambda: fixes.put_trigger_first(chosen(), self.aim.lines)
             case "tag.one_letter":
-                return "Remove these tags", lambda: fixes.remove_single_letters(chosen())
+                return "Remove these tags", lambda: fixes.remove_single_letters(chosen(), self.aim.lines)
         return None
 
     def _near_groups(self) -> list[list[int]]:

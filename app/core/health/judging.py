@@ -12,10 +12,11 @@ from math import floor, log2
 
 from app.core.health.groups import Key
 from app.core.pictures import Folder, Picture
-from app.core.tags.splitting import one_line, split_tags
+from app.core.tags.splitting import Lines, split_tags
 from trainer.config.recipe import RecipeConfig
 from trainer.dataset.assembly import doubts_of_shape
 from trainer.dataset.buckets import choose_bucket
+from trainer.dataset.caption_files import split_caption
 from trainer.dataset.captions import holds_trigger
 from trainer.dataset.folders import chain_of, folder_marks
 from trainer.dataset.picture import region_of
@@ -37,6 +38,7 @@ class Judge:
 
     recipe: RecipeConfig
     tokens: CountTokens
+    lines: Lines = "caption"
     _class_words: dict[Folder, str] = field(default_factory=dict)
 
     def keys(self, picture: Picture, known: Sequence[str] = ()) -> list[Key]:
@@ -52,13 +54,11 @@ class Judge:
         keys.append(("folder", picture.folder))
         return keys
 
-    def caption(self, picture: Picture) -> str:
-        """Return the text that is trained, but for chance: the trigger first unless the caption holds it."""
-        text = one_line(picture.caption or "") or self._words(picture.folder)
+    def captions(self, picture: Picture) -> list[str]:
+        """Return the texts that are trained, but for chance: the trigger first unless the caption holds it."""
+        texts = split_caption(picture.caption or "", self.lines) or (self._words(picture.folder),)
         trigger = (picture.folder.trigger or "").strip()
-        if not trigger or holds_trigger(text, trigger):
-            return text
-        return f"{trigger}, {text}" if text else trigger
+        return [_led(text, trigger) for text in texts]
 
     def _shape(self, picture: Picture) -> list[Key]:
         if not picture.width or not picture.height:
@@ -81,13 +81,16 @@ class Judge:
             words = trigger or self._words(picture.folder)
             missing = "missing" if picture.caption is None else "empty"
             keys.append(("mark", f"caption.{'words' if words else missing}"))
-        elif trigger and not holds_trigger(picture.caption or "", trigger):
+        elif trigger and not all(
+            holds_trigger(text, trigger) for text in split_caption(picture.caption or "", self.lines)
+        ):
             keys.append(("mark", "trigger.absent"))
-        if written and any(len(tag) == 1 for tag in split_tags(picture.caption)):
+        if written and any(len(tag) == 1 for tag in split_tags(picture.caption, self.lines)):
             keys.append(("mark", "tag.one_letter"))
-        count = self.tokens(self.caption(picture))
-        if count is None:
+        counts = [self.tokens(text) for text in self.captions(picture)]
+        if None in counts:
             return [*keys, ("uncounted", "tokens")]
+        count = max(count for count in counts if count is not None)
         keys.append(("tokens", min(max(count - 1, 0) // TOKEN_STEP, TOKEN_BARS - 1)))
         if count > self.recipe.token_chunks:
             keys.append(("mark", "caption.long"))
@@ -99,6 +102,12 @@ class Judge:
             chain = [(path.name, FolderNotes()) for path in chain_of(folder.root, folder.path)]
             self._class_words[folder] = folder_marks(chain).class_words or ""
         return self._class_words[folder]
+
+
+def _led(text: str, trigger: str) -> str:
+    if not trigger or holds_trigger(text, trigger):
+        return text
+    return f"{trigger}, {text}" if text else trigger
 
 
 @lru_cache(maxsize=65536)

@@ -87,6 +87,17 @@ class Judging(Section):
         le=225,
         multiple_of=75,
     )
+    lines: Literal["caption", "variants"] = choice(
+        "caption",
+        QT_TRANSLATE_NOOP("Preferences", "Captions of several lines"),
+        QT_TRANSLATE_NOOP(
+            "Preferences", "How they are shown, judged and searched, as a job's dataset.lines reads them."
+        ),
+        labels={
+            "caption": QT_TRANSLATE_NOOP("Preferences", "One caption"),
+            "variants": QT_TRANSLATE_NOOP("Preferences", "A choice, one a line"),
+        },
+    )
 
 
 class Telling(Section):

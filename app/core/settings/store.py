@@ -36,6 +36,11 @@ class Settings:
         self.preferences = preferences
         self.changed.emit(preferences)
 
+    def judge(self, **facts: str | int) -> None:
+        """Judge pictures and captions for another training: fields of `Judging`; raises OSError as `change` does."""
+        judging = self.preferences.judging.model_copy(update=facts)
+        self.change(self.preferences.model_copy(update={"judging": judging}))
+
     def _read(self) -> Preferences:
         try:
             found = tomllib.loads(atomic.read_text(self.path))

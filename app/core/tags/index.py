@@ -14,7 +14,7 @@ from app.core.events import Event
 from app.core.library import Library
 from app.core.pictures import Altered
 from app.core.tags.haystack import Haystack, fold
-from app.core.tags.splitting import split_tags
+from app.core.tags.splitting import Lines, split_tags
 from app.core.tasks import Single, Tasks
 
 Row = tuple[str, ...]
@@ -39,10 +39,10 @@ class TagIndex:
     come; without, everything is read at once. Each tag costs a set of ids, each picture a tuple of shared strings.
     """
 
-    def __init__(self, library: Library, tasks: Tasks | None = None) -> None:
+    def __init__(self, library: Library, tasks: Tasks | None = None, lines: Lines = "caption") -> None:
         self.changed: Event[None] = Event()
         """Tags or their counts are different now."""
-        self._library = library
+        self._library, self._lines = library, lines
         self._rows: dict[int, Row] = {}
         self._with: dict[str, set[int]] = {}
         self._texts = Haystack()
@@ -66,6 +66,14 @@ class TagIndex:
         waiting, self._waiting = list(self._waiting), {}
         if waiting:
             self._read(waiting)
+
+    def read_lines(self, lines: Lines) -> None:
+        """Read captions of several lines in another way from now on."""
+        if lines != self._lines:
+            self._lines = lines
+            pictures = self._library.pictures.items()
+            several = frozenset(number for number, one in pictures if one.caption and "\n" in one.caption.strip())
+            self._take(Altered(altered=several, what=frozenset({"caption"})))
 
     def __len__(self) -> int:
         return len(self._with)
@@ -177,7 +185,7 @@ class TagIndex:
 
     def _read(self, ids: Iterable[int]) -> None:
         pictures = self._library.pictures
-        if self._enter((number, row_of(pictures[number].caption)) for number in ids if number in pictures):
+        if self._enter((number, row_of(pictures[number].caption, self._lines)) for number in ids if number in pictures):
             self.changed.emit(None)
 
     def _go_on(self) -> None:
@@ -187,15 +195,22 @@ class TagIndex:
         pictures = self._library.pictures
         ids = list(islice(self._waiting, _SLICE))
         texts = [(number, pictures[number].caption) for number in ids if number in pictures]
-        self._reading.run(lambda: [(number, text, row_of(text)) for number, text in texts], self._have)
+        lines = self._lines
+        self._reading.run(
+            lambda: [(number, text, row_of(text, lines)) for number, text in texts],
+            lambda split: self._have(split, lines),
+        )
 
-    def _have(self, split: Sequence[tuple[int, str | None, Row]]) -> None:
+    def _have(self, split: Sequence[tuple[int, str | None, Row]], lines: Lines) -> None:
         pictures = self._library.pictures
         # Captions that changed meanwhile wait on, or were read with `settle`.
         known = [
             (number, row)
             for number, text, row in split
-            if number in self._waiting and number in pictures and pictures[number].caption == text
+            if number in self._waiting
+            and number in pictures
+            and pictures[number].caption == text
+            and lines == self._lines
         ]
         for number, _ in known:
             del self._waiting[number]
@@ -257,9 +272,9 @@ class TagIndex:
             del self._sorted[bisect_left(self._sorted, (key, tag))]
 
 
-def row_of(caption: str | None) -> Row:
+def row_of(caption: str | None, lines: Lines = "caption") -> Row:
     """Return a caption's different tags as shared strings."""
-    return tuple(dict.fromkeys(map(sys.intern, split_tags(caption))))
+    return tuple(dict.fromkeys(map(sys.intern, split_tags(caption, lines))))
 
 
 def count_tags(rows: Iterable[Row]) -> Counter[str]:

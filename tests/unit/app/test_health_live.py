@@ -7,16 +7,27 @@ import pytest
 from PIL import Image
 
 from app.core.disk.opening import Datasets
+from app.core.health import fixes
 from app.core.health.aim import Aim
 from app.core.health.health import Health
 from app.core.pictures import FolderChange
 from app.core.tags.index import TagIndex
+from app.core.tags.splitting import Lines
 from tests.support.desk import Desk, a_desk
 from trainer.config.dataset import DatasetConfig, FolderConfig
 from trainer.config.recipe import RecipeConfig
 from trainer.dataset.listing import read_dataset
+from trainer.dataset.sidecar import FolderNotes, Sidecar, write_sidecar
 
-CODES = ("caption.clash", "mask.size", "bucket.lonely", "caption.orphan", "mask.orphan")
+CODES = (
+    "caption.clash",
+    "mask.size",
+    "bucket.lonely",
+    "caption.orphan",
+    "mask.orphan",
+    "caption.long",
+    "trigger.absent",
+)
 SIDE = 256
 
 
@@ -54,10 +65,10 @@ class Watched:
             if one.code in CODES
         }
 
-    def of_trainer(self) -> dict[str, list[str]]:
+    def of_trainer(self, lines: Lines = "caption") -> dict[str, list[str]]:
         """What the trainer's check tells; of a mask it names the file, where we name the picture."""
         folders = (FolderConfig(path=str(self.folder), recursive=True),)
-        config = DatasetConfig(folders=folders, validation_share=0.0, masks="files")
+        config = DatasetConfig(folders=folders, validation_share=0.0, masks="files", lines=lines)
         told: dict[str, list[str]] = {}
         for finding in read_dataset(config, RecipeConfig(resolution=SIDE)).findings:
             if finding.code in CODES:
@@ -98,6 +109,24 @@ def test_captions_that_differ_are_told_until_they_agree(watched: Watched, folder
     (folder / "1.txt").write_text("a dog", encoding="utf-8")
     watched.look()
     assert watched.found() == {} == watched.of_trainer()
+
+
+def test_each_line_is_judged_where_lines_are_alternatives(watched: Watched, folder: Path) -> None:
+    (folder / "0.txt").write_text("a cat, " * 20 + "\n" + "zok, a dog, " * 12, encoding="utf-8")  # long only together
+    (folder / "1.txt").write_text("zok, a cat\na cat of zok\n", encoding="utf-8")
+    (folder / "2.txt").write_text("zok\n" + "zok, a cat, " * 40, encoding="utf-8")  # long by itself
+    write_sidecar(folder, Sidecar(FolderNotes(trigger="zok"), {}))
+    watched.look()
+    absent = ["3.png", "4.png"]
+    assert watched.found() == {"caption.long": ["0.png", "2.png"], "trigger.absent": absent} == watched.of_trainer()
+    watched.health.aim_at(Aim(SIDE, lines="variants"))
+    watched.settle()
+    told = {"caption.long": ["2.png"], "trigger.absent": ["0.png", *absent]}
+    assert watched.found() == told == watched.of_trainer("variants")
+    edit = fixes.put_trigger_first(list(watched.library.pictures.values()), "variants")
+    watched.library.apply(edit.changes)
+    watched.settle()
+    assert watched.found() == {"caption.long": ["2.png"]}
 
 
 def test_a_mask_of_another_shape_is_told_until_it_is_saved_anew(watched: Watched, folder: Path) -> None:

@@ -141,3 +141,25 @@ def test_tags_that_stand_together():
     assert index.together("cat") == [("red", 2), ("blue", 1), ("hat", 1)]
     assert index.together("cat", 1) == [("red", 2)]
     assert index.together("bird") == []
+
+
+@pytest.mark.parametrize("threaded", [False, True])
+def test_lines_become_alternatives_and_one_caption_again(threaded):
+    calls = queue.Queue()
+    tasks = Tasks(calls.put) if threaded else None
+    made = library("red\nhat, cat", "red hat", "dog\n", "a\ndog")
+    index = TagIndex(made, tasks)
+
+    def settled():
+        while index.pending:
+            calls.get(timeout=30)()
+        return index.counts()
+
+    as_one = {"red hat": 2, "cat": 1, "dog": 1, "a dog": 1}
+    assert settled() == as_one
+    index.read_lines("variants")
+    assert settled() == {"red": 1, "hat": 1, "red hat": 1, "cat": 1, "dog": 2, "a": 1}
+    index.read_lines("caption")
+    assert settled() == as_one
+    if tasks:
+        tasks.close()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from PySide6.QtCore import QEvent, QPoint, QRect, QSize, Qt, Signal
 from PySide6.QtGui import QColor, QFontMetrics, QKeyEvent, QMouseEvent, QPainter, QPaintEvent, QPen
 from PySide6.QtWidgets import QAbstractButton, QApplication, QWidget
 
+from app.core.tags.splitting import Lines, Piece
 from app.qt.theme import colours, icon
 
 _PAD, _ICON, _ROUND = 8, 14, 6
@@ -223,3 +225,13 @@ _STEPS = (
     Qt.Key.Key_End,
 )
 _OWN = (*_REMOVE, *_ENTER, *_STEPS)
+
+
+def chips_of(text: str, found: Sequence[Piece], lines: Lines) -> Sequence[ChipData]:
+    """Return the chips of one caption; a tag is repeated where it stands further in front of the same alternative."""
+    chips, seen = [], set()
+    for piece in found:
+        row = text.count("\n", 0, piece.start) if lines == "variants" else 0
+        chips.append(ChipData(piece.tag, repeated=(row, piece.tag) in seen, row=row))
+        seen.add((row, piece.tag))
+    return chips

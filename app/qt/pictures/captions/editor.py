@@ -13,6 +13,7 @@ from PySide6.QtWidgets import (
     QFrame,
     QHBoxLayout,
     QLabel,
+    QPushButton,
     QScrollArea,
     QSizePolicy,
     QToolButton,
@@ -31,7 +32,7 @@ from app.core.tags.summary import Summary, summarise
 from app.core.tasks import raise_again
 from app.qt.actions.commands import Commands
 from app.qt.pictures.captions.actions import ACTIONS
-from app.qt.pictures.captions.chip import ChipData
+from app.qt.pictures.captions.chip import ChipData, chips_of
 from app.qt.pictures.captions.chips import ChipBoard
 from app.qt.pictures.captions.safety import Safety
 from app.qt.pictures.captions.state_words import StateWords
@@ -67,14 +68,14 @@ class CaptionEditor(QWidget):
         self._ids: frozenset[int] = frozenset()
         self._hidden = 0
         self._ending = False
-        self._lines: Lines = "caption"
+        self._most = _MOST_CHIPS
         self._pieces: list[Piece] = []
         self._typing = False
         self._snapshot: Snapshot | None = None
         self._words = StateWords(self)
-        self.title, self.state, self.more, self.hint, self.count = (QLabel() for _ in range(5))
+        self.title, self.state, self.hint, self.count = (QLabel() for _ in range(4))
         self.line = TagLine(self._complete)
-        self.chips = ChipBoard()
+        self.chips, self.more = ChipBoard(), QPushButton()
         self.text = CaptionText()
         self.limit, self.variants = QComboBox(), QCheckBox()
         self.ruler = Ruler(session.tasks, self)
@@ -118,9 +119,8 @@ class CaptionEditor(QWidget):
 
     def read_lines(self, variants: bool) -> None:
         """Read lines as alternatives, or as one caption."""
-        self._lines = "variants" if variants else "caption"
+        self._session.settings.judge(lines="variants" if variants else "caption")
         self._commands.refresh()
-        self._show()
 
     def change_many(self) -> None:
         """Open the dialog that changes many captions."""
@@ -186,6 +186,10 @@ class CaptionEditor(QWidget):
         """Tell whether lines are read as alternatives."""
         return self._lines == "variants"
 
+    @property
+    def _lines(self) -> Lines:
+        return self._session.settings.preferences.judging.lines
+
     def _open(self, dialog: QDialog) -> None:
         dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         dialog.open()
@@ -196,9 +200,8 @@ class CaptionEditor(QWidget):
         self.title.setProperty("role", "heading")
         self.title.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred)
         self.state.setWordWrap(True)
-        for label in (self.more, self.hint):
-            label.setProperty("role", "muted")
-            label.setWordWrap(True)
+        self.hint.setProperty("role", "muted")
+        self.hint.setWordWrap(True)
         self.variants.setText(self.tr("Each line is a caption of its own"))
         for limit in LIMITS:
             self.limit.addItem(str(limit), limit)
@@ -262,6 +265,7 @@ class CaptionEditor(QWidget):
         self.text.left.connect(self.left)
         for field in (self.line, self.text):
             field.stepped.connect(self._step)
+        self.more.clicked.connect(self._show_more)
         self.limit.currentIndexChanged.connect(lambda _: self._measure())
         self.ruler.ready.connect(self._measure)
         self.variants.clicked.connect(self.read_lines)
@@ -274,6 +278,7 @@ class CaptionEditor(QWidget):
             session.view.shown.connect(lambda _: self._choose()),
             session.library.altered.connect(self._altered),
             session.saver.state.connect(lambda _: self._commands.refresh()),
+            session.settings.changed.connect(lambda _: self._show()),
         ]
         self.destroyed.connect(lambda: [end() for end in ends])
 
@@ -293,6 +298,7 @@ class CaptionEditor(QWidget):
             self._end_typing()
             self._order, self._ids = ids, view.selected.union(current)
             self._pictures = [library[number] for number in ids]
+            self._most = _MOST_CHIPS
             self._show()
         self._tell_hint()
 
@@ -335,7 +341,7 @@ class CaptionEditor(QWidget):
         text = picture.caption or ""
         self._pieces = pieces(text, self._lines)
         self.text.show_text(text)
-        chips = _chips(text, self._pieces[:_MOST_CHIPS], self._lines)
+        chips = chips_of(text, self._pieces[: self._most], self._lines)
         self._show_chips(chips, movable=True, more=len(self._pieces) - len(chips))
         self.variants.setVisible("\n" in text.strip() or self._lines == "variants")
         self.variants.setChecked(self._lines == "variants")
@@ -367,13 +373,17 @@ class CaptionEditor(QWidget):
         count = summary.captions
         chips = [ChipData(tag, have=count, total=count) for tag in summary.common]
         chips += [ChipData(tag, have=have, total=count) for tag, have in summary.mixed]
-        self._show_chips(chips[:_MOST_CHIPS], movable=False, more=len(chips) - _MOST_CHIPS)
+        self._show_chips(chips[: self._most], movable=False, more=len(chips) - self._most)
         self._tell(self._words.title(count, self._hidden), *self._words.of_many(summary, self._pictures))
 
     def _show_chips(self, chips: Sequence[ChipData], movable: bool, more: int = 0) -> None:
         self.chips.show_chips(chips, movable)
-        self.more.setText(self.tr("and %n more tag(s)", "", max(0, more)))
+        self.more.setText(self.tr("+%n more tag(s)", "", max(0, more)))
         self.more.setVisible(more > 0)
+
+    def _show_more(self) -> None:
+        self._most *= 2
+        self._show()
 
     def _tell(self, title: str, state: str, role: str) -> None:
         self.title.setText(self.title.fontMetrics().elidedText(title, Qt.TextElideMode.ElideMiddle, self.width() - 60))
@@ -483,16 +493,6 @@ class CaptionEditor(QWidget):
         if self._snapshot:
             self._snapshot.call_off()
             self._snapshot = None
-
-
-def _chips(text: str, found: Sequence[Piece], lines: Lines) -> Sequence[ChipData]:
-    """Return the chips of one caption; a tag is repeated where it stands further in front of the same alternative."""
-    chips, seen = [], set()
-    for piece in found:
-        row = text.count("\n", 0, piece.start) if lines == "variants" else 0
-        chips.append(ChipData(piece.tag, repeated=(row, piece.tag) in seen, row=row))
-        seen.add((row, piece.tag))
-    return chips
 
 
 def _unless_called_off(fault: BaseException) -> None:

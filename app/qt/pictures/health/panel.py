@@ -130,9 +130,7 @@ class HealthPanel(QWidget):
 
     def aim(self, resolution: int) -> None:
         """Judge for another resolution."""
-        chosen = self._session.settings.preferences
-        judging = chosen.judging.model_copy(update={"resolution": resolution})
-        self._session.settings.change(chosen.model_copy(update={"judging": judging}))
+        self._session.settings.judge(resolution=resolution)
 
     def has_chosen(self) -> bool:
         """Tell whether there is something to work on."""
