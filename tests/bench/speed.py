@@ -28,6 +28,7 @@ from torch import nn
 
 from tests.support.counting import StepCounter
 from trainer.adapter.attach import attach
+from trainer.adapter.lean import SWITCHED_ON
 from trainer.config.base import Family
 from trainer.config.fit import FitConfig
 from trainer.config.recipe import RecipeConfig
@@ -41,11 +42,14 @@ from trainer.training.optimizer import set_learning_rates
 from trainer.training.segments import Segment
 from trainer.training.step import StepModels
 
-Adapters = Literal["working", "peft-fp32"]
+Adapters = Literal["peft", "lean", "peft-fp32"]
 ADAPTERS: dict[Adapters, str] = {
-    "working": "what the trainer does: PEFT's layers on working copies in the base's dtype",
+    "peft": "PEFT's layers on working copies in the base's dtype",
+    "lean": "the layers of trainer.adapter.lean on the same working copies",
     "peft-fp32": "as most trainers do: PEFT's layers with fp32 weights on a base in 16 bits",
 }
+IN_USE: Adapters = "lean" if SWITCHED_ON else "peft"
+"""What the trainer does."""
 RESOLUTIONS: dict[Family, int] = {"sd15": 512, "sdxl": 1024}
 MIB = 2**20
 
@@ -71,7 +75,7 @@ class Count:
         return self.forward + self.backward + self.accumulate + self.optimizer
 
 
-def count_step(subject: Subject, pictures: int, adapters: Adapters = "working") -> Count:
+def count_step(subject: Subject, pictures: int, adapters: Adapters = IN_USE) -> Count:
     """Count a step of ``pictures`` in the subject's first bucket, with the operations that a CUDA card would get."""
     engine = _engine(subject, adapters)
     _take_first_step(engine)
@@ -117,6 +121,7 @@ def _engine(subject: Subject, adapters: Adapters) -> Engine:
         subject.recipe,
         dtype=torch.float32 if adapters == "peft-fp32" else dtype,
         generator=lambda _: np.random.default_rng(0),
+        lean=adapters == "lean",
     )
     nothing = cast(Any, None)  # nothing is cached, dealt or assembled
     parts = Parts(cast(Any, subject), cache=nothing, feed=nothing, assembler=nothing, device=META)
@@ -180,7 +185,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--quantise", choices=("none", "int8", "nf4"), default="none")
     parser.add_argument("--checkpointing", choices=("none", "full"), default="none")
     words = "; ".join(f"{name}: {what}" for name, what in ADAPTERS.items())
-    parser.add_argument("--adapters", choices=("all", *ADAPTERS), default="working", help=words)
+    parser.add_argument("--adapters", choices=("all", *ADAPTERS), default=IN_USE, help=words)
     parser.add_argument("--json", action="store_true", help="one JSON object, or a list of them for --adapters all")
     return parser
 

@@ -13,7 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from trainer.adapter import lean as lean_room
 from trainer.adapter.layers import Factors, Size, inject, models_by_part
+from trainer.adapter.lean.attention import install
+from trainer.adapter.lean.layers import register
 from trainer.adapter.names import Part, Slot, slots
 from trainer.config.base import Family
 from trainer.config.recipe import RecipeConfig
@@ -36,6 +39,8 @@ class Adapter:
     """The working weights by file key, `down` before `up`, in slot order: PEFT's own parameters in the base's dtype."""
     part_of: dict[str, Part] = field(default_factory=dict)
     """Which model each parameter belongs to, by file key."""
+    lean: bool = False
+    """Whether its layers are those of trainer.adapter.lean instead of PEFT's."""
     training: bool = True
     """Whether the dropouts act; switch off to draw, to validate, or to compare."""
 
@@ -63,12 +68,14 @@ def attach(
     *,
     dtype: torch.dtype,
     generator: Callable[[str], np.random.Generator],
+    lean: bool | None = None,
 ) -> Adapter:
     """Attach LoRA layers to the parts that the recipe trains; only their weights require gradients afterwards.
 
     `dtype` is the one the base computes in. `generator` gives each layer's random numbers by its kohya name, so that a
-    layer starts alike whatever else is trained. Models on the meta device get meta weights. Raises JobError when
-    every learning rate is zero.
+    layer starts alike whatever else is trained. Models on the meta device get meta weights. `lean` asks for the layers
+    of trainer.adapter.lean instead of PEFT's; absent: as that room has it switched. Raises JobError when every learning
+    rate is zero.
     """
     table = slots(family, _config_of(unet), [_config_of(encoder) for encoder in text_encoders])
     chosen = {slot: _size(slot, recipe) for slot in table if _is_trained(slot, recipe)}
@@ -83,12 +90,17 @@ def attach(
         slots=tuple(chosen),
         rank={slot.kohya: size.rank for slot, size in chosen.items()},
         alpha={slot.kohya: size.alpha for slot, size in chosen.items()},
+        lean=lean_room.SWITCHED_ON if lean is None else lean,
     )
+    dropouts = bool(recipe.dropout or recipe.rank_dropout or recipe.module_dropout)
+    customise = partial(register, dropouts=dropouts) if adapter.lean else None
     for part, model in models_by_part(unet, text_encoders).items():
         model.requires_grad_(False)
         sizes = {slot: size for slot, size in chosen.items() if slot.part == part}
-        for slot, factors in inject(model, sizes, dtype).items() if sizes else ():
+        for slot, factors in inject(model, sizes, dtype, customise).items() if sizes else ():
             _adopt(adapter, slot, factors, recipe)
+    if adapter.lean:
+        install(unet)
     if not any(parameter.is_meta for parameter in adapter.parameters.values()):
         adapter.load(initial_weights(adapter, generator))
     return adapter

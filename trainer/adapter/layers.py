@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, cast
 
@@ -36,11 +36,17 @@ class Factors(NamedTuple):
     up: Factor
 
 
-def inject(model: nn.Module, sizes: Mapping[Slot, Size], dtype: torch.dtype) -> dict[Slot, Factors]:
+def inject(
+    model: nn.Module,
+    sizes: Mapping[Slot, Size],
+    dtype: torch.dtype,
+    customise: Callable[[LoraConfig], None] | None = None,
+) -> dict[Slot, Factors]:
     """Wrap the layers of one model in PEFT's LoRA layers and return their factors, weights still unset.
 
     All other parameters of `model` stop requiring gradients. The factors lie on their layer's device (meta
-    included) in `dtype`, which a quantised layer cannot tell by itself.
+    included) in `dtype`, which a quantised layer cannot tell by itself. `customise` may register layers for PEFT
+    to take instead of its own.
     """
     paths = {module_path(model, slot): size for slot, size in sizes.items()}
     common = Counter(paths.values()).most_common(1)[0][0]
@@ -53,6 +59,8 @@ def inject(model: nn.Module, sizes: Mapping[Slot, Size], dtype: torch.dtype) -> 
         alpha_pattern=_pattern(alphas, common.alpha),
         init_lora_weights=False,
     )
+    if customise:
+        customise(config)
     with _quantisation_stated(model):
         # low_cpu_mem_usage leaves the weights on the meta device, so nothing draws from PyTorch's random numbers.
         inject_adapter_in_model(config, model, ADAPTER, low_cpu_mem_usage=True)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor
+from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from torch.nn import Parameter
 
 from trainer.errors import RunError
@@ -21,8 +22,10 @@ class MasterWeights:
     micro-batches lose nothing against a large one.
     """
 
-    def __init__(self, working: Mapping[str, Parameter]) -> None:
+    def __init__(self, working: Mapping[str, Parameter], *, together: bool = False) -> None:
+        """With ``together`` gradients are widened in one piece: a few operations, not one for every weight."""
         self.working = dict(working)
+        self.together = together
         self.masters = {
             key: Parameter(weight.detach().to(torch.promote_types(weight.dtype, torch.float32), copy=True))
             for key, weight in self.working.items()
@@ -30,6 +33,9 @@ class MasterWeights:
 
     def accumulate(self) -> None:
         """Adds the working weights' gradients to the masters' and drops them. Call it after each micro-batch."""
+        if self.together:
+            self._accumulate_together()
+            return
         totals: list[Tensor] = []
         additions: list[Tensor] = []
         for key, weight in self.working.items():
@@ -42,6 +48,26 @@ class MasterWeights:
                 totals.append(master.grad)
                 additions.append(weight.grad)
             weight.grad = None
+        if totals:
+            torch._foreach_add_(totals, additions)
+
+    def _accumulate_together(self) -> None:
+        """The same, bit for bit: all gradients laid side by side and widened at once, their parts then taken over."""
+        learning = [key for key, weight in self.working.items() if weight.grad is not None]
+        gradients = [gradient for key in learning if (gradient := self.working[key].grad) is not None]
+        if not gradients:
+            return
+        whole = _flatten_dense_tensors(gradients).to(self.masters[learning[0]].dtype)  # type: ignore[no-untyped-call]
+        totals: list[Tensor] = []
+        additions: list[Tensor] = []
+        for key, part in zip(learning, _unflatten_dense_tensors(whole, gradients), strict=True):  # type: ignore[no-untyped-call]
+            self.working[key].grad = None
+            master = self.masters[key]
+            if master.grad is None:
+                master.grad = part
+            else:
+                totals.append(master.grad)
+                additions.append(part)
         if totals:
             torch._foreach_add_(totals, additions)
 

@@ -1,0 +1,90 @@
+"""PEFT's LoRA layers with our arithmetic in their forward: what PEFT injects, names and saves stays as it is."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from bitsandbytes.nn.modules import Linear4bit, Linear8bitLt
+from peft import LoraConfig
+from peft.tuners.lora import LoraLayer, bnb, layer
+from torch import Tensor, nn
+
+from trainer.adapter.lean.products import add_up, linear_with_lora
+
+
+class _Lean(LoraLayer):
+    """The base layer and down as modules, with up added into what the base gave; for any kind of base layer."""
+
+    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """What PEFT's layer gives; where more is asked than one LoRA in the base's dtype, PEFT gives it itself."""
+        if args or kwargs or not self.acts_alone_on(x):
+            found: Tensor = super().forward(x, *args, **kwargs)  # type: ignore[misc]
+            return found
+        return self.with_lora(x, self.down, self.up, self.strength)
+
+    @property
+    def down(self) -> nn.Module:
+        """From inputs to rank."""
+        (module,) = self.lora_A.values()
+        return module
+
+    @property
+    def up(self) -> Tensor:
+        """The weight from rank to outputs."""
+        (module,) = self.lora_B.values()
+        return cast(Tensor, module.weight)
+
+    @property
+    def strength(self) -> float:
+        """alpha / rank."""
+        (scale,) = self.scaling.values()
+        return cast(float, scale)
+
+    def acts_alone_on(self, x: Tensor) -> bool:
+        """Whether the one LoRA acts, in the format of x."""
+        return not (self.disable_adapters or self.merged) and x.dtype == self.up.dtype
+
+    def with_lora(self, x: Tensor, down: nn.Module, up: Tensor, scale: float) -> Tensor:
+        """The base's answer and the LoRA's together; `down` may carry hooks, which dropouts are."""
+        return add_up(self.base_layer(x), down(x), up, scale)
+
+
+class LeanLinear(_Lean, layer.Linear):
+    """A linear layer of full precision, whose LoRA may have dropouts."""
+
+
+class LeanConv2d(_Lean, layer.Conv2d):
+    """A convolution."""
+
+
+class LeanInt8(_Lean, bnb.Linear8bitLt):
+    """A linear layer kept in 8 bits."""
+
+
+class LeanNF4(_Lean, bnb.Linear4bit):
+    """A linear layer kept in 4 bits."""
+
+
+class WholeLinear(_Lean, layer.Linear):
+    """A linear layer of full precision and its LoRA as one function; the LoRA has no dropouts."""
+
+    def with_lora(self, x: Tensor, down: nn.Module, up: Tensor, scale: float) -> Tensor:
+        """The same in one function, which does not call the modules."""
+        base = cast(nn.Linear, self.base_layer)
+        return linear_with_lora(x, base.weight, base.bias, cast(Tensor, down.weight), up, scale)
+
+
+def register(config: LoraConfig, *, dropouts: bool) -> None:
+    """Let PEFT put these layers in where `config` injects.
+
+    The hook is private; tests/train/test_lean_layers.py guards what is used of it. The first kind that fits is taken,
+    and bitsandbytes' layers are linear layers too, so they come first.
+    """
+    config._register_custom_module(
+        {
+            Linear8bitLt: LeanInt8,
+            Linear4bit: LeanNF4,
+            nn.Linear: LeanLinear if dropouts else WholeLinear,
+            nn.Conv2d: LeanConv2d,
+        }
+    )

@@ -1,0 +1,190 @@
+"""The arithmetic of LoRA as autograd functions: y = base(x) + scale · up · down · x, added up in the base's output.
+
+Rows are pictures times places. Every product is one operation of the library with the scale in it. Nothing is kept but
+the input, the `rank` numbers a row between down and up, and the weights. Results and gradients have the input's dtype;
+each is rounded at most as often as with PEFT's layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+
+_CONV_1X1 = ([1, 1], [0, 0], [1, 1], False, [0, 0], 1)  # stride, padding, dilation, transposed, output padding, groups
+
+
+def linear_with_lora(x: Tensor, weight: Tensor, bias: Tensor | None, down: Tensor, up: Tensor, scale: float) -> Tensor:
+    """A frozen linear layer with its LoRA: (..., outputs).
+
+    x (..., inputs), weight (outputs, inputs), bias (outputs) or None, down (rank, inputs), up (outputs, rank). The
+    gradient of x is computed only where somebody asks for it.
+    """
+    result: Tensor = _LinearWithLora.apply(x, weight, bias, down, up, scale)  # type: ignore[no-untyped-call]
+    return result
+
+
+def add_up(base: Tensor, hidden: Tensor, up: Tensor, scale: float) -> Tensor:
+    """Add scale · up · hidden to what a base layer gave, in its place where possible.
+
+    base (..., outputs), hidden (..., rank), up (outputs, rank) for linear layers; base (B, outputs, h, w), hidden
+    (B, rank, h, w), up (outputs, rank, 1, 1) for convolutions. Whoever computed `base` must not need it any more.
+    """
+    result: Tensor = _AddUp.apply(base, hidden, up, scale)  # type: ignore[no-untyped-call]
+    return result
+
+
+def projections_with_lora(
+    x: Tensor, weights: Sequence[Tensor], downs: Sequence[Tensor], ups: Sequence[Tensor], scale: float
+) -> Sequence[Tensor]:
+    """k frozen linear layers without bias over the same x (..., inputs), with LoRAs of one shape: k (..., outputs).
+
+    Each of `weights` is (outputs, inputs), of `downs` (rank, inputs), of `ups` (outputs, rank). The downs have to lie
+    one after another in memory, and so the ups: each of the two is multiplied as one.
+    """
+    results: Sequence[Tensor] = _ProjectionsWithLora.apply(x, scale, *weights, *downs, *ups)  # type: ignore[no-untyped-call]
+    return results
+
+
+class _LinearWithLora(Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, down: Tensor, up: Tensor, scale: float
+    ) -> Tensor:
+        rows = x.reshape(-1, x.shape[-1])
+        result = x.new_empty(*x.shape[:-1], weight.shape[0])
+        out = result.view(-1, weight.shape[0])
+        if bias is None:
+            torch.mm(rows, weight.t(), out=out)
+        else:
+            torch.addmm(bias, rows, weight.t(), out=out)
+        hidden = rows @ down.t()
+        torch.addmm(out, hidden, up.t(), alpha=scale, out=out)
+        ctx.save_for_backward(rows, hidden, weight, down, up)
+        ctx.scale, ctx.shape = scale, x.shape
+        return result
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        rows, hidden, weight, down, up = ctx.saved_tensors
+        above = gradient.reshape(-1, gradient.shape[-1])
+        of_hidden, of_up = _scaled(above, up, ctx.scale), _scaled(above.t(), hidden, ctx.scale)
+        of_x = None
+        if ctx.needs_input_grad[0]:
+            of_x = above @ weight
+            torch.addmm(of_x, of_hidden, down, out=of_x)
+            of_x = of_x.view(ctx.shape)
+        return of_x, None, None, of_hidden.t() @ rows, of_up, None
+
+
+class _AddUp(Function):
+    @staticmethod
+    def forward(ctx: Any, base: Tensor, hidden: Tensor, up: Tensor, scale: float) -> Tensor:
+        ctx.save_for_backward(hidden, up)
+        ctx.scale = scale
+        # What other functions give may be a view, which autograd lets nobody overwrite.
+        in_place = base.is_contiguous() and not base._is_view()
+        if in_place:
+            ctx.mark_dirty(base)
+        return (
+            _with_conv(base, hidden, up, scale, in_place) if up.ndim == 4 else _with(base, hidden, up, scale, in_place)
+        )
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, up = ctx.saved_tensors
+        below = _conv_gradients if up.ndim == 4 else _gradients
+        return gradient, *below(gradient, hidden, up, ctx.scale), None
+
+
+class _ProjectionsWithLora(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, scale: float, *weights: Tensor) -> tuple[Tensor, ...]:
+        count = len(weights) // 3
+        frozen, down, up = weights[:count], weights[count], weights[-count]
+        rows = x.reshape(-1, x.shape[-1])
+        out = x.new_empty(count, *x.shape[:-1], len(up))
+        flat = out.view(count, -1, len(up))
+        for weight, part in zip(frozen, flat, strict=True):
+            torch.mm(rows, weight.t(), out=part)
+        hidden = _parts(rows @ _together(down, count).flatten(0, 1).t(), count)
+        torch.baddbmm(flat, hidden, _together(up, count).transpose(1, 2), alpha=scale, out=flat)
+        ctx.save_for_backward(rows, hidden, down, up, *frozen)
+        ctx.scale, ctx.shape = scale, x.shape
+        return out.unbind()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        rows, hidden, down, up, *frozen = ctx.saved_tensors
+        count = len(frozen)
+        downs = _together(down, count)
+        above = torch.stack([gradient.reshape(len(rows), -1) for gradient in gradients])
+        nothing = above.new_empty(())  # not read, as in _scaled
+        of_hidden = above.new_empty(len(rows), count * len(down))
+        of_parts = _parts(of_hidden, count)
+        torch.baddbmm(nothing, above, _together(up, count), beta=0, alpha=ctx.scale, out=of_parts)
+        of_ups = torch.baddbmm(nothing, above.transpose(1, 2), hidden, beta=0, alpha=ctx.scale)
+        of_downs = (of_hidden.t() @ rows).view(downs.shape)
+        of_x = None
+        if ctx.needs_input_grad[0]:
+            of_x = above[0] @ frozen[0]
+            for part, weight in zip(above[1:], frozen[1:], strict=True):
+                torch.addmm(of_x, part, weight, out=of_x)
+            torch.addmm(of_x, of_hidden, downs.flatten(0, 1), out=of_x)
+            of_x = of_x.view(ctx.shape)
+        return of_x, None, *[None] * count, *of_downs.unbind(), *of_ups.unbind()
+
+
+def _together(first: Tensor, count: int) -> Tensor:
+    """The memory of `count` weights that lie one after another, from the first on: (count, *shape)."""
+    return first.as_strided((count, *first.shape), (first.numel(), *first.stride()), first.storage_offset())
+
+
+def _parts(rows: Tensor, count: int) -> Tensor:
+    """(M, k · r) seen as (k, M, r)."""
+    return rows.view(rows.shape[0], count, -1).transpose(0, 1)
+
+
+def _scaled(left: Tensor, right: Tensor, scale: float) -> Tensor:
+    """scale · left · right in one operation, rounded once."""
+    # With beta = 0 the first argument is not read (documentation of torch.addmm).
+    return torch.addmm(left.new_empty(()), left, right, beta=0, alpha=scale)
+
+
+def _with(base: Tensor, hidden: Tensor, up: Tensor, scale: float, in_place: bool) -> Tensor:
+    rows, added = base.reshape(-1, base.shape[-1]), hidden.reshape(-1, hidden.shape[-1])
+    if in_place:
+        torch.addmm(rows, added, up.t(), alpha=scale, out=rows)
+        return base
+    return torch.addmm(rows, added, up.t(), alpha=scale).view(base.shape)
+
+
+def _with_conv(base: Tensor, hidden: Tensor, up: Tensor, scale: float, in_place: bool) -> Tensor:
+    maps, added = base.flatten(2), hidden.flatten(2)
+    spread = up.flatten(1).expand(len(base), -1, -1)
+    if in_place:
+        torch.baddbmm(maps, spread, added, alpha=scale, out=maps)
+        return base
+    return torch.baddbmm(maps, spread, added, alpha=scale).view(base.shape)
+
+
+def _gradients(gradient: Tensor, hidden: Tensor, up: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    above, kept = gradient.reshape(-1, gradient.shape[-1]), hidden.reshape(-1, hidden.shape[-1])
+    return _scaled(above, up, scale).view(hidden.shape), _scaled(above.t(), kept, scale)
+
+
+def _conv_gradients(gradient: Tensor, hidden: Tensor, up: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    spread = up.flatten(1).t().expand(len(gradient), -1, -1)
+    above = gradient.flatten(2)
+    of_hidden = torch.baddbmm(above.new_empty(()), spread, above, beta=0, alpha=scale).view(hidden.shape)
+    # A sum over pictures and places at once; the scale is rounded into hidden, over whose places that averages out.
+    back = torch.ops.aten.convolution_backward
+    _, of_up, _ = back(gradient, hidden * scale, up, None, *_CONV_1X1, [False, True, False])
+    return of_hidden, of_up
