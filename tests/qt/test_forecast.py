@@ -108,7 +108,7 @@ def test_what_is_wrong_is_listed_with_its_remedy_and_nothing_is_asked(qtbot, pan
     draft.set("recipe.rank", 0)
     assert draft.job is None
     assert [check.key for check in panel.checks.checks] == ["recipe.rank"]
-    assert any(label.text().startswith("Rank: ") for label in panel.checks.findChildren(QLabel))
+    assert any(label.text().startswith("Rank: must be ") for label in panel.checks.findChildren(QLabel))
     assert "Set right" in panel.headline.text()
     qtbot.waitUntil(lambda: not draft.file.unsaved)
     QApplication.processEvents()

@@ -32,6 +32,9 @@ def shown(window: Window, *paths: Path) -> RunsPage:
     page.show_runs(list(paths))
     wait(application, lambda: all(run.loaded for run in page.progress.runs) and page.progress.board is not None)
     page.progress.draw()
+    board = page.progress.board
+    assert board is not None
+    wait(application, lambda: not board._next.isActive())  # the charts come one after the other
     return page
 
 

@@ -61,8 +61,7 @@ class PreflightList(QWidget):
             mark.setFocusPolicy(Qt.FocusPolicy.NoFocus)
             mark.setAttribute(Qt.WidgetAttribute.WA_TransparentForMouseEvents)
         remedy = QCoreApplication.translate("Preflight", check.remedy) if check.remedy else ""
-        place = f"{title_of(check.key)}: " if check.key else ""
-        text = QLabel(f"{place}{check.sentence} {remedy}".strip())
+        text = QLabel(f"{_told(check)} {remedy}".strip())
         text.setToolTip(plain_tip(check.key))
         text.setTextFormat(Qt.TextFormat.PlainText)
         text.setWordWrap(True)
@@ -71,3 +70,12 @@ class PreflightList(QWidget):
         row.addWidget(mark, 0, Qt.AlignmentFlag.AlignTop)
         row.addWidget(text, 1)
         return line
+
+
+def _told(check: Check) -> str:
+    """Return what is to be said: "Rank: must be ...", for a setting stands beside its name elsewhere."""
+    sentence = check.sentence
+    if not check.key:
+        return sentence
+    plain = sentence[1:2].islower()  # no name of something, such as SDXL
+    return f"{title_of(check.key)}: {sentence[:1].lower() if plain else sentence[:1]}{sentence[1:]}"
