@@ -15,7 +15,7 @@ import PySide6.QtGui
 import PySide6.QtWidgets
 from PySide6.QtCore import QObject, QTimer, Signal
 
-from app.core.tasks import Tasks, raise_again
+from app.core.tasks import Single, Tasks
 
 _PIECE = 0.005
 """Seconds that one piece holds the window; pyqtgraph itself cannot be cut, and takes nearly a tenth."""
@@ -42,26 +42,21 @@ class Loading(QObject):
         super().__init__(parent)
         self.over = False
         """Whether charts can be drawn."""
-        self._tasks = tasks
         self._pieces = _pieces()
-        self._begun = False
+        self._beside = Single(tasks)
         self._next = QTimer(self)
         self._next.setInterval(_PAUSE_MS)
         self._next.timeout.connect(self._go_on)
 
     def begin(self) -> None:
         """Load while nobody waits for it."""
-        if not self._begun:
-            self._begun = True
-            self._tasks.run(lambda: [importlib.import_module(name) for name in _BESIDE], self._go_on_with, raise_again)
+        if not self.over and not self._next.isActive():
+            self._beside.run(lambda: [importlib.import_module(name) for name in _BESIDE], lambda _: self._next.start())
 
     def hurry(self) -> None:
         """Somebody waits: load without pauses."""
         self._next.setInterval(0)
         self.begin()
-
-    def _go_on_with(self, _: object) -> None:
-        self._next.start()
 
     def _go_on(self) -> None:
         end = time.perf_counter() + _PIECE
