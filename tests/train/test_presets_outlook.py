@@ -7,6 +7,7 @@ import pytest
 
 from tests.support.tiny import tiny_configs
 from trainer import cli, gpu
+from trainer.cli import plan
 from trainer.config.presets import shelf
 from trainer.config.presets.preset import Preset
 from trainer.config.presets.writing import dump_preset
@@ -21,6 +22,8 @@ def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Let the published architecture be a tiny one, so that tracing it takes no time."""
     for module in (questions, subject):
         monkeypatch.setattr(module, "bundled_configs", tiny_configs)
+    # However busy the machine is, every fit is looked at.
+    monkeypatch.setattr(plan, "PATIENCE", 600.0)
     monkeypatch.chdir(tmp_path)
 
 

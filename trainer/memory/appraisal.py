@@ -139,6 +139,10 @@ class Appraisal:
         """Whether it is too late to find out about a fit whose tapes are missing."""
         return not self.exact(fit) and self._is_late() and not self.is_traced(fit)
 
+    def knows_steps(self, fit: FitConfig) -> bool:
+        """Whether its tapes of training are known, if not those of its previews."""
+        return _step_key(fit) in self._steps
+
     def is_traced(self, fit: FitConfig) -> bool:
         """Whether its tapes of training and previews need not be traced."""
         subject = replace(self.subject, fit=fit)

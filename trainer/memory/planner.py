@@ -191,12 +191,17 @@ class _Planning:
         return [[fit for fit in choices if fit.quantise == quantise] for quantise in self.qualities]
 
     def _past_its_time(self, left_out: Sequence[FitConfig]) -> FitConfig | None:
-        """Of those that time did not allow to look at, the first that fits; what saves most is looked at first.
+        """Of those that time did not allow to look at, the first that fits.
 
-        Where that one's tensors alone are too many, so are those of nearly all others, which then need no look.
+        The quickest of which only previews are unknown come first: they take few traces more, and what saves most would
+        be slow for the whole run. Then what saves most: where its tensors alone are too many, so are those of nearly
+        all others, which then need no look.
         """
         self.appraisal.until = None
-        in_order = sorted(left_out, key=self._saving, reverse=True)
+        saving_first = sorted(left_out, key=self._saving, reverse=True)
+        half_known = [fit for fit in saving_first if self.appraisal.knows_steps(fit)]
+        quickest_first = sorted(half_known, key=lambda fit: self.appraisal.preference(fit).time)
+        in_order = (*quickest_first, *saving_first)
         found = next((fit for fit in in_order if best([fit], self.appraisal) is not None), None)
         self.appraisal.until = self.until
         self.appraisal.left_out = found is not None
