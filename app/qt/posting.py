@@ -21,8 +21,9 @@ class Poster(QObject):
         self._posted.connect(self._call, Qt.ConnectionType.QueuedConnection)
 
     def post(self, work: Callable[[], None]) -> None:
-        """Call `work` soon."""
-        self._posted.emit(work)
+        """Call `work` soon; a thread that outlives the poster may call it too."""
+        if self._open:
+            self._posted.emit(work)
 
     def close(self) -> None:
         """Drop what is on its way and what comes later."""

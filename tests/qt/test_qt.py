@@ -2,7 +2,10 @@
 
 import sys
 
-from PySide6.QtCore import QAbstractListModel, QModelIndex
+import shiboken6
+from PySide6.QtCore import QAbstractListModel, QCoreApplication, QModelIndex
+
+from app.qt.posting import Poster
 
 
 class Nothing(QAbstractListModel):
@@ -13,6 +16,17 @@ class Nothing(QAbstractListModel):
 
     def data(self, index, role=0):
         return None
+
+
+def test_who_posts_when_all_is_over_hurts_nobody(qapp):
+    poster, done = Poster(), []
+    poster.post(lambda: done.append("late"))
+    poster.close()
+    QCoreApplication.processEvents()
+    shiboken6.delete(poster)
+    poster.post(lambda: done.append("later"))  # as a thread that waited for its child's end
+    QCoreApplication.processEvents()
+    assert done == []
 
 
 def test_asking_a_model_costs_no_reference_of_none(qapp):
