@@ -343,8 +343,12 @@ def test_tokens_are_counted_and_the_cut_is_marked(editor, session, qtbot):
     assert editor.count.text() == "99 of 75 tokens, 24 cut off"
     dimmed = editor.text.extraSelections()
     assert dimmed[0].cursor.selectedText() == long[len("cat, " * 37) + 3 :]  # the 75th token is the 38th cat
-    editor.limit.setCurrentIndex(1)
+    qtbot.keyClick(editor.limit, KEY.Key_Down)
     assert editor.count.text() == "99 of 150 tokens, row 2 of 2"
+    assert session.health.aim.tokens == 150  # one choice for editor and problems
+    session.settings.judge(tokens=225)
+    assert (editor.count.text(), editor.limit.currentText()) == ("99 of 225 tokens, row 2 of 3", "225")
+    session.settings.judge(tokens=150)
     assert editor.text.extraSelections() == []
     picture = session.library.pictures[session.view.current]
     picture.folder.trigger = "sks person"

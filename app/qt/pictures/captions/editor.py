@@ -66,8 +66,7 @@ class CaptionEditor(QWidget):
         self._pictures: list[Picture] = []
         self._order: Sequence[int] = []
         self._ids: frozenset[int] = frozenset()
-        self._hidden = 0
-        self._ending = False
+        self._hidden, self._ending = 0, False
         self._most = _MOST_CHIPS
         self._pieces: list[Piece] = []
         self._typing = False
@@ -266,7 +265,7 @@ class CaptionEditor(QWidget):
         for field in (self.line, self.text):
             field.stepped.connect(self._step)
         self.more.clicked.connect(self._show_more)
-        self.limit.currentIndexChanged.connect(lambda _: self._measure())
+        self.limit.activated.connect(lambda _: self._session.settings.judge(tokens=self.limit.currentData()))
         self.ruler.ready.connect(self._measure)
         self.variants.clicked.connect(self.read_lines)
         self.safety.retry_asked.connect(self.retry)
@@ -397,6 +396,7 @@ class CaptionEditor(QWidget):
         """Count the tokens of the one caption and mark where training cuts it."""
         if len(self._pictures) != 1:
             return
+        self.limit.setCurrentIndex(self.limit.findData(self._session.settings.preferences.judging.tokens))
         picture, limit = self._pictures[0], self.limit.currentData()
         measured = self.ruler.measure(picture.caption or "", self._lines, limit, picture.folder.trigger or "")
         self.text.mark(measured or ())
