@@ -11,14 +11,12 @@ from app.qt.runs.charts import loading
 from app.qt.runs.charts.loading import Loading
 from tests.support.runs import write_run
 
-WAIT = 60_000
-
 
 def loaded(session, qtbot, owner):
     """Load, and count the turns that the window has meanwhile."""
     loads, turns = Loading(session.tasks, owner), []
     loads._next.timeout.connect(lambda: turns.append(None))
-    with qtbot.waitSignal(loads.done, timeout=WAIT):
+    with qtbot.waitSignal(loads.done):
         loads.hurry()
     assert loads.over
     return len(turns)
@@ -48,11 +46,11 @@ def test_a_chart_is_made_when_it_is_drawn(session, qtbot, tmp_path):
 
     run = session.runs.open(write_run(tmp_path, "run", 50).path)
     run.read()
-    qtbot.waitUntil(lambda: run.loaded, timeout=WAIT)
+    qtbot.waitUntil(lambda: run.loaded)
     board = Board(CardWatch(session.tasks))
     qtbot.addWidget(board)
     assert board.findChildren(Chart) == []
     board.draw([run], Wishes())
     assert board.findChildren(Chart) == [board.loss]
-    qtbot.waitUntil(lambda: not board._next.isActive(), timeout=WAIT)
+    qtbot.waitUntil(lambda: not board._next.isActive())
     assert len(board._made) == 6
