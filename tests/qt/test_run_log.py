@@ -146,7 +146,7 @@ def test_remarks_stand_above_in_words_and_as_plain_text(qtbot, session, view, en
                     "the card is hot and slows itself down (91 °C)."),
         ("warning", "It goes on from step 13 in a way that needs less memory: fit.micro_batch = 1. "
                     "The result stays the same."),
-        ("warning", "Memory ran out after step 12 (training, backward, unet.up_blocks.1). 512.0 MiB more were needed."),
+        ("warning", "Memory ran out after step 12 (training, backward, unet.up_blocks.1). 512.0 MB more were needed."),
         ("warning", "2 steps from 3 to 4 changed nothing: the loss was no finite number."),
     ]  # fmt: skip
     labels = view.remarks.findChildren(QLabel)

@@ -107,7 +107,7 @@ def _slow(event: events.Slow) -> str:
 
 
 def _size(number: int) -> str:
-    return QLocale().formattedDataSize(number, 1)
+    return QLocale().formattedDataSize(number, 1, QLocale.DataSizeFormat.DataSizeTraditionalFormat)
 
 
 def _number(number: int) -> str:

@@ -79,7 +79,7 @@ class Board(QWidget):
     @cached_property
     def memory(self) -> Chart:
         """Memory on the device."""
-        return self._by_step(self.tr("Memory, GiB"), number)
+        return self._by_step(self.tr("Memory, GB"), number)
 
     @cached_property
     def seconds(self) -> Chart:
