@@ -190,6 +190,7 @@ def random_constraints(chance: random.Random, *, free_base: bool) -> FitConfig:
 def test_the_pick_is_that_of_an_exhaustive_search(searched: list[Exhaustive], traces: Traces) -> None:
     chance = random.Random(7)
     found = {"pick": 0, "nothing": 0, "quantised": 0, "partial": 0, "split": 0, "with retries": 0}
+    runs = Runs(situation_with(AMPLE))  # what was played for one question serves the next, as in the resident planner
     for case in range(200):
         one = chance.choice(searched)
         # Quantised bases have tapes of their own, so the one with the most micro-batches goes without.
@@ -203,7 +204,7 @@ def test_the_pick_is_that_of_an_exhaustive_search(searched: list[Exhaustive], tr
         budget = int(chance.choice((taken * chance.uniform(0.85, 1.05), needed * chance.uniform(1.0, 1.2))))
         situation = situation_with(budget)
         picks = one.picks(choices, situation, free_choice=written.allow_quantised)
-        planned = plan(one.subject, written, situation, traces, OCCASIONS, others=False)
+        planned = plan(one.subject, written, situation, traces, OCCASIONS, others=False, runs=runs)
         picked = planned.pick.fit if planned.pick else None
         assert picked == (picks[-1] if picks else None), f"case {case}: {written}"
         found["pick" if picked else "nothing"] += 1
@@ -331,14 +332,15 @@ def test_shapes_follow_a_changed_resolution() -> None:
 
 
 def test_past_its_time_a_plan_takes_what_is_known(traces: Traces, tmp_path: Path) -> None:
-    """With no tapes at all and no time left, the smallest fit is still looked at, so that there is an answer."""
-    subject = small_subject(previews=False, effective_batch=4)
+    """With no tapes and no time left, what the search begins with is taken where it fits, not what saves most."""
+    subject = small_subject(effective_batch=4)
     written = FitConfig(quantise="none")
     empty = Traces(TapeStore(tmp_path))
     hurried = plan(subject, written, situation_with(AMPLE), empty, OCCASIONS, until=0.0, others=False)
     assert hurried.pick is not None
     assert not hurried.complete
     assert hurried.pick.forecast.fits
+    assert (hurried.pick.fit.checkpointing, hurried.pick.fit.micro_batch) == ("none", 1)
     patient = plan(subject, written, situation_with(AMPLE), traces, OCCASIONS, others=False)
     assert patient.pick is not None
     assert patient.complete
