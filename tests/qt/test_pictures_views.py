@@ -356,6 +356,20 @@ def test_one_undo_brings_back_deleted_pictures_with_all_that_belongs_to_them_and
     assert len(session.library.pictures) == COUNT
 
 
+def test_pictures_that_the_trash_refuses_stay_chosen_and_it_is_said(
+    qtbot: QtBot, views: Views, session: Session, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "no folder").touch()
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "no folder"))
+    said: list[str] = []
+    views.said.connect(said.append)
+    click(qtbot, views, 1)
+    views.delete()
+    assert said[0].startswith("The system's trash did not take 1: p1.png. They stay where they are")
+    assert (folder / "p1.txt").is_file() and (folder / "p1.png").is_file() and current(session) == "p1.png"
+    assert session.history.undo_name is None and not views.has_thrown()
+
+
 def test_what_cannot_come_back_from_the_trash_is_said_and_overwrites_nothing(
     qtbot: QtBot, views: Views, session: Session, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

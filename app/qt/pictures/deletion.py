@@ -66,8 +66,9 @@ class Deletion(QObject):
 
     def told(self) -> str:
         """Return what it did, in words."""
-        words = self.tr("Moved %n picture(s) to the trash.", "", self.count)
-        return f"{words} {self._kept().sentence}" if self._thrown.kept else words
+        moved = [self.tr("Moved %n picture(s) to the trash.", "", self.count)] if self.count else []
+        kept = self._kept() if self._thrown.kept else None
+        return " ".join([*moved, kept.sentence, kept.remedy] if kept else moved)
 
     def _stems(self) -> Counter[tuple[Path, str]]:
         """Count pictures by folder and stem: those of one stem share a caption."""

@@ -380,8 +380,8 @@ class Views(QWidget):
         if deletion.do():
             self._deletions.append(deletion)
             self._session.history.record(deletion)
-        if following in self._session.library.pictures:
-            self._session.view.select([following] if following else [], following)
+            if following in self._session.library.pictures:
+                self._session.view.select([following] if following else [], following)
         self.said.emit(deletion.told())
         self._commands.refresh()
 
