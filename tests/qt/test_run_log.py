@@ -79,6 +79,9 @@ def test_a_long_log_opens_at_its_end_and_goes_along(view, run, engine, qtbot):
 
 def test_who_scrolls_up_stays_there_and_meets_what_was_printed_before(view, run, engine, qtbot):
     bar = view.text.verticalScrollBar()
+    view.text.show_log(engine.run.console)
+    view.text.follow(alive=True)  # a look while its end is still being read
+    qtbot.waitUntil(lambda: bool(view.text._pieces))
     first = view.text.document().firstBlock().text()
     bar.setValue(0)
     qtbot.waitUntil(lambda: view.text.document().firstBlock().text() != first)

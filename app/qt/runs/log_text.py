@@ -73,7 +73,8 @@ class LogText(QPlainTextEdit):
         """Read what was printed since; `alive` tells whether more is to come, so that half a line waits for its end."""
         self._torn = not alive
         if not self._pieces:
-            self.to_end()
+            if not self._busy:  # else its end is on its way, and a second time would pull back who scrolls up meanwhile
+                self.to_end()
         elif self.at_end:
             self._read_after()
 
