@@ -441,6 +441,13 @@ def test_a_job_that_states_no_recipe_gives_all_of_it() -> None:
     assert compared(made, made) == []
 
 
+def test_an_empty_text_states_nothing_that_could_differ() -> None:
+    facts = {"schema": 1, "name": "small", "base": {"family": "sd15"}, "recipe": {"rank": 4}}
+    without = Preset.model_validate(facts)
+    with_example = Preset.model_validate(facts | {"examples": [{"prompt": "a cat", "negative": ""}]})
+    assert compared(without, with_example) == ['examples.0.prompt was not set and is now "a cat"']
+
+
 def test_a_job_whose_base_is_not_here_must_tell_the_family(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (here / "job.toml").write_text(JOB, encoding="utf-8")
     assert cli.main(["presets", "share", "job.toml", "--out", "a.toml"]) == 2

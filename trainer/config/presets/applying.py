@@ -63,7 +63,9 @@ def _beside_defaults(recipe: RecipeConfig, path: str) -> tuple[Mapping[str, Any]
 
 
 def _flat_preset(preset: Preset) -> Mapping[str, Any]:
-    values = dict(flat(preset.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude_none=True), ""))
+    """What the preset states; an empty text, such as that of no negative prompt, states nothing."""
+    stated = flat(preset.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude_none=True), "")
+    values = {key: value for key, value in stated if value != ""}
     if preset.preview is not None:
         values[_PICTURE] = f"a picture of {len(decode_picture(preset.preview.picture)):,} bytes"
     return values
