@@ -156,7 +156,7 @@ class Finder:
 
     def _folder(self, term: Term, ids: Ids) -> Set[int]:
         text = _slashed(str(term.value))
-        inside = self._folders(lambda way: text in way)
+        inside = {folder for folder, way in self._ways().items() if text in way}
         return {p.id for p in self._pictures(ids) if p.folder in inside}
 
     def _path(self, term: Term, ids: Ids) -> Set[int]:
@@ -164,16 +164,18 @@ class Finder:
         way_end, slash, name_start = text.rpartition("/")
         if not slash:
             return self._named(text, ids) | self._folder(term, ids)
-        inside, before = self._folders(lambda way: text in f"{way}/"), self._folders(lambda way: way.endswith(way_end))
+        ways = self._ways().items()
+        inside = {folder for folder, way in ways if text in f"{way}/"}
+        before = {folder for folder, way in ways if way.endswith(way_end)}
         pictures = self._library.pictures
         named = [number for number, name in self._names.items() if name.startswith(name_start)] if before else []
         found = {number for number in named if pictures[number].folder in before}
         return found | {p.id for p in self._pictures(ids) if p.folder in inside} if inside else found
 
-    def _folders(self, fits: Callable[[str], bool]) -> set[Folder]:
-        """Return the folders whose way, from the opened folder's name down, fits."""
+    def _ways(self) -> dict[Folder, str]:
+        """Return the way of each folder, from the opened folder's name down."""
         folders = {picture.folder for picture in self._library.pictures.values()}
-        return {folder for folder in folders if fits(way_of(folder).casefold())}
+        return {folder: way_of(folder).casefold() for folder in folders}
 
     def _simple(self, term: Term, ids: Ids) -> Set[int] | Found:
         """Find by a number or a yes that the picture itself holds."""
