@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from PySide6.QtCore import QSize, Qt
+from PySide6.QtCore import QObject, QSize, Qt
 from PySide6.QtGui import QImage, QPixmap
 from PySide6.QtWidgets import QLabel, QToolButton, QWidget
 from shiboken6 import isValid
@@ -48,9 +48,9 @@ def come_forward(window: QWidget) -> None:
     window.activateWindow()
 
 
-def while_there(widget: QWidget, have: Callable[..., None]) -> Callable[..., None]:
-    """Let a worker's answer go that comes when its widget is gone."""
-    return lambda answer: have(answer) if isValid(widget) else None
+def while_there(owner: QObject, have: Callable[..., None]) -> Callable[..., None]:
+    """Let a worker's answer go that comes when who wanted it is gone."""
+    return lambda answer: have(answer) if isValid(owner) else None
 
 
 def image_of(pixels: Pixels) -> QImage:

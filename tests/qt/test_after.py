@@ -9,6 +9,7 @@ import pytest
 from PIL import Image
 from PySide6.QtCore import QLocale, Qt
 from PySide6.QtWidgets import QInputDialog
+from shiboken6 import delete
 
 from app.core.models.found import Destination
 from app.core.queue import Look
@@ -17,6 +18,7 @@ from app.qt.runs.after.card_dialog import CardDialog
 from app.qt.runs.after.export_dialog import ExportDialog
 from app.qt.runs.after.grid_dialog import GridDialog
 from app.qt.runs.after.panel import AfterPanel
+from app.qt.runs.after.shown import Shown
 from tests.support.finished import DEMO, PROMPTS, write_finished_run
 from trainer.files.header import read_header
 from trainer.protocol.queue import Entry, Reading
@@ -39,6 +41,15 @@ def panel(session, run, qtbot):
     run.read()
     qtbot.waitUntil(lambda: len(panel.strip.candidates.all) == 3 and panel.has_job())
     return panel
+
+
+def test_a_picture_that_comes_when_its_place_is_gone_is_let_go(session, qtbot):
+    gone, there = Shown(session, "nothing"), Shown(session, "nothing")
+    qtbot.addWidget(there)
+    for place in (gone, there):
+        place.show_file(next((DEMO / "pictures").glob("*.png")))
+    delete(gone)
+    qtbot.waitUntil(lambda: there.shows)  # read last
 
 
 def pixels(file):

@@ -1,6 +1,5 @@
 """The whole way of an artist, in one window and with real engines: from a folder of pictures to a LoRA that loads."""
 
-import os
 import subprocess
 import sys
 
@@ -17,11 +16,6 @@ pipeline = StableDiffusionPipeline.from_pretrained(sys.argv[1], local_files_only
 pipeline.load_lora_weights(sys.argv[2], adapter_name="neon")
 assert pipeline.get_list_adapters()["unet"] == ["neon"]
 """
-
-pytestmark = pytest.mark.skipif(
-    "PYTEST_XDIST_WORKER" in os.environ,
-    reason="ends a worker of the suite without a word, not yet understood; run it alone",
-)
 
 
 @pytest.fixture

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QCoreApplication, QObject, Signal
 from PySide6.QtWidgets import QBoxLayout
-from shiboken6 import isValid
 
 from app.core.first.demo import demo_job, demo_pictures
 from app.qt.first.coach import Coach
+from app.qt.parts import while_there
 from app.qt.words import QT_TRANSLATE_NOOP
 from trainer.errors import ImpastoError
 from trainer.protocol.queue import Entry
@@ -195,7 +195,7 @@ class Tour(QObject):
             sentence = self.tr("The demo's pictures cannot be put where they belong: {why}.")
             self._window.notices.tell(sentence.format(why=fault), "error")
 
-        self._session.tasks.run(work, lambda done: then(done) if isValid(self) else None, failed)
+        self._session.tasks.run(work, while_there(self, then), failed)
 
 
 def _tr(text: str) -> str:

@@ -33,7 +33,6 @@ from PySide6.QtWidgets import (
 from app.core.after.candidates import Candidate
 from app.core.after.drawing import Drawing, grid
 from app.core.session import Session
-from app.qt.parts import while_there
 from app.qt.pictures.grid.cells import panel, ring
 from app.qt.runs.after.shown import paint_fitting, read_image
 from app.qt.runs.after.try_box import lay_progress, show_progress
@@ -227,8 +226,7 @@ class GridDialog(QDialog):
     def _show(self, drawing: Drawing, number: int, row: int, column: int) -> None:
         if drawing is self.drawing:
             file = drawing.files[number]
-            have = while_there(self, lambda image: self._take(drawing, image, row, column))
-            read_image(self._session, file, have, 2 * _SIDE)
+            read_image(self, self._session, file, lambda image: self._take(drawing, image, row, column), 2 * _SIDE)
 
     def _take(self, drawing: Drawing, image: QImage, row: int, column: int) -> None:
         if drawing is not self.drawing:

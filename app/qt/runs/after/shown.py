@@ -5,19 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from PySide6.QtCore import QRect, QSize, Qt
+from PySide6.QtCore import QObject, QRect, QSize, Qt
 from PySide6.QtGui import QImage, QPainter, QPaintEvent, QPixmap
 from PySide6.QtWidgets import QSizePolicy, QWidget
 
 from app.core.pixels import Pixels, read_pixels
 from app.core.session import Session
 from app.core.tasks import raise_again
-from app.qt.parts import image_of
+from app.qt.parts import image_of, while_there
 from app.qt.theme import colours
 
 
-def read_image(session: Session, file: Path, done: Callable[[QImage], None], side: int = 0) -> None:
-    """Read a picture on a worker and call `done` with it, no larger than `side` pixels where given.
+def read_image(
+    owner: QObject, session: Session, file: Path, done: Callable[[QImage], None], side: int = 0
+) -> None:  # fmt: skip
+    """Read a picture on a worker; call `done` with it if `owner` is there then, no larger than `side` pixels if given.
 
     One that cannot be read is null. Workers hand over bytes only: PySide makes its types and enumerations when they are
     first used, and one thread that does so beside another ends the program.
@@ -26,7 +28,7 @@ def read_image(session: Session, file: Path, done: Callable[[QImage], None], sid
     def have(pixels: Pixels | None) -> None:
         done(image_of(pixels) if pixels else QImage())
 
-    session.tasks.run(lambda: read_pixels(file, side), have, raise_again)
+    session.tasks.run(lambda: read_pixels(file, side), while_there(owner, have), raise_again)
 
 
 def paint_fitting(painter: QPainter, room: QRect, image: QImage, ratio: float) -> None:
@@ -66,7 +68,7 @@ class Shown(QWidget):
         if file is None:
             self._take(None, QImage())
         else:
-            read_image(self._session, file, lambda image: self._take(file, image))
+            read_image(self, self._session, file, lambda image: self._take(file, image))
 
     def _take(self, file: Path | None, image: QImage) -> None:
         if file == self.file:

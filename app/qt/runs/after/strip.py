@@ -89,7 +89,7 @@ class Candidates(QAbstractListModel):
             return None
         if file not in self._images:
             self._images[file] = None
-            read_image(self._session, file, lambda image: self._take(file, image), _IMAGE_PIXELS)
+            read_image(self, self._session, file, lambda image: self._take(file, image), _IMAGE_PIXELS)
         return self._images[file]
 
     def _take(self, file: Path, image: QImage) -> None:
