@@ -49,9 +49,8 @@ def test_frames_stay_inside_and_keep_their_shape(width, height, across, down, fa
         assert -1e-9 <= after[0] < after[2] <= 1 + 1e-9
         assert -1e-9 <= after[1] < after[3] <= 1 + 1e-9
         assert (after[2] - after[0]) / (after[3] - after[1]) == pytest.approx(shape)
-    assert min((after[2] - after[0]) * width, (after[3] - after[1]) * height) >= min(
-        LEAST - 1e-6, (frame[2] - frame[0]) * width, (frame[3] - frame[1]) * height
-    )
+    least = min(LEAST, (frame[2] - frame[0]) * width, (frame[3] - frame[1]) * height)
+    assert min((after[2] - after[0]) * width, (after[3] - after[1]) * height) >= least - 1e-6
 
 
 @given(st.integers(700, 4000), st.integers(700, 4000), st.floats(0.4, 1.0), st.floats(-1, 1), st.floats(-1, 1))
