@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from PySide6.QtCore import QEventLoop, Qt, QTimer
+from PySide6.QtCore import QCoreApplication, QEvent, QEventLoop, Qt, QTimer
+from PySide6.QtGui import QKeyEvent
 from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QAbstractButton, QLineEdit, QPushButton, QWidget
 
@@ -252,7 +253,9 @@ class Artist:
         line.setFocus()
         line.selectAll()
         QTest.keyClick(line, Qt.Key.Key_Delete)
-        QTest.keyClicks(line, text)
+        for letter in text:  # QTest.keyClicks ends the program at letters that ASCII lacks
+            for kind in (QEvent.Type.KeyPress, QEvent.Type.KeyRelease):
+                QCoreApplication.sendEvent(line, QKeyEvent(kind, 0, Qt.KeyboardModifier.NoModifier, letter))
         QTest.keyClick(line, Qt.Key.Key_Tab)
 
     def click(self, button: QAbstractButton) -> None:
