@@ -157,16 +157,17 @@ def test_a_worker_that_cannot_be_started_is_told_and_the_job_stays(
     assert desk.keeper.now.left == 1
 
 
-def test_a_worker_that_dies_of_a_fault_is_told_with_its_last_words(desk: Desk, job: Path) -> None:
+def test_a_worker_that_dies_of_a_fault_is_told_with_its_last_words(
+    desk: Desk, job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     Queue().folder.mkdir(parents=True)
     Queue().worker_log.write_text("words of an earlier worker\n", encoding="utf-8")
-    broken = Queue().folder / "trainer.py"  # found before the engine itself
-    broken.write_text("raise SystemExit('the installation is broken')", encoding="utf-8")
+    (tmp_path / "trainer.py").write_text("raise SystemExit('the installation is broken')", encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))  # found before the engine itself
     desk.keeper.start(job)
     desk.watch(lambda: desk.keeper.now.died is not None)
     assert desk.keeper.now.died == "the installation is broken"
     assert desk.keeper.now.left == 1
-    broken.unlink()
 
 
 def test_what_cannot_be_done_is_told_and_a_run_is_not_queued_twice(desk: Desk, job: Path, tmp_path: Path) -> None:
