@@ -181,8 +181,8 @@ class Artist:
         page = self.train
         until(lambda: page.start_button.isEnabled(), 20, "Start to be possible")
         self.click(page.start_button)
-        until(lambda: self._run() is not None, 240, "a run")
-        run = self._run()
+        until(lambda: self.session.queue.queue.read().entries, 20, "the job in the queue")
+        run = self.begun()
         assert run is not None
         return run
 
