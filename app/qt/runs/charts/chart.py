@@ -194,16 +194,13 @@ class Chart(QFrame):
             if steps:
                 pen = pyqtgraph.mkPen(getattr(scheme, colour), width=2 * self.devicePixelRatioF())
                 self._add_pointer(pyqtgraph.VTickGroup(steps, [0.0, height], pen))
+        self._best_line.setVisible(self._drawing.best is not None)
         if self._drawing.best is not None:
-            self._add_pointer(self._best_line(self._drawing.best))
-
-    def _best_line(self, step: int) -> pyqtgraph.InfiniteLine:
-        good = colours().good
-        place = {"position": 0.9, "color": good, "fill": colours().base, "movable": False}
-        pen = QPen(QColor(good), 0, Qt.PenStyle.DashDotLine)
-        return pyqtgraph.InfiniteLine(
-            step, pen=pen, label=self.tr("best: {step}").format(step=count(step)), labelOpts=place
-        )
+            self._best_line.setPen(QPen(QColor(scheme.good), 0, Qt.PenStyle.DashDotLine))
+            self._best_line.setPos(self._drawing.best)
+            self._best_line.label.setColor(scheme.good)
+            self._best_line.label.fill = pyqtgraph.mkBrush(scheme.base)
+            self._best_line.label.setFormat(self.tr("best: {step}").format(step=count(self._drawing.best)))
 
     def _add_pointer(self, item: pyqtgraph.GraphicsObject, above: int = -1) -> None:
         item.setZValue(above)
@@ -221,6 +218,10 @@ class Chart(QFrame):
         self._cursor_line = pyqtgraph.InfiniteLine()
         self._cursor_line.setVisible(False)
         self.plot.addItem(self._cursor_line, ignoreBounds=True)
+        # One for good: before each painting a scene calls all labels that it has painted, also those that are gone since.
+        self._best_line = pyqtgraph.InfiniteLine(label="", labelOpts={"position": 0.9})
+        self._best_line.setZValue(-1)
+        self.plot.addItem(self._best_line, ignoreBounds=True)
         title = QLabel(self.title)
         title.setProperty("role", "heading")
         top = QHBoxLayout()
