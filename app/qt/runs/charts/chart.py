@@ -218,7 +218,7 @@ class Chart(QFrame):
         self._cursor_line = pyqtgraph.InfiniteLine()
         self._cursor_line.setVisible(False)
         self.plot.addItem(self._cursor_line, ignoreBounds=True)
-        # One for good: before each painting a scene calls all labels that it has painted, also those that are gone since.
+        # One for good: before each painting a scene calls all labels that it has painted, also those gone since.
         self._best_line = pyqtgraph.InfiniteLine(label="", labelOpts={"position": 0.9})
         self._best_line.setZValue(-1)
         self.plot.addItem(self._best_line, ignoreBounds=True)
