@@ -56,9 +56,14 @@ class Judge:
 
     def captions(self, picture: Picture) -> list[str]:
         """Return the texts that are trained, but for chance: the trigger first unless the caption holds it."""
-        texts = split_caption(picture.caption or "", self.lines) or (self._words(picture.folder),)
+        return self._trained(picture, self._written(picture))
+
+    def _written(self, picture: Picture) -> tuple[str, ...]:
+        return split_caption(picture.caption or "", self.lines)
+
+    def _trained(self, picture: Picture, written: Sequence[str]) -> list[str]:
         trigger = (picture.folder.trigger or "").strip()
-        return [_led(text, trigger) for text in texts]
+        return [_led(text, trigger) for text in written or (self._words(picture.folder),)]
 
     def _shape(self, picture: Picture) -> list[Key]:
         if not picture.width or not picture.height:
@@ -75,19 +80,16 @@ class Judge:
 
     def _caption(self, picture: Picture) -> list[Key]:
         keys: list[Key] = [("mark", "caption.clash")] if picture.clash else []
-        written = bool(picture.caption and not picture.caption.isspace())
-        trigger = (picture.folder.trigger or "").strip()
+        written = self._written(picture)
+        trained = self._trained(picture, written)
         if not written:
-            words = trigger or self._words(picture.folder)
             missing = "missing" if picture.caption is None else "empty"
-            keys.append(("mark", f"caption.{'words' if words else missing}"))
-        elif trigger and not all(
-            holds_trigger(text, trigger) for text in split_caption(picture.caption or "", self.lines)
-        ):
+            keys.append(("mark", f"caption.{'words' if any(trained) else missing}"))
+        elif trained != [*written]:
             keys.append(("mark", "trigger.absent"))
         if written and any(len(tag) == 1 for tag in split_tags(picture.caption, self.lines)):
             keys.append(("mark", "tag.one_letter"))
-        counts = [self.tokens(text) for text in self.captions(picture)]
+        counts = [self.tokens(text) for text in trained]
         if None in counts:
             return [*keys, ("uncounted", "tokens")]
         count = max(count for count in counts if count is not None)
