@@ -79,7 +79,7 @@ class Blocks:
             self._swallow(before, block)
             block = before
         block.since = block.pool.searches
-        insort(block.pool.free, block.size << ADDRESS_BITS | block.address)
+        self._file(block)
         return block
 
     def _insert_after(self, block: Block, size: int) -> Block:

@@ -99,16 +99,15 @@ def _write(backups: Backups, root: Path, files: Sequence[Written]) -> list[Path]
 
 def _facts(root: Path, pictures: Sequence[Picture]) -> dict[int, dict[str, Any]]:
     """Return what stands beside pictures now, by their ids; what cannot be read waits for the next look at the disk."""
-    from trainer.dataset.folders import MASK
+    from app.core.masks import mask_path  # late, as above
     from trainer.protocol.atomic import long_path
 
     around, facts = Neighbours(root), {}
     for picture in pictures:
-        mask = picture.path.with_name(f"{picture.path.stem}{MASK}.png")
         try:
             facts[picture.id] = {
                 "caption": captions.look(str(picture.path), around).text,
-                "mask": os.path.lexists(long_path(mask)),
+                "mask": os.path.lexists(long_path(mask_path(picture.path))),
             }
         except (OSError, DatasetError):
             continue

@@ -164,12 +164,12 @@ def _seen(asked: _Asked, found: Inspection) -> Seen:
 def _mask_doubts(asked: _Asked, size: tuple[int, int]) -> tuple[str, ...]:
     """Tell by its header whether a mask has another shape than its upright picture, as the trainer judges it."""
     from app.core.disk.reading import read_size
+    from app.core.masks import mask_path
     from trainer.dataset.buckets import crop_loss
-    from trainer.dataset.folders import MASK
 
     if not asked.mask:
         return ()
-    mask = read_size(asked.path.with_name(f"{asked.path.stem}{MASK}.png"))
+    mask = read_size(mask_path(asked.path))
     if not mask["width"]:  # damaged: the trainer's check tells it
         return ()
     return ("mask.size",) if crop_loss(mask["width"], mask["height"], size) > 0.01 else ()
