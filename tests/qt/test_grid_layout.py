@@ -1,0 +1,43 @@
+"""Where the cells of the grid lie."""
+
+from __future__ import annotations
+
+import pytest
+
+from app.qt.pictures.grid.layout import Layout
+
+
+@pytest.mark.parametrize("count", [0, 1, 7, 100_000])
+@pytest.mark.parametrize("width", [60, 500, 1913])
+def test_every_cell_is_found_where_it_lies_and_none_beyond(count: int, width: int) -> None:
+    layout = Layout(count, width, 100, 20)
+    for index in {0, 1, count // 2, count - 1} & set(range(count)):
+        left, top, across, down = layout.cell(index)
+        corners = [(left, top), (left + across - 1, top + down - 1)]
+        assert [layout.at(*corner) for corner in corners] == [index, index]
+        assert layout.at(left - 1, top) != index and layout.at(left, top + down) is None
+        assert index in layout.between(top + 1, top + 2)
+        assert index in layout.within(left + 5, top + 5, left + 6, top + 6)
+        assert top + down + layout.gap <= layout.height
+    assert layout.between(0, 10**9) == range(count)
+    assert layout.at(0, 0) is None and layout.at(width, layout.height + 5) is None
+
+
+def test_a_band_touches_exactly_the_cells_it_overlaps() -> None:
+    layout = Layout(23, 700, 90, 15)
+    for rectangle in [(0, 0, 699, 2000), (95, 95, 300, 240), (10, 110, 11, 111), (100, 5, 101, 6), (0, 0, 3, 3)]:
+        left, top, right, bottom = rectangle
+        overlapping = [
+            index
+            for index in range(23)
+            for x, y, width, height in [layout.cell(index)]
+            if x <= right and left < x + width and y - layout.gap < bottom and top < y + height + layout.gap
+        ]
+        assert set(layout.within(*rectangle)) <= set(overlapping)
+        strict = [
+            index
+            for index in range(23)
+            for x, y, width, height in [layout.cell(index)]
+            if x <= right and left < x + width and y < bottom and top < y + height
+        ]
+        assert set(strict) <= set(layout.within(*rectangle))
