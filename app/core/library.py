@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect_left, insort
 from collections.abc import Iterable, Mapping
 from itertools import count
 from pathlib import Path
@@ -32,11 +32,20 @@ class Library:
         self._folders: list[tuple[tuple[int, list[str]], int, Folder]] = []
         self._roots: dict[Path, int] = {}
         self._former: dict[tuple[Path, str], int] = {}
+        self._places: dict[Path, Folder] = {}
 
     @property
     def pictures(self) -> Mapping[int, Picture]:
         """All pictures by id, in their order."""
         return MappingProxyType(self._pictures)
+
+    def at(self, path: Path) -> Picture | None:
+        """Return the picture that lies there."""
+        folder = self._places.get(path.parent)
+        shelf = self._shelves[folder] if folder else []
+        key = natural_key(path.name)
+        place = bisect_left(shelf, (key, 0))
+        return self._pictures[shelf[place][1]] if place < len(shelf) and shelf[place][0] == key else None
 
     def add(self, found: Iterable[tuple[Folder, str, Mapping[str, Any]]]) -> list[int]:
         """Enter pictures by folder, name and what is known of them already; return their ids.
@@ -98,6 +107,7 @@ class Library:
         shelf = self._shelves.get(folder)
         if shelf is None:
             shelf = self._shelves[folder] = []
+            self._places[folder.path] = folder
             insort(self._folders, (self._folder_key(folder), len(self._folders), folder))
         if shelf and (key, number) < shelf[-1]:
             insort(shelf, (key, number))

@@ -241,7 +241,9 @@ class Captions(RuleBasedStateMachine):
                 # Where a picture has two caption files and the first falls silent, the other one speaks.
                 silent = conflict.field == "caption" and plain(conflict.mine) in (None, "")
                 assert silent or same(conflict.mine, found), f"{found!r}, not {conflict.mine!r}"
-                self.learn(picture.id, conflict.field)
+                shown = picture.value(conflict.field)
+                assert same(shown, found), f"{shown!r} is shown, {found!r} stands on disk"
+                self.see(picture.id, conflict.field, shown)
         self.check_disk()
 
     def shown(self, picture: str) -> None:

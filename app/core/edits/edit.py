@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, cast
 
 from app.core.edits.journal import Journal
-from app.core.edits.saving import Saver
+from app.core.edits.saving import Learned, Saver
 from app.core.edits.wishes import Key, Wish
 from app.core.events import Event
 from app.core.library import Library
-from app.core.pictures import Change, Folder, FolderChange
+from app.core.pictures import Change, Field, Folder, FolderChange
 from trainer.errors import ImpastoError
 
 AT_ONCE = 500
@@ -208,11 +208,11 @@ class History:
     def _wish(self, change: Change) -> Wish:
         picture = self._library.pictures[change.picture]
         key = Key(str(picture.folder.root), self._prefix(picture.folder) + picture.name, change.field)
-        return Wish(key, (change.before,), change.after, change.picture)
+        return Wish(key, (change.before,), change.after, change.picture, shown=True)
 
     def _folder_wish(self, change: FolderChange) -> Wish:
         name = self._prefix(change.folder).removesuffix("/")
-        return Wish(Key(str(change.folder.root), name, change.field), (change.before,), change.after)
+        return Wish(Key(str(change.folder.root), name, change.field), (change.before,), change.after, shown=True)
 
     def _prefix(self, folder: Folder) -> str:
         """Return the folder's place in its dataset, ending in a slash; a hundred thousand pictures ask for it."""
@@ -230,10 +230,15 @@ class History:
         picture = self._library.pictures.get(change.picture)
         return picture is not None and picture.value(change.field) == change.before and change.before != change.after
 
-    def _learn(self, change: Change) -> None:
+    def _learn(self, learned: Learned) -> None:
         """Take over what stands on disk, unless the user went on meanwhile: it is no edit of his to be undone."""
-        if self._holds(change):
-            self._library.apply([change])
+        if self.busy:  # only at its end is it known of which pictures he did
+            self._saver.post(lambda: self._learn(learned))
+            return
+        picture = self._library.at(learned.key.path)
+        if picture and not self._saver.wants_more(learned):
+            field = cast(Field, learned.key.field)
+            self._library.apply([Change(picture.id, field, picture.value(field), learned.found)])
 
 
 def _portions(changes: Sequence[Change], back: bool) -> Iterator[Sequence[Change]]:

@@ -9,14 +9,14 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, TypeVar, cast
+from typing import Literal, NamedTuple, TypeVar
 
 from app.core.edits.journal import Journal
 from app.core.edits.replacing import refusal
 from app.core.edits.wishes import AnyField, Key, Wish
 from app.core.edits.writer import Outcome, Writer
 from app.core.events import Event
-from app.core.pictures import Change, Field, Folder, FolderField, Picture, Value
+from app.core.pictures import Field, Folder, FolderField, Picture, Value
 from app.core.tasks import Post
 from trainer.errors import DatasetError
 
@@ -50,8 +50,6 @@ class Conflict:
     mine: Value
     theirs: Value
     """What stands on disk; None: no caption file, or nothing noted."""
-    picture: int | None
-    """None where it comes from a session that crashed, or is of a folder."""
 
     @property
     def path(self) -> Path:
@@ -62,6 +60,15 @@ class Conflict:
     def field(self) -> AnyField:
         """What of it."""
         return self.key.field
+
+
+class Learned(NamedTuple):
+    """What stands on disk of a picture, where the library may hold something else."""
+
+    key: Key
+    number: int
+    """Of the latest edit that was brought to disk with it, or is void: one after that counts more."""
+    found: Value
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +122,8 @@ class Saver:
     ) -> None:
         self.post = post
         self.state: Event[SaveState] = Event()
-        self.learned: Event[Change] = Event()
-        """What stands on disk where the user's own wish is void; `History` takes it over."""
+        self.learned: Event[Learned] = Event()
+        """Where the user's own wish is void, or something older was written after all; `History` takes it over."""
         self.notices: Event[Notice] = Event()
         self.recovered: tuple[Wish, ...] = ()
         """What sessions that crashed had left unwritten at the start of this one."""
@@ -179,6 +186,14 @@ class Saver:
             self._absorb(None)
             stores = (self._open, self._flight, self._refused, self._conflicts)
             return frozenset(field for field in fields if any(Key(str(root), name, field) in store for store in stores))
+
+    def wants_more(self, learned: Learned) -> bool:
+        """Tell whether something waits that the user wanted of the same value later."""
+        with self._changed:
+            self._absorb(None)
+            held = [store.get(learned.key) for store in (self._open, self._refused, self._conflicts)]
+            wishes = [self._flight.get(learned.key), *(each.wish for each in held if each)]
+            return any(wish.number > learned.number for wish in wishes if wish)
 
     def hurry(self) -> None:
         """Write now what waits for a pause of typing, and try again what was refused or in conflict; does not wait."""
@@ -326,13 +341,15 @@ class Saver:
             self._put_behind(earlier.wish)
         else:
             for store in (self._refused, self._conflicts):
-                if (stopped := store.get(wish.key)) and stopped.wish.leads_to(wish):
-                    del store[wish.key]
-                    return stopped.wish
+                if stopped := store.get(wish.key):
+                    if stopped.wish.leads_to(wish):
+                        del store[wish.key]
+                        return stopped.wish
+                    store[wish.key] = replace(stopped, wish=replace(stopped.wish, shown=False))
         return None
 
     def _put_behind(self, wish: Wish) -> None:
-        self._behind.setdefault(wish.key, []).append(wish)
+        self._behind.setdefault(wish.key, []).append(replace(wish, shown=False))
 
     def _bring_forward(self) -> None:
         """Judge what stood behind another wish for the same value, now that its place is free; the newest first."""
@@ -365,7 +382,11 @@ class Saver:
                         self._conflicts[outcome.wish.key] = replace(conflict, found=outcome.found)
             if self._refused:
                 self._retry_at = time.monotonic() + RETRY
-        learned = [outcome for outcome in saved if outcome.found != outcome.wish.desired]
+        learned = [
+            Learned(outcome.wish.key, outcome.wish.number, outcome.found)
+            for outcome in saved
+            if not outcome.wish.key.of_folder and (outcome.found != outcome.wish.desired or not outcome.wish.shown)
+        ]
         told = self._worth_saying(outcomes)
         self.post(lambda: self._report(learned, told))
 
@@ -390,15 +411,11 @@ class Saver:
         self._noticed.update(fresh)
         return [Notice(code, root, counts[code, root]) for code, root in fresh]  # type: ignore[arg-type]
 
-    def _report(self, learned: Sequence[Outcome], notices: Sequence[Notice]) -> None:
-        for outcome in learned:
-            self._learn(outcome.wish, outcome.found)
+    def _report(self, learned: Sequence[Learned], notices: Sequence[Notice]) -> None:
+        for each in learned:
+            self.learned.emit(each)
         for notice in notices:
             self.notices.emit(notice)
-
-    def _learn(self, wish: Wish, found: Value) -> None:
-        if wish.picture is not None:
-            self.learned.emit(Change(wish.picture, cast(Field, wish.key.field), wish.desired, found))
 
     def _unwritten(self) -> list[Wish]:
         stopped = (*self._refused.values(), *self._conflicts.values())
@@ -424,8 +441,7 @@ class Saver:
             backed_up=all(problem.code != "save.no_backup" for problem in problems),
             problems=tuple(problems),
             conflicts=tuple(
-                Conflict(outcome.wish.key, outcome.wish.desired, outcome.found, outcome.wish.picture)
-                for outcome in self._conflicts.values()
+                Conflict(outcome.wish.key, outcome.wish.desired, outcome.found) for outcome in self._conflicts.values()
             ),
         )
 

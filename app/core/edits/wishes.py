@@ -55,6 +55,9 @@ class Wish:
     """Its id, where it was wished in this session and for a picture."""
     number: int = 0
     """Of the latest edit in the journal that is part of it."""
+    shown: bool = False
+    """Whether the library holds it: not what a session that crashed wanted, nor what the user wanted before something
+    that did not go on from it."""
 
     def leads_to(self, later: Wish) -> bool:
         """Tell whether the user went on from this wish in the later one: else both are his, and neither may be lost.

@@ -18,7 +18,8 @@ from app.core.edits import backups as backups_module
 from app.core.edits.backups import Backups
 from app.core.edits.edit import AT_ONCE, Edit, History
 from app.core.edits.journal import Journal
-from app.core.edits.saving import Saver
+from app.core.edits.saving import Learned, Saver
+from app.core.edits.wishes import Key
 from app.core.edits.writer import Writer
 from app.core.library import Library
 from app.core.pictures import Change, Folder, FolderChange
@@ -104,6 +105,37 @@ def test_what_another_program_wrote_is_a_conflict_until_the_user_chose(world: Wo
         assert world.picture(0).caption == expected.decode()
         assert not world.saver.now.conflicts
     assert b"theirs 2" in kept(world, "a.txt")
+
+
+@pytest.mark.parametrize("crashed", [False, True])
+def test_an_older_wish_that_is_written_after_a_newer_one_is_shown(world: World, crashed: bool) -> None:
+    first, second = world.data / "a.txt", world.data / "a.caption"
+    second.write_bytes(b"cat, dog\n")
+    set_to(world, 0, "mine")
+    first.write_bytes(b"theirs")
+    world.settle()
+    assert conflicts(world) == [("mine", "theirs")]
+    if crashed:
+        world.crash()
+        world.begin()
+    world.learn_captions()
+    set_to(world, 0, "")
+    world.settle()  # the second file speaks now, with what the older wish goes on from
+    world.settle()
+    assert (first.read_bytes(), second.read_bytes(), conflicts(world)) == (b"", b"mine", [])
+    assert world.picture(0).caption == "mine"
+
+
+def test_a_wish_of_a_session_that_crashed_is_shown_when_the_user_chose_it(world: World) -> None:
+    set_to(world, 0, "mine")
+    (world.data / "a.txt").write_bytes(b"theirs")
+    world.settle()
+    world.crash()
+    world.begin()
+    (conflict,) = world.saver.now.conflicts
+    world.saver.resolve(conflict, "mine")
+    world.settle()
+    assert world.picture(0).caption == (world.data / "a.txt").read_text(encoding="utf-8") == "mine"
 
 
 def test_notes_are_merged_into_what_others_noted(world: World) -> None:
@@ -331,6 +363,15 @@ def test_a_large_edit_is_made_in_portions_and_undone_whole(tmp_path: Path) -> No
     live.history.finish()
     live.saver.close()
     assert {path.read_bytes() for path in live.data.iterdir()} == {b"red, x"}
+
+
+def test_what_stands_on_disk_is_taken_over_behind_a_large_edit_that_is_being_made(tmp_path: Path) -> None:
+    live = Live(tmp_path, AT_ONCE + 10)
+    live.history.do(Edit("All", tuple(Change(number, "caption", "red, x", "blue") for number in live.ids)))
+    live.saver.learned.emit(Learned(Key(str(live.data), f"{AT_ONCE}.jpg", "caption"), 0, "red"))
+    live.deliver()
+    assert {picture.caption for picture in live.library.pictures.values()} == {"blue"}
+    live.saver.close()
 
 
 _ROOMLESS = """

@@ -27,7 +27,7 @@ from app.core.edits.differences import Span, differences
 from app.core.edits.edit import Edit
 from app.core.edits.saving import Conflict, SaveState
 from app.core.edits.snapshots import Words
-from app.core.pictures import Change, Picture
+from app.core.pictures import Change
 from app.core.session import Session
 from app.core.tags.splitting import split_tags
 from app.qt.pictures.captions.text import qt_place
@@ -138,14 +138,7 @@ class ConflictsDialog(QDialog):
         field.setExtraSelections(selections)
 
     def _can_merge(self, conflict: Conflict) -> bool:
-        return conflict.field == "caption" and self._picture(conflict) is not None
-
-    def _picture(self, conflict: Conflict) -> Picture | None:
-        """Return the picture of a conflict, if its dataset is open: those of a crashed session have no id."""
-        library = self._session.library.pictures
-        if conflict.picture is not None:
-            return library.get(conflict.picture)
-        return next((picture for picture in library.values() if picture.path == conflict.path), None)
+        return conflict.field == "caption" and self._session.library.at(conflict.path) is not None
 
     def _keep(self, keep: Keep) -> None:
         row = self.list.currentRow()
@@ -157,7 +150,7 @@ class ConflictsDialog(QDialog):
         # Mine first, so that the edit has nothing in its way; a copy of theirs is kept, as of everything overwritten.
         changes = []
         for conflict in filter(self._can_merge, chosen):
-            picture = self._picture(conflict)
+            picture = self._session.library.at(conflict.path)
             assert picture
             self._session.saver.resolve(conflict, "mine")
             changes.append(Change(picture.id, "caption", picture.caption, _merged(conflict)))
