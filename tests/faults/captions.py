@@ -45,8 +45,8 @@ def play(sequences: int, first: int) -> None:
             ),
         )
         done = min(start + PORTION, sequences)
-        used = time.process_time()
-        sys.stdout.write(f"{done} sequences, {time.monotonic() - began:.0f} s, {used:.0f} s of processor\n")
+        took = f"{time.monotonic() - began:.0f} s, {time.process_time():.0f} s of processor"
+        sys.stdout.write(f"{done} sequences, {took}; the next begin with --seed {first + done}\n")
         sys.stdout.flush()
 
 
