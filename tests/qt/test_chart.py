@@ -1,32 +1,158 @@
-"""One chart by itself."""
+"""One chart by itself: what is painted, and what mouse and keys ask for."""
 
-import gc
+import numpy as np
+import pytest
+from PySide6.QtCore import QPoint, QPointF, Qt
+from PySide6.QtGui import QColor, QWheelEvent
+from PySide6.QtTest import QTest
+from PySide6.QtWidgets import QApplication
 
-from PySide6.QtCore import SIGNAL
-from PySide6.QtGui import QColor
-
+from app.core.runs.cards import CardWatch
+from app.core.runs.series import Mark
+from app.qt.runs.charts.axis import number
+from app.qt.runs.charts.board import Board
 from app.qt.runs.charts.chart import Chart
-from app.qt.runs.charts.lines import Drawing
+from app.qt.runs.charts.drawings import Wishes
+from app.qt.runs.charts.lines import Drawing, Level, Line
 from app.qt.theme import colours
+from tests.support.runs import write_run
+
+STEPS = np.arange(1.0, 101.0)
 
 
-def test_drawing_the_best_step_anew_leaves_nobody_behind_who_hears_of_paintings(qtbot):
-    """Whoever did and was gone ended the app at the next painting."""
-    chart = Chart("Loss", str)
+@pytest.fixture
+def chart(qtbot):
+    chart = Chart("Loss", number)
     qtbot.addWidget(chart)
-    chart.resize(400, 300)
+    chart.resize(500, 300)
     with qtbot.waitExposed(chart):
         chart.show()
-    hearing = []
-    for best in (None, 3, 5, None, 7):
-        chart.draw(Drawing(best=best))
-        chart.show_steps(0, 10)
-        chart.plot.viewport().repaint()
-        hearing.append(chart.plot.scene().receivers(SIGNAL("sigPrepareForPaint()")))
-        assert chart._best_line.isVisible() == (best is not None)
-    gc.collect()
-    chart.plot.viewport().repaint()
-    assert hearing[1:] == [hearing[1]] * 4
-    assert chart._best_line.label.toPlainText() == "best: 7"
-    assert chart._best_line.value() == 7
-    assert chart._best_line.label.color == QColor(colours().good)
+    chart.show_steps(0.0, 100.0)
+    return chart
+
+
+def line(values, look="plain", steps=STEPS, **more):
+    return Line("loss", steps, np.asarray(values, dtype=np.float64), look, **more)
+
+
+def ink(chart, step, colour):
+    """Return the rows of the lines' field that have a pixel of about this colour where a step stands."""
+    shown, wanted, scale = chart.plot.grab().toImage(), QColor(colour), chart.plot.scale
+    columns = [round(scale.across(step)) + by for by in (-1, 0, 1)]
+    rows = range(round(scale.field.top()) + 2, round(scale.field.bottom()) - 1)
+    return [row for row in rows if any(near(shown.pixelColor(column, row), wanted) for column in columns)]
+
+
+def near(one, other):
+    return max(abs(a - b) for a, b in zip(one.getRgb()[:3], other.getRgb()[:3], strict=True)) < 50
+
+
+def test_a_line_is_painted_where_its_values_are_and_has_gaps_where_they_are_not_known(chart):
+    values = np.where((STEPS > 40) & (STEPS < 60), np.nan, 0.2 + STEPS / 100)
+    chart.draw(Drawing([line(values)]))
+    for step in (10, 30, 80):
+        rows = ink(chart, step, colours().series1)
+        assert abs(np.mean(rows) - chart.plot.scale.up(0.2 + step / 100)) < 2.0, step
+    assert ink(chart, 50, colours().series1) == []
+
+
+def test_on_a_logarithmic_axis_tenfold_is_everywhere_as_far(chart):
+    chart.draw(Drawing([line(10.0 ** (-STEPS / 25.0))], logarithmic=True))
+    ups = [np.mean(ink(chart, step, colours().series1)) for step in (25, 50, 75)]
+    assert abs((ups[1] - ups[0]) - (ups[2] - ups[1])) <= 2.0
+    assert ups[0] < ups[1] < ups[2]
+    chart.draw(Drawing([line(np.where(STEPS == 50, 0.0, 1.0))], logarithmic=True))
+    assert ink(chart, 50, colours().series1) == []  # nothing has no logarithm
+
+
+def test_a_peak_between_a_million_points_is_seen(chart):
+    steps = np.arange(1.0, 1_000_001.0)
+    values = np.full_like(steps, 0.5)
+    values[500_000] = 3.0
+    chart.draw(Drawing([line(values, "thin", steps)]))
+    chart.show_steps(0.0, 1e6)
+    rows = [row for by in (-2, 0, 2) for row in ink(chart, 500_001 + by * 1000, colours().series1)]
+    assert max(rows) - min(rows) > 0.8 * chart.plot.scale.field.height()
+
+
+def test_a_step_between_two_that_are_not_known_is_a_dot(chart):
+    chart.draw(Drawing([line(np.where(STEPS == 50, 0.5, np.nan))]))
+    assert ink(chart, 50, colours().series1)
+
+
+def test_best_step_levels_and_marks_are_painted(chart):
+    marks = [Mark("out_of_memory", 20), Mark("saved", 30)]
+    chart.draw(Drawing([line(STEPS)], [Level("limit", 50.0, "series3")], marks, best=60))
+    field = chart.plot.scale.field
+    assert len(ink(chart, 20, colours().bad)) > 0.9 * field.height()
+    assert 0 < len(ink(chart, 30, colours().good)) < 0.1 * field.height()
+    assert len(ink(chart, 60, colours().good)) > 0.3 * field.height()  # broken, and a point between
+    dashes = [ink(chart, step, colours().series3) for step in range(70, 90)]
+    assert any(dashes) and not all(dashes)
+    chart.draw(Drawing([line(STEPS)], best=None))
+    assert ink(chart, 60, colours().good) == []
+
+
+def test_lines_are_painted_once_for_as_many_places_of_the_cursor_as_there_are(chart):
+    chart.draw(Drawing([line(STEPS)]))
+    chart.plot.repaint()
+    painted = chart.plot._painted
+    QTest.mouseMove(chart.plot, chart.plot.scale.field.center().toPoint())
+    chart.plot.repaint()
+    assert chart.plot._painted is painted
+    assert chart.readout.text().startswith(f"{round(chart.cursor_step)}:  ")
+    assert chart._beside.currentWidget() is chart.readout
+    QTest.mouseMove(chart.plot, QPoint(5, 5))  # beside the field: over the words of the axis
+    assert chart.cursor_step is None and chart._beside.currentWidget() is chart.legend
+
+
+def test_dragging_moves_along_the_steps(chart):
+    chart.draw(Drawing([line(STEPS)]))
+    chart.show_steps(20.0, 60.0)
+    chart.moved.connect(chart.show_steps)
+    field = chart.plot.scale.field
+    start = field.center().toPoint()
+    QTest.mousePress(chart.plot, Qt.MouseButton.LeftButton, pos=start)
+    for by in (30, 70, 100):
+        QTest.mouseMove(chart.plot, start + QPoint(by, 0))
+    QTest.mouseRelease(chart.plot, Qt.MouseButton.LeftButton, pos=start + QPoint(100, 0))
+    by = 100.0 / field.width() * 40.0
+    assert chart.plot.steps == pytest.approx((20.0 - by, 60.0 - by))
+    QTest.mouseMove(chart.plot, start)
+    assert chart.plot.steps == pytest.approx((20.0 - by, 60.0 - by))  # let go
+
+
+def test_a_wheel_enlarges_about_the_pointer_with_ctrl_only(chart, qtbot):
+    chart.draw(Drawing([line(STEPS)]))
+    chart.moved.connect(chart.show_steps)
+    at = QPointF(chart.plot.scale.across(25.0), 50.0)
+
+    def turn(notches, modifiers):
+        place = QPointF(chart.plot.mapToGlobal(at.toPoint()))
+        buttons, phase = Qt.MouseButton.NoButton, Qt.ScrollPhase.NoScrollPhase
+        event = QWheelEvent(at, place, QPoint(), QPoint(0, 120 * notches), buttons, modifiers, phase, False)
+        QApplication.sendEvent(chart.plot, event)
+        return event.isAccepted()
+
+    assert not turn(1, Qt.KeyboardModifier.NoModifier)
+    assert chart.plot.steps == (0.0, 100.0)
+    assert turn(1, Qt.KeyboardModifier.ControlModifier)
+    first, last = chart.plot.steps
+    assert last - first == pytest.approx(70.0) and chart.plot.scale.across(25.0) == pytest.approx(at.x())
+    turn(-1, Qt.KeyboardModifier.ControlModifier)
+    assert chart.plot.steps == pytest.approx((0.0, 100.0))
+    with qtbot.waitSignal(chart.reset, timeout=1000):
+        QTest.mouseDClick(chart.plot, Qt.MouseButton.LeftButton, pos=at.toPoint())
+
+
+def test_charts_are_made_when_they_are_drawn(session, qtbot, tmp_path):
+    run = session.runs.open(write_run(tmp_path, "run", 50).path)
+    run.read()
+    qtbot.waitUntil(lambda: run.loaded)
+    board = Board(CardWatch(session.tasks))
+    qtbot.addWidget(board)
+    assert board.findChildren(Chart) == []
+    board.draw([run], Wishes())
+    assert board.findChildren(Chart) == [board.loss]
+    qtbot.waitUntil(lambda: not board._next.isActive())
+    assert len(board._made) == 6

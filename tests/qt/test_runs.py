@@ -55,10 +55,10 @@ def test_a_run_from_the_command_line_appears_and_is_drawn(page, qtbot, tmp_path)
     qtbot.waitUntil(lambda: listed(page) == [("from the shell", "done")])
     drawn(page, qtbot)
     board = page.progress.board
-    raw, smooth = (item.getOriginalDataset() for _, item in board.loss._items)
-    assert list(raw[0]) == list(range(1, 201))
-    assert list(raw[1]) == list(page.run.series.loss.values)
-    assert min(raw[1]) < min(smooth[1]) < max(smooth[1]) < max(raw[1])
+    raw, smooth = board.loss.drawing.lines
+    assert list(raw.steps) == list(range(1, 201))
+    assert list(raw.values) == list(page.run.series.loss.values)
+    assert min(raw.values) < min(smooth.values) < max(smooth.values) < max(raw.values)
     assert board.loss.plot.accessibleDescription().startswith("smoothed: ")
     assert len(board._made) == 6 and all(chart.isVisible() for chart in board._made)
     assert not board.card.isVisible()  # nobody asks a card about a run that has ended
@@ -70,8 +70,8 @@ def test_steps_that_come_are_drawn(page, qtbot, tmp_path):
         qtbot.waitUntil(lambda: listed(page) == [("going on", "running")])
         drawn(page, qtbot)
         write_events(directory, [step_event(step, 200) for step in range(51, 61)])
-        line = page.progress.board.loss._items[0][1]
-        qtbot.waitUntil(lambda: line.getOriginalDataset()[0][-1] == 60)
+        chart = page.progress.board.loss
+        qtbot.waitUntil(lambda: chart.drawing.lines[0].steps[-1] == 60)
         qtbot.waitUntil(lambda: page.list.runs.index(0).data(WORDS).endswith(" left"))
     qtbot.waitUntil(lambda: listed(page) == [("going on", "interrupted")])
 
@@ -82,7 +82,7 @@ def test_several_runs_are_laid_over_each_other_with_what_differs(page, qtbot, tm
     qtbot.waitUntil(lambda: len(listed(page)) == 2)
     page.list.selectAll()
     drawn(page, qtbot)
-    lines = page.progress.board.loss._drawing.lines
+    lines = page.progress.board.loss.drawing.lines
     assert [(line.run, line.look, len(line.steps)) for line in lines] == [("two", "smooth", 80), ("one", "smooth", 120)]
     assert len({line.colour for line in lines}) == 2
     table = page.progress.difference.table
@@ -101,20 +101,20 @@ def test_charts_are_moved_and_read_with_the_keyboard(page, qtbot, tmp_path):
     drawn(page, qtbot)
     board = page.progress.board
     chart = board.loss
-    full = chart.view.viewRange()[0]
+    full = chart.plot.steps
     chart.plot.setFocus()
     qtbot.keyClick(chart.plot, Qt.Key.Key_Plus)
-    near = chart.view.viewRange()[0]
+    near = chart.plot.steps
     assert near[1] - near[0] < full[1] - full[0]
-    qtbot.waitUntil(lambda: board.rates.view.viewRange()[0] == near)  # the others follow
+    qtbot.waitUntil(lambda: board.rates.plot.steps == near)  # the others follow
     qtbot.keyClick(chart.plot, Qt.Key.Key_Right)
-    step = round(chart._cursor)
+    step = round(chart.cursor_step)
     assert f"{step:,}" in chart.readout.text()
     assert chart.plot.accessibleDescription().startswith(chart.readout.text())
     qtbot.keyClick(chart.plot, Qt.Key.Key_Home)
-    assert chart.view.viewRange()[0] == full
+    assert chart.plot.steps == full
     page.progress.set_logarithmic(True)
-    low, high = chart.view.viewRange()[1]
+    low, high = chart.plot.values
     assert low < -0.5 < high  # powers of ten
 
 
@@ -172,7 +172,7 @@ def test_a_run_of_very_many_steps_is_opened_in_pieces(page, qtbot, tmp_path):
 
     watch = Watch()
     for chart in page.findChildren(Chart):
-        chart.plot.viewport().installEventFilter(watch)
+        chart.plot.installEventFilter(watch)
     timer = QTimer()
     timer.timeout.connect(lambda: painted.append(set()))
     timer.start(0)

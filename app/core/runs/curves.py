@@ -55,12 +55,60 @@ def _discounted(values: Values, decay: float) -> Values:
     return result
 
 
+def between(steps: Values, first: float, last: float) -> slice:
+    """Return where the points between two steps stand, with one beyond at either side."""
+    low, high = np.searchsorted(steps, (first, last))
+    return slice(max(0, int(low) - 1), int(high) + 1)
+
+
 def shown(steps: Values, values: Values, first: float, last: float) -> Values:
     """Return the values between two steps, of very many a sample: what an axis should have room for."""
-    low, high = np.searchsorted(steps, (first, last))
-    part = values[max(0, int(low) - 1) : int(high) + 1]
+    part = values[between(steps, first, last)]
     part = part[:: max(1, len(part) // _SAMPLE)]
     return part[np.isfinite(part)]
+
+
+def peaks(steps: Values, values: Values, first: float, last: float, columns: int) -> tuple[Values, Values]:
+    """Return what is seen between two steps in so many columns: of each its lowest and highest value.
+
+    All points where they are few.
+    """
+    steps, values, starts = _columns(steps, values, first, last, columns)
+    if starts is None:
+        return steps, values
+    ends = np.stack([np.fmin.reduceat(values, starts), np.fmax.reduceat(values, starts)], axis=1)
+    return np.repeat(steps[starts], 2), ends.ravel()
+
+
+def means(steps: Values, values: Values, first: float, last: float, columns: int) -> tuple[Values, Values]:
+    """Return what is seen between two steps in so many columns: of each the mean of what is known.
+
+    All points where they are few.
+    """
+    steps, values, starts = _columns(steps, values, first, last, columns)
+    if starts is None:
+        return steps, values
+    known = np.isfinite(values)
+    total = np.add.reduceat(np.where(known, values, 0.0), starts)
+    count = np.add.reduceat(known, starts, dtype=np.float64)
+    return steps[starts], np.divide(total, count, out=np.full_like(total, np.nan), where=count > 0.0)
+
+
+def _columns(
+    steps: Values, values: Values, first: float, last: float, columns: int
+) -> tuple[Values, Values, NDArray[np.intp] | None]:
+    """Return the points between two steps, and where each column of them begins; None where each may be drawn.
+
+    Columns begin at multiples of their width, so that they keep their points while one moves along the steps.
+    """
+    part = between(steps, first, last)
+    steps, values = steps[part], values[part]
+    if len(steps) <= 2 * columns:
+        return steps, values, None
+    width = (last - first) / columns
+    edges = np.arange(np.floor(first / width), np.ceil(last / width) + 1) * width
+    starts = np.unique(np.append(0, np.searchsorted(steps, edges)))
+    return steps, values, starts[starts < len(steps)]
 
 
 def extent(values: Values, clip: float = 0.0) -> tuple[float, float] | None:

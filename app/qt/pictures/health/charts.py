@@ -1,7 +1,7 @@
 """The charts, painted with QPainter in the palette's colours.
 
-They are a few dozen bars: QPainter shows them sharp at every scaling and in the moment, where pyqtgraph would first
-load numpy for half a second and would have to be taught the palette, the keyboard and what a screen reader asks.
+They are a few dozen bars: QPainter shows them sharp at every scaling and in the moment, and no library would know the
+palette, the keyboard and what a screen reader asks.
 """
 
 from __future__ import annotations

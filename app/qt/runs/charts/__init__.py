@@ -1,1 +1,1 @@
-"""The charts of a run: drawn by pyqtgraph, which is loaded when the first is to be seen."""
+"""The charts of a run, painted with QPainter from numpy's arrays; numpy is loaded after the window has opened."""

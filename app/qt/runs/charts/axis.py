@@ -1,54 +1,44 @@
-"""Axes whose numbers are written as people write them."""
+"""Where axes have their marks, and how those are worded."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import floor, isfinite, log10
+from math import ceil, floor, isfinite, log10
 
-import pyqtgraph
 from PySide6.QtCore import QLocale
-from PySide6.QtGui import QColor, QFont
-
-from app.qt.theme import colours
 
 Wording = Callable[[float], str]
 
-_SIDE = 62
-_GRID = 48  # of 255: the grid is to be seen through
+_ROUND = (1.0, 2.0, 5.0, 10.0)
+# What is marked of each power of ten on a logarithmic axis: as much of it as there is room for.
+_MANTISSAS = ((1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0), (1.0, 2.0, 5.0), (1.0, 3.0), (1.0,))
+_FEW = 3
 
 
-class Axis(pyqtgraph.AxisItem):  # type: ignore[misc] # has no types
-    """Words each mark with a function; steps are whole numbers, so there is no mark between two of them."""
+def even(low: float, high: float, most: int, *, whole: bool = False) -> list[float]:
+    """Return at most about so many round numbers between two, all `whole` where only those mean anything."""
+    least = (high - low) / max(most, 1)
+    if least <= 0.0 or not isfinite(least):
+        return []
+    power = 10.0 ** floor(log10(least))
+    step = next(power * each for each in _ROUND if power * each >= least * (1.0 - 1e-9))
+    step = max(1.0, step) if whole else step
+    return [place * step for place in range(ceil(low / step - 1e-9), floor(high / step + 1e-9) + 1)]
 
-    def __init__(self, orientation: str, words: Wording, *, whole: bool = False) -> None:
-        super().__init__(orientation)
-        self._words = words
-        self._whole = whole
-        self.enableAutoSIPrefix(False)
-        self.setStyle(tickLength=-4, autoExpandTextSpace=False, hideOverlappingLabels=orientation == "bottom")
-        if orientation == "left":
-            self.setWidth(_SIDE)
-            self.setGrid(_GRID)
 
-    def put_on(self, font: QFont) -> None:
-        """Take the colours in force and a font."""
-        scheme = colours()
-        self.setPen(QColor(scheme.edge))
-        self.setTextPen(QColor(scheme.muted))
-        self.setTickFont(font)
+def logarithmic(low: float, high: float, most: int) -> list[float]:
+    """Return at most about so many round numbers between two powers of ten that are given by their exponents."""
+    powers = range(floor(low), ceil(high) + 1)
+    for mantissas in _MANTISSAS:
+        found = _within([mantissa * 10.0**power for power in powers for mantissa in mantissas], low, high)
+        if len(found) <= most:
+            return found if len(found) >= _FEW else even(10.0**low, 10.0**high, most)
+    every = ceil(len(powers) / max(most, 1))
+    return _within([10.0**power for power in powers if power % every == 0], low, high)
 
-    def tickStrings(self, values: Sequence[float], scale: float, spacing: float) -> list[str]:  # noqa: N802
-        """Word the marks of an even axis."""
-        return [self._words(value * scale) for value in values]
 
-    def logTickStrings(self, values: Sequence[float], scale: float, spacing: float) -> list[str]:  # noqa: N802
-        """Word the marks of a logarithmic axis, which are given as powers of ten."""
-        return [self._words(10.0**value) for value in values]
-
-    def tickSpacing(self, low: float, high: float, size: float) -> list[tuple[float, float]]:  # noqa: N802
-        """Return the distances of marks, none below one step where only whole numbers mean anything."""
-        spacing: list[tuple[float, float]] = super().tickSpacing(low, high, size)
-        return [each for each in spacing if each[0] >= 1.0] if self._whole else spacing
+def _within(values: Sequence[float], low: float, high: float) -> list[float]:
+    return [value for value in values if low <= log10(value) <= high]
 
 
 def number(value: float) -> str:

@@ -1,4 +1,4 @@
-"""All charts of the chosen runs, moved together along their steps. Loads pyqtgraph and with it numpy."""
+"""All charts of the chosen runs, moved together along their steps. Loads numpy."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Board(QWidget):
         self._follow.timeout.connect(self._follow_on)
         card.changed.connect(lambda _: self._draw_card())
 
-    # --- the charts: each is made when it is first drawn, for all at once would hold the window for a tenth of a second
+    # --- the charts: each is made when it is first drawn
 
     @cached_property
     def loss(self) -> Chart:
@@ -128,7 +128,7 @@ class Board(QWidget):
     def _draw_next(self) -> None:
         """Draw the next chart that waits; after the last, give all that show something their places, and show them.
 
-        One at a time, for painting costs more than drawing: axes are played back a letter at a time.
+        One at a time: each takes some milliseconds to be computed, and some to be painted.
         """
         if self._waiting:
             chart_of, make = self._waiting.pop(0)
@@ -137,7 +137,6 @@ class Board(QWidget):
                 chart = chart_of()
                 chart.show_steps(*self._span())
                 chart.draw(drawing)
-                chart.plot.viewport().repaint()  # now: Qt would paint all of them together when it comes to it
                 self._shown.append(chart)
         elif self._unplaced:
             self._unplaced = False

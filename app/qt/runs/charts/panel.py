@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -22,11 +23,11 @@ from PySide6.QtWidgets import (
 from app.core.runs.cards import CardWatch
 from app.core.runs.run import Run
 from app.core.session import Session
+from app.core.tasks import Single
 from app.qt.actions.commands import Commands
 from app.qt.actions.table import Action
 from app.qt.runs.charts.difference import DifferenceTable
 from app.qt.runs.charts.legend import Legend, colour_of
-from app.qt.runs.charts.loading import Loading
 from app.qt.words import QT_TRANSLATE_NOOP
 
 if TYPE_CHECKING:
@@ -71,8 +72,7 @@ class ProgressPanel(QWidget):
         self.runs: Sequence[Run] = ()
         self.board: Board | None = None
         self._ends: list[Callable[[], None]] = []
-        self._loading = Loading(session.tasks, self)
-        self._loading.done.connect(self._build)
+        self._loading = Single(session.tasks)
         self._logarithmic, self._clip = False, True
         self.card = CardWatch(session.tasks)
         self.legend = Legend()
@@ -87,7 +87,7 @@ class ProgressPanel(QWidget):
         self._lay_out()
         commands.add(ACTIONS, self)
         self.every.setDefaultAction(commands["charts.all"])
-        self._loading.begin()
+        self._load()
 
     def show_runs(self, runs: Sequence[Run]) -> None:
         """Show these runs; the first is the one that everything else on the page is about."""
@@ -112,7 +112,6 @@ class ProgressPanel(QWidget):
         self.waiting.setVisible(not started or self.board is None)
         self.difference.show_runs(self.runs)
         if self.board is None:
-            self._load()
             return
         from app.qt.runs.charts.drawings import Wishes  # with the board, that is after numpy
 
@@ -182,16 +181,11 @@ class ProgressPanel(QWidget):
         return self.tr("No step is done yet. The loss is drawn from the first step on.")
 
     def _load(self) -> None:
-        """Have charts as soon as the page is seen."""
-        if self._loading.over:
-            self._build()
-        elif self.isVisible():
-            self._loading.hurry()
+        """Load numpy on a worker: a tenth of a second that charts need before the first of them."""
+        self._loading.run(lambda: importlib.import_module("app.core.runs.curves"), lambda _: self._build())
 
     def _build(self) -> None:
-        """Make the charts, each when it is first drawn; not before the page is seen."""
-        if not self.isVisible():
-            return
+        """Make the board, whose charts are made when they are first drawn."""
         from app.qt.runs.charts.board import Board
 
         self.board = Board(self.card)
