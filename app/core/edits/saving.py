@@ -345,11 +345,11 @@ class Saver:
                     if stopped.wish.leads_to(wish):
                         del store[wish.key]
                         return stopped.wish
-                    store[wish.key] = replace(stopped, wish=replace(stopped.wish, shown=False))
+                    store[wish.key] = replace(stopped, wish=stopped.wish.overtaken())
         return None
 
     def _put_behind(self, wish: Wish) -> None:
-        self._behind.setdefault(wish.key, []).append(replace(wish, shown=False))
+        self._behind.setdefault(wish.key, []).append(wish.overtaken())
 
     def _bring_forward(self) -> None:
         """Judge what stood behind another wish for the same value, now that its place is free; the newest first."""

@@ -49,7 +49,10 @@ class Wish:
 
     key: Key
     bases: tuple[Value, ...]
-    """What may stand there: the value last seen, and those that we may have written since. Anything else is others'."""
+    """What may stand there: the value last seen, and those that we may have written since. Anything else is others'.
+
+    Nothing may where the user went on from something else: then only he says whether this is to be written still.
+    """
     desired: Value
     picture: int | None = None
     """Its id, where it was wished in this session and for a picture."""
@@ -64,7 +67,11 @@ class Wish:
 
         A session that crashed wanted one thing, say, and another program wrote something else, from which he goes on.
         """
-        return later.bases[0] == self.desired
+        return later.bases[:1] == (self.desired,)
+
+    def overtaken(self) -> Wish:
+        """Return what is left of it when the user wanted something newer that does not go on from it."""
+        return replace(self, bases=(), shown=False)
 
     def followed_by(self, later: Wish) -> Wish:
         """Return one wish for both, written in one go; what the first one wanted may be there already."""

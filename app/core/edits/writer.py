@@ -204,12 +204,12 @@ def _judge(desired: Value, bases: Sequence[Value], found: Value) -> _Verdict:
         return "there"
     if found in bases or (found in _NO_TEXT and any(base in _NO_TEXT for base in bases)):
         return "write"
-    return "theirs" if desired == bases[0] else "conflict"
+    return "theirs" if desired in bases[:1] else "conflict"
 
 
 def _note_bases(wish: Wish) -> Sequence[Value]:
     # A folder's facts may come from its name, as 10_cat does; then its notes say nothing of them yet.
-    return (*wish.bases, None, False) if wish.key.of_folder else wish.bases
+    return (*wish.bases, None, False) if wish.bases and wish.key.of_folder else wish.bases
 
 
 def _text(value: Value) -> str | None:

@@ -108,7 +108,7 @@ def test_what_another_program_wrote_is_a_conflict_until_the_user_chose(world: Wo
 
 
 @pytest.mark.parametrize("crashed", [False, True])
-def test_an_older_wish_that_is_written_after_a_newer_one_is_shown(world: World, crashed: bool) -> None:
+def test_an_older_wish_is_not_written_over_a_newer_one_until_the_user_chose_it(world: World, crashed: bool) -> None:
     first, second = world.data / "a.txt", world.data / "a.caption"
     second.write_bytes(b"cat, dog\n")
     set_to(world, 0, "mine")
@@ -121,6 +121,9 @@ def test_an_older_wish_that_is_written_after_a_newer_one_is_shown(world: World, 
     world.learn_captions()
     set_to(world, 0, "")
     world.settle()  # the second file speaks now, with what the older wish goes on from
+    world.settle()
+    assert (first.read_bytes(), second.read_bytes(), conflicts(world)) == (b"", b"cat, dog\n", [("mine", "cat, dog\n")])
+    world.saver.resolve(world.saver.now.conflicts[0], "mine")
     world.settle()
     assert (first.read_bytes(), second.read_bytes(), conflicts(world)) == (b"", b"mine", [])
     assert world.picture(0).caption == "mine"
