@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from PySide6.QtCore import QByteArray, Qt, QTimer, Signal
@@ -13,6 +13,8 @@ from PySide6.QtWidgets import QFileDialog, QHBoxLayout, QMainWindow, QSplitter, 
 
 from app.core.session import Session
 from app.core.settings import window_state
+from app.core.tasks import raise_again
+from app.qt import rooms
 from app.qt.actions.commands import Commands
 from app.qt.invitation import Invitation
 from app.qt.notices import Notices
@@ -26,11 +28,7 @@ from app.qt.window_actions import ACTIONS
 from trainer.errors import ImpastoError
 
 _PICTURES, _TRAIN, _RUNS, _PRESETS = range(4)
-_LATER = {
-    _TRAIN: ("app.qt.train.page", "TrainPage"),
-    _RUNS: ("app.qt.runs.page", "RunsPage"),
-    _PRESETS: ("app.qt.presets.page", "PresetsPage"),
-}
+_LATER = {_TRAIN: rooms.TRAIN, _RUNS: rooms.RUNS, _PRESETS: rooms.PRESETS}
 
 
 class Window(QMainWindow):
@@ -232,7 +230,8 @@ class Window(QMainWindow):
         place.deleteLater()
 
     def _made(self, index: int) -> Page:
-        page: Page = getattr(importlib.import_module(_LATER[index][0]), _LATER[index][1])(self.session, self.commands)
+        room = _LATER[index]
+        page: Page = getattr(importlib.import_module(room.module), room.page)(self.session, self.commands)
         page.said.connect(self.status.say)
         page.told.connect(self.notices.tell)
         page.failed.connect(self._tell)
@@ -242,12 +241,24 @@ class Window(QMainWindow):
             splitter.restoreState(_bytes(state.get(splitter.objectName(), "")))
         return page
 
-    def _make_next(self) -> None:
-        """Make the pages that nobody has asked for, one after the other, while the user looks at the first."""
-        waiting = [index for index in _LATER if not isinstance(self.pages.widget(index), Page)]
-        if waiting:
-            self._page(waiting[0])
-            QTimer.singleShot(0, self, self._make_next)
+    def _prepare(self) -> None:
+        """Make the pages that nobody has asked for, while the user looks at the first."""
+        turns = self._make_all()
+        self.session.tasks.run(rooms.load_beside, lambda _: self._go_on(turns), raise_again)
+
+    def _go_on(self, turns: Iterator[None]) -> None:
+        """Take the next of many turns, with others in between."""
+        for _ in turns:
+            QTimer.singleShot(0, self, lambda: self._go_on(turns))
+            return
+
+    def _make_all(self) -> Iterator[None]:
+        """Load and make one thing at a time."""
+        for index, room in _LATER.items():
+            if not isinstance(self.pages.widget(index), Page):
+                yield from room.load()
+                self._page(index)
+                yield
 
     def _watch_runs(self) -> None:
         """Tell of runs that end, from now on."""
@@ -322,7 +333,7 @@ class Window(QMainWindow):
         session.going.recipe.connect(self._begin)
         session.going.lora.connect(self.show_lora)
         session.going.preset.connect(lambda preset: self._go(_PRESETS, preset))
-        self.painted.connect(lambda: QTimer.singleShot(0, self, self._make_next))  # first what was painted is seen
+        self.painted.connect(lambda: QTimer.singleShot(0, self, self._prepare))  # first what was painted is seen
         self.painted.connect(self._watch_runs)
 
     def _show_alone(self, alone: bool) -> None:

@@ -1,0 +1,52 @@
+"""The pages that are made after the window has opened, and what to load before each, so that no piece of it is long.
+
+Most of their modules are none of Qt's; a worker loads those. The rest makes classes of Qt's: that is for the window's
+thread, a part in each turn. Who goes to a page earlier has it at once and waits for what is missing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+BESIDE = (
+    "app.core.jobs.essentials",
+    "app.core.planning.preflight",
+    "app.core.after.export",
+    "app.core.after.candidates",
+    "app.core.runs.cards",
+    "app.core.runs.samples",
+    "app.core.runs.comparing",
+)
+"""What the pages need that is none of Qt's; it brings the rest with it, pydantic's models of a job above all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """A page's module and class, and the modules of its larger parts."""
+
+    module: str
+    page: str
+    parts: tuple[str, ...] = ()
+
+    def load(self) -> Iterator[None]:
+        """Load one thing at a time."""
+        for module in (*self.parts, self.module):
+            importlib.import_module(module)
+            yield
+
+
+TRAIN = Room("app.qt.train.page", "TrainPage", ("app.qt.train.forecast.panel", "app.qt.train.essentials"))
+RUNS = Room(
+    "app.qt.runs.page",
+    "RunsPage",
+    ("app.qt.runs.after.panel", "app.qt.runs.queue_panel", "app.qt.runs.log_view", "app.qt.runs.samples.matrix"),
+)
+PRESETS = Room("app.qt.presets.page", "PresetsPage", ("app.qt.presets.cards",))
+
+
+def load_beside() -> None:
+    """Load what is none of Qt's; on a worker."""
+    for module in BESIDE:
+        importlib.import_module(module)
