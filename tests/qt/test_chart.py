@@ -15,7 +15,8 @@ from app.qt.runs.charts.chart import Chart
 from app.qt.runs.charts.drawings import Wishes
 from app.qt.runs.charts.lines import Drawing, Level, Line
 from app.qt.theme import colours
-from tests.support.runs import write_run
+from tests.support.runs import step_event, write_events, write_run
+from trainer.protocol.events import Validation
 
 STEPS = np.arange(1.0, 101.0)
 
@@ -143,6 +144,26 @@ def test_a_wheel_enlarges_about_the_pointer_with_ctrl_only(chart, qtbot):
     assert chart.plot.steps == pytest.approx((0.0, 100.0))
     with qtbot.waitSignal(chart.reset, timeout=1000):
         QTest.mouseDClick(chart.plot, Qt.MouseButton.LeftButton, pos=at.toPoint())
+
+
+@pytest.mark.parametrize("held_out", [True, False])
+def test_only_held_out_pictures_tell_a_best_step_and_the_chart_says_which_they_are(session, qtbot, tmp_path, held_out):
+    directory = write_run(tmp_path, "run", 50, done=0)
+    told = [
+        Validation(step=step, loss=loss, held_out=held_out, per_timestep={}) for step, loss in ((0, 0.1), (20, 0.2))
+    ]
+    write_events(directory, [step_event(step, 50) for step in range(1, 31)] + told)
+    run = session.runs.open(directory.path)
+    run.read()
+    qtbot.waitUntil(lambda: run.loaded)
+    board = Board(CardWatch(session.tasks))
+    qtbot.addWidget(board)
+    board.draw([run], Wishes())
+    qtbot.waitUntil(lambda: not board._next.isActive())
+    best = 20 if held_out else None  # and never the untrained start
+    assert (board.loss.drawing.best, board.held_out.drawing.best) == (best, best)
+    assert ("held-out" in board.held_out.plot.accessibleName()) == held_out
+    assert list(board.held_out.drawing.lines[0].values) == [0.1, 0.2]
 
 
 def test_charts_are_made_when_they_are_drawn(session, qtbot, tmp_path):

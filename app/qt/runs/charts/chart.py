@@ -43,6 +43,8 @@ class Chart(QFrame):
     def draw(self, drawing: Drawing) -> None:
         """Draw other lines, or more of them."""
         self.drawing = drawing
+        self._title.setText(drawing.title or self.title)
+        self.plot.setAccessibleName(self._title.text())
         self.plot.setAccessibleDescription(drawing.words)
         self.plot.show_drawing(drawing)
         self.legend.show_entries(self._entries())
@@ -107,11 +109,11 @@ class Chart(QFrame):
         return [*lines.values(), *levels, *((label, colour, "plain") for label, colour in self.drawing.extra)]
 
     def _lay_out(self) -> None:
-        title = QLabel(self.title)
-        title.setProperty("role", "heading")
+        self._title = QLabel(self.title)
+        self._title.setProperty("role", "heading")
         top = QHBoxLayout()
         top.setSpacing(14)
-        top.addWidget(title)
+        top.addWidget(self._title)
         self._beside = QStackedWidget()  # what the cursor says stands where the legend stood: there is room for one
         self._beside.addWidget(self.legend)
         self._beside.addWidget(self.readout)

@@ -51,11 +51,12 @@ def loss(runs: Sequence[Run], wishes: Wishes) -> Drawing:
 
 
 def held_out(runs: Sequence[Run], wishes: Wishes) -> Drawing:
-    """The loss at fixed noise: on pictures held out, else on those that are trained on."""
-    held = _tr("held-out pictures")
-    lines = list(_each(runs, lambda run: run.series.held_out, held, "points"))
-    lines += _each(runs, lambda run: run.series.validation, _tr("trained pictures (none held out)"), "points")
-    return Drawing(lines, best=_best(runs), logarithmic=wishes.logarithmic, words=_summary(lines, number))
+    """The loss at fixed noise: on pictures held out, else on those that are trained on, which tell no best step."""
+    held = list(_each(runs, lambda run: run.series.held_out, _tr("held-out pictures"), "points"))
+    trained = list(_each(runs, lambda run: run.series.validation, _tr("trained pictures (none held out)"), "points"))
+    title = "" if held and trained else _tr("Loss on held-out pictures") if held else _tr("Loss on trained pictures")
+    lines, words = [*held, *trained], _summary([*held, *trained], number)
+    return Drawing(lines, best=_best(runs), title=title, logarithmic=wishes.logarithmic, words=words)
 
 
 def learning_rates(runs: Sequence[Run]) -> Drawing:

@@ -46,6 +46,8 @@ class Drawing:
     marks: Sequence[Mark] = ()
     best: int | None = None
     """The step with the lowest held-out loss."""
+    title: str = ""
+    """Instead of the chart's own, where that leaves open what is drawn."""
     logarithmic: bool = False
     clip: float = 0.0
     """Per cent of the raw values at either end that the axis need not have room for."""
