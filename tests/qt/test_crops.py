@@ -9,6 +9,7 @@ import pytest
 from PySide6.QtCore import QPointF, Qt
 from PySide6.QtWidgets import QApplication
 
+from app.core.culling import rate
 from app.core.health.aim import Aim
 from app.qt.pictures.health.cropper import Cropper
 from tests.support.pictures import photograph
@@ -134,6 +135,33 @@ def test_going_from_picture_to_picture(qtbot, cropper):
     assert not cropper.actions_by_name["next"].isEnabled()
     qtbot.keyClick(cropper, KEY.Key_PageUp)
     assert cropper.name.text().startswith("wide.png")
+
+
+def test_only_crops_are_undone_and_redone_in_here(qtbot, session, cropper):
+    """A deletion or whatever else was done before is not reached, nor what was undone before."""
+    number = cropper.picture.id
+    for rating in (2, 3):
+        session.history.do(rate([cropper.picture], rating))
+    session.history.undo()
+    cropper.reject()
+    other = Cropper(session, [number])
+    qtbot.addWidget(other)
+    with qtbot.waitActive(other):
+        other.show()
+    undo, redo = (other.actions_by_name[name] for name in ("undo", "redo"))
+    assert not undo.isEnabled() and not redo.isEnabled()
+    for step in (other.undo, other.redo):
+        step()
+        assert session.library.pictures[number].rating == 2
+    qtbot.keyClick(other.canvas, KEY.Key_Left)
+    made = crop(other)
+    assert made and undo.isEnabled()
+    for _ in range(2):
+        qtbot.keyClick(other, KEY.Key_Z, Qt.KeyboardModifier.ControlModifier)
+    assert crop(other) is None and session.library.pictures[number].rating == 2
+    assert not undo.isEnabled() and redo.isEnabled()
+    other.redo()
+    assert crop(other) == made and not redo.isEnabled()
 
 
 def test_thirds_can_be_hidden(qtbot, cropper):

@@ -74,6 +74,8 @@ class History:
         self._undo: list[Edit | Deed] = []
         self._redo: list[Edit | Deed] = []
         self._under_way: Deed | None = None
+        self._asked: list[tuple[Edit | Deed, list[Edit | Deed]]] = []
+        """What is to be undone or redone, and where it goes then, once the files that are under way are written."""
         self._running: Iterator[None] | None = None
         self._inside: dict[Folder, str] = {}
         saver.learned.connect(self._learn)
@@ -81,12 +83,21 @@ class History:
     @property
     def undo_name(self) -> str | None:
         """Return what undoing would take back."""
+        if self._asked_last(self._undo):
+            return self._asked[-1][0].name
         return self._undo[-1].name if self._undo else None
 
     @property
     def redo_name(self) -> str | None:
         """Return what redoing would do again."""
+        if self._asked_last(self._redo):
+            return self._asked[-1][0].name
         return self._redo[-1].name if self._redo else None
+
+    @property
+    def depths(self) -> tuple[int, int]:
+        """Return how many steps can be taken back, and how many done again."""
+        return len(self._undo), len(self._redo)
 
     @property
     def busy(self) -> bool:
@@ -121,42 +132,65 @@ class History:
         """Let a deed be no step any more."""
         for steps in (self._undo, self._redo):
             steps[:] = [step for step in steps if step is not deed]
+        self._asked = [(step, onto) for step, onto in self._asked if step is not deed]
         self.changed.emit(None)
 
-    def undo(self) -> Edit | Deed | None:
-        """Take the last step back; return it, None where there is nothing, or while files are still being written."""
-        self.finish()
-        return self._back(self._undo, self._redo, "Undo: ")
+    def undo(self, above: int = 0) -> Edit | Deed | None:
+        """Take the last step back; return it, or None where none lies above so many others.
 
-    def redo(self) -> Edit | Deed | None:
-        """Make again what was last taken back; return it, None as `undo` does."""
-        self.finish()
-        return self._back(self._redo, self._undo, "Redo: ")
+        While files of another step are still being written it waits its turn.
+        """
+        return self._back(self._undo, self._redo, above)
+
+    def redo(self, above: int = 0) -> Edit | Deed | None:
+        """Make again what was last taken back, as `undo` does."""
+        return self._back(self._redo, self._undo, above)
 
     def finish(self) -> None:
         """Bring a large edit to its end now, instead of in portions."""
         while self._running is not None:
             self._step()
 
-    def _back(self, taken: list[Edit | Deed], onto: list[Edit | Deed], verb: str) -> Edit | Deed | None:
-        while taken and self._under_way is None:
+    def _back(self, taken: list[Edit | Deed], onto: list[Edit | Deed], above: int) -> Edit | Deed | None:
+        self.finish()
+        step = None
+        if self._asked_last(taken):  # it has not begun, so nothing is to be written for either
+            step, _ = self._asked.pop()
+            onto.append(step)
+        while step is None and len(taken) > above:
             step = taken.pop()
-            if not isinstance(step, Edit):
-                onto.append(step)
-                self._under_way = step
-                (step.undo if taken is self._undo else step.redo)(self._ended)
-                return step
-            if self._can_go_back(step):
-                self._start(step, verb + step.name, onto.append, back=True)
-                return step
+            if self._under_way:
+                self._asked.append((step, onto))
+            elif not self._go_back(step, onto):
+                step = None
         self.changed.emit(None)
-        return None
+        return step
+
+    def _asked_last(self, taken: list[Edit | Deed]) -> bool:
+        """Tell whether what was asked for last, and still waits, would put a step where this one takes it from."""
+        return bool(self._asked) and self._asked[-1][1] is taken
+
+    def _go_back(self, step: Edit | Deed, onto: list[Edit | Deed]) -> bool:
+        """Undo or redo a step; return False where nothing of it can be, since other programs wrote in its place."""
+        undoing = onto is self._redo
+        if not isinstance(step, Edit):
+            onto.append(step)
+            self._under_way = step
+            (step.undo if undoing else step.redo)(self._ended)
+            return True
+        if self._can_go_back(step):
+            self._start(step, ("Undo: " if undoing else "Redo: ") + step.name, onto.append, back=True)
+            return True
+        return False
 
     def _ended(self, error: ImpastoError | None) -> None:
         deed, self._under_way = self._under_way, None
         if error and deed:
             self.forget(deed)
             self.failed.emit(error)
+        while self._asked and self._under_way is None:
+            self.finish()
+            self._go_back(*self._asked.pop(0))
         self.changed.emit(None)
 
     def _start(

@@ -51,6 +51,7 @@ class Rewriter:
         pictures = self._beside(files)
 
         def work() -> tuple[list[Path], Mapping[int, Mapping[str, Any]]]:
+            self._saver.flush()  # what was undone just before may lead to what they are known to hold
             return _write(self._backups, root, files), _facts(root, pictures)
 
         def done(result: tuple[list[Path], Mapping[int, Mapping[str, Any]]]) -> None:

@@ -208,7 +208,7 @@ class Saver:
             self._changed.notify_all()
 
     def flush(self) -> None:
-        """Wait until all is on disk or refused, or in conflict."""
+        """Wait until all is on disk or refused, or in conflict; workers may wait too."""
         self.hurry()
         if self._thread is None:
             while self._open or self._inbox:

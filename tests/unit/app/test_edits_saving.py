@@ -15,14 +15,16 @@ from pathlib import Path
 import pytest
 
 from app.core.edits import backups as backups_module
-from app.core.edits.backups import Backups
+from app.core.edits.backups import Backups, Written
 from app.core.edits.edit import AT_ONCE, Edit, History
 from app.core.edits.journal import Journal
+from app.core.edits.rewriting import Rewriter
 from app.core.edits.saving import Learned, Saver
 from app.core.edits.wishes import Key
 from app.core.edits.writer import Writer
 from app.core.library import Library
 from app.core.pictures import Change, Folder, FolderChange
+from app.core.tasks import Tasks
 from tests.support.app_world import DISK_FULL, FAULTS, World, a_world, conflicts, set_to
 from trainer.dataset.sidecar import read_sidecar
 
@@ -375,6 +377,68 @@ def test_what_stands_on_disk_is_taken_over_behind_a_large_edit_that_is_being_mad
     live.deliver()
     assert {picture.caption for picture in live.library.pictures.values()} == {"blue"}
     live.saver.close()
+
+
+@pytest.fixture
+def rewritten(tmp_path: Path) -> Iterator[tuple[Live, Tasks]]:
+    """A caption edited, then its file and another written whole, as the painting of masks does it."""
+    live = Live(tmp_path, 2)
+    tasks = Tasks(live.posted.put)
+    rewriter = Rewriter(live.library, live.history, live.saver, Backups(tmp_path / "backups"), tasks)
+    live.history.do(Edit("Set", (Change(live.ids[0], "caption", "red, x", "one"),)))
+    live.saver.flush()
+    for number, before in enumerate((b"one", b"red, x")):
+        file = live.data / f"{number}.txt"
+        file.write_bytes(b"whole")
+        live.library.learn({live.ids[number]: {"caption": "whole"}}, "caption")
+        rewriter.record(f"Write {number}", live.data, [Written(file, before, b"whole")])
+    yield live, tasks
+    tasks.close()
+    live.saver.close()
+
+
+def settle(live: Live, tasks: Tasks) -> list[str]:
+    """Let all that is under way come to its end; return what the files hold then."""
+    while live.history._under_way:
+        live.posted.get(timeout=60)()
+    live.saver.flush()
+    live.deliver()
+    return [(live.data / f"{number}.txt").read_text(encoding="utf-8") for number in range(2)]
+
+
+def test_an_undo_waits_its_turn_while_files_of_another_are_written(rewritten: tuple[Live, Tasks]) -> None:
+    live, tasks = rewritten
+    told = [step.name for step in (live.history.undo(), live.history.undo(), live.history.undo()) if step]
+    assert told == ["Write 1", "Write 0", "Set"]
+    assert (live.history.undo_name, live.history.redo_name) == (None, "Set")
+    assert settle(live, tasks) == ["red, x", "red, x"]
+    assert (live.history.depths, live.library.pictures[live.ids[0]].caption) == ((0, 3), "red, x")
+    for _ in range(4):
+        live.history.redo()
+    assert settle(live, tasks) == ["whole", "whole"]
+    assert live.history.depths == (3, 0)
+
+
+def test_what_waits_to_be_undone_and_is_redone_stays_as_it_is(rewritten: tuple[Live, Tasks]) -> None:
+    live, tasks = rewritten
+    for _ in range(3):
+        live.history.undo()
+    assert [step.name for step in (live.history.redo(), live.history.redo()) if step] == ["Set", "Write 0"]
+    assert (live.history.undo_name, live.history.redo_name) == ("Write 0", "Write 1")
+    assert settle(live, tasks) == ["whole", "red, x"]
+    live.history.redo()
+    live.history.undo()
+    assert live.history.undo_name == "Write 0"
+    assert settle(live, tasks) == ["whole", "red, x"]
+
+
+def test_what_is_done_while_an_undo_waits_stays(rewritten: tuple[Live, Tasks]) -> None:
+    live, tasks = rewritten
+    live.history.undo()
+    live.history.undo()
+    live.history.do(Edit("Rate", (Change(live.ids[0], "rating", None, 3),)))
+    assert settle(live, tasks) == ["one", "red, x"]
+    assert (live.library.pictures[live.ids[0]].rating, live.history.undo_name) == (3, "Rate")
 
 
 _ROOMLESS = """

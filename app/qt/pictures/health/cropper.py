@@ -8,6 +8,7 @@ from typing import cast
 from PySide6.QtCore import QLocale
 from PySide6.QtWidgets import QComboBox, QHBoxLayout, QLabel, QPushButton, QVBoxLayout, QWidget
 
+from app.core.edits.stretch import Stretch
 from app.core.health.crops import Shown, crop_to, largest, shown_of
 from app.core.pictures import Altered, Crop
 from app.core.session import Session
@@ -16,13 +17,14 @@ from app.qt.pictures.one_by_one import OneByOne
 
 
 class Cropper(OneByOne):
-    """Every crop is an edit like others: it is undone as they are, and the picture's file is never touched."""
+    """Every crop is an edit like others, and the picture's file is never touched. In here only crops are undone."""
 
     def __init__(
         self, session: Session, ids: Sequence[int], start: int | None = None, parent: QWidget | None = None
     ) -> None:
         super().__init__(session, ids, start, parent)
         self._recipe = session.health.aim.recipe()
+        self._steps = Stretch(session.history)
         self.canvas = CropCanvas(session)
         self.facts, self.shape = QLabel(), QComboBox()
         self.reset_button, self.done_button = QPushButton(), QPushButton()
@@ -30,8 +32,9 @@ class Cropper(OneByOne):
         self.resize(1100, 800)
         self._build()
         self._show_picture()
-        end = session.library.altered.connect(self._altered)
-        self.destroyed.connect(lambda: end())
+        self._tell_steps()
+        ends = (session.library.altered.connect(self._altered), session.history.changed.connect(self._tell_steps))
+        self.destroyed.connect(lambda: [end() for end in ends])
 
     def step(self, by: int) -> None:
         """Go to another picture."""
@@ -48,18 +51,18 @@ class Cropper(OneByOne):
         self.canvas.update()
 
     def undo(self) -> None:
-        """Take the last edit back."""
-        self._session.history.undo()
+        """Take the last crop back."""
+        self._steps.undo()
 
     def redo(self) -> None:
         """Make it again."""
-        self._session.history.redo()
+        self._steps.redo()
 
     def _crop(self, frame: Crop | None) -> None:
         picture = self.picture
         edit = crop_to(picture, frame) if picture else None
         if edit:
-            self._session.history.do(edit)
+            self._steps.do(edit)
         else:
             self._tell()
 
@@ -74,6 +77,10 @@ class Cropper(OneByOne):
         picture = self.picture
         if picture and picture.id in altered.altered and altered.what & {"crop", "size", "file"}:
             self._tell()
+
+    def _tell_steps(self, _: None = None) -> None:
+        self.actions_by_name["undo"].setEnabled(self._steps.can_undo)
+        self.actions_by_name["redo"].setEnabled(self._steps.can_redo)
 
     def _show_picture(self) -> None:
         picture = self.picture
