@@ -60,13 +60,16 @@ def test_a_number_that_the_schema_refuses_is_told_and_not_kept(dialog, session):
     assert dialog.fault.isHidden()
 
 
-def test_a_disk_that_refuses_is_told(dialog, session, per_user_folder):
+def test_a_disk_that_refuses_is_told_and_the_choice_holds(dialog, window, session, per_user_folder):
     session.settings.path = per_user_folder / "file" / "preferences.toml"
     (per_user_folder / "file").write_text("no folder", encoding="utf-8")
     box = next(box for box in dialog.findChildren(QComboBox) if box.accessibleName() == "Colours")
     box.setCurrentIndex(2)
-    assert dialog.fault.isVisible()
-    assert session.settings.preferences == Preferences()
+    assert session.settings.preferences.appearance.look == "dark"
+    session.settings.judge(resolution=512)
+    assert session.health.aim.resolution == 512
+    (told,) = window.notices.sentences()  # once, from wherever it was chosen
+    assert "preferences.toml" in told and dialog.fault.isHidden()
 
 
 def test_new_keys_are_taken_from_the_command_that_had_them_after_saying_so(dialog, window, qtbot):

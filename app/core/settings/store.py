@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from app.core.events import Event
 from app.core.settings.aside import set_aside
 from app.core.settings.preferences import Preferences
+from trainer.errors import ImpastoError
 from trainer.protocol import atomic, places
 
 
@@ -24,20 +25,25 @@ class Settings:
     def __init__(self, path: Path | None = None) -> None:
         self.path = path or places.home() / "preferences.toml"
         self.changed: Event[Preferences] = Event()
+        self.failed: Event[ImpastoError] = Event()
+        """They are in force, but could not be kept for the next start."""
         self.notices: list[str] = []
         self.preferences = self._read()
 
     def change(self, preferences: Preferences) -> None:
-        """Put other preferences in force and keep them; raises OSError where they cannot be written."""
+        """Put other preferences in force and keep them; where they cannot be written they hold for this session."""
         if preferences == self.preferences:
             return
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        atomic.write_text(self.path, to_toml(preferences))
         self.preferences = preferences
         self.changed.emit(preferences)
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            atomic.write_text(self.path, to_toml(preferences))
+        except OSError as fault:
+            self.failed.emit(_not_kept(fault, self.path))
 
     def judge(self, **facts: str | int) -> None:
-        """Judge pictures and captions for another training: fields of `Judging`; raises OSError as `change` does."""
+        """Judge pictures and captions for another training: fields of `Judging`."""
         judging = self.preferences.judging.model_copy(update=facts)
         self.change(self.preferences.model_copy(update={"judging": judging}))
 
@@ -57,6 +63,14 @@ class Settings:
             wrong = f"has values that mean nothing here ({names}); all others are kept"
             self.notices.append(set_aside(self.path, wrong))
             return _without(found, error)
+
+
+def _not_kept(fault: OSError, path: Path) -> ImpastoError:
+    return ImpastoError(
+        "settings.unwritable",
+        f"The preferences cannot be kept in {path}: {fault.strerror or fault}.",
+        "They hold until Impasto is closed. Make room or give back the right to write there, then change any of them.",
+    )
 
 
 def to_toml(preferences: Preferences) -> str:

@@ -16,7 +16,10 @@ from app.qt.language import languages
 
 
 class PreferencesDialog(QDialog):
-    """Made from the schema alone; closing it asks nothing, since every change is in force and on disk already."""
+    """Made from the schema alone; closing it asks nothing, since every change is in force and on disk already.
+
+    Where the disk refuses, the window says so.
+    """
 
     def __init__(self, settings: Settings, commands: Commands, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -55,7 +58,7 @@ class PreferencesDialog(QDialog):
             self._settings.change(
                 self._settings.preferences.model_copy(update={**sections, "shortcuts": self.shortcuts.own.copy()})
             )
-        except (OSError, ValueError) as error:  # pydantic's errors are ValueErrors
+        except ValueError as error:  # as pydantic's errors are
             self.fault.setText(self.tr("This could not be kept: {error}").format(error=error))
             self.fault.show()
         else:

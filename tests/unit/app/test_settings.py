@@ -73,12 +73,20 @@ def test_a_section_that_is_no_table_is_left_out(path):
     assert Settings(path).preferences == Preferences(shortcuts={"a": ("X",)})
 
 
-def test_a_folder_that_cannot_be_written_changes_nothing(path):
-    path.parent.parent.joinpath(path.parent.name).write_text("a file", encoding="utf-8")
-    store = Settings(path)
-    with pytest.raises(OSError, match="größe"):
-        store.change(Preferences(appearance=Appearance(look="dark")))
-    assert store.preferences == Preferences()
+def test_what_cannot_be_written_holds_for_this_session_and_is_told_and_written_with_the_next(path):
+    path.parent.write_text("a file", encoding="utf-8")
+    store, told, failed = Settings(path), [], []
+    store.changed.connect(told.append)
+    store.failed.connect(failed.append)
+    dark = Preferences(appearance=Appearance(look="dark"))
+    store.change(dark)
+    assert store.preferences == dark and told == [dark]
+    assert [error.code for error in failed] == ["settings.unwritable"]
+    assert "größe" in failed[0].sentence
+    path.parent.unlink()
+    store.judge(tokens=150)
+    assert Settings(path).preferences == store.preferences != dark
+    assert len(failed) == 1
 
 
 def test_what_the_schema_does_not_allow_is_refused():
