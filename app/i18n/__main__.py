@@ -1,4 +1,4 @@
-"""`python -m app.i18n [CODE ...]`: collects the words that can be translated, and compiles what translators wrote.
+"""Collects the words that can be translated, and compiles what translators wrote: `python -m app.i18n [CODE ...]`.
 
 Runs Qt's lupdate and lrelease, which PySide6-Essentials brings: impasto_CODE.ts, which Qt Linguist edits, is brought up
 to date (or begun, for a CODE that is named), then compiled into impasto_CODE.qm, which the app loads.
@@ -6,24 +6,37 @@ to date (or begun, for a CODE that is named), then compiled into impasto_CODE.qm
 
 from __future__ import annotations
 
+import argparse
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from xml.etree import ElementTree
 
 import PySide6
+from PySide6.QtCore import QLocale
 
 FOLDER = Path(__file__).resolve().parent
 APP = FOLDER.parent
 
 
-def main(codes: list[str]) -> int:
-    """Update and compile every language; return the exit code."""
-    targets = {FOLDER / f"impasto_{code}.ts" for code in codes} | set(FOLDER.glob("impasto_*.ts"))
-    for target in sorted(targets):
+def main(words: Sequence[str] | None = None) -> None:
+    """Update and compile every language."""
+    parser = argparse.ArgumentParser("python -m app.i18n", description=(__doc__ or "").partition(":")[0] + ".")
+    parser.add_argument("codes", metavar="CODE", nargs="*", type=language, help="a language to begin: de, pt_BR")
+    codes = parser.parse_args(words).codes
+    for target in sorted({FOLDER / f"impasto_{code}.ts" for code in codes} | set(FOLDER.glob("impasto_*.ts"))):
         collect(target)
         run("lrelease", str(target), "-qm", str(target.with_suffix(".qm")))
-    return 0
+
+
+def language(code: str) -> str:
+    """Return a code as it is, if Qt spells a language's so; raises ArgumentTypeError otherwise."""
+    locale = QLocale(code)
+    known = locale.name(), QLocale.languageToCode(locale.language())
+    if code not in known or locale.language() == QLocale.Language.C:
+        raise argparse.ArgumentTypeError(f"{code!r} is no language's code; write it as de or pt_BR")
+    return code
 
 
 def collect(target: Path) -> None:
@@ -61,4 +74,4 @@ def run(tool: str, *arguments: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main()

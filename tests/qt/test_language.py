@@ -55,6 +55,15 @@ def test_english_has_every_plural_form_that_the_app_uses(tmp_path):
     assert list(messages(target)) == list(messages(FOLDER / "impasto_en.ts")), hint
 
 
+@pytest.mark.parametrize(("word", "code"), [("--help", 0), ("--nosuch", 2), ("xx", 2), ("../de", 2), ("DE", 2)])
+def test_only_languages_are_begun(word, code, tmp_path, monkeypatch):
+    monkeypatch.setattr(i18n, "FOLDER", tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        i18n.main([word])
+    assert (ended.value.code, list(tmp_path.iterdir())) == (code, [])
+    assert [i18n.language(one) for one in ("de", "pt_BR", "zh_TW", "en")] == ["de", "pt_BR", "zh_TW", "en"]
+
+
 @pytest.mark.parametrize("code", languages())
 def test_the_compiled_file_is_that_of_the_text(code, tmp_path):
     compiled = tmp_path / "compiled.qm"
