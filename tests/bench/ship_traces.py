@@ -1,18 +1,21 @@
-"""Makes the tapes that ship in assets/traces: those that plans for the built-in recipes on cards of 6 to 32 GB ask for.
+"""Makes what ships in assets/traces: the tapes that plans for the built-in recipes on cards of 6 to 32 GB ask for, and
+what the runs come to that those plans look at.
 
     python -m tests.bench.ship_traces
 
 Takes an hour of one core where nothing is known yet; what was traced before, here or by any plan, is taken
-from this user's cache. Run it when tests/train/test_shipped_traces.py says that those here are not what would be made.
+from this user's cache, but every run is played anew, which takes some minutes. Run it when
+tests/train/test_shipped_traces.py says that what is here is not what would be made.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,17 +25,25 @@ from tests.bench.make_fits import RECIPE, preset_text
 from trainer.config.base import Family
 from trainer.config.fit import PLANNED, FitConfig
 from trainer.files.assets import asset_path
+from trainer.memory.course import Course, Occasions
+from trainer.memory.forecast import Runs
+from trainer.memory.outcomes import write_outcomes
 from trainer.memory.outline import Outline
 from trainer.memory.packing import write_archive
 from trainer.memory.planner import plan
 from trainer.memory.questions import Question
-from trainer.memory.store import SUFFIX, TapeStore
+from trainer.memory.store import SHIPPED_OUTCOMES, SUFFIX, OutcomeStore, TapeStore
 from trainer.memory.subject import Subject, TracePart, complete_fit, library_versions
 from trainer.memory.tape import Tape
 from trainer.memory.traces import Size, Steps, Traces
 from trainer.protocol import atomic
 
 INDEX = "index.json"
+# What an outcome depends on of a card.
+SIZES = ("cublas_workspace_bytes", "cudnn_workspace_share")
+
+
+Notes = dict[str, dict[str, Any]]
 
 
 class NotedTraces(Traces):
@@ -42,7 +53,7 @@ class NotedTraces(Traces):
         super().__init__(store)
         self.recipe = ""
         """The name of the recipe that is being planned."""
-        self.notes: dict[str, dict[str, Any]] = {}
+        self.notes = Notes()
 
     def steps(self, subject: Subject, bucket: Size, pictures: int) -> Steps[Tape]:
         """See Traces."""
@@ -65,25 +76,53 @@ class NotedTraces(Traces):
         return super().phase_outlines(subject, part)
 
     def _note(self, subject: Subject, part: TracePart, *more: object) -> None:
-        fit = {name: getattr(subject.fit, name) for name in PLANNED}
-        note = {"family": subject.family, "recipe": self.recipe, "part": part, "more": more, "fit": fit}
+        note = _note_of(subject, self.recipe, part=part, more=more)
         self.notes.setdefault(subject.key(part, *more), note)
+
+
+class NotedRuns(Runs):
+    """Runs that note which were asked for."""
+
+    def __init__(self, question: Question, notes: Notes) -> None:
+        super().__init__(question.situation)
+        self.recipe = question.name
+        self.notes = notes
+
+    def key(self, course: Course) -> str:
+        """See Runs."""
+        key = super().key(course)
+        overheads = asdict(self.situation.overheads)
+        self.notes.setdefault(key, _note_of(course.subject, self.recipe, **{name: overheads[name] for name in SIZES}))
+        return key
+
+
+def _note_of(subject: Subject, recipe: str, **more: object) -> dict[str, Any]:
+    fit = {name: getattr(subject.fit, name) for name in PLANNED}
+    return {"family": subject.family, "recipe": recipe, **more, "fit": fit}
 
 
 def noted_subject(note: Mapping[str, Any]) -> Subject:
     """The subject that a note of the index is about."""
-    subject = _subject_of(note["family"], note["recipe"])
+    subject = _question_of(note["family"], note["recipe"]).subject
     return replace(subject, fit=complete_fit(FitConfig.model_validate(note["fit"])))
 
 
 @cache
-def _subject_of(family: Family, recipe: str) -> Subject:
-    return built_in(family, recipe, GIGABYTES[0], SYSTEMS[0]).subject
+def _question_of(family: Family, recipe: str) -> Question:
+    return built_in(family, recipe, GIGABYTES[0], SYSTEMS[0])
 
 
 def noted_key(note: Mapping[str, Any]) -> str:
     """The key under which this version keeps what a note is about."""
     return noted_subject(note).key(note["part"], *note["more"])
+
+
+def noted_run(note: Mapping[str, Any], traces: Traces) -> tuple[Runs, Course]:
+    """The run that a note of an outcome is about, and runs on such a card."""
+    situation = _question_of(note["family"], note["recipe"]).situation
+    overheads = replace(situation.overheads, **{name: note[name] for name in SIZES})
+    course = Course(noted_subject(note), traces, Occasions(), situation.rate)
+    return Runs(replace(situation, overheads=overheads)), course
 
 
 def read_index(folder: Path) -> dict[str, Any]:
@@ -92,13 +131,14 @@ def read_index(folder: Path) -> dict[str, Any]:
     return index
 
 
-def _asked_for(store: TapeStore, questions: Iterable[Question]) -> dict[str, dict[str, Any]]:
-    """Notes of all tapes that plans for these questions and the fit presets ask for, by key."""
-    traces = NotedTraces(store)
+def _asked_for(store: TapeStore, questions: Iterable[Question]) -> tuple[Notes, Notes]:
+    """Notes of all tapes that plans for these questions and the fit presets ask for, by key, and of all runs."""
+    traces, runs = NotedTraces(store), Notes()
     for question in questions:
         began, known = time.perf_counter(), len(traces.made)
         traces.recipe = question.name
-        plan(question.subject, question.written, question.situation, traces, question.occasions)
+        noted = NotedRuns(question, runs)
+        plan(question.subject, question.written, question.situation, traces, question.occasions, runs=noted)
         took, traced = time.perf_counter() - began, len(traces.made) - known
         card = question.situation.card.name
         sys.stdout.write(f"{question.subject.family} {question.name}, {card}: {took:.1f} s, {traced} traced\n")
@@ -107,12 +147,16 @@ def _asked_for(store: TapeStore, questions: Iterable[Question]) -> dict[str, dic
     for family in FAMILIES:
         for gigabytes in GIGABYTES:
             preset_text(family, gigabytes, traces)
-    return traces.notes
+    return traces.notes, runs
 
 
 def ship(store: TapeStore, folder: Path, questions: Iterable[Question]) -> None:
-    """Write the tapes and their index into ``folder``, and remove those that nothing asks for."""
-    notes = _asked_for(store, questions)
+    """Write tapes, outcomes and their index into ``folder``, and remove what nothing asks for."""
+    with tempfile.TemporaryDirectory() as played:  # what was played by another version is not taken for this one's
+        store.outcomes = OutcomeStore(Path(played))
+        notes, runs = _asked_for(store, questions)
+        found = {key: store.outcomes.load(key, brief=False) or store.outcomes.load(key, brief=True) for key in runs}
+    outcomes = {key: outcome for key, outcome in sorted(found.items()) if outcome is not None}
     archives: dict[str, dict[str, Sequence[Tape]]] = {}
     for key, note in sorted(notes.items(), key=lambda entry: _likeness(entry[1])):
         tapes = store.load(key)
@@ -123,7 +167,8 @@ def ship(store: TapeStore, folder: Path, questions: Iterable[Question]) -> None:
             path.unlink()
     for name, entries in archives.items():
         write_archive(folder / name, entries)
-    write_index(folder, notes)
+    write_outcomes(folder / SHIPPED_OUTCOMES, outcomes)
+    write_index(folder, notes, {key: runs[key] for key in outcomes})
 
 
 def archive_name(note: Mapping[str, Any]) -> str:
@@ -137,11 +182,15 @@ def _likeness(note: Mapping[str, Any]) -> tuple[str, ...]:
     return note["part"], str(fit["dtype"]), str(note["more"]), str(fit["checkpointing"]), json.dumps(note)
 
 
-def write_index(folder: Path, notes: Mapping[str, Mapping[str, Any]]) -> None:
+def write_index(folder: Path, notes: Notes, runs: Notes) -> None:
     """Say what each key is, one a line, and with which versions of the libraries it was made."""
-    entries = ",\n".join(f"{json.dumps(key)}: {json.dumps(note)}" for key, note in sorted(notes.items()))
+    entries, outcomes = (
+        ",\n".join(f"{json.dumps(key)}: {json.dumps(note)}" for key, note in sorted(each.items()))
+        for each in (notes, runs)
+    )
     versions = json.dumps(library_versions())
-    atomic.write_text(folder / INDEX, f'{{"versions": {versions}, "entries": {{\n{entries}\n}}}}\n')
+    content = f'{{"versions": {versions}, "entries": {{\n{entries}\n}}, "outcomes": {{\n{outcomes}\n}}}}\n'
+    atomic.write_text(folder / INDEX, content)
 
 
 def main() -> int:

@@ -93,7 +93,7 @@ class Exhaustive:
         if self.runs(situation.budget).through(course, situation.budget).failure is not None:
             return None
         playing = Playing(situation, situation.budget)
-        for act in course.before_training(lambda _: 0.0):
+        for act in course.before_training():
             playing.play(act.phase, act.tapes)
         playing.play("first_step", course.first_step(), release=False)
         for _ in range(MOST_ROUNDS):  # as long as memory grows
@@ -473,7 +473,7 @@ def test_reserved_memory_has_stopped_growing(traces: Traces) -> None:
     subject = replace(small_subject(previews=False), buckets=(BucketUse(256, 256, 5), BucketUse(128, 128, 1)))
     course = Course(subject, traces, OCCASIONS, _rate())
     playing = Playing(situation_with(AMPLE), None)
-    for act in course.before_training(lambda _: 0.0):
+    for act in course.before_training():
         playing.play(act.phase, act.tapes)
     playing.play("first_step", course.first_step(), release=False)
     reserved = []

@@ -1,31 +1,52 @@
-"""The tapes in assets/traces are those that this version would make; with other libraries they are merely not found."""
+"""What ships in assets/traces is what this version would make; with other libraries it is merely not found."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.bench.ship_traces import INDEX, archive_name, noted_key, noted_subject, read_index
+from tests.bench.ship_traces import INDEX, archive_name, noted_key, noted_run, noted_subject, read_index
 from trainer.files.assets import asset_path
+from trainer.memory.outcomes import Outcome, at_length, write_outcomes
 from trainer.memory.outline import outline_of
 from trainer.memory.packing import Archive
-from trainer.memory.store import SUFFIX, TapeStore
+from trainer.memory.store import SHIPPED_OUTCOMES, SUFFIX, OutcomeStore, TapeStore
 from trainer.memory.subject import library_versions
 from trainer.memory.traces import Traces
 
 REMEDY = "run python -m tests.bench.ship_traces and commit assets/traces"
 
 
+Notes = Mapping[str, Mapping[str, Any]]
+
+
 @pytest.fixture(scope="module")
-def entries() -> Mapping[str, Mapping[str, Any]]:
-    index = read_index(asset_path("traces"))
-    if tuple(index["versions"]) != library_versions():
+def index() -> Mapping[str, Notes]:
+    found = read_index(asset_path("traces"))
+    if tuple(found["versions"]) != library_versions():
         pytest.skip("made with other versions of the libraries, so they are not found here")
-    found: Mapping[str, Mapping[str, Any]] = index["entries"]
     return found
+
+
+@pytest.fixture
+def entries(index: Mapping[str, Notes]) -> Notes:
+    return index["entries"]
+
+
+@pytest.fixture(scope="module")
+def shipped(tmp_path_factory: pytest.TempPathFactory) -> Traces:
+    """The tapes that ship, and no others; nothing is kept between runs."""
+    store = TapeStore(tmp_path_factory.mktemp("own"), asset_path("traces"))
+    store.outcomes = OutcomeStore(tmp_path_factory.mktemp("played"))
+    return Traces(store, _missing)
+
+
+def _missing() -> None:
+    raise AssertionError(f"a tape does not ship: {REMEDY}")
 
 
 def test_every_shipped_file_is_in_the_index_and_all_of_them_are_small() -> None:
@@ -35,10 +56,11 @@ def test_every_shipped_file_is_in_the_index_and_all_of_them_are_small() -> None:
     for key, note in entries.items():
         assert key in Archive(folder / archive_name(note))
     assert sum(path.stat().st_size for path in folder.iterdir()) < 8e6
-    assert {path.name for path in folder.iterdir() if path.suffix != SUFFIX} == {INDEX, "README.md"}
+    others = {path.name for path in folder.iterdir() if path.suffix != SUFFIX}
+    assert others == {INDEX, SHIPPED_OUTCOMES, "README.md"}
 
 
-def test_shipped_keys_are_those_that_are_asked_for(entries: Mapping[str, Mapping[str, Any]]) -> None:
+def test_shipped_keys_are_those_that_are_asked_for(entries: Notes) -> None:
     """A key holds all that its tapes depend on: when a recipe, a config or the form changes, others are asked for."""
     stale = [note for key, note in entries.items() if noted_key(note) != key]
     assert not stale, f"{len(stale)} of {len(entries)} are not asked for any more: {REMEDY}"
@@ -55,7 +77,7 @@ def test_shipped_keys_are_those_that_are_asked_for(entries: Mapping[str, Mapping
     ],
 )
 def test_tracing_again_gives_what_ships(
-    entries: Mapping[str, Mapping[str, Any]], tmp_path: Path, family: str, part: str, fit: Mapping[str, Any]
+    entries: Notes, tmp_path: Path, family: str, part: str, fit: Mapping[str, Any]
 ) -> None:
     key, note = next(
         (key, note)
@@ -77,3 +99,53 @@ def test_tracing_again_gives_what_ships(
         assert outline_of(one) == outline_of(other), REMEDY
         assert one.storages == other.storages, REMEDY
         assert one.events.tolist() == other.events.tolist(), REMEDY
+
+
+def test_shipped_outcomes_are_those_that_are_asked_for(index: Mapping[str, Notes], shipped: Traces) -> None:
+    store = TapeStore(Path("nowhere"), asset_path("traces")).outcomes
+    for key, note in index["outcomes"].items():
+        runs, course = noted_run(note, shipped)
+        assert runs.key(course) == key, REMEDY
+        assert store.load(key, brief=True) is not None
+
+
+def wrong(store: OutcomeStore, notes: Notes, traces: Traces) -> list[str]:
+    """The keys of outcomes that are not what their tapes come to."""
+    found = []
+    for key, note in notes.items():
+        kept = store.load(key, brief=False) or store.load(key, brief=True)
+        assert kept is not None
+        runs, course = noted_run(note, traces)
+        if runs.unhindered(course, brief=not at_length(kept)) != kept:
+            found.append(key)
+    return found
+
+
+@pytest.fixture(scope="module")
+def looked_at(index: Mapping[str, Notes]) -> Notes:
+    """Of each family an unquantised and a quantised run."""
+    notes = index["outcomes"]
+    kinds = {(note["family"], note["fit"]["quantise"] == "none"): key for key, note in notes.items()}
+    return {key: notes[key] for key in kinds.values()}
+
+
+def test_playing_again_gives_what_ships(looked_at: Notes, shipped: Traces) -> None:
+    store = TapeStore(Path("nowhere"), asset_path("traces")).outcomes
+    assert not wrong(store, looked_at, shipped), REMEDY
+
+
+def test_a_wrong_outcome_would_be_noticed(looked_at: Notes, shipped: Traces, tmp_path: Path) -> None:
+    sound = TapeStore(Path("nowhere"), asset_path("traces")).outcomes
+    key = next(key for key, note in looked_at.items() if note["family"] == "sd15")
+    kept = sound.load(key, brief=False) or sound.load(key, brief=True)
+    assert kept is not None
+    for place in range(len(kept)):
+        write_outcomes(tmp_path / "wrong.zip", {key: _spoilt(kept, place)})
+        store = OutcomeStore(tmp_path / "none", tmp_path / "wrong.zip")
+        assert wrong(store, {key: looked_at[key]}, shipped) == [key]
+
+
+def _spoilt(outcome: Outcome, place: int) -> Outcome:
+    """With one number of one phase another."""
+    phase = replace(outcome[place], reserved=outcome[place].reserved + 2**21)
+    return (*outcome[:place], phase, *outcome[place + 1 :])

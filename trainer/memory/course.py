@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -20,6 +22,7 @@ from trainer.protocol.forecast import ForecastPhase
 from trainer.protocol.rate import Rate
 
 Seconds = Callable[[Iterable[Work]], float]
+OtherPhase = Literal["cache_pictures", "cache_texts", "load", "quantise", "validate", "preview", "checkpoint", "save"]
 
 # The peak is where most pixels are; how one shape follows on another decides how memory is cut up. More shapes
 # than these cost traces and change little.
@@ -27,6 +30,8 @@ MOST_BUCKETS = 2
 # As trainer.training.validation has it: how many pictures are measured with and without held-out ones.
 MOST_HELD_OUT = 64
 MOST_TRAINING_PICTURES = 8
+_BEFORE: tuple[OtherPhase, ...] = ("cache_pictures", "cache_texts", "load", "quantise")
+_AFTER: tuple[OtherPhase, ...] = ("validate", "preview", "checkpoint", "save")
 # Until reserved memory stops growing: each round has every shape follow on every other.
 MOST_ROUNDS = 4
 
@@ -71,8 +76,6 @@ class Act:
 
     phase: ForecastPhase
     tapes: tuple[Tape, ...]
-    seconds: float
-    """Of the whole run."""
 
 
 def bounding_buckets(subject: Subject) -> tuple[Size, ...]:
@@ -132,6 +135,7 @@ class Course:
         self.subject = subject
         self.occasions = occasions
         self.rate = rate
+        self.outcomes = traces.store.outcomes
         self._traces = traces
 
     def steps(self, bucket: Size) -> Steps[Tape]:
@@ -142,24 +146,35 @@ class Course:
         """What they add up to."""
         return self._traces.step_outlines(self.subject, bucket, self.subject.fit.micro_batch or 1)
 
-    def before_training(self, seconds: Seconds) -> list[Act]:
+    def before_training(self) -> list[Act]:
         """Caches, then the base with adapter and masters."""
-        return [
-            self._act("cache_pictures", self._picture_seconds(seconds)),
-            self._act("cache_texts", self.occasions.texts * seconds(self._work("cache_texts", "texts"))),
-            self._act("load", self._loading()),
-            self._act("quantise", self._loading()),
-        ]
+        return [Act(phase, self.tapes(phase)) for phase in _BEFORE]
 
-    def after_training(self, seconds: Seconds) -> list[Act]:
+    def after_training(self) -> list[Act]:
         """What comes between the steps of a run, on all that then lives; each is played once."""
+        return [Act(phase, self.tapes(phase)) for phase in _AFTER]
+
+    def other_seconds(self, seconds: Seconds) -> dict[ForecastPhase, float]:
+        """Of every phase but training over the whole run."""
         measured = self.occasions.validations * self.occasions.measured
-        return [
-            self._act("validate", measured * seconds(self._work("validate"))),
-            self._act("preview", self.occasions.previews * seconds(self._work("preview"))),
-            self._act("checkpoint", 0.0),
-            self._act("save", 0.0),
-        ]
+        return {
+            "cache_pictures": self._picture_seconds(seconds),
+            "cache_texts": self.occasions.texts * seconds(self._work("cache_texts", "texts")),
+            "load": self._loading(),
+            "quantise": self._loading(),
+            "validate": measured * seconds(self._work("validate")),
+            "preview": self.occasions.previews * seconds(self._work("preview")),
+            "checkpoint": 0.0,
+            "save": 0.0,
+        }
+
+    def key(self, *more: object) -> str:
+        """SHA-256 in hex over what is played in a whole run, and ``more`` that its outcome depends on."""
+        subject, size = self.subject, self.subject.fit.micro_batch or 1
+        others = [_as_traced(subject, part).key(part) for part in (*_BEFORE, *_AFTER)]
+        steps = [subject.key("steps", bucket, size) for bucket in bounding_buckets(subject)]
+        content = [others, steps, parts(subject) > 1, more]
+        return hashlib.sha256(json.dumps(content).encode("utf-8")).hexdigest()
 
     def first_step(self) -> tuple[Tape, ...]:
         """The optimizer step in which the optimizer's state appears, in the largest shape."""
@@ -224,11 +239,9 @@ class Course:
         """Those of a phase other than training."""
         return self._traces.phase(_as_traced(self.subject, part), part)
 
-    def _act(self, phase: TracePart, seconds: float) -> Act:
-        return Act(phase, self.tapes(phase), seconds)  # type: ignore[arg-type]
-
     def _work(self, part: TracePart, stage: str | None = None) -> list[Work]:
-        return [work for tape in self.tapes(part) for work in tape.work if stage is None or work.stage == stage]
+        outlines = self._traces.phase_outlines(_as_traced(self.subject, part), part)
+        return [work for each in outlines for work in each.work if stage is None or work.stage == stage]
 
     def _picture_seconds(self, seconds: Seconds) -> float:
         """By the share of pictures in each shape."""

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from itertools import cycle
+from typing import NamedTuple, TypeVar
 
 from trainer.memory import timing
 from trainer.memory.allocator import Allocator, AllocatorSettings
 from trainer.memory.course import MOST_ROUNDS, Act, Course, Occasions, Seconds, bounding_buckets, parts, repeats
 from trainer.memory.grid import unet_block
 from trainer.memory.host import host_bytes
+from trainer.memory.outcomes import RULES, Outcome, at_length, in_brief, most_reserved
 from trainer.memory.peaks import HighPoint, high_points
 from trainer.memory.replay import Failure, Kept, Moment, Played, Replayed, by_kind, by_module, replay
 from trainer.memory.situation import Situation
@@ -20,6 +23,8 @@ from trainer.memory.tape import Tape, Work
 from trainer.memory.traces import Traces
 from trainer.protocol.forecast import Forecast, ForecastPhase, Peak, PhaseForecast
 
+K = TypeVar("K")
+V = TypeVar("V")
 Chapters = tuple[tuple[int, ...], ...]
 """The tapes that runs have in common, each by its identity, chapter by chapter."""
 
@@ -91,6 +96,14 @@ def run_through(course: Course, situation: Situation, capacity: int | None) -> P
     return Runs(situation).through(course, capacity)
 
 
+class Within(NamedTuple):
+    """How a run goes within a limit."""
+
+    failed_in: ForecastPhase | None
+    retry_seconds: float
+    """What giving memory back to make room costs an optimizer step, once memory is as it stays."""
+
+
 class Runs:
     """Whole runs on a card; what several begin with is played once. Of those on cards with like workspaces, too."""
 
@@ -100,6 +113,46 @@ class Runs:
         self.before_playing = before_playing
         # By the very tapes of each chapter; they are kept beside, so that no new one can be taken for one that is gone.
         self._played: dict[tuple[int | None, Chapters], tuple[Playing, Sequence[Tape]]] = {}
+        self._outcomes: dict[str, Outcome] = {}
+
+    def within(self, course: Course, capacity: int) -> Within:
+        """How the run goes within ``capacity`` bytes; it is played where they may make a difference."""
+        key = self.key(course)
+        known = self._known_outcome(key, course, brief=True)
+        if known is not None and most_reserved(known) <= capacity:
+            return Within(None, 0.0)
+        playing = self.through(course, capacity)
+        if known is None and playing.unhindered:
+            self._keep_outcome(key, course, _outcome(course.subject, playing, brief=True))
+        return Within(playing.failed_in, retry_seconds(course, playing))
+
+    def unhindered(self, course: Course, *, brief: bool) -> Outcome:
+        """What every phase comes to without a limit; what had to be played for it is kept on disk."""
+        key = self.key(course)
+        outcome = self._known_outcome(key, course, brief=brief)
+        if outcome is None:
+            outcome = _outcome(course.subject, self.through(course, None), brief=brief)
+            self._keep_outcome(key, course, outcome)
+        return outcome
+
+    def key(self, course: Course) -> str:
+        """Under which the outcome of a run on these cards is kept."""
+        overheads = self.situation.overheads
+        workspaces = overheads.cublas_workspace_bytes, overheads.cudnn_workspace_share
+        return course.key(RULES, asdict(AllocatorSettings()), workspaces)
+
+    def _known_outcome(self, key: str, course: Course, *, brief: bool) -> Outcome | None:
+        known = self._outcomes.get(key)
+        if known is None or not (brief or at_length(known)):
+            known = course.outcomes.load(key, brief=brief)
+            if known is not None:
+                _keep(self._outcomes, key, known)
+        return known and (in_brief(known) if brief else known)
+
+    def _keep_outcome(self, key: str, course: Course, outcome: Outcome) -> None:
+        _keep(self._outcomes, key, outcome)
+        with suppress(OSError):  # a full disk costs the next forecast a second, not this one its answer
+            course.outcomes.save(key, outcome)
 
     def through(self, course: Course, capacity: int | None) -> Playing:
         """The run to its end, or to where ``capacity`` bytes are not enough; not to be played on."""
@@ -112,7 +165,7 @@ class Runs:
                 self.before_playing()
                 known = playing.copy(capacity)
                 play(known)
-                self._keep(None if known.unhindered else capacity, chapters, known, tapes)
+                _keep(self._played, (None if known.unhindered else capacity, chapters), (known, tapes))
             playing = known
             if playing.failure is not None:
                 break
@@ -126,20 +179,22 @@ class Runs:
         within, _ = self._played.get((capacity, chapters), (None, ()))
         return within
 
-    def _keep(self, capacity: int | None, chapters: Chapters, played: Playing, tapes: Sequence[Tape]) -> None:
-        self._played[capacity, chapters] = played, tapes
-        while len(self._played) > MOST_KEPT:
-            del self._played[next(iter(self._played))]
+
+def _keep(kept: dict[K, V], key: K, value: V) -> None:
+    """Keeps the latest."""
+    kept[key] = value
+    while len(kept) > MOST_KEPT:
+        del kept[next(iter(kept))]
 
 
 def _chapters(course: Course) -> Iterator[tuple[Sequence[Tape], Callable[[Playing], object]]]:
     """What a run is made of, in order: the tapes of each part, and how they are played."""
-    before = course.before_training(_untimed)
+    before = course.before_training()
     yield _tapes(before), lambda playing: _act_all(playing, before)
     first, later = course.first_step(), course.round()
     yield (*first, *later), lambda playing: playing.play("first_step", first, release=False) and _train(playing, later)
     # Apart, as fits that differ in how previews are drawn have this in common too.
-    validation, *others = course.after_training(_untimed)
+    validation, *others = course.after_training()
     yield validation.tapes, lambda playing: _act_all(playing, [validation])
     yield _tapes(others), lambda playing: _act_all(playing, others)
 
@@ -150,10 +205,6 @@ def _tapes(acts: Iterable[Act]) -> tuple[Tape, ...]:
 
 def _act_all(playing: Playing, acts: Iterable[Act]) -> bool:
     return all(playing.play(act.phase, act.tapes) for act in acts)
-
-
-def _untimed(_: Iterable[Work]) -> float:
-    return 0.0
 
 
 def _train(playing: Playing, tapes: Sequence[Tape]) -> bool:
@@ -187,26 +238,20 @@ def forecast(subject: Subject, situation: Situation, traces: Traces, occasions: 
 def forecast_of(
     course: Course,
     situation: Situation,
-    within: Playing | None = None,
     *,
     runs: Runs | None = None,
     brief: bool = False,
 ) -> Forecast:
-    """The forecast of a course, with ``brief`` without peaks and timelines.
-
-    ``within`` is the course played within the situation's budget, where that is known: where it had to give nothing
-    back to end, it is the course without any limit too. ``runs`` are those of others in the same situation.
-    """
+    """The forecast of a course, with ``brief`` without peaks and timelines; ``runs`` are those of others like it."""
     factor = situation.correction.time_factor
 
     def seconds(work: Iterable[Work]) -> float:
         return factor * timing.seconds(work, situation.rate)
 
-    free = within if within is not None and within.unhindered else (runs or Runs(situation)).through(course, None)
-    if within is None and free.reserved > situation.budget:
-        within = run_through(course, situation, situation.budget)
-    retrying = retry_seconds(course, within) if within is not None else 0.0
-    phases = tuple(_phases(course, free, seconds, retrying, brief=brief))
+    runs = runs or Runs(situation)
+    failed_in, retrying = runs.within(course, situation.budget)
+    timed = _seconds(course, seconds, retrying)
+    phases = tuple(replace(phase, seconds=timed[phase.phase]) for phase in runs.unhindered(course, brief=brief))
     subject, steps = course.subject, course.subject.recipe.steps or 1
     return Forecast(
         card=situation.card.name,
@@ -216,7 +261,7 @@ def forecast_of(
         outside=situation.outside,
         margin=situation.margin,
         budget=situation.budget,
-        fits=within is None or within.failure is None,
+        fits=failed_in is None,
         seconds=sum(phase.seconds for phase in phases),
         step_seconds={f"{w}x{h}": value + retrying for (w, h), value in course.step_seconds(seconds).items()},
         time_factor=factor,
@@ -235,23 +280,29 @@ def forecast_on_cpu(course: Course, situation: Situation) -> Forecast:
     return replace(found, phases=phases, allocated=0, reserved=0, outside=0, margin=0, budget=0, fits=True)
 
 
-def _phases(
-    course: Course, playing: Playing, seconds: Seconds, retrying: float, *, brief: bool
-) -> Iterator[PhaseForecast]:
-    """Each phase that does anything to memory or takes time, in order; ``retrying`` seconds of a step are for that."""
+def _seconds(course: Course, seconds: Seconds, retrying: float) -> dict[ForecastPhase, float]:
+    """Of each phase over the whole run; ``retrying`` seconds of a step are for giving memory back."""
     training = (course.mean_step_seconds(seconds) + retrying) * _steps(course)
-    timed = {act.phase: act.seconds for act in (*course.before_training(seconds), *course.after_training(seconds))}
-    timed |= {"first_step": training / _steps(course), "train": training * (1.0 - 1.0 / _steps(course))}
-    for phase, replayed in playing.phases.items():
-        yield PhaseForecast(
+    timed = course.other_seconds(seconds)
+    timed["first_step"] = training / _steps(course)
+    timed["train"] = training * (1.0 - 1.0 / _steps(course))
+    return timed
+
+
+def _outcome(subject: Subject, playing: Playing, *, brief: bool) -> Outcome:
+    """Each phase that does anything to memory, in order."""
+    return tuple(
+        PhaseForecast(
             phase=phase,
             allocated=replayed.allocated(replayed.peak_allocated()),
             reserved=replayed.reserved(replayed.peak_reserved()),
-            host=PROCESS_BYTES + _passing_through(course.subject, phase, replayed),
-            seconds=timed[phase],
+            host=PROCESS_BYTES + _passing_through(subject, phase, replayed),
+            seconds=0.0,
             peaks=() if brief else _peaks(replayed),
             timeline=() if brief else replayed.timeline(SAMPLES),
         )
+        for phase, replayed in playing.phases.items()
+    )
 
 
 def _passing_through(subject: Subject, phase: ForecastPhase, replayed: Replayed) -> int:
@@ -265,7 +316,7 @@ def _steps(course: Course) -> int:
 
 def _step_flops(course: Course) -> int:
     """Of one optimizer step in the largest shape."""
-    steps = course.steps(bounding_buckets(course.subject)[0])
+    steps = course.step_outlines(bounding_buckets(course.subject)[0])
     once, more = (sum(work.flops * work.count for work in tape.work) for tape in (steps.micro_first, steps.micro_more))
     return once + (parts(course.subject) - 1) * more
 

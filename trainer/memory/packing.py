@@ -32,7 +32,7 @@ NAMELESS = -1
 _STORAGE_KINDS: tuple[StorageKind, ...] = get_args(StorageKind)
 _WORK_KINDS: tuple[WorkKind, ...] = get_args(WorkKind)
 # What reading a damaged archive of arrays may raise, whichever of its bytes are wrong.
-_DAMAGED = (
+DAMAGED = (
     OSError, EOFError, ValueError, KeyError, IndexError, TypeError, NotImplementedError, RuntimeError, MemoryError,
     zipfile.BadZipFile, lzma.LZMAError, zlib.error,
 )  # fmt: skip
@@ -77,7 +77,7 @@ class Archive:
             _require_form(self._columns.arrays)
             ends = accumulate(counts.values())
             return {key: slice(end - count, end) for (key, count), end in zip(counts.items(), ends, strict=True)}
-        except _DAMAGED:
+        except DAMAGED:
             return {}
 
     def __contains__(self, key: str) -> bool:
@@ -95,7 +95,7 @@ class Archive:
     def _found(self, key: str, parse: Callable[[slice], Iterator[T]]) -> tuple[T, ...] | None:
         try:
             return tuple(parse(self._places[key])) if key in self else None
-        except _DAMAGED:
+        except DAMAGED:
             return None
 
 
@@ -136,7 +136,7 @@ def _read(path: Path, parse: Callable[[_Columns, slice], Iterator[T]]) -> tuple[
         with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             _require_form(arrays)
             return tuple(parse(_Columns(arrays), slice(None)))
-    except _DAMAGED:
+    except DAMAGED:
         return None
 
 

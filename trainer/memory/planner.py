@@ -12,7 +12,7 @@ from trainer.config.ladder import RungConfig
 from trainer.memory import timing
 from trainer.memory.appraisal import Appraisal
 from trainer.memory.course import Course, Occasions
-from trainer.memory.forecast import Playing, Runs, forecast_of, retry_seconds
+from trainer.memory.forecast import Runs, Within, forecast_of
 from trainer.memory.grid import Checkpointing, candidates, nested_sets
 from trainer.memory.ladder import ladder
 from trainer.memory.recipes import Change, lighter
@@ -219,9 +219,7 @@ class _Planning:
 
     def plan_of(self, fit: FitConfig, *, brief: bool = True) -> Plan:
         """A fit with its forecast; the pick's is told at length."""
-        course = self._course(fit)
-        within = self._runs.through(course, self.situation.budget)
-        return Plan(fit, forecast_of(course, self.situation, within, runs=self._runs, brief=brief))
+        return Plan(fit, forecast_of(self._course(fit), self.situation, runs=self._runs, brief=brief))
 
     def quicker(self, pick: FitConfig) -> Plan | None:
         """Of the fits of like quality that are quicker than the pick, the one that needs least."""
@@ -288,7 +286,7 @@ class _Planning:
         """By how much the smallest fit is too large, and the smallest change of the recipe with which one fits."""
         smallest = self.plan_of(self.smallest, brief=False)
         missing = max(smallest.forecast.reserved - self.situation.budget, 1)
-        found = self._lighter(self._played(self.smallest).failed_in) if look_for_change else None
+        found = self._lighter(self._within(self.smallest).failed_in) if look_for_change else None
         return Planned(self.situation, None, missing=missing, smaller=smallest, lighter=found)
 
     def _lighter(self, failed_in: ForecastPhase | None) -> Lighter | None:
@@ -343,22 +341,21 @@ class _Planning:
     def _course(self, fit: FitConfig) -> Course:
         return Course(replace(self.subject, fit=fit), self.traces, self.occasions, self.situation.rate)
 
-    def _played(self, fit: FitConfig) -> Playing:
-        return self._runs.through(self._course(fit), self.situation.budget)
+    def _within(self, fit: FitConfig) -> Within:
+        return self._runs.within(self._course(fit), self.situation.budget)
 
     def _fits(self, fit: FitConfig) -> bool:
         """Whether a run ends within the budget; a phase that fails rules out every fit that is alike up to there."""
-        course = self._course(fit)
-        playing = self._runs.through(course, self.situation.budget)
-        if playing.failed_in in ("cache_pictures", "cache_texts"):
+        failed_in, seconds = self._within(fit)
+        if failed_in in ("cache_pictures", "cache_texts"):
             self.appraisal.rule_out(lambda _: True)
-        elif playing.failed_in in ("load", "quantise"):
+        elif failed_in in ("load", "quantise"):
             self.appraisal.rule_out(lambda other: other.quantise == fit.quantise)
-        elif playing.failed_in in ("first_step", "train"):
+        elif failed_in in ("first_step", "train"):
             self.appraisal.rule_out(lambda other: _of_steps(other) == _of_steps(fit))
-        if playing.failure is None and (seconds := retry_seconds(course, playing)):
+        if failed_in is None and seconds:
             self.appraisal.slowed(fit, seconds * (self.subject.recipe.steps or 1))
-        return playing.failure is None
+        return failed_in is None
 
 
 def _of_steps(fit: FitConfig) -> tuple[object, ...]:

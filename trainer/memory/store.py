@@ -1,4 +1,4 @@
-"""Tapes on disk: those that ship with Impasto, and those made on this machine, the oldest-used removed."""
+"""Tapes, and what runs come to, on disk: what ships with Impasto, and what was made here, the oldest-used removed."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from trainer.files.assets import asset_path
+from trainer.memory.outcomes import Outcome, at_length, in_brief, read_outcome, write_outcomes
 from trainer.memory.outline import Outline
 from trainer.memory.packing import Archive, read, read_outlines, write
 from trainer.memory.tape import Tape
@@ -19,6 +20,9 @@ T = TypeVar("T")
 
 MOST_BYTES = 256 * 2**20  # some thousand entries
 SUFFIX = ".npz"
+MOST_OUTCOME_BYTES = 16 * 2**20  # some thousand, too
+OUTCOME_SUFFIX = ".zip"
+SHIPPED_OUTCOMES = "outcomes.zip"
 
 
 class TapeStore:
@@ -29,6 +33,7 @@ class TapeStore:
         self.folder = folder
         self.shipped = shipped
         self.most_bytes = most_bytes
+        self.outcomes = OutcomeStore(folder / "outcomes", shipped and shipped / SHIPPED_OUTCOMES)
 
     @staticmethod
     def of_user() -> TapeStore:
@@ -49,7 +54,7 @@ class TapeStore:
         """Keeps ``tapes`` under ``key``, atomically; raises OSError when the disk refuses."""
         self.folder.mkdir(parents=True, exist_ok=True)
         write(self.folder / f"{key}{SUFFIX}", tapes)
-        self._make_room()
+        make_room(self.folder, SUFFIX, self.most_bytes)
 
     @cached_property
     def _archives(self) -> list[Archive]:
@@ -62,23 +67,56 @@ class TapeStore:
     def _found(self, key: str, reader: Callable[[Path], T | None]) -> T | None:
         path = self.folder / f"{key}{SUFFIX}"
         found = reader(path)
-        with suppress(OSError):  # a folder that may not be written is still read
-            if found is None:
+        if found is not None:
+            _mark_used(path)
+        else:
+            with suppress(OSError):  # a folder that may not be written is still read
                 path.unlink(missing_ok=True)
-            else:
-                os.utime(path)  # the time of its last use decides what is removed first
         return found
 
-    def _make_room(self) -> None:
-        """Removes the entries used longest ago until the rest is within the bound."""
-        stamped = []
-        for path in self.folder.glob(f"*{SUFFIX}"):
-            with suppress(OSError):  # another process removed it
-                facts = path.stat()
-                stamped.append((facts.st_mtime_ns, facts.st_size, path))
-        total = sum(size for _, size, _ in stamped)
-        for _, size, path in sorted(stamped)[:-1]:
-            if total <= self.most_bytes:
-                return
-            path.unlink(missing_ok=True)
-            total -= size
+
+class OutcomeStore:
+    """What unhindered runs come to, by key."""
+
+    def __init__(self, folder: Path, shipped: Path | None = None) -> None:
+        """``shipped`` is an archive, which comes before what is in ``folder`` and is never changed."""
+        self.folder = folder
+        self.shipped = shipped
+
+    def load(self, key: str, *, brief: bool) -> Outcome | None:
+        """The outcome under ``key``; None where none is sound and, if it is not to be ``brief``, at length."""
+        own = self.folder / f"{key}{OUTCOME_SUFFIX}"
+        for path in (own,) if self.shipped is None else (self.shipped, own):
+            found = read_outcome(path, key)
+            if found is not None and (brief or at_length(found)):
+                if path == own:
+                    _mark_used(own)
+                return in_brief(found) if brief else found
+        return None
+
+    def save(self, key: str, outcome: Outcome) -> None:
+        """Keeps ``outcome`` under ``key``, atomically; raises OSError when the disk refuses."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_outcomes(self.folder / f"{key}{OUTCOME_SUFFIX}", {key: outcome})
+        make_room(self.folder, OUTCOME_SUFFIX, MOST_OUTCOME_BYTES)
+
+
+def make_room(folder: Path, suffix: str, most_bytes: int) -> None:
+    """Removes the files used longest ago until the rest is within the bound, or one is left."""
+    stamped = []
+    for path in folder.glob(f"*{suffix}"):
+        with suppress(OSError):  # another process removed it
+            facts = path.stat()
+            stamped.append((facts.st_mtime_ns, facts.st_size, path))
+    total = sum(size for _, size, _ in stamped)
+    for _, size, path in sorted(stamped)[:-1]:
+        if total <= most_bytes:
+            return
+        path.unlink(missing_ok=True)
+        total -= size
+
+
+def _mark_used(path: Path) -> None:
+    """The time of its last use decides what is removed first."""
+    with suppress(OSError):  # a folder that may not be written is still read
+        os.utime(path)

@@ -141,11 +141,12 @@ def read_forecast(path: Path) -> Forecast | None:
 
 def forecast_from(found: Mapping[str, Any]) -> Forecast:
     """Return a forecast from its JSON; raises ValueError, TypeError, KeyError or AttributeError for anything else."""
-    phases = tuple(_phase(phase) for phase in found["phases"])
+    phases = tuple(map(phase_from, found["phases"]))
     return Forecast(**{**known(Forecast, found), "phases": phases})
 
 
-def _phase(found: Mapping[str, Any]) -> PhaseForecast:
+def phase_from(found: Mapping[str, Any]) -> PhaseForecast:
+    """Return one phase from its JSON; raises as :func:`forecast_from` does."""
     peaks = tuple(_peak(peak) for peak in found.get("peaks", ()))
     timeline = tuple((allocated, reserved) for allocated, reserved in found.get("timeline", ()))
     return PhaseForecast(**{**known(PhaseForecast, found), "peaks": peaks, "timeline": timeline})

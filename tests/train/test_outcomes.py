@@ -1,0 +1,118 @@
+"""Plans from kept outcomes are those of runs that are played; they are kept under all that they depend on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.support.plans import situation_with, small_subject
+from trainer.config.fit import FitConfig
+from trainer.memory import forecast
+from trainer.memory.course import Course, Occasions
+from trainer.memory.forecast import Runs, Within, forecast_of, retry_seconds, run_through
+from trainer.memory.outcomes import in_brief
+from trainer.memory.planner import plan
+from trainer.memory.situation import Situation
+from trainer.memory.store import TapeStore
+from trainer.memory.subject import Subject
+from trainer.memory.traces import Traces
+
+AMPLE = 400 * 2**20
+
+
+@pytest.fixture(scope="module")
+def traces(tmp_path_factory: pytest.TempPathFactory) -> Traces:
+    return Traces(TapeStore(tmp_path_factory.mktemp("traces")))
+
+
+def never() -> None:
+    raise AssertionError("something was played")
+
+
+def course_of(subject: Subject, traces: Traces) -> Course:
+    return Course(subject, traces, Occasions(), situation_with(AMPLE).rate)
+
+
+def test_what_came_out_once_is_not_played_again(traces: Traces) -> None:
+    """By another process too: all comes from the disk, and is what playing gives."""
+    subject, situation = small_subject(effective_batch=2), situation_with(AMPLE)
+    written = FitConfig(quantise="none", checkpointing="none", vae_tiling=False)
+    first = plan(subject, written, situation, traces, Occasions())
+    again = plan(
+        subject, written, situation, Traces(TapeStore(traces.store.folder)), Occasions(), runs=Runs(situation, never)
+    )
+    assert again == first
+    assert again.pick is not None
+    course = course_of(replace(subject, fit=again.pick.fit), traces)
+    played = run_through(course, situation, None)
+    told = {phase.phase: phase for phase in again.pick.forecast.phases}
+    assert told.keys() == played.phases.keys()
+    for name, replayed in played.phases.items():
+        assert told[name].allocated == replayed.allocated(replayed.peak_allocated())
+        assert told[name].reserved == replayed.reserved(replayed.peak_reserved())
+        assert told[name].timeline == replayed.timeline(forecast.SAMPLES)
+        assert told[name].peaks
+
+
+def test_a_brief_outcome_is_told_at_length_when_it_is_asked_for(traces: Traces) -> None:
+    course, runs = course_of(small_subject(previews=False, effective_batch=2), traces), Runs(situation_with(AMPLE))
+    brief = runs.unhindered(course, brief=True)
+    whole = runs.unhindered(course, brief=False)
+    assert brief == in_brief(whole) != whole
+    later = Runs(situation_with(AMPLE), never)
+    assert later.unhindered(course, brief=False) == whole
+    assert later.unhindered(course, brief=True) == brief
+
+
+def test_only_a_limit_that_may_hinder_is_played(traces: Traces) -> None:
+    course = course_of(small_subject(previews=False, effective_batch=2), traces)
+    need = run_through(course, situation_with(AMPLE), None).reserved
+    Runs(situation_with(AMPLE)).unhindered(course, brief=True)
+    assert Runs(situation_with(need), never).within(course, need) == Within(None, 0.0)
+    with pytest.raises(AssertionError, match="played"):
+        Runs(situation_with(need), never).within(course, need - 512)
+    outcomes = set()
+    for capacity in (need - 512, need * 9 // 10, need * 7 // 10, need // 2):
+        within = Runs(situation_with(capacity)).within(course, capacity)
+        apart = run_through(course, situation_with(capacity), capacity)
+        assert within == Within(apart.failed_in, retry_seconds(course, apart))
+        assert forecast_of(course, situation_with(capacity)).fits == (apart.failure is None)
+        outcomes.add(within.failed_in)
+    assert len(outcomes) > 1
+
+
+def with_workspace(size: int) -> Situation:
+    situation = situation_with(AMPLE)
+    return replace(situation, overheads=replace(situation.overheads, cublas_workspace_bytes=size))
+
+
+def test_outcomes_are_kept_under_all_that_they_depend_on(traces: Traces, monkeypatch: pytest.MonkeyPatch) -> None:
+    subject, runs = small_subject(effective_batch=4), Runs(situation_with(AMPLE))
+    fits = [subject.fit.changed(**change) for change in (
+        {}, {"micro_batch": 2}, {"micro_batch": 4}, {"checkpointing": "full"}, {"quantise": "int8"}, {"dtype": "fp32"},
+        {"vae_tiling": False}, {"preview_offload": True}, {"vae_dtype": "bf16"},
+    )]  # fmt: skip
+    subjects = [replace(subject, fit=fit) for fit in fits]
+    subjects += [small_subject(side=128), small_subject(rank=8)]
+    subjects += [small_subject(effective_batch=1)]  # one micro-batch instead of several
+    keys = [runs.key(course_of(each, traces)) for each in subjects]
+    keys += [Runs(with_workspace(size)).key(course_of(subject, traces)) for size in (1, 2)]
+    monkeypatch.setattr(forecast, "RULES", 1000)
+    keys += [runs.key(course_of(subject, traces))]
+    assert len(set(keys)) == len(keys)
+
+
+def test_effective_batches_that_are_split_alike_share_theirs(traces: Traces) -> None:
+    runs = Runs(situation_with(AMPLE))
+    assert len({runs.key(course_of(small_subject(effective_batch=size), traces)) for size in (2, 3, 8)}) == 1
+
+
+def test_a_disk_that_refuses_costs_nothing_but_time(tmp_path: Path, traces: Traces) -> None:
+    course = course_of(small_subject(previews=False, effective_batch=2), traces)
+    blocked = tmp_path / "file"
+    blocked.write_text("no folder", encoding="utf-8")
+    course.outcomes = TapeStore(blocked / "below").outcomes
+    whole = Runs(situation_with(AMPLE)).unhindered(course, brief=False)
+    assert whole == Runs(situation_with(AMPLE)).unhindered(course, brief=False)
