@@ -28,7 +28,7 @@ from app.start import main
 inherited, painted = Window.paintEvent, []
 
 def paint(self, event):
-    painted.append(len(self.session.datasets.folders) + len(self.session.recent._looking))
+    painted.append(len(self.session.datasets.folders) + self.session.recent.looking)
     inherited(self, event)
 
 def watch(self):
@@ -103,7 +103,7 @@ def test_a_folder_that_is_gone_is_said_above_the_page_and_is_grey_in_the_menu(
     window = shown(qtbot, session)
     qtbot.waitUntil(lambda: bool(window.notices.sentences()))
     assert str(gone) in window.notices.sentences()[0]
-    qtbot.waitUntil(lambda: not session.recent._looking)
+    qtbot.waitUntil(lambda: not session.recent.looking)
     first, second = rows(window).values()
     assert (first.isEnabled(), second.isEnabled()) == (False, True)
     assert first.text().startswith("&1 ") and first.text().endswith("– not there now")
@@ -146,7 +146,7 @@ def test_the_empty_window_offers_the_newest_few(window, session, folders, qtbot)
     (folders[0] / "a.png").unlink()
     folders[0].rmdir()
     session.recent.look()
-    qtbot.waitUntil(lambda: not session.recent._looking)
+    qtbot.waitUntil(lambda: not session.recent.looking)
     buttons = {button.toolTip(): button for button in offered.findChildren(QPushButton) if button.isVisible()}
     assert list(buttons) == [str(folders[1]), str(folders[0])]
     assert not buttons[str(folders[0])].isEnabled()

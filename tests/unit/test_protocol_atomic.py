@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from trainer.protocol import atomic, locks, places
+from trainer.protocol import atomic, commands, detached, locks, places
 from trainer.protocol.events import EventWriter, Notice, read_events
+from trainer.protocol.rundir import RunDirectory, known_runs
 
 # What a child needs to become somebody whom permissions bind: tests may run as root.
 AS_NOBODY = "import os\nif os.geteuid() == 0: os.seteuid(65534)\n"
@@ -191,3 +192,19 @@ def test_paths_beyond_260_letters_are_written(tmp_path):
     with EventWriter(folder / "events.jsonl", 1) as writer:
         writer.write(Notice(code="a", sentence="b"))
     assert len(read_events(folder / "events.jsonl")[0]) == 1
+
+
+def test_a_run_beyond_260_letters_lives_as_any_other(tmp_path):
+    parent = tmp_path.joinpath(*["ü" * 60] * 5)
+    run = RunDirectory.create(parent, "run")
+    assert known_runs() == [run.path]
+    with run.hold():
+        assert run.begin_attempt({}) == 1 and run.is_alive()
+        commands.send(run, "save")
+        (waiting,) = commands.pending(run)
+        commands.finish(waiting, "done")
+        assert commands.pending(run) == []
+    assert RunDirectory.open(run.path).state() == "interrupted"
+    process = detached.launch(["--version"], run.console)
+    assert process.wait(60) == 0
+    assert detached.last_words(run.console)

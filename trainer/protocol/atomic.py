@@ -94,6 +94,7 @@ def sync_directory(folder: Path) -> None:
 
 def remove_strays(folder: Path) -> None:
     """Delete what writers killed in mid-write left in `folder`; call it only while nobody else writes there."""
+    folder = long_path(folder)
     if not folder.is_dir():
         return
     for path in folder.iterdir():

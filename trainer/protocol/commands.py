@@ -50,8 +50,8 @@ def send(run: RunDirectory, name: CommandName, arguments: Mapping[str, object] |
 def pending(run: RunDirectory) -> list[Command]:
     """Return the commands that wait, the oldest first; a file that is no command is refused."""
     waiting = []
-    for path in sorted(run.commands.glob("*.json")):
-        if (path.parent / "done" / path.name).exists():
+    for path in sorted(atomic.long_path(run.commands).glob("*.json")):
+        if atomic.long_path(path.parent / "done" / path.name).exists():
             path.unlink(missing_ok=True)  # answered, then killed before it was taken away
             continue
         command = _read(path)
@@ -97,4 +97,4 @@ def _read(path: Path) -> Command | dict[str, object]:
 def _conclude(path: Path, asked: Mapping[str, object], outcome: CommandOutcome, detail: str) -> None:
     answered = {**asked, "outcome": outcome, "detail": detail, "finished": time.time()}
     atomic.write_json(path.parent / "done" / path.name, answered)
-    path.unlink(missing_ok=True)
+    atomic.long_path(path).unlink(missing_ok=True)

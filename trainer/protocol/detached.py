@@ -8,6 +8,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from trainer.protocol.atomic import long_path
+
 
 def command(words: Sequence[str]) -> list[str]:
     """Return the command line of `python -m trainer WORDS` with the Python that runs this."""
@@ -21,14 +23,14 @@ def launch(words: Sequence[str], log: Path, environment: Mapping[str, str] | Non
     leaves it running. Who does not wait for it calls `let_go`. Raises OSError when it cannot be started or the log
     cannot be written.
     """
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("ab") as out:
+    long_path(log.parent).mkdir(parents=True, exist_ok=True)
+    with long_path(log).open("ab") as out:
         return subprocess.Popen(
             command(words),
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=out,
-            cwd=log.parent,
+            cwd=_within_reach(log.parent),
             env={**os.environ, **(environment or {})},
             creationflags=_own_group(),
             start_new_session=sys.platform != "win32",
@@ -44,12 +46,17 @@ def let_go(process: subprocess.Popen[bytes]) -> None:
 def last_words(log: Path, since: int = 0, lines: int = 12) -> str:
     """Return the end of what a process printed into `log`, from byte `since` on; empty where that cannot be read."""
     try:
-        with log.open("rb") as file:
+        with long_path(log).open("rb") as file:
             file.seek(max(since, file.seek(0, os.SEEK_END) - 16_384))
             text = file.read().decode("utf-8", errors="replace")
     except OSError:
         return ""
     return "\n".join(text.strip().splitlines()[-lines:])
+
+
+def _within_reach(folder: Path) -> Path:
+    """Return the folder, or the next above it that Windows starts a process in: there is no long form for those."""
+    return next(each for each in (folder, *folder.parents) if long_path(each) == each)
 
 
 def _own_group() -> int:

@@ -18,6 +18,7 @@ from typing import Literal
 
 from trainer.errors import ImpastoError, RunError
 from trainer.protocol import atomic, locks, places
+from trainer.protocol.atomic import long_path
 from trainer.protocol.commands import void_leftovers
 from trainer.protocol.events import Phase, cut_torn_line
 from trainer.protocol.naming import numbered, safe_name
@@ -74,7 +75,7 @@ class RunDirectory:
                 run._lay_out()
                 _enter_in_list(run.path)
             except BaseException:
-                shutil.rmtree(run.path, ignore_errors=True)
+                shutil.rmtree(long_path(run.path), ignore_errors=True)
                 raise
         except OSError as error:
             raise RunError(
@@ -88,10 +89,12 @@ class RunDirectory:
     def open(cls, path: Path) -> RunDirectory:
         """Return the run that `path` holds; raises RunError when it is none."""
         run = cls(path.absolute())
-        if not run.run.is_file():
+        if not long_path(run.run).is_file():
             raise RunError(
                 "run.none",
-                f"{path} is not a run: it holds no run.json." if path.is_dir() else f"There is no run at {path}.",
+                f"{path} is not a run: it holds no run.json."
+                if long_path(path).is_dir()
+                else f"There is no run at {path}.",
                 "See `runs` for the runs on this machine.",
             )
         return run
@@ -174,7 +177,7 @@ class RunDirectory:
 
     def _lay_out(self) -> None:
         for folder in (self.commands / "done", self.checkpoints, self.samples, self.output):
-            folder.mkdir(parents=True)
+            long_path(folder).mkdir(parents=True)
         atomic.write_json(self.run, {"name": self.name, "created": time.time(), "attempts": []})
 
     def _record(self) -> dict[str, object]:
@@ -193,7 +196,7 @@ class RunDirectory:
         except ImpastoError:
             raise
         except Exception as error:
-            with contextlib.suppress(OSError), self.console.open("a", encoding="utf-8", newline="\n") as log:
+            with contextlib.suppress(OSError), long_path(self.console).open("a", encoding="utf-8", newline="\n") as log:
                 traceback.print_exception(error, file=log)
                 error.add_note(f"Its traceback is in {self.console}.")
             raise
@@ -206,7 +209,7 @@ def known_runs() -> list[Path]:
     except (OSError, UnicodeDecodeError):
         return []
     paths = dict.fromkeys(_listed_path(line) for line in reversed(lines))
-    return [path for path in paths if path is not None and (path / "run.json").is_file()]
+    return [path for path in paths if path is not None and long_path(path / "run.json").is_file()]
 
 
 def forgotten_runs() -> set[Path]:
@@ -241,7 +244,7 @@ def find_run(text: str) -> RunDirectory:
     Raises RunError when there is none, with names that are near, or several, with their paths.
     """
     for path in (Path(text), Path("runs") / text):
-        if (path / "run.json").is_file():
+        if long_path(path / "run.json").is_file():
             return RunDirectory.open(path)
     named = [path for path in known_runs() if path.name == text]
     if len(named) > 1:
@@ -272,12 +275,12 @@ def _damaged(path: Path) -> RunError:
 
 
 def _make_free_folder(parent: Path, name: str) -> Path:
-    parent.mkdir(parents=True, exist_ok=True)
+    long_path(parent).mkdir(parents=True, exist_ok=True)
     names = numbered(name)
     while True:
         path = parent / next(names)
         with contextlib.suppress(FileExistsError):
-            path.mkdir()
+            long_path(path).mkdir()
             return path
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from trainer.errors import EXIT_DONE, ImpastoError, JobError
+from trainer.protocol.atomic import long_path
 from trainer.protocol.lanes import occupied
 from trainer.protocol.queue import Entry, Queue, State
 from trainer.protocol.rundir import RunDirectory
@@ -65,7 +66,7 @@ def _early(entry: Entry, begun: float) -> tuple[State, str]:
 
 
 def _pause_was_asked(run: RunDirectory, begun: float) -> bool:
-    answered = (run.commands / "done").glob("*-pause-*.json")
+    answered = long_path(run.commands / "done").glob("*-pause-*.json")
     # A file system may keep whole seconds only.
     return any(path.stat().st_mtime >= begun - 1.0 for path in answered)
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from app.core.events import Event
 from app.core.runs.run import Run
 from app.core.runs.series import Track
-from app.core.tasks import Tasks
+from app.core.tasks import Single, Tasks
 from trainer.errors import ImpastoError
 from trainer.gpu import Card, cards
 
@@ -24,9 +24,8 @@ class CardWatch:
         self.name = ""
         """Of the card; nothing until it is known."""
         self.changed: Event[None] = Event()
-        self._tasks = tasks
+        self._looking = Single(tasks)
         self._run: Run | None = None
-        self._asking = False
         self._began = time.monotonic()
 
     def watch(self, run: Run | None) -> None:
@@ -38,9 +37,8 @@ class CardWatch:
     def look(self) -> None:
         """Ask the driver, where the run is alive and trains on a card."""
         run = self._run
-        if run is not None and run.alive and run.story.device.startswith("cuda") and not self._asking:
-            self._asking = True
-            self._tasks.run(_cards, lambda found: self._take(run, found), self._give_up)
+        if run is not None and run.alive and run.story.device.startswith("cuda"):
+            self._looking.run(_cards, lambda found: self._take(run, found))
 
     def take(self, card: Card) -> None:
         """Take in how a card is now."""
@@ -51,14 +49,9 @@ class CardWatch:
         self.changed.emit(None)
 
     def _take(self, run: Run, found: Sequence[Card]) -> None:
-        self._asking = False
         card = card_of(run, found)
         if run is self._run and card is not None:
             self.take(card)
-
-    def _give_up(self, fault: BaseException) -> None:
-        self._asking = False
-        raise fault
 
 
 def card_of(run: Run, found: Sequence[Card]) -> Card | None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from trainer.errors import RunError
 from trainer.protocol import atomic
+from trainer.protocol.atomic import long_path
 from trainer.protocol.rundir import RunDirectory
 
 ROOM = 128 * 1024
@@ -110,7 +111,7 @@ def _folded(line: str) -> Iterable[str]:
 
 def _size(log: Path) -> int:
     try:
-        return log.stat().st_size
+        return long_path(log).stat().st_size
     except FileNotFoundError:
         return 0  # nothing was printed yet
 
@@ -118,7 +119,7 @@ def _size(log: Path) -> int:
 def _bytes(log: Path, start: int, end: int) -> bytes:
     if end <= start:
         return b""
-    with log.open("rb") as file:
+    with long_path(log).open("rb") as file:
         file.seek(start)
         return file.read(end - start)
 

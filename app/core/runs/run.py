@@ -16,6 +16,7 @@ from app.core.runs.summary import RESUMABLE, RunSummary, summarise
 from app.core.tasks import Single, Tasks
 from trainer.errors import ImpastoError
 from trainer.protocol import events
+from trainer.protocol.atomic import long_path
 from trainer.protocol.forecast import Forecast, read_forecast
 from trainer.protocol.rundir import RunDirectory
 from trainer.protocol.story import PhaseState, Story
@@ -247,17 +248,17 @@ def _job(run: RunDirectory) -> tuple[Job | None, str]:
 
 def _is_file(path: Path) -> bool:
     with contextlib.suppress(OSError):  # a folder that may not be read any more, a share that went away
-        return path.is_file()
+        return long_path(path).is_file()
     return False
 
 
 def _size(path: Path) -> int:
     with contextlib.suppress(OSError):
-        return path.stat().st_size
+        return long_path(path).stat().st_size
     return 0
 
 
 def _written(path: Path) -> int:
     with contextlib.suppress(OSError):
-        return path.stat().st_mtime_ns
+        return long_path(path).stat().st_mtime_ns
     return 0

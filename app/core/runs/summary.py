@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trainer.errors import RunError
+from trainer.protocol.atomic import long_path
 from trainer.protocol.events import Phase
 from trainer.protocol.rundir import RunDirectory
 
@@ -40,7 +41,7 @@ def summarise(path: Path) -> RunSummary:
     """Return how the run in a folder stands; whatever is wrong with the folder is in its `problem`."""
     run = RunDirectory(path)
     try:
-        if not run.run.is_file():
+        if not long_path(run.run).is_file():
             return _unreadable(path, _absence(path))
         state = run.state()
         started = _started(run.attempts())
@@ -56,9 +57,9 @@ def summarise(path: Path) -> RunSummary:
 
 
 def _absence(path: Path) -> str:
-    if path.is_dir():
+    if long_path(path).is_dir():
         return "This folder is no run any more: its run.json is gone."
-    if path.parent.is_dir():
+    if long_path(path.parent).is_dir():
         return "This run's folder is gone: it was moved, renamed or deleted."
     return "This run's folder cannot be reached: its disk is not there, or the folder around it was moved."
 
@@ -100,7 +101,7 @@ class Summaries:
 def _stamp(path: Path) -> tuple[int, ...]:
     """Return when the files that a summary rests on were written last; nothing where one cannot be asked."""
     try:
-        return tuple((path / name).stat().st_mtime_ns for name in ("run.json", "status.json"))
+        return tuple(long_path(path / name).stat().st_mtime_ns for name in ("run.json", "status.json"))
     except OSError:
         return ()
 

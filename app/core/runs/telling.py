@@ -13,6 +13,7 @@ from app.core.runs.summary import LIVE, RunSummary, State, summarise
 from app.core.runs.unfinished import Memory, Unfinished
 from app.core.tasks import Single, Tasks
 from trainer.protocol import events
+from trainer.protocol.atomic import long_path
 from trainer.protocol.rundir import RunDirectory
 
 _TOLD: frozenset[State] = frozenset({"done", "failed", "interrupted"})
@@ -135,7 +136,7 @@ def _seen(path: Path) -> Ended:
 def _why(run: RunDirectory) -> str:
     """Return what a run that failed said last."""
     try:
-        start = max(0, run.events.stat().st_size - _TAIL)
+        start = max(0, long_path(run.events).stat().st_size - _TAIL)
         told, _ = events.read_events(run.events, start)
     except OSError:
         return ""

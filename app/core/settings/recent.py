@@ -6,12 +6,13 @@ import json
 import logging
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
 from app.core.events import Event
 from app.core.settings.aside import set_aside
-from app.core.tasks import Post, Tasks, raise_again
+from app.core.tasks import Post, Single, Tasks
 from trainer.protocol import atomic, places
 
 Absence = Literal["gone", "file", "refused"]
@@ -42,7 +43,9 @@ class RecentFolders:
         self._path = path or places.home() / "folders.json"
         self._open: tuple[Path, ...] = ()
         self._tasks = Tasks(post)
-        self._looking: set[Path] = set()
+        self._looks: dict[Path, Single] = {}
+        self._waiting: dict[Path, list[Callable[[Absence | None], None]]] = {}
+        """Who asked for a look at one folder."""
         self._read()
 
     def left_open(self, wanted: bool) -> tuple[Path, ...]:
@@ -65,29 +68,36 @@ class RecentFolders:
         """Forget all but what is to be open at the next start."""
         self._keep((), self._open)
 
+    @property
+    def looking(self) -> bool:
+        """Whether a look is on its way."""
+        return any(look.busy for look in self._looks.values())
+
     def look(self) -> None:
         """Find out which can be opened now."""
         for folder in self.folders:
-            if folder not in self._looking:
-                self.look_at(folder, lambda absence: None)
+            self._look(folder)
 
     def look_at(self, folder: Path, then: Callable[[Absence | None], None]) -> None:
         """Find out whether a folder can be opened, and call `then` with what stands against it."""
-
-        def done(absence: Absence | None) -> None:
-            self._looking.discard(folder)
-            self.absent.pop(folder, None)
-            if absence:
-                self.absent[folder] = absence
-            self.looked.emit(None)
-            then(absence)
-
-        self._looking.add(folder)
-        self._tasks.run(lambda: _absence(folder), done, raise_again)
+        self._waiting.setdefault(folder, []).append(then)
+        self._look(folder)
 
     def close(self) -> None:
         """End the looks."""
         self._tasks.close()
+
+    def _look(self, folder: Path) -> None:
+        look = self._looks.setdefault(folder, Single(self._tasks))
+        look.run(partial(_absence, folder), partial(self._find, folder))
+
+    def _find(self, folder: Path, absence: Absence | None) -> None:
+        self.absent.pop(folder, None)
+        if absence:
+            self.absent[folder] = absence
+        self.looked.emit(None)
+        for then in self._waiting.pop(folder, ()):
+            then(absence)
 
     def _keep(self, folders: tuple[Path, ...], now_open: tuple[Path, ...]) -> None:
         """Put these in force; a disk that refuses is only noted, since no work hangs on it."""

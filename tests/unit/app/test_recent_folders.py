@@ -33,7 +33,7 @@ class Sitting:
 
     def reopen(self) -> set[Path]:
         self.session.reopen()
-        self.desk.until(lambda: not self.session.recent._looking)
+        self.desk.until(lambda: not self.session.recent.looking)
         return set(self.session.datasets.folders)
 
 
@@ -143,12 +143,12 @@ def test_each_look_says_what_stands_against_a_folder_now(folders: list[Path]) ->
         folders[0].rmdir()
         folders[0].write_text("a file", encoding="utf-8")
         recent.look()
-        sitting.desk.until(lambda: not recent._looking)
+        sitting.desk.until(lambda: not recent.looking)
         assert recent.absent == {folders[0]: "file"}
         folders[0].unlink()
         folders[0].mkdir()
         recent.look()
-        sitting.desk.until(lambda: not recent._looking)
+        sitting.desk.until(lambda: not recent.looking)
         assert recent.absent == {}
 
 
@@ -160,7 +160,7 @@ def test_a_folder_that_must_not_be_read_is_said_to_be_so(folders: list[Path]) ->
         folders[0].chmod(0)
         try:
             sitting.session.recent.look()
-            sitting.desk.until(lambda: not sitting.session.recent._looking)
+            sitting.desk.until(lambda: not sitting.session.recent.looking)
         finally:
             folders[0].chmod(0o700)
         assert sitting.session.recent.absent == {folders[0]: "refused"}
