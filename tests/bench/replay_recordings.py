@@ -1,9 +1,10 @@
-"""Replays a folder of allocator recordings through the model and says how many of its decisions were those of the card.
+"""Replays a folder of allocator recordings through the model and says how many of its decisions were those of the card:
+allocation by allocation, and by the loop that forecasts go through, which has to come to the same.
 
     python -m tests.bench.replay_recordings FOLDER
 
 A decision is what an allocation asks of the driver (most often nothing), or what an emptied cache returns. Exits with 1
-when one is wrong or a peak differs.
+when one is wrong, a peak differs, or the two ways do.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from tests.support.recordings import Recording, compare, read_recording
+from tests.support.recordings import Comparison, Recording, compare, compare_played, read_recording
 
 MIB = 2**20
 
@@ -22,14 +23,11 @@ def main(folder: Path) -> int:
     allocations = addresses = files = exact = 0
     for path in sorted(folder.glob("*.json.gz")):
         recording = read_recording(path)
-        result = compare(recording)
-        right = not result.wrong and _peaks_of(recording) == (
-            result.peak_reserved,
-            recording.peak_allocated and result.peak_allocated,
-            recording.retries if recording.retries is None else result.retries,
-        )
+        result, played = compare(recording), compare_played(recording)
+        right = _is_right(recording, result) and _is_right(recording, played) and played.end == result.end
         opened = sum(event.kind == "segment_alloc" for event in recording.events)
-        decisions = "all" if not result.wrong else f"{len(result.wrong)} wrong"
+        wrong = len(result.wrong) + len(played.wrong)
+        decisions = f"{wrong} wrong" if wrong else "all"
         peaks = f"{recording.peak_reserved / MIB:.0f} / {result.peak_reserved / MIB:.0f}"
         share = result.same_address / max(result.allocations, 1)
         name = path.name.removesuffix(".json.gz")
@@ -45,8 +43,12 @@ def _say(text: str) -> None:
     sys.stdout.write(f"{text}\n")
 
 
-def _peaks_of(recording: Recording) -> tuple[int, int | None, int | None]:
-    return recording.peak_reserved, recording.peak_allocated, recording.retries
+def _is_right(recording: Recording, result: Comparison) -> bool:
+    return not result.wrong and (recording.peak_reserved, recording.peak_allocated, recording.retries) == (
+        result.peak_reserved,
+        recording.peak_allocated and result.peak_allocated,
+        recording.retries if recording.retries is None else result.retries,
+    )
 
 
 if __name__ == "__main__":

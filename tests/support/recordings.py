@@ -7,8 +7,11 @@ import json
 from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast
+
+import numpy as np
 
 from trainer.memory.allocator import LARGEST_SMALL, Allocator, AllocatorSettings, OutOfMemory
 from trainer.memory.expandable import EXPANDABLE_RANGE
@@ -26,6 +29,7 @@ _KINDS: dict[str, EventKind] = {
     "segment_unmap": "segment_unmap",
     "oom": "oom",
 }
+_RETURNS = ("segment_free", "segment_unmap")
 _GROWTH = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
 
 
@@ -65,6 +69,8 @@ class Comparison:
     peak_reserved: int = 0
     peak_allocated: int = 0
     retries: int = 0
+    end: Snapshot = field(default_factory=lambda: Snapshot(()))
+    """What the model holds after the last event."""
 
 
 def read_recording(path: Path) -> Recording:
@@ -166,11 +172,100 @@ def compare(recording: Recording) -> Comparison:
             model.free(handles.pop(event.address))
         elif event.kind == "segment_alloc":
             opened.append((event.address, event.bytes))
-        elif event.kind in ("segment_free", "segment_unmap"):
+        elif event.kind in _RETURNS:
             _give_back(recording, number, model, result)
+    return _ended(model, result)
+
+
+def _ended(model: Allocator, result: Comparison) -> Comparison:
     result.peak_reserved, result.peak_allocated = model.peak_reserved, model.peak_allocated
-    result.retries = model.retries
+    result.retries, result.end = model.retries, model.snapshot()
     return result
+
+
+@dataclass
+class _Stretch:
+    """Events that the model plays at once: all between two emptied caches."""
+
+    events: list[int] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
+    alive: dict[int, int] = field(default_factory=dict)
+    """The model's handles of what lives from before and dies here, by place."""
+    born: dict[int, int] = field(default_factory=dict)
+    """The places of what was born here and lives, by its recorded address."""
+    reserved: list[int] = field(default_factory=list)
+    """What the card held after each event."""
+    opened: list[tuple[int, int]] = field(default_factory=list)
+
+    def take(self, address: int, size: int) -> None:
+        self.born[address] = len(self.sizes)
+        self.events.append(len(self.sizes))
+        self.sizes.append(size)
+
+    def give(self, address: int, handles: dict[int, int]) -> None:
+        place = self.born.pop(address, None)
+        if place is None:  # it lives from before; what it asked for plays no part any more
+            place = len(self.sizes)
+            self.sizes.append(0)
+            self.alive[place] = handles.pop(address)
+        self.events.append(~place)
+
+
+def compare_played(recording: Recording) -> Comparison:
+    """As :func:`compare`, but by the loop that forecasts go through, which plays many events at once.
+
+    Addresses are compared only by what they lead to.
+    """
+    driver = Driver(recording.events)
+    model = Allocator.restored(recording.start, recording.settings, driver)
+    result = Comparison()
+    handles = {block.address: block.address for part in recording.start.segments for block in part.blocks}
+    reserved, stretch = model.reserved, _Stretch()
+    for number, event in enumerate(recording.events):
+        if event.kind in _RETURNS and not _retried(recording, number):
+            _play(model, driver, stretch, handles, result)
+            stretch = _Stretch()
+            _give_back(recording, number, model, result)
+        reserved += _GROWTH.get(event.kind, 0) * event.bytes
+        if event.kind == "segment_alloc":
+            stretch.opened.append((event.address, event.bytes))
+        elif event.kind == "free":
+            stretch.give(event.address, handles)
+            stretch.reserved.append(reserved)
+        elif event.kind in ("alloc", "oom"):
+            stretch.take(event.address, event.bytes)
+            stretch.reserved.append(reserved)
+            result.allocations += event.kind == "alloc"
+            if event.kind == "oom":
+                _play(model, driver, stretch, handles, result, fails=True)
+                stretch = _Stretch()
+    _play(model, driver, stretch, handles, result)
+    return _ended(model, result)
+
+
+def _play(
+    model: Allocator,
+    driver: Driver,
+    stretch: _Stretch,
+    handles: dict[int, int],
+    result: Comparison,
+    *,
+    fails: bool = False,
+) -> None:
+    """Plays a stretch and notes where it differs; ``fails``: it ends in an allocation that there is no room for."""
+    if not stretch.events:
+        return
+    driver.asked = []
+    account = model.play(np.array(stretch.events, dtype=np.int32), stretch.sizes, stretch.alive)
+    held = account.reserved.tolist()
+    if fails and account.failure is not None:
+        held.append(model.reserved)  # after the retry
+    if held != stretch.reserved or (account.failure is not None) != fails:
+        same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(held, stretch.reserved, strict=False)))
+        result.wrong.append(f"event {same} of a stretch of {len(stretch.events)} differs: {account.failure}")
+    if driver.asked != stretch.opened:
+        result.wrong.append(f"opened {stretch.opened}, the model {driver.asked}")
+    handles |= {address: account.alive[place] for address, place in stretch.born.items() if place in account.alive}
 
 
 def _attempt(model: Allocator, size: int) -> int | None:
@@ -182,12 +277,8 @@ def _attempt(model: Allocator, size: int) -> int | None:
 
 def _give_back(recording: Recording, number: int, model: Allocator, result: Comparison) -> None:
     """At the first of a run of returned segments: empties the cache, unless the model's own retry has to do so."""
-    events, returns = recording.events, ("segment_free", "segment_unmap")
-    if number and events[number - 1].kind in returns:
-        return
-    end = next((at for at in range(number, len(events)) if events[at].kind not in returns), len(events))
-    retried = end < len(events) and events[end].kind in ("segment_alloc", "segment_map", "oom")
-    if recording.settings.capacity is not None and retried:
+    events, end = recording.events, _end_of_returns(recording, number)
+    if (number and events[number - 1].kind in _RETURNS) or _retried(recording, number):
         return
     before = {segment.address: segment.bytes for segment in model.snapshot().segments}
     held = model.reserved
@@ -198,6 +289,18 @@ def _give_back(recording: Recording, number: int, model: Allocator, result: Comp
     same = freed == real or recording.settings.expandable
     if not same or held - model.reserved != sum(event.bytes for event in events[number:end]):
         result.wrong.append(f"event {number}: {len(real)} segments returned, by the model {len(freed)}")
+
+
+def _retried(recording: Recording, number: int) -> bool:
+    """Whether a run of returned segments is what the model's own retry gives back."""
+    events, end = recording.events, _end_of_returns(recording, number)
+    went_on = end < len(events) and events[end].kind in ("segment_alloc", "segment_map", "oom")
+    return recording.settings.capacity is not None and went_on
+
+
+def _end_of_returns(recording: Recording, number: int) -> int:
+    events = recording.events
+    return next((at for at in range(number, len(events)) if events[at].kind not in _RETURNS), len(events))
 
 
 def recording_of(

@@ -11,6 +11,7 @@ from tests.support.recordings import (
     Comparison,
     Recording,
     compare,
+    compare_played,
     read_recording,
     recording_of,
     start_state,
@@ -39,6 +40,16 @@ def test_every_decision_and_the_peak_are_those_of_the_real_allocator(name: str) 
         assert (result.peak_allocated, result.retries) == (recording.peak_allocated, recording.retries)
 
 
+@pytest.mark.parametrize("name", RECORDINGS)
+def test_the_loop_that_forecasts_go_through_does_what_single_calls_do(name: str) -> None:
+    recording = RECORDINGS[name]
+    single, played = compare(recording), compare_played(recording)
+    assert played.wrong == []
+    assert played.end == single.end
+    assert played.allocations == single.allocations
+    assert (played.peak_reserved, played.peak_allocated) == (single.peak_reserved, single.peak_allocated)
+
+
 def test_the_recordings_show_what_they_are_there_for() -> None:
     assert opened(RECORDINGS["growing"]) == 7
     assert opened(RECORDINGS["emptied"]) == 471
@@ -47,7 +58,10 @@ def test_the_recordings_show_what_they_are_there_for() -> None:
 
 def with_fault(monkeypatch: pytest.MonkeyPatch, constant: str, value: object) -> dict[str, Comparison]:
     monkeypatch.setattr(model, constant, value)
-    return {name: compare(recording) for name, recording in RECORDINGS.items()}
+    results = {name: compare(recording) for name, recording in RECORDINGS.items()}
+    for name, recording in RECORDINGS.items():
+        assert bool(compare_played(recording).wrong) == bool(results[name].wrong)
+    return results
 
 
 def test_a_wrong_pool_limit_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,9 +159,9 @@ def test_a_snapshot_becomes_a_recording_that_the_model_replays(tmp_path: Path) -
     assert recording.events[0] == ("segment_alloc", 32 * MIB, 18 * MIB)
     assert recording.settings == CAPPED
     assert recording.start.segments[0].blocks[0].requested == 4 * MIB - 9
-    result = compare(recording)
-    assert result.wrong == []
-    assert (result.peak_reserved, result.peak_allocated, result.retries) == (38 * MIB, 22 * MIB, 2)
+    for result in (compare_played(recording), compare(recording)):
+        assert result.wrong == []
+        assert (result.peak_reserved, result.peak_allocated, result.retries) == (38 * MIB, 22 * MIB, 2)
     assert result.same_address == result.allocations == 2
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from trainer.memory.situation import Situation
     from trainer.memory.traces import Traces
 
-# After so many seconds nothing new is traced for a better answer.
+# After so many seconds nothing new is traced for a better answer, whoever asks: nobody waits longer for one.
 PATIENCE = 15.0
 # Plans make millions of objects that live on: looking for garbage among them as often as Python does costs a tenth.
 OBJECTS_BETWEEN_LOOKS = 200_000

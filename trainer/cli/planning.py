@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from trainer.cli import plan_words, words
+from trainer.cli.plan import PATIENCE
 from trainer.errors import JobError
 
 if TYPE_CHECKING:
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
     from trainer.memory.planner import Planned
     from trainer.training.run import PlannedFit
 
-# Longer than this nobody waits for a better plan: what is not traced by then is not looked at.
-PATIENCE = 15.0
 # So long the CPU's rate is measured; there a forecast decides nothing, so it should not be waited for.
 CPU_SECONDS = 0.4
 
