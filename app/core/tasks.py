@@ -9,6 +9,7 @@ from typing import TypeVar
 
 _Result = TypeVar("_Result")
 _Answer = TypeVar("_Answer")
+_Fault = TypeVar("_Fault", bound=BaseException)
 
 Post = Callable[[Callable[[], None]], None]
 """Calls a function soon on the thread that owns the library; may be called from any thread."""
@@ -56,6 +57,19 @@ class Tasks:
 def raise_again(fault: BaseException) -> None:
     """Let a fault that nobody expects be seen on the owner's thread: a `failed` for `Tasks.run`."""
     raise fault
+
+
+def only(
+    kinds: type[_Fault] | tuple[type[_Fault], ...], then: Callable[[_Fault], None]
+) -> Callable[[BaseException], None]:
+    """Return a `failed` for `Tasks.run` that gives `then` faults of these kinds; others are raised again."""
+
+    def failed(fault: BaseException) -> None:
+        if not isinstance(fault, kinds):
+            raise fault
+        then(fault)
+
+    return failed
 
 
 class Single:

@@ -7,7 +7,7 @@ from PySide6.QtGui import QPalette
 from PySide6.QtWidgets import QLabel, QPushButton, QVBoxLayout, QWidget
 
 from app.core.session import Session
-from app.qt.parts import sign
+from app.qt.parts import sign, until_destroyed
 from app.qt.recent import RecentList
 from app.qt.theme import set_icon
 
@@ -25,8 +25,7 @@ class Invitation(QWidget):
         self._build()
         behind.installEventFilter(self)
         for event in (session.library.altered, session.datasets.opened, session.datasets.closed):
-            stop = event.connect(lambda _: self._follow())
-            self.destroyed.connect(lambda _=None, stop=stop: stop())
+            until_destroyed(self, event.connect(lambda _: self._follow()))
         self._follow()
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:  # noqa: N802

@@ -53,6 +53,11 @@ def while_there(owner: QObject, have: Callable[..., None]) -> Callable[..., None
     return lambda answer: have(answer) if isValid(owner) else None
 
 
+def until_destroyed(owner: QObject, *ends: Callable[[], None]) -> None:
+    """End what `connect` of our own events returned when who listens goes: the session outlives every widget."""
+    owner.destroyed.connect(lambda _=None: [end() for end in ends])
+
+
 def image_of(pixels: Pixels) -> QImage:
     """Return a picture as Qt has it, with memory of its own."""
     form = QImage.Format.Format_RGB888

@@ -11,6 +11,7 @@ from PySide6.QtWidgets import QLabel, QMenu, QPushButton, QVBoxLayout, QWidget
 
 from app.core.events import Event
 from app.core.settings.recent import Absence, RecentFolders
+from app.qt.parts import until_destroyed
 from app.qt.words import QT_TRANSLATE_NOOP
 
 _REASONS: dict[Absence, str] = {
@@ -33,8 +34,7 @@ def _named(name: str, absence: Absence | None, metrics: QFontMetrics, width: int
 
 def _follow(widget: QWidget, happened: Event[None], act: Callable[[], None]) -> None:
     """Call `act` whenever that happens, as long as there is the widget."""
-    stop = happened.connect(lambda _: act())
-    widget.destroyed.connect(lambda: stop())
+    until_destroyed(widget, happened.connect(lambda _: act()))
 
 
 class RecentMenu(QMenu):

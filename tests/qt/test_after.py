@@ -19,6 +19,7 @@ from app.qt.runs.after.export_dialog import ExportDialog
 from app.qt.runs.after.grid_dialog import GridDialog
 from app.qt.runs.after.panel import AfterPanel
 from app.qt.runs.after.shown import Shown
+from tests.support.drafts import opened
 from tests.support.finished import DEMO, PROMPTS, write_finished_run
 from trainer.files.header import read_header
 from trainer.protocol.queue import Entry, Reading
@@ -229,7 +230,8 @@ def test_it_is_trained_longer_and_begun_anew(panel, session, run, qtbot, monkeyp
     went = []
     session.going.job.connect(went.append)
     panel.begin_again()
-    draft = session.jobs.open(went[0])
+    qtbot.waitUntil(lambda: bool(went))
+    draft = opened(went[0], session.tasks)
     assert draft.job and draft.job.recipe.steps == 300 and "fit" not in draft.values
 
 

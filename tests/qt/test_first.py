@@ -83,6 +83,7 @@ def test_the_tour_from_pictures_to_the_job(qtbot: QtBot, window: Window, session
     assert session.view.current is not None
     assert session.library.pictures[session.view.current].path.parent == places.home() / "demo" / "pictures"
     qtbot.mouseClick(coach.next, LEFT)
+    qtbot.waitUntil(lambda: bool(gone))
     (job,) = gone
     assert job == places.home() / "jobs" / "neon" / "job.toml"
     assert not coach.act.isVisible()
@@ -112,7 +113,8 @@ def test_the_tour_starts_the_demo_once(
         qtbot.mouseClick(tour.coach.next, LEFT)
     assert STEPS[3].act
     qtbot.mouseClick(tour.coach.act, LEFT)
-    assert tour.coach.title.text() == "Watch"
+    qtbot.waitUntil(lambda: tour.coach.title.text() == "Watch")  # when the job is written
+    assert len(list((places.home() / "jobs").glob("*/job.toml"))) == 1
     session.queue.look()
     qtbot.waitUntil(lambda: len(session.queue.entries) == 1)
     qtbot.mouseClick(tour.coach.former, LEFT)

@@ -8,16 +8,16 @@ import pytest
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QApplication, QLabel
 
-from app.core.jobs.draft import Draft
 from app.qt.actions.commands import Commands
 from app.qt.train.forecast.panel import ForecastPanel
 from app.qt.train.forecast.timeline import described
+from tests.support.drafts import opened
 from tests.support.forecasts import known_job
 
 
 @pytest.fixture
 def draft(session, tmp_path):
-    return Draft(known_job(tmp_path / "Auftrag 猫", "sd15"), session.tasks)
+    return opened(known_job(tmp_path / "Auftrag 猫", "sd15"), session.tasks)
 
 
 @pytest.fixture

@@ -208,6 +208,7 @@ def test_a_job_is_deleted_and_brought_back_and_a_recipe_begins_a_new_one(
     first = page.draft.path
     qtbot.waitUntil(page.commands["train.delete"].isEnabled)
     page.commands["train.delete"].trigger()
+    qtbot.waitUntil(lambda: bool(window.notices.sentences()))
     assert not first.exists()
     assert window.notices.sentences() == ["“katzen ü” is in the trash."]
     act = window.notices._bars[0].findChildren(type(page.start_button))[0]
@@ -282,12 +283,13 @@ def pictured(page: TrainPage) -> dict[str, Any]:
 
 
 def test_a_job_that_cannot_be_read_is_told_and_the_one_that_is_open_stays(
-    page: TrainPage, window: Window, session: Session, tmp_path: Path
+    page: TrainPage, window: Window, session: Session, qtbot: QtBot, tmp_path: Path
 ) -> None:
     broken = tmp_path / "broken.toml"
     broken.write_text("name = ", encoding="utf-8")
     open_now = page.draft
     session.going.job.emit(broken)
+    qtbot.waitUntil(lambda: bool(window.notices.sentences()))
     assert page.draft is open_now
     assert "broken.toml is not valid TOML" in window.notices.sentences()[0]
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from PySide6.QtWidgets import QApplication, QWidget
 
-from app.core.jobs.draft import Draft
 from app.qt.actions.commands import Commands
 from app.qt.train.forecast.panel import ForecastPanel
 from app.qt.window import Window
+from tests.support.drafts import opened
 from tests.support.forecasts import known_job
 from tests.support.screens import screen, wait
 
@@ -24,7 +24,7 @@ def panel_of(window: Window, card: str, *, wrong: bool = False) -> ForecastPanel
         _panels[card].show()
         return _panels[card]
     session = window.session
-    draft = Draft(known_job(Path(_folder.name) / card, "sd15" if wrong else "sdxl"), session.tasks)
+    draft = opened(known_job(Path(_folder.name) / card, "sd15" if wrong else "sdxl"), session.tasks)
     panel = _panels[card] = ForecastPanel(session, Commands())
     panel.resize(480, 1180)
     panel.show()

@@ -5,14 +5,11 @@ from __future__ import annotations
 import shutil
 import tomllib
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from app.core.jobs.jobs import FILE_NAME, write_new
 from trainer.files.assets import asset_path
 from trainer.protocol import atomic, places
 from trainer.protocol.atomic import long_path
-
-if TYPE_CHECKING:
-    from app.core.jobs.jobs import Jobs
 
 
 def demo_pictures() -> Path:
@@ -29,13 +26,16 @@ def demo_pictures() -> Path:
     return folder
 
 
-def demo_job(jobs: Jobs) -> Path:
-    """Return the demo's job: that of an earlier tour as it is now, else a new one. Raises JobError."""
+def demo_job(jobs: Path) -> Path:
+    """Return the demo's job: that of an earlier tour as it is now, else a new one in the folder of jobs; on a worker.
+
+    Raises JobError.
+    """
     from trainer.config.demo import demo_job as text  # brings the schema
 
     values = tomllib.loads(text(places.home() / "demo" / "pictures"))
-    earlier = jobs.folder.absolute() / str(values["name"]) / "job.toml"
-    return earlier if _is_whole(earlier) else jobs.create(values)
+    earlier = jobs.absolute() / str(values["name"]) / FILE_NAME
+    return earlier if _is_whole(earlier) else write_new(jobs, values)
 
 
 def _is_whole(job: Path) -> bool:

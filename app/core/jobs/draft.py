@@ -14,7 +14,7 @@ from app.core.jobs.origin import Origin
 from app.core.jobs.settings import arguments
 from app.core.jobs.undo import Step, Undo
 from app.core.jobs.values import Values, changed_keys, drop, put, value_at
-from app.core.tasks import Tasks, raise_again
+from app.core.tasks import Tasks, only, raise_again
 from app.core.words import QT_TRANSLATE_NOOP
 from trainer.config.base import Family
 from trainer.config.job import Job
@@ -35,8 +35,8 @@ class Draft:
     Wrong values stay, here and in the file, until they are set right; `job` is None meanwhile.
     """
 
-    def __init__(self, path: Path, tasks: Tasks) -> None:
-        """Open a job file; raises JobError when it cannot be read, is damaged, or of a newer version."""
+    def __init__(self, path: Path, values: Values, tasks: Tasks) -> None:
+        """Open a job file that holds these values, read with `read_values`."""
         self.path = path.absolute()
         self.file = JobFile(self.path, tasks)
         self.changed: Event[frozenset[str]] = Event()
@@ -45,7 +45,8 @@ class Draft:
         """Another program changed the file; its values hold now, undo brings back ours."""
         self.family: Family | None = None
         """What the base is; None while nobody knows."""
-        self.values: Values = self.file.read()
+        self.file.own(values)
+        self.values = values
         """What the file holds; changed only through the methods here."""
         self.origin = Origin(None)
         """What the recipe is compared with."""
@@ -171,7 +172,8 @@ class Draft:
                 if self.values is values:  # else it was read before what was typed meanwhile was written
                     self._take_over(text)
 
-            self._tasks.run(lambda: read_text(self.path, JOB_FILE), take_over, self._pass_over)
+            # A file that is gone or cannot be read now is written again with the next change.
+            self._tasks.run(lambda: read_text(self.path, JOB_FILE), take_over, only(JobError, lambda _: None))
 
     def close(self) -> None:
         """Put on disk what is not there yet; raises JobError when it cannot be."""
@@ -227,11 +229,6 @@ class Draft:
             self._judge()
             self.changed.emit(keys)
             self.taken_over.emit(None)
-
-    def _pass_over(self, fault: BaseException) -> None:
-        """A file that is gone or cannot be read now is written again with the next change."""
-        if not isinstance(fault, JobError):
-            raise fault
 
 
 def _settle(values: Values, key: str) -> None:

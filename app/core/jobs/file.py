@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 
 from app.core.events import Event
 from app.core.jobs.values import Values, to_toml
-from app.core.tasks import Tasks
+from app.core.tasks import Tasks, only
 from trainer.config.load import JOB_FILE
 from trainer.config.migrate import migrate
 from trainer.config.toml_file import parse_toml, read_text
@@ -53,12 +54,6 @@ class JobFile:
         """Tell whether something is still on its way to the disk."""
         return self._waiting is not None or self._writing is not None
 
-    def read(self) -> Values:
-        """Read the file; raises JobError as `read_values` does."""
-        values = read_values(self.path)
-        self.own(values)
-        return values
-
     def parse(self, text: str) -> Values:
         """Return what a text of this file holds; raises JobError."""
         return parse_values(text, self.path.name)
@@ -77,8 +72,23 @@ class JobFile:
         if self._writing is None:
             self._begin()
 
+    def settle(self, then: Callable[[JobError | None], None]) -> None:
+        """Call `then` when nothing is on its way to the disk any more, with what stands against it, tried once more."""
+        if not self.unsaved:
+            then(None)
+            return
+
+        def over(error: JobError | None) -> None:
+            for stop in stops:
+                stop()
+            then(error)
+
+        stops = [self.written.connect(over), self.failed.connect(over)]
+        if self._writing is None:
+            self._begin()
+
     def flush(self) -> None:
-        """Put on disk what is not there yet, now; raises JobError when it cannot be."""
+        """Put on disk what is not there yet, now; raises JobError when it cannot be. Only for the app's end."""
         if self._writing is not None:
             sent, future = self._writing
             if not future.cancelled() and future.exception() is None:  # waits
@@ -112,9 +122,7 @@ class JobFile:
 
     def _fail(self, fault: BaseException) -> None:
         self._writing = None
-        if not isinstance(fault, OSError):
-            raise fault
-        self.failed.emit(_unwritable(self.path, fault))
+        only(OSError, lambda error: self.failed.emit(_unwritable(self.path, error)))(fault)
 
 
 def _replace(path: Path, text: str, own: str | None) -> Path | None:

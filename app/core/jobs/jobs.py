@@ -9,18 +9,23 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from app.core.events import Event
 from app.core.settings.aside import set_aside
-from app.core.tasks import Tasks, raise_again
-from trainer.errors import JobError
+from app.core.tasks import Tasks, only, raise_again
+from trainer.errors import ImpastoError, JobError
 from trainer.protocol import atomic, places
 from trainer.protocol.atomic import long_path
 from trainer.protocol.naming import numbered, safe_name
 
 if TYPE_CHECKING:  # brings pydantic and the schema, for which the window does not wait
     from app.core.jobs.draft import Draft
+    from app.core.jobs.values import Values
+
+_Result = TypeVar("_Result")
+Refused = Callable[[ImpastoError], None]
+"""Hears why something was not done; then all is as it was."""
 
 FILE_NAME = "job.toml"
 _OF_RUNS = ("dataset.jsonl", "run.json", "events.jsonl")
@@ -48,7 +53,7 @@ class Thrown:
 
 
 class Jobs:
-    """Belongs to the thread of `tasks`; the disk is read on workers, but for the one file that is opened."""
+    """Belongs to the thread of `tasks`; the disk is read and written on workers, a slow one holds up nobody."""
 
     def __init__(self, tasks: Tasks, folder: Path | None = None) -> None:
         self.folder = folder or places.home() / "jobs"
@@ -65,94 +70,82 @@ class Jobs:
         self._elsewhere: tuple[Path, ...] = ()
         self._tasks = tasks
         self._open: Draft | None = None
+        self._wanted: Path | None = None
+        self._leaving: dict[Path, Draft] = {}
+        """Those let go whose last change is still on its way to the disk."""
         self._list = self.folder / "list.json"
         self._read_list()
 
-    # --- one job
+    # --- one job: files are read and written by workers, and what is asked for comes back on this thread
 
-    def open(self, path: Path) -> Draft:
-        """Open a job file, wherever it lies, in place of the one that is open.
+    def open(self, path: Path, then: Callable[[Draft], None], refused: Refused) -> None:
+        """Open a job file, wherever it lies, in place of the one that is open; of a run's frozen job a copy.
 
-        Raises JobError when it cannot be read, is damaged, or of a newer version; then all stays as it was.
+        Where it cannot be read, is damaged or of a newer version, all stays as it was. Of several that are asked for
+        in a row the last is opened.
         """
-        from app.core.jobs.draft import Draft
-
         path = path.absolute()
-        if self._open is None or self._open.path != path:
-            draft = Draft(path, self._tasks)
-            self.shut()
-            self._open = draft
-            draft.file.written.connect(lambda _: self.look())
-        self._keep(path, self._elsewhere if self._is_ours(path) else (path, *self._without(path)))
-        return self._open
+        self._wanted = path
+        if self._open and self._open.path == path:
+            then(self._open)
+        elif draft := self._leaving.pop(path, None):
+            self._turn_to(draft)
+            then(draft)
+        else:
+            self._read(path, then, refused)
 
     def shut(self) -> None:
-        """Put the open job on disk and let go of it; one that its place refuses is put among our own jobs."""
+        """Let go of the open job; what is not on disk yet goes there, or else among our own jobs."""
         draft, self._open = self._open, None
-        if draft is None:
-            return
-        try:
-            draft.close()
-        except JobError as error:
-            self._rescue(draft, error)
+        if draft is not None and draft.file.unsaved:
+            self._leaving[draft.path] = draft
+            draft.file.settle(lambda error: self._left(draft, error))
 
-    def free_name(self, name: str, *taken: str) -> str:
+    def free_name(self, name: str) -> str:
         """Return a name that no job of ours has: this one, or with a number behind it."""
-        names = {entry.name for entry in self.all}.union(taken)
-        free = (each for each in numbered(name, " ") if each not in names)
-        return next(each for each in free if not long_path(self.folder / safe_name(each, "job")).exists())
+        return _free_name(self.folder, name, {entry.name for entry in self.all})
 
-    def create(self, values: Mapping[str, Any]) -> Path:
-        """Write a new job of ours, named after what `values` call it; return its file. Raises JobError."""
-        path = self._place(str(values.get("name") or "job"))
-        self._write(path, values)
-        self.look()
-        return path
+    def create(self, values: Mapping[str, Any], then: Callable[[Path], None], refused: Refused) -> None:
+        """Write a new job of ours, named after what `values` call it, and tell its file."""
+        self._do(lambda: write_new(self.folder, values), then, refused)
 
-    def duplicate(self, path: Path) -> Path:
-        """Copy a job among our own under a free name, its relative paths made absolute; raises JobError.
+    def duplicate(self, path: Path, then: Callable[[Path], None], refused: Refused) -> None:
+        """Copy a job among our own under a free name, its relative paths made absolute, and tell its file.
 
         Of a run's frozen job comes a new job: how that one was made to fit its machine stays behind.
         """
-        from app.core.jobs.file import read_values
+        path, draft = path.absolute(), self._held(path.absolute())
+        values, names = draft.values if draft else None, {entry.name for entry in self.all}
+        self._do(lambda: _copied(self.folder, path, values, names), then, refused)
 
-        path = path.absolute()
-        values = self._open.values if self._open and self._open.path == path else read_values(path)
-        values = _moved(values, path.parent)
-        if is_frozen(path):
-            for table in ("fit", "ladder", "output.runs"):
-                _drop(values, table)
-        name = str(values.get("name") or path.parent.name)
-        values["name"] = self.free_name(name, name)
-        return self.create(values)
-
-    def trash(self, path: Path) -> Thrown:
-        """Take a job off the list: one of ours moves to our trash without its runs, others stay where they lie.
-
-        Raises JobError when it cannot be moved.
-        """
+    def trash(self, path: Path, then: Callable[[Thrown], None], refused: Refused) -> None:
+        """Take a job off the list: one of ours moves to our trash without its runs, others stay where they lie."""
         path = path.absolute()
         if self._open and self._open.path == path:
             self.shut()
-        lies = self._throw(path) if self._is_ours(path) else None
-        self._keep(None if self.last == path else self.last, self._without(path))
-        self.all = tuple(entry for entry in self.all if entry.path != path)
-        self.changed.emit(None)
-        return Thrown(path, lies)
 
-    def bring_back(self, thrown: Thrown) -> None:
-        """Undo `trash`; raises JobError when the place is taken or refuses."""
-        if thrown.lies is None:
-            self._keep(self.last, (thrown.path, *self._without(thrown.path)))
-        else:
-            if long_path(thrown.path).exists():
-                raise _failed(thrown.path, "brought back", "another job has taken its place")
-            try:
-                long_path(thrown.path.parent).mkdir(parents=True, exist_ok=True)
-                atomic.replace(thrown.lies, thrown.path)
-            except OSError as error:
-                raise _failed(thrown.path, "brought back", error.strerror or str(error)) from None
-        self.look()
+        def thrown(lies: Path | None) -> None:
+            self._keep(None if self.last == path else self.last, self._without(path))
+            self.all = tuple(entry for entry in self.all if entry.path != path)
+            self.changed.emit(None)
+            then(Thrown(path, lies))
+
+        def throw() -> None:
+            self._do(lambda: _throw(path) if self._is_ours(path) else None, thrown, refused)
+
+        draft = self._leaving.get(path)
+        draft.file.settle(lambda _: throw()) if draft else throw()
+
+    def bring_back(self, thrown: Thrown, then: Callable[[Path], None], refused: Refused) -> None:
+        """Undo `trash`."""
+
+        def back(_: None) -> None:
+            if thrown.lies is None:
+                self._keep(self.last, (thrown.path, *self._without(thrown.path)))
+            self.look()
+            then(thrown.path)
+
+        self._do(lambda: _bring_back(thrown), back, refused)
 
     # --- all jobs
 
@@ -170,19 +163,63 @@ class Jobs:
         self._tasks.run(lambda: _entries(self.folder, elsewhere), found, raise_again)
 
     def close(self) -> None:
-        """Put what is not on disk there."""
-        self.shut()
+        """Put what is not on disk there, now: the app ends."""
+        drafts = [*filter(None, (self._open,)), *self._leaving.values()]
+        self._open, self._leaving = None, {}
+        for draft in drafts:
+            try:
+                draft.close()
+            except JobError as error:
+                self._tell_rescued(_rescue(self.folder, draft.name, draft.values, draft.path.parent, error))
 
     # --- inside
 
-    def _rescue(self, draft: Draft, error: JobError) -> None:
-        rescued = self._place(draft.name)
-        try:
-            self._write(rescued, _moved(draft.values, draft.path.parent))
-        except JobError as fault:
-            _log.error("%s %s", error, fault)  # neither place can be written: nothing is left to be done
-        else:
-            _log.info("%s; it is kept as %s", error, rescued)
+    def _do(self, work: Callable[[], _Result], then: Callable[[_Result], None], refused: Refused) -> None:
+        self._tasks.run(work, then, only(ImpastoError, refused))
+
+    def _read(self, path: Path, then: Callable[[Draft], None], refused: Refused) -> None:
+        names = {entry.name for entry in self.all}
+
+        def work() -> tuple[Path, Values]:
+            from app.core.jobs.file import read_values
+
+            real = _copied(self.folder, path, None, names) if _is_frozen(path) else path
+            return real, read_values(real)
+
+        def come(found: tuple[Path, Values]) -> None:
+            from app.core.jobs.draft import Draft
+
+            if self._wanted == path:
+                draft = Draft(*found, self._tasks)
+                self._turn_to(draft)
+                then(draft)
+
+        self._do(work, come, refused)
+
+    def _turn_to(self, draft: Draft) -> None:
+        """Let this be the open job."""
+        self.shut()
+        self._open, path = draft, draft.path
+        draft.file.written.connect(lambda _: self.look())
+        self._keep(path, self._elsewhere if self._is_ours(path) else (path, *self._without(path)))
+        if path not in [entry.path for entry in self.all]:
+            self.look()
+
+    def _held(self, path: Path) -> Draft | None:
+        """The draft of a file that the app knows better than the disk does."""
+        return self._open if self._open and self._open.path == path else self._leaving.get(path)
+
+    def _left(self, draft: Draft, error: JobError | None) -> None:
+        """Nothing of a job that was let go is on its way any more."""
+        if self._leaving.get(draft.path) is not draft:  # it is open again
+            return
+        del self._leaving[draft.path]
+        if error is not None:
+            name, values, folder = draft.name, draft.values, draft.path.parent
+            self._tasks.run(lambda: _rescue(self.folder, name, values, folder, error), self._tell_rescued, raise_again)
+
+    def _tell_rescued(self, rescued: Path | None) -> None:
+        if rescued is not None:
             self.rescued.emit(rescued)
 
     def _is_ours(self, path: Path) -> bool:
@@ -190,33 +227,6 @@ class Jobs:
 
     def _without(self, path: Path) -> tuple[Path, ...]:
         return tuple(one for one in self._elsewhere if one != path)
-
-    def _place(self, name: str) -> Path:
-        """The file of a new job: its folder is one that nothing lies in yet, runs of a former job included."""
-        folders = (self.folder.absolute() / each for each in numbered(safe_name(name, "job")))
-        return next(folder for folder in folders if not long_path(folder).exists()) / FILE_NAME
-
-    def _write(self, path: Path, values: Mapping[str, Any]) -> None:
-        from app.core.jobs.values import to_toml
-
-        try:
-            long_path(path.parent).mkdir(parents=True, exist_ok=True)
-            atomic.write_text(path, to_toml(values))
-        except OSError as error:
-            raise _failed(path, "written", error.strerror or str(error)) from None
-
-    def _throw(self, path: Path) -> Path:
-        trash = self.folder.parent / "trash" / "jobs"
-        try:
-            trash.mkdir(parents=True, exist_ok=True)
-            targets = (trash / f"{stem}.toml" for stem in numbered(path.parent.name))
-            target = next(each for each in targets if not each.exists())
-            atomic.replace(path, target)
-        except OSError as error:
-            raise _failed(path, "put into the trash", error.strerror or str(error)) from None
-        with suppress(OSError):  # runs lie in it, or what the user put there
-            long_path(path.parent).rmdir()
-        return target
 
     def _keep(self, last: Path | None, elsewhere: tuple[Path, ...]) -> None:
         if (last, elsewhere) == (self.last, self._elsewhere):
@@ -241,7 +251,85 @@ class Jobs:
             self.notice = set_aside(self._list, f"could not be read ({fault}), so open jobs elsewhere again")
 
 
-def is_frozen(path: Path) -> bool:
+def write_new(folder: Path, values: Mapping[str, Any]) -> Path:
+    """Write a new job among ours and return its file; on any thread. Raises JobError.
+
+    Its folder is one that nothing lies in yet, runs of a former job included.
+    """
+    from app.core.jobs.values import to_toml
+
+    for place in (folder.absolute() / each for each in numbered(safe_name(str(values.get("name") or "job"), "job"))):
+        try:
+            long_path(place).mkdir(parents=True)
+            atomic.write_text(place / FILE_NAME, to_toml(values))
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise _failed(place / FILE_NAME, "written", error.strerror or str(error)) from None
+        return place / FILE_NAME
+    raise AssertionError("numbers do not end")
+
+
+def _free_name(folder: Path, name: str, taken: set[str]) -> str:
+    free = (each for each in numbered(name, " ") if each not in taken)
+    return next(each for each in free if not long_path(folder / safe_name(each, "job")).exists())
+
+
+def _copied(folder: Path, path: Path, values: Mapping[str, Any] | None, names: set[str]) -> Path:
+    """Copy the job that a file holds, or that `values` say, into a new one among ours."""
+    from app.core.jobs.file import read_values
+    from app.core.jobs.values import drop, with_absolute_paths
+
+    copied = with_absolute_paths(read_values(path) if values is None else values, path.parent)
+    if _is_frozen(path):
+        for table in ("fit", "ladder", "output.runs"):
+            drop(copied, table)
+    name = str(copied.get("name") or path.parent.name)
+    copied["name"] = _free_name(folder, name, names | {name})
+    return write_new(folder, copied)
+
+
+def _rescue(folder: Path, name: str, values: Mapping[str, Any], former: Path, error: JobError) -> Path | None:
+    """Write what its own place refused among our jobs; return the file."""
+    from app.core.jobs.values import with_absolute_paths
+
+    try:
+        rescued = write_new(folder, {**with_absolute_paths(values, former), "name": name})
+    except JobError as fault:
+        _log.error("%s %s", error, fault)  # neither place can be written: nothing is left to be done
+        return None
+    _log.info("%s; it is kept as %s", error, rescued)
+    return rescued
+
+
+def _throw(path: Path) -> Path:
+    """Move a job of ours into our trash; return where it lies. Its folder stays where runs lie in it."""
+    trash = path.parent.parent.parent / "trash" / "jobs"
+    try:
+        long_path(trash).mkdir(parents=True, exist_ok=True)
+        targets = (trash / f"{stem}.toml" for stem in numbered(path.parent.name))
+        target = next(each for each in targets if not long_path(each).exists())
+        atomic.replace(path, target)
+    except OSError as error:
+        raise _failed(path, "put into the trash", error.strerror or str(error)) from None
+    with suppress(OSError):  # runs lie in it, or what the user put there
+        long_path(path.parent).rmdir()
+    return target
+
+
+def _bring_back(thrown: Thrown) -> None:
+    if thrown.lies is None:
+        return
+    try:
+        if long_path(thrown.path).exists():
+            raise _failed(thrown.path, "brought back", "another job has taken its place")
+        long_path(thrown.path.parent).mkdir(parents=True, exist_ok=True)
+        atomic.replace(thrown.lies, thrown.path)
+    except OSError as error:
+        raise _failed(thrown.path, "brought back", error.strerror or str(error)) from None
+
+
+def _is_frozen(path: Path) -> bool:
     """Tell whether a job file is that of a run, which nobody may change."""
     return path.name == FILE_NAME and any(long_path(path.parent / name).exists() for name in _OF_RUNS)
 
@@ -260,19 +348,6 @@ def _entry(path: Path) -> JobEntry:
     except (OSError, ValueError, RecursionError) as error:
         return JobEntry(path, path.parent.name, 0.0, f"the file cannot be read: {error}")
     return JobEntry(path, name if isinstance(name, str) and name.strip() else path.parent.name, changed)
-
-
-def _moved(values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """The values of a job in `folder` for a file elsewhere."""
-    from app.core.jobs.values import with_absolute_paths
-
-    return with_absolute_paths(values, folder)
-
-
-def _drop(values: dict[str, Any], key: str) -> None:
-    from app.core.jobs.values import drop
-
-    drop(values, key)
 
 
 def _failed(path: Path, what: str, why: str) -> JobError:

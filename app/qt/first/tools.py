@@ -19,6 +19,7 @@ from PySide6.QtWidgets import (
 
 from app.core.models.models import Models
 from app.core.models.tools import Installation
+from app.qt.parts import until_destroyed
 from app.qt.tips import plain_tip
 from app.qt.train.base_words import owner_of
 
@@ -34,8 +35,7 @@ class ToolsPanel(QWidget):
         self.folder = QPushButton(self.tr("Add a folder…"))
         self._list, self._column = QWidget(), QVBoxLayout()
         self._build()
-        stop = models.changed.connect(lambda _: self._fill())
-        self.destroyed.connect(lambda: stop())
+        until_destroyed(self, models.changed.connect(lambda _: self._fill()))
         self.folder.clicked.connect(lambda: self.add_folder())
         models.look()
         self._fill()

@@ -12,6 +12,7 @@ from PySide6.QtCore import QCoreApplication, QObject, Signal
 from PySide6.QtWidgets import QBoxLayout
 
 from app.core.first.demo import demo_job, demo_pictures
+from app.core.tasks import only
 from app.qt.first.coach import Coach
 from app.qt.parts import while_there
 from app.qt.words import QT_TRANSLATE_NOOP
@@ -104,6 +105,7 @@ class Tour(QObject):
         self._at = 0
         self._pictures: Path | None = None
         self._job: Path | None = None
+        self._waiting: list[Callable[[Path], None]] = []
         self._began = time.time()
         self.coach = Coach()
         place.addWidget(self.coach)
@@ -139,23 +141,11 @@ class Tour(QObject):
 
     def show_job(self) -> None:
         """Set the demo's job up, and show it."""
-        if self._job is None:
-            try:
-                self._job = demo_job(self._session.jobs)
-            except ImpastoError as error:
-                self._window.notices.tell_error(error)
-                return
-        self._session.going.job.emit(self._job)
+        self._with_job(self._session.going.job.emit)
 
     def start(self) -> None:
         """Train the demo's job, unless that goes on already."""
-        if self._job and self._entry() is None:
-            try:
-                self._session.queue.start(self._job)
-            except ImpastoError as error:
-                self._window.notices.tell_error(error)
-                return
-        self._step(self._at + 1)
+        self._with_job(self._start)
 
     def show_run(self) -> None:
         """Show the run of the job, where it has begun, or else all runs."""
@@ -176,6 +166,30 @@ class Tour(QObject):
         self._pictures = folder
         self._window.open([folder])
 
+    def _with_job(self, then: Callable[[Path], None]) -> None:
+        """Do something with the demo's job, which is written when it is first asked for."""
+        if self._job is not None:
+            then(self._job)
+            return
+        self._waiting.append(then)
+        if len(self._waiting) == 1:
+            self._behind(lambda: demo_job(self._session.jobs.folder), self._have_job)
+
+    def _have_job(self, job: Path) -> None:
+        self._job = job
+        waiting, self._waiting = self._waiting, []
+        for then in waiting:
+            then(job)
+
+    def _start(self, job: Path) -> None:
+        if self._entry() is None:
+            try:
+                self._session.queue.start(job)
+            except ImpastoError as error:
+                self._window.notices.tell_error(error)
+                return
+        self._step(self._at + 1)
+
     def _step(self, number: int) -> None:
         if number == len(STEPS):
             self.end()
@@ -189,13 +203,15 @@ class Tour(QObject):
     def _behind(self, work: Callable[[], Path], then: Callable[[Path], None]) -> None:
         """Do `work` on a worker, and go on with what comes of it while there is a tour."""
 
-        def failed(fault: BaseException) -> None:
-            if not isinstance(fault, OSError):
-                raise fault
-            sentence = self.tr("The demo's pictures cannot be put where they belong: {why}.")
-            self._window.notices.tell(sentence.format(why=fault), "error")
+        def failed(fault: Exception) -> None:
+            self._waiting.clear()
+            if isinstance(fault, ImpastoError):
+                self._window.notices.tell_error(fault)
+            else:
+                sentence = self.tr("The demo's pictures cannot be put where they belong: {why}.")
+                self._window.notices.tell(sentence.format(why=fault), "error")
 
-        self._session.tasks.run(work, while_there(self, then), failed)
+        self._session.tasks.run(work, while_there(self, then), only((ImpastoError, OSError), failed))
 
 
 def _tr(text: str) -> str:

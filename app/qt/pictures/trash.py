@@ -63,6 +63,14 @@ def bring_back(thrown: Thrown) -> list[Path]:
     return left
 
 
+def throw_files(paths: Iterable[Path]) -> Thrown:
+    """Move files to the trash; those that the system will not take are not among the moved."""
+    thrown = Thrown()
+    for path in paths:
+        throw_file(path, thrown)
+    return thrown
+
+
 def throw_file(path: Path, thrown: Thrown) -> bool:
     """Move one file to the trash and note it; False where the system will not take it."""
     file = QFile(str(path))

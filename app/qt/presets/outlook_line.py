@@ -9,7 +9,7 @@ from PySide6.QtWidgets import QComboBox, QHBoxLayout, QLabel, QVBoxLayout, QWidg
 
 from app.core.planning.forecaster import GIGABYTES, HERE
 from app.core.presets.outlooks import Outlooks
-from app.qt.parts import plain_label, say
+from app.qt.parts import plain_label, say, until_destroyed
 from app.qt.presets.words import in_full
 from trainer.config.presets.preset import Preset
 
@@ -39,8 +39,7 @@ class OutlookLine(QWidget):
         column.setSpacing(6)
         column.addLayout(head)
         column.addWidget(self.words, 0, Qt.AlignmentFlag.AlignTop)
-        stop = outlooks.changed.connect(lambda _: self._renew())
-        self.destroyed.connect(lambda: stop())
+        until_destroyed(self, outlooks.changed.connect(lambda _: self._renew()))
 
     def show_preset(self, path: Path, preset: Preset) -> None:
         """Say it of this one, which lies in that file."""

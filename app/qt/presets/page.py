@@ -24,8 +24,8 @@ from app.core.session import Session
 from app.core.tasks import raise_again
 from app.qt.actions.commands import Commands
 from app.qt.page import Page
-from app.qt.parts import pixmap_of, plain_label, while_there
-from app.qt.pictures.trash import Thrown, bring_back, throw_file
+from app.qt.parts import pixmap_of, plain_label, until_destroyed, while_there
+from app.qt.pictures.trash import Thrown, bring_back, throw_files
 from app.qt.presets.actions import ACTIONS
 from app.qt.presets.cards import CardView
 from app.qt.presets.details import PICTURE, Details
@@ -75,12 +75,12 @@ class PresetsPage(Page):
         self.list.looked.connect(self._ask_soon)
         self.list.selectionModel().currentChanged.connect(lambda _, __: self._show_chosen())
         self.list.activated.connect(lambda _: self.use())
-        stops = [
+        until_destroyed(
+            self,
             presets.changed.connect(lambda _: self._renew()),
             presets.failed.connect(self.failed.emit),
             presets.outlooks.changed.connect(lambda _: self._renew_costs()),
-        ]
-        self.destroyed.connect(lambda: [stop() for stop in stops])
+        )
 
     # --- what the table of actions names
 
@@ -172,14 +172,18 @@ class PresetsPage(Page):
         """Move the chosen one to the trash, and offer to bring it back."""
         if self.chosen is None or not self.is_mine():
             return
-        name, thrown = self.chosen.preset.name, Thrown()
-        if not throw_file(self.chosen.path, thrown):
-            sentence = self.tr("“{name}” could not be moved to the trash.").format(name=name)
-            self.failed.emit(JobError("preset.trash", sentence, self.tr("Check your rights to the folder.")))
-            return
-        self.session.presets.look()
-        words = self.tr("“{name}” was moved to the trash.").format(name=name)
-        self.told.emit(words, "info", (self.tr("Undo"), lambda: self._bring_back(thrown)))
+        name, path = self.chosen.preset.name, self.chosen.path
+
+        def tell(thrown: Thrown) -> None:
+            if not thrown.moved:
+                sentence = self.tr("“{name}” could not be moved to the trash.").format(name=name)
+                self.failed.emit(JobError("preset.trash", sentence, self.tr("Check your rights to the folder.")))
+                return
+            self.session.presets.look()
+            words = self.tr("“{name}” was moved to the trash.").format(name=name)
+            self.told.emit(words, "info", (self.tr("Undo"), lambda: self._bring_back(thrown)))
+
+        self.session.tasks.run(lambda: throw_files([path]), while_there(self, tell), raise_again)
 
     # --- what comes from elsewhere
 
@@ -389,8 +393,11 @@ class PresetsPage(Page):
         self.said.emit(self.tr("Saved as {file}. Send it to whom you like.").format(file=path.name))
 
     def _bring_back(self, thrown: Thrown) -> None:
-        for path in bring_back(thrown):
-            sentence = self.tr("{file} could not be brought back.").format(file=path.name)
-            self.failed.emit(JobError("preset.trash", sentence, self.tr("Look for it in the trash.")))
-        self._wanted = thrown.moved[0][0]
-        self.session.presets.look()
+        def tell(left: list[Path]) -> None:
+            for path in left:
+                sentence = self.tr("{file} could not be brought back.").format(file=path.name)
+                self.failed.emit(JobError("preset.trash", sentence, self.tr("Look for it in the trash.")))
+            self._wanted = thrown.moved[0][0]
+            self.session.presets.look()
+
+        self.session.tasks.run(lambda: bring_back(thrown), while_there(self, tell), raise_again)

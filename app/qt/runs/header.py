@@ -15,7 +15,7 @@ from app.qt.actions.commands import Commands
 from app.qt.actions.table import Action
 from app.qt.durations import duration
 from app.qt.elided import Elided
-from app.qt.parts import say
+from app.qt.parts import say, until_destroyed
 from app.qt.reveal import open_folder
 from app.qt.runs.phase_bars import PhaseBars
 from app.qt.runs.state_words import state_colour, state_word
@@ -109,8 +109,7 @@ class RunHeader(QWidget):
         self._orders.answered.connect(lambda found: self._tell_answer(*found))
         self._orders.failed.connect(self.failed.emit)
         self._orders.changed.connect(lambda _: self._show())
-        end = session.queue.changed.connect(lambda _: self._show())
-        self.destroyed.connect(lambda: end())
+        until_destroyed(self, session.queue.changed.connect(lambda _: self._show()))
         self._show()
 
     def show_run(self, run: Run | None) -> None:

@@ -10,7 +10,7 @@ from PySide6.QtWidgets import QApplication, QSystemTrayIcon, QWidget
 
 from app.core.runs.telling import Ended
 from app.core.session import Session
-from app.qt.parts import come_forward
+from app.qt.parts import come_forward, until_destroyed
 
 if TYPE_CHECKING:
     from app.qt.notices import Notices
@@ -29,11 +29,11 @@ class Notifier(QObject):
         self._timer = QTimer(self)
         self._timer.setInterval(_EVERY_MS)
         self._timer.timeout.connect(session.telling.look)
-        ends = [
+        until_destroyed(
+            self,
             session.telling.changed.connect(lambda _: self._watch()),
             session.telling.ended.connect(self.tell),
-        ]
-        self.destroyed.connect(lambda: [end() for end in ends])
+        )
         window.installEventFilter(self)
         application = QGuiApplication.instance()
         assert isinstance(application, QGuiApplication)

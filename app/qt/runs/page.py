@@ -14,6 +14,7 @@ from app.core.session import Session
 from app.qt.actions.commands import Commands
 from app.qt.actions.table import Action
 from app.qt.page import Page
+from app.qt.parts import until_destroyed
 from app.qt.runs.after.panel import AfterPanel
 from app.qt.runs.charts.legend import COLOURS
 from app.qt.runs.charts.panel import ProgressPanel
@@ -66,11 +67,11 @@ class RunsPage(Page):
         commands.add(ACTIONS, self)
         self._reading = self._timer(_READ_EVERY, self._read)
         self._looking = self._timer(_LOOK_EVERY, self._look)
-        stops = [
+        until_destroyed(
+            self,
             session.runs.changed.connect(lambda _: self._show_list()),
             session.runs.failed.connect(self.failed.emit),
-        ]
-        self.destroyed.connect(lambda: [stop() for stop in stops])
+        )
         self.list.chosen.connect(self._show_chosen)
         self.samples.chosen.connect(self._use_step)
         self._pass_on()

@@ -21,7 +21,7 @@ from app.core.queue import Look
 from app.core.session import Session
 from app.qt.actions.commands import Commands
 from app.qt.actions.table import Action
-from app.qt.parts import plain_label, say
+from app.qt.parts import plain_label, say, until_destroyed
 from app.qt.runs.after_time import AfterTimeDialog
 from app.qt.runs.queue_list import QueueList
 from app.qt.words import QT_TRANSLATE_NOOP as _NOOP
@@ -96,11 +96,11 @@ class QueuePanel(QWidget):
         self._looking = QTimer(self)
         self._looking.setInterval(_LOOK_EVERY)
         self._looking.timeout.connect(self._look)
-        ends = [
+        until_destroyed(
+            self,
             self._keeper.changed.connect(lambda _: self._show()),
             self._keeper.failed.connect(self.failed.emit),
-        ]
-        self.destroyed.connect(lambda: [end() for end in ends])
+        )
         self.list.chosen.connect(commands.refresh)
         self.list.activated.connect(lambda _: self._go())
         self.list.queue.moved.connect(self._keeper.move)

@@ -19,6 +19,7 @@ from PySide6.QtWidgets import (
 )
 
 from app.core.models.models import Models
+from app.qt.parts import until_destroyed
 from app.qt.train.base_rows import BaseDelegate, BaseRows, rows
 
 _MOVES = (Qt.Key.Key_Up, Qt.Key.Key_Down, Qt.Key.Key_PageUp, Qt.Key.Key_PageDown)
@@ -90,8 +91,7 @@ class BaseDialog(QDialog):
         column.addLayout(row)
 
     def _listen(self) -> None:
-        stop = self._models.changed.connect(lambda _: self._fill())
-        self.destroyed.connect(lambda: stop())
+        until_destroyed(self, self._models.changed.connect(lambda _: self._fill()))
         self.field.textChanged.connect(lambda _: self._fill())
         self.field.installEventFilter(self)
         self.list.selectionModel().currentChanged.connect(lambda *_: self._mark())

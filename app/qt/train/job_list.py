@@ -19,6 +19,7 @@ from PySide6.QtWidgets import (
 from app.core.jobs.jobs import JobEntry
 from app.core.session import Session
 from app.qt.actions.commands import Commands
+from app.qt.parts import until_destroyed
 from app.qt.theme import set_icon
 from app.qt.tips import plain_tip
 
@@ -44,8 +45,7 @@ class JobList(QWidget):
         self.list.itemClicked.connect(self._choose)
         self.list.itemActivated.connect(self._choose)
         self._build()
-        stop = self._jobs.changed.connect(lambda _: self.refresh())
-        self.destroyed.connect(lambda _=None: stop())
+        until_destroyed(self, self._jobs.changed.connect(lambda _: self.refresh()))
         self.refresh()
 
     def show_open(self, path: Path | None, name: str = "") -> None:

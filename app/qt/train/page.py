@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from PySide6.QtCore import Qt, QTimer
@@ -11,11 +12,12 @@ from PySide6.QtWidgets import QFileDialog, QPushButton, QSplitter, QVBoxLayout, 
 
 from app.core.jobs import essentials
 from app.core.jobs.draft import Draft
-from app.core.jobs.jobs import Thrown, is_frozen
+from app.core.jobs.jobs import Thrown
 from app.core.session import Session
 from app.core.tasks import raise_again
 from app.qt.actions.commands import Commands
 from app.qt.page import Page
+from app.qt.parts import until_destroyed, while_there
 from app.qt.theme import set_icon
 from app.qt.train.actions import ACTIONS
 from app.qt.train.forecast.panel import ForecastPanel
@@ -39,6 +41,8 @@ class TrainPage(Page):
         self._stops: list[Callable[[], None]] = []
         self._shelf: tuple[Shelved, ...] = ()
         self._recipe = ""
+        self._awaited = False
+        """Whether a job that was asked for is on its way."""
         self.undoing = self._undo = DraftUndo()
         commands.add(ACTIONS, self)
         self.jobs = JobList(session, commands)
@@ -55,13 +59,7 @@ class TrainPage(Page):
 
     def new(self) -> None:
         """Set up another job, with the pictures that are open."""
-        session = self.session
-        pictures = essentials.open_pictures(session.library, session.datasets.folders)
-        name = session.jobs.free_name((pictures[0].path.name if pictures else "") or self.tr("My LoRA"))
-        try:
-            self.show_job(session.jobs.create(essentials.new_values(name, pictures, session.jobs.folder / name)))
-        except ImpastoError as error:
-            self.failed.emit(error)
+        self.begin("")
 
     def ask_for_file(self) -> None:
         """Open a job file that lies elsewhere."""
@@ -73,7 +71,7 @@ class TrainPage(Page):
     def duplicate(self) -> None:
         """Go on with a copy of this job."""
         if self.draft is not None:
-            self._copy(self.draft.path)
+            self.session.jobs.duplicate(self.draft.path, *self._answers(self.show_job))
 
     def rename(self) -> None:
         """Let the user type another name."""
@@ -85,17 +83,7 @@ class TrainPage(Page):
         if self.draft is None:
             return
         name = self.draft.name
-        try:
-            thrown = self.session.jobs.trash(self.draft.path)
-        except ImpastoError as error:
-            self.failed.emit(error)
-            return
-        self._show(None)
-        if self.session.jobs.all:
-            self._show_first()
-        words = self.tr("“{name}” is in the trash.") if thrown.lies else self.tr("“{name}” is off the list.")
-        act = (self.tr("Bring back"), lambda: self._bring_back(thrown))
-        self.told.emit(words.format(name=name), "info", act)
+        self.session.jobs.trash(self.draft.path, *self._answers(lambda thrown: self._tell_thrown(name, thrown)))
 
     def find_setting(self) -> None:
         """Search in all settings."""
@@ -118,23 +106,28 @@ class TrainPage(Page):
 
     def open(self, path: Path) -> None:
         """Show this job; of a run's frozen job a copy."""
-        if is_frozen(path):
-            self._copy(path)
-        else:
-            self.show_job(path)
+        self.show_job(path)
 
-    def begin(self, name: str) -> None:
-        """Set up a new job from the recipe of this name."""
-        self._recipe = name
-        self.new()
-        self._take_recipe()
+    def begin(self, recipe: str) -> None:
+        """Set up another job from the recipe of this name, if any."""
+        session = self.session
+        pictures = essentials.open_pictures(session.library, session.datasets.folders)
+        name = session.jobs.free_name((pictures[0].path.name if pictures else "") or self.tr("My LoRA"))
+        values = essentials.new_values(name, pictures, session.jobs.folder / name)
+
+        self._awaited = True
+
+        def show(draft: Draft) -> None:
+            self._show(draft)
+            self._recipe = recipe
+            self._take_recipe()
+
+        session.jobs.create(values, *self._answers(lambda path: session.jobs.open(path, *self._answers(show))))
 
     def show_job(self, path: Path) -> None:
         """Open a job file; what stands against it is told, and the job that is open stays."""
-        try:
-            self._show(self.session.jobs.open(path))
-        except ImpastoError as error:
-            self.failed.emit(error)
+        self._awaited = True
+        self.session.jobs.open(path, *self._answers(self._show))
 
     def showEvent(self, event: QShowEvent) -> None:  # noqa: N802
         """Follow the disk while it is seen, and show a job as soon as it is known which."""
@@ -151,7 +144,7 @@ class TrainPage(Page):
 
     def _show_first(self) -> None:
         """Show the job that was open last, else the latest; where there is none, a new one."""
-        if self.draft is not None or not self.isVisible():
+        if self.draft is not None or self._awaited or not self.isVisible():
             return
         entries = [entry.path for entry in self.session.jobs.all if not entry.problem]
         last = self.session.jobs.last
@@ -164,6 +157,7 @@ class TrainPage(Page):
         for stop in self._stops:
             stop()
         self.draft = self._undo.draft = draft
+        self._awaited = False
         self._stops = []
         if draft is not None:
             self._stops = [
@@ -205,19 +199,22 @@ class TrainPage(Page):
         if preset is not None:
             essentials.choose_recipe(self.draft, preset)
 
-    def _copy(self, path: Path) -> None:
-        try:
-            self.show_job(self.session.jobs.duplicate(path))
-        except ImpastoError as error:
-            self.failed.emit(error)
+    def _answers(self, then: Callable[..., None]) -> tuple[Callable[..., None], Callable[[ImpastoError], None]]:
+        """Return what to do when the files of jobs are read or written, and when they could not be."""
+        return while_there(self, then), while_there(self, self._refuse)
 
-    def _bring_back(self, thrown: Thrown) -> None:
-        try:
-            self.session.jobs.bring_back(thrown)
-        except ImpastoError as error:
-            self.failed.emit(error)
-        else:
-            self.show_job(thrown.path)
+    def _refuse(self, error: ImpastoError) -> None:
+        self._awaited = False
+        self.failed.emit(error)
+
+    def _tell_thrown(self, name: str, thrown: Thrown) -> None:
+        """Show the job below the one that is in the trash, and offer to bring that back."""
+        self._show(None)
+        if self.session.jobs.all:
+            self._show_first()
+        words = self.tr("“{name}” is in the trash.") if thrown.lies else self.tr("“{name}” is off the list.")
+        back = partial(self.session.jobs.bring_back, thrown, *self._answers(self.show_job))
+        self.told.emit(words.format(name=name), "info", (self.tr("Bring back"), back))
 
     def _tell_taken_over(self) -> None:
         words = self.tr("Another program changed this job. Its changes are shown; undo brings yours back.")
@@ -247,11 +244,11 @@ class TrainPage(Page):
             part.failed.connect(self.failed)
         self.forecast.wanted.connect(self.sheet.show_setting)
         self._starting.changed.connect(self._show_start)
-        stops = [
+        until_destroyed(
+            self,
             self.session.library.altered.connect(lambda _: self._count_soon()),
             self.session.jobs.rescued.connect(self._tell_rescued),
-        ]
-        self.destroyed.connect(lambda _=None: [stop() for stop in stops])
+        )
         if self.session.jobs.notice:
             QTimer.singleShot(0, self, lambda: self.told.emit(self.session.jobs.notice, "warning", None))
 

@@ -9,6 +9,7 @@ from PySide6.QtWidgets import QWidget
 
 from app.core.jobs.draft import Draft
 from app.core.session import Session
+from app.qt.parts import until_destroyed
 from trainer.errors import ImpastoError
 from trainer.protocol.queue import Entry
 
@@ -29,8 +30,9 @@ class Starting(QObject):
         """By their entries in the queue."""
         self._seen: set[str] = set()
         """Of these, those that the queue has shown."""
-        stops = [session.queue.changed.connect(lambda _: self._follow()), session.queue.failed.connect(self._fail)]
-        self.destroyed.connect(lambda _=None: [stop() for stop in stops])
+        until_destroyed(
+            self, session.queue.changed.connect(lambda _: self._follow()), session.queue.failed.connect(self._fail)
+        )
 
     def start(self, draft: Draft) -> None:
         """Put a job into the queue as it stands now."""

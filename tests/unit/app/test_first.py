@@ -11,9 +11,7 @@ import pytest
 from app.core.first.demo import demo_job, demo_pictures
 from app.core.first.machine import CheckUp, this_machine
 from app.core.first.shown import is_first_start, remember
-from app.core.jobs.jobs import Jobs
 from app.core.settings import window_state
-from app.core.tasks import Tasks
 from trainer import gpu
 from trainer.config.load import load_job
 from trainer.errors import ImpastoError
@@ -32,26 +30,20 @@ def test_who_had_a_window_before_is_not_new() -> None:
     assert not is_first_start()
 
 
-@pytest.fixture
-def jobs() -> Jobs:
-    tasks = Tasks(lambda work: None)
-    tasks.close()
-    return Jobs(tasks)
-
-
-def test_the_demo_is_a_copy_whose_edits_stay(jobs: Jobs) -> None:
+def test_the_demo_is_a_copy_whose_edits_stay(tmp_path: Path) -> None:
     folder = demo_pictures()
     assert {path.name for path in folder.iterdir()} == {path.name for path in asset_path("demo", "pictures").iterdir()}
     (folder / "neon-01.txt").write_text("mine", encoding="utf-8")
     assert demo_pictures() == folder
     assert (folder / "neon-01.txt").read_text(encoding="utf-8") == "mine"
-    job = load_job(demo_job(jobs))
+    job = load_job(demo_job(tmp_path / "jobs"))
     assert Path(job.dataset.folders[0].path) == folder
     assert Path(job.base.model) == asset_path("demo", "base")
     assert job.recipe.steps == 300
 
 
-def test_a_second_tour_has_the_first_ones_job_while_its_base_is_there(jobs: Jobs, tmp_path: Path) -> None:
+def test_a_second_tour_has_the_first_ones_job_while_its_base_is_there(tmp_path: Path) -> None:
+    jobs = tmp_path / "jobs"
     first = demo_job(jobs)
     assert demo_job(jobs) == first
     text = first.read_text(encoding="utf-8")

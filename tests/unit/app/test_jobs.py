@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from app.core.jobs import essentials
+from app.core.jobs import file as file_module
 from app.core.jobs.draft import Draft
 from app.core.jobs.essentials import Pictures
 from app.core.jobs.jobs import Jobs
@@ -22,6 +24,7 @@ from app.core.jobs.settings import settings as all_settings
 from app.core.jobs.values import to_toml
 from app.core.tasks import Tasks
 from tests.support.desk import Desk, a_desk
+from tests.support.drafts import opened
 from trainer.config.load import load_job
 from trainer.config.presets.shelf import find_preset
 from trainer.errors import JobError
@@ -71,6 +74,17 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
+def done(desk: Desk, ask: Callable[..., None], *what: Any) -> Any:
+    """Ask for something, and return what came of it; raise what it was refused for."""
+    came: list[Any] = []
+    refused: list[JobError] = []
+    ask(*what, came.append, refused.append)
+    desk.until(lambda: bool(came or refused))
+    if refused:
+        raise refused[0]
+    return came[0]
+
+
 def on_disk(path: Path) -> dict[str, Any]:
     return tomllib.loads(path.read_text(encoding="utf-8"))
 
@@ -118,13 +132,13 @@ def act(draft: Draft, deed: str, key: Any, value: Any) -> None:
 def test_whatever_is_typed_and_undone_the_file_is_the_draft_and_undo_leads_back(tmp_path_factory, desk, tasks, deeds):
     path = tmp_path_factory.mktemp("draft") / "job.toml"
     path.write_text(BARE, encoding="utf-8")
-    draft = Draft(path, tasks)
+    draft = opened(path, tasks)
     began = on_disk(path)
     for deed in deeds:
         act(draft, *deed)
     if draft.values != began:
         assert settled(desk, draft) == draft.values
-        assert Draft(path, tasks).values == draft.values
+        assert opened(path, tasks).values == draft.values
     try:
         expected = load_job(path)
     except JobError as error:
@@ -155,12 +169,12 @@ def test_what_is_typed_reads_back_from_the_file_as_the_same_value(typed, key):
 
 
 def test_a_wrong_value_is_kept_and_named_until_it_is_set_right(desk, tasks, file):
-    draft = Draft(file, tasks)
+    draft = opened(file, tasks)
     draft.set("recipe.rank", setting("recipe.rank").typed("many"), typing=True)
     assert draft.job is None
     assert draft.problems == (("recipe.rank", 'must be a whole number from 1 to 1024, not the text "many"'),)
     settled(desk, draft)
-    again = Draft(file, tasks)
+    again = opened(file, tasks)
     assert again.get("recipe.rank") == "many" and again.problems == draft.problems
     again.set("recipe.rank", setting("recipe.rank").typed("32"))
     assert again.job is not None and again.job.recipe.rank == 32
@@ -168,7 +182,7 @@ def test_a_wrong_value_is_kept_and_named_until_it_is_set_right(desk, tasks, file
 
 
 def test_letters_typed_into_one_field_are_one_step_until_it_is_left(tasks, file):
-    draft = Draft(file, tasks)
+    draft = opened(file, tasks)
     for text in ("3", "32"):
         draft.set("recipe.rank", int(text), typing=True)
     draft.seal()
@@ -181,7 +195,7 @@ def test_letters_typed_into_one_field_are_one_step_until_it_is_left(tasks, file)
 
 
 def test_a_length_replaces_the_other_and_an_optimizer_drops_what_it_lacks(tasks, file):
-    draft = Draft(file, tasks)
+    draft = opened(file, tasks)
     draft.set("recipe.epochs", 7)
     assert draft.get("recipe.steps") is None
     draft.set("recipe.optimizer.name", "adamw")
@@ -192,7 +206,7 @@ def test_a_length_replaces_the_other_and_an_optimizer_drops_what_it_lacks(tasks,
 
 
 def test_what_has_no_effect_is_told_of_settings_that_are_not_stated_too(tasks, file):
-    draft = Draft(file, tasks)
+    draft = opened(file, tasks)
     assert "3x3" in draft.effectless["recipe.conv_rank"]
     assert "recipe.clip_skip" not in draft.effectless  # it has with SD 1.5, and nobody knows the base
     draft.set("base.family", "sdxl")
@@ -204,7 +218,7 @@ def test_what_has_no_effect_is_told_of_settings_that_are_not_stated_too(tasks, f
 
 
 def test_a_recipe_is_taken_compared_with_and_given_back_key_by_key(tasks, file):
-    draft = Draft(file, tasks)
+    draft = opened(file, tasks)
     preset = find_preset("character", "sdxl").preset
     draft.set("recipe.seed", 7)
     essentials.choose_recipe(draft, preset)
@@ -229,11 +243,11 @@ def test_a_recipe_is_taken_compared_with_and_given_back_key_by_key(tasks, file):
 
 
 def test_the_origin_of_a_recipe_is_found_again_when_the_job_is(desk, tasks, file):
-    draft = Draft(file, tasks)
+    draft = opened(file, tasks)
     essentials.choose_recipe(draft, find_preset("style", "sd15").preset)
     draft.set("recipe.rank", 5)
     settled(desk, draft)
-    again = Draft(file, tasks)
+    again = opened(file, tasks)
     again.compare_with(essentials.preset_of(again, essentials.recipes()))
     assert dict(again.differences) == dict(draft.differences) and "recipe.rank" in again.differences
     assert load_job(file).preset == "sd15/style"
@@ -244,7 +258,7 @@ def test_a_trigger_word_goes_to_the_pictures_that_are_learned_and_into_proposed_
     folder.mkdir(parents=True)
     path = folder / "job.toml"
     path.write_text(to_toml(essentials.new_values("x", [], folder)), encoding="utf-8")
-    draft = Draft(path, tasks)
+    draft = opened(path, tasks)
     for text in ("o", "oh", "ohwx"):
         essentials.set_trigger(draft, text, typing=True)
     assert essentials.trigger(draft.values) == "ohwx"
@@ -269,7 +283,7 @@ def test_a_trigger_word_goes_to_the_pictures_that_are_learned_and_into_proposed_
 
 
 def test_what_somebody_else_wrote_is_kept_before_it_is_written_over(desk, tasks, file):
-    draft = Draft(file, tasks)
+    draft = opened(file, tasks)
     kept: list[Path] = []
     draft.file.kept.connect(kept.append)
     draft.set("recipe.rank", 9)
@@ -284,7 +298,7 @@ def test_what_somebody_else_wrote_is_kept_before_it_is_written_over(desk, tasks,
 
 
 def test_another_programs_change_is_taken_over_and_undo_brings_ours_back(desk, tasks, file):
-    draft = Draft(file, tasks)
+    draft = opened(file, tasks)
     told: list[None] = []
     draft.taken_over.connect(told.append)
     draft.set("recipe.rank", 9)
@@ -298,7 +312,7 @@ def test_another_programs_change_is_taken_over_and_undo_brings_ours_back(desk, t
 
 
 def test_a_file_that_another_program_broke_is_named_once_and_ours_stays(desk, tasks, file):
-    draft = Draft(file, tasks)
+    draft = opened(file, tasks)
     errors: list[JobError] = []
     draft.file.failed.connect(errors.append)
     file.write_text("rank = = 3", encoding="utf-8")
@@ -316,11 +330,11 @@ def test_a_file_that_another_program_broke_is_named_once_and_ours_stays(desk, ta
         ("\ud800".encode("utf-8", "surrogatepass"), "job.encoding"),
     ],
 )
-def test_what_cannot_be_opened_is_told_and_left_as_it_is(jobs, file, text, code):
+def test_what_cannot_be_opened_is_told_and_left_as_it_is(desk, jobs, file, text, code):
     file.write_bytes(text if isinstance(text, bytes) else text.encode())
     before = file.read_bytes()
     with pytest.raises(JobError) as told:
-        jobs.open(file)
+        done(desk, jobs.open, file)
     assert told.value.code == code and file.read_bytes() == before and jobs.last is None
 
 
@@ -328,7 +342,7 @@ def test_a_place_that_cannot_be_written_keeps_the_changes_and_at_the_end_they_ar
     desk, tasks, tmp_path, file, monkeypatch
 ):
     jobs = Jobs(tasks, tmp_path / "jobs")
-    draft = jobs.open(file)
+    draft = done(desk, jobs.open, file)
     errors: list[JobError] = []
     draft.file.failed.connect(errors.append)
     replace = Path.replace
@@ -353,30 +367,30 @@ def test_a_place_that_cannot_be_written_keeps_the_changes_and_at_the_end_they_ar
 
 
 def test_jobs_are_listed_duplicated_thrown_away_and_brought_back(desk, jobs, file):
-    path = jobs.create(essentials.new_values("Höhle: 1", [], jobs.folder / "x"))
+    path = done(desk, jobs.create, essentials.new_values("Höhle: 1", [], jobs.folder / "x"))
     assert path == jobs.folder / "Höhle- 1" / "job.toml"
-    draft = jobs.open(path)
+    draft = done(desk, jobs.open, path)
     draft.set("recipe.rank", 5)
-    copy = jobs.duplicate(path)
+    copy = done(desk, jobs.duplicate, path)
     assert on_disk(copy) == {**draft.values, "name": "Höhle: 1 2"}
-    jobs.open(file)
+    done(desk, jobs.open, file)
     looked: list[None] = []
     jobs.look(lambda: looked.append(None))
     desk.until(lambda: bool(looked))
     assert {entry.name for entry in jobs.all} == {"Höhle: 1", "Höhle: 1 2", "höhle"}
     assert on_disk(path)["recipe"]["rank"] == 5  # the one that was open is on disk
     (path.parent / "runs").mkdir()
-    thrown = jobs.trash(path)
+    thrown = done(desk, jobs.trash, path)
     assert not path.exists() and (path.parent / "runs").is_dir() and thrown.lies is not None
-    jobs.bring_back(thrown)
+    done(desk, jobs.bring_back, thrown)
     assert on_disk(path)["recipe"]["rank"] == 5
-    assert jobs.trash(file).lies is None and file.exists()  # one of others' is only taken off the list
+    assert done(desk, jobs.trash, file).lies is None and file.exists()  # one of others' is only taken off the list
     assert file not in [entry.path for entry in jobs.all]
 
 
 def test_the_list_of_jobs_elsewhere_outlives_the_session(desk, tasks, tmp_path, file):
     jobs = Jobs(tasks, tmp_path / "jobs")
-    jobs.open(file)
+    done(desk, jobs.open, file)
     jobs.close()
     later = Jobs(tasks, tmp_path / "jobs")
     looked: list[None] = []
@@ -387,20 +401,76 @@ def test_the_list_of_jobs_elsewhere_outlives_the_session(desk, tasks, tmp_path, 
     assert "could not be read" in Jobs(tasks, tmp_path / "jobs").notice
 
 
-def test_a_runs_frozen_job_is_copied_without_its_fit(jobs, file):
+def test_a_runs_frozen_job_is_copied_without_its_fit(desk, jobs, file):
     run = file.parent / "runs" / "a"
     run.mkdir(parents=True)
     (run / "events.jsonl").touch()
     (run / "job.toml").write_text(BARE + "[fit]\nmicro_batch = 2\n[output]\nruns = '..'\n", encoding="utf-8")
-    values = on_disk(jobs.duplicate(run / "job.toml"))
+    values = on_disk(done(desk, jobs.duplicate, run / "job.toml"))
     assert "fit" not in values and "output" not in values and values["recipe"]["rank"] == 8
 
 
 def test_every_setting_of_the_schema_can_be_typed_and_its_default_is_right(tasks, file):
-    draft = Draft(file, tasks)
+    draft = opened(file, tasks)
     draft.set("recipe.optimizer.name", "adamw")
     for each in KEYS:
         if each.default is not None and each.key not in ("recipe.optimizer.name",):
             draft.set(each.key, each.default)
     assert draft.problems == ()
     draft.close()
+
+
+def test_the_last_of_several_that_are_asked_for_is_opened_and_none_is_read_by_the_window(
+    desk, tasks, tmp_path, file, monkeypatch
+):
+    jobs = Jobs(tasks, tmp_path / "jobs")
+    other = tmp_path / "other" / "job.toml"
+    other.parent.mkdir()
+    other.write_text(BARE.replace("höhle", "other"), encoding="utf-8")
+    readers: list[threading.Thread] = []
+    read = file_module.read_text
+    monkeypatch.setattr(
+        file_module, "read_text", lambda *words: (readers.append(threading.current_thread()), read(*words))[1]
+    )
+    shown: list[Draft] = []
+    jobs.open(file, shown.append, shown.append)  # type: ignore[arg-type]
+    jobs.open(other, shown.append, shown.append)  # type: ignore[arg-type]
+    desk.until(lambda: bool(shown) and len(readers) == 2)
+    assert [draft.name for draft in shown] == ["other"] and jobs.last == other
+    assert threading.current_thread() not in readers
+    jobs.close()
+
+
+def test_a_job_that_is_let_go_is_written_and_one_that_comes_back_meanwhile_is_as_it_was(desk, jobs, file, tmp_path):
+    other = done(desk, jobs.create, essentials.new_values("other", [], tmp_path))
+    draft = done(desk, jobs.open, file)
+    draft.set("recipe.rank", 77)
+    draft.set("recipe.rank", 78)  # waits for the first to be written
+    jobs.shut()
+    assert jobs._leaving
+    again: list[Draft] = []
+    jobs.open(file, again.append, again.append)  # type: ignore[arg-type]
+    assert again == [draft]  # what it holds is newer than the disk
+    done(desk, jobs.open, other)
+    desk.until(lambda: not jobs._leaving)
+    assert on_disk(file)["recipe"]["rank"] == 78
+
+
+def test_what_the_place_of_a_job_that_is_let_go_refuses_is_among_our_jobs(desk, jobs, file, tmp_path, monkeypatch):
+    other = done(desk, jobs.create, essentials.new_values("other", [], tmp_path))
+    draft = done(desk, jobs.open, file)
+    replace = Path.replace
+
+    def refuse(self: Path, target: Path) -> Path:
+        if Path(target).parent == file.parent:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        return replace(self, target)
+
+    monkeypatch.setattr(Path, "replace", refuse)
+    told: list[Path] = []
+    jobs.rescued.connect(told.append)
+    draft.set("recipe.rank", 79)
+    done(desk, jobs.open, other)
+    desk.until(lambda: bool(told))
+    assert on_disk(told[0])["recipe"]["rank"] == 79 and told[0].parent.parent == jobs.folder
+    assert not jobs._leaving

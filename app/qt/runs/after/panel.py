@@ -34,6 +34,7 @@ from app.core.session import Session
 from app.core.tasks import Single, raise_again
 from app.qt.actions.commands import Commands
 from app.qt.actions.table import Action
+from app.qt.parts import until_destroyed
 from app.qt.runs.after.card_dialog import CardDialog
 from app.qt.runs.after.export_dialog import destination_name
 from app.qt.runs.after.exporting import Exporting
@@ -245,12 +246,8 @@ class AfterPanel(QWidget):
         """Make a new job of this run and show it."""
         if self._run is None:
             return
-        try:
-            job = new_job(self._session.jobs, self._run.directory)
-        except ImpastoError as error:
-            self.failed.emit(error)
-        else:
-            self._session.going.job.emit(job)
+        folder, directory = self._session.jobs.folder, self._run.directory
+        self._session.tasks.run(lambda: new_job(folder, directory), self._session.going.job.emit, self._tell)
 
     # --- what is known of the run
 
@@ -404,8 +401,7 @@ class AfterPanel(QWidget):
         self.export_button.clicked.connect(self.ask_export)
         self.send_button.clicked.connect(self.send)
         self.send_menu.aboutToShow.connect(self._fill_menu)
-        end = self._session.models.changed.connect(lambda _: self._refresh())
-        self.destroyed.connect(lambda: end())
+        until_destroyed(self, self._session.models.changed.connect(lambda _: self._refresh()))
 
     def _lay_out(self) -> None:
         inside, whole = QWidget(), QVBoxLayout(self)

@@ -25,6 +25,7 @@ from app.core.disk.thumbnails import Edge, Thumbnail, edge_for
 from app.core.pictures import Picture
 from app.core.runs.samples import Samples, Spot
 from app.core.session import Session
+from app.qt.parts import until_destroyed
 from app.qt.pictures.grid.cells import Cells, panel, ring
 from app.qt.pictures.images import Images
 from app.qt.runs.samples.layout import Layout
@@ -78,8 +79,7 @@ class SampleGrid(QAbstractScrollArea):
         self._soon.timeout.connect(self._wish)
         self.verticalScrollBar().valueChanged.connect(lambda _: self._look())
         self.horizontalScrollBar().valueChanged.connect(lambda _: self._look())
-        end = session.thumbnails.ready.connect(self._ready)
-        self.destroyed.connect(lambda: end())
+        until_destroyed(self, session.thumbnails.ready.connect(self._ready))
 
     def show_samples(self, samples: Samples | None) -> None:
         """Show other samples, the newest of them."""
