@@ -22,6 +22,7 @@ from PySide6.QtWidgets import QSizePolicy, QWidget
 from app.core.disk.thumbnails import EDGES, Thumbnail
 from app.core.pictures import Altered, Picture
 from app.core.session import Session
+from app.qt.parts import until_destroyed
 from app.qt.pictures.whole import Whole, Wholes
 from app.qt.theme import colours
 
@@ -77,8 +78,9 @@ class ZoomArea(QWidget):
         self._grabbed: QPointF | None = None
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Expanding)
         zoom.changed.connect(self.update)
-        ends = [session.thumbnails.ready.connect(self._ready), session.library.altered.connect(self._altered)]
-        self.destroyed.connect(lambda: [end() for end in ends])
+        until_destroyed(
+            self, session.thumbnails.ready.connect(self._ready), session.library.altered.connect(self._altered)
+        )
 
     def show_picture(self, number: int | None) -> None:
         """Show another picture, or none."""

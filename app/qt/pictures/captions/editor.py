@@ -31,6 +31,7 @@ from app.core.tags.splitting import Lines, Piece, move_piece, pieces, remove_pie
 from app.core.tags.summary import Summary, summarise
 from app.core.tasks import raise_again
 from app.qt.actions.commands import Commands
+from app.qt.parts import until_destroyed
 from app.qt.pictures.captions.actions import ACTIONS
 from app.qt.pictures.captions.chip import ChipData, chips_of
 from app.qt.pictures.captions.chips import ChipBoard
@@ -272,14 +273,14 @@ class CaptionEditor(QWidget):
         self.safety.choose_asked.connect(self.choose)
         self.safety.recovered_asked.connect(self.show_recovered)
         session = self._session
-        ends = [
+        until_destroyed(
+            self,
             session.view.selection.connect(lambda _: self._choose()),
             session.view.shown.connect(lambda _: self._choose()),
             session.library.altered.connect(self._altered),
             session.saver.state.connect(lambda _: self._commands.refresh()),
             session.settings.changed.connect(lambda _: self._show()),
-        ]
-        self.destroyed.connect(lambda: [end() for end in ends])
+        )
 
     # --- what is shown
 

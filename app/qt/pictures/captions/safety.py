@@ -11,6 +11,7 @@ from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QPushButton, QVBoxLay
 
 from app.core.edits.saving import Notice, SaveProblem, SaveState
 from app.core.session import Session
+from app.qt.parts import until_destroyed
 from app.qt.tips import plain_tip
 
 
@@ -35,8 +36,7 @@ class Safety(QFrame):
         self._shown: list[_Row] = []
         self._rows: list[QWidget] = []
         self.hide()
-        ends = [session.saver.state.connect(self._show), session.saver.notices.connect(self._tell)]
-        self.destroyed.connect(lambda: [end() for end in ends])
+        until_destroyed(self, session.saver.state.connect(self._show), session.saver.notices.connect(self._tell))
         self._show(session.saver.now)
 
     def _show(self, state: SaveState) -> None:

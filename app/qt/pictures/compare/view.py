@@ -10,6 +10,7 @@ from PySide6.QtWidgets import QGridLayout, QLabel, QVBoxLayout, QWidget
 
 from app.core.pictures import Altered
 from app.core.session import Session
+from app.qt.parts import until_destroyed
 from app.qt.pictures.zoom import Zoom, ZoomArea
 
 MOST = 4
@@ -35,11 +36,11 @@ class Compare(QWidget):
         self.setAccessibleName(self.tr("Comparison"))
         for place, area in enumerate(self.areas):
             area.pressed.connect(lambda place=place: self._make_current(place))
-        ends = [
+        until_destroyed(
+            self,
             session.view.selection.connect(lambda _: self._mark()),
             session.library.altered.connect(self._altered),
-        ]
-        self.destroyed.connect(lambda: [end() for end in ends])
+        )
 
     def compare(self, ids: Sequence[int]) -> None:
         """Show these pictures, four at most."""

@@ -19,6 +19,7 @@ from app.core.query.unknown import Unknown, unknown_tags
 from app.core.session import Session
 from app.qt.actions.commands import Commands
 from app.qt.actions.table import Action
+from app.qt.parts import until_destroyed
 from app.qt.pictures.finding.dialogs import HelpDialog, SaveDialog
 from app.qt.pictures.finding.field import FilterField
 from app.qt.theme import set_icon
@@ -171,8 +172,7 @@ class FilterBox(QWidget):
         self.field.listed.connect(self.show_kept)
         self.kept.clicked.connect(self.show_kept)
         self.note.linkActivated.connect(self.write)
-        stop = self._filtering.changed.connect(lambda _: self._follow())
-        self.destroyed.connect(lambda: stop())
+        until_destroyed(self, self._filtering.changed.connect(lambda _: self._follow()))
 
     def _timer(self, milliseconds: int, run: Callable[[], None]) -> QTimer:
         timer = QTimer(self)

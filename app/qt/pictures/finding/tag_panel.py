@@ -41,6 +41,7 @@ from app.core.tags.index import Row, TagCount, beside
 from app.core.tasks import raise_again
 from app.qt.actions.commands import Commands
 from app.qt.actions.table import Action
+from app.qt.parts import until_destroyed
 from app.qt.pictures.finding.tag_delegate import TagDelegate
 from app.qt.pictures.finding.tag_model import Order, TagModel, in_order
 from app.qt.theme import colours, set_icon
@@ -250,8 +251,7 @@ class TagPanel(QWidget):
         self.all.selectionModel().currentChanged.connect(lambda *_: self._chosen())
         for view in (self.all, self.together):
             view.customContextMenuRequested.connect(lambda place, view=view: self._menu(view, place))
-        stop = self._index.changed.connect(lambda _: self._follow())
-        self.destroyed.connect(lambda: stop())
+        until_destroyed(self, self._index.changed.connect(lambda _: self._follow()))
 
     def _follow(self) -> None:
         """Sort again in a moment; while nobody looks, when somebody does."""

@@ -29,6 +29,7 @@ from app.core.health.health import Progress
 from app.core.session import Session
 from app.qt.actions.commands import Commands
 from app.qt.actions.table import Action
+from app.qt.parts import until_destroyed
 from app.qt.pictures.health.charts_view import ChartsView
 from app.qt.pictures.health.finding_list import FindingView
 from app.qt.theme import set_icon
@@ -252,13 +253,13 @@ class HealthPanel(QWidget):
         self.show_button.clicked.connect(self.show_pictures)
         self.fix_button.clicked.connect(self.mend)
         self.charts.chosen.connect(self.select)
-        ends = [
+        until_destroyed(
+            self,
             health.findings.connect(self._show_findings),
             health.progress.connect(self._tell_progress),
             health.charts.connect(lambda _: self._changed()),
             self._session.tags.changed.connect(lambda _: self._pause.start()),
-        ]
-        self.destroyed.connect(lambda: [end() for end in ends])
+        )
 
     # What is known now
 

@@ -8,6 +8,7 @@ from PySide6.QtWidgets import QLabel, QVBoxLayout, QWidget
 
 from app.core.pictures import Altered, Picture
 from app.core.session import Session
+from app.qt.parts import until_destroyed
 from app.qt.pictures.zoom import Zoom, ZoomArea
 
 _PAN = {
@@ -52,11 +53,11 @@ class Loupe(QWidget):
         self.area.zoom.changed.connect(self._describe)
         self.area.loaded.connect(self._describe)
         self.area.pressed.connect(self.setFocus)
-        ends = [
+        until_destroyed(
+            self,
             session.view.selection.connect(lambda _: self._follow()),
             session.library.altered.connect(self._altered),
-        ]
-        self.destroyed.connect(lambda: [end() for end in ends])
+        )
 
     def _follow(self) -> None:
         if self.isVisible():
