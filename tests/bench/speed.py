@@ -1,12 +1,16 @@
-"""Counts what one training step of a full-size base asks of a card, without a card and without weights.
+"""How fast a training step is, and what it asks of a card and of the host.
 
     python tests/bench/speed.py --count --family sdxl --batch 1 --json
+    python tests/bench/speed.py --time [--family sdxl] [--minutes 8] [--small]
+    python tests/bench/speed.py --overhead [--family sdxl] [--steps 40] [--json]
 
-A step is forward and backward of one micro-batch, its gradients taken into the masters, the optimizer and the refresh
-of the working weights, as trainer.training.loop.Engine does them, on meta tensors from the published configs. Printed
-are `dispatched_operations`, what PyTorch's dispatcher sends to the device below all functions of our own, without views
-and allocations (tests/support/counting.py says exactly which), `saved_bytes`, what forward keeps for backward,
-and `waits`, what would make the host wait for the card. Times need a card, and are not taken here.
+--time measures steps on a card (tests/bench/speed_time.py says how), --overhead what the loop costs the CPU besides
+the step (tests/bench/speed_overhead.py). --count counts one step of a full-size base, without a card and without
+weights. A step is forward and backward of one micro-batch, its gradients taken into the masters, the optimizer and the
+refresh of the working weights, as trainer.training.loop.Engine does them, here on meta tensors from the published
+configs. Printed are `dispatched_operations`, what PyTorch's dispatcher sends to the device below all functions of our
+own, without views and allocations (tests/support/counting.py says exactly which), `saved_bytes`, what forward keeps for
+backward, and `waits`, what would make the host wait for the card.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ import argparse
 import json
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -26,6 +30,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from tests.bench.speed_overhead import measure_overhead
+from tests.bench.speed_time import RESULTS, time_steps
 from tests.support.counting import StepCounter
 from trainer.adapter.attach import attach
 from trainer.adapter.lean import SWITCHED_ON
@@ -175,8 +181,11 @@ def table(rows: Iterable[dict[str, Any]]) -> str:
 def arguments() -> argparse.ArgumentParser:
     """What may be asked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--count", action="store_true", required=True, help="count, without a card")
-    parser.add_argument("--family", choices=tuple(RESOLUTIONS), default="sdxl")
+    mode = parser.add_mutually_exclusive_group(required=True)
+    mode.add_argument("--count", action="store_true", help="count, without a card")
+    mode.add_argument("--time", action="store_true", help="time steps on the card, or small ones on the CPU")
+    mode.add_argument("--overhead", action="store_true", help="time the loop around the step on the CPU")
+    parser.add_argument("--family", choices=tuple(RESOLUTIONS), help="default: sdxl; both for --time")
     parser.add_argument("--resolution", type=int, help="side of the square bucket; 512 for SD 1.5, 1024 for SDXL")
     parser.add_argument("--batch", type=int, default=1, help="pictures in the micro-batch")
     parser.add_argument("--layers", choices=("attention", "linear", "all"), default="attention")
@@ -187,19 +196,43 @@ def arguments() -> argparse.ArgumentParser:
     words = "; ".join(f"{name}: {what}" for name, what in ADAPTERS.items())
     parser.add_argument("--adapters", choices=("all", *ADAPTERS), default=IN_USE, help=words)
     parser.add_argument("--json", action="store_true", help="one JSON object, or a list of them for --adapters all")
+    parser.add_argument("--steps", type=int, default=40, help="of --overhead")
+    parser.add_argument("--minutes", type=float, default=8.0, help="of --time: begin nothing that would end later")
+    parser.add_argument("--small", action="store_true", help="of --time: tiny models on the CPU")
+    parser.add_argument("--groups", type=int, help="of --time: only so many groups of rows")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="of --time: where its table is kept")
     return parser
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Count and print."""
+    """Do what was asked for and print it."""
     options = arguments().parse_args(words)
+    if options.time:
+        families: list[Family] = [options.family] if options.family else ["sdxl", "sd15"]
+        return time_steps(families, options.minutes, options.results, small=options.small, most=options.groups)
+    options.family = options.family or "sdxl"
+    print_told(options, *(_overhead(options) if options.overhead else _count(options)))
+    return 0
+
+
+def print_told(options: argparse.Namespace, found: object, text: str) -> None:
+    """One or the other."""
+    sys.stdout.write((json.dumps(found, indent=2) if options.json else text) + "\n")
+
+
+def _overhead(options: argparse.Namespace) -> tuple[object, str]:
+    overhead = asdict(measure_overhead(options.family, steps=options.steps))
+    named = (f"{name} {milliseconds:.2f}" for name, milliseconds in overhead.items())
+    told = f"Milliseconds of the CPU a step, one picture of a tiny {options.family} base: {', '.join(named)}."
+    return {"family": options.family, **overhead}, told
+
+
+def _count(options: argparse.Namespace) -> tuple[object, str]:
     options.resolution = options.resolution or RESOLUTIONS[options.family]
     chosen = list(ADAPTERS) if options.adapters == "all" else [options.adapters]
     subject = subject_of(options)
     rows = report(options, [(adapters, count_step(subject, options.batch, adapters)) for adapters in chosen])
-    found = rows if len(rows) > 1 else rows[0]
-    sys.stdout.write((json.dumps(found, indent=2) if options.json else table(rows)) + "\n")
-    return 0
+    return rows if len(rows) > 1 else rows[0], table(rows)
 
 
 if __name__ == "__main__":

@@ -45,8 +45,17 @@ class Apart:
         """Ends the process that no work came for."""
         _end(*self._next)
 
-    def run(self, seconds: float, work: Callable[..., Iterable[T]], *args: Any) -> Told[T]:
-        """What ``work(*args)`` yields within so many seconds, imports not counted; all of it has to be picklable."""
+    def run(
+        self,
+        seconds: float,
+        work: Callable[..., Iterable[T]],
+        *args: Any,
+        told: Callable[[T], object] = lambda _: None,
+    ) -> Told[T]:
+        """What ``work(*args)`` yields within so many seconds, imports not counted; all of it has to be picklable.
+
+        ``told`` is called with each as it comes.
+        """
         process, pipe = self._next
         self._next = self._begin()
         items: list[T] = []
@@ -60,6 +69,7 @@ class Apart:
                     process.join(max(0.0, until - time.monotonic()))
                     return Told(items, item.failure)
                 items.append(item)
+                told(item)
             return Told(items, f"took longer than {seconds:.0f} s")
         except (EOFError, OSError):
             process.join(1.0)

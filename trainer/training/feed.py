@@ -61,10 +61,9 @@ class Feed:
         self, step: int, extra_texts: Sequence[str], extra_samples: Sequence[Sample], on_phase: OnPhase
     ) -> bool:
         """Encodes what the portion around ``step`` needs, unless that is done already; returns whether it was not."""
-        epoch = self.epoch_of(step)
-        if self.prepared is not None and self.prepared.first <= epoch <= self.prepared.last:
+        if self.holds(step):
             return False
-        portion, samples = self._list_portion(epoch)
+        portion, samples = self._list_portion(self.epoch_of(step))
         samples += extra_samples
         texts = dict.fromkeys([*(sample.caption for sample in samples), *extra_texts])
         if self.prepared is not None:
@@ -74,6 +73,10 @@ class Feed:
             self.cache.ensure_texts(texts, lambda done, total: on_phase("cache_texts", done, total))
         self.prepared = portion
         return True
+
+    def holds(self, step: int) -> bool:
+        """Whether what ``step`` needs is encoded."""
+        return self.prepared is not None and self.prepared.first <= self.epoch_of(step) <= self.prepared.last
 
     def _list_portion(self, first: int) -> tuple[Portion, list[Sample]]:
         """The epochs from ``first`` on that fit the disk limit, at least one, with their distinct samples."""

@@ -13,6 +13,7 @@ from trainer.config.fit import FitConfig
 from trainer.config.job import Job
 from trainer.errors import ResumableError
 from trainer.training import checkpoint as checkpoints
+from trainer.training.ahead import AssemblerAhead
 from trainer.training.build import Parts, build_engine
 from trainer.training.components import capture, restore
 from trainer.training.gradient_checkpointing import set_checkpointing
@@ -44,7 +45,8 @@ class Keeper:
         folder: Path,
     ) -> None:
         self.job = job
-        self.parts = parts
+        ahead = AssemblerAhead(parts.assembler, parts.feed, parts.device, lambda: self._require().progress.step)
+        self.parts = dataclasses.replace(parts, assembler=ahead)
         self.segments = segments
         self.plan = plan
         self.drawers = drawers

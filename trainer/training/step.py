@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -40,21 +41,29 @@ class MicroBatch:
 
     def to(self, device: torch.device) -> MicroBatch:
         """The same on ``device``; from pinned memory without waiting for it."""
+        return self._with(lambda tensor: tensor.to(device, non_blocking=True))
+
+    def pinned(self) -> MicroBatch:
+        """The same in main memory that a card reads by itself."""
+        return self._with(lambda tensor: tensor.pin_memory())
+
+    def _with(self, moved: Callable[[Tensor], Tensor]) -> MicroBatch:
+        """Every tensor moved, in the order of the fields."""
 
         def move(tensor: Tensor | None) -> Tensor | None:
-            return None if tensor is None else tensor.to(device, non_blocking=True)
+            return None if tensor is None else moved(tensor)
 
         text = self.text
         return MicroBatch(
-            latents=self.latents.to(device, non_blocking=True),
-            noise=self.noise.to(device, non_blocking=True),
+            latents=moved(self.latents),
+            noise=moved(self.noise),
             input_noise=move(self.input_noise),
-            timesteps=self.timesteps.to(device, non_blocking=True),
-            text=text and TextConditioning(text.hidden.to(device, non_blocking=True), move(text.pooled)),
-            tokens=self.tokens and tuple(tokens.to(device, non_blocking=True) for tokens in self.tokens),
+            timesteps=moved(self.timesteps),
+            text=text and TextConditioning(moved(text.hidden), move(text.pooled)),
+            tokens=self.tokens and tuple(moved(tokens) for tokens in self.tokens),
             time_ids=move(self.time_ids),
             mask=move(self.mask),
-            weights=self.weights.to(device, non_blocking=True),
+            weights=moved(self.weights),
         )
 
 
