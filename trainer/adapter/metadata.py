@@ -14,6 +14,7 @@ from trainer.adapter.attach import Adapter
 from trainer.config.base import Family, Prediction
 from trainer.config.presets.preset import RECIPE_KEY
 from trainer.config.recipe import RecipeConfig
+from trainer.files.modelspec import ARCHITECTURES, BASE_VERSIONS, SIDE_FILE_VERSIONS
 from trainer.protocol import atomic
 
 # Two runs of one recipe differ in these keys of their files' metadata and in no other.
@@ -21,16 +22,10 @@ TIME_KEYS = ("ss_training_started_at", "modelspec.date")
 
 # ComfyUI reads headers up to 1 MiB: a thousand tags keep far below it.
 _MOST_TAGS = 1000
-_BASE_VERSIONS: dict[Family, str] = {"sd15": "sd_v1", "sdxl": "sdxl_base_v1-0"}
-_ARCHITECTURES: dict[Family, str] = {
-    "sd15": "stable-diffusion-v1/lora",
-    "sdxl": "stable-diffusion-xl-v1-base/lora",
-}
 _IMPLEMENTATIONS: dict[Family, str] = {
     "sd15": "diffusers",
     "sdxl": "https://github.com/Stability-AI/generative-models",
 }
-_SIDE_FILE_VERSIONS: dict[Family, str] = {"sd15": "SD1", "sdxl": "SDXL"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +102,7 @@ def write_side_files(lora: Path, facts: ExportFacts, preview: Path | None) -> No
         lora.with_suffix(".json"),
         {
             "description": facts.description,
-            "sd version": _SIDE_FILE_VERSIONS[facts.family],
+            "sd version": SIDE_FILE_VERSIONS[facts.family],
             "activation text": ", ".join(facts.trigger_words),
             "preferred weight": 1.0,
             "negative text": "",
@@ -128,7 +123,7 @@ def _network(facts: ExportFacts, adapter: Adapter) -> dict[str, str]:
         arguments["conv_alpha"] = str(adapter.alpha[convolutions[0]])
     return {
         "ss_v2": "False",
-        "ss_base_model_version": _BASE_VERSIONS[facts.family],
+        "ss_base_model_version": BASE_VERSIONS[facts.family],
         "ss_network_module": "networks.lora",
         "ss_network_dim": _common(adapter.rank[name] for name in plain),
         "ss_network_alpha": _common(adapter.alpha[name] for name in plain),
@@ -193,7 +188,7 @@ def _model_spec(facts: ExportFacts) -> dict[str, str]:
     recipe = facts.recipe
     values = {
         "sai_model_spec": "1.0.1",
-        "architecture": _ARCHITECTURES[facts.family],
+        "architecture": f"{ARCHITECTURES[facts.family]}/lora",
         "implementation": _IMPLEMENTATIONS[facts.family],
         "title": facts.title,
         "resolution": f"{recipe.resolution}x{recipe.resolution}",

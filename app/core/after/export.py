@@ -13,8 +13,6 @@ from trainer.protocol.naming import safe_name
 if TYPE_CHECKING:
     from trainer.files.header import Header
 
-_FAMILIES = {"stable-diffusion-v1": "SD1", "stable-diffusion-xl-v1-base": "SDXL"}
-
 
 @dataclass(frozen=True, slots=True)
 class About:
@@ -115,10 +113,13 @@ def _write(lora: Path, target: Path, name: str, told: About) -> None:
 
 def _words(header: Header, told: About) -> dict[str, object]:
     """Return the contents of NAME.json, as A1111, Forge and InvokeAI read it."""
+    from trainer.files.modelspec import ARCHITECTURES, SIDE_FILE_VERSIONS
+
+    versions = {name: SIDE_FILE_VERSIONS[family] for family, name in ARCHITECTURES.items()}
     architecture = header.metadata.get("modelspec.architecture", "").partition("/")[0]
     return {
         "description": told.description,
-        "sd version": _FAMILIES.get(architecture, "Unknown"),
+        "sd version": versions.get(architecture, "Unknown"),
         "activation text": told.triggers,
         "preferred weight": 1.0,
         "negative text": "",

@@ -16,6 +16,7 @@ from app.core.edits.saving import Saver
 from app.core.library import Library
 from app.core.pictures import Picture
 from app.core.tasks import Tasks
+from app.core.words import first_names
 from trainer.errors import DatasetError
 
 
@@ -116,7 +117,7 @@ def _facts(root: Path, pictures: Sequence[Picture]) -> dict[int, dict[str, Any]]
 
 
 def _changed(left: Sequence[Path]) -> DatasetError:
-    names = ", ".join(file.name for file in left[:3]) + (" …" if len(left) > 3 else "")
+    names = first_names(left)
     return DatasetError(
         "undo.changed",
         f"{len(left)} of the files were written by another program meanwhile and stay as they are: {names}.",

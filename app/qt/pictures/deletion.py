@@ -11,6 +11,7 @@ from PySide6.QtCore import QObject
 from app.core.edits.edit import Ended
 from app.core.pictures import Picture
 from app.core.session import Session
+from app.core.words import first_names
 from app.qt.pictures.trash import Thrown, bring_back, throw_away
 from trainer.errors import DatasetError
 
@@ -75,13 +76,13 @@ class Deletion(QObject):
         return Counter((one.folder.path, one.path.stem) for one in self._session.library.pictures.values())
 
     def _kept(self) -> DatasetError:
-        names = ", ".join(path.name for path in self._thrown.kept[:3])
+        names = first_names(self._thrown.kept)
         sentence = self.tr("The system's trash did not take %n: {names}.", "", len(self._thrown.kept))
         remedy = self.tr("They stay where they are: remove them with the system's own file manager.")
         return DatasetError("trash.refused", sentence.format(names=names), remedy)
 
     def _lost(self, left: Sequence[Path]) -> DatasetError:
-        names = ", ".join(path.name for path in left[:3])
+        names = first_names(left)
         sentence = self.tr("%n file(s) could not be brought back: {names}.", "", len(left))
         remedy = self.tr("Look for them in the system's trash; nothing was put in the place of other files.")
         return DatasetError("trash.not_back", sentence.format(names=names), remedy)

@@ -17,10 +17,11 @@ from trainer.config.presets.preset import RECIPE_KEY
 from trainer.config.recipe import RecipeConfig
 from trainer.errors import JobError, LoraFileError
 from trainer.files.identify import LoraIdentity, identify_lora
+from trainer.files.modelspec import BASE_VERSIONS
 
 _LONGEST = 64 * 1024
 # What sd-scripts and Impasto write, for files whose layers do not tell.
-_FAMILIES: Mapping[str, Family] = {"sd_v1": "sd15", "sdxl_base_v1-0": "sdxl"}
+_FAMILIES: Mapping[str, Family] = {version: family for family, version in BASE_VERSIONS.items()}
 # Side pictures as ComfyUI and A1111 find them.
 _PICTURES = (".png", ".preview.png", ".jpg", ".webp")
 # Other ways to state a length, and what follows from other keys where it is not stated.

@@ -8,6 +8,7 @@ from typing import Any
 from PySide6.QtCore import QCoreApplication, QLocale, QObject
 
 from app.core.planning.answer import Answer, Plan, Use
+from app.qt import durations
 from app.qt.words import QT_TRANSLATE_NOOP
 from trainer.protocol.forecast import ROUNDING
 
@@ -78,8 +79,7 @@ def duration(seconds: float) -> str:
     minutes = round(seconds / 60)
     if minutes < 90:
         return Counts().minutes(minutes)
-    words = QCoreApplication.translate("Forecast", "{hours} h {minutes} min")
-    return words.format(hours=minutes // 60, minutes=f"{minutes % 60:02d}")
+    return durations.duration(60 * minutes)
 
 
 def headline(answer: Answer, *, here: bool) -> str:
