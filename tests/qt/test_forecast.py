@@ -133,3 +133,14 @@ def test_a_hidden_panel_keeps_no_process_and_asks_again_when_shown(qtbot, panel,
     panel.hide()
     panel.show()
     assert panel.forecaster.answer is answer and not panel.forecaster.stale and panel.figures.isVisible()
+
+
+def test_a_job_for_the_processor_is_asked_nothing_of_a_card(qtbot, session, panel, draft):
+    draft.set("fit.device", "cpu")
+    panel.show_draft(draft)
+    qtbot.waitUntil(lambda: panel._fresh)  # when it is on disk, and the cards have been looked at
+    assert panel.headline.text() == "Trains on the processor" and panel.chooser.isHidden()
+    assert panel.forecaster.state == "idle" and not panel.bar.isVisible()
+    draft.set("fit.device", None)
+    qtbot.waitUntil(lambda: panel.forecaster.state != "idle")
+    assert not panel.chooser.isHidden()

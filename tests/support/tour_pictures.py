@@ -60,9 +60,9 @@ def move_in(home: Path) -> Wish:
         trigger="neontube",
         steps=STEPS,
         prompts=(
-            "neontube, a blue house on a white background",
             "neontube, a red fish on a yellow background",
-            "neontube, a green mushroom on a pink background",
+            "neontube, a yellow heart on a blue background",
+            "neontube, a purple moon on a white background",
         ),
         settings={  # what assets/demo/job.toml says of a base as small as this
             "recipe.resolution": "128",

@@ -51,7 +51,7 @@ class Coach(QFrame):
         self.title.setProperty("role", "heading")
         for label in (self.title, self.words):
             label.setTextFormat(Qt.TextFormat.PlainText)
-            label.setWordWrap(True)
+        self.words.setWordWrap(True)
         self.closing.setToolTip(self.tr("End the tour"))
         self.closing.setAccessibleName(self.tr("End the tour"))
         self.closing.setFocusPolicy(Qt.FocusPolicy.TabFocus)

@@ -40,7 +40,8 @@ STEPS = (
         QT_TRANSLATE_NOOP(
             "Tour",
             "These 18 pictures have one look: tubes of neon light. A LoRA learns what its pictures have in common. "
-            "For your own, drop any folder on the window.",
+            "They are as small as the tour's base, so never mind the problem that is listed. For your own, "
+            "drop any folder on the window.",
         ),
         "show_pictures",
     ),
@@ -66,8 +67,8 @@ STEPS = (
         QT_TRANSLATE_NOOP("Tour", "Start"),
         QT_TRANSLATE_NOOP(
             "Tour",
-            "Memory and time are known before anything starts. Training goes on when this window is closed, "
-            "and survives a crash. The demo takes a few minutes.",
+            "On a graphics card, memory and time are known before anything starts; the demo trains on the processor, "
+            "a few minutes. Training goes on when this window is closed, and survives a crash.",
         ),
         "show_job",
         QT_TRANSLATE_NOOP("Tour", "Start training"),
@@ -77,8 +78,8 @@ STEPS = (
         QT_TRANSLATE_NOOP("Tour", "Watch"),
         QT_TRANSLATE_NOOP(
             "Tour",
-            "The loss falls while it learns. Every 100 steps the same prompt is drawn again: "
-            "under Samples you see the blue house turn into neon.",
+            "The run is here after some seconds, and its loss falls while it learns. Every 100 steps the same two "
+            "prompts are drawn again: under Samples you see a fish and a heart turn into neon.",
         ),
         "show_run",
     ),

@@ -174,6 +174,8 @@ class ProgressPanel(QWidget):
             self._redraw.start(_REDRAW)
 
     def _waiting_words(self) -> str:
+        if not self.runs and not self._session.runs.all:
+            return self.tr("A training that was started appears here after some seconds.")
         if not self.runs:
             return self.tr("Choose a run on the left; with Ctrl or Shift several, to lay them over each other.")
         if any(run.series.loss for run in self.runs):

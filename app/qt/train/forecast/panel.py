@@ -163,7 +163,14 @@ class ForecastPanel(QWidget):
         if draft is None or draft.job is None or draft.file.unsaved or self.forecaster.cards is None:
             return  # each of these, when it changes, asks again
         self._fresh = True
-        self.forecaster.ask(Question(draft.path, self._card()))
+        if self._on_processor():
+            self.forecaster.forget()
+        else:
+            self.forecaster.ask(Question(draft.path, self._card()))
+
+    def _on_processor(self) -> bool:
+        """Whether the job says that it trains on the CPU: what a card would need tells nothing then."""
+        return self._draft is not None and self._draft.get("fit.device") == "cpu"
 
     def _card(self) -> str:
         """What is chosen; a named one while there is no card here."""
@@ -215,6 +222,7 @@ class ForecastPanel(QWidget):
         self.state.setVisible(bool(self.state.text()))
         self.bar.setVisible(forecaster.waiting and forecaster.state != "picked")
         self.figures.setVisible(best is not None)
+        self.chooser.setHidden(self._on_processor())
         self.plans.setEnabled(not forecaster.stale)
         if answer is not None and best is not None and answer is not self._shown:
             self._shown = answer
@@ -237,6 +245,8 @@ class ForecastPanel(QWidget):
     def _headline(self, answer: Answer | None) -> str:
         if self._draft is None:
             return self.tr("Set up a job to see what it needs.")
+        if self._on_processor():
+            return self.tr("Trains on the processor")
         if answer is not None:
             return words.headline(answer, here=self._card() == HERE)
         if self._draft.job is None:
@@ -250,6 +260,8 @@ class ForecastPanel(QWidget):
         return self.tr("From before the last change; the new answer is on its way.")
 
     def _state_words(self) -> str:
+        if self._on_processor():
+            return self.tr("The job says so. It needs no card's memory; how long it takes is measured when it begins.")
         return {
             "reading": self.tr("Looking at the pictures…"),
             "tracing": self.tr("Trying out a step with these settings, which takes some seconds…"),
