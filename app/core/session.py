@@ -131,6 +131,8 @@ class Session:
         self.datasets.closed.connect(self.recent.closed)
         self.thumbnails = Thumbnails(post, cache_folder() / FILE_NAME)
         self.datasets.known.connect(lambda _: self.thumbnails.prepare(self.library.pictures.values(), EDGES[0]))
+        for event in (self.view.shown, self.view.selection, self.history.changed):
+            event.connect(lambda _: self.thumbnails.give_way())
         self.library.altered.connect(self._retry)
         self.health = Health(self.library, self.tags, self.tasks, post, self._aim())
         self.finder.findings = self.health.marked

@@ -11,6 +11,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 BESIDE = (
+    "app.core.disk.looking",
+    "app.core.disk.drawing",
+    "app.core.disk.reading",
     "app.core.jobs.essentials",
     "app.core.planning.preflight",
     "app.core.after.export",
@@ -19,7 +22,8 @@ BESIDE = (
     "app.core.runs.samples",
     "app.core.runs.comparing",
 )
-"""What the pages need that is none of Qt's; it brings the rest with it, pydantic's models of a job above all."""
+"""What is none of Qt's: numpy and Pillow, for which the first thumbnails would wait half a second, then what the pages
+need; it brings the rest with it, pydantic's models of a job above all."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ os.environ.setdefault("QT_QPA_PLATFORM", "offscreen")
 from PySide6.QtCore import QEventLoop, Qt, QTimer
 from PySide6.QtWidgets import QApplication
 
+from app.qt.page import Page
 from tests.bench.app_results import write_section
 
 _TITLES = {"jpegs": "photographs", "many": "very many pictures"}
@@ -130,7 +131,14 @@ class Bench:
         self.window.resize(1400, 900)
         self.window.show()
         self.heart = Heart()
-        self.until(lambda: False, 0.5)
+        self.until(self._settled, 60.0)
+
+    def _settled(self) -> bool:
+        """Tell whether all is loaded that the window loads behind: a second after it is there on a quiet machine."""
+        pages = self.window.pages
+        return all(isinstance(pages.widget(place), Page) for place in range(pages.count())) and (
+            "app.core.disk.drawing" in sys.modules
+        )
 
     def until(self, reached: Callable[[], bool], seconds: float) -> float:
         """Run the event loop until something holds; return the seconds it took."""

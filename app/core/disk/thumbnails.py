@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -51,11 +52,18 @@ class Thumbnails:
     """Belongs to the library's thread; its own threads make what it is asked for.
 
     `ready` tells of each thumbnail that was wished for. Of wishes that wait the newest comes first; `show` replaces
-    all that wait, so that what was scrolled past costs nothing. `prepare` fills the disk's cache in idle time.
+    all that wait, so that what was scrolled past costs nothing. `prepare` fills the disk's cache in idle time: when the
+    user has done nothing for `quiet` seconds, as workers take turns with the window's thread.
     """
 
     def __init__(
-        self, post: Post, file: Path, threads: int | None = None, memory: int = 64 << 20, disk: int = 2 << 30
+        self,
+        post: Post,
+        file: Path,
+        threads: int | None = None,
+        memory: int = 64 << 20,
+        disk: int = 2 << 30,
+        quiet: float = 1.0,
     ) -> None:
         self.ready: Event[Thumbnail] = Event()
         self._post = post
@@ -66,6 +74,7 @@ class Thumbnails:
         self._change = threading.Condition()
         self._wishes: dict[_Wish, Path] = {}
         self._later: tuple[deque[Picture], int] = (deque(), EDGES[0])
+        self._quiet, self._idle_from = quiet, 0.0
         self._done: deque[tuple[_Wish, Thumbnail]] = deque()
         self._running: set[_Wish] = set()
         self._ends = False
@@ -102,6 +111,10 @@ class Thumbnails:
             self._start()
             self._change.notify()
 
+    def give_way(self) -> None:
+        """Leave idle work for later: the user does something."""
+        self._idle_from = time.monotonic() + self._quiet
+
     def retry(self, ids: Iterable[int]) -> None:
         """Forget that these pictures could not be shown: their disk may be there again."""
         for number in self._failed.keys() & set(ids):
@@ -118,6 +131,7 @@ class Thumbnails:
         self._shelf.close()
 
     def _wait_for(self, wishes: Mapping[_Wish, Path], keep: bool) -> None:
+        self.give_way()
         missing = [wish for wish in reversed(list(wishes)) if wish not in self._kept]
         with self._change:
             waiting = self._wishes if keep else {}
@@ -161,12 +175,13 @@ class Thumbnails:
                     self._running.add(wish)
                     return wish, path, True
                 later, pixels = self._later
-                if later and not self._running:
+                patience = self._idle_from - time.monotonic()
+                if later and not self._running and patience <= 0:
                     # Only here, as it would take the window's thread half a second for 100,000 pictures. What is read
                     # of a picture may be about to change: then its thumbnail is made under a name nobody asks for.
                     picture = later.popleft()
                     return _wish(picture, pixels), picture.path, False
-                self._change.wait()
+                self._change.wait(max(0.0, patience) if later and not self._running else None)
             return None
 
     def _make(self, wish: _Wish, path: Path) -> Thumbnail:

@@ -144,7 +144,7 @@ def test_the_disk_keeps_thumbnails_until_the_file_changes(
 
 
 def test_idle_time_fills_the_disk_without_telling_anybody(desk: Desk, tmp_path: Path) -> None:
-    made = Thumbnails(desk.post, tmp_path / "t.sqlite", threads=1)
+    made = Thumbnails(desk.post, tmp_path / "t.sqlite", threads=1, quiet=0.0)
     pictures = [saved(tmp_path / f"{n}.png", Image.new("RGB", (9, 9)), n) for n in range(6)]
     (tmp_path / "2.png").write_bytes(b"damaged")
     told: list[Thumbnail] = []
@@ -160,6 +160,18 @@ def test_idle_time_fills_the_disk_without_telling_anybody(desk: Desk, tmp_path: 
     database.close()
     assert keys == {key_of(each.path, each.changed_ns, each.bytes, 256) for each in pictures if each.id != 2}
     assert {thumbnail.picture for thumbnail in told} == {5}
+
+
+def test_idle_time_is_none_while_the_user_does_something(desk: Desk, tmp_path: Path) -> None:
+    made = Thumbnails(desk.post, tmp_path / "t.sqlite", threads=1, quiet=1e6)
+    pictures = [saved(tmp_path / f"{n}.png", Image.new("RGB", (9, 9)), n) for n in range(3)]
+    made.give_way()
+    made.prepare(pictures[:2], 256)
+    for _ in range(3):
+        one(desk, made, pictures[2])
+        made._kept.clear()
+    made.close()
+    assert len(made._later[0]) == 2
 
 
 def test_a_picture_that_could_not_be_shown_is_tried_again_when_its_disk_is_back(
