@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from app.core.events import Event
-from app.core.tasks import Post, Tasks, raise_again
+from app.core.tasks import Post, Tasks, only
 from trainer.errors import ImpastoError, RunError
 from trainer.protocol.detached import last_words, launch, let_go
 from trainer.protocol.queue import Entry, Queue, Reading, new_entry
@@ -160,15 +160,9 @@ class QueueKeeper:
                 self._see_to_worker()
 
         self._asked = [one for one in self._asked if not one.done()]
-        self._asked.append(self._tasks.run(work, lambda _: None, self._refused))
+        self._asked.append(self._tasks.run(work, lambda _: None, only(ImpastoError, self.failed.emit)))
         self._looking = True
         self._tasks.run(self._look, self._seen, self._not_seen)
-
-    def _refused(self, fault: BaseException) -> None:
-        if not isinstance(fault, ImpastoError):
-            raise_again(fault)
-        else:
-            self.failed.emit(fault)
 
     def _seen(self, now: Look) -> None:
         self._looking = False
@@ -179,10 +173,9 @@ class QueueKeeper:
     def _not_seen(self, fault: BaseException) -> None:
         """Show a queue that cannot be read as a problem, once, and not at each look."""
         self._looking = False
-        if not isinstance(fault, ImpastoError):
-            raise_again(fault)
-        else:
-            self._seen(replace(self.now, problem=f"{fault.sentence} {fault.remedy}"))
+        only(ImpastoError, lambda error: self._seen(replace(self.now, problem=f"{error.sentence} {error.remedy}")))(
+            fault
+        )
 
     # --- on the thread of its own
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from app.core.engine.served import Served
 from app.core.events import Event
 from app.core.planning.answer import Answer, answer_from
-from app.core.tasks import Post, Single, Tasks
+from app.core.tasks import Post, Single, Tasks, only
 from trainer.errors import ImpastoError
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ class Forecaster:
 
     def look(self) -> None:
         """Look at this PC's cards on a worker; `seen` says when that is done."""
-        self._looking.run(_cards, self._see, self._fail_to_see)
+        self._looking.run(_cards, self._see, only(ImpastoError, self._fail_to_see))
 
     # --- inside
 
@@ -167,9 +167,7 @@ class Forecaster:
         self.cards, self.card_error = found, None
         self.seen.emit(None)
 
-    def _fail_to_see(self, fault: BaseException) -> None:
-        if not isinstance(fault, ImpastoError):
-            raise fault
+    def _fail_to_see(self, fault: ImpastoError) -> None:
         self.cards, self.card_error = (), fault
         self.seen.emit(None)
 

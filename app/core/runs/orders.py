@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from app.core.events import Event
-from app.core.tasks import Single, Tasks
+from app.core.tasks import Single, Tasks, only
 from trainer.errors import ImpastoError, RunError
 from trainer.protocol import commands
 from trainer.protocol.commands import Answer, CommandName
@@ -48,14 +48,12 @@ class Orders:
         def sent(path: Path) -> None:
             self._waiting[self._waiting.index(order)] = Order(run, name, path)
 
-        def failed(fault: BaseException) -> None:
-            if not isinstance(fault, OSError):
-                raise fault
+        def failed(fault: OSError) -> None:
             self._waiting.remove(order)
             self.changed.emit(None)
             self.failed.emit(_unwritten(run, fault))
 
-        self._tasks.run(lambda: commands.send(run, name), sent, failed)
+        self._tasks.run(lambda: commands.send(run, name), sent, only(OSError, failed))
 
     def look(self) -> None:
         """See what was answered; nothing where nothing waits."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from app.core.events import Event
 from app.core.runs.run import Run
 from app.core.runs.summary import RunSummary, Summaries
-from app.core.tasks import Post, Single, Tasks
+from app.core.tasks import Post, Single, Tasks, only
 from trainer.errors import ImpastoError, RunError
 from trainer.protocol import places
 from trainer.protocol.rundir import forget_run, forgotten_runs, known_runs
@@ -97,9 +97,7 @@ class Runs:
         self._forgotten.discard(path)
         self._shown.add(path)
         self.look()
-        if not isinstance(fault, RunError):
-            raise fault
-        self.failed.emit(fault)
+        only(RunError, self.failed.emit)(fault)
 
     def _take(self, found: list[RunSummary]) -> None:
         found = [summary for summary in found if summary.path not in self._forgotten]

@@ -13,7 +13,7 @@ from PySide6.QtWidgets import QPlainTextEdit, QWidget
 
 from app.core.runs import log as logs
 from app.core.runs.log import ROOM, Piece
-from app.core.tasks import Tasks
+from app.core.tasks import Tasks, only
 
 _Found = TypeVar("_Found")
 
@@ -160,15 +160,13 @@ class LogText(QPlainTextEdit):
                 done(found)
                 self._grant()
 
-        def fail(fault: BaseException) -> None:
-            if not isinstance(fault, OSError):
-                raise fault
+        def fail(fault: OSError) -> None:
             if asked == self._asked:
                 self._busy = False
                 self.unreadable.emit(fault.strerror or str(fault))
                 self._grant()
 
-        self._tasks.run(work, deliver, fail)
+        self._tasks.run(work, deliver, only(OSError, fail))
 
     def _grant(self) -> None:
         """Do what was asked for meanwhile."""

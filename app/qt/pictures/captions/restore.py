@@ -20,6 +20,7 @@ from PySide6.QtWidgets import (
 from app.core.edits.backups import Backups, Written
 from app.core.edits.replacing import refusal
 from app.core.session import Session
+from app.core.tasks import only
 from app.qt.pictures.captions.preview import Preview, Row
 from trainer.dataset.caption_files import SUFFIXES
 
@@ -85,7 +86,7 @@ class RestoreDialog(QDialog):
             return
         self._session.saver.flush()
         backups, root = self._session.backups, self.root
-        self._session.tasks.run(lambda: _changed(backups, root), self._have, self._failed)
+        self._session.tasks.run(lambda: _changed(backups, root), self._have, only(OSError, self._failed))
 
     def _have(self, rows: Sequence[tuple[str, Row]]) -> None:
         words = self.tr("%n caption file(s) changed since Impasto first wrote there.", "", len(rows))
@@ -121,11 +122,9 @@ class RestoreDialog(QDialog):
             self.said.emit(self.tr("%n caption file(s) restored.", "", len(written)))
             self._look()
 
-        self._session.tasks.run(lambda: backups.restore(root, files), have, self._failed)
+        self._session.tasks.run(lambda: backups.restore(root, files), have, only(OSError, self._failed))
 
-    def _failed(self, fault: BaseException) -> None:
-        if not isinstance(fault, OSError):
-            raise fault
+    def _failed(self, fault: OSError) -> None:
         error = refusal(fault, Path(self.root))
         self.fault.setText(f"{error.sentence} {error.remedy}")
         self.fault.show()

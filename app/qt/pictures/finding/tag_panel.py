@@ -38,7 +38,7 @@ from app.core.pictures import Picture
 from app.core.query.terms import Term, literal
 from app.core.session import Session
 from app.core.tags.index import Row, TagCount, beside
-from app.core.tasks import raise_again
+from app.core.tasks import only, raise_again
 from app.qt.actions.commands import Commands
 from app.qt.actions.table import Action
 from app.qt.parts import until_destroyed
@@ -362,10 +362,10 @@ class TagPanel(QWidget):
         pictures = self._session.library.pictures
         chosen = [pictures[number] for number in self._index.pictures_with(tag)]
         self.message.hide()
-        self._session.tasks.run(lambda: change(chosen), self._session.history.do, self._here(self._refused))
+        self._session.tasks.run(
+            lambda: change(chosen), self._session.history.do, self._here(only(ImpastoError, self._refused))
+        )
 
-    def _refused(self, fault: BaseException) -> None:
-        if not isinstance(fault, ImpastoError):
-            raise fault
+    def _refused(self, fault: ImpastoError) -> None:
         self.message.setText(f"{fault.sentence} {fault.remedy}")
         self.message.show()

@@ -9,6 +9,7 @@ from PySide6.QtGui import QGuiApplication
 from PySide6.QtWidgets import QDialog, QDialogButtonBox, QFileDialog, QLabel, QPlainTextEdit, QVBoxLayout, QWidget
 
 from app.core.session import Session
+from app.core.tasks import only
 from app.qt.dialogs.parts import close_row
 from trainer.errors import LoraFileError
 from trainer.protocol import atomic
@@ -54,7 +55,7 @@ class CardDialog(QDialog):
         self._session.tasks.run(
             lambda: atomic.write_text(file, text),
             lambda _: self.said.emit(self.tr("Saved {name}.").format(name=file.name)),
-            lambda fault: self._tell(file, fault),
+            only(OSError, lambda fault: self._tell(file, fault)),
         )
 
     def _ask(self) -> None:
@@ -62,8 +63,6 @@ class CardDialog(QDialog):
         if found:
             self.save(Path(found))
 
-    def _tell(self, file: Path, fault: BaseException) -> None:
-        if not isinstance(fault, OSError):
-            raise fault
+    def _tell(self, file: Path, fault: OSError) -> None:
         sentence = f"{file} cannot be written: {fault.strerror or fault}."
         self.failed.emit(LoraFileError("card.file", sentence, "Choose another place, or make room on that disk."))

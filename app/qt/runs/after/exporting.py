@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from PySide6.QtCore import QObject, Signal
@@ -13,6 +14,7 @@ from app.core.after.candidates import Candidate
 from app.core.after.export import About, Exported, TakenError, about, export
 from app.core.models.found import Destination
 from app.core.session import Session
+from app.core.tasks import only
 from app.qt.reveal import reveal
 from app.qt.runs.after.export_dialog import ExportDialog
 from trainer.errors import ImpastoError
@@ -49,7 +51,9 @@ class Exporting(QObject):
 
     def _with_about(self, candidate: Candidate, picture: Path | None, then: Callable[[About], None]) -> None:
         self._session.tasks.run(
-            lambda: about(candidate.file), lambda told: then(replace(told, picture=picture)), self._tell
+            lambda: about(candidate.file),
+            lambda told: then(replace(told, picture=picture)),
+            only(ImpastoError, self.failed.emit),
         )
 
     def _ask(self, candidate: Candidate, told: About) -> None:
@@ -66,14 +70,15 @@ class Exporting(QObject):
             self._export(candidate, folder, dialog.name.text().strip(), dialog.told)
 
     def _export(self, candidate: Candidate, folder: Path, name: str, told: About, *, over: bool = False) -> None:
-        def refused(fault: BaseException) -> None:
+        def refused(fault: ImpastoError) -> None:
             if isinstance(fault, TakenError):
                 again = (self.tr("Replace"), lambda: self._export(candidate, folder, name, told, over=True))
                 self.told.emit(fault.sentence, "warning", again)
             else:
-                self._tell(fault)
+                self.failed.emit(fault)
 
-        self._session.tasks.run(lambda: export(candidate.file, folder, name, told, replace=over), self._say, refused)
+        work = partial(export, candidate.file, folder, name, told, replace=over)
+        self._session.tasks.run(work, self._say, only(ImpastoError, refused))
 
     def _say(self, made: Exported) -> None:
         words = self.tr("{name} is in {folder}.").format(name=made.file.name, folder=made.file.parent)
@@ -82,8 +87,3 @@ class Exporting(QObject):
     def _use(self, destination: Destination) -> None:
         self._used = destination
         self.used.emit()
-
-    def _tell(self, fault: BaseException) -> None:
-        if not isinstance(fault, ImpastoError):
-            raise fault
-        self.failed.emit(fault)

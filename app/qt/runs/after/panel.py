@@ -31,7 +31,7 @@ from app.core.after.edited import Edited, edited
 from app.core.after.export import about
 from app.core.models.found import Destination
 from app.core.session import Session
-from app.core.tasks import Single, raise_again
+from app.core.tasks import Single, only, raise_again
 from app.qt.actions.commands import Commands
 from app.qt.actions.table import Action
 from app.qt.parts import until_destroyed
@@ -104,6 +104,7 @@ class AfterPanel(QWidget):
         self.edited_bar, self.edited_words = QFrame(), QLabel()
         self.export_button, self.send_button, self.send_menu = QPushButton(), QToolButton(), QMenu(self)
         commands.add(ACTIONS, self)
+        self._refused = only(ImpastoError, self.failed.emit)
         self._lay_out()
         self._listen()
         self.show_run(None)
@@ -215,7 +216,7 @@ class AfterPanel(QWidget):
                 name = candidate.file.stem
                 return model_card(job, about(candidate.file), candidate, name, _trained_on(listing))
 
-            self._session.tasks.run(work, lambda text: self._show_card(text, candidate.file.stem), self._tell)
+            self._session.tasks.run(work, lambda text: self._show_card(text, candidate.file.stem), self._refused)
 
     def ask_longer(self) -> None:
         """Ask how many steps the run shall have in all."""
@@ -247,7 +248,7 @@ class AfterPanel(QWidget):
         if self._run is None:
             return
         folder, directory = self._session.jobs.folder, self._run.directory
-        self._session.tasks.run(lambda: new_job(folder, directory), self._session.going.job.emit, self._tell)
+        self._session.tasks.run(lambda: new_job(folder, directory), self._session.going.job.emit, self._refused)
 
     # --- what is known of the run
 
@@ -350,11 +351,6 @@ class AfterPanel(QWidget):
     def _closed(self, dialog: QDialog) -> None:
         if self.dialog is dialog:
             self.dialog = None
-
-    def _tell(self, fault: BaseException) -> None:
-        if not isinstance(fault, ImpastoError):
-            raise fault
-        self.failed.emit(fault)
 
     def _tries(self, run: Run) -> Path:
         """Where pictures that are tried out lie: with the run."""
