@@ -1,5 +1,6 @@
 """A recipe's way through a real run: job, run, preset, and the job of somebody else; and out of the LoRA itself."""
 
+import hashlib
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,10 @@ import pytest
 from tests.support.jobs import photographs, write_job
 from tests.support.tiny import tiny_base
 from trainer import cli
+from trainer.base.source import open_base
+from trainer.config.base import BaseConfig
 from trainer.config.load import load_job
+from trainer.config.presets.making import hash_of_base
 from trainer.config.presets.reading import load_preset
 from trainer.files.hashing import digest_file
 from trainer.protocol.rundir import RunDirectory
@@ -62,3 +66,17 @@ def test_a_run_and_its_lora_give_the_recipe_that_trains_the_same_again(folder, m
     (folder / "sdxl.toml").write_text(text, encoding="utf-8")
     assert cli.main(["train", str(other), "--recipe", str(folder / "sdxl.toml")]) == 2
     assert "is for SDXL, but the base is SD 1.5" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("family", ["sd15", "sdxl"])
+def test_a_base_in_a_folder_is_known_by_what_sha256sum_prints_of_it(family, folder):
+    base = tiny_base(family, folder / family, form="folder")
+    files = open_base(BaseConfig(model=str(base), family=family)).files
+    weights = sorted([*base.glob("text_encoder*/*.safetensors"), *base.glob("unet/*.safetensors")])
+    printed = "".join(f"{digest_file(path)}  {path.relative_to(base).as_posix()}\n" for path in weights)
+    found = hash_of_base(files, base.name)
+    assert found == hashlib.sha256(printed.encode()).hexdigest()
+    with_another_vae = {path: digest for path, digest in files.items() if not path.startswith("vae/")}
+    assert hash_of_base({**with_another_vae, "nice.vae.safetensors": "0" * 64}, base.name) == found
+    assert hash_of_base({**files, "unet/diffusion_pytorch_model.safetensors": "0" * 64}, base.name) != found
+    assert hash_of_base({}, base.name) is None

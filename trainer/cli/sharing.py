@@ -106,8 +106,11 @@ def _of_run(run: RunDirectory, with_fit: bool) -> Made:
 
 
 def _base_sha256(run: RunDirectory, name: str) -> str | None:
-    """The hash of a base that is one file, as the last attempt found it; None for folders."""
+    """The hash of the base as the last attempt found its files; None where it tells none."""
+    from trainer.config.presets.making import hash_of_base
+
     attempts = run.attempts()
     files = attempts[-1].get("base") if attempts else None
-    digest = files.get(name) if isinstance(files, Mapping) else None
-    return digest if isinstance(digest, str) else None
+    if not isinstance(files, Mapping):
+        return None
+    return hash_of_base({path: digest for path, digest in files.items() if isinstance(digest, str)}, name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +26,9 @@ _MOST_EXAMPLES = 8
 _MOST_TRIGGERS = 20
 # What may be left out of a preset when it cannot travel; without the rest there is none.
 _DISPENSABLE = ("author", "licence", "notes", "trigger_words", "base.name", "base.sha256", "recipe", "fit", "examples")
+
+# The folders of a diffusers base whose models a LoRA may be for.
+_LEARNED = ("text_encoder/", "text_encoder_2/", "unet/")
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,3 +151,16 @@ def base_name(model: str) -> str:
     parts = model.replace("\\", "/").split("/")
     is_hub_id = len(parts) == 2 and all(part and not part.startswith((".", "~")) for part in parts) and ":" not in model
     return model if is_hub_id and not parts[1].endswith(".safetensors") else parts[-1].partition("?")[0]
+
+
+def hash_of_base(files: Mapping[str, str], name: str) -> str | None:
+    """Return the hash of a base from those of its weight files by their path in it; None where it has none.
+
+    Of a single file, called `name`, it is that file's. Of a folder it is that of what the command sha256sum prints for
+    the weights of the UNet and the text encoders, in the order of their paths; not the VAE's, since a job may take
+    another. So it costs nothing where the files have been hashed, as every run does.
+    """
+    if name in files:
+        return files[name]
+    weights = [f"{files[path]}  {path}\n" for path in sorted(files) if path.startswith(_LEARNED)]
+    return hashlib.sha256("".join(weights).encode("utf-8")).hexdigest() if weights else None

@@ -32,7 +32,8 @@ class PresetBaseConfig(Section):
     name: str = Field(default="", max_length=200, examples=["model.safetensors"])
     """The base's file name or Hub id, without folders."""
     sha256: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$", examples=["64 digits of 0-9 and a-f"])
-    """SHA-256 of the base's single file, by which others can tell whether theirs is the same."""
+    """SHA-256 of the base's file, by which others can tell whether theirs is the same; of a diffusers folder that of
+    what `sha256sum text_encoder*/*.safetensors unet/*.safetensors` prints in it."""
 
 
 class ExampleConfig(PromptConfig):
