@@ -95,6 +95,7 @@ def test_the_tour_from_pictures_to_the_job(qtbot: QtBot, window: Window, session
     for _ in range(3):
         qtbot.mouseClick(coach.next, LEFT)
     assert coach.next.text() == "Done"
+    assert window.pages.currentWidget().after.isVisible()
     qtbot.mouseClick(coach.next, LEFT)
     qtbot.waitUntil(lambda: window.findChildren(Tour) == [])
     assert session.queue.entries == ()  # only its button starts

@@ -90,7 +90,7 @@ STEPS = (
             "When it is done, compare the saved steps, draw with the one you like, and export it to ComfyUI, Forge "
             "or another tool. That is all: now with your own pictures.",
         ),
-        "show_run",
+        "show_after",
     ),
 )
 
@@ -155,6 +155,15 @@ class Tour(QObject):
             self._session.going.run.emit(entry.run)
         else:
             self._window.show_runs()
+
+    def show_after(self) -> None:
+        """Show what comes after the run."""
+        from app.qt.runs.page import RunsPage  # with the page, which is loaded late
+
+        self.show_run()
+        page = self._window.pages.currentWidget()
+        assert isinstance(page, RunsPage)
+        page.show_after()
 
     # --- inside
 

@@ -97,6 +97,10 @@ class RunsPage(Page):
         self._read()
         self.commands.refresh()
 
+    def show_after(self) -> None:
+        """Show what is to be done with what a run learned."""
+        self.tabs.setCurrentWidget(self.after)
+
     # --- what the table of actions names
 
     def forget(self) -> None:
@@ -179,7 +183,7 @@ class RunsPage(Page):
 
     def _use_step(self, step: int) -> None:
         """Go on with the LoRA of a step, that of the sample which was chosen."""
-        self.tabs.setCurrentWidget(self.after)
+        self.show_after()
         self.after.choose(step)
 
     def _tell(self) -> None:
