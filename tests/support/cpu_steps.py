@@ -39,6 +39,7 @@ CPU_KERNELS = frozenset(
         "convolution_backward",
         "_foreach_add_",  # of unlike dtypes
         "addmm",
+        "baddbmm",
         "bmm",
         "mm",
         "native_group_norm_backward",

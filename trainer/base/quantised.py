@@ -8,7 +8,7 @@ from typing import Any, Literal, cast
 
 import torch
 import torch.nn.functional as F
-from bitsandbytes.functional import create_dynamic_map, name2qmap
+from bitsandbytes.functional import create_dynamic_map, dequantize_4bit, name2qmap
 from bitsandbytes.nn.modules import Int8Params, Linear4bit, Linear8bitLt, Params4bit
 from torch import Tensor, nn
 
@@ -34,6 +34,10 @@ class FrozenInt8Linear(Linear8bitLt):
             self.init_8bit_state()  # type: ignore[no-untyped-call]
         product: Tensor = _Int8Product.apply(x, self.state.CB, self.state.SCB, self.bias)  # type: ignore[no-untyped-call]
         return product
+
+    def values(self, dtype: torch.dtype) -> Tensor:
+        """What the weight stands for, (outputs, inputs), made anew; call it after a forward."""
+        return _restored(cast(Tensor, self.state.CB), cast(Tensor, self.state.SCB), dtype)
 
 
 class _Int8Product(torch.autograd.Function):
@@ -65,6 +69,12 @@ class FrozenNF4Linear(Linear4bit):
         # On CPUs with AVX512-BF16 a pass without gradient would repack the weights for a product that has none,
         # and every later training step would lose the gradient to the layers before.
         self.support_avx512bf16_for_cpu = False
+
+    def values(self, dtype: torch.dtype) -> Tensor:
+        """What the weight stands for, (outputs, inputs), made anew."""
+        weight = cast(Params4bit, self.weight)
+        restored: Tensor = dequantize_4bit(weight, weight.quant_state)
+        return restored.to(dtype)
 
 
 def quantise_linears(model: nn.Module, kind: Quantisation, dtype: torch.dtype, device: torch.device) -> Placer:

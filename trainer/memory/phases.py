@@ -250,11 +250,16 @@ def _decode(tracer: Tracer, subject: Subject, vae: AutoencoderKL, latents: Mappi
 
 
 def _leaving(engine: Engine, weights: Tape) -> list[Storage]:
-    """What trainer.training.room.away empties, in its order."""
-    working = {id(weight): f"working.{key}" for key, weight in engine.adapter.parameters.items()}
+    """What trainer.training.room.away empties, in its order: each storage once, some hold several weights."""
     placed = {storage.name: storage for storage in weights.storages}
-    parameters = engine.models.unet.named_parameters()
-    return [placed[working.get(id(parameter), f"unet.{path}")] for path, parameter in parameters]
+    names: dict[int, str] = {}
+    for key, weight in engine.adapter.parameters.items():
+        names.setdefault(weight.untyped_storage()._cdata, f"working.{key}")
+    for path, parameter in engine.models.unet.named_parameters():
+        names.setdefault(parameter.untyped_storage()._cdata, f"unet.{path}")
+    parameters = engine.models.unet.parameters()
+    leaving = dict.fromkeys(names[parameter.untyped_storage()._cdata] for parameter in parameters)
+    return [placed[name] for name in leaving]
 
 
 def _ending_with_deaths(tape: Tape, leaving: Sequence[Storage]) -> Tape:

