@@ -232,7 +232,9 @@ def test_each_event_has_its_sentence(event, text):
 
 
 def test_a_run_that_can_go_on_says_how():
-    assert "resume" in words.finish(events.Finished("paused", 3, None))
+    told = words.finish(events.Finished("paused", 3, None, "my style"))
+    assert told == 'Paused at step 3. `python -m trainer resume "my style"` goes on from there.'
+    assert words.finish(events.Finished("paused", 3, None)) == "Paused at step 3. It can be resumed from there."
     assert "resume" not in words.finish(events.Finished("done", 3, None))
 
 

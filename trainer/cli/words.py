@@ -158,7 +158,8 @@ def finish(event: events.Finished) -> str:
     wrote = f" The LoRA is {event.file}." if event.file else ""
     if event.outcome == "done":
         return f"Done after {counted(event.step, 'step', 'steps')}.{wrote}"
-    again = " `python -m trainer resume RUN` goes on from there." if event.outcome != "failed" else ""
+    resumed = f"`python -m trainer resume {quoted(event.run)}` goes on" if event.run else "It can be resumed"
+    again = f" {resumed} from there." if event.outcome != "failed" else ""
     return f"{OUTCOMES[event.outcome]} at step {event.step:,}.{wrote}{again}"
 
 

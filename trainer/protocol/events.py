@@ -258,6 +258,8 @@ class Finished(Event):
     outcome: Outcome
     step: int
     file: str | None
+    run: str = ""
+    """The run's name, by which it is resumed; earlier versions wrote none."""
 
 
 @dataclass(frozen=True)

@@ -310,7 +310,7 @@ def conclude(run: RunDirectory, work: Attempt, reporter: Reporter, number: int) 
             if error:
                 reporter.write(events.ErrorEvent(code=error.code, sentence=error.sentence, remedy=error.remedy))
             name = f"output/{file.name}" if file else None
-            reporter.write(events.Finished(outcome=outcome, step=work.step, file=name))
+            reporter.write(events.Finished(outcome=outcome, step=work.step, file=name, run=run.name))
 
     try:
         outcome, file = work.run_to_end(number)
