@@ -1,25 +1,26 @@
-"""Fit presets are what the planner finds, and fit their cards with margin; it is asked with the tapes that ship."""
+"""Fit presets are what the planner finds, fit their cards with margin and take what they took: by tapes that ship."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import json
 
 import pytest
 
-from tests.bench.built_in import FAMILIES, GIGABYTES, SYSTEMS, built_in
-from tests.bench.make_fits import RECIPE, file_name, preset_text
+from tests.bench.built_in import FAMILIES, GIGABYTES
+from tests.bench.make_fits import file_name, preset_text
 from tests.bench.ship_traces import read_index
+from tests.golden import peaks
 from trainer.config.base import Family
-from trainer.config.presets.reading import load_preset
+from trainer.config.fit import FitConfig
 from trainer.config.presets.shelf import fit_for, read_shelf
 from trainer.files.assets import asset_path, preset_path
 from trainer.memory.cards import find_card
-from trainer.memory.course import Course
-from trainer.memory.forecast import run_through
+from trainer.memory.forecast import Playing
 from trainer.memory.store import TapeStore
-from trainer.memory.subject import complete_fit, library_versions
+from trainer.memory.subject import library_versions
 from trainer.memory.traces import Traces
 
+GOLDEN = json.loads(peaks.FILE.read_text(encoding="utf-8"))
 EVERY = [(family, gigabytes) for family in FAMILIES for gigabytes in GIGABYTES]
 
 
@@ -49,18 +50,31 @@ def test_a_preset_is_what_the_planner_finds(family: Family, gigabytes: int, trac
     )
 
 
-@pytest.mark.parametrize("system", SYSTEMS)
-@pytest.mark.parametrize(("family", "gigabytes"), EVERY)
-def test_a_preset_fits_its_card_with_margin(family: Family, gigabytes: int, system: str, traces: Traces) -> None:
-    fit = load_preset(preset_path("fits", file_name(family, gigabytes))).fit
-    assert fit is not None
-    question = built_in(family, RECIPE, gigabytes, system)
-    situation = question.situation
+@pytest.mark.parametrize("row", peaks.preset_rows(), ids=lambda row: row.name)
+def test_a_preset_fits_its_card_with_margin_and_takes_what_it_took(row: peaks.Golden, traces: Traces) -> None:
+    situation = row.question.situation
     assert situation.margin > 0
-    subject = replace(question.subject, fit=complete_fit(fit))
-    playing = run_through(Course(subject, traces, question.occasions, situation.rate), situation, situation.budget)
+    playing = peaks.play(row.question, peaks.preset_fit(row.family, row.gigabytes), traces)
     assert playing.failure is None
     assert playing.reserved <= situation.budget
+    assert_golden(row, playing)
+
+
+@pytest.mark.parametrize("row", peaks.other_rows(), ids=lambda row: row.name)
+def test_other_recipes_take_what_they_took(row: peaks.Golden, traces: Traces) -> None:
+    fit = FitConfig.model_validate(GOLDEN[row.name]["fit"])
+    playing = peaks.play(row.question, fit, traces)
+    assert playing.failure is None
+    assert_golden(row, playing)
+
+
+def test_the_golden_peaks_are_of_these_rows() -> None:
+    assert list(GOLDEN) == [row.name for row in (*peaks.preset_rows(), *peaks.other_rows())]
+
+
+def assert_golden(row: peaks.Golden, playing: Playing) -> None:
+    golden = {key: GOLDEN[row.name][key] for key in ("allocated", "reserved")}
+    assert peaks.peaks_of(playing) == pytest.approx(golden, rel=peaks.TOLERANCE), "run python -m tests.golden.peaks"
 
 
 @pytest.mark.parametrize(("family", "gigabytes"), EVERY)
