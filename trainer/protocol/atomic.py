@@ -104,9 +104,12 @@ def remove_strays(folder: Path) -> None:
 
 def long_path(path: Path) -> Path:
     r"""Return the path in Windows' \\?\ form where it is too long for the common one, else unchanged."""
-    if sys.platform != "win32" or len(str(path)) < _LONG:
-        return path
-    return Path(extended(str(path)))
+    return path if sys.platform != "win32" else Path(long_name(str(path)))
+
+
+def long_name(text: str) -> str:
+    """Return what `long_path` does of a path that is text."""
+    return extended(text) if sys.platform == "win32" and len(text) >= _LONG else text
 
 
 def extended(text: str) -> str:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,9 @@ from trainer.errors import DatasetError
 
 BATCH = 500
 """Pictures handed over at once: a few milliseconds of work for the thread that takes them."""
-_SLICE = 4000
-"""Files that a look asks for besides those that are shown, to find what was written in place."""
+_TURN = 0.005
+"""Seconds in which a look asks for files besides those that are shown, to find what was written in place: some thousand
+on a disk of one's own, a few on one that is far away."""
 
 Names = Mapping[Path, Collection[str]]
 """Names of files by directory."""
@@ -122,13 +123,16 @@ class Looker:
             self._compare(path, Listing())
 
     def _due(self, near: Names) -> Names:
-        """Return the files to ask for: those that are shown, and the next few of all, so that each has its turn."""
+        """Return the files to ask for: those that are shown, and what is another among the next few of all."""
         due = {path: set(names) for path, names in near.items()}
-        turn = list(islice(self._rounds, _SLICE))
-        if len(turn) < _SLICE:
-            self._rounds = self._files()
-        for path, name in turn:
-            due.setdefault(path, set()).add(name)
+        end = time.perf_counter() + _TURN
+        for path, name in self._rounds:
+            directory = self._directories.get(path)
+            if directory and directory.listing.is_other(path, name):
+                due.setdefault(path, set()).add(name)
+            if time.perf_counter() > end:
+                return due
+        self._rounds = self._files()  # each has had its turn
         return due
 
     def _files(self) -> Iterator[tuple[Path, str]]:

@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from trainer.errors import DatasetError
-from trainer.protocol.atomic import extended, replace, sync_directory
+from trainer.protocol.atomic import long_name as _system
+from trainer.protocol.atomic import replace, sync_directory
 from trainer.protocol.places import is_disk_full
 
 # ruff: noqa: PTH114, PTH118, PTH120, PTH108, PTH116, PTH105
 # Paths are strings here, and the system's own calls are used: with pathlib a caption takes twice as long.
 
 _BINARY = getattr(os, "O_BINARY", 0)  # Windows translates line ends without it
-_LONG = 240  # as trainer.protocol.atomic
 _STRAY = re.compile(r"\.impasto-[0-9a-f]{16}\.tmp")
 _SETTLED = 3_000_000_000  # nanoseconds; longer than the step of any file system's clock (FAT: two seconds)
 _ABANDONED = 600.0  # seconds; a write takes milliseconds
@@ -158,7 +158,3 @@ def _rename(source: str, target: str) -> None:
         os.replace(_system(source), _system(target))
     except PermissionError:  # on Windows while another program has it open, seldom for long
         replace(Path(source), Path(target))
-
-
-def _system(file: str) -> str:
-    return extended(file) if sys.platform == "win32" and len(file) >= _LONG else file

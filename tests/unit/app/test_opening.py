@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from app.core.disk import looking
 from app.core.disk.opening import Datasets, OnDisk, Opened
 from app.core.disk.reading import read_size
 from app.core.pictures import Altered, Change, Picture
@@ -176,6 +177,23 @@ def test_an_edit_in_place_of_a_picture_in_sight_is_found_without_a_thorough_look
     opened.datasets.refresh(near=[opened["1.png"].id])
     opened.settle()
     assert opened["1.png"].caption == "uno"
+
+
+def test_an_edit_in_place_out_of_sight_is_found_when_its_turn_comes(
+    opened: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(looking, "_TURN", 0.0)  # one file at each look
+    paths = [picture(tmp_path / f"{n}.png") for n in range(3)] + [write(tmp_path / f"{n}.txt", "one") for n in range(3)]
+    for path in (*paths, tmp_path):
+        os.utime(path, ns=(10**18, 10**18))
+    opened.open(tmp_path)
+    (tmp_path / "2.txt").write_text("uno", encoding="utf-8")
+    os.utime(tmp_path, ns=(10**18, 10**18))
+    seen = []
+    for _ in range(2 * len(paths)):
+        opened.look(whole=False)
+        seen.append(opened["2.png"].caption)
+    assert seen[0] == "one" and seen[len(paths)] == "uno"
 
 
 def test_a_removed_picture_is_called_missing_first_and_keeps_its_id_if_it_comes_back(
