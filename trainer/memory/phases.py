@@ -21,6 +21,7 @@ from trainer.base.drawing import Drawing, decode_levels, draw_latents, make_samp
 from trainer.base.family import TextEncoder
 from trainer.base.text import TextConditioning, encode_words
 from trainer.base.vae import posterior
+from trainer.config.optimizer import ScheduleFreeConfig
 from trainer.config.report import PromptConfig
 from trainer.memory.dealing import sizes_of_parts
 from trainer.memory.kernels import AttentionKernel, as_on_cuda, attention_kernel
@@ -157,6 +158,8 @@ def checkpoint(subject: Subject) -> tuple[Tape, ...]:
 
 def save(subject: Subject) -> tuple[Tape, ...]:
     """The averaged weights of Schedule-Free; else nothing, as for :func:`checkpoint`: files are made on the CPU."""
+    if not isinstance(subject.recipe.optimizer, ScheduleFreeConfig):  # what there is to see takes seconds to build
+        return (NOTHING,)
     engine = empty_engine(subject)
     with recording("math") as tracer:
         know_engine(tracer, engine)
@@ -164,7 +167,7 @@ def save(subject: Subject) -> tuple[Tape, ...]:
         with tracer.stage("save"), averaged_weights(engine.optimizer, engine.masters):
             pass
         tape = tracer.cut("save")
-    return (tape if len(tape.events) else NOTHING,)
+    return (tape,)
 
 
 def _quantised(subject: Subject) -> bool:
