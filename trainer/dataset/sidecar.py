@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -59,6 +59,12 @@ class Sidecar:
     def of(self, name: str) -> PictureNotes:
         """Return what is noted of the picture with this file name; nothing, for most."""
         return self.pictures.get(_composed(name)) or PictureNotes(file=name)
+
+    def changed_since(self, before: Sidecar, names: Iterable[str]) -> list[str]:
+        """Return those of these file names of which something else is noted than before."""
+        keys = self.pictures.keys() | before.pictures.keys()
+        changed = {key for key in keys if self.pictures.get(key) != before.pictures.get(key)}
+        return [name for name in names if _composed(name) in changed] if changed else []
 
     def with_folder(self, **facts: object) -> Sidecar:
         """Return the notes with facts of the folder changed; other keys, unknown ones too, stay."""

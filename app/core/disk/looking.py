@@ -22,6 +22,10 @@ BATCH = 500
 _TURN = 0.005
 """Seconds in which a look asks for files besides those that are shown, to find what was written in place: some thousand
 on a disk of one's own, a few on one that is far away."""
+_EASY = 0.05
+"""Seconds of the processor that listing a directory may take to be done whenever it changes; some 5,000 files."""
+_REST = 10
+"""Times as long as it took a larger one is not listed again: the app's own writing changes it with every caption."""
 
 Names = Mapping[Path, Collection[str]]
 """Names of files by directory."""
@@ -47,6 +51,8 @@ class _Directory:
     unsettled: set[str] = field(default_factory=set)
     """Pictures whose captions were read so soon after they were written that their time may hide another change."""
     unreadable: bool = False
+    rests_until: float = 0.0
+    """By the monotonic clock."""
     searched: Listing | None = None
     """The listing in which files without a picture were looked for."""
     strays: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -69,10 +75,10 @@ class Looker:
     def look(self, whole: bool, near: Names, again: Names, dropped: Names) -> None:
         """Tell what changed on disk since the last look.
 
-        A directory is listed again when its own time changed; files written in place are found among those in `near`
-        at once, among the others by and by, or with `whole` at once too. Captions and notes of the pictures in
-        `again` are read whatever their times say, and what holds for those folders is told; those `dropped` are
-        forgotten, and new should they still be there.
+        A directory is listed again when its own time changed, a large one after a rest; files written in place are
+        found among those in `near` at once, among the others by and by, or with `whole` at once too. Captions and
+        notes of the pictures in `again` are read whatever their times say, and what holds for those folders is told;
+        those `dropped` are forgotten, and new should they still be there.
 
         A picture that is gone is called missing first, and forgotten by the next look that misses it: programs that
         save by replacing leave a moment without. When all are gone at once, the place that they lie in is: they stay.
@@ -144,10 +150,13 @@ class Looker:
         """Return what a directory holds: the known listing where nothing hints at a change, None when it is gone."""
         directory = self._directories.get(path)
         try:
-            known = directory and not (whole or directory.missing or directory.unreadable) and directory.listing
-            if known and not look_again(path, known, names):
-                return known
+            if directory and not (whole or directory.missing or directory.unreadable):
+                resting = time.monotonic() < directory.rests_until
+                if resting or not look_again(path, directory.listing, names):
+                    return directory.listing
+            began = time.thread_time()
             listing = list_directory(path)
+            took = time.thread_time() - began
         except FileNotFoundError:
             if path == self.root:
                 raise
@@ -158,6 +167,7 @@ class Looker:
             return self._refused(path, fault)
         if directory:
             directory.unreadable = False
+            directory.rests_until = time.monotonic() + _REST * took if took > _EASY else 0.0
         return listing
 
     def _refused(self, path: Path, fault: OSError) -> Listing:
@@ -249,12 +259,14 @@ class Looker:
     # Captions and notes
 
     def _read_notes(self, directory: _Directory) -> None:
+        before = directory.notes
         try:
             directory.notes = read_sidecar(directory.path)
         except DatasetError as error:
             self._hand(Trouble(error))
             return
-        directory.unread.update(directory.listing.pictures)
+        others = directory.notes.changed_since(before, directory.listing.pictures.keys() - directory.unread)
+        self._tell(directory, {name: noted(directory.notes.of(name)) for name in others})
         for path, other in self._directories.items():
             if path.is_relative_to(directory.path):
                 self._mark(other)

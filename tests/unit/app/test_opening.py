@@ -196,6 +196,39 @@ def test_an_edit_in_place_out_of_sight_is_found_when_its_turn_comes(
     assert seen[0] == "one" and seen[len(paths)] == "uno"
 
 
+def test_a_note_reads_no_caption_again(opened: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for n in range(3):
+        picture(tmp_path / f"{n}.png")
+        os.utime(write(tmp_path / f"{n}.txt", "one"), ns=(10**18, 10**18))
+    write(tmp_path / "impasto.jsonl", '{"file": "0.png", "rating": 4}\n{"file": "1.png", "rating": 2}\n')
+    opened.open(tmp_path)
+    read = list[object]()
+    read_caption = looking.read_caption
+    monkeypatch.setattr(looking, "read_caption", lambda *words: read.append(words) or read_caption(*words))
+    opened.told.clear()
+    write(tmp_path / "impasto.jsonl", '{"file": "1.png", "rating": 2}\n{"file": "2.png", "excluded": true}\n')
+    opened.look()
+    assert [(opened[f"{n}.png"].rating, opened[f"{n}.png"].excluded) for n in range(3)] == [
+        (None, False), (2, False), (None, True),
+    ]  # fmt: skip
+    assert (read, [len(altered.altered) for altered in opened.told]) == ([], [2])
+
+
+def test_a_directory_that_takes_long_rests_until_a_thorough_look(
+    opened: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(looking, "_EASY", -1.0)
+    monkeypatch.setattr(looking, "_REST", 1e9)
+    picture(tmp_path / "1.png")
+    opened.open(tmp_path)
+    seen = []
+    for place, whole in enumerate((False, False, True)):
+        picture(tmp_path / f"new {place}.png")
+        opened.look(whole)
+        seen.append(len(opened.names()))
+    assert seen == [2, 2, 4]
+
+
 def test_a_removed_picture_is_called_missing_first_and_keeps_its_id_if_it_comes_back(
     opened: Open, tmp_path: Path
 ) -> None:
