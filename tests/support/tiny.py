@@ -150,7 +150,7 @@ def tiny_base(
             single_file_metadata(family, configs),
         )
     else:
-        _write_folder(family, path, weights, configs)
+        write_folder(family, path, weights, configs)
     return path
 
 
@@ -185,7 +185,7 @@ def single_file_tensors(
     return tensors
 
 
-def _write_folder(
+def write_folder(
     family: Family, path: Path, weights: Mapping[str, Mapping[str, Tensor]], configs: Mapping[str, Mapping[str, Any]]
 ) -> None:
     classes = {

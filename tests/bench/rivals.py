@@ -1,0 +1,470 @@
+"""Trains SDXL with other trainers and with ours on one random base, the same pictures and settings, and compares.
+
+    python -m tests.bench.rivals [--diffusers CHECKOUT] [--sd-scripts CHECKOUT] [--onetrainer CHECKOUT]
+                                 [--unsloth CHECKOUT] [--batch 1 4] [--minutes 8] [--small] [--results FOLDER]
+
+Each runs as a process of its own, its own script with its own command line, from a checkout given by path and with the
+libraries of this environment (and of PYTHONPATH); nothing of theirs is in this repository. tests/bench/rivals_watch.py
+takes the time of all alike, ours too. bf16, LoRA r16 on the UNet, AdamW, no checkpointing, latents and texts cached
+where a trainer can. What a rival adapts besides attention, ours adapts too in the row that it is compared with. What
+cannot be run is named with the last line that it said. With --small everything is tiny and on
+the CPU, where several of them have no way to train: figures of no meaning.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from diffusers import AutoencoderKL, UNet2DConditionModel
+from PIL import Image
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
+
+from tests.support.tiny import single_file_metadata, single_file_tensors, tiny_configs, write_folder
+from trainer.config.write import toml_value
+from trainer.files.assets import asset_path
+from trainer.files.configs import bundled_configs
+from trainer.protocol import atomic
+
+ROOT = Path(__file__).resolve().parents[2]
+WATCH = Path(__file__).with_name("rivals_watch.py")
+RESULTS = Path(__file__).parent / "results"
+MIB = 1 << 20
+PICTURES = 24
+RATE = 1e-4
+LONGEST = 150.0
+"""Seconds that one may take, with loading and caching."""
+Layers = Literal["attention", "linear"]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What all have in common."""
+
+    resolution: int
+    batch: int
+    steps: int
+    small: bool
+    rank: int = 16
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where things lie: bases in both forms, pictures in each layout, and a folder to write to."""
+
+    folder: Path
+    single: Path
+    diffusers: Path
+    pictures: Path
+    """Pictures with captions beside them."""
+    listed: Path
+    """The same with metadata.jsonl instead."""
+    repeated: Path
+    """A folder that holds `1000_pictures`."""
+
+
+Command = Callable[[Settings, Place, Path], list[str]]
+
+
+@dataclass(frozen=True)
+class Rival:
+    """A trainer: how it is told what to do, and what its LoRA is on."""
+
+    name: str
+    layers: Layers
+    command: Command
+    """From settings, place and checkout: a script with its arguments, or "-m", a module and its arguments."""
+    inside: str = "."
+    """The folder of the checkout that it starts in and imports from."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+def ours(layers: Layers) -> Rival:
+    """This trainer, as a user starts it."""
+
+    def command(settings: Settings, place: Place, checkout: Path) -> list[str]:
+        job = place.folder / "job.toml"
+        device = "cpu" if settings.small else "cuda"
+        values: Mapping[str, Any] = {
+            "name": f"ours-{layers}",
+            "base.model": str(place.single),
+            "recipe.layers": layers,
+            "recipe.rank": settings.rank,
+            "recipe.alpha": float(settings.rank),
+            "recipe.resolution": settings.resolution,
+            "recipe.effective_batch": settings.batch,
+            "recipe.learning_rate": RATE,
+            "recipe.steps": settings.steps + 1,
+            "fit.device": device,
+            "fit.dtype": "fp32" if settings.small else "bf16",
+            "fit.micro_batch": settings.batch,
+            "fit.checkpointing": "none",
+            "fit.quantise": "none",
+            "report.validation.every": 10**6,
+            "report.saving.every_steps": 10**6,
+            "report.saving.checkpoint_every": 10**6,
+            "report.previews.prompts": [],
+        }
+        lines = ["schema = 1", *(f"{key} = {toml_value(value)}" for key, value in values.items())]
+        folders = f"[[dataset.folders]]\npath = {toml_value(str(place.pictures))}\n"
+        atomic.write_text(job, "\n".join(lines) + "\n" + folders)
+        return ["-m", "trainer", "train", str(job)]
+
+    return Rival(f"Impasto, {layers}", layers, command)
+
+
+def _diffusers(settings: Settings, place: Place, checkout: Path) -> list[str]:
+    script = checkout / "examples" / "text_to_image" / "train_text_to_image_lora_sdxl.py"
+    return [
+        str(script),
+        f"--pretrained_model_name_or_path={place.diffusers}",
+        f"--train_data_dir={place.listed}",
+        "--caption_column=text",
+        f"--resolution={settings.resolution}",
+        f"--train_batch_size={settings.batch}",
+        f"--max_train_steps={settings.steps + 1}",
+        "--checkpointing_steps=1000000",
+        f"--rank={settings.rank}",
+        f"--learning_rate={RATE}",
+        "--lr_warmup_steps=0",
+        "--dataloader_num_workers=2",
+        f"--mixed_precision={'no' if settings.small else 'bf16'}",
+        f"--output_dir={place.folder / 'out'}",
+        f"--cache_dir={place.folder / 'hub'}",
+    ]
+
+
+def _sd_scripts(settings: Settings, place: Place, checkout: Path) -> list[str]:
+    precision = "no" if settings.small else "bf16"
+    return [
+        str(checkout / "sdxl_train_network.py"),
+        f"--pretrained_model_name_or_path={place.single}",
+        f"--train_data_dir={place.repeated}",
+        "--caption_extension=.txt",
+        f"--resolution={settings.resolution}",
+        f"--train_batch_size={settings.batch}",
+        f"--max_train_steps={settings.steps + 1}",
+        "--network_module=networks.lora",
+        f"--network_dim={settings.rank}",
+        f"--network_alpha={settings.rank}",
+        "--network_train_unet_only",
+        "--cache_latents",
+        "--cache_text_encoder_outputs",
+        f"--learning_rate={RATE}",
+        "--optimizer_type=AdamW",
+        f"--mixed_precision={precision}",
+        "--no_half_vae",
+        "--sdpa",
+        "--persistent_data_loader_workers",
+        "--max_data_loader_n_workers=2",
+        f"--output_dir={place.folder / 'out'}",
+    ]
+
+
+def _onetrainer(settings: Settings, place: Place, checkout: Path) -> list[str]:
+    dtype = "FLOAT_32" if settings.small else "BFLOAT_16"
+    part = {"train": False, "weight_dtype": dtype}
+    config = {
+        "training_method": "LORA",
+        "model_type": "STABLE_DIFFUSION_XL_10_BASE",
+        "base_model_name": str(place.single),
+        "output_model_format": "KOHYA_LORA",
+        "output_model_destination": str(place.folder / "out" / "lora.safetensors"),
+        "workspace_dir": str(place.folder / "workspace"),
+        "cache_dir": str(place.folder / "cache"),
+        "tensorboard": False,
+        "concepts": [
+            {
+                "name": "pictures",
+                "path": str(place.pictures),
+                "text": {"prompt_source": "sample"},
+                "image": {"enable_crop_jitter": False},
+            }
+        ],
+        "samples": [],
+        "resolution": str(settings.resolution),
+        "aspect_ratio_bucketing": False,
+        "batch_size": settings.batch,
+        "epochs": 1000,
+        "learning_rate": RATE,
+        "learning_rate_warmup_steps": 0,
+        "optimizer": {"optimizer": "ADAMW"},
+        "train_dtype": dtype,
+        "train_device": "cpu" if settings.small else "cuda",
+        "lora_rank": settings.rank,
+        "lora_alpha": float(settings.rank),
+        "layer_filter_preset": "attn-mlp",
+        "layer_filter": "attentions",
+        "unet": {"train": True, "weight_dtype": dtype, "gradient_checkpointing": False},
+        "text_encoder": part,
+        "text_encoder_2": part,
+        "vae": {"weight_dtype": "FLOAT_32"},
+    }
+    path = place.folder / "onetrainer.json"
+    atomic.write_json(path, config)
+    preset = checkout / "training_presets" / "SDXL" / "#sdxl 1.0 LoRA.json"
+    return [str(checkout / "scripts" / "train.py"), f"--preset-path={preset}", f"--config-path={path}"]
+
+
+def _unsloth(settings: Settings, place: Place, checkout: Path) -> list[str]:
+    return [
+        "-m",
+        "core.training.diffusion_lora_trainer",
+        f"--base-model={place.diffusers}",
+        f"--data-dir={place.pictures}",
+        f"--output-dir={place.folder / 'out'}",
+        f"--resolution={settings.resolution}",
+        f"--train-steps={settings.steps + 1}",
+        f"--learning-rate={RATE}",
+        f"--train-batch-size={settings.batch}",
+        f"--lora-rank={settings.rank}",
+        f"--mixed-precision={'no' if settings.small else 'bf16'}",
+        "--no-snr",
+        "--no-gradient-checkpointing",
+    ]
+
+
+RIVALS = {
+    "diffusers": Rival("diffusers, train_text_to_image_lora_sdxl.py", "attention", _diffusers),
+    "sd_scripts": Rival("sd-scripts, sdxl_train_network.py", "linear", _sd_scripts),
+    "onetrainer": Rival("OneTrainer, SDXL LoRA", "linear", _onetrainer),
+    "unsloth": Rival(
+        "Unsloth Studio, SDXL LoRA",
+        "attention",
+        _unsloth,
+        inside="studio/backend",
+        environment={"UNSLOTH_DIFFUSION_FP32_OPTIM": "1"},  # AdamW with all its bits, as the others have it
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of one run."""
+
+    name: str
+    batch: int
+    layers: Layers
+    pictures_per_second: float | None = None
+    allocated: int | None = None
+    reserved: int | None = None
+    failure: str = ""
+
+
+def run(rival: Rival, settings: Settings, place: Place, checkout: Path, seconds: float) -> Outcome:
+    """Runs one trainer until it has stepped often enough; what goes wrong is told in the outcome."""
+    outcome = partial(Outcome, rival.name, settings.batch, rival.layers)
+    with tempfile.TemporaryDirectory(dir=place.folder, ignore_cleanup_errors=True) as folder:
+        here = replace(place, folder=Path(folder))
+        result, log = here.folder / "result.json", here.folder / "log.txt"
+        start = (checkout / rival.inside).resolve()
+        environment = {
+            **os.environ,
+            **rival.environment,
+            "PYTHONPATH": os.pathsep.join([str(start), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep),
+            "IMPASTO_HOME": str(here.folder / "home"),
+            "HF_HUB_OFFLINE": "1",
+            "PYTHONIOENCODING": "utf-8",
+        }
+        try:
+            words = [sys.executable, str(WATCH), str(result), str(settings.steps)]
+            words += rival.command(settings, here, checkout.resolve())
+            with log.open("wb") as output:
+                subprocess.run(
+                    words,
+                    cwd=start,
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    timeout=seconds,
+                    check=False,
+                )
+            told = json.loads(result.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return outcome(failure=_last_words(log))
+        except subprocess.TimeoutExpired:
+            return outcome(failure=f"took longer than {seconds:.0f} s; last: {_last_words(log)}")
+        except Exception as error:  # noqa: BLE001 (whatever it was, it is named in the table)
+            return outcome(failure=f"{type(error).__name__}: {error}")
+    return outcome(settings.batch / told["step_seconds"], told["allocated"], told["reserved"])
+
+
+def _last_words(log: Path) -> str:
+    lines = log.read_text(encoding="utf-8", errors="replace").split("\n") if log.exists() else []
+    said = [line.strip() for line in lines if line.strip()]
+    return said[-1][:200].replace("|", "/") if said else "it said nothing"
+
+
+def lay_out(folder: Path, settings: Settings) -> Place:
+    """Writes bases and pictures."""
+    single, whole = folder / "base.safetensors", folder / "base"
+    write_bases(single, whole, small=settings.small)
+    place = Place(folder, single, whole, folder / "pictures", folder / "listed", folder / "repeated")
+    for target in (place.pictures, place.listed, place.repeated / "1000_pictures"):
+        target.mkdir(parents=True)
+    captions = {}
+    for number in range(PICTURES):
+        name, caption = f"{number:02d}.png", f"a picture, number {number}"
+        _draw(number, settings.resolution).save(place.pictures / name)
+        (place.pictures / name).with_suffix(".txt").write_text(caption, encoding="utf-8")
+        captions[name] = caption
+    shutil.copytree(place.pictures, place.repeated / "1000_pictures", dirs_exist_ok=True)
+    for name in captions:
+        shutil.copy(place.pictures / name, place.listed / name)
+    lines = [json.dumps({"file_name": name, "text": caption}) for name, caption in captions.items()]
+    (place.listed / "metadata.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return place
+
+
+def _draw(seed: int, side: int) -> Image.Image:
+    """A square of soft colours, no two alike."""
+    spots = np.random.default_rng(seed).integers(0, 255, (6, 6, 3), dtype=np.uint8)
+    return Image.fromarray(spots).resize((side, side), Image.Resampling.BICUBIC)
+
+
+def write_bases(single: Path, whole: Path, *, small: bool) -> None:
+    """One SDXL of random weights as a single file and as a diffusers folder, with tokenizers."""
+    configs = tiny_configs("sdxl") if small else bundled_configs("sdxl")
+    weights = random_weights(configs, torch.float32 if small else torch.float16)
+    tensors = {
+        name: tensor.clone(memory_format=torch.contiguous_format)
+        for name, tensor in single_file_tensors("sdxl", weights, configs).items()
+    }
+    save_file(tensors, single, single_file_metadata("sdxl", configs) if small else {"format": "pt"})
+    write_folder("sdxl", whole, weights, configs)
+    index = json.loads((whole / "model_index.json").read_text(encoding="utf-8"))
+    for name in ("tokenizer", "tokenizer_2"):
+        shutil.copytree(asset_path("demo", "base", "tokenizer"), whole / name)
+        index[name] = ["transformers", "CLIPTokenizer"]
+    atomic.write_json(whole / "model_index.json", index)
+
+
+def random_weights(configs: Mapping[str, Mapping[str, Any]], dtype: torch.dtype) -> dict[str, dict[str, Tensor]]:
+    """Weights by part and name, of a size that keeps activations finite: norms are ones, others by their fan-in."""
+    with torch.device("meta"):
+        models: dict[str, nn.Module] = {
+            "unet": UNet2DConditionModel.from_config(dict(configs["unet"])),
+            "vae": AutoencoderKL.from_config(dict(configs["vae"])),
+            "text_encoder": CLIPTextModel(CLIPTextConfig(**configs["text_encoder"])),
+            "text_encoder_2": CLIPTextModelWithProjection(CLIPTextConfig(**configs["text_encoder_2"])),
+        }
+    pool = torch.randn(1 << 22, generator=torch.Generator().manual_seed(0)).to(dtype)
+
+    def drawn(name: str, like: Tensor) -> Tensor:
+        if like.ndim < 2:
+            return torch.full(like.shape, float(name.endswith("weight")), dtype=dtype)
+        fan_in = like.numel() // like.shape[0]
+        repeats = -(-like.numel() // pool.numel())
+        numbers: Tensor = pool.repeat(repeats)[: like.numel()] * fan_in**-0.5
+        return numbers.reshape(like.shape)
+
+    return {
+        part: {name: drawn(name, tensor) for name, tensor in model.state_dict().items() if tensor.is_floating_point()}
+        for part, model in models.items()
+    }
+
+
+def table(outcomes: Sequence[Outcome], card: str, settings: Settings) -> str:
+    """All of them as Markdown; each is compared with ours on the same layers and batch."""
+    own = {(one.batch, one.layers): one.pictures_per_second for one in outcomes if one.name.startswith("Impasto")}
+    size = "tiny models, figures of no meaning" if settings.small else f"SDXL at {settings.resolution}"
+    lines = [
+        f"# Other trainers beside ours on {card}",
+        "",
+        f"By `python -m tests.bench.rivals`, {datetime.now(UTC).date()}, torch {torch.__version__}: {size}, LoRA "
+        f"r{settings.rank}, random weights; tests/bench/rivals.py says how each is told.",
+        "",
+        "| trainer | LoRA on | batch | pictures/s | Impasto is quicker by | allocated, MiB | reserved, MiB |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for one in outcomes:
+        head = f"| {one.name} | {one.layers} | {one.batch} |"
+        if one.pictures_per_second is None:
+            lines.append(f"{head} {one.failure} | | | |")
+            continue
+        rate = own.get((one.batch, one.layers))
+        ratio = "" if rate is None else f"{rate / one.pictures_per_second:.2f} ×"
+        lines.append(f"{head} {one.pictures_per_second:.2f} | {ratio} | {_mib(one.allocated)} | {_mib(one.reserved)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _mib(size: int | None) -> str:
+    return "" if size is None else f"{size / MIB:,.0f}"
+
+
+def compare(
+    checkouts: Mapping[str, Path], batches: Sequence[int], minutes: float, folder: Path, *, small: bool
+) -> list[Outcome]:
+    """Runs all, ours first, and writes the table after each."""
+    until = time.monotonic() + 60 * minutes - 10
+    card = "the CPU" if small else torch.cuda.get_device_properties(0).name
+    name = f"rivals_{'cpu_small' if small else card.lower().replace(' ', '_')}"
+    settings = Settings(64 if small else 1024, 1, 8 if small else 30, small)
+    outcomes: list[Outcome] = []
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch:
+        place = lay_out(Path(scratch), settings)
+        for batch in batches:
+            turn = Settings(settings.resolution, batch, settings.steps, small)
+            for rival, checkout in _in_order(checkouts):
+                left = until - time.monotonic()
+                if checkout is None:
+                    outcome = Outcome(rival.name, batch, rival.layers, failure="no checkout was given")
+                elif left < 10:
+                    outcome = Outcome(rival.name, batch, rival.layers, failure="no time was left")
+                else:
+                    outcome = run(rival, turn, place, checkout, min(left, LONGEST * (4 if small else 1)))
+                outcomes.append(outcome)
+                _write(folder / name, outcomes, card, settings)
+    return outcomes
+
+
+def _in_order(checkouts: Mapping[str, Path]) -> list[tuple[Rival, Path | None]]:
+    """Ours on the layers that somebody is compared on, then those that are here."""
+    layers = sorted({RIVALS[key].layers for key in checkouts}) or ["attention"]
+    here: list[tuple[Rival, Path | None]] = [(ours(one), ROOT) for one in layers]
+    return here + [(rival, checkouts.get(key)) for key, rival in RIVALS.items()]
+
+
+def _write(path: Path, outcomes: Sequence[Outcome], card: str, settings: Settings) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    atomic.write_text(path.with_suffix(".md"), table(outcomes, card, settings))
+    told = {"date": str(datetime.now(UTC).date()), "card": card, "torch": torch.__version__, "small": settings.small}
+    atomic.write_json(path.with_suffix(".json"), {**told, "outcomes": [vars(one) for one in outcomes]})
+    sys.stdout.write(f"{vars(outcomes[-1])}\n")
+    sys.stdout.flush()
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Compare what there is."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for key, rival in RIVALS.items():
+        parser.add_argument(f"--{key.replace('_', '-')}", type=Path, metavar="CHECKOUT", help=rival.name)
+    parser.add_argument("--batch", type=int, nargs="+", default=[1, 4])
+    parser.add_argument("--minutes", type=float, default=8.0)
+    parser.add_argument("--small", action="store_true", help="tiny models on the CPU")
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    options = parser.parse_args(words)
+    checkouts = {key: path for key in RIVALS if (path := getattr(options, key)) is not None}
+    outcomes = compare(checkouts, options.batch, options.minutes, options.results, small=options.small)
+    return 0 if any(one.pictures_per_second for one in outcomes) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

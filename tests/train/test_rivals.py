@@ -1,0 +1,99 @@
+"""The comparison with other trainers, at tiny size: what it writes for them, and how one is watched."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from diffusers import StableDiffusionXLPipeline
+
+from tests.bench import rivals
+from tests.bench.rivals import RIVALS, Outcome, Place, Rival, Settings, lay_out, ours, run, table
+from trainer.base.source import open_base
+from trainer.config.base import BaseConfig
+from trainer.config.load import load_job
+
+SETTINGS = Settings(resolution=64, batch=2, steps=7, small=True)
+
+# A trainer of a few lines: PyTorch's own optimizer, and more steps than are wanted.
+LOOP = """
+import sys, torch
+weight = torch.nn.Parameter(torch.zeros(3))
+optimizer = torch.optim.AdamW([weight])
+for step in range(1000):
+    print("step", step)
+    weight.square().sum().backward()
+    optimizer.step()
+sys.exit(7)
+"""
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
+    return lay_out(tmp_path_factory.mktemp("rivals"), SETTINGS)
+
+
+def test_both_forms_of_the_base_hold_one_model_that_loads(place: Place) -> None:
+    pipeline = StableDiffusionXLPipeline.from_pretrained(place.diffusers, add_watermarker=False)
+    assert pipeline.tokenizer("a cat").input_ids[0] == 49406
+    other = open_base(BaseConfig(model=str(place.single))).load_unet(torch.float32, "cpu")
+    for (name, one), (_, two) in zip(
+        sorted(pipeline.unet.named_parameters()), sorted(other.named_parameters()), strict=True
+    ):
+        assert torch.equal(one, two), name
+    assert all(weight.isfinite().all() for weight in other.parameters())
+
+
+def test_pictures_lie_as_each_trainer_wants_them(place: Place) -> None:
+    assert len(list(place.pictures.glob("*.png"))) == len(list(place.pictures.glob("*.txt"))) == rivals.PICTURES
+    lines = (place.listed / "metadata.jsonl").read_text(encoding="utf-8").splitlines()
+    named = {json.loads(line)["file_name"]: json.loads(line)["text"] for line in lines}
+    assert {path.name for path in place.listed.glob("*.png")} == named.keys()
+    assert (place.pictures / "03.txt").read_text(encoding="utf-8") == named["03.png"]
+    assert (place.repeated / "1000_pictures" / "03.png").read_bytes() == (place.pictures / "03.png").read_bytes()
+
+
+def test_all_are_told_the_same(place: Place, tmp_path: Path) -> None:
+    """Rank, rate, size, batch and length, however each calls them."""
+    here = Place(tmp_path, place.single, place.diffusers, place.pictures, place.listed, place.repeated)
+    job = load_job(Path(ours("linear").command(SETTINGS, here, tmp_path)[-1]))
+    assert (job.recipe.rank, job.recipe.layers, job.recipe.effective_batch) == (16, "linear", 2)
+    assert (job.fit.checkpointing, job.fit.micro_batch, job.recipe.resolution) == ("none", 2, 64)
+    for key in ("diffusers", "sd_scripts", "unsloth"):
+        words = RIVALS[key].command(SETTINGS, here, tmp_path)
+        values = [word.partition("=")[2] for word in words]
+        assert {"16", "0.0001", "64", "2"} <= set(values), key
+        assert not any(word.strip("-") == "gradient_checkpointing" for word in words)
+    RIVALS["onetrainer"].command(SETTINGS, here, tmp_path)
+    told = json.loads((tmp_path / "onetrainer.json").read_text(encoding="utf-8"))
+    assert (told["lora_rank"], told["batch_size"], told["resolution"], told["learning_rate"]) == (16, 2, "64", 1e-4)
+
+
+def test_a_trainer_is_watched_until_it_has_stepped_often_enough(place: Place, tmp_path: Path) -> None:
+    (tmp_path / "loop.py").write_text(LOOP, encoding="utf-8")
+    rival = Rival("a loop", "attention", lambda settings, place, checkout: [str(checkout / "loop.py")])
+    outcome = run(rival, SETTINGS, place, tmp_path, 120.0)
+    assert not outcome.failure and outcome.pictures_per_second is not None and outcome.pictures_per_second > 0
+
+
+def test_of_one_that_failed_the_last_words_are_told(tmp_path: Path) -> None:
+    log = tmp_path / "log.txt"
+    assert rivals._last_words(log) == "it said nothing"
+    log.write_bytes("first\nno model | here, ü\n \n".encode())
+    assert rivals._last_words(log) == "no model / here, ü"
+
+
+def test_the_table_compares_with_ours_on_the_same_layers() -> None:
+    outcomes = [
+        Outcome("Impasto, attention", 1, "attention", 6.0, 3 << 20, 4 << 20),
+        Outcome("Impasto, linear", 1, "linear", 5.0),
+        Outcome("one", 1, "attention", 2.0),
+        Outcome("other", 1, "linear", 4.0),
+        Outcome("none", 4, "linear", failure="No module named 'x'"),
+    ]
+    lines = table(outcomes, "a card", SETTINGS).splitlines()[-5:]
+    assert len({line.count("|") for line in lines}) == 1
+    assert lines[0] == "| Impasto, attention | attention | 1 | 6.00 | 1.00 × | 3 | 4 |"
+    assert "3.00 ×" in lines[2] and "1.25 ×" in lines[3] and "No module named" in lines[4]
