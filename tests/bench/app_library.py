@@ -18,7 +18,7 @@ import resource
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 os.environ.setdefault("QT_QPA_PLATFORM", "offscreen")
@@ -26,6 +26,7 @@ os.environ.setdefault("QT_QPA_PLATFORM", "offscreen")
 from PySide6.QtCore import QEventLoop, Qt, QTimer
 from PySide6.QtWidgets import QApplication
 
+from app.core.pictures import Picture
 from app.qt.page import Page
 from tests.bench.app_results import write_section
 
@@ -214,8 +215,26 @@ def many(folder: Path, count: int) -> list[str]:
     lines.append(
         f"{len(view.ids):,} shown, {bench.known():,} known, {len(grid.in_sight())} in sight. Memory {_memory():.0f} MB."
     )
+    lines.append(_follow(folder, [bench.session.library.pictures[number] for number in grid.in_sight()]))
     bench.close()
     return lines
+
+
+def _follow(folder: Path, in_sight: Sequence[Picture]) -> str:
+    """Measure what a minute of looking for changes costs while there are none."""
+    from app.core.disk.looking import Looker
+
+    near: dict[Path, set[str]] = {}
+    for picture in in_sight:
+        names = (picture.name, f"{picture.path.stem}.txt", f"{picture.path.stem}.caption")
+        near.setdefault(picture.folder.path, set()).update(names)
+    looker = Looker(folder.absolute(), lambda news: None)
+    for _ in range(2):
+        looker.look(False, near, {}, {})
+    spent = time.thread_time()
+    for _ in range(30):
+        looker.look(False, near, {}, {})
+    return f"Following the disk while nothing changes: {time.thread_time() - spent:.2f} s of processor time a minute."
 
 
 def _open(bench: Bench, folder: Path, count: int) -> None:
