@@ -50,6 +50,14 @@ def test_no_runs_are_told_in_words(page, qtbot):
     assert "no runs yet" in page.empty.text()
 
 
+def test_what_was_read_before_the_page_was_made_is_shown_at_once(window, session, qtbot):
+    session.runs.look()
+    qtbot.waitUntil(lambda: session.runs.looked)
+    window.show_runs()
+    page = window.pages.currentWidget()
+    assert page.lists.currentWidget() is page.empty
+
+
 def test_a_run_from_the_command_line_appears_and_is_drawn(page, qtbot, tmp_path):
     write_run(tmp_path, "from the shell", 200)
     qtbot.waitUntil(lambda: listed(page) == [("from the shell", "done")])

@@ -117,6 +117,7 @@ class RunsPage(Page):
     def showEvent(self, event: QShowEvent) -> None:  # noqa: N802
         """Watch, from now on."""
         super().showEvent(event)
+        self._show_list()  # what others have read before this was made is not told again
         self.session.runs.look()
         self._read()
         self._reading.start()
