@@ -152,6 +152,7 @@ def test_layers_of_our_own_ask_for_less(subject: Subject, ours: Mapping[str, Any
     lean = count_step(subject, 2, "lean")
     assert ours["forward"] - lean.forward == 12 * (8 * 4 + 2 - 5 * 2)
     assert ours["backward"] - lean.backward >= 12 * 24
-    assert (lean.accumulate, lean.optimizer) == (2, ours["optimizer"])
+    assert lean.accumulate <= 2
+    assert lean.optimizer == ours["optimizer"]
     assert lean.saved_bytes <= ours["saved_bytes"]
     assert lean.waits == {}
