@@ -97,3 +97,16 @@ def test_a_fact_edited_during_a_look_wins_over_what_the_look_read(sitting: Sitti
     assert folder.trigger == "mine"
     sitting.look()
     assert (folder.trigger, folder.repeats) == ("theirs", 4)  # nobody said that the edit is still to be saved
+
+
+def test_whatever_the_user_does_comes_before_thumbnails_that_nobody_asked_for(sitting: Sitting) -> None:
+    session = sitting.session
+    for act in (
+        lambda: session.view.select([], None),
+        lambda: session.view.show([]),
+        lambda: sitting.set_to("rating", 3),
+    ):
+        session.view.select([sitting.number], sitting.number)
+        session.thumbnails._idle_from = 0.0
+        act()
+        assert session.thumbnails._idle_from > 0.0
