@@ -26,8 +26,9 @@ def names_of_step(
 
 
 def test_sd15_without_checkpointing_has_its_peak_where_forward_turns() -> None:
+    """Just after: the gradients of q, k and v are laid together while all of forward is still kept."""
     micro, optimizer = names_of_step("sd15", 512, "none")
-    assert micro == ["forward through the last up block (highest layer)"]
+    assert micro == ["backward through the last up block (highest layer)"]
     assert optimizer == ["end of the batch: the optimizer"]
 
 
@@ -35,7 +36,7 @@ def test_sdxl_with_checkpointing_has_a_peak_in_every_block_there_and_back() -> N
     micro, _ = names_of_step("sdxl", 1024, "full")
     forward = [name for name in micro if name.startswith("forward")]
     backward = [name for name in micro if name.startswith("backward")]
-    assert micro == forward + backward
+    assert micro == [*forward, *backward, "end of the micro-batch: gradients added up"]
     assert forward[-1] == "forward through the last up block (highest layer)"
     assert "forward through the middle block" in forward
     assert backward[0] == "backward through the last up block (highest layer)"

@@ -29,7 +29,6 @@ class MasterWeights:
             for key, weight in self.working.items()
         }
 
-    @torch.no_grad()
     def accumulate(self) -> None:
         """Adds the working weights' gradients to the masters' and drops them. Call it after each micro-batch.
 
