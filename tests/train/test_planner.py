@@ -386,7 +386,7 @@ def test_runs_that_begin_alike_are_those_played_apart(searched: list[Exhaustive]
 
 def test_what_gives_memory_back_in_every_step_is_slower_by_that(traces: Traces) -> None:
     one = Exhaustive(small_subject(previews=False, effective_batch=4, steps=10, side=512), traces)
-    fit = one.subject.fit.changed(micro_batch=4, checkpointing="full")
+    fit = one.subject.fit.changed(micro_batch=4, checkpointing="none")
     free = forecast_of(one.course(fit), situation_with(AMPLE))
     for share in range(99, 50, -1):  # until a replay gives memory back in steps
         situation = situation_with(one.free(fit) * share // 100)
@@ -400,7 +400,7 @@ def test_what_gives_memory_back_in_every_step_is_slower_by_that(traces: Traces) 
     assert told.seconds == pytest.approx(free.seconds + slowed)
     assert told.step_seconds["512x512"] == pytest.approx(free.step_seconds["512x512"] + slowed / steps)
     # So another that is slower else, but does without, is the pick.
-    written = FitConfig(quantise="none", checkpointing="full")
+    written = FitConfig(quantise="none", checkpointing="none")
     first, *passed_over_for = one.picks(every_fit(one.subject, written, ()), situation, free_choice=False)
     assert first == fit
     planned = plan(one.subject, written, situation, traces, OCCASIONS, others=False)

@@ -63,6 +63,8 @@ class _Operator(NamedTuple):
     """Whether it touches memory; else it only looks at it in another way."""
     overwrites: bool
     """Whether it changes numbers and nothing else, so that on meta it need not be run."""
+    fills: bool
+    """Whether it is a product that is written where the caller says, which on meta need not be run again either."""
     work: WorkKind
     flops: Callable[..., int] | None
     instead: Callable[..., Any] | None
@@ -207,6 +209,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             call = self._calls[key] = _learned(func, operator, args, kwargs, result)
         elif operator.overwrites and call.seen:
             result = args[0] if call.single else None
+        elif operator.fills and call.seen:
+            result = kwargs["out"]
         elif call.made is None:
             result = func(*args, **kwargs)
         else:
@@ -364,6 +368,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             makes=bool(returns) and all(value.alias_info is None for value in returns),
             works=not (func.is_view or func in _UNDECLARED_VIEWS),
             overwrites=plain and func._schema.is_mutable and packet.__name__.endswith("_"),
+            fills=packet in _GEMMS and func._overloadname == "out",
             work=kind,
             flops=flop_registry.get(packet),
             instead=_INSTEAD.get(func),
