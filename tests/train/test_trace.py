@@ -47,23 +47,29 @@ def operations(tape: Tape) -> int:
 
 
 def test_sdxl_at_1024_without_checkpointing() -> None:
-    """A micro-step of one picture; elsewhere PEFT was counted at 10.4 k operations and 6.29 GiB."""
-    micro = traced("sdxl", {"checkpointing": "none"}, {}).micro_first[1024, 1024]
-    assert operations(micro) == pytest.approx(10_400, rel=0.05)
+    """A micro-step of one picture; elsewhere PEFT was counted at 10.4 k operations and 6.29 GiB.
+
+    Here with views and allocations, and every weight's gradient being put in its place.
+    """
+    tapes = traced("sdxl", {"checkpointing": "none"}, {})
+    micro = tapes.micro_first[1024, 1024]
+    assert operations(micro) == pytest.approx(8_000, rel=0.05)
     assert max(live(micro)) / GIB == pytest.approx(6.29, rel=0.03)
     # What outlives the step is the gradients, once, in fp32, and the loss.
     left = {storage.name: storage for storage in micro.storages if storage.kind == "gradients" and storage.name}
     masters = [storage for name, storage in left.items() if name.startswith("master_gradient.")]
-    assert len(masters) == 2 * 722
+    assert len(masters) == 1  # side by side, under the name of the first
+    weights = [storage.bytes for storage in tapes.weights.storages if (storage.name or "").startswith("master.")]
+    assert (len(weights), masters[0].bytes) == (2 * 722, sum(weights))
     assert live(micro)[-1] == sum(storage.bytes for storage in masters) + 4
 
 
 def test_sdxl_at_1024_with_checkpointing() -> None:
     """Blocks keep their inputs and are computed again: a forward more, a tenth of the memory (0.45 GiB kept, A4)."""
     micro = traced("sdxl", {"checkpointing": "full"}, {}).micro_more[1024, 1024]
-    assert 14_000 < operations(micro) < 16_500
+    assert 10_500 < operations(micro) < 12_000
     assert 0.45 < max(live(micro)) / GIB < 0.65
-    assert {storage.stage for storage in micro.storages} == {"forward", "backward", "recompute"}
+    assert {storage.stage for storage in micro.storages} == {"forward", "backward", "recompute", "accumulate"}
 
 
 def test_sd15_with_its_text_encoder_through_whole_steps() -> None:
@@ -80,8 +86,11 @@ def test_sd15_with_its_text_encoder_through_whole_steps() -> None:
 def test_every_storage_is_told_by_its_module() -> None:
     """Forward, backward and recomputation of a layer are found under its path."""
     micro = traced("sd15", {"checkpointing": ["up_blocks.3"]}, {}).micro_more[512, 512]
+    # What our own functions compute again is told as backward: as there, gradients are off while they compute.
     layer = "unet.up_blocks.3.attentions.2.transformer_blocks.0.ff.net.2"
-    for stage in ("forward", "recompute", "backward"):
-        assert any(storage.stage == stage and storage.module.startswith(layer) for storage in micro.storages)
+    norm = "unet.up_blocks.3.attentions.2.transformer_blocks.0.norm3"
+    for module, stages in ((layer, {"forward", "backward"}), (norm, {"forward", "recompute", "backward"})):
+        told = {storage.stage for storage in micro.storages if storage.module.startswith(module)}
+        assert told == stages
     nowhere = [storage for storage in micro.storages if not storage.module and storage.stage != "accumulate"]
     assert sum(storage.bytes for storage in nowhere) < 0.01 * max(live(micro))

@@ -40,7 +40,8 @@ def _planned(recipe: RecipeConfig, family: Family, card: str | None) -> Sequence
         question = question_ahead(family, recipe, card)
     except ImpastoError as error:  # keys that only suit a job that states others
         return (f"By itself no job can use it: {error.sentence}",)
-    planned = planned_for(question, traces_of_user())
+    with traces_of_user() as traces:
+        planned = planned_for(question, traces)
     situation, batch = planned.situation, question.subject.recipe.effective_batch
     if planned.pick is None:
         lighter = plan_words.what_would(planned.lighter, situation, planned.missing, batch)

@@ -7,6 +7,7 @@ import gc
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -60,7 +61,12 @@ def run_plan(options: argparse.Namespace) -> int:
 
         return serve()
     question = _question(options)
-    traces = traces_of_user(quiet=options.json)
+    with traces_of_user(quiet=options.json) as traces:
+        return _answered(question, traces, options)
+
+
+def _answered(question: Question, traces: Traces, options: argparse.Namespace) -> int:
+    """Print the plan as it becomes known; the exit code."""
     if options.json:
         planned = planned_for(question, traces)
         print(json.dumps(as_json(question, planned), ensure_ascii=False, indent=1))
@@ -139,12 +145,16 @@ def question_ahead_of(family: Family, recipe: str | None, gpu: str | None) -> Qu
     return question_ahead(family, preset_recipe(recipe, family) if recipe else None, gpu, recipe or "")
 
 
-def traces_of_user(*, quiet: bool = False) -> Traces:
+@contextmanager
+def traces_of_user(*, quiet: bool = False) -> Iterator[Traces]:
     """Return the tapes that are known here; that new ones have to be made is said once, unless `quiet`."""
+    from trainer.memory.aside import TracerAside
     from trainer.memory.store import TapeStore
     from trainer.memory.traces import Traces
 
-    return Traces(TapeStore.of_user(), once(lambda: _say_tracing(as_json=quiet)))
+    store = TapeStore.of_user()
+    with TracerAside(store) as aside:
+        yield Traces(store, once(lambda: _say_tracing(as_json=quiet)), aside)
 
 
 def planned_for(question: Question, traces: Traces, on_pick: Callable[[Planned], None] = lambda _: None) -> Planned:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from trainer.cli.plan import PATIENCE, as_json, once, question_ahead_of
 from trainer.errors import EXIT_DONE, JobError
+from trainer.memory.aside import TracerAside
 from trainer.memory.forecast import Runs
 from trainer.memory.planner import plan
 from trainer.memory.questions import question_of_job
@@ -47,6 +48,10 @@ class _Planner:
 
     def answer(self, turn: Turn) -> Answer:
         """The whole plan for a request; its pick is told as soon as it is known."""
+        with TracerAside(self.traces.store) as self.traces.aside:
+            return self._answer(turn)
+
+    def _answer(self, turn: Turn) -> Answer:
         subject = json.dumps([turn.request.get(key) for key in ("job", "family", "recipe")])
         self.traces.before_tracing = self._before_tracing(turn, self.told.get(subject))
         question = _requested(turn)

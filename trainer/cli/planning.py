@@ -34,6 +34,7 @@ def plan_run(
     import torch
 
     from trainer.config.fit import PLANNED
+    from trainer.memory.aside import TracerAside
     from trainer.memory.course import Course, occasions_of
     from trainer.memory.forecast import forecast_on_cpu
     from trainer.memory.planner import plan
@@ -63,9 +64,10 @@ def plan_run(
     # Flash and efficient attention take the same at the peak, so both are planned by flash's tapes, which are shared.
     stated = written.changed(attention=written.attention or ("math" if job.fit.attention == "math" else "auto"))
     until = time.monotonic() + PATIENCE
-    planned = plan(subject, stated, situation, traces, occasions, until=until, others=False)
-    if planned.pick is None and planned.missing > situation.margin:
-        raise _too_large(plan(subject, stated, situation, traces, occasions, until=until), job)
+    with TracerAside(traces.store) as traces.aside:
+        planned = plan(subject, stated, situation, traces, occasions, until=until, others=False)
+        if planned.pick is None and planned.missing > situation.margin:
+            raise _too_large(plan(subject, stated, situation, traces, occasions, until=until), job)
     chosen = planned.pick or planned.smaller
     assert chosen is not None  # where nothing fits there is the smallest
     fit = job.fit.changed(**{name: getattr(chosen.fit, name) for name in PLANNED})

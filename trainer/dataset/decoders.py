@@ -105,7 +105,7 @@ class _Decoder:
         if self._pipe is None:
             self._pipe, theirs = _SPAWN.Pipe()
             process = _SPAWN.Process(target=_serve, args=(theirs,), daemon=True)
-            with _no_interrupts():
+            with no_interrupts():
                 process.start()
             self._process = process  # only now: another thread may want to kill it, and can kill what has begun
             theirs.close()
@@ -163,7 +163,7 @@ _SPAWN = multiprocessing.get_context("spawn")
 
 
 @contextmanager
-def _no_interrupts() -> Iterator[None]:
+def no_interrupts() -> Iterator[None]:
     """Inside, processes are started that never hear of Ctrl-C: it reaches all of a terminal, and is meant for us."""
     if sys.platform == "win32":
         yield

@@ -11,14 +11,15 @@ from trainer.config.fit import FitConfig
 from trainer.config.ladder import RungConfig
 from trainer.memory import timing
 from trainer.memory.appraisal import Appraisal
-from trainer.memory.course import Course, Occasions
+from trainer.memory.aside import Wish
+from trainer.memory.course import Course, Occasions, bounding_buckets
 from trainer.memory.forecast import Runs, Within, forecast_of
 from trainer.memory.grid import Checkpointing, candidates, nested_sets
 from trainer.memory.ladder import ladder
 from trainer.memory.recipes import Change, lighter
 from trainer.memory.search import best
 from trainer.memory.situation import Situation
-from trainer.memory.subject import Subject, complete_fit
+from trainer.memory.subject import Subject, TracePart, complete_fit
 from trainer.memory.tape import Work
 from trainer.memory.traces import Traces
 from trainer.protocol.forecast import SEARCHED, Forecast, ForecastPhase
@@ -102,6 +103,7 @@ def plan(
     ``runs`` are those of other questions on cards with like workspaces.
     """
     planning = _Planning(subject, written, situation, traces, occasions, until, runs)
+    traces.foresee(planning.foreseen)
     if likely is not None and (soon := planning.soon(likely)) is not None:
         on_pick(Planned(situation, soon, complete=False))
     pick = planning.best(planning.choices)
@@ -154,6 +156,31 @@ class _Planning:
     def qualities(self) -> tuple[str, ...]:
         """How the base may be kept."""
         return (self.written.quantise,) if self.written.quantise else ("none", "int8", "nf4")
+
+    @property
+    def foreseen(self) -> list[Wish]:
+        """What a search is likely to ask for after one picture without checkpointing: what saves memory, in its order.
+
+        Of two ways to keep the base, as a card that is too small for the first needs figures of both.
+        """
+        base, bucket = self.subject.fit, bounding_buckets(self.subject)[0]
+        plain = base.changed(micro_batch=1, checkpointing="none")
+        saving = base.changed(
+            micro_batch=self.written.micro_batch or 1,
+            checkpointing=self.written.checkpointing or "full",
+            vae_tiling=True,
+            preview_offload=True,
+        )
+
+        def wish(fit: FitConfig, part: TracePart, *more: object) -> Wish:
+            return Wish(replace(self.subject, fit=fit), part, more)
+
+        looked_at = self.qualities[:2]
+        fits = [fit.changed(quantise=quantise) for quantise in looked_at for fit in (plain, saving)]
+        steps = [wish(fit, "steps", bucket, fit.micro_batch) for fit in fits[1:]]
+        last = plain.changed(quantise=looked_at[-1])
+        parts: tuple[TracePart, ...] = ("load", "quantise", "validate")
+        return [*steps, wish(fits[-1], "preview"), *(wish(last, part) for part in parts)]
 
     @cached_property
     def sets(self) -> tuple[Checkpointing, ...]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from trainer.memory.aside import TracerAside, Wish
 from trainer.memory.outline import Outline, outline_of
 from trainer.memory.splicing import scaled
 from trainer.memory.store import TapeStore
@@ -18,6 +21,8 @@ T = TypeVar("T", Tape, Outline)
 
 # Larger micro-batches follow from these two; one of a single picture spares itself copies and follows from none.
 SCALED_FROM = (2, 3)
+# A base of which one trace takes so many seconds is worth a process beside this one, which takes some to start.
+LONG = 1.5
 # Up to here one trace costs less than two, unless both are known.
 LARGEST_TRACED = 4
 
@@ -40,16 +45,37 @@ class Steps(Generic[T]):
 class Traces:
     """The tapes of any subject; those asked for once are kept."""
 
-    def __init__(self, store: TapeStore, before_tracing: Callable[[], None] = lambda: None) -> None:
-        """``before_tracing`` is called whenever tapes are missing; what it raises ends the asking."""
+    def __init__(
+        self,
+        store: TapeStore,
+        before_tracing: Callable[[], None] = lambda: None,
+        aside: TracerAside | None = None,
+    ) -> None:
+        """``before_tracing`` is called whenever tapes are missing; what it raises ends the asking.
+
+        ``aside`` traces into the same store meanwhile what is foreseen to be asked for.
+        """
         self.store = store
         self.before_tracing = before_tracing
+        self.aside = aside
         self.used: set[str] = set()
         """The keys of all entries that were asked for."""
         self.made: list[str] = []
         """Those of them that had to be traced."""
         self._tapes: dict[str, tuple[Tape, ...]] = {}
         self._outlines: dict[str, tuple[Outline, ...]] = {}
+        self._foreseen: Sequence[Wish] = ()
+
+    def foresee(self, wishes: Sequence[Wish]) -> None:
+        """Say what is likely to be asked for after the next tapes that are missing, the soonest first."""
+        self._foreseen = wishes
+
+    def fulfil(self, wish: Wish) -> None:
+        """Have these tapes on the disk."""
+        if wish.part == "steps":
+            self.steps(wish.subject, *wish.more)
+        else:
+            self.phase(wish.subject, wish.part)
 
     def steps(self, subject: Subject, bucket: Size, pictures: int) -> Steps[Tape]:
         """Training on micro-batches of ``pictures`` in ``bucket``."""
@@ -112,9 +138,28 @@ class Traces:
         return self._outlines.get(key)
 
     def _trace(self, key: str, trace: Callable[[], tuple[Tape, ...]]) -> tuple[Tape, ...]:
+        from trainer.memory import phases, steps  # noqa: F401 (seconds of their own, the first time)
+
         self.before_tracing()
         self.made.append(key)
-        return self._keep(key, trace())
+        if self.aside is not None:
+            self.aside.finish(key)
+            if (found := self._read(key)) is not None:
+                return found
+        began = time.monotonic()
+        tapes = self._keep(key, trace())
+        if time.monotonic() - began > LONG:
+            self._look_ahead()
+        return tapes
+
+    def _look_ahead(self) -> None:
+        """Have begun, in the process beside this one, what is missing of what is foreseen; on a single core nothing."""
+        wishes, self._foreseen = self._foreseen, ()
+        if self.aside is None or (os.cpu_count() or 1) < 2:
+            return
+        for wish in wishes:
+            if self._read_outlines(wish.key) is None:
+                self.aside.ask(wish)
 
     def _keep(self, key: str, tapes: Sequence[Tape]) -> tuple[Tape, ...]:
         self._tapes[key] = kept = tuple(tapes)

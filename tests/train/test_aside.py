@@ -1,0 +1,88 @@
+"""The process that traces what is foreseen: the same tapes and plans, and nothing lost where it fails or is ended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.support.plans import situation_with, small_subject
+from trainer.config.fit import FitConfig
+from trainer.memory.aside import TracerAside, Wish
+from trainer.memory.course import Occasions
+from trainer.memory.planner import plan
+from trainer.memory.store import TapeStore
+from trainer.memory.traces import Traces
+
+BUCKET = (64, 64)
+AMPLE = 400 * 2**20
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> TapeStore:
+    return TapeStore(tmp_path_factory.mktemp("aside ä"))
+
+
+@pytest.fixture(scope="module")
+def aside(store: TapeStore) -> Iterator[TracerAside]:
+    """One for all: it takes seconds to start."""
+    with TracerAside(store) as aside:
+        yield aside
+
+
+def steps_of(rank: int, bucket: tuple[int, int] = BUCKET) -> Wish:
+    return Wish(small_subject(rank=rank), "steps", (bucket, 1))
+
+
+def test_its_tapes_are_those_that_are_traced_here(aside: TracerAside, store: TapeStore, tmp_path: Path) -> None:
+    """Also after a wish that cannot be fulfilled, which leaves nothing."""
+    impossible, wish = steps_of(3, bucket=(7, 7)), steps_of(3)
+    for done in [aside.ask(one) for one in (impossible, wish)]:
+        done.result()
+    assert store.load(impossible.key) is None
+    found, here = store.load(wish.key), Traces(TapeStore(tmp_path))
+    here.fulfil(wish)
+    assert found is not None
+    for tape, own in zip(found, here.store.load(wish.key) or (), strict=True):
+        assert (tape.storages, tape.work) == (own.storages, own.work)
+        assert np.array_equal(tape.events, own.events)
+
+
+def test_a_plan_is_the_same_with_it(
+    aside: TracerAside, store: TapeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainer.memory.traces.LONG", 0.0)  # tiny traces are quick
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    asked: list[Wish] = []
+    monkeypatch.setattr(aside, "ask", lambda wish, ask=aside.ask: asked.append(wish) or ask(wish))
+    subject = small_subject(effective_batch=2)
+    alone, helped = Traces(TapeStore(tmp_path)), Traces(store, aside=aside)
+    plans = [
+        plan(subject, FitConfig(), situation_with(AMPLE), traces, Occasions(previews=1)) for traces in (alone, helped)
+    ]
+    assert plans[0] == plans[1]
+    assert plans[0].pick is not None
+    parts = [(wish.part, wish.subject.fit.quantise, wish.subject.fit.checkpointing) for wish in asked]
+    assert parts[:3] == [("steps", "none", "full"), ("steps", "int8", "none"), ("steps", "int8", "full")]
+
+
+def test_what_is_not_begun_is_taken_back(aside: TracerAside, store: TapeStore) -> None:
+    first, second = (aside.ask(steps_of(rank)) for rank in (5, 6))
+    aside.finish(steps_of(6).key)
+    assert second.cancelled()
+    first.result()
+    assert store.load(steps_of(5).key) is not None
+    assert store.load(steps_of(6).key) is None
+
+
+def test_ended_in_the_middle_it_leaves_what_it_was_at_to_others(tmp_path: Path) -> None:
+    store, wish = TapeStore(tmp_path), steps_of(4)
+    with TracerAside(store) as aside:
+        aside.ask(wish)
+    aside.finish(wish.key)
+    assert store.load(wish.key) is None
+    traces = Traces(store)
+    traces.fulfil(wish)
+    assert store.load(wish.key) is not None

@@ -1,0 +1,111 @@
+"""A process beside this one that traces what is likely to be asked for next, so that a second core does its part."""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from threading import Lock
+from types import TracebackType
+from typing import Any
+
+from trainer.dataset.decoders import no_interrupts
+from trainer.memory.store import TapeStore
+from trainer.memory.subject import Subject, TracePart
+
+_SPAWN = multiprocessing.get_context("spawn")
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """Tapes that may be asked for: what they are of, and what for besides, as in ``Subject.key``."""
+
+    subject: Subject
+    part: TracePart
+    more: tuple[Any, ...] = ()
+
+    @property
+    def key(self) -> str:
+        """Under which the tapes are kept."""
+        return self.subject.key(self.part, *self.more)
+
+
+class TracerAside:
+    """Traces wishes into a store, one after the other, in a process that starts with the first of them.
+
+    It takes some seconds to start and 0.8 GB of main memory while it lives. What goes wrong in it is no loss: whoever
+    asks for those tapes finds them missing, traces them and meets the error himself.
+    """
+
+    def __init__(self, store: TapeStore) -> None:
+        self._folder, self._shipped = store.folder, store.shipped
+        self._hand = ThreadPoolExecutor(1, thread_name_prefix="tracer aside")  # gives out wishes, waits for each
+        self._asked: dict[str, Future[None]] = {}
+        self._changing = Lock()
+        self._closed = False
+        self._process: BaseProcess | None = None
+        self._pipe: Connection | None = None
+
+    def __enter__(self) -> TracerAside:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End the process, whatever it does; what it has traced is kept."""
+        with self._changing:
+            self._closed = True
+            if self._process is not None:
+                self._process.kill()
+        self._hand.shutdown(cancel_futures=True)
+        if self._process is not None and self._pipe is not None:
+            self._process.join()
+            self._pipe.close()
+
+    def ask(self, wish: Wish) -> Future[None]:
+        """Trace this too, after what was asked for before; the result is there when that is done with, or not to be."""
+        if wish.key not in self._asked:
+            self._asked[wish.key] = self._hand.submit(self._trace, wish)
+        return self._asked[wish.key]
+
+    def finish(self, key: str) -> None:
+        """Return when these tapes are not in work: at once where they are not begun, and then they will not be."""
+        asked = self._asked.get(key)
+        if asked is not None and not asked.cancel():
+            asked.exception()  # waits; the store tells what came of it
+
+    def _trace(self, wish: Wish) -> None:
+        with suppress(EOFError, OSError):  # the process was ended, or has died
+            pipe = self._pipe or self._start()
+            pipe.send(wish)
+            pipe.recv()
+
+    def _start(self) -> Connection:
+        with self._changing:
+            if self._closed:
+                raise EOFError
+            self._pipe, theirs = _SPAWN.Pipe()
+            self._process = _SPAWN.Process(target=_serve, args=(theirs, self._folder, self._shipped), daemon=True)
+            with no_interrupts():
+                self._process.start()
+            theirs.close()
+            return self._pipe
+
+
+def _serve(pipe: Connection, folder: Path, shipped: Path | None) -> None:
+    """Trace until the other end is closed; what runs in the process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    from trainer.memory.traces import Traces
+
+    traces = Traces(TapeStore(folder, shipped))
+    with suppress(EOFError, OSError):
+        while True:
+            wish = pipe.recv()
+            with suppress(Exception):  # who needs these tapes meets it himself
+                traces.fulfil(wish)
+            pipe.send(None)
