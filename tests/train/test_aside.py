@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +20,21 @@ from trainer.memory.store import TapeStore
 from trainer.memory.traces import Traces
 
 BUCKET = (64, 64)
+# Asks for something that takes the other process two minutes, which says on the output of both that it has begun.
+ASKING = """
+import sys
+from pathlib import Path
+from trainer.memory.aside import TracerAside
+from trainer.memory.store import TapeStore
+
+class Endless:
+    key = ""
+    def __reduce__(self):
+        return exec, ("import threading; print('begun', flush=True); threading.Event().wait(120)",)
+
+with TracerAside(TapeStore(Path(sys.argv[1]))) as aside:
+    aside.ask(Endless()).result()
+"""
 AMPLE = 400 * 2**20
 
 
@@ -86,3 +104,32 @@ def test_ended_in_the_middle_it_leaves_what_it_was_at_to_others(tmp_path: Path) 
     traces = Traces(store)
     traces.fulfil(wish)
     assert store.load(wish.key) is not None
+
+
+def test_outlines_of_tapes_that_come_while_they_are_asked_for(tmp_path: Path) -> None:
+    """Another process made them between the look for them and the trace."""
+    store, wish = TapeStore(tmp_path), steps_of(7)
+    with TracerAside(store) as aside:
+        traces = Traces(store, lambda: Traces(store).fulfil(wish), aside)
+        outlines = traces.step_outlines(wish.subject, BUCKET, 1)
+    assert outlines == Traces(store).step_outlines(wish.subject, BUCKET, 1)
+
+
+def test_where_no_process_can_be_started_plans_do_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: SpawnProcess) -> None:
+        raise OSError("no memory is left")
+
+    monkeypatch.setattr(SpawnProcess, "_Popen", staticmethod(refuse))
+    with TracerAside(TapeStore(tmp_path)) as aside:
+        aside.ask(steps_of(8)).result()
+        aside.finish(steps_of(8).key)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there a process does not write to the output of its parent")
+def test_it_ends_in_the_middle_of_work_with_the_process_that_asked(tmp_path: Path) -> None:
+    """The window reads the planner's output to its end when it closes: it must not wait for a trace."""
+    with subprocess.Popen([sys.executable, "-c", ASKING, str(tmp_path)], stdout=subprocess.PIPE) as asking:
+        assert asking.stdout is not None
+        assert asking.stdout.readline() == b"begun\n"
+        asking.kill()
+        assert asking.communicate(timeout=60)[0] == b""  # once nobody can write there any more

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
+import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from threading import Lock
 from types import TracebackType
 from typing import Any
 
@@ -39,14 +40,15 @@ class TracerAside:
     """Traces wishes into a store, one after the other, in a process that starts with the first of them.
 
     It takes some seconds to start and 0.8 GB of main memory while it lives. What goes wrong in it is no loss: whoever
-    asks for those tapes finds them missing, traces them and meets the error himself.
+    asks for those tapes finds them missing, traces them and meets the error himself. When the process that asked ends,
+    in whatever way, so does this one, in the middle of a trace too.
     """
 
     def __init__(self, store: TapeStore) -> None:
         self._folder, self._shipped = store.folder, store.shipped
         self._hand = ThreadPoolExecutor(1, thread_name_prefix="tracer aside")  # gives out wishes, waits for each
         self._asked: dict[str, Future[None]] = {}
-        self._changing = Lock()
+        self._changing = threading.Lock()
         self._closed = False
         self._process: BaseProcess | None = None
         self._pipe: Connection | None = None
@@ -89,17 +91,19 @@ class TracerAside:
         with self._changing:
             if self._closed:
                 raise EOFError
-            self._pipe, theirs = _SPAWN.Pipe()
-            self._process = _SPAWN.Process(target=_serve, args=(theirs, self._folder, self._shipped), daemon=True)
+            pipe, theirs = _SPAWN.Pipe()
+            process = _SPAWN.Process(target=_serve, args=(theirs, self._folder, self._shipped), daemon=True)
             with no_interrupts():
-                self._process.start()
+                process.start()
             theirs.close()
-            return self._pipe
+            self._process, self._pipe = process, pipe  # only now: what has not begun cannot be ended
+            return pipe
 
 
 def _serve(pipe: Connection, folder: Path, shipped: Path | None) -> None:
     """Trace until the other end is closed; what runs in the process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     from trainer.memory.traces import Traces
 
     traces = Traces(TapeStore(folder, shipped))
@@ -109,3 +113,11 @@ def _serve(pipe: Connection, folder: Path, shipped: Path | None) -> None:
             with suppress(Exception):  # who needs these tapes meets it himself
                 traces.fulfil(wish)
             pipe.send(None)
+
+
+def _end_with_parent() -> None:
+    """End as soon as the process that asked has died: who reads its output to the end waits for this one's end too."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)

@@ -86,11 +86,10 @@ class Traces:
     def step_outlines(self, subject: Subject, bucket: Size, pictures: int) -> Steps[Outline]:
         """What the tapes of ``steps`` add up to."""
         key = subject.key("steps", bucket, pictures)
-        outlines = self._read_outlines(key)
-        if outlines is None:
-            self.steps(subject, bucket, pictures)
-            outlines = self._outlines[key]
-        return Steps(*outlines)
+        found = self._read_outlines(key)
+        if found is None:
+            found = self._outlined(key, _in_order(self.steps(subject, bucket, pictures)))
+        return Steps(*found)
 
     def phase(self, subject: Subject, part: TracePart) -> tuple[Tape, ...]:
         """A phase other than training."""
@@ -100,8 +99,9 @@ class Traces:
 
     def phase_outlines(self, subject: Subject, part: TracePart) -> tuple[Outline, ...]:
         """What the tapes of ``phase`` add up to."""
-        found = self._read_outlines(subject.key(part))
-        return tuple(map(outline_of, self.phase(subject, part))) if found is None else found
+        key = subject.key(part)
+        found = self._read_outlines(key)
+        return self._outlined(key, self.phase(subject, part)) if found is None else found
 
     def has_steps(self, subject: Subject, bucket: Size, pictures: int) -> bool:
         """Whether the tapes of these micro-batches need not be traced."""
@@ -136,6 +136,12 @@ class Traces:
             self._outlines[key] = outlines
             self.used.add(key)
         return self._outlines.get(key)
+
+    def _outlined(self, key: str, tapes: Sequence[Tape]) -> tuple[Outline, ...]:
+        """What tapes add up to that are here by now: traced just now, or made by others meanwhile."""
+        if key not in self._outlines:
+            self._outlines[key] = tuple(map(outline_of, tapes))
+        return self._outlines[key]
 
     def _trace(self, key: str, trace: Callable[[], tuple[Tape, ...]]) -> tuple[Tape, ...]:
         from trainer.memory import phases, steps  # noqa: F401 (seconds of their own, the first time)
