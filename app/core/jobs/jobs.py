@@ -86,8 +86,8 @@ class Jobs:
         """
         path = path.absolute()
         self._wanted = path
-        if self._open and self._open.path == path:
-            then(self._open)
+        if draft := self._opened(path):
+            then(draft)
         elif draft := self._leaving.pop(path, None):
             self._turn_to(draft)
             then(draft)
@@ -121,7 +121,8 @@ class Jobs:
     def trash(self, path: Path, then: Callable[[Thrown], None], refused: Refused) -> None:
         """Take a job off the list: one of ours moves to our trash without its runs, others stay where they lie."""
         path = path.absolute()
-        if self._open and self._open.path == path:
+        shown = self._opened(path)
+        if shown:
             self.shut()
 
         def thrown(lies: Path | None) -> None:
@@ -130,8 +131,13 @@ class Jobs:
             self.changed.emit(None)
             then(Thrown(path, lies))
 
+        def stays(error: ImpastoError) -> None:
+            if shown and self._open is None:
+                self._open = shown
+            refused(error)
+
         def throw() -> None:
-            self._do(lambda: _throw(path) if self._is_ours(path) else None, thrown, refused)
+            self._do(lambda: _throw(path) if self._is_ours(path) else None, thrown, stays)
 
         draft = self._leaving.get(path)
         draft.file.settle(lambda _: throw()) if draft else throw()
@@ -189,10 +195,14 @@ class Jobs:
         def come(found: tuple[Path, Values]) -> None:
             from app.core.jobs.draft import Draft
 
-            if self._wanted == path:
+            if self._wanted != path:
+                return
+            draft = self._opened(found[0])  # by now, where it was asked for twice
+            if draft is None:
                 draft = Draft(*found, self._tasks)
+                draft.file.written.connect(lambda _: self.look())
                 self._turn_to(draft)
-                then(draft)
+            then(draft)
 
         self._do(work, come, refused)
 
@@ -200,14 +210,16 @@ class Jobs:
         """Let this be the open job."""
         self.shut()
         self._open, path = draft, draft.path
-        draft.file.written.connect(lambda _: self.look())
         self._keep(path, self._elsewhere if self._is_ours(path) else (path, *self._without(path)))
         if path not in [entry.path for entry in self.all]:
             self.look()
 
+    def _opened(self, path: Path) -> Draft | None:
+        return self._open if self._open and self._open.path == path else None
+
     def _held(self, path: Path) -> Draft | None:
         """The draft of a file that the app knows better than the disk does."""
-        return self._open if self._open and self._open.path == path else self._leaving.get(path)
+        return self._opened(path) or self._leaving.get(path)
 
     def _left(self, draft: Draft, error: JobError | None) -> None:
         """Nothing of a job that was let go is on its way any more."""

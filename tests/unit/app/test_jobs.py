@@ -388,6 +388,15 @@ def test_jobs_are_listed_duplicated_thrown_away_and_brought_back(desk, jobs, fil
     assert file not in [entry.path for entry in jobs.all]
 
 
+def test_a_job_that_the_trash_does_not_take_stays_open(desk, jobs, tmp_path):
+    path = done(desk, jobs.create, essentials.new_values("kept", [], tmp_path))
+    draft = done(desk, jobs.open, path)
+    (jobs.folder.parent / "trash").write_text("no folder", encoding="utf-8")
+    with pytest.raises(JobError):
+        done(desk, jobs.trash, path)
+    assert path.exists() and done(desk, jobs.open, path) is draft
+
+
 def test_the_list_of_jobs_elsewhere_outlives_the_session(desk, tasks, tmp_path, file):
     jobs = Jobs(tasks, tmp_path / "jobs")
     done(desk, jobs.open, file)
@@ -438,6 +447,10 @@ def test_the_last_of_several_that_are_asked_for_is_opened_and_none_is_read_by_th
     desk.until(lambda: bool(shown) and len(readers) == 2)
     assert [draft.name for draft in shown] == ["other"] and jobs.last == other
     assert threading.current_thread() not in readers
+    for _ in range(2):  # a second click before the first is answered
+        jobs.open(file, shown.append, shown.append)  # type: ignore[arg-type]
+    desk.until(lambda: len(shown) == 3)
+    assert shown[1] is shown[2]
     jobs.close()
 
 
