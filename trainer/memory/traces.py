@@ -21,8 +21,9 @@ T = TypeVar("T", Tape, Outline)
 
 # Larger micro-batches follow from these two; one of a single picture spares itself copies and follows from none.
 SCALED_FROM = (2, 3)
-# A base of which one trace takes so many seconds is worth a process beside this one, which takes some to start.
-LONG = 1.5
+# A base of which one trace takes so many seconds of the processor (SDXL's on slow cores) is worth a process beside this
+# one, which takes twice that to start.
+LONG = 2.5
 # Up to here one trace costs less than two, unless both are known.
 LARGEST_TRACED = 4
 
@@ -152,9 +153,9 @@ class Traces:
             self.aside.finish(key)
             if (found := self._read(key)) is not None:
                 return found
-        began = time.monotonic()
+        began = time.process_time()
         tapes = self._keep(key, trace())
-        if time.monotonic() - began > LONG:
+        if time.process_time() - began > LONG:
             self._look_ahead()
         return tapes
 
