@@ -135,3 +135,13 @@ def test_for_a_card_every_tensor_is_pinned(parts: Parts, monkeypatch: pytest.Mon
     micro = turn.ahead.assemble(samples, 3)
     assert {id(tensor) for tensor in tensors_of(micro)} == {id(tensor) for tensor in pinned}
     assert_same(micro, turn.plain(samples, 3))
+
+
+def test_where_nothing_more_can_be_pinned_the_run_goes_on(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: Tensor) -> Tensor:
+        raise RuntimeError("CUDA error: out of memory")
+
+    monkeypatch.setattr(Tensor, "pin_memory", refuse)
+    turn = Turn(parts, monkeypatch, torch.device("cuda"))
+    for ahead, now in turn.take_step():
+        assert_same(ahead, now)

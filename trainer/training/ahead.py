@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 
 import torch
 
@@ -43,7 +44,10 @@ class AssemblerAhead(Assembler):
 
     def _assemble(self, samples: Sequence[Sample], batch_size: int) -> MicroBatch:
         micro = super().assemble(samples, batch_size)
-        return micro.pinned() if self.device.type == "cuda" else micro
+        if self.device.type == "cuda":
+            with suppress(RuntimeError):  # the system pins no more: then the copy to the card is waited for
+                return micro.pinned()
+        return micro
 
     def _begin(self, samples: Sequence[Sample]) -> None:
         """Begins with what follows after ``samples``, if that is known and cached."""
