@@ -26,6 +26,7 @@ from app.core.session import Session
 from app.core.tasks import Single
 from app.qt.actions.commands import Commands
 from app.qt.actions.table import Action
+from app.qt.parts import while_there
 from app.qt.runs.charts.difference import DifferenceTable
 from app.qt.runs.charts.legend import Legend, colour_of
 from app.qt.words import QT_TRANSLATE_NOOP
@@ -184,7 +185,8 @@ class ProgressPanel(QWidget):
 
     def _load(self) -> None:
         """Load numpy on a worker: a tenth of a second that charts need before the first of them."""
-        self._loading.run(lambda: importlib.import_module("app.core.runs.curves"), lambda _: self._build())
+        build = while_there(self, lambda _: self._build())
+        self._loading.run(lambda: importlib.import_module("app.core.runs.curves"), build)
 
     def _build(self) -> None:
         """Make the board, whose charts are made when they are first drawn."""
