@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 import tomllib
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ from PySide6.QtCore import QObject, Qt
 from PySide6.QtWidgets import QComboBox, QLabel, QLineEdit
 from pytestqt.qtbot import QtBot
 
+from app.core.jobs import file
 from app.core.session import Session
 from app.qt.posting import Poster
 from app.qt.train.form.row import SettingRow
@@ -219,6 +221,23 @@ def test_a_job_is_deleted_and_brought_back_and_a_recipe_begins_a_new_one(
     qtbot.waitUntil(lambda: page.draft is not None and page.draft.get("preset") == "sd15/style")
     assert page.draft.path != first
     qtbot.waitUntil(lambda: page.jobs.list.count() == 2)
+
+
+def test_a_job_that_is_opened_while_another_goes_into_the_trash_is_shown(
+    page: TrainPage, session: Session, qtbot: QtBot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Path] = []
+    for name in ("wanted", "latest"):
+        session.jobs.create({"name": name}, made.append, page.failed.emit)
+        qtbot.waitUntil(lambda: bool(made) and made[-1].parent.name == name)  # noqa: B023 (within this turn)
+    session.jobs.look()
+    qtbot.waitUntil(lambda: len(session.jobs.all) == 3)
+    thrown, read = threading.Event(), file.read_text
+    page.told.connect(lambda *_: thrown.set())
+    monkeypatch.setattr(file, "read_text", lambda *words: (thrown.wait(60), read(*words))[1])
+    page.delete()
+    page.show_job(made[0])
+    qtbot.waitUntil(lambda: page.draft is not None and page.draft.path == made[0])
 
 
 @pytest.fixture

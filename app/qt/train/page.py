@@ -157,7 +157,7 @@ class TrainPage(Page):
         for stop in self._stops:
             stop()
         self.draft = self._undo.draft = draft
-        self._awaited = False
+        self._awaited = self._awaited and draft is None
         self._stops = []
         if draft is not None:
             self._stops = [
@@ -209,7 +209,8 @@ class TrainPage(Page):
 
     def _tell_thrown(self, name: str, thrown: Thrown) -> None:
         """Show the job below the one that is in the trash, and offer to bring that back."""
-        self._show(None)
+        if self.draft is not None and self.draft.path == thrown.path:  # else another was opened meanwhile
+            self._show(None)
         if self.session.jobs.all:
             self._show_first()
         words = self.tr("“{name}” is in the trash.") if thrown.lies else self.tr("“{name}” is off the list.")
