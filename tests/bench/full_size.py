@@ -23,12 +23,10 @@ from typing import Literal
 import numpy as np
 import psutil
 import torch
-from diffusers import AutoencoderKL, UNet2DConditionModel
 from torch import Tensor, nn
-from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
 
 from tests.support.jobs import photographs, write_job
-from tests.support.tiny import single_file_tensors
+from tests.support.tiny import sdxl_on_meta, single_file_tensors
 from trainer.base.source import open_base
 from trainer.config.base import BaseConfig
 from trainer.files.configs import bundled_configs
@@ -94,14 +92,8 @@ def _values(name: str, tensor: Tensor, pool: np.ndarray) -> np.ndarray:
 def _full_tensors() -> dict[str, Tensor]:
     """Return the names and shapes of a full SDXL single file, as tensors on the meta device."""
     configs = bundled_configs("sdxl")
-    with torch.device("meta"):
-        models: dict[str, nn.Module] = {
-            "unet": UNet2DConditionModel.from_config(dict(configs["unet"])),
-            "vae": AutoencoderKL.from_config(dict(configs["vae"])),
-            "text_encoder": CLIPTextModel(CLIPTextConfig(**configs["text_encoder"])),
-            "text_encoder_2": CLIPTextModelWithProjection(CLIPTextConfig(**configs["text_encoder_2"])),
-        }
-        return single_file_tensors("sdxl", {part: model.state_dict() for part, model in models.items()}, configs)
+    parts = {part: model.state_dict() for part, model in sdxl_on_meta(configs).items()}
+    return single_file_tensors("sdxl", parts, configs)
 
 
 def load_everything(

@@ -30,13 +30,11 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from diffusers import AutoencoderKL, UNet2DConditionModel
 from PIL import Image
 from safetensors.torch import save_file
-from torch import Tensor, nn
-from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
+from torch import Tensor
 
-from tests.support.tiny import single_file_metadata, single_file_tensors, tiny_configs, write_folder
+from tests.support.tiny import sdxl_on_meta, single_file_metadata, single_file_tensors, tiny_configs, write_folder
 from trainer.config.write import toml_value
 from trainer.files.assets import asset_path
 from trainer.files.configs import bundled_configs
@@ -358,13 +356,6 @@ def write_bases(single: Path, whole: Path, *, small: bool) -> None:
 
 def random_weights(configs: Mapping[str, Mapping[str, Any]], dtype: torch.dtype) -> dict[str, dict[str, Tensor]]:
     """Weights by part and name, of a size that keeps activations finite: norms are ones, others by their fan-in."""
-    with torch.device("meta"):
-        models: dict[str, nn.Module] = {
-            "unet": UNet2DConditionModel.from_config(dict(configs["unet"])),
-            "vae": AutoencoderKL.from_config(dict(configs["vae"])),
-            "text_encoder": CLIPTextModel(CLIPTextConfig(**configs["text_encoder"])),
-            "text_encoder_2": CLIPTextModelWithProjection(CLIPTextConfig(**configs["text_encoder_2"])),
-        }
     pool = torch.randn(1 << 22, generator=torch.Generator().manual_seed(0)).to(dtype)
 
     def drawn(name: str, like: Tensor) -> Tensor:
@@ -377,7 +368,7 @@ def random_weights(configs: Mapping[str, Mapping[str, Any]], dtype: torch.dtype)
 
     return {
         part: {name: drawn(name, tensor) for name, tensor in model.state_dict().items() if tensor.is_floating_point()}
-        for part, model in models.items()
+        for part, model in sdxl_on_meta(configs).items()
     }
 
 

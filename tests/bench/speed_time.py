@@ -18,38 +18,33 @@ import gc
 import math
 import multiprocessing
 import os
-import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
-from typing import Literal
 from unittest.mock import patch
 
 import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
+from tests.bench.speed_rows import Base, Bench, Case, Row, Timing, say
 from tests.support.apart import Apart
 from tests.support.counting import StepCounter
 from tests.support.real_phases import RealRun
-from tests.support.truth_jobs import TruthJob
 from trainer import gpu
 from trainer.adapter import lean
 from trainer.config.base import Family
 from trainer.memory.models import dtype_of
 from trainer.memory.store import TapeStore
-from trainer.memory.subject import Subject
 from trainer.memory.traces import Traces
-from trainer.protocol import atomic
-from trainer.training.attention import AttentionChoice, attention
+from trainer.training.attention import attention
 from trainer.training.gradient_checkpointing import checkpointing_blocks, set_checkpointing
 from trainer.training.loop import Engine
 from trainer.training.masters import measure
@@ -58,7 +53,6 @@ from trainer.training.step import MicroBatch
 
 RESULTS = Path(__file__).parent / "results"
 CPU = torch.device("cpu")
-MIB = 1 << 20
 WARM_UP = 3
 MOST_STEPS = 30
 LEAST_STEPS = 2
@@ -70,68 +64,6 @@ TINY = 8  # by how much tests.support.truth_jobs makes small pictures smaller
 
 LEAST_SECONDS = 10.0
 """Without so many left nothing is begun."""
-
-Adapters = Literal["lean", "peft"]
-Checkpointing = Literal["none", "selective", "full"]
-
-
-@dataclass(frozen=True)
-class Base:
-    """What has to be loaded anew, in a process of its own."""
-
-    family: Family
-    adapters: Adapters = "lean"
-    dtype: Literal["bf16", "fp16", "fp32"] = "bf16"
-    quantise: Literal["none", "int8", "nf4"] = "none"
-    deterministic: bool = False
-
-    def subject(self, resolution: int, *, small: bool) -> Subject:
-        """What is trained: LoRA r16 on attention."""
-        fit = {"quantise": self.quantise}
-        recipe = {"layers": "attention", "rank": 16}
-        job = TruthJob("speed", self.family, (resolution, resolution), recipe=recipe, fit=fit)
-        return job.subject(tiny=small, dtype=self.dtype)
-
-
-@dataclass(frozen=True)
-class Case:
-    """A step to be timed; resolution is the side of a square, in pixels."""
-
-    resolution: int
-    batch: int
-    checkpointing: Checkpointing = "none"
-    attention: AttentionChoice = "auto"
-
-
-@dataclass(frozen=True)
-class Timing:
-    """What one step takes."""
-
-    seconds: float
-    host_seconds: float
-    """In which the host hands it over; about the whole where it has to wait for a place in the card's queue."""
-    limit: float
-    """FLOP/s of one large product of matrices."""
-    allocated: int | None
-    reserved: int | None
-    """Bytes at their peak; None on the CPU."""
-    launched: int | None
-    """Kernels, copies and fills on the card; on the CPU what PyTorch calls, calls within calls too."""
-    operations: int | None
-    """What PyTorch's dispatcher sends to the device."""
-    waits: int | None
-    """How often PyTorch warns that the host waits for the card. What could not be counted is None."""
-
-
-@dataclass(frozen=True)
-class Row:
-    """A case and what came of it."""
-
-    base: Base
-    case: Case
-    timing: Timing | None = None
-    failure: str = ""
-
 
 Group = tuple[Base, tuple[Case, ...]]
 
@@ -314,7 +246,7 @@ def _or_none(count: Callable[[], int]) -> int | None:
     try:
         return count()
     except Exception as error:  # noqa: BLE001 (whatever it was)
-        _say(f"not counted: {type(error).__name__}: {error}")
+        say(f"not counted: {type(error).__name__}: {error}")
         return None
 
 
@@ -359,113 +291,6 @@ def picture_flops(family: Family, resolution: int, small: bool) -> int:
     return sum(work.flops * work.count for work in steps.micro_first.work)
 
 
-@dataclass
-class Bench:
-    """What has been timed, and where it is written."""
-
-    card: str
-    folder: Path
-    name: str
-    small: bool
-    flops: dict[tuple[Family, int], Future[int]]
-    rows: list[Row] = field(default_factory=list)
-    remarks: list[str] = field(default_factory=list)
-
-    def keep(self, row: Row) -> None:
-        """Keeps a row and writes all of them."""
-        self.rows.append(row)
-        _say(self._line(row))
-        self.write()
-
-    def write(self) -> None:
-        """Table and JSON, as they are now."""
-        atomic.write_text(self.folder / f"{self.name}.md", self.table())
-        facts = {"date": _today(), "card": self.card, "torch": torch.__version__, "small": self.small}
-        rows = [asdict(row) | {"flops": self.flops_of(row), "name": self._name(row)} for row in self.rows]
-        atomic.write_json(self.folder / f"{self.name}.json", {**facts, "rows": rows, "remarks": self.remarks})
-
-    def flops_of(self, row: Row) -> int | None:
-        """FLOP of a step, as soon as they are known."""
-        future = self.flops.get((row.base.family, row.case.resolution))
-        if future is None or not future.done() or future.cancelled() or future.exception() is not None:
-            return None
-        return future.result() * row.case.batch
-
-    def table(self) -> str:
-        """All rows as Markdown."""
-        head = (
-            "what",
-            "pictures/s",
-            "ms/step",
-            "TFLOP/s",
-            "of the limit",
-            "allocated, MiB",
-            "reserved, MiB",
-            "launched",
-            "operations",
-            "host, ms",
-            "waits",
-        )
-        scale = " Tiny models: these figures mean nothing." if self.small else ""
-        lines = [
-            f"# Steps timed on {self.card}",
-            "",
-            f"By `python tests/bench/speed.py --time`, {_today()}, torch {torch.__version__}; random weights, "
-            "LoRA r16 on attention, AdamW, one micro-batch a step. "
-            f"tests/bench/speed_time.py says what the columns are.{scale}",
-            "",
-            f"| {' | '.join(head)} |",
-            "|---" * len(head) + "|",
-            *map(self._line, self.rows),
-            "",
-            *self.remarks,
-        ]
-        return "\n".join(lines) + "\n"
-
-    def _line(self, row: Row) -> str:
-        timing = row.timing
-        if timing is None:
-            return f"| {self._name(row)} | {row.failure} |" + " |" * 9
-        flops = self.flops_of(row)
-        rate = None if flops is None else flops / timing.seconds
-        cells = (
-            self._name(row),
-            f"{row.case.batch / timing.seconds:.2f}",
-            f"{timing.seconds * 1e3:.1f}",
-            "" if rate is None else f"{rate / 1e12:.1f}",
-            "" if rate is None else f"{rate / timing.limit:.1%}",
-            _mib(timing.allocated),
-            _mib(timing.reserved),
-            _count(timing.launched),
-            _count(timing.operations),
-            f"{timing.host_seconds * 1e3:.1f}",
-            _count(timing.waits),
-        )
-        return f"| {' | '.join(cells)} |"
-
-    def _name(self, row: Row) -> str:
-        """The row in words: what is unlike the usual is named."""
-        base, case = row.base, row.case
-        usual = {"adapters": "lean", "dtype": "bf16", "quantise": "none", "checkpointing": "none", "attention": "auto"}
-        values = {**asdict(base), **asdict(case)}
-        special = [f"{values[key]}" if key != "checkpointing" else f"{values[key]} checkpointing" for key in usual]
-        told = [text for text, key in zip(special, usual, strict=True) if values[key] != usual[key]]
-        told += ["deterministic"] if base.deterministic else []
-        return ", ".join([f"{base.family} {case.resolution} b{case.batch}", *told])
-
-
-def _count(number: int | None) -> str:
-    return "" if number is None else f"{number:,}"
-
-
-def _mib(size: int | None) -> str:
-    return "" if size is None else f"{size / MIB:,.0f}"
-
-
-def _today() -> str:
-    return datetime.now(UTC).date().isoformat()
-
-
 def time_steps(
     families: Sequence[Family], minutes: float, folder: Path, *, small: bool = False, most: int | None = None
 ) -> int:
@@ -490,12 +315,12 @@ def time_steps(
             told = apart.run(limit, time_group, base, cases, limit - LEAST_SECONDS, small, told=bench.keep)
             if told.failure:
                 bench.remarks.append(f"{asdict(base)}: {told.failure}")
-                _say(bench.remarks[-1])
+                say(bench.remarks[-1])
         for future in bench.flops.values():
             _wait_for(future, until)
         pool.shutdown(cancel_futures=True)
         bench.write()
-    _say(f"{bench.table()}\nwritten to {folder / name}.md and .json")
+    say(f"{bench.table()}\nwritten to {folder / name}.md and .json")
     return 0 if any(row.timing for row in bench.rows) else 1
 
 
@@ -504,9 +329,4 @@ def _wait_for(future: Future[int], until: float) -> None:
     try:
         future.result(timeout=max(0.0, until - time.monotonic()))
     except Exception as error:  # noqa: BLE001 (the times are what counts)
-        _say(f"no FLOP: {type(error).__name__}: {error}")
-
-
-def _say(text: str) -> None:
-    sys.stdout.write(f"{text}\n")
-    sys.stdout.flush()
+        say(f"no FLOP: {type(error).__name__}: {error}")

@@ -159,6 +159,17 @@ def single_file_metadata(family: Family, configs: Mapping[str, Mapping[str, Any]
     return {"format": "pt", "impasto.configs": json.dumps({"family": family, **configs})}
 
 
+def sdxl_on_meta(configs: Mapping[str, Mapping[str, Any]]) -> dict[str, nn.Module]:
+    """The models of an SDXL base by part, by configs of any size, without memory for their weights."""
+    with torch.device("meta"):
+        return {
+            "unet": UNet2DConditionModel.from_config(dict(configs["unet"])),
+            "vae": AutoencoderKL.from_config(dict(configs["vae"])),
+            "text_encoder": CLIPTextModel(CLIPTextConfig(**configs["text_encoder"])),
+            "text_encoder_2": CLIPTextModelWithProjection(CLIPTextConfig(**configs["text_encoder_2"])),
+        }
+
+
 def single_file_tensors(
     family: Family,
     weights: Mapping[str, Mapping[str, Tensor]],

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from tests.bench import speed_time
-from tests.bench.speed_time import Base, Bench, Case, Row, groups, in_turn, picture_flops, time_group
+from tests.bench.speed_rows import Base, Bench, Case, Row
+from tests.bench.speed_time import groups, in_turn, picture_flops, time_group
 
 CASES = (Case(512, 2), Case(512, 1, "selective"), Case(512, 1, attention="cudnn"))
 

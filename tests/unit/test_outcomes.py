@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.damage import damaged
 from trainer.memory.outcomes import Outcome, in_brief, most_reserved, write_outcomes
 from trainer.memory.store import OUTCOME_SUFFIX, OutcomeStore, TapeStore
 from trainer.protocol.forecast import Peak, PhaseForecast
@@ -69,13 +70,7 @@ def test_a_damaged_outcome_is_never_taken_for_a_sound_one(tmp_path: Path) -> Non
     sound, chance = path.read_bytes(), random.Random(3)
     misses = 0
     for _ in range(100):
-        damaged = bytearray(sound)
-        if chance.random() < 0.3:
-            damaged = damaged[: chance.randrange(len(damaged))]
-        else:
-            for _ in range(chance.randrange(1, 8)):
-                damaged[chance.randrange(len(damaged))] = chance.randrange(256)
-        path.write_bytes(damaged)
+        path.write_bytes(damaged(sound, chance))
         found = store.load("key", brief=False)
         misses += found is None
         assert found in (None, outcome())

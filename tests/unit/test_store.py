@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.support.damage import damaged
 from trainer.memory.outline import outline_of
 from trainer.memory.packing import Archive, read, read_outlines, write, write_archive
 from trainer.memory.store import TapeStore
@@ -86,13 +87,7 @@ def test_a_damaged_entry_is_a_miss_and_goes(tmp_path: Path) -> None:
     sound = path.read_bytes()
     chance = random.Random(1)
     for _ in range(150):
-        damaged = bytearray(sound)
-        if chance.random() < 0.3:
-            damaged = damaged[: chance.randrange(len(damaged))]
-        else:
-            for _ in range(chance.randrange(1, 8)):
-                damaged[chance.randrange(len(damaged))] = chance.randrange(256)
-        path.write_bytes(damaged)
+        path.write_bytes(damaged(sound, chance))
         found = store.load("key")
         # Some bytes of an archive say nothing, such as dates: then all is as it was.
         assert same(found, whole) if found is not None else not path.exists()
@@ -143,13 +138,7 @@ def test_a_damaged_archive_gives_nothing_wrong(tmp_path: Path) -> None:
     write_archive(path, entries)
     sound, chance = path.read_bytes(), random.Random(2)
     for _ in range(150):
-        damaged = bytearray(sound)
-        if chance.random() < 0.3:
-            damaged = damaged[: chance.randrange(len(damaged))]
-        else:
-            for _ in range(chance.randrange(1, 8)):
-                damaged[chance.randrange(len(damaged))] = chance.randrange(256)
-        path.write_bytes(damaged)
+        path.write_bytes(damaged(sound, chance))
         archive = Archive(path)
         for key, whole in entries.items():
             assert (found := archive.read(key)) is None or same(found, whole)

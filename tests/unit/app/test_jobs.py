@@ -338,6 +338,18 @@ def test_what_cannot_be_opened_is_told_and_left_as_it_is(desk, jobs, file, text,
     assert told.value.code == code and file.read_bytes() == before and jobs.last is None
 
 
+def refuse_writing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a folder that may only be read does, with whoever runs the tests."""
+    replace = Path.replace
+
+    def refuse(self: Path, target: Path) -> Path:
+        if Path(target).parent == folder:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        return replace(self, target)
+
+    monkeypatch.setattr(Path, "replace", refuse)
+
+
 def test_a_place_that_cannot_be_written_keeps_the_changes_and_at_the_end_they_are_among_our_jobs(
     desk, tasks, tmp_path, file, monkeypatch
 ):
@@ -345,14 +357,7 @@ def test_a_place_that_cannot_be_written_keeps_the_changes_and_at_the_end_they_ar
     draft = done(desk, jobs.open, file)
     errors: list[JobError] = []
     draft.file.failed.connect(errors.append)
-    replace = Path.replace
-
-    def refuse(self: Path, target: Path) -> Path:
-        if Path(target).parent == file.parent:
-            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
-        return replace(self, target)
-
-    monkeypatch.setattr(Path, "replace", refuse)
+    refuse_writing(file.parent, monkeypatch)
     draft.set("recipe.rank", 77)
     desk.until(lambda: bool(errors))
     assert errors[0].code == "job.unwritable" and draft.get("recipe.rank") == 77 and draft.file.unsaved
@@ -472,14 +477,7 @@ def test_a_job_that_is_let_go_is_written_and_one_that_comes_back_meanwhile_is_as
 def test_what_the_place_of_a_job_that_is_let_go_refuses_is_among_our_jobs(desk, jobs, file, tmp_path, monkeypatch):
     other = done(desk, jobs.create, essentials.new_values("other", [], tmp_path))
     draft = done(desk, jobs.open, file)
-    replace = Path.replace
-
-    def refuse(self: Path, target: Path) -> Path:
-        if Path(target).parent == file.parent:
-            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
-        return replace(self, target)
-
-    monkeypatch.setattr(Path, "replace", refuse)
+    refuse_writing(file.parent, monkeypatch)
     told: list[Path] = []
     jobs.rescued.connect(told.append)
     draft.set("recipe.rank", 79)

@@ -29,7 +29,7 @@ from app.core.session import Session
 from app.core.tags.completion import Completion
 from app.core.tags.splitting import Lines, Piece, move_piece, pieces, remove_piece, replace_piece, split_tags
 from app.core.tags.summary import Summary, summarise
-from app.core.tasks import raise_again
+from app.core.tasks import only, raise_again
 from app.qt.actions.commands import Commands
 from app.qt.parts import until_destroyed
 from app.qt.pictures.captions.actions import ACTIONS
@@ -367,7 +367,7 @@ class CaptionEditor(QWidget):
         if len(captions) <= AT_ONCE:
             have(look())
         else:
-            self._session.tasks.run(look, have, _unless_called_off)
+            self._session.tasks.run(look, have, only(CalledOffError, lambda _: None))
 
     def _show_many(self, summary: Summary) -> None:
         count = summary.captions
@@ -494,8 +494,3 @@ class CaptionEditor(QWidget):
         if self._snapshot:
             self._snapshot.call_off()
             self._snapshot = None
-
-
-def _unless_called_off(fault: BaseException) -> None:
-    if not isinstance(fault, CalledOffError):
-        raise fault
