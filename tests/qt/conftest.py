@@ -13,7 +13,9 @@ from typing import Any
 
 import pytest
 import shiboken6
-from PySide6.QtCore import QCoreApplication, QEvent, QObject, QThread, QTimer
+from PySide6.QtCore import QCoreApplication, QEvent, QObject, QPoint, QThread, QTimer
+from PySide6.QtTest import QTest
+from PySide6.QtWidgets import QWidget
 from pytestqt.qtbot import QtBot
 
 from app.core.session import Session
@@ -35,6 +37,15 @@ class PatientQtBot(QtBot):
 
     def waitExposed(self, widget: Any, *, timeout: int = PATIENCE) -> Any:  # noqa: N802
         return super().waitExposed(widget, timeout=timeout)
+
+    def hover(self, widget: QWidget, place: QPoint) -> None:
+        """Move the pointer, no button held, over a place of a shown widget.
+
+        The move is given to the widget's own window: Qt's `mouseMove` moves the screen's pointer instead, and
+        whatever lies above there, such as a tip that is about to go, takes the move.
+        """
+        window = widget.window()
+        QTest.mouseMove(window.windowHandle(), widget.mapTo(window, place))
 
 
 @pytest.fixture

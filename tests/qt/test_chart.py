@@ -94,20 +94,20 @@ def test_best_step_levels_and_marks_are_painted(chart):
     assert ink(chart, 60, colours().good) == []
 
 
-def test_lines_are_painted_once_for_as_many_places_of_the_cursor_as_there_are(chart):
+def test_lines_are_painted_once_for_as_many_places_of_the_cursor_as_there_are(chart, qtbot):
     chart.draw(Drawing([line(STEPS)]))
     chart.plot.repaint()
     painted = chart.plot._painted
-    QTest.mouseMove(chart.plot, chart.plot.scale.field.center().toPoint())
+    qtbot.hover(chart.plot, chart.plot.scale.field.center().toPoint())
     chart.plot.repaint()
     assert chart.plot._painted is painted
     assert chart.readout.text().startswith(f"{round(chart.cursor_step)}:  ")
     assert chart._beside.currentWidget() is chart.readout
-    QTest.mouseMove(chart.plot, QPoint(5, 5))  # beside the field: over the words of the axis
+    qtbot.hover(chart.plot, QPoint(5, 5))  # beside the field: over the words of the axis
     assert chart.cursor_step is None and chart._beside.currentWidget() is chart.legend
 
 
-def test_dragging_moves_along_the_steps(chart):
+def test_dragging_moves_along_the_steps(chart, qtbot):
     chart.draw(Drawing([line(STEPS)]))
     chart.show_steps(20.0, 60.0)
     chart.moved.connect(chart.show_steps)
@@ -119,7 +119,7 @@ def test_dragging_moves_along_the_steps(chart):
     QTest.mouseRelease(chart.plot, Qt.MouseButton.LeftButton, pos=start + QPoint(100, 0))
     by = 100.0 / field.width() * 40.0
     assert chart.plot.steps == pytest.approx((20.0 - by, 60.0 - by))
-    QTest.mouseMove(chart.plot, start)
+    qtbot.hover(chart.plot, start)
     assert chart.plot.steps == pytest.approx((20.0 - by, 60.0 - by))  # let go
 
 

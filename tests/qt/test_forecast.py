@@ -85,7 +85,7 @@ def test_peaks_are_told_by_key_and_pointer(qtbot, panel, draft):
     qtbot.keyClick(timeline, Qt.Key.Key_Left)
     assert timeline.current == before - 1
     assert described(timeline.spots[before - 1]) in panel.spot.text()
-    qtbot.mouseMove(timeline, timeline._place(timeline.spots[0]).toPoint())
+    qtbot.hover(timeline, timeline._place(timeline.spots[0]).toPoint())
     qtbot.waitUntil(lambda: timeline.current == 0)
     assert "Base weights" in panel.memory.accessibleDescription()
     assert timeline.shows_limit and "Dashed" in panel.key.text()
