@@ -39,7 +39,7 @@ from trainer.config.base import Family
 from trainer.config.fit import FitConfig
 from trainer.config.recipe import RecipeConfig
 from trainer.memory.kernels import as_on_cuda, attention_kernel
-from trainer.memory.models import META, bare_text_encoders, bare_unet, dtype_of, job_of, micro_batch, place
+from trainer.memory.models import META, bare_text_encoders, bare_unet, dtype_of, job_of, let_begin, micro_batch, place
 from trainer.memory.subject import Subject, subject_ahead
 from trainer.training.build import Parts, put_together
 from trainer.training.loop import Engine
@@ -132,7 +132,9 @@ def _engine(subject: Subject, adapters: Adapters) -> Engine:
     nothing = cast(Any, None)  # nothing is cached, dealt or assembled
     parts = Parts(cast(Any, subject), cache=nothing, feed=nothing, assembler=nothing, device=META)
     models = StepModels(subject.family, unet, tuple(encoders), subject.recipe.clip_skip, dtype)
-    return put_together(job_of(subject), parts, [Segment(0, 1)], models, adapter)
+    engine = put_together(job_of(subject), parts, [Segment(0, 1)], models, adapter)
+    let_begin(engine.optimizer)
+    return engine
 
 
 def subject_of(options: argparse.Namespace) -> Subject:

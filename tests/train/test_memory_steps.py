@@ -199,8 +199,7 @@ def kept_by(engine: Engine) -> Iterator[Tensor]:
         if master.grad is not None:
             yield master.grad
     for state in engine.optimizer.state.values():
-        # torch keeps its step counters on the host.
-        yield from (value for name, value in state.items() if isinstance(value, Tensor) and name != "step")
+        yield from (value for value in state.values() if isinstance(value, Tensor))
     schedule = engine.noise_schedule
     yield from (schedule.alphas_cumprod, schedule.snr, schedule.signal, schedule.sigma)
 

@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.checkpoint import checkpoint
 
+from tests.support.cpu_steps import tiny_subject
 from trainer.config.base import Family
 from trainer.config.fit import FitConfig
 from trainer.config.recipe import RecipeConfig
+from trainer.memory.models import empty_engine, know_engine, micro_batch
 from trainer.memory.steps import StepTapes, trace_steps
 from trainer.memory.subject import subject_ahead
 from trainer.memory.tape import Tape
+from trainer.memory.tracer import recording
 
+aten = torch.ops.aten
 GIB = 2**30
 NATIVE: dict[Family, tuple[int, int]] = {"sd15": (512, 512), "sdxl": (1024, 1024)}
 # Seconds of processor time that a trace may take: twice what it does when nothing else runs.
@@ -77,7 +90,7 @@ def test_sd15_with_its_text_encoder_through_whole_steps() -> None:
     tapes = traced("sd15", {}, {"text_encoder": {"learning_rate": 1e-5}}, pictures=2)
     masters = [storage for storage in tapes.weights.storages if (storage.name or "").startswith("master.")]
     assert len(masters) == 2 * (192 + 72)
-    state = 2 * sum(storage.bytes for storage in masters)
+    state = 2 * sum(storage.bytes for storage in masters) + 4 * len(masters)  # the last: each one's count of steps
     micro = live(tapes.micro_first[512, 512])[-1]
     assert live(tapes.optimizer_first)[-1] == state - micro
     assert live(tapes.optimizer)[-1] == -micro
@@ -86,11 +99,65 @@ def test_sd15_with_its_text_encoder_through_whole_steps() -> None:
 def test_every_storage_is_told_by_its_module() -> None:
     """Forward, backward and recomputation of a layer are found under its path."""
     micro = traced("sd15", {"checkpointing": ["up_blocks.3"]}, {}).micro_more[512, 512]
-    # What our own functions compute again is told as backward: as there, gradients are off while they compute.
-    layer = "unet.up_blocks.3.attentions.2.transformer_blocks.0.ff.net.2"
-    norm = "unet.up_blocks.3.attentions.2.transformer_blocks.0.norm3"
-    for module, stages in ((layer, {"forward", "backward"}), (norm, {"forward", "recompute", "backward"})):
+    block = "unet.up_blocks.3.attentions.2.transformer_blocks.0"
+    for module in (f"{block}.ff.net.2", f"{block}.attn1", f"{block}.norm3"):
         told = {storage.stage for storage in micro.storages if storage.module.startswith(module)}
-        assert told == stages
+        assert told == {"forward", "recompute", "backward"}
+    whole = "unet.up_blocks.2.attentions.2.transformer_blocks.0.ff.net.2"
+    assert {storage.stage for storage in micro.storages if storage.module == whole} == {"forward", "backward"}
     nowhere = [storage for storage in micro.storages if not storage.module and storage.stage != "accumulate"]
     assert sum(storage.bytes for storage in nowhere) < 0.01 * max(live(micro))
+
+
+@pytest.mark.parametrize(("quantise", "dropout"), [("none", 0.0), ("int8", 0.1)])
+def test_what_is_computed_again_is_what_checkpointing_says(quantise: str, dropout: float) -> None:
+    """Operation by operation, over layers of our own of every kind; what checkpointing runs again it says itself."""
+    recipe = {"layers": "all", "dropout": dropout, "text_encoder": {"learning_rate": 1e-5}}
+    fit = {"checkpointing": "full", "quantise": quantise, "attention": "efficient"}
+    subject = tiny_subject("sd15", recipe, fit)
+    engine, account = empty_engine(subject), _Account()
+    account.watch((engine.models.unet, *engine.models.text_encoders))
+    with recording("efficient") as recorder:
+        know_engine(recorder, engine)
+        recorder.cut("weights")
+        with recorder.stage("forward"), account:
+            engine.micro_step(micro_batch(subject, (64, 64), 1))
+        tape = recorder.cut("step")
+    told = Counter[str]()
+    for work in tape.work:
+        told[work.stage] += work.count
+    assert told == account.operations
+    assert min(told.values()) > 100
+
+
+class _Account(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts operations by what goes on, as autograd and checkpointing themselves say."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.operations: Counter[str] = Counter()
+        self.again = False
+
+    def watch(self, models: Iterable[nn.Module]) -> None:
+        """Lets checkpointing say when it computes again."""
+        func = partial(checkpoint, use_reentrant=False, context_fn=lambda: (nullcontext(), self.computing_again()))
+        for model in models:
+            for module in model.modules():
+                if hasattr(module, "_gradient_checkpointing_func"):
+                    module._gradient_checkpointing_func = func
+
+    @contextmanager
+    def computing_again(self) -> Iterator[None]:
+        self.again = True
+        try:
+            yield
+        finally:
+            self.again = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        tensors = [one for one in tree_leaves((args, kwargs, result)) if isinstance(one, Tensor)]
+        if any(tensor.is_meta for tensor in tensors) and not (func.is_view or func is aten._unsafe_view.default):
+            in_backward = torch._C._current_graph_task_id() != -1
+            self.operations["recompute" if self.again else "backward" if in_backward else "forward"] += 1
+        return result

@@ -14,6 +14,7 @@ from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
 from diffusers.models.modeling_utils import no_init_weights
 from diffusers.models.unets.unet_2d_condition import UNet2DConditionModel
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from trainer.adapter.attach import attach
 from trainer.adapter.layers import models_by_part
@@ -104,7 +105,27 @@ def engine_around(
     nothing = cast(Any, None)
     parts = Parts(cast(BaseSource, subject), cache=nothing, feed=nothing, assembler=nothing, device=device)
     models = StepModels(subject.family, unet, tuple(encoders), subject.recipe.clip_skip, dtype)
-    return put_together(job, parts, [Segment(0, job.recipe.steps or 1)], models, adapter)
+    engine = put_together(job, parts, [Segment(0, job.recipe.steps or 1)], models, adapter)
+    if device == META:
+        let_begin(engine.optimizer)
+    return engine
+
+
+def let_begin(optimizer: Optimizer) -> None:
+    """Lets a fused Adam take its first step on meta, which it refuses only where it makes its state.
+
+    That is made for it, in its own order; real steps are compared with it by tests/train/test_memory_steps.py.
+    """
+
+    def make_state(*_: Any) -> None:
+        for group in optimizer.param_groups:
+            for weight in group["params"] if group.get("fused") else ():
+                if weight.grad is not None and not optimizer.state[weight]:
+                    step = torch.zeros((), device=weight.device)
+                    first, second = torch.zeros_like(weight), torch.zeros_like(weight)
+                    optimizer.state[weight] = {"step": step, "exp_avg": first, "exp_avg_sq": second}
+
+    optimizer.register_step_pre_hook(make_state)
 
 
 def know_engine(tracer: Tracer, engine: Engine) -> dict[str, str]:

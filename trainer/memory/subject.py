@@ -27,7 +27,7 @@ TracePart = Literal[
 ]
 
 # Raised when tapes of one version of the program would come out otherwise: those on disk are then made anew.
-FORM = 3
+FORM = 4
 LIBRARIES = ("torch", "diffusers", "transformers", "peft", "bitsandbytes", "prodigyopt", "schedulefree")
 
 # What is traced where a fit leaves something open.

@@ -305,7 +305,9 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Notices where autograd begins and ends, and where checkpointing recomputes within it."""
         stage = self._outer_stage
         if stage == "forward" and torch._C._current_graph_task_id() != -1:
-            stage = "recompute" if torch.is_grad_enabled() else "backward"
+            # No backward calls a module; a function of our own computes without gradients in its forward, too.
+            recomputing = torch.is_grad_enabled() or len(self._modules) > 1
+            stage = "recompute" if recomputing else "backward"
         if stage == self._stage:
             return
         if stage == "backward":  # what is left of a forward now was kept for this

@@ -29,7 +29,7 @@ from trainer.errors import RunError
 from trainer.training.masters import MasterWeights
 
 HOST_READS: Mapping[str, str] = {
-    "adamw": "its step counters, one per tensor, which lie on the host: the device is not waited for",
+    "adamw": "nothing",
     "adamw8bit": "nothing, but the library waits for the device after every tensor",
     "paged_adamw8bit": "nothing, but the library waits for the device after every tensor",
     "lion": "nothing, but the library waits for the device after every tensor",
@@ -40,8 +40,6 @@ HOST_READS: Mapping[str, str] = {
 }
 """What each library optimizer itself reads from the device in a step, beyond the one read of the loop."""
 
-# torch keeps its step counters on the host (not fused, not capturable), wherever the weights are.
-ON_HOST = ("step",)
 # What bitsandbytes' paged optimizers keep in memory that moves between host and device.
 PAGED = ("state1", "state2")
 
@@ -62,7 +60,7 @@ def build_optimizer(config: OptimizerConfig, groups: Mapping[str, tuple[float, S
     ]
     match config:
         case AdamWConfig():
-            return torch.optim.AdamW(table, foreach=True, **_adam_arguments(config))
+            return torch.optim.AdamW(table, fused=True, **_adam_arguments(config))
         case AdamW8bitConfig():
             return _bitsandbytes().AdamW8bit(table, **_adam_arguments(config))  # type: ignore[no-any-return]
         case PagedAdamW8bitConfig():
@@ -159,7 +157,9 @@ def pack_state(optimizer: Optimizer) -> tuple[dict[str, Tensor], dict[str, JsonV
 def unpack_state(optimizer: Optimizer, tensors: dict[str, Tensor], data: dict[str, Any]) -> None:
     """Puts a packed state into a new ``optimizer`` built for the same weights in the same order.
 
-    Raises RunError when it is the state of another optimizer or of other weights.
+    Groups keep how they are computed: AdamW goes on over lists of tensors (foreach) where it began so, as in versions
+    before it was fused, with the same bits. Raises RunError when it is the state of another optimizer or of other
+    weights.
     """
     weights = _weights(optimizer)
     saved = data["optimizer"], len(data["state"]), len(data["groups"])
@@ -171,6 +171,8 @@ def unpack_state(optimizer: Optimizer, tensors: dict[str, Tensor], data: dict[st
             "Resume with the job that the run was started with, or start a new run.",
         )
     placed: dict[str, Tensor] = {}
+    # torch keeps its step counters beside the weights if it is fused, else on the host.
+    fused = any(group.get("fused") for group in data["groups"])
 
     def unpack(value: Any, key: str, weight: Parameter) -> Any:
         if not isinstance(value, dict):
@@ -179,7 +181,8 @@ def unpack_state(optimizer: Optimizer, tensors: dict[str, Tensor], data: dict[st
             return tuple(unpack(item, key, weight) for item in value["tuple"])
         name = value["tensor"]
         if name not in placed:
-            placed[name] = _place(optimizer, tensors[name], key, weight)
+            on_host = key == "step" and not fused
+            placed[name] = tensors[name].clone() if on_host else _place(optimizer, tensors[name], key, weight)
         return placed[name]
 
     optimizer.state.clear()
@@ -255,9 +258,7 @@ def _bitsandbytes() -> ModuleType:
 
 
 def _place(optimizer: Any, tensor: Tensor, key: str, weight: Parameter) -> Tensor:
-    """A saved tensor where the library keeps it: on the host, in paged memory, or beside its weight."""
-    if key in ON_HOST:
-        return tensor.clone()
+    """A saved tensor where the library keeps it: in paged memory, or beside its weight."""
     if getattr(optimizer, "is_paged", False) and key in PAGED:
         # Only the library can make memory that pages.
         buffer: Tensor = optimizer.get_state_buffer(weight, dtype=tensor.dtype)
