@@ -156,7 +156,9 @@ def ship(store: TapeStore, folder: Path, questions: Iterable[Question]) -> None:
         store.outcomes = OutcomeStore(Path(played))
         notes, runs = _asked_for(store, questions)
         found = {key: store.outcomes.load(key, brief=False) or store.outcomes.load(key, brief=True) for key in runs}
+        limits = {key: store.outcomes.hindered(key) for key in runs}
     outcomes = {key: outcome for key, outcome in sorted(found.items()) if outcome is not None}
+    hindered = {key: several for key, several in sorted(limits.items()) if several}
     archives: dict[str, dict[str, Sequence[Tape]]] = {}
     for key, note in sorted(notes.items(), key=lambda entry: _likeness(entry[1])):
         tapes = store.load(key)
@@ -167,8 +169,8 @@ def ship(store: TapeStore, folder: Path, questions: Iterable[Question]) -> None:
             path.unlink()
     for name, entries in archives.items():
         write_archive(folder / name, entries)
-    write_outcomes(folder / SHIPPED_OUTCOMES, outcomes)
-    write_index(folder, notes, {key: runs[key] for key in outcomes})
+    write_outcomes(folder / SHIPPED_OUTCOMES, outcomes, hindered)
+    write_index(folder, notes, {key: runs[key] for key in outcomes | hindered})
 
 
 def archive_name(note: Mapping[str, Any]) -> str:

@@ -77,10 +77,33 @@ def test_only_a_limit_that_may_hinder_is_played(traces: Traces) -> None:
     for capacity in (need - 512, need * 9 // 10, need * 7 // 10, need // 2):
         within = Runs(situation_with(capacity)).within(course, capacity)
         apart = run_through(course, situation_with(capacity), capacity)
-        assert within == Within(apart.failed_in, retry_seconds(course, apart))
+        assert within == Within(apart.failed_in, retry_seconds(course, apart.round_retries))
         assert forecast_of(course, situation_with(capacity)).fits == (apart.failure is None)
         outcomes.add(within.failed_in)
     assert len(outcomes) > 1
+
+
+def test_what_a_limit_did_once_is_not_played_again_within_its_bounds(traces: Traces, tmp_path: Path) -> None:
+    """Within the bounds every limit does the same, on either side of them not: then it is played."""
+    course, situation = course_of(small_subject(previews=False, effective_batch=2), traces), situation_with(AMPLE)
+    course.outcomes = TapeStore(tmp_path).outcomes
+    need = run_through(course, situation, None).reserved
+    capacity, failed = need - 512, set()
+    while capacity > need // 3:
+        within, played = Runs(situation).within(course, capacity), run_through(course, situation, capacity)
+        assert within == Within(played.failed_in, retry_seconds(course, played.round_retries))
+        (*_, kept) = course.outcomes.hindered(Runs(situation).key(course))
+        assert kept == played.hindered
+        assert kept.least <= capacity < kept.beyond <= need
+        for other in (kept.least, kept.beyond - 1):
+            assert Runs(situation, never).within(course, other) == within
+            assert run_through(course, situation, other).hindered == kept
+        with pytest.raises(AssertionError, match="played"):
+            Runs(situation, never).within(course, kept.least - 1)
+        assert run_through(course, situation, kept.beyond).hindered != kept
+        failed.add(within.failed_in)
+        capacity = kept.least - 1
+    assert len(failed) > 1
 
 
 def with_workspace(size: int) -> Situation:

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from tests.bench.ship_traces import INDEX, archive_name, noted_key, noted_run, noted_subject, read_index
 from trainer.files.assets import asset_path
-from trainer.memory.outcomes import Outcome, at_length, write_outcomes
+from trainer.memory.outcomes import Hindered, Outcome, at_length, write_outcomes
 from trainer.memory.outline import outline_of
 from trainer.memory.packing import Archive
 from trainer.memory.store import SHIPPED_OUTCOMES, SUFFIX, OutcomeStore, TapeStore
 from trainer.memory.subject import library_versions
 from trainer.memory.traces import Traces
+from trainer.protocol.forecast import ForecastPhase
 
 REMEDY = "run python -m tests.bench.ship_traces and commit assets/traces"
 
@@ -106,7 +108,7 @@ def test_shipped_outcomes_are_those_that_are_asked_for(index: Mapping[str, Notes
     for key, note in index["outcomes"].items():
         runs, course = noted_run(note, shipped)
         assert runs.key(course) == key, REMEDY
-        assert store.load(key, brief=True) is not None
+        assert store.load(key, brief=True) is not None or store.hindered(key)
 
 
 def wrong(store: OutcomeStore, notes: Notes, traces: Traces) -> list[str]:
@@ -124,7 +126,8 @@ def wrong(store: OutcomeStore, notes: Notes, traces: Traces) -> list[str]:
 @pytest.fixture(scope="module")
 def looked_at(index: Mapping[str, Notes]) -> Notes:
     """Of each family an unquantised and a quantised run."""
-    notes = index["outcomes"]
+    store = TapeStore(Path("nowhere"), asset_path("traces")).outcomes
+    notes = {key: note for key, note in index["outcomes"].items() if store.load(key, brief=True) is not None}
     kinds = {(note["family"], note["fit"]["quantise"] == "none"): key for key, note in notes.items()}
     return {key: notes[key] for key in kinds.values()}
 
@@ -132,6 +135,23 @@ def looked_at(index: Mapping[str, Notes]) -> Notes:
 def test_playing_again_gives_what_ships(looked_at: Notes, shipped: Traces) -> None:
     store = TapeStore(Path("nowhere"), asset_path("traces")).outcomes
     assert not wrong(store, looked_at, shipped), REMEDY
+
+
+def test_playing_again_within_a_limit_gives_what_ships(index: Mapping[str, Notes], shipped: Traces) -> None:
+    """Of each family that run which ends soonest: a phase before training, where there is one."""
+    store = TapeStore(Path("nowhere"), asset_path("traces")).outcomes
+    soonest: dict[str, tuple[int, str, Hindered]] = {}
+    for key, note in index["outcomes"].items():
+        for found in store.hindered(key):
+            phases = get_args(ForecastPhase)
+            end = phases.index(found.failed_in) if found.failed_in else len(phases)
+            soonest[note["family"]] = min(
+                soonest.get(note["family"], (end, key, found)), (end, key, found), key=itemgetter(0)
+            )
+    for _, key, found in soonest.values():
+        runs, course = noted_run(index["outcomes"][key], shipped)
+        for capacity in (found.least, found.beyond - 1):
+            assert runs.through(course, capacity).hindered == found, REMEDY
 
 
 def test_a_wrong_outcome_would_be_noticed(looked_at: Notes, shipped: Traces, tmp_path: Path) -> None:

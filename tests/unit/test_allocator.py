@@ -209,6 +209,18 @@ def test_a_segment_with_a_live_byte_is_not_returned_so_memory_runs_out_with_byte
     assert allocator.allocate(15 * MIB) == handles[1]
 
 
+def test_the_bounds_within_which_every_limit_does_the_same_are_known() -> None:
+    allocator = Allocator(AllocatorSettings(capacity=40 * MIB))
+    first, _ = allocator.allocate(12 * MIB), allocator.allocate(12 * MIB)
+    assert (allocator.admitted, allocator.refused) == (24 * MIB, None)
+    allocator.free(first)
+    allocator.allocate(18 * MIB)  # refused beside both, admitted beside the second
+    assert (allocator.admitted, allocator.refused) == (30 * MIB, 42 * MIB)
+    with pytest.raises(OutOfMemory):
+        allocator.allocate(14 * MIB)
+    assert (allocator.admitted, allocator.refused) == (30 * MIB, 42 * MIB)
+
+
 def test_what_the_free_blocks_hold_needs_no_leave() -> None:
     allocator = Allocator(AllocatorSettings(capacity=20 * MIB))
     for _ in range(4):

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.damage import damaged
-from trainer.memory.outcomes import Outcome, in_brief, most_reserved, write_outcomes
-from trainer.memory.store import OUTCOME_SUFFIX, OutcomeStore, TapeStore
+from trainer.memory.outcomes import Hindered, Outcome, in_brief, most_reserved, write_outcomes
+from trainer.memory.store import HINDERED_SUFFIX, MOST_HINDERED, OUTCOME_SUFFIX, OutcomeStore, TapeStore
 from trainer.protocol.forecast import Peak, PhaseForecast
 
 PEAK = Peak(
@@ -84,6 +84,45 @@ def test_what_is_no_outcome_is_a_miss(tmp_path: Path, content: bytes) -> None:
     with zipfile.ZipFile(tmp_path / f"key{OUTCOME_SUFFIX}", "w") as archive:
         archive.writestr("key", content)
     assert OutcomeStore(tmp_path).load("key", brief=True) is None
+
+
+def hindered(least: int) -> Hindered:
+    return Hindered(least, least + 512, "train", (0, 2, 1))
+
+
+def test_what_came_of_limits_is_kept_beside_what_ships(tmp_path: Path) -> None:
+    write_outcomes(tmp_path / "shipped.zip", {"key": outcome()}, {"key": [hindered(1)]})
+    store = OutcomeStore(tmp_path / "own", tmp_path / "shipped.zip")
+    store.save_hindered("key", hindered(1000))
+    store.save_hindered("other", hindered(3))
+    assert store.hindered("key") == (hindered(1), hindered(1000))
+    assert store.hindered("other") == (hindered(3),)
+    assert store.hindered("none") == ()
+    assert store.load("key", brief=False) == outcome()
+    assert store.load("other", brief=True) is None
+
+
+def test_of_one_run_the_latest_limits_are_kept_each_once(tmp_path: Path) -> None:
+    store = OutcomeStore(tmp_path)
+    for least in (0, *range(MOST_HINDERED + 3), 5):
+        store.save_hindered("key", hindered(least))
+    assert [found.least for found in store.hindered("key")] == [3, 4, *range(6, MOST_HINDERED + 3), 5]
+
+
+def test_damaged_limits_are_none(tmp_path: Path) -> None:
+    store = OutcomeStore(tmp_path)
+    path = tmp_path / f"key{HINDERED_SUFFIX}"
+    store.save_hindered("key", hindered(1))
+    sound, chance = path.read_bytes(), random.Random(4)
+    for _ in range(100):
+        path.write_bytes(damaged(sound, chance))
+        assert store.hindered("key") in ((), (hindered(1),))
+    for content in ("{}", "[1]", '[{"least": 1}]', "null"):
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("key.hindered", content)
+        assert store.hindered("key") == ()
+    store.save_hindered("key", hindered(2))
+    assert store.hindered("key") == (hindered(2),)
 
 
 def test_the_oldest_used_make_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

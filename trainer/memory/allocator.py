@@ -91,6 +91,11 @@ class Allocator(ExpandableBlocks):
         self.peak_reserved = 0
         self.retries = 0
         """How often everything returnable was returned to make room (num_alloc_retries)."""
+        self.admitted = 0
+        """The most that segments would have summed to, of those that the limit admitted."""
+        self.refused: int | None = None
+        """The least, of those that it refused: from ``admitted`` to below here every limit would have done the same,
+        as long as no threshold for garbage depends on it."""
         self._place = place or self._append
         self._end = 0
         large_rest = SMALLEST_BLOCK if settings.expandable else LARGEST_SMALL + 1
@@ -409,8 +414,12 @@ class Allocator(ExpandableBlocks):
 
     def _allowed(self, segment: int) -> bool:
         """Whether the memory fraction admits a segment; PyTorch asks this of expandable ones too, before it grows."""
-        capacity = self.settings.capacity
-        return capacity is None or self.reserved + segment <= capacity
+        capacity, total = self.settings.capacity, self.reserved + segment
+        if capacity is None or total <= capacity:
+            self.admitted = max(self.admitted, total)
+            return True
+        self.refused = total if self.refused is None else min(self.refused, total)
+        return False
 
     def _open(self, pool: Pool, size: int) -> Block:
         """A new segment as one block, which is not filed as free."""

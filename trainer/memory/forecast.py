@@ -14,7 +14,7 @@ from trainer.memory.allocator import Allocator, AllocatorSettings
 from trainer.memory.course import MOST_ROUNDS, Act, Course, Occasions, Seconds, bounding_buckets, parts, repeats
 from trainer.memory.grid import unet_block
 from trainer.memory.host import host_bytes
-from trainer.memory.outcomes import RULES, Outcome, at_length, in_brief, most_reserved
+from trainer.memory.outcomes import RULES, Hindered, Outcome, at_length, in_brief, most_reserved
 from trainer.memory.peaks import HighPoint, high_points
 from trainer.memory.replay import Failure, Kept, Moment, Played, Replayed, by_kind, by_module, replay
 from trainer.memory.situation import Situation
@@ -83,7 +83,19 @@ class Playing:
     @property
     def unhindered(self) -> bool:
         """Whether the limit made no difference."""
-        return self.failure is None and not self.allocator.retries
+        return self.allocator.refused is None
+
+    @property
+    def round_retries(self) -> tuple[int, ...]:
+        """How often everything returnable was returned to make room, by the tapes of the last round of training."""
+        return tuple(played.retries for played in self.phases["train"].played) if "train" in self.phases else ()
+
+    @property
+    def hindered(self) -> Hindered | None:
+        """What came of the limit, and of which others the same would have; None where it made no difference."""
+        if self.allocator.refused is None:
+            return None
+        return Hindered(self.allocator.admitted, self.allocator.refused, self.failed_in, self.round_retries)
 
     @property
     def reserved(self) -> int:
@@ -114,6 +126,7 @@ class Runs:
         # By the very tapes of each chapter; they are kept beside, so that no new one can be taken for one that is gone.
         self._played: dict[tuple[int | None, Chapters], tuple[Playing, Sequence[Tape]]] = {}
         self._outcomes: dict[str, Outcome] = {}
+        self._hindered: dict[str, tuple[Hindered, ...]] = {}
 
     def within(self, course: Course, capacity: int) -> Within:
         """How the run goes within ``capacity`` bytes; it is played where they may make a difference."""
@@ -121,10 +134,15 @@ class Runs:
         known = self._known_outcome(key, course, brief=True)
         if known is not None and most_reserved(known) <= capacity:
             return Within(None, 0.0)
-        playing = self.through(course, capacity)
-        if known is None and playing.unhindered:
-            self._keep_outcome(key, course, _outcome(course.subject, playing, brief=True))
-        return Within(playing.failed_in, retry_seconds(course, playing))
+        hindered = self._known_hindered(key, course, capacity)
+        if hindered is None:
+            playing = self.through(course, capacity)
+            hindered = playing.hindered
+            if hindered is None:
+                self._keep_outcome(key, course, _outcome(course.subject, playing, brief=True))
+                return Within(None, 0.0)
+            self._keep_hindered(key, course, hindered)
+        return Within(hindered.failed_in, retry_seconds(course, hindered.retries))
 
     def unhindered(self, course: Course, *, brief: bool) -> Outcome:
         """What every phase comes to without a limit; what had to be played for it is kept on disk."""
@@ -148,6 +166,16 @@ class Runs:
             if known is not None:
                 _keep(self._outcomes, key, known)
         return known and (in_brief(known) if brief else known)
+
+    def _known_hindered(self, key: str, course: Course, capacity: int) -> Hindered | None:
+        if key not in self._hindered:
+            _keep(self._hindered, key, course.outcomes.hindered(key))
+        return next((found for found in self._hindered[key] if found.holds(capacity)), None)
+
+    def _keep_hindered(self, key: str, course: Course, found: Hindered) -> None:
+        _keep(self._hindered, key, (*self._hindered[key], found))
+        with suppress(OSError):  # as for outcomes
+            course.outcomes.save_hindered(key, found)
 
     def _keep_outcome(self, key: str, course: Course, outcome: Outcome) -> None:
         _keep(self._outcomes, key, outcome)
@@ -218,12 +246,14 @@ def _train(playing: Playing, tapes: Sequence[Tape]) -> bool:
     return True
 
 
-def retry_seconds(course: Course, playing: Playing) -> float:
-    """Of one optimizer step, once memory is as it stays: what giving memory back to make room costs."""
-    last_round = playing.phases["train"].played if "train" in playing.phases else ()
+def retry_seconds(course: Course, of_tapes: Sequence[int]) -> float:
+    """Of one optimizer step, once memory is as it stays: what giving memory back to make room costs.
+
+    ``of_tapes`` is how often that was done in each tape of the last round of training.
+    """
     times = repeats(course.subject)
-    retries = sum(played.retries * often for played, often in zip(last_round, cycle(times), strict=False))
-    return timing.RETRY_SECONDS * retries * len(times) / max(len(last_round), 1)
+    retries = sum(retries * often for retries, often in zip(of_tapes, cycle(times), strict=False))
+    return timing.RETRY_SECONDS * retries * len(times) / max(len(of_tapes), 1)
 
 
 def forecast(subject: Subject, situation: Situation, traces: Traces, occasions: Occasions | None = None) -> Forecast:

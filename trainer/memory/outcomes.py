@@ -1,27 +1,47 @@
-"""What whole runs came to that no limit hindered, as files: it is kept so that they need not be played again. No torch.
+"""What whole runs came to, as files: it is kept so that they need not be played again. No torch.
 
 An outcome follows from the tapes, the rules by which they are played, and a card's workspaces. A limit that is not
-below the most that a run takes from the driver changes nothing in it: so where the outcome is known, only a run that
-the limit may hinder has to be played.
+below the most that a run takes from the driver changes nothing in it. A lower one hinders the run, all the way as every
+other does that would have admitted and refused the same: so what came of it is kept with the bounds of those.
 """
 
 from __future__ import annotations
 
 import json
 import zipfile
-from collections.abc import Mapping
-from dataclasses import asdict, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any, TypeVar
 
 from trainer.memory.packing import DAMAGED
 from trainer.protocol import atomic
-from trainer.protocol.forecast import PhaseForecast, phase_from
+from trainer.protocol.forecast import ForecastPhase, PhaseForecast, phase_from
+
+T = TypeVar("T")
 
 Outcome = tuple[PhaseForecast, ...]
 """Every phase but for its time, which is 0: at length, or in brief, which is without peaks and timelines."""
 
+_HINDERED = "hindered"  # follows a key, for what is kept of limits
+
 # Raised when the same tapes come to something else: the allocator's rules, what is played, what is told of it.
 RULES = 1
+
+
+@dataclass(frozen=True)
+class Hindered:
+    """How a run goes within every limit from ``least`` to below ``beyond`` bytes."""
+
+    least: int
+    beyond: int
+    failed_in: ForecastPhase | None
+    retries: tuple[int, ...]
+    """How often everything returnable was returned to make room, by the tapes of the last round of training."""
+
+    def holds(self, capacity: int) -> bool:
+        """Whether it says how the run goes within so many bytes."""
+        return self.least <= capacity < self.beyond
 
 
 def in_brief(outcome: Outcome) -> Outcome:
@@ -39,23 +59,36 @@ def most_reserved(outcome: Outcome) -> int:
     return max(phase.reserved for phase in outcome)
 
 
-def write_outcomes(path: Path, outcomes: Mapping[str, Outcome]) -> None:
-    """Writes outcomes by key as one archive, atomically."""
+def write_outcomes(
+    path: Path, outcomes: Mapping[str, Outcome], hindered: Mapping[str, Sequence[Hindered]] | None = None
+) -> None:
+    """Writes outcomes, and what came of limits, by key as one archive, atomically."""
+    entries: dict[str, Sequence[PhaseForecast] | Sequence[Hindered]] = {**outcomes}
+    entries |= {f"{key}.{_HINDERED}": found for key, found in (hindered or {}).items()}
     with atomic.staged(path, durable=False) as temporary, zipfile.ZipFile(temporary, "w") as archive:
-        for key, outcome in outcomes.items():
+        for name, content in entries.items():
             # A fixed date: equal outcomes give equal files.
-            entry = zipfile.ZipInfo(key)
+            entry = zipfile.ZipInfo(name)
             entry.compress_type = zipfile.ZIP_DEFLATED
-            archive.writestr(entry, json.dumps([asdict(phase) for phase in outcome], separators=(",", ":")))
+            archive.writestr(entry, json.dumps(list(map(asdict, content)), separators=(",", ":")))
 
 
 def read_outcome(path: Path, key: str) -> Outcome | None:
     """The outcome under ``key`` in an archive; None where there is none or it is damaged, as its check sums tell."""
+    return _read(path, key, phase_from) or None
+
+
+def read_hindered(path: Path, key: str) -> tuple[Hindered, ...]:
+    """What came of limits under ``key`` in an archive; nothing where it is damaged."""
+    return _read(path, f"{key}.{_HINDERED}", lambda found: Hindered(**{**found, "retries": tuple(found["retries"])}))
+
+
+def _read(path: Path, name: str, parse: Callable[[dict[str, Any]], T]) -> tuple[T, ...]:
     if not path.is_file():
-        return None
+        return ()
     try:
         # Opened here: zipfile leaves the file of a broken archive open.
         with path.open("rb") as file, zipfile.ZipFile(file) as archive:
-            return tuple(map(phase_from, json.loads(archive.read(key)))) or None
+            return tuple(map(parse, json.loads(archive.read(name))))
     except (*DAMAGED, AttributeError):
-        return None
+        return ()

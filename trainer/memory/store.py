@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from trainer.files.assets import asset_path
-from trainer.memory.outcomes import Outcome, at_length, in_brief, read_outcome, write_outcomes
+from trainer.memory.outcomes import Hindered, Outcome, at_length, in_brief, read_hindered, read_outcome, write_outcomes
 from trainer.memory.outline import Outline
 from trainer.memory.packing import Archive, read, read_outlines, write
 from trainer.memory.tape import Tape
@@ -23,6 +23,9 @@ SUFFIX = ".npz"
 MOST_OUTCOME_BYTES = 16 * 2**20  # some thousand, too
 OUTCOME_SUFFIX = ".zip"
 SHIPPED_OUTCOMES = "outcomes.zip"
+HINDERED_SUFFIX = f".hindered{OUTCOME_SUFFIX}"
+# Of one run so many are kept that limits hindered, the latest: a card has a bit more or less to give each time.
+MOST_HINDERED = 16
 
 
 class TapeStore:
@@ -76,7 +79,7 @@ class TapeStore:
 
 
 class OutcomeStore:
-    """What unhindered runs come to, by key."""
+    """What runs come to, by key."""
 
     def __init__(self, folder: Path, shipped: Path | None = None) -> None:
         """``shipped`` is an archive, which comes before what is in ``folder`` and is never changed."""
@@ -98,6 +101,22 @@ class OutcomeStore:
         """Keeps ``outcome`` under ``key``, atomically; raises OSError when the disk refuses."""
         self.folder.mkdir(parents=True, exist_ok=True)
         write_outcomes(self.folder / f"{key}{OUTCOME_SUFFIX}", {key: outcome})
+        make_room(self.folder, OUTCOME_SUFFIX, MOST_OUTCOME_BYTES)
+
+    def hindered(self, key: str) -> tuple[Hindered, ...]:
+        """What came of limits under ``key``."""
+        own = self.folder / f"{key}{HINDERED_SUFFIX}"
+        shipped = () if self.shipped is None else read_hindered(self.shipped, key)
+        if found := read_hindered(own, key):
+            _mark_used(own)
+        return (*shipped, *found)
+
+    def save_hindered(self, key: str, found: Hindered) -> None:
+        """Keeps what came of one more limit, as ``save`` does."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        path = self.folder / f"{key}{HINDERED_SUFFIX}"
+        others = [other for other in read_hindered(path, key) if other != found]
+        write_outcomes(path, {}, {key: [*others, found][-MOST_HINDERED:]})
         make_room(self.folder, OUTCOME_SUFFIX, MOST_OUTCOME_BYTES)
 
 
