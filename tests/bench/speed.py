@@ -98,7 +98,7 @@ def count_step(subject: Subject, pictures: int, adapters: Adapters = IN_USE) -> 
             engine.move(1.0, 2.0)  # a norm that is clipped
     return Count(
         forward=counter.total("forward"),
-        backward=counter.total("backward", "recompute"),
+        backward=counter.total("backward"),
         accumulate=counter.total("accumulate"),
         optimizer=counter.total("optimizer"),
         saved_bytes=counter.saved_bytes,

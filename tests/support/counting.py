@@ -46,7 +46,7 @@ class StepCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Names what goes on inside; what autograd does in "forward" is told apart as "backward" and "recompute"."""
+        """Names what goes on inside; what autograd does in "forward", also computing again, is told as "backward"."""
         outer, self._stage = self._stage, name
         self._in_backward = False
         self._alive.clear()
@@ -91,7 +91,7 @@ class StepCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._in_backward = True
             storages = [storage() for storage in self._alive.values()]
             self.saved_bytes = max(self.saved_bytes, sum(one.nbytes() for one in storages if one is not None))
-        return "recompute" if torch.is_grad_enabled() else "backward"
+        return "backward"
 
     def _note_made(self, given: Iterable[Tensor], made: Iterable[Tensor]) -> None:
         known = {tensor.untyped_storage()._cdata for tensor in given}

@@ -12,6 +12,7 @@ from schedulefree import AdamWScheduleFree
 from torch.nn import Parameter
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.support.cpu_steps import tiny_subject
 from trainer.config.optimizer import (
     AdafactorConfig,
     AdamW8bitConfig,
@@ -25,6 +26,7 @@ from trainer.config.optimizer import (
 )
 from trainer.config.recipe import RecipeConfig
 from trainer.errors import RunError
+from trainer.memory.models import empty_engine
 from trainer.training.masters import MasterWeights
 from trainer.training.optimizer import (
     HOST_READS,
@@ -200,6 +202,76 @@ def test_steps_equal_the_libraries_own(capsys: pytest.CaptureFixture[str]) -> No
     assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
     build("prodigy", ours)
     assert capsys.readouterr().out == ""  # Prodigy prints by itself; --json output must stay clean
+
+
+def adamw_over_lists(weights: list[Parameter]) -> torch.optim.Optimizer:
+    """AdamW as runs had it before it was fused."""
+    table = [
+        {"params": part, "part": name, "lr": 1e-3, "base_lr": 1e-3}
+        for name, part in (("unet", weights[:2]), ("text_encoder", weights[2:]))
+    ]
+    return torch.optim.AdamW(table, foreach=True)
+
+
+def test_adamw_is_its_formula_to_rounding() -> None:
+    """Loshchilov and Hutter 2019, algorithm 2, in float64; torch's other way of computing it is no nearer."""
+    fused, lists, exact = make_weights(), make_weights(), [weight.detach().double() for weight in make_weights()]
+    config = AdamWConfig()
+    take_steps(build("adamw", fused), fused, range(8))
+    take_steps(adamw_over_lists(lists), lists, range(8))
+    moments = [(torch.zeros_like(weight), torch.zeros_like(weight)) for weight in exact]
+    for step in range(8):
+        rate = 1e-3 * (1.0 - step / 20)
+        generator = torch.Generator().manual_seed(100 + step)
+        for weight, (first, second) in zip(exact[:4], moments[:4], strict=True):
+            gradient = (torch.randn(weight.shape, generator=generator) * 0.1 + 0.2).double()
+            first.mul_(config.beta1).add_((1 - config.beta1) * gradient)
+            second.mul_(config.beta2).add_((1 - config.beta2) * gradient**2)
+            unbiased = second / (1 - config.beta2 ** (step + 1))
+            move = first / (1 - config.beta1 ** (step + 1)) / (unbiased.sqrt() + config.eps)
+            weight.sub_(rate * (move + config.weight_decay * weight))
+    for one, other, wanted in zip(fused, lists, exact, strict=True):
+        torch.testing.assert_close(one.double(), wanted, rtol=1e-6, atol=1e-8)
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-8)
+
+
+def test_a_run_that_began_before_adamw_was_fused_goes_on_with_the_same_bits() -> None:
+    """Its checkpoints say so, and so do those that it writes from then on."""
+    undisturbed = make_weights()
+    optimizer = adamw_over_lists(undisturbed)
+    take_steps(optimizer, undisturbed, range(6))
+
+    first = make_weights()
+    before = adamw_over_lists(first)
+    take_steps(before, first, range(3))
+    resumed = [Parameter(weight.detach().clone()) for weight in first]
+    after = build("adamw", resumed)
+    unpack_state(after, *through_files(pack_state(before)))
+    take_steps(after, resumed, range(3, 6))
+    assert all(torch.equal(whole, half) for whole, half in zip(undisturbed, resumed, strict=True))
+    assert flat(after) == flat(optimizer)
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_step_counters_lie_where_the_library_reads_them(fused: bool) -> None:
+    weights = make_weights()
+    optimizer = build("adamw", weights) if fused else adamw_over_lists(weights)
+    take_steps(optimizer, weights, range(1))
+    elsewhere = [Parameter(weight.to("meta")) for weight in weights]
+    resumed = build("adamw", elsewhere)
+    unpack_state(resumed, *through_files(pack_state(optimizer)))
+    state = resumed.state[elsewhere[0]]
+    assert state["exp_avg"].is_meta
+    assert state["step"].is_meta == fused
+
+
+def test_masters_lie_as_a_fused_optimizer_wants_them() -> None:
+    """On a card it refuses unlike strides of weights, gradients and moments; gradients and loaded moments are plain."""
+    encoders = {"text_encoder": {"learning_rate": 1e-4}, "text_encoder_2": {"learning_rate": 1e-4}}
+    engine = empty_engine(tiny_subject("sdxl", {"layers": "all", **encoders}))
+    assert {master.ndim for master in engine.masters.masters.values()} == {2, 4}
+    for master in engine.masters.masters.values():
+        assert master.stride() == torch.empty(master.shape).stride()
 
 
 def test_rates_are_the_base_rates_times_the_multiplier() -> None:
