@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Literal
 
 from app.core.events import Event
+from app.core.tasks import Tasks, raise_again
 from trainer.config.presets.held import holds_preset
+from trainer.protocol.atomic import long_path
+
+Kind = Literal["folder", "lora", "preset", "file"]
 
 
 class Going:
     """Each event names what should be shown."""
 
-    def __init__(self) -> None:
+    def __init__(self, tasks: Tasks) -> None:
+        self._tasks = tasks
         self.run: Event[Path] = Event()
         """A run's folder, on the Runs page."""
         self.job: Event[Path] = Event()
@@ -23,13 +31,33 @@ class Going:
         self.preset: Event[Path] = Event()
         """A preset file or picture that was received, on the Presets page."""
 
-    def take(self, path: Path) -> bool:
-        """Go where a file of the user's belongs; False for what is no LoRA and no preset."""
-        ending = path.suffix.lower()
+    def take(self, paths: Iterable[Path], then: Callable[[list[Path], list[Path]], None]) -> None:
+        """Let LoRAs and presets go to their places; call `then` with the folders and with the other files.
+
+        What is not there is among the folders. The disk is looked at by a worker: one that sleeps holds up nobody.
+        """
+        paths = list(paths)
+
+        def go(kinds: list[Kind]) -> None:
+            sorted_ = list(zip(paths, kinds, strict=True))
+            for path, kind in sorted_:
+                if kind == "lora":
+                    self.lora.emit(path)
+                elif kind == "preset":
+                    self.preset.emit(path)
+            then(*([path for path, kind in sorted_ if kind == wanted] for wanted in ("folder", "file")))
+
+        self._tasks.run(lambda: [*map(_kind, paths)], go, raise_again)
+
+
+def _kind(path: Path) -> Kind:
+    ending = path.suffix.lower()
+    with contextlib.suppress(OSError, ValueError):  # a place that must not be looked at, a name that none can have
+        if long_path(path).is_dir():
+            return "folder"
         if ending == ".safetensors":
-            self.lora.emit(path)
-        elif ending == ".toml" or (ending == ".png" and holds_preset(path)):
-            self.preset.emit(path)
-        else:
-            return False
-        return True
+            return "lora"
+        if ending == ".toml" or (ending == ".png" and holds_preset(path)):
+            return "preset"
+        return "file" if long_path(path).is_file() else "folder"
+    return "folder"

@@ -12,7 +12,7 @@ from app.core.events import Event
 from app.core.tasks import Post, Tasks, only
 from trainer.errors import ImpastoError, RunError
 from trainer.protocol.detached import last_words, launch, let_go
-from trainer.protocol.queue import Entry, Queue, Reading, new_entry
+from trainer.protocol.queue import Entry, Queue, Reading, new_entry, new_id
 from trainer.protocol.queue_outcome import outcome
 
 
@@ -69,14 +69,14 @@ class QueueKeeper:
         """Return an entry by its id."""
         return self.now.reading.find(name)
 
-    def start(self, job: Path) -> Entry:
-        """Put a job as its file is now at the end and see that a worker runs; raises JobError when it cannot be read.
+    def start(self, job: Path, text: str | None = None) -> str:
+        """Put a job at the end, as `text` has it or as its file is, and see that a worker runs; return the entry's id.
 
-        The entry is on disk soon, and `failed` tells if not.
+        The entry is on disk soon; `failed` tells if not, or if the file cannot be read.
         """
-        entry = new_entry(job)
-        self._ask(lambda: self.queue.put(entry), works=True)
-        return entry
+        name = new_id()
+        self._ask(lambda: self.queue.put(new_entry(job, name=name, text=text)), works=True)
+        return name
 
     def resume(self, run: Path, steps: int | None = None) -> None:
         """Go on with a run when its turn comes, to `steps` in all where they are given."""
@@ -109,12 +109,8 @@ class QueueKeeper:
     def duplicate(self, name: str) -> None:
         """Put the job of an entry in once more, at the end: frozen anew, as its file is now."""
         entry = self.entry(name)
-        if entry is None or entry.job is None:
-            return
-        try:
+        if entry is not None and entry.job is not None:
             self.start(entry.job)
-        except ImpastoError as error:
-            self.failed.emit(error)
 
     def start_after(self, name: str, after: float | None) -> None:
         """Let an entry wait for a moment (Unix time in seconds), or for its turn only."""

@@ -99,7 +99,7 @@ class Session:
     def __init__(self, post: Post, settings: Settings | None = None) -> None:
         self.settings = settings or Settings()
         self.tasks = Tasks(post)
-        self.going = Going()
+        self.going = Going(self.tasks)
         self.library = Library()
         self.view = View(self.library)
         self.tags = TagIndex(self.library, self.tasks, self.settings.preferences.judging.lines)

@@ -74,12 +74,11 @@ def _sit(
         window = Window(session)
         net.told = lambda text: poster.post(lambda: window.tell_fault(text))
         instance.opened.connect(window.come_forward)
-        window.painted.connect(session.reopen)
+        window.painted.connect(lambda: window.open(words, session.reopen))
         window.painted.connect(lambda: _greet(window))
         window.show()
         if crash:
             window.tell_crash(crash)
-        window.open(words)
         return application.exec()
     finally:
         net.told = lambda text: None

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from PySide6.QtCore import QByteArray, Qt, QTimer, Signal
 from PySide6.QtGui import QCloseEvent, QDragEnterEvent, QDropEvent, QPaintEvent
 from PySide6.QtWidgets import QFileDialog, QHBoxLayout, QMainWindow, QSplitter, QStackedWidget, QVBoxLayout, QWidget
+from shiboken6 import isValid
 
 from app.core.session import Session
 from app.core.settings import window_state
@@ -41,6 +42,8 @@ class Window(QMainWindow):
         super().__init__()
         self.session = session
         self._painted = False
+        self._state = window_state.read()
+        """How it stood at the end of the last time; pages that are made later, or never, have theirs in it."""
         self.commands = Commands(self, session.settings.preferences.shortcuts)
         self.setWindowTitle("Impasto")
         self.setAcceptDrops(True)
@@ -58,13 +61,20 @@ class Window(QMainWindow):
         self._listen()
         self._restore()
 
-    def open(self, paths: Iterable[str | Path]) -> None:
-        """Open folders as datasets; of a picture, its folder. LoRAs and presets go to their places."""
-        for path in map(Path, map(os.path.abspath, paths)):  # "cats/.." is the folder that it means
-            if not path.is_dir() and self.session.going.take(path):
-                continue
-            self.session.datasets.open(path.parent if path.is_file() else path)
-            self.show_pictures()
+    def open(self, paths: Iterable[str | Path], then: Callable[[], None] | None = None) -> None:
+        """Open folders as datasets, of a picture its folder; LoRAs and presets go to their places. Then call `then`."""
+
+        def have(folders: list[Path], files: list[Path]) -> None:
+            wanted = dict.fromkeys((*folders, *(file.parent for file in files)))
+            for folder in wanted:
+                self.session.datasets.open(folder)
+            if wanted:
+                self.show_pictures()
+            if then:
+                then()
+
+        whole = map(Path, map(os.path.abspath, paths))  # "cats/.." is the folder that it means
+        self.session.going.take(whole, lambda *found: have(*found) if isValid(self) else None)
 
     def come_forward(self, paths: list[str]) -> None:
         """Open what another start was given, and show the window over others."""
@@ -202,7 +212,7 @@ class Window(QMainWindow):
         """Keep how the window stood. Captions need no question: they are in the journal, a half-typed tag too."""
         self.pictures.editor.finish()
         state = {splitter.objectName(): _text(splitter.saveState()) for splitter in self._splitters()}
-        window_state.write({**state, "geometry": _text(self.saveGeometry())})
+        window_state.write({**self._state, **state, "geometry": _text(self.saveGeometry())})
         super().closeEvent(event)
 
     # --- inside
@@ -236,9 +246,8 @@ class Window(QMainWindow):
         page.told.connect(self.notices.tell)
         page.failed.connect(self._tell)
         page.undoable.connect(self._name_undo)
-        state = window_state.read()
         for splitter in _named_splitters(page):
-            splitter.restoreState(_bytes(state.get(splitter.objectName(), "")))
+            splitter.restoreState(_bytes(self._state.get(splitter.objectName(), "")))
         return page
 
     def _prepare(self) -> None:
@@ -377,10 +386,9 @@ class Window(QMainWindow):
         return _named_splitters(self)
 
     def _restore(self) -> None:
-        state = window_state.read()
-        self.restoreGeometry(_bytes(state.get("geometry", "")))
+        self.restoreGeometry(_bytes(self._state.get("geometry", "")))
         for splitter in self._splitters():
-            splitter.restoreState(_bytes(state.get(splitter.objectName(), "")))
+            splitter.restoreState(_bytes(self._state.get(splitter.objectName(), "")))
 
 
 def _named_splitters(part: QWidget) -> list[QSplitter]:

@@ -20,6 +20,7 @@ from app.qt.posting import Poster
 from app.qt.train.form.row import SettingRow
 from app.qt.train.page import TrainPage
 from app.qt.window import Window
+from tests.support.disk_watch import looks_at
 from tests.support.jobs import photographs
 from trainer.config.load import load_job
 
@@ -228,7 +229,7 @@ def test_a_job_that_is_opened_while_another_goes_into_the_trash_is_shown(
 ) -> None:
     made: list[Path] = []
     for name in ("wanted", "latest"):
-        session.jobs.create({"name": name}, made.append, page.failed.emit)
+        session.jobs.create(name, lambda free, _: {"name": free}, made.append, page.failed.emit)
         qtbot.waitUntil(lambda: bool(made) and made[-1].parent.name == name)  # noqa: B023 (within this turn)
     session.jobs.look()
     qtbot.waitUntil(lambda: len(session.jobs.all) == 3)
@@ -358,3 +359,42 @@ def test_start_puts_the_job_into_the_queue_and_tells_what_became_of_it(
     assert [entry.job for entry in session.queue.entries] == [page.draft.path]
     assert page.start_button.text() == "Start training" and page.start_button.isEnabled()
     qtbot.waitUntil(lambda: session.queue.look() or not session.queue.now.working)
+
+
+def test_the_window_does_not_wait_for_a_disk(
+    page: TrainPage, window: Window, session: Session, qtbot: QtBot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = page.draft
+    assert first is not None
+    session.queue.queue.hold("held")  # on this thread, before anything is watched
+    with looks_at(tmp_path, monkeypatch) as looks:
+        window.open([tmp_path / "gone.toml"])
+        qtbot.waitUntil(lambda: bool(window.notices.sentences()))  # there is no such preset
+        page.new()
+        qtbot.waitUntil(lambda: page.draft is not first)
+        assert page.draft is not None
+        page.sheet.essentials.base.chosen.emit("owner/name")
+        type_into(qtbot, page.sheet.essentials.trigger, "ohwx")
+        qtbot.waitUntil(page.can_start)
+        page.start()
+        qtbot.waitUntil(lambda: bool(session.queue.entries))
+        qtbot.waitUntil(page.can_start)
+        page.show_job(first.path)
+        qtbot.waitUntil(lambda: page.draft is not None and page.draft.path == first.path)
+    assert looks == []
+    (entry,) = session.queue.entries
+    assert entry.text is not None and 'trigger = "ohwx"' in entry.text
+    assert session.jobs.last == first.path
+
+
+def test_a_base_that_lies_beside_the_job_is_told_from_one_of_the_hub(page: TrainPage, qtbot: QtBot) -> None:
+    draft = page.draft
+    assert draft is not None
+    draft.set("base.model", "owner/name")
+    assert draft.base == "owner/name" and draft.job is not None and draft.job.base.model == "owner/name"
+    there = draft.path.parent / "models" / "mine"
+    there.mkdir(parents=True)
+    draft.set("base.model", "models/mine")
+    qtbot.waitUntil(lambda: draft.base == str(there))
+    assert draft.job is not None and draft.job.base.model == str(there)
+    assert page.sheet.essentials.base.field.text() == str(there)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +22,17 @@ def is_base_path(model: str, folder: Path) -> bool:
     A path is what starts as paths do, ends as checkpoints do, has not the form owner/name, or exists on disk counted
     from ``folder``.
     """
+    told = base_path_by_form(model)
+    return (folder / model).exists() if told is None else told
+
+
+def base_path_by_form(model: str) -> bool | None:
+    """The same by the text alone, without a look at the disk; None for owner/name, which may be either."""
     if "://" in model:
         return False
     if _PATH_START.match(model) or model.lower().endswith(_MODEL_FILES) or not _HUB_ID.fullmatch(model):
         return True
-    return (folder / model).exists()
+    return None
 
 
 def absolute(path: str, folder: Path) -> str:
@@ -35,10 +41,10 @@ def absolute(path: str, folder: Path) -> str:
     return os.path.abspath(folder / os.path.expanduser(path))  # noqa: PTH100, PTH111
 
 
-def make_absolute(data: dict[str, Any], folder: Path) -> list[str]:
+def make_absolute(data: dict[str, Any], folder: Path, is_base: Callable[[str, Path], bool] = is_base_path) -> list[str]:
     """Make every path in a job's ``data`` absolute, in place; return the ones that cannot be paths, with the reason.
 
-    Values that are no text are left to validation.
+    Values that are no text are left to validation. ``is_base`` is for who must not wait for the disk here.
     """
     faults = []
     for key, table, name in _places(data):
@@ -48,7 +54,7 @@ def make_absolute(data: dict[str, Any], folder: Path) -> list[str]:
         if _CONTROL.search(value):
             # "C:\new" in double quotes is C:, a line break, and ew: TOML is right, and nobody means it.
             faults.append(f"{key}: holds a line break or the like; write Windows paths in 'single quotes'")
-        elif key != "base.model" or is_base_path(value, folder):
+        elif key != "base.model" or is_base(value, folder):
             table[name] = absolute(value, folder)
     return faults
 

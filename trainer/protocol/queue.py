@@ -37,11 +37,12 @@ from trainer.protocol.queue_entry import (
     again,
     entry_of,
     new_entry,
+    new_id,
     typed,
     versioned,
 )
 
-__all__ = ["Entry", "Fault", "Queue", "Reading", "State", "Wish", "new_entry"]
+__all__ = ["Entry", "Fault", "Queue", "Reading", "State", "Wish", "new_entry", "new_id"]
 
 _NAME = re.compile(r"[0-9a-f]{8}")
 _PATIENCE = 10.0

@@ -72,16 +72,23 @@ class Entry:
 
 def new_entry(
     job: Path | None, run: Path | None = None, *, after: float | None = None, steps: int | None = None,
-    hold: bool = False,
+    hold: bool = False, name: str = "", text: str | None = None,
 ) -> Entry:  # fmt: skip
-    """Return a waiting entry with an id of its own, in no queue yet; a job is frozen as its file is at this moment.
+    """Return a waiting entry with an id of its own, or that of `name`, in no queue yet.
 
-    Raises JobError when the job file cannot be read. Whether it is a sound job, training judges.
+    A job is frozen as `text` has it, or as its file is at this moment. Raises JobError when the job file cannot be
+    read. Whether it is a sound job, training judges.
     """
     assert (job is None) != (run is None)
     job, run = job and job.absolute(), run and run.absolute()
-    text = None if job is None else _job_text(job)
-    return Entry(secrets.token_hex(4), job, run, after=after, added=time.time(), steps=steps, hold=hold, text=text)
+    if job is not None and text is None:
+        text = _job_text(job)
+    return Entry(name or new_id(), job, run, after=after, added=time.time(), steps=steps, hold=hold, text=text)
+
+
+def new_id() -> str:
+    """Return the id of an entry that is still to be made."""
+    return secrets.token_hex(4)
 
 
 class NewerError(Exception):

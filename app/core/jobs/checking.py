@@ -13,12 +13,29 @@ from trainer.config.base import Family
 from trainer.config.doubtful import doubtful
 from trainer.config.effectless import prodigy_at_a_small_rate, without_effect
 from trainer.config.job import SCHEMA, Job
-from trainer.config.paths import make_absolute
+from trainer.config.paths import base_path_by_form, make_absolute
 from trainer.config.problems import problems
 
 _ANY: Values = {"schema": SCHEMA, "name": "job", "base": {"model": "a/base"}, "dataset": {"folders": [{"path": "."}]}}
 _FOLDERS = "dataset.folders"
 _MOST_ROUNDS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """What is known of a job's base; nothing yet, to begin with."""
+
+    stated: str = ""
+    """What the job says of it: another text is another base."""
+    there: str = ""
+    """The text of `base.model` if a look at the disk found it there."""
+    family: Family | None = None
+    zero_terminal_snr: bool = False
+
+    def is_path(self, model: str, folder: Path) -> bool:
+        """As `is_base_path`, by what is known."""
+        told = base_path_by_form(model)
+        return model == self.there if told is None else told
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +54,10 @@ class Verdict:
     """Keys that work and that hardly anybody wants so."""
 
 
-def judge(values: Values, folder: Path, family: Family | None, *, zero_terminal_snr: bool = False) -> Verdict:
-    """Check values as the job file in `folder` holds them; `family` is that of the base, None while nobody knows."""
+def judge(values: Values, folder: Path, base: Base) -> Verdict:
+    """Check values as the job file in `folder` holds them; touches no disk."""
     data = copy.deepcopy(values)
-    faults = make_absolute(data, folder)
+    faults = make_absolute(data, folder, base.is_path)
     try:
         job = Job.model_validate(data)
     except ValidationError as error:
@@ -53,8 +70,8 @@ def judge(values: Values, folder: Path, family: Family | None, *, zero_terminal_
         job=None if found else job,
         sound=sound,
         problems=found,
-        effectless=_effectless(sound, family) if sound else {},
-        doubts=_doubts(sound, zero_terminal_snr) if sound else {},
+        effectless=_effectless(sound, base.family) if sound else {},
+        doubts=_doubts(sound, base.zero_terminal_snr) if sound else {},
     )
 
 

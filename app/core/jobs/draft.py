@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from app.core.events import Event
-from app.core.jobs.checking import Verdict, judge
+from app.core.jobs.checking import Base, Verdict, judge
 from app.core.jobs.file import JobFile
 from app.core.jobs.origin import Origin
 from app.core.jobs.settings import arguments
@@ -24,7 +26,7 @@ from trainer.config.presets.preset import Preset
 from trainer.config.recipe import LENGTH_KEYS
 from trainer.config.toml_file import read_text
 from trainer.errors import ImpastoError, JobError
-from trainer.files.identify import BaseIdentity, identify_base
+from trainer.files.identify import identify_base
 
 TAKEN_OVER = QT_TRANSLATE_NOOP("Train", "another program's change")
 
@@ -43,8 +45,6 @@ class Draft:
         """These keys have other values now, or what is said of the job is another (then the set may be empty)."""
         self.taken_over: Event[None] = Event()
         """Another program changed the file; its values hold now, undo brings back ours."""
-        self.family: Family | None = None
-        """What the base is; None while nobody knows."""
         self.file.own(values)
         self.values = values
         """What the file holds; changed only through the methods here."""
@@ -52,8 +52,7 @@ class Draft:
         """What the recipe is compared with."""
         self._tasks = tasks
         self._undo = Undo()
-        self._zero_terminal_snr = False
-        self._base: str | None = None
+        self._base = Base()
         self._refused = ""
         self._verdict = Verdict()
         self.differences: Mapping[str, Any] = {}
@@ -61,6 +60,19 @@ class Draft:
         self._judge()
 
     # --- what is known of it
+
+    @property
+    def family(self) -> Family | None:
+        """What the base is; None while nobody knows."""
+        return self._base.family
+
+    @property
+    def base(self) -> str:
+        """The base as `base.model` has it, a path as the whole one that it means; "" where there is none."""
+        model = self.get("base.model")
+        if not isinstance(model, str) or not model:
+            return ""
+        return absolute(model, self.path.parent) if self._base.is_path(model, self.path.parent) else model
 
     @property
     def name(self) -> str:
@@ -190,25 +202,23 @@ class Draft:
 
     def _judge(self) -> None:
         self._look_at_base()
-        self._verdict = judge(self.values, self.path.parent, self.family, zero_terminal_snr=self._zero_terminal_snr)
+        self._verdict = judge(self.values, self.path.parent, self._base)
         self.differences = self.origin.differences(self.values)
 
     def _look_at_base(self) -> None:
-        """Find out what the base is, on a worker; what the job states needs no look."""
-        stated, model = self.get("base.family"), self.get("base.model")
-        if (where := f"{stated} {model}") == self._base:
+        """Find out what the base is, on a worker; until then what the job states of it holds."""
+        family, model = self.get("base.family"), self.get("base.model")
+        if (stated := f"{family} {model}") == self._base.stated:
             return
-        self._base, self._zero_terminal_snr = where, False
-        self.family = stated if stated in ("sd15", "sdxl") else None
-        if isinstance(model, str) and model and is_base_path(model, self.path.parent):
-            path = Path(absolute(model, self.path.parent))
-            self._tasks.run(lambda: _identity(path), lambda found: self._know_base(where, found), raise_again)
+        asked = self._base = Base(stated, family=family if family in ("sd15", "sdxl") else None)
+        if isinstance(model, str) and model:
+            folder = self.path.parent
+            self._tasks.run(lambda: _looked_at(asked, model, folder), partial(self._know_base, asked), raise_again)
 
-    def _know_base(self, where: str, found: BaseIdentity | None) -> None:
-        if found is None or where != self._base:
+    def _know_base(self, asked: Base, found: Base) -> None:
+        if self._base is not asked or found == asked:
             return
-        self.family = self.family or found.family
-        self._zero_terminal_snr = bool(found.zero_terminal_snr)
+        self._base = found
         self._judge()
         self.changed.emit(frozenset())
 
@@ -253,8 +263,13 @@ def _writable(value: Any) -> Any:
     return value.encode("utf-8", "replace").decode("utf-8") if isinstance(value, str) else value
 
 
-def _identity(path: Path) -> BaseIdentity | None:
+def _looked_at(base: Base, model: str, folder: Path) -> Base:
+    """Return what the disk tells of a base besides."""
+    if not is_base_path(model, folder):
+        return base
+    base = replace(base, there=model)
     try:
-        return identify_base(path)
+        found = identify_base(Path(absolute(model, folder)))
     except (ImpastoError, OSError):
-        return None  # whoever picks the base, and the plan, say in words what is wrong with it
+        return base  # whoever picks the base, and the plan, say in words what is wrong with it
+    return replace(base, family=base.family or found.family, zero_terminal_snr=bool(found.zero_terminal_snr))

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from app.core.events import Event
 from app.core.settings.aside import set_aside
+from app.core.settings.behind import Behind
 from app.core.tasks import Tasks, only, raise_again
 from trainer.errors import ImpastoError, JobError
 from trainer.protocol import atomic, places
@@ -73,7 +74,7 @@ class Jobs:
         self._wanted: Path | None = None
         self._leaving: dict[Path, Draft] = {}
         """Those let go whose last change is still on its way to the disk."""
-        self._list = self.folder / "list.json"
+        self._list = Behind(self.folder / "list.json", "the list of jobs was")
         self._read_list()
 
     # --- one job: files are read and written by workers, and what is asked for comes back on this thread
@@ -101,13 +102,21 @@ class Jobs:
             self._leaving[draft.path] = draft
             draft.file.settle(lambda error: self._left(draft, error))
 
-    def free_name(self, name: str) -> str:
-        """Return a name that no job of ours has: this one, or with a number behind it."""
-        return _free_name(self.folder, name, {entry.name for entry in self.all})
+    def create(
+        self, name: str, make: Callable[[str, Path], Mapping[str, Any]], then: Callable[[Path], None], refused: Refused
+    ) -> None:
+        """Write a new job of ours and tell its file.
 
-    def create(self, values: Mapping[str, Any], then: Callable[[Path], None], refused: Refused) -> None:
-        """Write a new job of ours, named after what `values` call it, and tell its file."""
-        self._do(lambda: write_new(self.folder, values), then, refused)
+        `make` says on a worker what it holds, of a name that no job of ours has (this one, or with a number behind it)
+        and the folder that it will lie in.
+        """
+        names = {entry.name for entry in self.all}
+
+        def work() -> Path:
+            free = _free_name(self.folder, name, names)
+            return write_new(self.folder, make(free, self.folder / safe_name(free, "job")))
+
+        self._do(work, then, refused)
 
     def duplicate(self, path: Path, then: Callable[[Path], None], refused: Refused) -> None:
         """Copy a job among our own under a free name, its relative paths made absolute, and tell its file.
@@ -177,6 +186,7 @@ class Jobs:
                 draft.close()
             except JobError as error:
                 self._tell_rescued(_rescue(self.folder, draft.name, draft.values, draft.path.parent, error))
+        self._list.settle()
 
     # --- inside
 
@@ -244,23 +254,19 @@ class Jobs:
         if (last, elsewhere) == (self.last, self._elsewhere):
             return
         self.last, self._elsewhere = last, elsewhere
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            kept = {"last": str(last) if last else "", "elsewhere": [*map(str, elsewhere)]}
-            atomic.write_text(self._list, json.dumps(kept, indent=1) + "\n", durable=False)
-        except OSError as error:
-            _log.info("the list of jobs was not kept: %s", error)
+        kept = {"last": str(last) if last else "", "elsewhere": [*map(str, elsewhere)]}
+        self._list.write(json.dumps(kept, indent=1) + "\n")
 
     def _read_list(self) -> None:
         try:
-            kept = json.loads(atomic.read_text(self._list))
+            kept = json.loads(atomic.read_text(self._list.path))
             self.last = Path(kept["last"]) if kept["last"] else None
             self._elsewhere = tuple(Path(text) for text in kept["elsewhere"])
         except FileNotFoundError:
             return
         except (OSError, ValueError, TypeError, KeyError) as error:
             fault = f"{type(error).__name__}: {error}"
-            self.notice = set_aside(self._list, f"could not be read ({fault}), so open jobs elsewhere again")
+            self.notice = set_aside(self._list.path, f"could not be read ({fault}), so open jobs elsewhere again")
 
 
 def write_new(folder: Path, values: Mapping[str, Any]) -> Path:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import logging
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 from app.core.settings.aside import set_aside
+from app.core.settings.behind import Behind
 from trainer.protocol import atomic, places
 
 _MOST = 40
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +28,12 @@ class Choices:
 
 
 class Kept:
-    """The choices in force; each change is on disk at once."""
+    """The choices in force; each change is on disk soon, and when `settle` returns."""
 
     def __init__(self, path: Path | None = None) -> None:
         self.notice = ""
         """What was wrong with the file, in a sentence."""
-        self._path = path or places.home() / "models.json"
+        self._file = Behind(path or places.home() / "models.json", "the models in use were")
         self.choices = self._read()
 
     def put_first(self, what: str, text: str) -> bool:
@@ -46,27 +45,26 @@ class Kept:
         """Take a text out of one of the lists; returns whether it was in it."""
         return self._keep(replace(self.choices, **{what: tuple(o for o in getattr(self.choices, what) if o != text)}))
 
+    def settle(self) -> None:
+        """Wait until what changed is on disk."""
+        self._file.settle()
+
     def _keep(self, choices: Choices) -> bool:
         if choices == self.choices:
             return False
         self.choices = choices
-        try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            # ASCII, since names on Linux need not be text.
-            atomic.write_text(self._path, json.dumps(asdict(choices), indent=1) + "\n", durable=False)
-        except OSError as error:  # no work hangs on it
-            _log.info("the models in use were not kept: %s", error)
+        self._file.write(json.dumps(asdict(choices), indent=1) + "\n")  # ASCII, since names on Linux need not be text
         return True
 
     def _read(self) -> Choices:
         try:
-            kept = json.loads(atomic.read_text(self._path))
+            kept = json.loads(atomic.read_text(self._file.path))
             return Choices(**{field.name: _texts(kept.get(field.name, [])) for field in fields(Choices)})
         except FileNotFoundError:
             return Choices()
         except (OSError, ValueError, TypeError, AttributeError) as error:
             fault = f"{type(error).__name__}: {error}"
-            self.notice = set_aside(self._path, f"could not be read ({fault}), so no base is remembered")
+            self.notice = set_aside(self._file.path, f"could not be read ({fault}), so no base is remembered")
             return Choices()
 
 

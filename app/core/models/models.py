@@ -123,8 +123,9 @@ class Models:
             self.changed.emit(None)
 
     def close(self) -> None:
-        """End the search."""
+        """End the search; what was chosen is on disk."""
         self._stop.set()
+        self._kept.settle()
         self._tasks.close()
 
     def _search_again(self) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 from collections.abc import Callable
 from functools import partial
@@ -12,6 +11,7 @@ from typing import Literal
 
 from app.core.events import Event
 from app.core.settings.aside import set_aside
+from app.core.settings.behind import Behind
 from app.core.tasks import Post, Single, Tasks
 from trainer.protocol import atomic, places
 
@@ -19,7 +19,6 @@ Absence = Literal["gone", "file", "refused"]
 """Why a folder cannot be opened: nothing is there, a file is there, or the system does not let us look."""
 
 _MOST = 10
-_log = logging.getLogger(__name__)
 
 
 class RecentFolders:
@@ -40,7 +39,7 @@ class RecentFolders:
         """Those that could not be opened when they were last looked at."""
         self.notice = ""
         """What was wrong with the file, in a sentence."""
-        self._path = path or places.home() / "folders.json"
+        self._file = Behind(path or places.home() / "folders.json", "the recent folders were")
         self._open: tuple[Path, ...] = ()
         self._tasks = Tasks(post)
         self._looks: dict[Path, Single] = {}
@@ -84,8 +83,9 @@ class RecentFolders:
         self._look(folder)
 
     def close(self) -> None:
-        """End the looks."""
+        """End the looks; what is remembered is on disk."""
         self._tasks.close()
+        self._file.settle()
 
     def _look(self, folder: Path) -> None:
         look = self._looks.setdefault(folder, Single(self._tasks))
@@ -100,23 +100,18 @@ class RecentFolders:
             then(absence)
 
     def _keep(self, folders: tuple[Path, ...], now_open: tuple[Path, ...]) -> None:
-        """Put these in force; a disk that refuses is only noted, since no work hangs on it."""
+        """Put these in force, and on disk soon."""
         if (folders, now_open) == (self.folders, self._open):
             return
         other, self.folders, self._open = folders != self.folders, folders, now_open
-        try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            kept = {"recent": [*map(str, folders)], "open": [*map(str, now_open)]}
-            # ASCII, since names on Linux need not be text.
-            atomic.write_text(self._path, json.dumps(kept, indent=1) + "\n", durable=False)
-        except OSError as error:
-            _log.info("the recent folders were not kept: %s", error)
+        kept = {"recent": [*map(str, folders)], "open": [*map(str, now_open)]}
+        self._file.write(json.dumps(kept, indent=1) + "\n")  # ASCII, since names on Linux need not be text
         if other:
             self.changed.emit(None)
 
     def _read(self) -> None:
         try:
-            kept = json.loads(atomic.read_text(self._path))
+            kept = json.loads(atomic.read_text(self._file.path))
             self.folders = _paths(kept["recent"])[:_MOST]
             self._open = _paths(kept["open"])
         except FileNotFoundError:
@@ -124,7 +119,7 @@ class RecentFolders:
         except (OSError, ValueError, TypeError, KeyError) as error:
             self.folders = ()
             fault = f"{type(error).__name__}: {error}"
-            self.notice = set_aside(self._path, f"could not be read ({fault}), so no folder is opened by itself")
+            self.notice = set_aside(self._file.path, f"could not be read ({fault}), so no folder is opened by itself")
 
 
 def _paths(texts: object) -> tuple[Path, ...]:

@@ -193,11 +193,7 @@ class Tour(QObject):
 
     def _start(self, job: Path) -> None:
         if self._entry() is None:
-            try:
-                self._session.queue.start(job)
-            except ImpastoError as error:
-                self._window.notices.tell_error(error)
-                return
+            self._session.queue.start(job)
         self._step(self._at + 1)
 
     def _step(self, number: int) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from PySide6.QtCore import QBuffer, QIODevice, QMimeData, QObject
 from PySide6.QtGui import QDragEnterEvent, QDropEvent, QGuiApplication, QImage
 from PySide6.QtWidgets import QWidget
+from shiboken6 import isValid
 
 from app.core.session import Session
 
@@ -40,16 +41,18 @@ class Arriving(QObject):
     def take(self, data: QMimeData) -> None:
         """Open folders; copy pictures, or the one picture itself. Other files go to their places."""
         paths = [Path(url.toLocalFile()) for url in data.urls() if url.isLocalFile()]
-        folders = [path for path in paths if path.is_dir()]
-        files = [path for path in paths if not path.is_dir() and not self._session.going.take(path)]
+        if paths:
+            self._session.going.take(paths, lambda *found: self._have(*found) if isValid(self) else None)
+        elif data.hasImage():
+            self._keep(data.imageData())
+        else:
+            self._say(self.tr("There is no picture in what was pasted."))
+
+    def _have(self, folders: list[Path], files: list[Path]) -> None:
         for folder in folders:
             self._session.datasets.open(folder)
         if files:
             self._import(files)
-        elif data.hasImage() and not paths:
-            self._keep(data.imageData())
-        elif not paths:
-            self._say(self.tr("There is no picture in what was pasted."))
 
     @property
     def target(self) -> Path | None:

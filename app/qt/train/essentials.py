@@ -18,7 +18,6 @@ from app.qt.train.folders import FolderRows
 from app.qt.train.length import LengthRow
 from app.qt.train.line import Line
 from app.qt.train.prompts import PromptRows
-from trainer.config.paths import absolute, is_base_path
 from trainer.config.presets.preset import Preset
 from trainer.config.presets.shelf import Shelved
 
@@ -47,6 +46,8 @@ class Essentials(QWidget):
         self.prompts = PromptRows()
         self._faults: dict[str, QLabel] = {}
         self._base_shown: str | None = None
+        self._base_written: str | None = None
+        """What the user chose or wrote himself: that stays in the field as he wrote it."""
         self._build()
         self.base.chosen.connect(self._choose_base)
         self.cards.chosen.connect(self._choose_recipe)
@@ -63,7 +64,7 @@ class Essentials(QWidget):
     def show_draft(self, draft: Draft | None) -> None:
         """Show this job."""
         self._draft = draft
-        self._base_shown = None
+        self._base_shown = self._base_written = None
         self._compare()
         self.refresh()
 
@@ -91,17 +92,17 @@ class Essentials(QWidget):
             self._draft.compare_with(essentials.preset_of(self._draft, self._shelf))
 
     def _show_base(self, draft: Draft) -> None:
-        model = draft.get("base.model")
-        text = model if isinstance(model, str) else ""
-        if text != self._base_shown:
-            self._base_shown = text
-            here = draft.path.parent
-            self.base.set_base(absolute(text, here) if text and is_base_path(text, here) else text)
+        if (draft.get("base.model") or "") == self._base_written:
+            return
+        self._base_written = None
+        if draft.base != self._base_shown:
+            self._base_shown = draft.base
+            self.base.set_base(draft.base)
 
     def _choose_base(self, text: str) -> None:
         if self._draft is None:
             return
-        self._base_shown = text
+        self._base_shown, self._base_written = None, text
         self._draft.set("base.model", text or None)
 
     def _choose_recipe(self, preset: Preset) -> None:

@@ -112,9 +112,7 @@ class TrainPage(Page):
         """Set up another job from the recipe of this name, if any."""
         session = self.session
         pictures = essentials.open_pictures(session.library, session.datasets.folders)
-        name = session.jobs.free_name((pictures[0].path.name if pictures else "") or self.tr("My LoRA"))
-        values = essentials.new_values(name, pictures, session.jobs.folder / name)
-
+        name = (pictures[0].path.name if pictures else "") or self.tr("My LoRA")
         self._awaited = True
 
         def show(draft: Draft) -> None:
@@ -122,7 +120,11 @@ class TrainPage(Page):
             self._recipe = recipe
             self._take_recipe()
 
-        session.jobs.create(values, *self._answers(lambda path: session.jobs.open(path, *self._answers(show))))
+        session.jobs.create(
+            name,
+            lambda free, folder: essentials.new_values(free, pictures, folder),
+            *self._answers(lambda path: session.jobs.open(path, *self._answers(show))),
+        )
 
     def show_job(self, path: Path) -> None:
         """Open a job file; what stands against it is told, and the job that is open stays."""

@@ -8,9 +8,10 @@ from PySide6.QtCore import QObject, Signal
 from PySide6.QtWidgets import QWidget
 
 from app.core.jobs.draft import Draft
+from app.core.jobs.values import to_toml
 from app.core.session import Session
-from app.qt.parts import until_destroyed
-from trainer.errors import ImpastoError
+from app.qt.parts import until_destroyed, while_there
+from trainer.errors import ImpastoError, JobError
 from trainer.protocol.queue import Entry
 
 
@@ -26,6 +27,8 @@ class Starting(QObject):
     def __init__(self, session: Session, page: QWidget) -> None:
         super().__init__(page)
         self._session, self._page = session, page
+        self._settling: list[Draft] = []
+        """Those whose last change is on its way to the disk."""
         self._awaited: dict[str, Draft] = {}
         """By their entries in the queue."""
         self._seen: set[str] = set()
@@ -35,27 +38,30 @@ class Starting(QObject):
         )
 
     def start(self, draft: Draft) -> None:
-        """Put a job into the queue as it stands now."""
-        try:
-            draft.close()
-            entry = self._session.queue.start(draft.path)
-        except ImpastoError as error:
-            self.failed.emit(error)
-            return
-        self._awaited[entry.id] = draft
+        """Put a job into the queue as it stands now, once its file says the same; where that fails, say so."""
+        text = to_toml(draft.values)
+        self._settling.append(draft)
         self.changed.emit()
-        if not self._session.queue.now.reading.held:
-            self.said.emit(self.tr("“{name}” starts…").format(name=draft.name))
-        self._session.queue.look()
+        draft.file.settle(while_there(self, lambda error: self._settled(draft, text, error)))
 
     def awaits(self, draft: Draft) -> bool:
         """Tell whether a job was started here and nothing is known of it yet."""
-        return any(each.path == draft.path for each in self._awaited.values())
+        return any(each.path == draft.path for each in (*self._settling, *self._awaited.values()))
 
     def look(self) -> None:
         """See whether a run has begun."""
         if self._awaited:
             self._session.queue.look()
+
+    def _settled(self, draft: Draft, text: str, error: JobError | None) -> None:
+        self._settling.remove(draft)
+        if error is None:
+            self._awaited[self._session.queue.start(draft.path, text)] = draft
+            if not self._session.queue.now.reading.held:
+                self.said.emit(self.tr("“{name}” starts…").format(name=draft.name))
+        else:
+            self.failed.emit(error)
+        self.changed.emit()
 
     def _follow(self) -> None:
         queue = self._session.queue

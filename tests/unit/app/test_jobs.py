@@ -21,7 +21,7 @@ from app.core.jobs.essentials import Pictures
 from app.core.jobs.jobs import Jobs
 from app.core.jobs.settings import setting
 from app.core.jobs.settings import settings as all_settings
-from app.core.jobs.values import to_toml
+from app.core.jobs.values import Values, to_toml
 from app.core.tasks import Tasks
 from tests.support.desk import Desk, a_desk
 from tests.support.drafts import opened
@@ -338,6 +338,10 @@ def test_what_cannot_be_opened_is_told_and_left_as_it_is(desk, jobs, file, text,
     assert told.value.code == code and file.read_bytes() == before and jobs.last is None
 
 
+def new(name: str, folder: Path) -> Values:
+    return essentials.new_values(name, [], folder)
+
+
 def refuse_writing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a folder that may only be read does, with whoever runs the tests."""
     replace = Path.replace
@@ -372,7 +376,7 @@ def test_a_place_that_cannot_be_written_keeps_the_changes_and_at_the_end_they_ar
 
 
 def test_jobs_are_listed_duplicated_thrown_away_and_brought_back(desk, jobs, file):
-    path = done(desk, jobs.create, essentials.new_values("Höhle: 1", [], jobs.folder / "x"))
+    path = done(desk, jobs.create, "Höhle: 1", new)
     assert path == jobs.folder / "Höhle- 1" / "job.toml"
     draft = done(desk, jobs.open, path)
     draft.set("recipe.rank", 5)
@@ -393,8 +397,8 @@ def test_jobs_are_listed_duplicated_thrown_away_and_brought_back(desk, jobs, fil
     assert file not in [entry.path for entry in jobs.all]
 
 
-def test_a_job_that_the_trash_does_not_take_stays_open(desk, jobs, tmp_path):
-    path = done(desk, jobs.create, essentials.new_values("kept", [], tmp_path))
+def test_a_job_that_the_trash_does_not_take_stays_open(desk, jobs):
+    path = done(desk, jobs.create, "kept", new)
     draft = done(desk, jobs.open, path)
     (jobs.folder.parent / "trash").write_text("no folder", encoding="utf-8")
     with pytest.raises(JobError):
@@ -459,8 +463,8 @@ def test_the_last_of_several_that_are_asked_for_is_opened_and_none_is_read_by_th
     jobs.close()
 
 
-def test_a_job_that_is_let_go_is_written_and_one_that_comes_back_meanwhile_is_as_it_was(desk, jobs, file, tmp_path):
-    other = done(desk, jobs.create, essentials.new_values("other", [], tmp_path))
+def test_a_job_that_is_let_go_is_written_and_one_that_comes_back_meanwhile_is_as_it_was(desk, jobs, file):
+    other = done(desk, jobs.create, "other", new)
     draft = done(desk, jobs.open, file)
     draft.set("recipe.rank", 77)
     draft.set("recipe.rank", 78)  # waits for the first to be written
@@ -474,8 +478,8 @@ def test_a_job_that_is_let_go_is_written_and_one_that_comes_back_meanwhile_is_as
     assert on_disk(file)["recipe"]["rank"] == 78
 
 
-def test_what_the_place_of_a_job_that_is_let_go_refuses_is_among_our_jobs(desk, jobs, file, tmp_path, monkeypatch):
-    other = done(desk, jobs.create, essentials.new_values("other", [], tmp_path))
+def test_what_the_place_of_a_job_that_is_let_go_refuses_is_among_our_jobs(desk, jobs, file, monkeypatch):
+    other = done(desk, jobs.create, "other", new)
     draft = done(desk, jobs.open, file)
     refuse_writing(file.parent, monkeypatch)
     told: list[Path] = []

@@ -15,7 +15,7 @@ import pytest
 
 from app.core.queue import QueueKeeper
 from tests.support.waiting import until
-from trainer.errors import ImpastoError, JobError
+from trainer.errors import ImpastoError
 from trainer.protocol import lanes
 from trainer.protocol.queue import Queue
 
@@ -77,9 +77,9 @@ def job(tmp_path: Path) -> Path:
 
 
 def test_starting_a_job_brings_a_worker_and_the_worker_s_death_is_told(desk: Desk, job: Path) -> None:
-    entry = desk.keeper.start(job)
+    name = desk.keeper.start(job)
     desk.watch(lambda: desk.working and Queue().worker_alive())
-    assert desk.keeper.entries == (entry,)
+    assert [entry.id for entry in desk.keeper.entries] == [name]
     assert desk.keeper.now.left == 0
     worker = desk.keeper._worker
     assert worker is not None
@@ -97,7 +97,7 @@ def test_starting_a_job_brings_a_worker_and_the_worker_s_death_is_told(desk: Des
 
 
 def test_what_is_asked_is_done_though_the_window_closes_at_once(desk: Desk, job: Path) -> None:
-    names = [desk.keeper.start(job).id for _ in range(3)]
+    names = [desk.keeper.start(job) for _ in range(3)]
     desk.keeper.move(names[2], names[0])
     desk.keeper.pause(names[1])
     desk.keeper.close()
@@ -132,17 +132,16 @@ def test_a_held_queue_takes_a_job_and_starts_nobody(desk: Desk, job: Path) -> No
 
 def test_a_job_is_trained_as_it_was_when_it_was_started(desk: Desk, job: Path) -> None:
     desk.keeper.hold()
-    first = desk.keeper.start(job)
+    first = desk.keeper.start(job, text='name = "now"')
     job.write_text('name = "later"', encoding="utf-8")
-    desk.watch(lambda: desk.keeper.entries == (first,))
-    assert first.text == ""
-    desk.keeper.duplicate(first.id)
-    desk.watch(lambda: [entry.text for entry in desk.keeper.entries] == ["", 'name = "later"'])
+    desk.watch(lambda: desk.keeper.entries)
+    desk.keeper.duplicate(first)
+    desk.watch(lambda: [entry.text for entry in desk.keeper.entries] == ['name = "now"', 'name = "later"'])
     job.unlink()
-    with pytest.raises(JobError, match="no such file"):
-        desk.keeper.start(job)
-    desk.keeper.duplicate(first.id)
-    assert [failure.code for failure in desk.failures] == ["job.unreadable"]
+    desk.keeper.start(job)
+    desk.keeper.duplicate(first)
+    desk.watch(lambda: [failure.code for failure in desk.failures] == ["job.unreadable"] * 2)
+    assert "no such file" in desk.failures[0].sentence and len(desk.keeper.entries) == 2
 
 
 def test_a_worker_that_cannot_be_started_is_told_and_the_job_stays(

@@ -16,6 +16,7 @@ from app.core.settings.preferences import Preferences, Starting
 from app.core.settings.recent import RecentFolders
 from app.core.settings.store import Settings
 from tests.support.desk import Desk, a_desk
+from tests.support.waiting import until
 
 
 class Sitting:
@@ -70,6 +71,7 @@ def test_what_was_open_at_the_end_is_opened_again(folders: list[Path]) -> None:
 def test_a_session_that_crashed_is_opened_again(folders: list[Path], per_user_folder: Path) -> None:
     with a_sitting() as first:
         first.open(folders[0])
+        until((per_user_folder / "folders.json").exists)
         kept = (per_user_folder / "folders.json").read_bytes()
     (per_user_folder / "folders.json").write_bytes(kept)
     with a_sitting() as second:
@@ -190,11 +192,12 @@ def test_names_that_no_file_can_have_are_gone_and_a_disk_that_refuses_stops_nobo
         recent = RecentFolders(desk.post, tmp_path / "here" / "folders.json")
         for folder in strange:
             recent.opened(folder)
-        assert RecentFolders(desk.post, tmp_path / "here" / "folders.json").folders == (strange[1], strange[0])
         recent.look()
         desk.until(lambda: len(recent.absent) == 2)
         assert set(recent.absent.values()) == {"gone"}
         recent.close()
+        assert RecentFolders(desk.post, tmp_path / "here" / "folders.json").folders == (strange[1], strange[0])
         refused = RecentFolders(desk.post, tmp_path / "file" / "folders.json")
         refused.opened(tmp_path)
         assert refused.folders == (tmp_path,)
+        refused.close()
