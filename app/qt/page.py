@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
@@ -60,6 +61,10 @@ class Page(QWidget):
         super().__init__(parent)
         self.session = session
         self.commands = commands
+
+    def build(self) -> Iterator[None]:
+        """Make its parts, one in each turn of the window's thread; it is shown when there is no more. Called once."""
+        yield from ()
 
     def open(self, path: Path) -> None:
         """Show this thing of the page's kind; pages that have none pass over it."""

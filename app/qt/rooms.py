@@ -21,6 +21,10 @@ BESIDE = (
     "app.core.runs.cards",
     "app.core.runs.samples",
     "app.core.runs.comparing",
+    "app.core.runs.orders",
+    "app.core.after.edited",
+    "app.core.after.card",
+    "app.core.presets.receiving",
 )
 """What is none of Qt's: numpy and Pillow, for which the first thumbnails would wait half a second, then what the pages
 need; it brings the rest with it, pydantic's models of a job above all."""
@@ -45,9 +49,22 @@ TRAIN = Room("app.qt.train.page", "TrainPage", ("app.qt.train.forecast.panel", "
 RUNS = Room(
     "app.qt.runs.page",
     "RunsPage",
-    ("app.qt.runs.after.panel", "app.qt.runs.queue_panel", "app.qt.runs.log_view", "app.qt.runs.samples.matrix"),
+    (
+        "app.qt.runs.after.export_dialog",
+        "app.qt.runs.after.exporting",
+        "app.qt.runs.after.grid_dialog",
+        "app.qt.runs.after.panel",
+        "app.qt.runs.queue_panel",
+        "app.qt.runs.log_view",
+        "app.qt.runs.samples.matrix",
+        "app.qt.runs.charts.drawings",
+        "app.qt.runs.charts.board",
+        "app.qt.runs.header",
+    ),
 )
-PRESETS = Room("app.qt.presets.page", "PresetsPage", ("app.qt.presets.cards",))
+PRESETS = Room(
+    "app.qt.presets.page", "PresetsPage", ("app.qt.presets.cards", "app.qt.presets.details", "app.qt.presets.receive")
+)
 
 
 def load_beside() -> None:

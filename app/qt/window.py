@@ -42,6 +42,8 @@ class Window(QMainWindow):
         super().__init__()
         self.session = session
         self._painted = False
+        self._making: dict[int, Iterator[None]] = {}
+        """Of pages that are made later, what is still to be done."""
         self._state = window_state.read()
         """How it stood at the end of the last time; pages that are made later, or never, have theirs in it."""
         self.commands = Commands(self, session.settings.preferences.shortcuts)
@@ -225,12 +227,16 @@ class Window(QMainWindow):
         self._name_undo()
 
     def _page(self, index: int) -> Page:
-        """Return a page, made when it is asked for the first time: the window opens before their rooms are loaded."""
+        """Return a page; who asks for it before it is made waits for what is missing."""
+        for _ in self._rest_of(index):
+            pass
         page = self.pages.widget(index)
-        if not isinstance(page, Page):
-            page = self._made(index)
-            self._replace(index, page)
+        assert isinstance(page, Page)
         return page
+
+    def _rest_of(self, index: int) -> Iterator[None]:
+        """Make what is missing of a page, a part in each turn: nothing where it is there."""
+        return self._making.setdefault(index, self._make(index)) if index in _LATER else iter(())
 
     def _replace(self, index: int, page: Page) -> None:
         place = self.pages.widget(index)
@@ -239,16 +245,18 @@ class Window(QMainWindow):
         self.pages.removeWidget(place)
         place.deleteLater()
 
-    def _made(self, index: int) -> Page:
+    def _make(self, index: int) -> Iterator[None]:
         room = _LATER[index]
         page: Page = getattr(importlib.import_module(room.module), room.page)(self.session, self.commands)
+        yield from page.build()
         page.said.connect(self.status.say)
         page.told.connect(self.notices.tell)
         page.failed.connect(self._tell)
         page.undoable.connect(self._name_undo)
         for splitter in _named_splitters(page):
             splitter.restoreState(_bytes(self._state.get(splitter.objectName(), "")))
-        return page
+        yield
+        self._replace(index, page)
 
     def _prepare(self) -> None:
         """Make the pages that nobody has asked for, while the user looks at the first."""
@@ -264,10 +272,10 @@ class Window(QMainWindow):
     def _make_all(self) -> Iterator[None]:
         """Load and make one thing at a time."""
         for index, room in _LATER.items():
-            if not isinstance(self.pages.widget(index), Page):
+            if index not in self._making:
                 yield from room.load()
-                self._page(index)
-                yield
+            yield from self._rest_of(index)
+            yield
 
     def _watch_runs(self) -> None:
         """Tell of runs that end, from now on."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from PySide6.QtCore import Qt, QTimer, SignalInstance
@@ -55,18 +55,28 @@ class RunsPage(Page):
         """Those that go on are read too: the list says how long they still need."""
         self._wanted: Path | None = None
         self._told: Callable[[], None] | None = None
-        self.list = RunList(self._seconds_left)
-        self.queue = QueuePanel(session, commands)
-        self.header = RunHeader(session, commands)
-        self.trouble = Trouble()
-        self.progress = ProgressPanel(session, commands)
-        self.samples = SampleMatrix(session, commands)
-        self.after = AfterPanel(session, commands)
-        self.log = LogView(session, commands)
-        self._lay_out()
-        commands.add(ACTIONS, self)
         self._reading = self._timer(_READ_EVERY, self._read)
         self._looking = self._timer(_LOOK_EVERY, self._look)
+
+    def build(self) -> Iterator[None]:
+        """Make list, queue, header and tabs, then lay them out."""
+        session, commands = self.session, self.commands
+        self.list = RunList(self._seconds_left)
+        self.queue = QueuePanel(session, commands)
+        yield
+        self.header = RunHeader(session, commands)
+        self.trouble = Trouble()
+        yield
+        self.progress = ProgressPanel(session, commands)
+        yield
+        self.samples = SampleMatrix(session, commands)
+        yield
+        self.after = AfterPanel(session, commands)
+        yield
+        self.log = LogView(session, commands)
+        yield
+        yield from self._lay_out()
+        commands.add(ACTIONS, self)
         until_destroyed(
             self,
             session.runs.changed.connect(lambda _: self._show_list()),
@@ -211,18 +221,23 @@ class RunsPage(Page):
         timer.timeout.connect(then)
         return timer
 
-    def _lay_out(self) -> None:
+    def _lay_out(self) -> Iterator[None]:
         self.tabs = QTabWidget()
-        self.tabs.addTab(self.progress, self.tr("Progress"))
-        self.tabs.addTab(self.samples, self.tr("Samples"))
-        self.tabs.addTab(self.after, self.tr("After"))
-        self.tabs.addTab(self.log, self.tr("Log"))
+        for part, title in (
+            (self.progress, self.tr("Progress")),
+            (self.samples, self.tr("Samples")),
+            (self.after, self.tr("After")),
+            (self.log, self.tr("Log")),
+        ):
+            self.tabs.addTab(part, title)
+            yield
         left = QSplitter(Qt.Orientation.Vertical)
         left.setObjectName("runs.left")
         left.addWidget(self._lists())
         left.addWidget(self.queue)
         left.setStretchFactor(0, 3)
         left.setStretchFactor(1, 2)
+        yield
         right, column = QWidget(), QVBoxLayout()
         column.addWidget(self.header)
         column.addWidget(self.trouble)
@@ -230,12 +245,15 @@ class RunsPage(Page):
         column.setContentsMargins(0, 0, 0, 0)
         column.setSpacing(0)
         right.setLayout(column)
-        middle = QSplitter()
+        yield
+        middle = QSplitter(self)
         middle.setObjectName("runs")
         middle.addWidget(left)
+        yield
         middle.addWidget(right)
         middle.setStretchFactor(1, 1)
         middle.setSizes([300, 980])
+        yield
         row = QHBoxLayout(self)
         row.addWidget(middle)
         row.setContentsMargins(0, 0, 0, 0)

@@ -6,7 +6,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from PySide6.QtCore import QByteArray, Qt
-from PySide6.QtGui import QAction, QGuiApplication, QIcon, QPainter, QPixmap
+from PySide6.QtGui import QAction, QColor, QGuiApplication, QIcon, QPainter, QPixmap
 from PySide6.QtSvg import QSvgRenderer
 from PySide6.QtWidgets import QAbstractButton, QApplication
 
@@ -54,12 +54,13 @@ def redraw_icons() -> None:
 @lru_cache(maxsize=256)
 def _made(name: str, normal: str, disabled: str, selected: str, ratios: tuple[float, ...]) -> QIcon:
     made = QIcon()
-    modes = {QIcon.Mode.Normal: normal, QIcon.Mode.Disabled: disabled, QIcon.Mode.Selected: selected}
-    for mode, colour in modes.items():
-        renderer = QSvgRenderer(QByteArray(_drawing(name, colour).encode()))
-        for size in SIZES:
-            for ratio in ratios:
-                made.addPixmap(_drawn(renderer, size, ratio), mode)
+    renderer = QSvgRenderer(QByteArray(_drawing(name, normal).encode()))
+    for size in SIZES:
+        for ratio in ratios:
+            drawn = _drawn(renderer, size, ratio)
+            made.addPixmap(drawn, QIcon.Mode.Normal)
+            made.addPixmap(_coloured(drawn, disabled), QIcon.Mode.Disabled)
+            made.addPixmap(_coloured(drawn, selected), QIcon.Mode.Selected)
     return made
 
 
@@ -70,6 +71,16 @@ def _drawn(renderer: QSvgRenderer, size: int, ratio: float) -> QPixmap:
     renderer.render(painter)
     painter.end()
     pixmap.setDevicePixelRatio(ratio)
+    return pixmap
+
+
+def _coloured(drawn: QPixmap, colour: str) -> QPixmap:
+    """Return a drawing in another colour: ours have but one, and to draw it again would take ten times as long."""
+    pixmap = QPixmap(drawn)
+    painter = QPainter(pixmap)
+    painter.setCompositionMode(QPainter.CompositionMode.CompositionMode_SourceIn)
+    painter.fillRect(pixmap.rect(), QColor(colour))
+    painter.end()
     return pixmap
 
 

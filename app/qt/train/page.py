@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -44,15 +44,22 @@ class TrainPage(Page):
         self._awaited = False
         """Whether a job that was asked for is on its way."""
         self.undoing = self._undo = DraftUndo()
-        commands.add(ACTIONS, self)
-        self.jobs = JobList(session, commands)
-        self.sheet = JobSheet(session)
-        self.forecast = ForecastPanel(session, commands)
-        self.start_button = QPushButton()
-        self._starting = Starting(session, self)
         self._clock = QTimer(self)
         self._clock.setInterval(_LOOK_MS)
-        self._build()
+
+    def build(self) -> Iterator[None]:
+        """Make list, form and forecast, then lay them out."""
+        session, commands = self.session, self.commands
+        commands.add(ACTIONS, self)
+        yield
+        self.jobs = JobList(session, commands)
+        self.sheet = JobSheet(session)
+        yield
+        self.forecast = ForecastPanel(session, commands)
+        yield
+        self.start_button = QPushButton()
+        self._starting = Starting(session, self)
+        yield from self._lay_out()
         self._listen()
 
     # --- what the table of actions names
@@ -260,7 +267,7 @@ class TrainPage(Page):
         if self.isVisible():
             self.sheet.count_soon()
 
-    def _build(self) -> None:
+    def _lay_out(self) -> Iterator[None]:
         self.start_button.setDefault(True)
         self.start_button.setMinimumHeight(40)
         set_icon(self.start_button, "train", "on_accent")
@@ -273,12 +280,14 @@ class TrainPage(Page):
         below.addWidget(self.start_button)
         column.addLayout(below)
         right.setLayout(column)
-        self.columns = QSplitter(Qt.Orientation.Horizontal)
+        self.columns = QSplitter(Qt.Orientation.Horizontal, self)
         self.columns.setObjectName("train.columns")
         for part in (self.jobs, self.sheet, right):
             self.columns.addWidget(part)
+            yield
         self.columns.setStretchFactor(1, 1)
         self.columns.setSizes([180, 680, 340])
         whole = QVBoxLayout(self)
         whole.setContentsMargins(0, 0, 0, 0)
         whole.addWidget(self.columns)
+        yield
