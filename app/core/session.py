@@ -98,7 +98,7 @@ class Session:
 
     def __init__(self, post: Post, settings: Settings | None = None) -> None:
         self.settings = settings or Settings()
-        self.tasks = Tasks(post)
+        self.tasks = Tasks(post, behind=True)
         self.going = Going(self.tasks)
         self.library = Library()
         self.view = View(self.library)

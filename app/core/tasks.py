@@ -7,6 +7,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
 
+from app.core.priority import step_back
+
 _Result = TypeVar("_Result")
 _Answer = TypeVar("_Answer")
 _Fault = TypeVar("_Fault", bound=BaseException)
@@ -16,12 +18,16 @@ Post = Callable[[Callable[[], None]], None]
 
 
 class Tasks:
-    """Worker threads. `post` is the way home: the window gives one that goes through Qt's event loop."""
+    """Worker threads. `post` is the way home: the window gives one that goes through Qt's event loop.
 
-    def __init__(self, post: Post, threads: int = 2) -> None:
+    Those `behind` get a core after the window's thread, and so do all processes that they start.
+    """
+
+    def __init__(self, post: Post, threads: int = 2, *, behind: bool = False) -> None:
         self.post = post
         self._closed = False
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="app-worker")
+        first = step_back if behind else None
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="app-worker", initializer=first)
 
     def run(
         self,

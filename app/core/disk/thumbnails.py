@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from app.core.disk.shelf import Shelf, key_of
 from app.core.events import Event
 from app.core.pictures import Picture
+from app.core.priority import step_back
 from app.core.tasks import Post
 from trainer.errors import DatasetError
 
@@ -153,6 +154,7 @@ class Thumbnails:
     # On the threads
 
     def _work(self) -> None:
+        step_back()
         while (job := self._next()) is not None:
             wish, path, shown = job
             try:

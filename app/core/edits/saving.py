@@ -17,6 +17,7 @@ from app.core.edits.wishes import AnyField, Key, Wish
 from app.core.edits.writer import Outcome, Writer
 from app.core.events import Event
 from app.core.pictures import Field, Folder, FolderField, Picture, Value
+from app.core.priority import step_back
 from app.core.tasks import Post
 from trainer.errors import DatasetError
 
@@ -256,6 +257,7 @@ class Saver:
         self._journal.close(self._unwritten())
 
     def _run(self) -> None:
+        step_back()
         while self._step():
             pass
 

@@ -61,7 +61,7 @@ class Inspector:
 
     def __init__(self, library: Library, post: Post, have: Callable[[Slice], None]) -> None:
         self._library, self._have = library, have
-        self._tasks = Tasks(post, threads=1)
+        self._tasks = Tasks(post, threads=1, behind=True)
         self._waiting: dict[int, None] = {}
         self._running = self._stopped = self._begun = False
         self._decoders: Decoders | None = None

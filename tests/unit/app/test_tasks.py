@@ -1,6 +1,9 @@
 """Work away from the owner's thread, and its way home."""
 
+import os
 import queue
+import sys
+import threading
 
 import pytest
 
@@ -34,3 +37,16 @@ def test_work_that_goes_on_is_not_begun_again_and_a_fault_ends_one_time_only():
     tasks.close()
     assert answers == [(8, False)]
     assert calls.empty()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere threads keep their places")
+def test_threads_behind_get_a_core_after_the_others_and_those_that_start_engines_do_not():
+    calls = queue.Queue()
+    mine = os.getpriority(os.PRIO_PROCESS, 0)
+    for behind in (True, False):
+        tasks, told = Tasks(calls.put, threads=1, behind=behind), []
+        tasks.run(lambda: os.getpriority(os.PRIO_PROCESS, threading.get_native_id()), told.append, told.append)
+        calls.get(timeout=60)()
+        tasks.close()
+        assert told == [max(10, mine) if behind else mine]
+    assert os.getpriority(os.PRIO_PROCESS, 0) == mine
