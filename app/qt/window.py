@@ -249,6 +249,7 @@ class Window(QMainWindow):
         room = _LATER[index]
         page: Page = getattr(importlib.import_module(room.module), room.page)(self.session, self.commands)
         yield from page.build()
+        yield
         page.said.connect(self.status.say)
         page.told.connect(self.notices.tell)
         page.failed.connect(self._tell)

@@ -7,12 +7,15 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from PySide6.QtCore import QEvent, QItemSelectionModel, QObject, Qt, QTimer
 from pytestqt.qtbot import QtBot
 
+from app.core.runs.summary import RunSummary
+from app.qt.runs import run_list
 from app.qt.runs.charts.chart import Chart
 from app.qt.runs.page import RunsPage
 from app.qt.runs.run_list import WORDS
@@ -48,6 +51,25 @@ def drawn(page: RunsPage, qtbot: QtBot) -> None:
 def test_no_runs_are_told_in_words(page, qtbot):
     qtbot.waitUntil(lambda: page.lists.currentWidget() is page.empty)
     assert "no runs yet" in page.empty.text()
+
+
+def test_of_many_runs_only_those_that_go_on_or_changed_are_worded_anew(qapp, monkeypatch):
+    worded: list[str] = []
+    monkeypatch.setattr(run_list, "standing", lambda run, left: worded.append(run.name) or f"{run.state} {left}")
+    days = [1]
+    monkeypatch.setattr(run_list, "_today", lambda: (2026, days[0]))
+    runs = [RunSummary(Path(f"run {number}"), f"run {number}", "done") for number in range(3)]
+    runs.append(RunSummary(Path("live"), "live", "running"))
+    model = run_list.RunModel(lambda path: float(len(worded)))
+    assert model.show(runs) and len(worded) == 4
+    worded.clear()
+    runs[1] = replace(runs[1], state="paused")
+    assert not model.show(runs) and worded == ["run 1", "live"]
+    assert list(model.words) == ["done 0.0", "paused 0.0", "done 2.0", "running 1.0"]
+    worded.clear()
+    days.append(days.pop() + 1)
+    model.show(runs)
+    assert len(worded) == 4
 
 
 def test_what_was_read_before_the_page_was_made_is_shown_at_once(window, session, qtbot):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from time import localtime
 
 from PySide6.QtCore import (
     QItemSelection,
@@ -35,10 +36,20 @@ class RunModel(StandingModel[RunSummary]):
     def __init__(self, left: Callable[[Path], float | None], parent: QObject | None = None) -> None:
         super().__init__(lambda run: run.path, parent)
         self._left = left
+        self._day = _today()
+        """When it was said how runs stand: of some it is said which day they began on, as seen from today."""
 
     def show(self, rows: Sequence[RunSummary]) -> bool:
         """Show these; returns whether they are others than before, and not only the same standing otherwise."""
-        return self.renew(rows, [standing(row, self._left(row.path)) for row in rows])
+        before = dict(zip(map(id, self.rows), self.words, strict=True)) if self._day == _today() else {}
+        self._day = _today()
+        return self.renew(rows, [self._words(row, before.get(id(row))) for row in rows])
+
+    def _words(self, row: RunSummary, before: str | None) -> str:
+        """Say how a run stands; of one that does not go on and is the same object, as `before`: there may be many."""
+        if before is not None and row.state != "running":
+            return before
+        return standing(row, self._left(row.path))
 
     def data(self, index: Index, role: int = Qt.ItemDataRole.DisplayRole) -> object:
         """Return what the view asks of a run."""
@@ -55,6 +66,11 @@ class RunModel(StandingModel[RunSummary]):
             case _ if role == WORDS:
                 return self.words[index.row()]
         return None
+
+
+def _today() -> tuple[int, int]:
+    now = localtime()
+    return now.tm_year, now.tm_yday
 
 
 class RunDelegate(QStyledItemDelegate):
