@@ -41,7 +41,7 @@ class Window(QMainWindow):
     def __init__(self, session: Session) -> None:
         super().__init__()
         self.session = session
-        self._painted = False
+        self._painted = self._closing = False
         self._making: dict[int, Iterator[None]] = {}
         """Of pages that are made later, what is still to be done."""
         self._state = window_state.read()
@@ -211,13 +211,27 @@ class Window(QMainWindow):
             QTimer.singleShot(0, self, self.painted.emit)
 
     def closeEvent(self, event: QCloseEvent) -> None:  # noqa: N802
-        """Keep how the window stood. Captions need no question: they are in the journal, a half-typed tag too."""
+        """Keep how the window stood. Captions need no question: they are in the journal, a half-typed tag too.
+
+        What is on its way to or from the trash, or asked to be undone, is waited for: closing again does not.
+        """
+        step = self.session.history.writing
+        if step and not self._closing:
+            self._closing = True
+            words = self.tr("Impasto closes when this is done: {step}. Close it again not to wait for that.")
+            self.notices.tell(words.format(step=step.name))
+            event.ignore()
+            return
         self.pictures.editor.finish()
         state = {splitter.objectName(): _text(splitter.saveState()) for splitter in self._splitters()}
         window_state.write({**self._state, **state, "geometry": _text(self.saveGeometry())})
         super().closeEvent(event)
 
     # --- inside
+
+    def _close_when_done(self) -> None:
+        if self._closing and self.session.history.writing is None:
+            QTimer.singleShot(0, self, self.close)
 
     def _show(self, index: int) -> None:
         if index in _LATER:
@@ -330,6 +344,7 @@ class Window(QMainWindow):
         session.view.shown.connect(lambda _: self.commands.refresh())
         session.view.selection.connect(lambda _: self.commands.refresh())
         session.history.changed.connect(lambda _: self._name_undo())
+        session.history.changed.connect(lambda _: self._close_when_done())
         session.history.failed.connect(self._tell)
         session.datasets.problems.connect(self._tell)
         session.missed.connect(self._tell_missed)

@@ -69,6 +69,11 @@ def chosen(session: Session) -> list[str]:
     return sorted((pictures[number].name for number in session.view.selected), key=lambda name: int(name[1:-4]))
 
 
+def settle(qtbot: QtBot, session: Session) -> None:
+    """Wait until no files are on their way to the trash or back."""
+    qtbot.waitUntil(lambda: session.history.writing is None)
+
+
 def current(session: Session) -> str:
     return session.library.pictures[session.view.current or 0].name
 
@@ -278,6 +283,8 @@ def test_deleting_moves_picture_and_caption_to_the_trash_and_back(
     click(qtbot, views, 1)
     number = session.view.current
     views.delete()
+    assert number not in session.library.pictures and current(session) == "p2.png"  # at once, its files soon after
+    settle(qtbot, session)
     assert not (folder / "p1.png").exists() and not (folder / "p1.txt").exists() and (folder / "p2.txt").exists()
     assert number not in session.library.pictures and current(session) == "p2.png" and views.has_thrown()
     views.undelete()
@@ -300,16 +307,19 @@ def test_one_undo_brings_back_deleted_pictures_with_all_that_belongs_to_them_and
     files = {name: (folder / name).read_bytes() for name in ("p1.png", "p1-masklabel.png")}
     views.delete()
     assert session.history.undo_name == "Move 1 picture to the trash" and picture.id not in session.library.pictures
-    assert not list(folder.glob("p1[.-]*"))
-    for _ in range(3):  # without a moment between: the picture, what was typed, the rating
+    for _ in range(3):  # without a moment between, nor after the deletion: the picture, what was typed, the rating
         session.history.undo()
+    assert session.history.writing
+    settle(qtbot, session)
     session.saver.flush()
     assert {name: (folder / name).read_bytes() for name in files} == files
     assert (folder / "p1.txt").read_text() == "cat, number 1" and read_sidecar(folder).of("p1.png").rating is None
     for _ in range(3):
         session.history.redo()
+    settle(qtbot, session)
     assert picture.id not in session.library.pictures and not list(folder.glob("p1[.-]*"))
     session.history.undo()
+    settle(qtbot, session)
     session.saver.flush()
     assert (folder / "p1.txt").read_text() == "typed" and read_sidecar(folder).of("p1.png").rating == 4
     told: list[int | None] = []
@@ -324,11 +334,13 @@ def test_pictures_that_the_trash_refuses_stay_chosen_and_it_is_said(
 ) -> None:
     (tmp_path / "no folder").touch()
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "no folder"))
-    said: list[str] = []
-    views.said.connect(said.append)
+    failed: list[ImpastoError] = []
+    session.history.failed.connect(failed.append)
     click(qtbot, views, 1)
     views.delete()
-    assert said[0].startswith("The system's trash did not take 1: p1.png. They stay where they are")
+    settle(qtbot, session)
+    assert failed[0].sentence == "The system's trash did not take 1: p1.png."
+    assert failed[0].remedy.startswith("They stay where they are")
     assert (folder / "p1.txt").is_file() and (folder / "p1.png").is_file() and current(session) == "p1.png"
     assert session.history.undo_name is None and not views.has_thrown()
 
@@ -342,8 +354,10 @@ def test_what_cannot_come_back_from_the_trash_is_said_and_overwrites_nothing(
     session.history.failed.connect(failed.append)
     click(qtbot, views, 1)
     views.delete()
+    settle(qtbot, session)
     (folder / "p1.txt").write_text("another program's", encoding="utf-8")
     session.history.undo()
+    settle(qtbot, session)
     assert failed[0].sentence == "1 file(s) could not be brought back: p1.txt."
     assert (folder / "p1.txt").read_text() == "another program's" and (folder / "p1.png").is_file()
     assert named(session, "p1.png") and session.history.redo_name is None
@@ -387,6 +401,7 @@ def test_culling_keys_work_where_the_pictures_have_the_keyboard(
     qtbot.keyClick(views.grid, Qt.Key.Key_5)
     assert named(session, "p2.png").excluded and named(session, "p2.png").rating == 5
     qtbot.keyClick(views.grid, Qt.Key.Key_Delete)
+    settle(qtbot, session)
     assert not (folder / "p2.png").exists()
     qtbot.keyClick(views.grid, Qt.Key.Key_E)
     assert views.in_loupe()

@@ -188,6 +188,30 @@ def test_it_stands_as_it_stood(window, qtbot, session):
     assert again.pictures.columns.sizes() == sizes
 
 
+@pytest.mark.parametrize("again", [False, True])
+def test_it_closes_when_pictures_are_in_the_trash_or_at_once_where_it_is_closed_again(
+    window, session, pictures, qtbot, tmp_path, monkeypatch, again
+):
+    (tmp_path / "data").mkdir()
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))  # where Linux has its trash
+    window.open([pictures])
+    qtbot.waitUntil(lambda: len(session.view.ids) == 2)
+    session.view.select(session.view.ids[:1], session.view.ids[0])
+    window.pictures.views.delete()
+    session.history.undo()  # waits for the files that are on their way to the trash
+    window.close()
+    assert window.isVisible()
+    assert "closes when this is done: Move 1 picture to the trash." in window.notices.sentences()[-1]
+    if again:
+        window.close()
+        assert not window.isVisible()
+        return
+    qtbot.waitUntil(lambda: not window.isVisible())
+    assert session.history.writing is None
+    assert sorted(file.name for file in pictures.iterdir()) == ["a.png", "a.txt", "b.png", "b.txt"]
+    assert "geometry" in window_state.read()
+
+
 def test_nonsense_in_the_windows_file_does_not_keep_it_closed(qtbot, session, per_user_folder):
     window_state.write({"geometry": "not base64 at all", "pictures.columns": "AAAA"})
     window = Window(session)

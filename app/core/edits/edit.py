@@ -104,6 +104,11 @@ class History:
         """Tell whether a large edit is still being made; whatever is asked meanwhile ends it first."""
         return self._running is not None
 
+    @property
+    def writing(self) -> Edit | Deed | None:
+        """Return the first of those that still have files to write, or wait for one that has, of deeds and undos."""
+        return self._under_way or (self._asked[0][0] if self._asked else None)
+
     def do(self, edit: Edit, *, joins: bool = False) -> None:
         """Make an edit. With `joins` it is one step with the one before, if both are of the same single value: typing.
 
@@ -127,6 +132,25 @@ class History:
         self._redo.clear()
         self._undo.append(deed)
         self.changed.emit(None)
+
+    def perform(self, deed: Deed) -> None:
+        """Do a deed, when the files of those before are written: it is the next step to be taken back, at once."""
+        self.settle(lambda: self._perform(deed))
+
+    def _perform(self, deed: Deed) -> None:
+        self._redo.clear()
+        if self._under_way:
+            self._asked.append((deed, self._undo))
+        else:
+            self._go_back(deed, self._undo)
+        self.changed.emit(None)
+
+    def settle(self, then: Callable[[], object]) -> None:
+        """Call `then` when no large edit is being made, at once if none is."""
+        if self.busy:
+            self._saver.post(lambda: self.settle(then))
+        else:
+            then()
 
     def forget(self, deed: Deed) -> None:
         """Let a deed be no step any more."""

@@ -3,77 +3,98 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from PySide6.QtCore import QObject
+from PySide6.QtCore import QObject, Signal
 
 from app.core.edits.edit import Ended
 from app.core.pictures import Picture
 from app.core.session import Session
 from app.core.words import first_names
+from app.qt.parts import while_there
 from app.qt.pictures.trash import Thrown, bring_back, throw_away
 from trainer.errors import DatasetError
 
 
 class Deletion(QObject):
-    """Moves pictures with their captions and masks to the trash, and back to where they were."""
+    """Moves pictures with their captions and masks to the trash, and back to where they were.
 
-    def __init__(self, session: Session, pictures: Sequence[Picture]) -> None:
-        super().__init__()
+    A worker moves the files. The pictures leave the library at once, so that nobody works on what is about to go.
+    """
+
+    done = Signal()
+    """The pictures lie in the trash, as far as it took them."""
+
+    def __init__(self, session: Session, pictures: Sequence[Picture], parent: QObject) -> None:
+        super().__init__(parent)
         self._session, self._pictures = session, pictures
         self._thrown = Thrown()
         self.lies = False
         """Whether its pictures lie in the trash."""
-        self.name = "Move 1 picture to the trash"
+        self.name = _named(len(pictures))
 
     @property
     def count(self) -> int:
         """How many pictures it moved."""
         return len(self._thrown.pictures)
 
-    def do(self) -> bool:
-        """Move them to the trash; what was typed of them is written first, so that it goes along. False: none went."""
-        if any(self._session.saver.unsaved(picture) for picture in self._pictures):
-            self._session.history.finish()
-            self._session.saver.flush()
-        stems = self._stems()
-        self._thrown = throw_away(self._pictures, lambda one: stems[one.folder.path, one.path.stem] > 1)
-        self._session.datasets.drop(self._thrown.pictures)
-        self.lies = bool(self._thrown.pictures)
-        self.name = "Move 1 picture to the trash" if self.count == 1 else f"Move {self.count} pictures to the trash"
-        return self.lies
+    def redo(self, ended: Ended) -> None:
+        """Move them to the trash; what was typed of them is written first, so that it goes along."""
+        saver, pictures = self._session.saver, self._pictures
+        unsaved = any(saver.unsaved(picture) for picture in pictures)
+        names = [(one.folder, one.name) for one in self._session.library.pictures.values()]
+        self._session.datasets.drop(one.id for one in pictures)
+
+        def work() -> Thrown:
+            from app.core.disk.listing import stem_of  # numpy and Pillow, for which the window does not wait
+
+            if unsaved:
+                saver.flush()
+            stems = Counter((folder, stem_of(name)) for folder, name in names)  # those of one stem share a caption
+            return throw_away(pictures, lambda one: stems[one.folder, stem_of(one.name)] > 1)
+
+        self._run(work, lambda thrown: self._gone(thrown, ended), ended)
+
+    def _gone(self, thrown: Thrown, ended: Ended) -> None:
+        self._thrown = thrown
+        self.lies = bool(thrown.pictures)
+        self.name = _named(self.count)
+        self._session.datasets.drop(thrown.pictures)  # a look at the disk may have found them meanwhile
+        self._take_back([one for one in self._pictures if one.id not in set(thrown.pictures)])
+        ended(None if self.lies else self._kept())
+        if self.lies:
+            self.done.emit()
 
     def undo(self, ended: Ended) -> None:
-        """Bring them back."""
-        ended(self.bring_back())
+        """Bring files back, of which nothing is overwritten; `ended` is told of those that could not be."""
+        self.lies, thrown = False, self._thrown
 
-    def redo(self, ended: Ended) -> None:
-        """Move them to the trash again."""
-        self.do()
-        ended(self._kept() if self._thrown.kept else None)
+        def back(left: Sequence[Path]) -> None:
+            gone = set(thrown.pictures)
+            self._take_back([one for one in self._pictures if one.id in gone and one.path not in left])
+            self._session.datasets.refresh(whole=True)
+            ended(self._lost(left) if left else None)
 
-    def bring_back(self) -> DatasetError | None:
-        """Bring files back, of which nothing is overwritten; return in words what could not be."""
-        left = bring_back(self._thrown)
-        self.lies = False
-        gone = set(self._thrown.pictures)
-        back = [one for one in self._pictures if one.id in gone and one.path not in left]
-        self._session.datasets.take_back(back)
-        self._session.datasets.refresh(whole=True)
-        if back:
-            self._session.view.select([one.id for one in back], back[0].id)
-        return self._lost(left) if left else None
+        self._run(lambda: bring_back(thrown), back, ended)
+
+    def _run(self, work: Callable[[], object], have: Callable[..., None], ended: Ended) -> None:
+        def failed(fault: BaseException) -> None:
+            ended(None)
+            raise fault
+
+        self._session.tasks.run(work, while_there(self, have), while_there(self, failed))
+
+    def _take_back(self, pictures: Sequence[Picture]) -> None:
+        self._session.datasets.take_back(pictures)
+        if pictures:
+            self._session.view.select([one.id for one in pictures], pictures[0].id)
 
     def told(self) -> str:
         """Return what it did, in words."""
-        moved = [self.tr("Moved %n picture(s) to the trash.", "", self.count)] if self.count else []
+        moved = self.tr("Moved %n picture(s) to the trash.", "", self.count)
         kept = self._kept() if self._thrown.kept else None
-        return " ".join([*moved, kept.sentence, kept.remedy] if kept else moved)
-
-    def _stems(self) -> Counter[tuple[Path, str]]:
-        """Count pictures by folder and stem: those of one stem share a caption."""
-        return Counter((one.folder.path, one.path.stem) for one in self._session.library.pictures.values())
+        return f"{moved} {kept.sentence} {kept.remedy}" if kept else moved
 
     def _kept(self) -> DatasetError:
         names = first_names(self._thrown.kept)
@@ -86,3 +107,7 @@ class Deletion(QObject):
         sentence = self.tr("%n file(s) could not be brought back: {names}.", "", len(left))
         remedy = self.tr("Look for them in the system's trash; nothing was put in the place of other files.")
         return DatasetError("trash.not_back", sentence.format(names=names), remedy)
+
+
+def _named(count: int) -> str:
+    return "Move 1 picture to the trash" if count == 1 else f"Move {count} pictures to the trash"

@@ -32,6 +32,7 @@ from app.qt.words import QT_TRANSLATE_NOOP as _NOOP
 
 if TYPE_CHECKING:  # brings numpy and Pillow: the window is shown before anything is thrown away
     from app.qt.pictures.deletion import Deletion
+    from trainer.errors import ImpastoError
 
 _PERIOD_MS = 2000
 _CHOSEN = "has_chosen"
@@ -375,14 +376,16 @@ class Views(QWidget):
         from app.qt.pictures.deletion import Deletion
 
         chosen = self.chosen()
+        if not chosen:
+            return
         following = self._following(chosen)
-        deletion = Deletion(self._session, chosen)
-        if deletion.do():
-            self._deletions.append(deletion)
-            self._session.history.record(deletion)
-            if following in self._session.library.pictures:
-                self._session.view.select([following] if following else [], following)
-        self.said.emit(deletion.told())
+        deletion = Deletion(self._session, chosen, self)
+        deletion.done.connect(lambda: self.said.emit(deletion.told()))
+        deletion.done.connect(self._commands.refresh)
+        self._deletions.append(deletion)
+        self._session.history.perform(deletion)
+        if following in self._session.library.pictures:
+            self._session.view.select([following] if following else [], following)
         self._commands.refresh()
 
     def _following(self, gone: list[Picture]) -> int | None:
@@ -395,12 +398,16 @@ class Views(QWidget):
     def undelete(self) -> None:
         """Bring back what was moved to the trash last, past all that was done since."""
         deletion = self._lying()[-1]
-        failed = deletion.bring_back()
+
+        def ended(error: ImpastoError | None) -> None:
+            if error:
+                self._session.history.failed.emit(error)
+            else:
+                self.said.emit(self.tr("Brought back %n picture(s).", "", deletion.count))
+            self._commands.refresh()
+
         self._session.history.forget(deletion)
-        if failed:
-            self._session.history.failed.emit(failed)
-        else:
-            self.said.emit(self.tr("Brought back %n picture(s).", "", deletion.count))
+        deletion.undo(ended)
         self._commands.refresh()
 
     def _lying(self) -> list[Deletion]:

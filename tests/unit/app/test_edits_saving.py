@@ -18,7 +18,7 @@ from app.core.edits import backups as backups_module
 from app.core.edits.backups import Backups, Written
 from app.core.edits.edit import AT_ONCE, Edit, History
 from app.core.edits.journal import Journal
-from app.core.edits.rewriting import Rewriter
+from app.core.edits.rewriting import Rewriter, Rewriting
 from app.core.edits.saving import Learned, Saver
 from app.core.edits.wishes import Key
 from app.core.edits.writer import Writer
@@ -359,9 +359,11 @@ def test_a_large_edit_is_made_in_portions_and_undone_whole(tmp_path: Path) -> No
     told = list[Edit]()
     live.history.done.connect(told.append)
     live.history.do(Edit("All", tuple(Change(number, "caption", "red, x", "blue") for number in live.ids)))
-    assert live.history.busy and not told
+    asked = list[bool]()
+    live.history.settle(lambda: asked.append(live.history.busy))
+    assert live.history.busy and not told and not asked
     live.deliver()
-    assert not live.history.busy and [len(edit.changes) for edit in told] == [AT_ONCE + 10]
+    assert asked == [False] and [len(edit.changes) for edit in told] == [AT_ONCE + 10]
     live.saver.flush()
     assert {path.read_bytes() for path in live.data.iterdir()} == {b"blue"}
     live.history.undo()
@@ -429,6 +431,19 @@ def test_what_waits_to_be_undone_and_is_redone_stays_as_it_is(rewritten: tuple[L
     live.history.redo()
     live.history.undo()
     assert live.history.undo_name == "Write 0"
+    assert settle(live, tasks) == ["whole", "red, x"]
+
+
+def test_files_that_are_to_be_written_while_others_are_undone_wait_for_them(rewritten: tuple[Live, Tasks]) -> None:
+    live, tasks = rewritten
+    rewriter = Rewriter(live.library, live.history, live.saver, Backups(live.data.parent / "backups"), tasks)
+    again = Rewriting(rewriter, "Write again", live.data, [Written(live.data / "1.txt", b"red, x", b"again")])
+    live.history.undo()
+    live.history.perform(again)
+    assert live.history.writing and live.history.writing.name == "Write 1"
+    assert settle(live, tasks) == ["whole", "again"]
+    assert live.history.undo_name == "Write again" and live.history.writing is None
+    live.history.undo()
     assert settle(live, tasks) == ["whole", "red, x"]
 
 

@@ -84,9 +84,13 @@ class RestoreDialog(QDialog):
         if not self.root:
             self._have([])
             return
-        self._session.saver.flush()
-        backups, root = self._session.backups, self.root
-        self._session.tasks.run(lambda: _changed(backups, root), self._have, only(OSError, self._failed))
+        saver, backups, root = self._session.saver, self._session.backups, self.root
+
+        def compare() -> list[tuple[str, Row]]:
+            saver.flush()
+            return _changed(backups, root)
+
+        self._session.tasks.run(compare, self._have, only(OSError, self._failed))
 
     def _have(self, rows: Sequence[tuple[str, Row]]) -> None:
         words = self.tr("%n caption file(s) changed since Impasto first wrote there.", "", len(rows))
@@ -112,9 +116,11 @@ class RestoreDialog(QDialog):
 
     def _restore(self, rows: Sequence[tuple[str, Row]]) -> None:
         files = [file for file, _ in rows]
-        backups, root = self._session.backups, self.root
-        self._session.history.finish()
-        self._session.saver.flush()
+        saver, backups, root = self._session.saver, self._session.backups, self.root
+
+        def restore() -> Sequence[Written]:
+            saver.flush()
+            return backups.restore(root, files)
 
         def have(written: Sequence[Written]) -> None:
             self._session.rewriter.record(_named(len(written)), Path(root), written)
@@ -122,7 +128,8 @@ class RestoreDialog(QDialog):
             self.said.emit(self.tr("%n caption file(s) restored.", "", len(written)))
             self._look()
 
-        self._session.tasks.run(lambda: backups.restore(root, files), have, only(OSError, self._failed))
+        failed = only(OSError, self._failed)
+        self._session.history.settle(lambda: self._session.tasks.run(restore, have, failed))
 
     def _failed(self, fault: OSError) -> None:
         error = refusal(fault, Path(self.root))
