@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import sys
@@ -25,12 +26,24 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"  # its thread pool warns when a t
 os.environ["PYTHONPATH"] = str(ROOT)  # `python -m trainer` works from any folder, installed or not
 os.environ["QT_QPA_PLATFORM"] = "offscreen"  # no window on anybody's screen, and none needed
 os.environ["IMPASTO_LOOK_IN"] = ""  # models are looked for only where a test says
+# Some systems forbid bytecode beside sources; without it every process that a test starts compiles all of ours anew.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 if sys.platform == "win32":
     import torch  # noqa: F401 - after Qt, which pytest-qt loads next, it would meet Qt's older C++ runtime and fail
 
 # No time limit, for machines are busy; and the same examples each time, so that what fails on one machine fails on all.
 hypothesis.settings.register_profile("suite", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("suite")
+
+gc.disable()  # until all tests are collected: imports make millions of objects and hardly any garbage
+
+
+def pytest_collection_finish() -> None:
+    """Let the collector pass over what was imported: it would take half a second each time that a run calls it."""
+    gc.freeze()
+    gc.enable()
+
 
 # These loggers do not hand their records up to the root.
 LIBRARY_LOGGERS = ("diffusers", "transformers", "huggingface_hub")
