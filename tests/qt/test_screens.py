@@ -21,26 +21,32 @@ from PySide6.QtWidgets import QAbstractSpinBox, QApplication, QComboBox, QDialog
 
 import app.qt
 from app.qt.window import Window
-from tests.support.screens import LOOKS, SCREENS, SIZE, open_demo
+from tests.support.screens import LOOKS, SCREENS, SIZE, open_demo, showing
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.parametrize("percent", [100, 150, 200])
-def test_every_screen_in_every_look(percent, tmp_path):
+# Every look at one size and every size in one look; all of both where pictures are made for people to look at.
+ALL = "IMPASTO_SCREENS" in os.environ
+
+
+@pytest.mark.parametrize(
+    ("percent", "looks"), [(100, LOOKS), (150, LOOKS if ALL else ("dark",)), (200, LOOKS if ALL else ("contrast",))]
+)
+def test_every_screen_in_every_look_and_size(percent, looks, tmp_path):
     folder = Path(os.environ.get("IMPASTO_SCREENS") or tmp_path / "screens")
     environment = {**os.environ, "QT_SCALE_FACTOR": str(percent / 100)}
-    command = [sys.executable, "-m", "tests.support.screens", str(folder)]
+    command = [sys.executable, "-m", "tests.support.screens", str(folder), *looks]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, encoding="utf-8", check=False)
     assert done.returncode == 0, done.stderr
     for name in SCREENS:
-        looks = [Image.open(folder / f"{name}-{look}-{percent}.png") for look in LOOKS]
-        counts = [colours(look) for look in looks]
+        pictures = [Image.open(folder / f"{name}-{look}-{percent}.png") for look in looks]
+        counts = [colours(picture) for picture in pictures]
         assert all(len(count) > 8 for count in counts), f"{name} shows next to nothing"
         grounds = {max(count)[1] for count in counts}
-        assert len(grounds) == len(LOOKS), f"{name} looks the same in other colours"
+        assert len(grounds) == len(looks), f"{name} looks the same in other colours"
         if name == "pictures":
-            assert looks[0].size == tuple(side * percent // 100 for side in SIZE)
+            assert pictures[0].size == tuple(side * percent // 100 for side in SIZE)
 
 
 def colours(look):
@@ -89,20 +95,19 @@ def nameless(top: QWidget) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("name", SCREENS)
-def test_whatever_takes_the_keyboard_has_a_name(name, session, qtbot, tmp_path):
+def test_whatever_takes_the_keyboard_has_a_name(session, qtbot, tmp_path):
     window = Window(session)
     qtbot.addWidget(window)
     window.resize(*SIZE)
     window.show()
-    open_demo(QApplication.instance(), window, tmp_path / "demo")
-    session.view.select(session.view.ids[:1], session.view.ids[0])
-    shown = SCREENS[name](window)
-    if shown is not window:
-        qtbot.addWidget(shown)
-        shown.show()
-    assert nameless(shown) == []
-    shown.close()
+    application = QApplication.instance()
+    open_demo(application, window, tmp_path / "demo")
+    found = {}
+    for name, show in SCREENS.items():
+        session.view.select(session.view.ids[:1], session.view.ids[0])
+        with showing(application, show, window) as shown:
+            found[name] = nameless(shown)
+    assert {name: widgets for name, widgets in found.items() if widgets} == {}
 
 
 def test_the_walk_would_find_a_nameless_button(qtbot):

@@ -9,7 +9,7 @@ returns the widget to photograph. A room adds its own:
         return window
 
 A room's own module beside this one, `screens_ROOM.py`, is found by its name. One process has one size of everything
-(QT_SCALE_FACTOR); it saves NAME-LOOK-PERCENT.png for each look. Names after FOLDER choose only those screens.
+(QT_SCALE_FACTOR); it saves NAME-LOOK-PERCENT.png for each look. Words after FOLDER choose only those looks and screens.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from PySide6.QtCore import QDeadlineTimer, QEvent, QEventLoop, QTimer
@@ -209,14 +210,15 @@ def open_demo(application: QApplication, window: Window, folder: Path) -> None:
     wait(application, lambda: len(session.library.pictures) > 5 and len(shown) >= min(12, len(session.view.ids)) > 0)
 
 
-def photograph(application: QApplication, show: Screen, window: Window, target: Path) -> None:
-    """Save one screen, and close it again where it is a window of its own."""
+@contextmanager
+def showing(application: QApplication, show: Screen, window: Window) -> Iterator[QWidget]:
+    """One screen, shown and laid out; closed again where it is a window of its own."""
     shown = show(window)
     if shown is not window:
         shown.show()
     application.sendPostedEvents(None, QEvent.Type.LayoutRequest)
     application.processEvents()
-    shown.grab().save(str(target))
+    yield shown
     if shown is not window:
         shown.close()
     for bar in tuple(window.notices._bars):
@@ -224,7 +226,9 @@ def photograph(application: QApplication, show: Screen, window: Window, target: 
 
 
 def main(folder: Path, chosen: Sequence[str] = ()) -> None:
-    """Save all screens in all looks, or those whose names begin so."""
+    """Save all screens in all looks, or those looks and screens whose names begin so."""
+    looks = tuple(look for look in LOOKS if look in chosen) or LOOKS
+    names = tuple(word for word in chosen if word not in LOOKS)
     folder.mkdir(parents=True, exist_ok=True)
     percent = round(float(os.environ.get("QT_SCALE_FACTOR", "1")) * 100)
     application = QApplication([])
@@ -238,12 +242,14 @@ def main(folder: Path, chosen: Sequence[str] = ()) -> None:
     try:
         with tempfile.TemporaryDirectory() as place:
             open_demo(application, window, Path(place) / "demo")
-            for look in LOOKS:
+            for look in looks:
                 theme.choose(look)
                 for name, show in SCREENS.items():
-                    if chosen and not name.startswith(tuple(chosen)):
+                    if names and not name.startswith(names):
                         continue
-                    photograph(application, show, window, folder / f"{name}-{look}-{percent}.png")
+                    with showing(application, show, window) as shown:
+                        # Packed as quickly as PNG can be: packing well takes longer than drawing.
+                        shown.grab().save(str(folder / f"{name}-{look}-{percent}.png"), quality=90)
     finally:
         session.close()
         poster.close()
