@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
@@ -50,6 +53,16 @@ def aside(store: TapeStore) -> Iterator[TracerAside]:
         yield aside
 
 
+@dataclass(frozen=True)
+class Stuck:
+    """A wish that the other process does not come to an end with for a minute."""
+
+    key: str
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return exec, ("import threading; threading.Event().wait(60)",)
+
+
 def steps_of(rank: int, bucket: tuple[int, int] = BUCKET) -> Wish:
     return Wish(small_subject(rank=rank), "steps", (bucket, 1))
 
@@ -72,7 +85,7 @@ def test_a_plan_is_the_same_with_it(
     aside: TracerAside, store: TapeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("trainer.memory.traces.LONG", 0.0)  # tiny traces are quick
-    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    monkeypatch.setattr("trainer.memory.traces.usable_cores", lambda: 2)
     asked: list[Wish] = []
     monkeypatch.setattr(aside, "ask", lambda wish, ask=aside.ask: asked.append(wish) or ask(wish))
     subject = small_subject(effective_batch=2)
@@ -84,6 +97,42 @@ def test_a_plan_is_the_same_with_it(
     assert plans[0].pick is not None
     parts = [(wish.part, wish.subject.fit.quantise, wish.subject.fit.checkpointing) for wish in asked]
     assert parts[:3] == [("steps", "none", "full"), ("steps", "int8", "none"), ("steps", "int8", "full")]
+
+
+@pytest.mark.parametrize("rounds", [0, 1])
+def test_previews_are_foreseen_only_where_any_are_drawn(
+    store: TapeStore, monkeypatch: pytest.MonkeyPatch, rounds: int
+) -> None:
+    traces = Traces(store)
+    foreseen: list[Wish] = []
+    monkeypatch.setattr(traces, "foresee", foreseen.extend)
+    plan(small_subject(effective_batch=2), FitConfig(), situation_with(AMPLE), traces, Occasions(previews=rounds))
+    assert sum(wish.part == "preview" for wish in foreseen) == rounds
+    assert len(foreseen) > 3
+
+
+def test_a_process_that_stands_still_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is ended, and what is missing is traced here."""
+    store, wish, begun = TapeStore(tmp_path), steps_of(9), threading.Event()
+    with TracerAside(store) as aside:
+        monkeypatch.setattr(aside, "_start", lambda start=aside._start: (begun.set(), start())[1])
+        stuck, later = aside.ask(cast("Wish", Stuck(wish.key))), aside.ask(steps_of(10))
+        assert begun.wait(60)
+        monkeypatch.setattr("trainer.memory.aside.LONGEST", 0.0)
+        traces = Traces(store, aside=aside)
+        traces.fulfil(wish)
+        assert store.load(wish.key) is not None
+        for asked in (stuck, later):
+            asked.result()
+    assert store.load(steps_of(10).key) is None
+
+
+def test_help_ends_with_its_block(store: TapeStore) -> None:
+    """Tapes that are asked for later are traced without it."""
+    traces = Traces(store)
+    with traces.helped():
+        assert traces.aside is not None
+    assert traces.aside is None
 
 
 def test_what_is_not_begun_is_taken_back(aside: TracerAside, store: TapeStore) -> None:

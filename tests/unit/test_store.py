@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import time
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 from tests.support.damage import damaged
 from trainer.memory.outline import outline_of
 from trainer.memory.packing import Archive, read, read_outlines, write, write_archive
-from trainer.memory.store import TapeStore
+from trainer.memory.store import STRAY_SECONDS, TapeStore
 from trainer.memory.tape import Storage, Tape, Work
 
 
@@ -93,6 +94,24 @@ def test_a_damaged_entry_is_a_miss_and_goes(tmp_path: Path) -> None:
         assert same(found, whole) if found is not None else not path.exists()
     path.write_bytes(b"")
     assert store.load("key") is None
+
+
+def test_what_is_absent_is_not_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process may put it there at the same moment."""
+    monkeypatch.setattr(Path, "unlink", lambda *_, **__: pytest.fail("something was removed"))
+    assert TapeStore(tmp_path).load("key") is None
+    assert TapeStore(tmp_path).outlines("key") is None
+
+
+def test_what_writers_left_that_were_killed_goes_with_time(tmp_path: Path) -> None:
+    old, new, other = (tmp_path / name for name in (f".impasto-{1:016x}.tmp", f".impasto-{2:016x}.tmp", "own.tmp"))
+    for path in (old, new, other):
+        path.write_bytes(b"half of it")
+    hours_ago = time.time() - 2 * STRAY_SECONDS
+    for path in (old, other):
+        os.utime(path, (hours_ago, hours_ago))
+    TapeStore(tmp_path).save("key", [tape(1)])
+    assert {path.name for path in tmp_path.iterdir()} == {new.name, other.name, "key.npz"}
 
 
 def test_entries_of_another_form_are_misses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

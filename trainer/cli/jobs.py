@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -236,8 +235,9 @@ def machine_here() -> Machine:
     """Return what a fit is chosen for: the card with the most memory, else the CPU."""
     from trainer import gpu
     from trainer.config.resolve import Machine
+    from trainer.cores import usable_cores
 
-    cores = os.cpu_count() or 1
+    cores = usable_cores()
     card = max(gpu.cards(), key=lambda card: card.total_bytes, default=None)
     if card is None:
         return Machine("cpu", None, None, bf16=True, cores=cores)

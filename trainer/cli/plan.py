@@ -148,13 +148,12 @@ def question_ahead_of(family: Family, recipe: str | None, gpu: str | None) -> Qu
 @contextmanager
 def traces_of_user(*, quiet: bool = False) -> Iterator[Traces]:
     """Return the tapes that are known here; that new ones have to be made is said once, unless `quiet`."""
-    from trainer.memory.aside import TracerAside
     from trainer.memory.store import TapeStore
     from trainer.memory.traces import Traces
 
-    store = TapeStore.of_user()
-    with TracerAside(store) as aside:
-        yield Traces(store, once(lambda: _say_tracing(as_json=quiet)), aside)
+    traces = Traces(TapeStore.of_user(), once(lambda: _say_tracing(as_json=quiet)))
+    with traces.helped():
+        yield traces
 
 
 def planned_for(question: Question, traces: Traces, on_pick: Callable[[Planned], None] = lambda _: None) -> Planned:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from trainer.cli.plan import PATIENCE, as_json, once, question_ahead_of
 from trainer.errors import EXIT_DONE, JobError
-from trainer.memory.aside import TracerAside
 from trainer.memory.forecast import Runs
 from trainer.memory.planner import plan
 from trainer.memory.questions import question_of_job
@@ -48,7 +47,7 @@ class _Planner:
 
     def answer(self, turn: Turn) -> Answer:
         """The whole plan for a request; its pick is told as soon as it is known."""
-        with TracerAside(self.traces.store) as self.traces.aside:
+        with self.traces.helped():
             return self._answer(turn)
 
     def _answer(self, turn: Turn) -> Answer:

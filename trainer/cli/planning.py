@@ -34,7 +34,6 @@ def plan_run(
     import torch
 
     from trainer.config.fit import PLANNED
-    from trainer.memory.aside import TracerAside
     from trainer.memory.course import Course, occasions_of
     from trainer.memory.forecast import forecast_on_cpu
     from trainer.memory.planner import plan
@@ -64,7 +63,7 @@ def plan_run(
     # Flash and efficient attention take the same at the peak, so both are planned by flash's tapes, which are shared.
     stated = written.changed(attention=written.attention or ("math" if job.fit.attention == "math" else "auto"))
     until = time.monotonic() + PATIENCE
-    with TracerAside(traces.store) as traces.aside:
+    with traces.helped():
         planned = plan(subject, stated, situation, traces, occasions, until=until, others=False)
         if planned.pick is None and planned.missing > situation.margin:
             raise _too_large(plan(subject, stated, situation, traces, occasions, until=until), job)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from pathlib import Path
 
+from trainer.cores import usable_cores
 from trainer.dataset.decoders import Decoders
 from trainer.dataset.inspection import Inspection, file_state
 from trainer.dataset.memory import PictureFacts, PictureMemory, picture_memory
@@ -16,7 +16,7 @@ from trainer.errors import DatasetError
 Progress = Callable[[int, int], None]
 """Called with the number of files checked and the number of all."""
 
-AT_ONCE = min(4, os.cpu_count() or 1)
+AT_ONCE = min(4, usable_cores())
 """Pictures looked at at once; more would gain little and take more memory."""
 
 

@@ -20,6 +20,8 @@ from trainer.memory.store import TapeStore
 from trainer.memory.subject import Subject, TracePart
 
 _SPAWN = multiprocessing.get_context("spawn")
+# Longer than any one trace takes, on slow and busy cores too: a process that is at it still has come to a standstill.
+LONGEST = 120.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +62,7 @@ class TracerAside:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """End the process, whatever it does; what it has traced is kept."""
-        with self._changing:
-            self._closed = True
-            if self._process is not None:
-                self._process.kill()
+        self._end()
         self._hand.shutdown(cancel_futures=True)
         if self._process is not None and self._pipe is not None:
             self._process.join()
@@ -76,16 +75,30 @@ class TracerAside:
         return self._asked[wish.key]
 
     def finish(self, key: str) -> None:
-        """Return when these tapes are not in work: at once where they are not begun, and then they will not be."""
+        """Return when these tapes are not in work: at once where they are not begun, and then they will not be.
+
+        A process that does not come to an end with them is ended, and traces nothing more.
+        """
         asked = self._asked.get(key)
-        if asked is not None and not asked.cancel():
-            asked.exception()  # waits; the store tells what came of it
+        if asked is None or asked.cancel():
+            return
+        try:
+            asked.exception(LONGEST)  # waits; the store tells what came of it
+        except TimeoutError:
+            self._end()
 
     def _trace(self, wish: Wish) -> None:
         with suppress(EOFError, OSError):  # the process was ended, or has died
             pipe = self._pipe or self._start()
             pipe.send(wish)
             pipe.recv()
+
+    def _end(self) -> None:
+        """Trace nothing more."""
+        with self._changing:
+            self._closed = True
+            if self._process is not None:
+                self._process.kill()
 
     def _start(self) -> Connection:
         with self._changing:

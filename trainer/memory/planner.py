@@ -180,7 +180,8 @@ class _Planning:
         steps = [wish(fit, "steps", bucket, fit.micro_batch) for fit in fits[1:]]
         last = plain.changed(quantise=looked_at[-1])
         parts: tuple[TracePart, ...] = ("load", "quantise", "validate")
-        return [*steps, wish(fits[-1], "preview"), *(wish(last, part) for part in parts)]
+        previews = [wish(fits[-1], "preview")] if self.occasions.previews else []
+        return [*steps, *previews, *(wish(last, part) for part in parts)]
 
     @cached_property
     def sets(self) -> tuple[Checkpointing, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from trainer.config.load import load_job
 from trainer.config.recipe import RecipeConfig
 from trainer.config.report import PreviewConfig, PromptConfig, ReportConfig
 from trainer.config.resolve import Machine, resolve_job
+from trainer.cores import usable_cores
 from trainer.dataset.facts import Progress
 from trainer.dataset.findings import Finding
 from trainer.dataset.listing import read_dataset
@@ -129,7 +129,7 @@ def _resolved(job: Job, source: _Source, situation: Situation, showings: int) ->
         prediction=source.prediction,
         zero_terminal_snr=source.zero_terminal_snr,
         samples_per_epoch=showings,
-        machine=Machine("cuda:0", card.name, card.total_bytes, card.bf16, os.cpu_count() or 1),
+        machine=Machine("cuda:0", card.name, card.total_bytes, card.bf16, usable_cores()),
     )
 
 

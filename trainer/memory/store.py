@@ -14,7 +14,7 @@ from trainer.memory.outcomes import Hindered, Outcome, at_length, in_brief, read
 from trainer.memory.outline import Outline
 from trainer.memory.packing import Archive, read, read_outlines, write
 from trainer.memory.tape import Tape
-from trainer.protocol import places
+from trainer.protocol import atomic, places
 
 T = TypeVar("T")
 
@@ -24,6 +24,8 @@ MOST_OUTCOME_BYTES = 16 * 2**20  # some thousand, too
 OUTCOME_SUFFIX = ".zip"
 SHIPPED_OUTCOMES = "outcomes.zip"
 HINDERED_SUFFIX = f".hindered{OUTCOME_SUFFIX}"
+# A temporary file that nobody has written to for so long was left by a process that ended in the middle.
+STRAY_SECONDS = 3600.0
 # Of one run so many are kept that limits hindered, the latest: a card has a bit more or less to give each time.
 MOST_HINDERED = 16
 
@@ -69,6 +71,8 @@ class TapeStore:
 
     def _found(self, key: str, reader: Callable[[Path], T | None]) -> T | None:
         path = self.folder / f"{key}{SUFFIX}"
+        if not path.is_file():  # and is not removed either: another process may be just about to put it there
+            return None
         found = reader(path)
         if found is not None:
             _mark_used(path)
@@ -121,7 +125,9 @@ class OutcomeStore:
 
 
 def make_room(folder: Path, suffix: str, most_bytes: int) -> None:
-    """Removes the files used longest ago until the rest is within the bound, or one is left."""
+    """Removes the files used longest ago until the rest is within the bound, or one is left; and what writers left."""
+    with suppress(OSError):  # what resists is tried again the next time
+        atomic.remove_strays(folder, idle=STRAY_SECONDS)
     stamped = []
     for path in folder.glob(f"*{suffix}"):
         with suppress(OSError):  # another process removed it

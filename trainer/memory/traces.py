@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from trainer.cores import usable_cores
 from trainer.memory.aside import TracerAside, Wish
 from trainer.memory.outline import Outline, outline_of
 from trainer.memory.splicing import scaled
@@ -54,7 +54,7 @@ class Traces:
     ) -> None:
         """``before_tracing`` is called whenever tapes are missing; what it raises ends the asking.
 
-        ``aside`` traces into the same store meanwhile what is foreseen to be asked for.
+        ``aside`` traces into the same store meanwhile what is foreseen to be asked for, as ``helped`` lets one do.
         """
         self.store = store
         self.before_tracing = before_tracing
@@ -66,6 +66,15 @@ class Traces:
         self._tapes: dict[str, tuple[Tape, ...]] = {}
         self._outlines: dict[str, tuple[Outline, ...]] = {}
         self._foreseen: Sequence[Wish] = ()
+
+    @contextmanager
+    def helped(self) -> Iterator[None]:
+        """Let a process beside this one trace what is foreseen, until the block ends."""
+        with TracerAside(self.store) as self.aside:
+            try:
+                yield
+            finally:
+                self.aside = None
 
     def foresee(self, wishes: Sequence[Wish]) -> None:
         """Say what is likely to be asked for after the next tapes that are missing, the soonest first."""
@@ -162,7 +171,7 @@ class Traces:
     def _look_ahead(self) -> None:
         """Have begun, in the process beside this one, what is missing of what is foreseen; on a single core nothing."""
         wishes, self._foreseen = self._foreseen, ()
-        if self.aside is None or (os.cpu_count() or 1) < 2:
+        if self.aside is None or usable_cores() < 2:
             return
         for wish in wishes:
             if self._read_outlines(wish.key) is None:

@@ -92,14 +92,24 @@ def sync_directory(folder: Path) -> None:
         os.close(handle)
 
 
-def remove_strays(folder: Path) -> None:
-    """Delete what writers killed in mid-write left in `folder`; call it only while nobody else writes there."""
+def remove_strays(folder: Path, *, idle: float = 0.0) -> None:
+    """Delete what writers killed in mid-write left in `folder`, where it was not written to for `idle` seconds.
+
+    Without that, call it only while nobody else writes there.
+    """
     folder = long_path(folder)
     if not folder.is_dir():
         return
     for path in folder.iterdir():
-        if _STRAY.fullmatch(path.name):
+        if _STRAY.fullmatch(path.name) and (not idle or _is_idle(path, idle)):
             path.unlink(missing_ok=True)
+
+
+def _is_idle(path: Path, seconds: float) -> bool:
+    try:
+        return time.time() - path.stat().st_mtime > seconds
+    except FileNotFoundError:  # its writer has just put it in its place
+        return False
 
 
 def long_path(path: Path) -> Path:

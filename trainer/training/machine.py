@@ -11,6 +11,7 @@ import torch
 from trainer import gpu
 from trainer.config.job import Job
 from trainer.config.resolve import Machine
+from trainer.cores import usable_cores
 from trainer.errors import ImpastoError, JobError
 
 
@@ -19,7 +20,7 @@ def this_machine(wanted: str | None) -> Machine:
 
     Raises JobError when a card is asked for that PyTorch cannot see.
     """
-    cores = os.cpu_count() or 1
+    cores = usable_cores()
     if wanted == "cpu" or (wanted is None and not torch.cuda.is_available()):
         return Machine(device="cpu", card=None, total_bytes=None, bf16=True, cores=cores)
     index = torch.device(wanted or best_card()).index or 0
