@@ -92,6 +92,12 @@ def test_an_id_is_taken_when_it_is_finished_only(qtbot: QtBot, picker: BasePicke
     assert "downloaded when training starts" in picker.state.text()
 
 
+def test_a_whole_link_is_taken_as_it_comes(qtbot: QtBot, picker: BasePicker) -> None:
+    with qtbot.waitSignal(picker.chosen) as told:
+        qtbot.keyClicks(picker.field, "https://a.example/b.safetensors")
+    assert told.args == ["https://a.example/b.safetensors"]
+
+
 def test_showing_a_job_is_no_choice(qtbot: QtBot, picker: BasePicker, session: Session, tmp_path: Path) -> None:
     taken = []
     picker.chosen.connect(taken.append)

@@ -110,6 +110,13 @@ def test_what_is_wrong_is_listed_with_its_remedy_and_nothing_is_asked(qtbot, pan
     assert [check.key for check in panel.checks.checks] == ["recipe.rank"]
     assert any(label.text().startswith("Rank: must be ") for label in panel.checks.findChildren(QLabel))
     assert "Set right" in panel.headline.text()
+    draft.set("base.model", None)
+    draft.set("recipe.rank", 16)
+    assert [check.key for check in panel.checks.checks] == ["base.model"]  # the folder of pictures is there
+    told = [label.text() for label in panel.checks.findChildren(QLabel)]
+    assert "Choose a base: the model that the LoRA will change." in told
+    draft.undo()
+    draft.undo()
     qtbot.waitUntil(lambda: not draft.file.unsaved)
     QApplication.processEvents()
     assert panel.forecaster.state == "idle"

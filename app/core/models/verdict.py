@@ -12,6 +12,8 @@ from app.core.models.found import Found, Told
 from app.core.models.telling import tell
 
 Place = Literal["nowhere", "here", "link", "hub"]
+_CIVITAI = ("civitai.com", "www.civitai.com", "civitai.green", "civitai.red")
+"""What it offers for download lies at /api/download/."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +79,11 @@ def _told_link(link: str) -> Told:
     if parts.hostname in ("huggingface.co", "hf.co") and "/blob/" in parts.path:
         right = link.replace("/blob/", "/resolve/", 1)
         return Told(None, None, "This link leads to a web page about the file.", f"The file itself is {right}")
+    if parts.hostname in ("huggingface.co", "hf.co") and len(parts.path.strip("/").split("/")) == 2:
+        return Told(None, None, "This link leads to the page of a model.", f"Write {parts.path.strip('/')} instead.")
+    if parts.hostname in _CIVITAI and parts.path.startswith("/models/"):
+        remedy = "Copy the link of the Download button on that page."
+        return Told(None, None, "This link leads to the page of a model.", remedy)
     if parts.path.lower().endswith((".ckpt", ".pt", ".bin", ".zip", ".gguf")):
         sentence = f'This link leads to a "{parts.path.rpartition(".")[2]}" file, which is no .safetensors file.'
         return Told(None, None, sentence, "Look for the .safetensors form of this model on the same page.")

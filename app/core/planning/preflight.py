@@ -15,6 +15,15 @@ if TYPE_CHECKING:
 
 _ORDER: Mapping[str, int] = {"error": 0, "warning": 1, "info": 2}
 _SET_RIGHT = QT_TRANSLATE_NOOP("Preflight", "Set this right before you start.")
+_CHOOSE_BASE = QT_TRANSLATE_NOOP("Preflight", "Choose a base: the model that the LoRA will change.")
+_ADD_PICTURES = QT_TRANSLATE_NOOP("Preflight", "Add the pictures to learn from.")
+_TO_CHOOSE: Mapping[str, tuple[str, str]] = {
+    "base": ("base.model", _CHOOSE_BASE),
+    "base.model": ("base.model", _CHOOSE_BASE),
+    "dataset": ("dataset.folders", _ADD_PICTURES),
+    "dataset.folders": ("dataset.folders", _ADD_PICTURES),
+}
+"""What a new job lacks is no fault of the user's: it is asked for."""
 _THINK_OVER = QT_TRANSLATE_NOOP("Preflight", "It works, but hardly anybody wants it so.")
 
 
@@ -25,6 +34,7 @@ class Check:
     severity: Literal["error", "warning", "info"]
     """error: the run would not start or not fit."""
     sentence: str
+    """Empty where the remedy says it all."""
     remedy: str = ""
     """Marked for translation in the context "Preflight", or the engine's own words."""
     key: str = ""
@@ -39,7 +49,11 @@ def preflight(draft: Draft, answer: Answer | None, error: ImpastoError | None) -
 
 def _of_draft(draft: Draft) -> Iterator[Check]:
     for key, reason in draft.problems:
-        yield Check("error", sentence_of(reason), _SET_RIGHT, key)
+        if reason.startswith("is missing") and key in _TO_CHOOSE:
+            setting, wish = _TO_CHOOSE[key]
+            yield Check("error", "", wish, setting)
+        else:
+            yield Check("error", sentence_of(reason), _SET_RIGHT, key)
     for key, reason in draft.doubts.items():
         yield Check("warning", sentence_of(reason), _THINK_OVER, key)
 

@@ -117,7 +117,7 @@ class BasePicker(QWidget):
         self._show(verdict)
         if verdict.text == self._settled:
             self._remember()
-        elif verdict.place == "here" and not verdict.told.problem:  # a link or an id may go on
+        elif _is_whole(verdict) and not verdict.told.problem:
             self._settle(verdict.text)
 
     def _remember(self) -> None:
@@ -130,3 +130,8 @@ class BasePicker(QWidget):
         words = verdict_words(verdict)
         say(self.state, words, "bad" if verdict.told.problem else "muted")
         self.field.setAccessibleDescription(words)
+
+
+def _is_whole(verdict: Verdict) -> bool:
+    """Tell whether a good text is all that the user wants to write; an id, and most links, may go on."""
+    return verdict.place == "here" or (verdict.place == "link" and verdict.text.lower().endswith(".safetensors"))

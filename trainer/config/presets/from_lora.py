@@ -34,7 +34,7 @@ def preset_of_lora(path: Path) -> Made:
     Raises LoraFileError when the file is broken, no LoRA, of a kind that is not trained here, or of no known family.
     """
     identity = identify_lora(path)
-    family = identity.family or _FAMILIES.get(identity.metadata.get("ss_base_model_version", ""))
+    family = family_of(identity)
     if identity.kind != "LoRA" or family is None:
         what = f"a {identity.kind}" if identity.kind != "LoRA" else "for no base that Impasto trains on"
         raise LoraFileError(
@@ -74,6 +74,11 @@ def picture_beside(lora: Path) -> dict[str, str] | None:
             except JobError:
                 return None
     return None
+
+
+def family_of(identity: LoraIdentity) -> Family | None:
+    """Return what a LoRA's layers tell of its base's family, else what the file says of it."""
+    return identity.family or _FAMILIES.get(identity.metadata.get("ss_base_model_version", ""))
 
 
 def _mapped(identity: LoraIdentity, family: Family) -> Mapped:

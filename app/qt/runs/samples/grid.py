@@ -391,7 +391,7 @@ class SampleGrid(QAbstractScrollArea):
         samples = self.samples
         words = [
             self.step_title(spot.step),
-            self.tr("lowest held-out loss so far") if samples and spot.step == samples.best else "",
+            self.tr("lowest held-out loss") if samples and spot.step == samples.best else "",
             self.tr("LoRA saved") if samples and spot.step in samples.saved else "",
             self.tr("pinned") if spot == self.pinned else "",
             "" if picture else self.tr("not drawn yet"),

@@ -170,7 +170,7 @@ class SampleMatrix(QWidget):
 
     def _say_best(self) -> None:
         best = self.samples.best if self.samples else None
-        words = self.tr("Lowest held-out loss so far: step {step}")
+        words = self.tr("Lowest held-out loss: step {step}")
         self.best.setText("" if best is None else words.format(step=QLocale().toString(best)))
 
     # --- what can be done now

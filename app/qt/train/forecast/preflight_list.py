@@ -75,7 +75,7 @@ class PreflightList(QWidget):
 def _told(check: Check) -> str:
     """Return what is to be said: "Rank: must be ...", for a setting stands beside its name elsewhere."""
     sentence = check.sentence
-    if not check.key:
+    if not check.key or not sentence:
         return sentence
     plain = sentence[1:2].islower()  # no name of something, such as SDXL
     return f"{title_of(check.key)}: {sentence[:1].lower() if plain else sentence[:1]}{sentence[1:]}"
