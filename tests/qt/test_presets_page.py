@@ -181,13 +181,14 @@ def arrived(window, page, qtbot, path):
 
 def test_what_a_preset_would_change_is_shown_and_agreed_to(window, page, qtbot, tmp_path):
     keep(page, qtbot, preset())
-    other = sent(tmp_path, preset(recipe={"rank": 9, "steps": 40}, author="Ana"))
+    other = sent(tmp_path, preset(recipe={"rank": 9, "steps": 40, "schedule": {"kind": "linear"}}, author="Ana"))
     dialog = arrived(window, page, qtbot, other)
     assert [row.texts for row in dialog.table.lines.rows] == [
         ("Author", '"Zoë"', '"Ana"'),
         ("Rank", "8", "9"),
         ("Alpha", "0.1", "not set"),
         ("Learning rate", "0.0001", "not set"),
+        ("Schedule › kind", "not set", "linear"),
     ]
     assert "recipe.rank" in dialog.table.lines.data(dialog.table.lines.index(1, 0), Qt.ItemDataRole.ToolTipRole)
     assert (dialog.keep.text(), dialog.both.isVisible()) == ("Replace mine", True)

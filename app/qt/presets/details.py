@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from PySide6.QtCore import QCoreApplication, Qt
@@ -23,6 +24,8 @@ from trainer.files.architecture import NAMES
 
 PICTURE = 168
 """Pixels of the longest side of the picture."""
+
+_CHOICE = re.compile(r'"[a-z][a-z0-9_]*"')
 
 
 class About(QWidget):
@@ -100,8 +103,14 @@ class Details(QWidget):
 def rows_of(changes: Sequence[tuple[str, str, str]]) -> list[Row]:
     """Return a line for each key that is another, with what it means as its tip."""
     return [
-        Row((full_title(key), before, after), tip=f"{key}\n{doc_of(key)}".strip()) for key, before, after in changes
+        Row((full_title(key), _plain(before), _plain(after)), tip=f"{key}\n{doc_of(key)}".strip())
+        for key, before, after in changes
     ]
+
+
+def _plain(value: str) -> str:
+    """Return a value as the Train page shows it: a name of ours, such as "cosine", without the quotes of the file."""
+    return value[1:-1] if _CHOICE.fullmatch(value) else value
 
 
 def _fit_keys(preset: Preset) -> list[tuple[str, str, str]]:
