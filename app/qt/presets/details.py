@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 from PySide6.QtCore import QCoreApplication, Qt
@@ -13,7 +12,7 @@ from app.core.jobs.settings import full_title
 from app.core.presets.outlooks import Outlooks
 from app.qt.parts import plain_label, say
 from app.qt.presets.outlook_line import OutlookLine
-from app.qt.presets.words import by, doc_of, origin_words
+from app.qt.presets.words import by, choices_of, doc_of, origin_words
 from app.qt.tables import Row, Table
 from trainer.config.identity import flat
 from trainer.config.presets.applying import changed_keys
@@ -24,8 +23,6 @@ from trainer.files.architecture import NAMES
 
 PICTURE = 168
 """Pixels of the longest side of the picture."""
-
-_CHOICE = re.compile(r'"[a-z][a-z0-9_]*"')
 
 
 class About(QWidget):
@@ -102,15 +99,14 @@ class Details(QWidget):
 
 def rows_of(changes: Sequence[tuple[str, str, str]]) -> list[Row]:
     """Return a line for each key that is another, with what it means as its tip."""
-    return [
-        Row((full_title(key), _plain(before), _plain(after)), tip=f"{key}\n{doc_of(key)}".strip())
-        for key, before, after in changes
-    ]
+    return [_row(*change) for change in changes]
 
 
-def _plain(value: str) -> str:
-    """Return a value as the Train page shows it: a name of ours, such as "cosine", without the quotes of the file."""
-    return value[1:-1] if _CHOICE.fullmatch(value) else value
+def _row(key: str, before: str, after: str) -> Row:
+    """Show a choice as the Train page does; a text that somebody wrote has the quotes that it has in a file."""
+    names = {f'"{choice}"': str(choice) for choice in choices_of(key) if isinstance(choice, str)}
+    texts = (full_title(key), names.get(before, before), names.get(after, after))
+    return Row(texts, tip=f"{key}\n{doc_of(key)}".strip())
 
 
 def _fit_keys(preset: Preset) -> list[tuple[str, str, str]]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from functools import lru_cache
 
 from PySide6.QtCore import QCoreApplication
 
-from app.core.jobs.settings import full_title
+from app.core.jobs.settings import full_title, setting
 from app.core.planning.forecaster import HERE
 from app.core.presets.outlooks import Outlook
 from app.qt.train.forecast.words import duration, figure, fit, gigabytes, headline
@@ -94,3 +95,11 @@ def doc_of(key: str) -> str:
     """Return what a key of a preset, or of its recipe, means; "" where it is not known."""
     docs = key_docs()
     return docs.get(key) or docs.get(f"recipe.{key}") or docs.get(f"fit.{key}") or ""
+
+
+def choices_of(key: str) -> tuple[object, ...]:
+    """Return what a key of a recipe or a fit can be set to, where that is listed; nothing for other keys."""
+    for path in (key, f"recipe.{key}", f"fit.{key}"):
+        with contextlib.suppress(KeyError):
+            return setting(path).choices
+    return ()
