@@ -55,6 +55,9 @@ class Window(QMainWindow):
         self.recent = self._add_recent()
         self.pictures = PicturesPage(session, self.commands)
         self.pages = QStackedWidget()
+        self._workshop = QWidget(self)
+        """Holds pages that are being made: they end with the window."""
+        self._workshop.hide()
         self.notices = Notices()
         self.status = StatusLine(session)
         self._rail = Rail()
@@ -262,6 +265,7 @@ class Window(QMainWindow):
     def _make(self, index: int) -> Iterator[None]:
         room = _LATER[index]
         page: Page = getattr(importlib.import_module(room.module), room.page)(self.session, self.commands)
+        page.setParent(self._workshop)
         yield from page.build()
         yield
         page.said.connect(self.status.say)
@@ -407,7 +411,7 @@ class Window(QMainWindow):
 
     def _splitters(self) -> list[QSplitter]:
         """Every splitter that a room named, for its place to be remembered."""
-        return _named_splitters(self)
+        return _named_splitters(self.pages)
 
     def _restore(self) -> None:
         self.restoreGeometry(_bytes(self._state.get("geometry", "")))

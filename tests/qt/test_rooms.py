@@ -3,8 +3,9 @@
 import importlib
 import threading
 
-from PySide6.QtCore import QTimer
+from PySide6.QtCore import QCoreApplication, QEvent, QTimer
 from PySide6.QtWidgets import QApplication
+from shiboken6 import isValid
 
 from app.qt import rooms
 from app.qt.page import Page
@@ -54,3 +55,13 @@ def test_a_page_asked_for_earlier_is_there_at_once_and_made_once(window):
         QApplication.processEvents()
     assert window.pages.currentWidget() is page
     assert sum(isinstance(window.pages.widget(place), type(page)) for place in range(4)) == 1
+
+
+def test_a_window_that_ends_takes_along_what_is_half_made(session):
+    window = Window(session)
+    turns = window._make_all()
+    while not (half := window._workshop.findChildren(Page)):
+        next(turns)
+    window.deleteLater()
+    QCoreApplication.sendPostedEvents(None, QEvent.Type.DeferredDelete)
+    assert [page for page in half if isValid(page)] == []
