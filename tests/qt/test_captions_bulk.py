@@ -161,6 +161,12 @@ def test_all_of_it_by_keys(window, session, dialog, qtbot):
     assert dialog.form.tags.list.isVisible()
     qtbot.keyClick(dialog.form.tags, KEY.Key_Tab)
     assert dialog.form.tags.text() == "red hat"
+    qtbot.keyClick(dialog.form.tags, KEY.Key_Backspace)
+    qtbot.keyClicks(dialog.form.tags, "t")  # all of it is typed: nothing is left for Tab to complete
+    assert dialog.form.tags.list.isVisible()
+    qtbot.keyClick(dialog.form.tags, KEY.Key_Tab)
+    assert not dialog.form.tags.hasFocus() and not dialog.form.tags.list.isVisible()
+    dialog.form.tags.setFocus()
     wait_for(qtbot, dialog, "Changes 1 of 5 captions")
     qtbot.keyClick(dialog.form.tags, KEY.Key_Return)
     assert captions(session)["a"] == "cat,  dog"

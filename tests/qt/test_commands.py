@@ -155,6 +155,7 @@ def test_what_cannot_be_done_comes_last_in_the_palette_and_stays_undone(window, 
 
 def test_the_sheet_shows_every_key_that_is_in_force(window, qtbot):
     window.commands.rebind({"test.on": ()})
+    window.commands["test.reject"].setText("Reject 7 pictures")  # what it would do just now, as undo says it
     sheet = KeySheet(window.commands, window)
     qtbot.addWidget(sheet)
     texts = [label.text() for label in sheet.findChildren(QLabel)]

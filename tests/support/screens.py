@@ -186,7 +186,10 @@ def healthy(window: Window) -> None:
 
 @screen("captions-restore")
 def captions_restore(window: Window) -> QWidget:
-    return RestoreDialog(window.session, window)
+    dialog = RestoreDialog(window.session, window)
+    comparing = dialog.told.text()
+    wait(QApplication.instance(), lambda: dialog.told.text() != comparing)
+    return dialog
 
 
 def wait(application: QApplication, until: Callable[[], bool], milliseconds: int = 30_000) -> None:

@@ -38,7 +38,7 @@ class Command(QAction):
         self._owner = owner
         self._run: Callable[..., None] = getattr(owner, action.run)
         self.setObjectName(action.id)
-        self.setText(QCoreApplication.translate("Action", action.title))
+        self.setText(self.title)
         self.setCheckable(action.checked is not None)
         self.set_keys(keys)
         if action.icon:
@@ -50,6 +50,11 @@ class Command(QAction):
     def group(self) -> str:
         """The title of its menu, as the user reads it."""
         return QCoreApplication.translate("Menu", MENUS[self.action.menu]).replace("&", "")
+
+    @property
+    def title(self) -> str:
+        """What it does, without that which it would undo just now."""
+        return QCoreApplication.translate("Action", self.action.title)
 
     def keys(self) -> list[str]:
         """Return its shortcuts as this system writes them."""

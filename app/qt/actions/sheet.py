@@ -50,4 +50,4 @@ class KeySheet(QDialog):
                 keys.addWidget(cap)
             keys.addStretch()
             grid.addLayout(keys, row, 0)
-            grid.addWidget(QLabel(command.text()), row, 1)
+            grid.addWidget(QLabel(command.title), row, 1)

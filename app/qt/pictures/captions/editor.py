@@ -229,6 +229,7 @@ class CaptionEditor(QWidget):
         column.addWidget(self.text, 2)
         column.addWidget(self.variants)
         column.addLayout(self._row(self.count, self.limit))
+        column.addStretch()  # room only while nothing is shown that wants it
 
     def _row(self, wide: QWidget, small: QWidget) -> QHBoxLayout:
         row = QHBoxLayout()
@@ -315,7 +316,8 @@ class CaptionEditor(QWidget):
         """Show the pictures' captions as they are now."""
         self._call_off()
         one = len(self._pictures) == 1
-        self.line.setVisible(bool(self._pictures))
+        for part in (self.line, self._area):
+            part.setVisible(bool(self._pictures))
         self._tell_hint()
         for part in (self.text, self.count, self.limit):
             part.setVisible(one)

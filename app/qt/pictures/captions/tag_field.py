@@ -39,10 +39,10 @@ class TagField(QLineEdit):
         return f"{before}{comma} {tag}" if comma else tag
 
     def event(self, event: QEvent) -> bool:
-        """Take Tab for the proposals while they are there; Qt would move the keyboard on."""
+        """Take Tab for the proposals while one has more than what is typed; Qt would move the keyboard on."""
         if isinstance(event, QKeyEvent) and event.type() == QEvent.Type.KeyPress and event.key() == Qt.Key.Key_Tab:
             chosen = (self.list.chosen or self.list.proposals.proposals[0]) if self.list.isVisible() else None
-            if chosen:
+            if chosen and self.completed(chosen.text) != self.text():
                 self.take(chosen.text)
                 return True
         return super().event(event)

@@ -35,7 +35,7 @@ _BY_KEYS = Qt.TextInteractionFlag.LinksAccessibleByKeyboard
 ACTIONS = (
     Action(
         "finding.filter",
-        QT_TRANSLATE_NOOP("Action", "Filter Pictures"),
+        QT_TRANSLATE_NOOP("Action", "Filter pictures"),
         "find",
         "write_filter",
         keys=("Ctrl+F",),
