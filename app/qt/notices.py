@@ -30,12 +30,14 @@ class Notices(QWidget):
         self.hide()
 
     def tell(self, sentence: str, kind: Kind = "info", act: tuple[str, Callable[[], object]] | None = None) -> None:
-        """Show a bar, unless it is there already; `act` is a button's title and what it does."""
+        """Show a bar, unless it is there already; `act` is a button's title and what it does; it has served then."""
         if any(bar.sentence == sentence for bar in self._bars):
             return
         if len(self._bars) == _MOST:
             self._remove(self._bars[0])
-        bar = _Bar(sentence, kind, act)
+        bar = _Bar(sentence, kind, act[0] if act else None)
+        if act and bar.act:
+            bar.act.clicked.connect(lambda: self._do(bar, act[1]))
         bar.closing.clicked.connect(lambda: self._remove(bar))
         self._bars.append(bar)
         self._column.addWidget(bar)
@@ -49,6 +51,10 @@ class Notices(QWidget):
         """Return what is shown now."""
         return [bar.sentence for bar in self._bars]
 
+    def _do(self, bar: _Bar, act: Callable[[], object]) -> None:
+        self._remove(bar)
+        act()
+
     def _remove(self, bar: _Bar) -> None:
         self._bars.remove(bar)
         bar.hide()
@@ -57,7 +63,7 @@ class Notices(QWidget):
 
 
 class _Bar(QFrame):
-    def __init__(self, sentence: str, kind: Kind, act: tuple[str, Callable[[], object]] | None) -> None:
+    def __init__(self, sentence: str, kind: Kind, act: str | None) -> None:
         super().__init__()
         self.sentence = sentence
         self.setObjectName("notice")
@@ -70,10 +76,9 @@ class _Bar(QFrame):
         words.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Preferred)
         row.addWidget(place)
         row.addWidget(words, 1)
-        if act:
-            button = QPushButton(act[0])
-            button.clicked.connect(lambda: act[1]())
-            row.addWidget(button)
+        self.act = QPushButton(act) if act else None
+        if self.act:
+            row.addWidget(self.act)
         self.closing = QToolButton()
         self.closing.setFocusPolicy(Qt.FocusPolicy.TabFocus)
         self.closing.setToolTip(self.tr("Close this notice"))
