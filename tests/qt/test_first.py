@@ -75,11 +75,10 @@ def test_the_tour_from_pictures_to_the_job(qtbot: QtBot, window: Window, session
     window.commands["window.tour"].trigger()
     (tour,) = window.findChildren(Tour)
     coach = tour.coach
-    qtbot.waitUntil(lambda: len(session.view.ids) == 18)
-    assert coach.next.hasFocus()
-    assert coach.isVisible()
+    qtbot.waitUntil(lambda: coach.isVisible() and coach.next.hasFocus())
     assert not coach.former.isEnabled()
-    qtbot.keyClick(coach.next, Qt.Key.Key_Space)
+    qtbot.keyClick(coach.next, Qt.Key.Key_Space)  # perhaps before there are any pictures
+    qtbot.waitUntil(lambda: len(session.view.ids) == 18)
     assert session.view.current is not None
     assert session.library.pictures[session.view.current].path.parent == places.home() / "demo" / "pictures"
     qtbot.mouseClick(coach.next, LEFT)

@@ -14,7 +14,7 @@ from PySide6.QtWidgets import QBoxLayout
 from app.core.first.demo import demo_job, demo_pictures
 from app.core.tasks import only
 from app.qt.first.coach import Coach
-from app.qt.parts import while_there
+from app.qt.parts import until_destroyed, while_there
 from app.qt.words import QT_TRANSLATE_NOOP
 from trainer.errors import ImpastoError
 from trainer.protocol.queue import Entry
@@ -114,6 +114,7 @@ class Tour(QObject):
         self.coach.onward.connect(lambda: self._step(self._at + 1))
         self.coach.acted.connect(lambda: getattr(self, STEPS[self._at].do)())
         self.coach.closed.connect(lambda: self.end())
+        until_destroyed(self, self._session.view.shown.connect(lambda _: self._catch_up()))
         self._step(0)
         self.coach.next.setFocus()
 
@@ -133,12 +134,9 @@ class Tour(QObject):
         self._behind(demo_pictures, self._open)
 
     def show_caption(self) -> None:
-        """Select the demo's first picture, for its caption to be seen."""
+        """Select the demo's first picture, for its caption to be seen; as soon as it is there, if it is not yet."""
         self._window.show_pictures()
-        view, pictures = self._session.view, self._session.library.pictures
-        first = next((number for number in view.ids if pictures[number].folder.path == self._pictures), None)
-        if first is not None:
-            view.select([first], first)
+        self._choose_first()
 
     def show_job(self) -> None:
         """Set the demo's job up, and show it."""
@@ -166,6 +164,17 @@ class Tour(QObject):
         page.show_after()
 
     # --- inside
+
+    def _choose_first(self) -> None:
+        view, pictures = self._session.view, self._session.library.pictures
+        first = next((number for number in view.ids if pictures[number].folder.path == self._pictures), None)
+        if first is not None:
+            view.select([first], first)
+
+    def _catch_up(self) -> None:
+        """Do for pictures that come late what the step would have done."""
+        if STEPS[self._at].go == "show_caption" and self._session.view.current is None:
+            self._choose_first()
 
     def _entry(self) -> Entry | None:
         """What the queue has of the job since the tour began, whoever put it there."""
