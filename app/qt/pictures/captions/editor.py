@@ -316,8 +316,8 @@ class CaptionEditor(QWidget):
         """Show the pictures' captions as they are now."""
         self._call_off()
         one = len(self._pictures) == 1
-        for part in (self.line, self._area):
-            part.setVisible(bool(self._pictures))
+        self.line.setVisible(bool(self._pictures))
+        self._area.setVisible(bool(self._pictures))
         self._tell_hint()
         for part in (self.text, self.count, self.limit):
             part.setVisible(one)
