@@ -142,7 +142,7 @@ def test_a_wheel_enlarges_about_the_pointer_with_ctrl_only(chart, qtbot):
     assert last - first == pytest.approx(70.0) and chart.plot.scale.across(25.0) == pytest.approx(at.x())
     turn(-1, Qt.KeyboardModifier.ControlModifier)
     assert chart.plot.steps == pytest.approx((0.0, 100.0))
-    with qtbot.waitSignal(chart.reset, timeout=1000):
+    with qtbot.waitSignal(chart.reset):
         QTest.mouseDClick(chart.plot, Qt.MouseButton.LeftButton, pos=at.toPoint())
 
 

@@ -126,9 +126,9 @@ def test_a_damaged_entry_is_told_with_the_way_to_be_rid_of_it(job, capsys):
 
 def test_times_are_read_as_people_write_them():
     now = datetime.now().astimezone()
-    assert abs(moment("+1h30m") - (time.time() + 5400)) < 5
-    assert abs(moment("+45m") - (time.time() + 2700)) < 5
-    assert abs(moment("now") - time.time()) < 5
+    assert abs(moment("+1h30m") - (time.time() + 5400)) < 60
+    assert abs(moment("+45m") - (time.time() + 2700)) < 60
+    assert abs(moment("now") - time.time()) < 60
     assert moment("2030-01-02T03:04") == datetime(2030, 1, 2, 3, 4).astimezone().timestamp()
     later = now + timedelta(minutes=5)
     assert 0 < moment(f"{later:%H:%M}") - time.time() <= 300 + 5

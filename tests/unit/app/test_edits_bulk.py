@@ -100,7 +100,7 @@ def test_a_catastrophic_pattern_ends_in_words(monkeypatch: pytest.MonkeyPatch) -
     began = time.monotonic()
     with pytest.raises(PatternError, match="takes too long, at the caption"):
         bulk.replace_text(pictures("a" * 60 + "b"), r"(?:a|aa|aaa)+$", "", pattern=True)
-    assert time.monotonic() - began < 20.0  # without a limit it would take longer than the world has stood
+    assert time.monotonic() - began < 120.0  # without a limit it would take longer than the world has stood
 
 
 def test_tags_are_sorted_into_the_places_of_tags() -> None:

@@ -42,7 +42,7 @@ class Sitting:
 
     def run(self):
         while self.filtering.pending or not self.calls.empty():
-            self.calls.get(timeout=20)()
+            self.calls.get(timeout=120)()
 
     def write(self, number, caption):
         self.library.apply([Change(number, "caption", self.library.pictures[number].caption, caption)])

@@ -173,7 +173,7 @@ def ask(finder, query, calls):
     stop = finder.more.connect(lambda counting: left.append(counting.pending))
     finder.find(query)
     while finder.pending:
-        calls.get(timeout=20)()
+        calls.get(timeout=120)()
     stop()
     return finder.find(query)
 
@@ -219,7 +219,7 @@ def test_token_counts_come_behind_and_are_kept():
     assert finder.find("tokens:>75") == []
     assert finder.pending == 600
     while finder.pending:
-        calls.get(timeout=20)()
+        calls.get(timeout=120)()
     tasks.close()  # whoever asks again gets the answer without a worker
     assert news == [Counting("tokens", 100), Counting("tokens", 0)]
     assert finder.find("tokens:>75") == expected(parse("tokens:>75").root, library)

@@ -196,7 +196,7 @@ def test_lists_are_loaded_by_a_worker_when_first_needed(tmp_path):
     tasks = Tasks(calls.put)
     one.load_when_asked(tasks, tmp_path)
     assert (one.complete("lo"), one.complete("lo")) == ([], [])
-    calls.get(timeout=20)()
+    calls.get(timeout=120)()
     tasks.close()
     assert [proposal.tag for proposal in one.complete("lo")] == ["long hair"]
     assert calls.empty()

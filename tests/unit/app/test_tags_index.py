@@ -86,7 +86,7 @@ def home():
 
 def run_until(calls, over):
     while not over():
-        calls.get(timeout=10)()
+        calls.get(timeout=120)()
 
 
 def test_many_pictures_are_read_in_slices_by_workers(home):
@@ -119,7 +119,7 @@ def test_settling_reads_at_once_and_late_workers_change_nothing(home):
     index.settle()
     assert index.counts() == {"cat": 1200}
     made.apply([Change(next(iter(made.pictures)), "caption", "cat", "dog")])
-    calls.get(timeout=10)()
+    calls.get(timeout=120)()
     assert index.counts() == {"cat": 1199, "dog": 1}
 
 

@@ -15,7 +15,7 @@ def test_what_is_asked_for_after_the_close_is_dropped():
     tasks = Tasks(calls.put)
     answers = []
     tasks.run(lambda: 7, answers.append, answers.append)
-    calls.get(timeout=10)()
+    calls.get(timeout=120)()
     tasks.close()
     late = tasks.run(lambda: 8, answers.append, answers.append)
     assert late.cancelled()
@@ -30,10 +30,10 @@ def test_work_that_goes_on_is_not_begun_again_and_a_fault_ends_one_time_only():
     single.run(lambda: 1 // 0, answers.append)
     single.run(lambda: 7, answers.append)
     with pytest.raises(ZeroDivisionError):
-        calls.get(timeout=10)()
+        calls.get(timeout=120)()
     assert not single.busy
     single.run(lambda: 8, lambda answer: answers.append((answer, single.busy)))
-    calls.get(timeout=10)()
+    calls.get(timeout=120)()
     tasks.close()
     assert answers == [(8, False)]
     assert calls.empty()
