@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -55,8 +56,8 @@ class Exhaustion(TorchDispatchMode):
     ``later`` is the number for all times but the first.
 
     An allocation is an operation that returns a tensor with memory of its own; it fails before it does anything. After
-    each failure the count begins anew. With ``in_optimizer`` only the optimizer's steps count, but with all they do:
-    operations that work in place may need memory for a moment too. With ``operation`` only those of that name count.
+    each failure the count begins anew. With ``in_optimizer`` only the optimizer's steps count, but with all they
+    compute: operations that work in place may need memory for a moment too. With ``operation`` only those of that name count.
     """
 
     words = "CUDA out of memory. Tried to allocate 20.00 MiB. (injected)"
@@ -92,7 +93,7 @@ class Exhaustion(TorchDispatchMode):
     def _is_meant(self, func: Any, args: Any) -> bool:
         if self.operation:
             return bool(func._schema.name == self.operation)
-        return self.in_optimizer or allocates(func, args)
+        return (self.in_optimizer and func.namespace != "profiler") or allocates(func, args)
 
     def tell(self, event: events.Event) -> None:
         """Begins at the wanted event, ends when nothing is left to fail or with the run."""
@@ -119,6 +120,12 @@ def allocates(func: Any, args: Any) -> bool:
     """Whether an operation returns memory of its own, by its schema; a tensor of no elements needs none."""
     if func is torch.ops.aten.empty.memory_format and 0 in args[0]:
         return False
+    return makes_tensors(func)
+
+
+@cache
+def makes_tensors(func: Any) -> bool:
+    """Whether an operation's schema says that it returns a tensor which is none of its arguments."""
     return any("Tensor" in str(value.type) and value.alias_info is None for value in func._schema.returns)
 
 

@@ -50,7 +50,7 @@ class Place:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.pictures = photographs(folder / "pictures")
-        self.bases = {family: tiny_base(family, folder / "bases") for family in ("sd15", "sdxl")}  # type: ignore[arg-type]
+        self.bases = {family: tiny_base(family, folder / "bases", depth=1) for family in ("sd15", "sdxl")}  # type: ignore[arg-type]
         self.known: dict[object, tuple[str, dict[str, str]]] = {}
         self.counted: dict[object, Counter] = {}
         self.number = 0
@@ -115,7 +115,10 @@ OPTIMIZERS = {
     "prodigy": (),
     "schedulefree": (),
 }
-POINTS = [(name, where, times) for name in OPTIMIZERS for where, times in zip("ssooo", (1, 3, 1, 2, 3), strict=True)]
+# Each optimizer torn once and three times; the rest, which has nothing to do with the optimizer, once with each of two.
+POINTS = [(name, "o", times) for name in OPTIMIZERS for times in (1, 3)]
+POINTS += [("adamw", "s", 3), ("adamw8bit", "s", 1), ("prodigy", "s", 1), ("schedulefree", "s", 3)]
+POINTS += [("prodigy", "o", 2), ("schedulefree", "o", 2)]
 
 
 @pytest.mark.parametrize(("name", "where", "times"), POINTS)
@@ -137,14 +140,16 @@ def test_replayed_steps_keep_the_plan_that_they_had(place: Place, name: str) -> 
     """Only the fourth step fails, the second time after the third was replayed: the rung rounds the fourth alone."""
     settings = (*TRAIN_ONLY[:-1], "ladder=[{exact=false, micro_batch=1}]", f"recipe.optimizer.name={name}")
     whole = place.size(settings).of_optimizer
-    exhaustion = Exhaustion(step_begins(4), whole // 2, times=2, in_optimizer=True, later=whole + whole // 2)
+    # In the second of the replayed steps; the first may do a little more, since its optimizer was loaded anew.
+    exhaustion = Exhaustion(step_begins(4), whole // 2, times=2, in_optimizer=True, later=2 * whole)
     trial = place.exhausted("sd15", settings, exhaustion)
     assert changes_of(trial) == [(3, ONE)]
     assert_right(place, "sd15", settings, trial)
 
 
 def test_the_first_step_comes_down_like_the_others(place: Place) -> None:
-    trial = place.exhausted("sd15", TRAIN_ONLY, Exhaustion(phase_begins("train", turn=2), 1200, times=3))
+    half = place.size(TRAIN_ONLY).allocations // 2
+    trial = place.exhausted("sd15", TRAIN_ONLY, Exhaustion(phase_begins("train", turn=2), half, times=3))
     assert {event.phase for event in trial.of(events.MemoryExhausted)} == {"first_step"}
     assert changes_of(trial) == [(0, FULL), (0, ONE)]
     assert_right(place, "sd15", TRAIN_ONLY, trial)
@@ -154,7 +159,7 @@ def test_a_plan_that_is_too_tight_again_and_again_is_left(place: Place) -> None:
     """Each of four steps fails once; the first three are tried again as they are."""
     settings = (*TRAIN_ONLY, "recipe.steps=6")
     step = place.size(TRAIN_ONLY).allocations
-    trial = place.exhausted("sd15", settings, Exhaustion(step_begins(2), 1000, times=4, later=step + 1000))
+    trial = place.exhausted("sd15", settings, Exhaustion(step_begins(2), step // 2, times=4, later=step + step // 2))
     assert [event.step for event in trial.of(events.MemoryExhausted)] == [1, 2, 3, 4]
     assert changes_of(trial) == [(4, FULL)]
     assert trial.lora() == place.truth("sd15", settings)
@@ -212,14 +217,14 @@ def test_every_phase_may_fail_once(place: Place, name: str) -> None:
 
 
 def test_a_preview_that_fails_twice_is_tiled_and_the_lora_stays(place: Place) -> None:
-    trial = place.exhausted("sd15", WHOLE, Exhaustion(phase_begins("preview", turn=2), 500, times=2))
+    trial = place.exhausted("sd15", WHOLE, Exhaustion(phase_begins("preview", turn=2), 300, times=2))
     assert changes_of(trial) == [(2, {"vae_tiling": True, "preview_offload": True})]
     assert_right(place, "sd15", WHOLE, trial)
 
 
 def test_a_preview_for_which_nothing_makes_room_pauses_the_run_and_loses_no_step(place: Place) -> None:
     settings = (*WHOLE, "report.saving.checkpoint_every=4")
-    trial = place.exhausted("sd15", settings, Exhaustion(phase_begins("preview", turn=2), 500, times=3))
+    trial = place.exhausted("sd15", settings, Exhaustion(phase_begins("preview", turn=2), 300, times=3))
     assert trial.code == 75 and "report.previews" in trial.error.remedy  # type: ignore[union-attr]
     assert (trial.run.checkpoints / "step-00000002").is_dir()  # where none was due
     assert trial.resume().code == 0 and len(trial.of(events.StepEvent)) == 4
@@ -260,7 +265,9 @@ def test_the_models_make_room_for_encoding_the_next_portion(place: Place) -> Non
 def test_a_quantised_base_is_loaded_where_the_job_allows_it(place: Place, in_optimizer: bool) -> None:
     """In the optimizer the steps since the checkpoint are replayed with the base that they had."""
     settings = (*TRAIN_ONLY[:-1], "fit.allow_quantised=true", 'ladder=[{exact=false, quantise="nf4"}]')
-    trial = place.exhausted("sdxl", settings, Exhaustion(step_begins(4), 20, times=2, in_optimizer=in_optimizer))
+    trial = place.exhausted(
+        "sdxl", settings, Exhaustion(step_begins(4), 1 if in_optimizer else 20, times=2, in_optimizer=in_optimizer)
+    )
     assert [changed for _, changed in changes_of(trial)] == [{"quantise": "nf4"}]
     assert_right(place, "sdxl", settings, trial)
     assert trial.lora() != place.truth("sdxl", settings)
@@ -275,7 +282,7 @@ def test_it_is_not_where_the_job_does_not(place: Place) -> None:
 def test_a_killed_run_goes_on_under_the_plan_it_came_to(place: Place) -> None:
     """The step after which it is killed has no checkpoint of its own: the plan was kept when it changed."""
     settings = (*TRAIN_ONLY, "report.saving.checkpoint_every=3")
-    exhaustion = Exhaustion(step_begins(2), 700, times=3)
+    exhaustion = Exhaustion(step_begins(2), place.size(TRAIN_ONLY).allocations // 2, times=3)
 
     def act(event: events.Event) -> None:
         exhaustion.tell(event)
@@ -291,7 +298,7 @@ def test_a_killed_run_goes_on_under_the_plan_it_came_to(place: Place) -> None:
 
 
 def test_at_the_end_of_the_ladder_it_pauses_in_words_and_can_be_resumed(place: Place) -> None:
-    trial = place.exhausted("sd15", TRAIN_ONLY, Exhaustion(step_begins(3), 500, times=4))
+    trial = place.exhausted("sd15", TRAIN_ONLY, Exhaustion(step_begins(3), 100, times=4))
     assert trial.code == 75
     assert isinstance(trial.error, ResumableError) and trial.error.code == "memory.exhausted"
     assert "train, step 3, forward, at unet." in trial.error.sentence and "20.0 MiB" in trial.error.sentence
