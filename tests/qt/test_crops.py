@@ -60,6 +60,14 @@ def drag(qtbot, cropper, start, end):
     qtbot.mouseRelease(cropper.canvas, LEFT, pos=end.toPoint())
 
 
+def test_a_frame_on_the_pictures_edges_can_be_grabbed(cropper):
+    canvas = cropper.canvas
+    free = canvas.margin - 0.5  # what rounding may take
+    assert free > 10 and canvas.place().width() == pytest.approx(canvas.width() - 2 * canvas.margin, abs=1)
+    assert canvas.rectangle().height() == pytest.approx(canvas.place().height(), abs=1)
+    assert canvas.rect().toRectF().adjusted(free, free, -free, -free).contains(canvas.rectangle())
+
+
 def test_the_part_that_is_lost_is_dimmed(qtbot, cropper):
     frame = cropper.canvas.rectangle()
     whole = cropper.canvas.place()

@@ -74,6 +74,8 @@ class ZoomArea(QWidget):
         """Whether it has a ring, as the current one of several."""
         self.fits_up_to = 1.0
         """How much a small picture is enlarged to fit: not at all for looking, more for working on it."""
+        self.margin = 0
+        """Logical pixels that stay free on each side of a fitted picture: room to grab what lies on its edges."""
         self._stand_in: QImage | None = None
         self._grabbed: QPointF | None = None
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Expanding)
@@ -142,7 +144,8 @@ class ZoomArea(QWidget):
         if self.zoom.scale is not None or size is None:
             return self.zoom.scale or 1.0
         ratio = self.devicePixelRatioF()
-        return min(self.width() * ratio / size.width(), self.height() * ratio / size.height(), self.fits_up_to)
+        width, height = (max(1, side - 2 * self.margin) * ratio for side in (self.width(), self.height()))
+        return min(width / size.width(), height / size.height(), self.fits_up_to)
 
     def place(self) -> QRectF:
         """Return where all of the picture would be, in logical pixels of the area."""

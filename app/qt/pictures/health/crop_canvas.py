@@ -33,6 +33,7 @@ class CropCanvas(ZoomArea):
         super().__init__(session, Zoom(), parent)
         self.zoom.setParent(self)
         self.fits_up_to = 8.0
+        self.margin = 24
         self.frame: Crop | None = None
         self.thirds = True
         self._corner: tuple[int, int] | None = None
