@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
 import time
 import tomllib
@@ -345,6 +347,21 @@ def test_start_while_the_queue_is_held_says_so_and_offers_to_go_on(
     window.notices._bars[0].findChildren(type(page.start_button))[0].click()
     qtbot.waitUntil(lambda: not session.queue.now.reading.held)
     qtbot.waitUntil(lambda: session.queue.look() or not session.queue.now.working)
+
+
+def test_a_job_whose_file_cannot_be_written_is_not_started(
+    page: TrainPage, window: Window, session: Session, qtbot: QtBot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(file, "_replace", refuse)
+    page.sheet.essentials.base.chosen.emit("owner/name")
+    page.start()
+    qtbot.waitUntil(lambda: any("cannot be written" in told for told in window.notices.sentences()))
+    qtbot.waitUntil(page.can_start)
+    assert session.queue.entries == () and session.queue.queue.read().entries == ()
+    monkeypatch.undo()
 
 
 def test_start_puts_the_job_into_the_queue_and_tells_what_became_of_it(
