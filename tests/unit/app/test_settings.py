@@ -1,13 +1,18 @@
 """Preferences on disk: what comes back, and what happens to files that mean nothing."""
 
+import threading
+from pathlib import Path
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from app.core.settings import window_state
+from app.core.settings.behind import Behind
 from app.core.settings.preferences import Appearance, Preferences
 from app.core.settings.store import Settings
+from trainer.protocol import atomic
 
 
 @pytest.fixture
@@ -101,3 +106,31 @@ def test_the_windows_place_comes_back_and_nonsense_does_not(per_user_folder):
     for text in ("[1]", "{", '{"geometry": 3}'):
         window_state.place().write_text(text, encoding="utf-8")
         assert window_state.read() == {}
+
+
+def test_a_small_file_is_written_behind_and_only_the_latest_text_of_those_that_wait(tmp_path, monkeypatch):
+    awake, written, real = threading.Event(), [], atomic.write_text
+
+    def sleepy(path: Path, text: str, *, durable: bool = True) -> None:
+        assert awake.wait(60)
+        written.append(text)
+        real(path, text, durable=durable)
+
+    monkeypatch.setattr(atomic, "write_text", sleepy)
+    file = Behind(tmp_path / "new" / "list.json", "the list was")
+    for text in "abcd":
+        file.write(text)  # although the disk sleeps
+    awake.set()
+    file.settle()
+    assert written in (["a", "d"], ["d"]) and file.path.read_text(encoding="utf-8") == "d"
+
+
+def test_a_disk_that_refuses_a_small_file_stops_nobody_and_is_asked_again(tmp_path):
+    (tmp_path / "place").write_text("a file", encoding="utf-8")
+    file = Behind(tmp_path / "place" / "list.json", "the list was")
+    file.write("a")
+    file.settle()
+    (tmp_path / "place").unlink()
+    file.write("b")
+    file.settle()
+    assert file.path.read_text(encoding="utf-8") == "b"
