@@ -59,7 +59,7 @@ device = "cpu"
 micro_batch = 2
 threads = 1
 [report]
-validation = {{every = 3}}
+validation = {{every = 3, timesteps = [200, 800]}}
 saving = {{every_steps = 2, checkpoint_every = 2}}
 [report.previews]
 every = 3

@@ -17,6 +17,7 @@ from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProject
 from tests.support.ldm import open_clip_to_ldm, unet_to_ldm, vae_to_ldm, with_text_model
 
 Family = Literal["sd15", "sdxl"]
+Depth = Literal[1, 2]
 
 _UNET_SD15: dict[str, Any] = {
     "sample_size": 8,
@@ -25,7 +26,6 @@ _UNET_SD15: dict[str, Any] = {
     "block_out_channels": [32, 64],
     "down_block_types": ["CrossAttnDownBlock2D", "DownBlock2D"],
     "up_block_types": ["UpBlock2D", "CrossAttnUpBlock2D"],
-    "layers_per_block": 2,
     "attention_head_dim": 4,
     "cross_attention_dim": 32,
 }
@@ -36,7 +36,6 @@ _UNET_SDXL: dict[str, Any] = {
     "block_out_channels": [32, 64],
     "down_block_types": ["DownBlock2D", "CrossAttnDownBlock2D"],
     "up_block_types": ["CrossAttnUpBlock2D", "UpBlock2D"],
-    "layers_per_block": 2,
     "attention_head_dim": [2, 4],
     "cross_attention_dim": 64,
     "transformer_layers_per_block": [1, 2],
@@ -51,7 +50,6 @@ _VAE: dict[str, Any] = {
     "block_out_channels": [8, 16, 16, 16],
     "down_block_types": ["DownEncoderBlock2D"] * 4,
     "up_block_types": ["UpDecoderBlock2D"] * 4,
-    "layers_per_block": 2,
     "norm_num_groups": 8,
 }
 _TEXT: dict[str, Any] = {
@@ -71,12 +69,15 @@ _SCALING = {"sd15": 0.18215, "sdxl": 0.13025}
 
 
 def tiny_configs(
-    family: Family, *, prediction: str = "epsilon", zero_terminal_snr: bool = False
+    family: Family, *, prediction: str = "epsilon", zero_terminal_snr: bool = False, depth: Depth = 2
 ) -> dict[str, dict[str, Any]]:
-    """Return the diffusers and transformers configs of a tiny base, by the name of the subfolder they live in."""
+    """Return the diffusers and transformers configs of a tiny base, by the name of the subfolder they live in.
+
+    `depth` is `layers_per_block` of UNet and VAE: 2 as in published models, 1 where a test trains and no name matters.
+    """
     configs: dict[str, dict[str, Any]] = {
-        "unet": dict(_UNET_SD15 if family == "sd15" else _UNET_SDXL),
-        "vae": {**_VAE, "scaling_factor": _SCALING[family]},
+        "unet": {**(_UNET_SD15 if family == "sd15" else _UNET_SDXL), "layers_per_block": depth},
+        "vae": {**_VAE, "layers_per_block": depth, "scaling_factor": _SCALING[family]},
         "text_encoder": {**_TEXT, "hidden_act": "quick_gelu"},
         "scheduler": {
             "_class_name": "DDIMScheduler",
@@ -98,9 +99,9 @@ def tiny_configs(
 
 
 @cache
-def tiny_models(family: Family, seed: int = 0) -> dict[str, nn.Module]:
+def tiny_models(family: Family, seed: int = 0, depth: Depth = 2) -> dict[str, nn.Module]:
     """Build the models of a tiny base by subfolder name; shared in the session, so treat them as read-only."""
-    configs = tiny_configs(family)
+    configs = tiny_configs(family, depth=depth)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         models: dict[str, nn.Module] = {
@@ -126,18 +127,18 @@ def tiny_base(
     seed: int = 0,
     prediction: Literal["epsilon", "v"] = "epsilon",
     zero_terminal_snr: bool = False,
+    depth: Depth = 2,
 ) -> Path:
     """Write a tiny base below `folder` and return its path; the same arguments give the same weights in either form.
 
     A base already written there with these arguments is returned as it is, so a session-wide folder serves many tests.
     """
-    name = (
-        f"tiny-{family}-{str(dtype).removeprefix('torch.')}-{seed}-{prediction}{'-ztsnr' if zero_terminal_snr else ''}"
-    )
-    configs = tiny_configs(family, prediction=prediction, zero_terminal_snr=zero_terminal_snr)
+    name = f"tiny-{family}-{str(dtype).removeprefix('torch.')}-{seed}-{prediction}"
+    name += f"{'-ztsnr' * zero_terminal_snr}{'-shallow' * (depth == 1)}"
+    configs = tiny_configs(family, prediction=prediction, zero_terminal_snr=zero_terminal_snr, depth=depth)
     weights = {
         part: {key: tensor.to(dtype) for key, tensor in model.state_dict().items()}
-        for part, model in tiny_models(family, seed).items()
+        for part, model in tiny_models(family, seed, depth).items()
     }
     path = folder / (f"{name}.safetensors" if form == "single" else name)
     if path.exists():
