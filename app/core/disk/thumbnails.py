@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from collections import OrderedDict, deque
@@ -17,6 +16,7 @@ from app.core.events import Event
 from app.core.pictures import Picture
 from app.core.priority import step_back
 from app.core.tasks import Post
+from trainer.cores import usable_cores
 from trainer.errors import DatasetError
 
 if TYPE_CHECKING:  # brings numpy and Pillow, for which the window does not wait
@@ -79,7 +79,7 @@ class Thumbnails:
         self._done: deque[tuple[_Wish, Thumbnail]] = deque()
         self._running: set[_Wish] = set()
         self._ends = False
-        count = threads or max(1, min(4, (os.cpu_count() or 2) - 1))
+        count = threads or max(1, min(4, usable_cores() - 1))
         self._threads = [threading.Thread(target=self._work, name=f"thumbnails-{n}", daemon=True) for n in range(count)]
         self._started = False
 

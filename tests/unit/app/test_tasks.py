@@ -50,3 +50,16 @@ def test_threads_behind_get_a_core_after_the_others_and_those_that_start_engines
         tasks.close()
         assert told == [max(10, mine) if behind else mine]
     assert os.getpriority(os.PRIO_PROCESS, 0) == mine
+
+
+def test_where_a_sandbox_forbids_to_step_back_threads_behind_work_all_the_same(monkeypatch):
+    def forbidden(*_):
+        raise PermissionError
+
+    monkeypatch.setattr(os, "setpriority", forbidden, raising=False)
+    calls, told = queue.Queue(), []
+    tasks = Tasks(calls.put, threads=1, behind=True)
+    tasks.run(lambda: 7, told.append, told.append)
+    calls.get(timeout=120)()
+    tasks.close()
+    assert told == [7]
