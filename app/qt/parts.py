@@ -50,7 +50,7 @@ def come_forward(window: QWidget) -> None:
 
 def while_there(owner: QObject, have: Callable[..., None]) -> Callable[..., None]:
     """Let a worker's answer go that comes when who wanted it is gone."""
-    return lambda answer: have(answer) if isValid(owner) else None
+    return lambda *answer: have(*answer) if isValid(owner) else None
 
 
 def until_destroyed(owner: QObject, *ends: Callable[[], None]) -> None:

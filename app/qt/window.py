@@ -10,7 +10,6 @@ from pathlib import Path
 from PySide6.QtCore import QByteArray, Qt, QTimer, Signal
 from PySide6.QtGui import QCloseEvent, QDragEnterEvent, QDropEvent, QPaintEvent
 from PySide6.QtWidgets import QFileDialog, QHBoxLayout, QMainWindow, QSplitter, QStackedWidget, QVBoxLayout, QWidget
-from shiboken6 import isValid
 
 from app.core.session import Session
 from app.core.settings import window_state
@@ -20,7 +19,7 @@ from app.qt.actions.commands import Commands
 from app.qt.invitation import Invitation
 from app.qt.notices import Notices
 from app.qt.page import Page, Undoing
-from app.qt.parts import come_forward
+from app.qt.parts import come_forward, while_there
 from app.qt.pictures.page import PicturesPage
 from app.qt.rail import Rail
 from app.qt.recent import RecentMenu
@@ -79,7 +78,7 @@ class Window(QMainWindow):
                 then()
 
         whole = map(Path, map(os.path.abspath, paths))  # "cats/.." is the folder that it means
-        self.session.going.take(whole, lambda *found: have(*found) if isValid(self) else None)
+        self.session.going.take(whole, while_there(self, have))
 
     def come_forward(self, paths: list[str]) -> None:
         """Open what another start was given, and show the window over others."""
@@ -216,7 +215,8 @@ class Window(QMainWindow):
     def closeEvent(self, event: QCloseEvent) -> None:  # noqa: N802
         """Keep how the window stood. Captions need no question: they are in the journal, a half-typed tag too.
 
-        What is on its way to or from the trash, or asked to be undone, is waited for: closing again does not.
+        What is on its way to or from the trash, or asked to be undone, is waited for, unless it is closed again; where
+        that fails it stays open, for it to be read.
         """
         step = self.session.history.writing
         if step and not self._closing:
@@ -234,7 +234,15 @@ class Window(QMainWindow):
 
     def _close_when_done(self) -> None:
         if self._closing and self.session.history.writing is None:
-            QTimer.singleShot(0, self, self.close)
+            QTimer.singleShot(0, self, self._close_unless_it_failed)
+
+    def _close_unless_it_failed(self) -> None:
+        if self._closing:
+            self.close()
+
+    def _stay_and_tell(self, error: ImpastoError) -> None:
+        self._closing = False
+        self._tell(error)
 
     def _show(self, index: int) -> None:
         if index in _LATER:
@@ -349,7 +357,7 @@ class Window(QMainWindow):
         session.view.selection.connect(lambda _: self.commands.refresh())
         session.history.changed.connect(lambda _: self._name_undo())
         session.history.changed.connect(lambda _: self._close_when_done())
-        session.history.failed.connect(self._tell)
+        session.history.failed.connect(self._stay_and_tell)
         session.datasets.problems.connect(self._tell)
         session.missed.connect(self._tell_missed)
         self.pictures.views.said.connect(self.status.say)

@@ -212,6 +212,24 @@ def test_it_closes_when_pictures_are_in_the_trash_or_at_once_where_it_is_closed_
     assert "geometry" in window_state.read()
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the place of the trash cannot be chosen")
+def test_it_stays_open_where_the_trash_refuses_what_it_waits_for(
+    window, session, pictures, qtbot, tmp_path, monkeypatch
+):
+    (tmp_path / "no folder").touch()
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "no folder"))
+    window.open([pictures])
+    qtbot.waitUntil(lambda: len(session.view.ids) == 2)
+    session.view.select(session.view.ids[:1], session.view.ids[0])
+    window.pictures.views.delete()
+    window.close()
+    qtbot.waitUntil(lambda: "did not take 1: a.png" in window.notices.sentences()[-1])
+    QApplication.processEvents()
+    assert window.isVisible() and len(session.view.ids) == 2
+    window.close()
+    assert not window.isVisible()
+
+
 def test_nonsense_in_the_windows_file_does_not_keep_it_closed(qtbot, session, per_user_folder):
     window_state.write({"geometry": "not base64 at all", "pictures.columns": "AAAA"})
     window = Window(session)

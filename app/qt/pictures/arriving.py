@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from PySide6.QtCore import QBuffer, QIODevice, QMimeData, QObject
 from PySide6.QtGui import QDragEnterEvent, QDropEvent, QGuiApplication, QImage
 from PySide6.QtWidgets import QWidget
-from shiboken6 import isValid
 
 from app.core.session import Session
+from app.qt.parts import while_there
 
 if TYPE_CHECKING:  # brings numpy and Pillow
     from app.core.disk.importing import Imported
@@ -42,7 +42,7 @@ class Arriving(QObject):
         """Open folders; copy pictures, or the one picture itself. Other files go to their places."""
         paths = [Path(url.toLocalFile()) for url in data.urls() if url.isLocalFile()]
         if paths:
-            self._session.going.take(paths, lambda *found: self._have(*found) if isValid(self) else None)
+            self._session.going.take(paths, while_there(self, self._have))
         elif data.hasImage():
             self._keep(data.imageData())
         else:

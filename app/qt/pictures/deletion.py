@@ -20,7 +20,8 @@ from trainer.errors import DatasetError
 class Deletion(QObject):
     """Moves pictures with their captions and masks to the trash, and back to where they were.
 
-    A worker moves the files. The pictures leave the library at once, so that nobody works on what is about to go.
+    A worker moves the files. The pictures leave the library when their turn comes, before the first file moves, so that
+    nobody works on what is about to go.
     """
 
     done = Signal()
@@ -61,7 +62,8 @@ class Deletion(QObject):
         self.lies = bool(thrown.pictures)
         self.name = _named(self.count)
         self._session.datasets.drop(thrown.pictures)  # a look at the disk may have found them meanwhile
-        self._take_back([one for one in self._pictures if one.id not in set(thrown.pictures)])
+        gone = set(thrown.pictures)
+        self._take_back([one for one in self._pictures if one.id not in gone])
         ended(None if self.lies else self._kept())
         if self.lies:
             self.done.emit()

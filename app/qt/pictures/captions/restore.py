@@ -21,6 +21,7 @@ from app.core.edits.backups import Backups, Written
 from app.core.edits.replacing import refusal
 from app.core.session import Session
 from app.core.tasks import only
+from app.qt.parts import while_there
 from app.qt.pictures.captions.preview import Preview, Row
 from trainer.dataset.caption_files import SUFFIXES
 
@@ -90,7 +91,7 @@ class RestoreDialog(QDialog):
             saver.flush()
             return _changed(backups, root)
 
-        self._session.tasks.run(compare, self._have, only(OSError, self._failed))
+        self._session.tasks.run(compare, while_there(self, self._have), only(OSError, while_there(self, self._failed)))
 
     def _have(self, rows: Sequence[tuple[str, Row]]) -> None:
         words = self.tr("%n caption file(s) changed since Impasto first wrote there.", "", len(rows))
@@ -125,11 +126,14 @@ class RestoreDialog(QDialog):
         def have(written: Sequence[Written]) -> None:
             self._session.rewriter.record(_named(len(written)), Path(root), written)
             self._session.datasets.refresh(whole=True)
-            self.said.emit(self.tr("%n caption file(s) restored.", "", len(written)))
-            self._look()
+            told(len(written))
 
-        failed = only(OSError, self._failed)
+        told, failed = while_there(self, self._restored), only(OSError, while_there(self, self._failed))
         self._session.history.settle(lambda: self._session.tasks.run(restore, have, failed))
+
+    def _restored(self, count: int) -> None:
+        self.said.emit(self.tr("%n caption file(s) restored.", "", count))
+        self._look()
 
     def _failed(self, fault: OSError) -> None:
         error = refusal(fault, Path(self.root))
