@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -81,6 +82,20 @@ def stop_at(step: int, job: Path, name: str = "pause") -> Callable[[events.Event
     return act
 
 
+@pytest.fixture(scope="module")
+def undisturbed(shared: Path) -> Callable[[int], Path]:
+    """The SD 1.5 LoRA of so many steps of a run to which nothing happens, for runs to which something does."""
+
+    @cache
+    def lora(steps: int) -> Path:
+        job = write_job(
+            shared / f"undisturbed {steps}", tiny_base("sd15", shared / "bases", depth=1), shared / "pictures"
+        )
+        return train(job, [f"recipe.steps={steps}"])
+
+    return lora
+
+
 @pytest.mark.parametrize("family", ["sd15", "sdxl"])
 def test_either_form_of_a_base_gives_the_same_lora(shared: Path, tmp_path: Path, family: str) -> None:
     loras = []
@@ -92,7 +107,7 @@ def test_either_form_of_a_base_gives_the_same_lora(shared: Path, tmp_path: Path,
 
 
 def test_a_run_leaves_what_the_design_says(shared: Path, tmp_path: Path) -> None:
-    job = write_job(tmp_path, tiny_base("sd15", shared / "bases"), shared / "pictures")
+    job = write_job(tmp_path, tiny_base("sd15", shared / "bases", depth=1), shared / "pictures")
     watcher = Watcher()
     assert start(job, [], watcher) == 0
     run = run_of(job)
@@ -109,9 +124,11 @@ def test_a_run_leaves_what_the_design_says(shared: Path, tmp_path: Path) -> None
     assert [event.step for event in written if isinstance(event, events.Validation)] == [0, 3, 6]
 
 
-def test_pause_and_resume_gives_the_undisturbed_lora(shared: Path, tmp_path: Path) -> None:
-    base = tiny_base("sd15", shared / "bases")
-    whole = train(write_job(tmp_path / "a", base, shared / "pictures"))
+def test_pause_and_resume_gives_the_undisturbed_lora(
+    shared: Path, tmp_path: Path, undisturbed: Callable[[int], Path]
+) -> None:
+    base = tiny_base("sd15", shared / "bases", depth=1)
+    whole = undisturbed(6)
     job = write_job(tmp_path / "b", base, shared / "pictures")
     assert start(job, [], Watcher(stop_at(3, job))) == 75
     run = run_of(job)
@@ -126,9 +143,9 @@ OPTIMIZERS = ("adamw", "adamw8bit", "paged_adamw8bit", "lion", "lion8bit", "adaf
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_every_optimizer_resumes_exactly(shared: Path, tmp_path: Path, optimizer: str) -> None:
     """Rank 64 makes tensors of 4096 elements, from which bitsandbytes keeps 8-bit state."""
-    base = tiny_base("sd15", shared / "bases")
+    base = tiny_base("sd15", shared / "bases", depth=1)
     settings = overrides({"recipe.rank": 64, "recipe.optimizer.name": optimizer, "recipe.layers": "attention"})
-    settings += ["report.previews.prompts=[]", "recipe.steps=4"]
+    settings += ["report.previews.prompts=[]", "report.validation.timesteps=[500]", "recipe.steps=4"]
     whole = train(write_job(tmp_path / "a", base, shared / "pictures"), settings)
     job = write_job(tmp_path / "b", base, shared / "pictures")
     assert start(job, settings, Watcher(stop_at(3, job))) == 75
@@ -142,9 +159,13 @@ def test_every_optimizer_resumes_exactly(shared: Path, tmp_path: Path, optimizer
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 def test_low_precision_resumes_exactly(shared: Path, tmp_path: Path, dtype: str) -> None:
-    base = tiny_base("sdxl", shared / "bases")
+    base = tiny_base("sdxl", shared / "bases", depth=1)
     settings = [f"fit.dtype={dtype}", "recipe.text_encoder.learning_rate=1e-4", "recipe.dropout=0.1"]
-    settings += ["report.previews.prompts=[]", "recipe.steps=4"]  # half precision is slow on CPUs
+    settings += [
+        "report.previews.prompts=[]",
+        "report.validation.timesteps=[500]",
+        "recipe.steps=4",
+    ]  # half precision is slow on CPUs
     whole = train(write_job(tmp_path / "a", base, shared / "pictures"), settings)
     job = write_job(tmp_path / "b", base, shared / "pictures")
     assert start(job, settings, Watcher(stop_at(3, job))) == 75
@@ -153,25 +174,27 @@ def test_low_precision_resumes_exactly(shared: Path, tmp_path: Path, dtype: str)
     assert same_lora(whole, run.output / "test.safetensors")
 
 
-def test_stop_exports_and_the_run_can_be_extended(shared: Path, tmp_path: Path) -> None:
-    base = tiny_base("sd15", shared / "bases")
+def test_stop_exports_and_the_run_can_be_extended(
+    shared: Path, tmp_path: Path, undisturbed: Callable[[int], Path]
+) -> None:
+    base = tiny_base("sd15", shared / "bases", depth=1)
     job = write_job(tmp_path / "b", base, shared / "pictures")
     assert start(job, [], Watcher(stop_at(3, job, "stop"))) == 75
     run = run_of(job)
     assert (run.output / "test-step000003.safetensors").exists()
     assert resume(run, Watcher(), steps=8) == 0
-    longer = train(write_job(tmp_path / "a", base, shared / "pictures"), ["recipe.steps=8"])
+    longer = undisturbed(8)
     assert tensors_sha(longer) == tensors_sha(run.output / "test.safetensors")
 
 
-def test_a_finished_run_can_be_extended(shared: Path, tmp_path: Path) -> None:
-    base = tiny_base("sd15", shared / "bases")
+def test_a_finished_run_can_be_extended(shared: Path, tmp_path: Path, undisturbed: Callable[[int], Path]) -> None:
+    base = tiny_base("sd15", shared / "bases", depth=1)
     job = write_job(tmp_path / "b", base, shared / "pictures")
     train(job)
     run = run_of(job)
     finished = tensors_sha(run.output / "test.safetensors")
     assert resume(run, Watcher(), steps=8, schedule="restart") == 0
-    longer = train(write_job(tmp_path / "a", base, shared / "pictures"), ["recipe.steps=8"])
+    longer = undisturbed(8)
     assert tensors_sha(longer) == tensors_sha(run.output / "test.safetensors")  # the schedule is constant
     kept = run.output / "test-step000006.safetensors"
     assert tensors_sha(kept) == finished and metadata(kept)["ss_output_name"] == "test-step000006"
@@ -179,7 +202,7 @@ def test_a_finished_run_can_be_extended(shared: Path, tmp_path: Path) -> None:
 
 
 def test_what_was_finished_is_kept_beside_a_limit_of_files_and_a_lost_checkpoint(shared: Path, tmp_path: Path) -> None:
-    job = write_job(tmp_path, tiny_base("sd15", shared / "bases"), shared / "pictures")
+    job = write_job(tmp_path, tiny_base("sd15", shared / "bases", depth=1), shared / "pictures")
     settings = ["report.saving.every_steps=4", "report.saving.keep=1", "recipe.layers=attention"]
     finished = train(job, ["recipe.steps=5", *settings, "report.previews.prompts=[]"])
     before = tensors_sha(finished)
@@ -214,9 +237,9 @@ def killed_at_the_job(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]
 
 
 def test_a_kill_before_the_extended_job_is_written_loses_no_length(
-    shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undisturbed: Callable[[int], Path]
 ) -> None:
-    base = tiny_base("sd15", shared / "bases")
+    base = tiny_base("sd15", shared / "bases", depth=1)
     job = write_job(tmp_path / "b", base, shared / "pictures")
     assert start(job, [], Watcher(stop_at(3, job))) == 75
     run = run_of(job)
@@ -224,14 +247,14 @@ def test_a_kill_before_the_extended_job_is_written_loses_no_length(
     assert run.attempts()[-1]["job"]["recipe.steps"] == 8  # type: ignore[index]
     assert "steps = 6" in run.job.read_text(encoding="utf-8")
     assert resume(run, Watcher()) == 0
-    longer = train(write_job(tmp_path / "a", base, shared / "pictures"), ["recipe.steps=8"])
+    longer = undisturbed(8)
     assert same_lora(longer, run.output / "test.safetensors")
 
 
 def test_a_run_killed_before_its_job_was_written_says_to_start_again(
     shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job = write_job(tmp_path / "b", tiny_base("sd15", shared / "bases"), shared / "pictures")
+    job = write_job(tmp_path / "b", tiny_base("sd15", shared / "bases", depth=1), shared / "pictures")
     killed_at_the_job(monkeypatch, lambda: start(job, [], Watcher()))
     with pytest.raises(RunError, match="never started") as refused:
         resume(run_of(job), Watcher())
@@ -240,7 +263,7 @@ def test_a_run_killed_before_its_job_was_written_says_to_start_again(
 
 
 def test_resume_refuses_a_changed_job(shared: Path, tmp_path: Path) -> None:
-    job = write_job(tmp_path / "b", tiny_base("sd15", shared / "bases"), shared / "pictures")
+    job = write_job(tmp_path / "b", tiny_base("sd15", shared / "bases", depth=1), shared / "pictures")
     assert start(job, [], Watcher(stop_at(3, job))) == 75
     run = run_of(job)
     run.job.write_text(run.job.read_text(encoding="utf-8").replace("alpha = 2.0", "alpha = 4.0"), encoding="utf-8")
@@ -259,9 +282,9 @@ def test_resume_refuses_a_changed_base(shared: Path, tmp_path: Path) -> None:
     assert refused.value.code == "run.base_changed"
 
 
-def test_a_damaged_checkpoint_is_passed_over(shared: Path, tmp_path: Path) -> None:
-    base = tiny_base("sd15", shared / "bases")
-    whole = train(write_job(tmp_path / "a", base, shared / "pictures"))
+def test_a_damaged_checkpoint_is_passed_over(shared: Path, tmp_path: Path, undisturbed: Callable[[int], Path]) -> None:
+    base = tiny_base("sd15", shared / "bases", depth=1)
+    whole = undisturbed(6)
     job = write_job(tmp_path / "b", base, shared / "pictures")
     assert start(job, [], Watcher(stop_at(3, job))) == 75
     run = run_of(job)
@@ -276,7 +299,7 @@ def test_a_damaged_checkpoint_is_passed_over(shared: Path, tmp_path: Path) -> No
 def test_a_damaged_cache_entry_is_made_anew(shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache = tmp_path / "cache"
     monkeypatch.setenv("IMPASTO_CACHE", str(cache))
-    base = tiny_base("sd15", shared / "bases")
+    base = tiny_base("sd15", shared / "bases", depth=1)
     whole = train(write_job(tmp_path / "a", base, shared / "pictures"))
     for entry in cache.rglob("*.safetensors"):
         data = bytearray(entry.read_bytes())
@@ -288,7 +311,7 @@ def test_a_damaged_cache_entry_is_made_anew(shared: Path, tmp_path: Path, monkey
 
 def test_portions_change_nothing(shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A disk limit below one epoch makes a portion of every epoch; what a past one wrote makes room for the next."""
-    base = tiny_base("sd15", shared / "bases")
+    base = tiny_base("sd15", shared / "bases", depth=1)
     settings = ["recipe.pictures.crop=random", "recipe.captions.shuffle=true", "report.previews.prompts=[]"]
     whole = train(write_job(tmp_path / "a", base, shared / "pictures"), settings)
     monkeypatch.setenv("IMPASTO_CACHE", str(tmp_path / "cache"))
@@ -305,7 +328,7 @@ def test_portions_change_nothing(shared: Path, tmp_path: Path, monkeypatch: pyte
 def test_a_preview_holds_its_settings(shared: Path, tmp_path: Path) -> None:
     from PIL import Image
 
-    job = write_job(tmp_path, tiny_base("sdxl", shared / "bases"), shared / "pictures")
+    job = write_job(tmp_path, tiny_base("sdxl", shared / "bases", depth=1), shared / "pictures")
     train(job)
     with Image.open(run_of(job).samples / "step-00000003-0.png") as picture:
         assert picture.size == (64, 64)
