@@ -79,8 +79,9 @@ def _told_link(link: str) -> Told:
     if parts.hostname in ("huggingface.co", "hf.co") and "/blob/" in parts.path:
         right = link.replace("/blob/", "/resolve/", 1)
         return Told(None, None, "This link leads to a web page about the file.", f"The file itself is {right}")
-    if parts.hostname in ("huggingface.co", "hf.co") and len(parts.path.strip("/").split("/")) == 2:
-        return Told(None, None, "This link leads to the page of a model.", f"Write {parts.path.strip('/')} instead.")
+    page = parts.path.strip("/").removesuffix("/tree/main")
+    if parts.hostname in ("huggingface.co", "hf.co") and page.count("/") == 1:
+        return Told(None, None, "This link leads to the page of a model.", f"Write {page} instead.")
     if parts.hostname in _CIVITAI and parts.path.startswith("/models/"):
         remedy = "Copy the link of the Download button on that page."
         return Told(None, None, "This link leads to the page of a model.", remedy)

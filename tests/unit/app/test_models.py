@@ -307,6 +307,7 @@ def test_a_file_link_is_a_path(tmp_path: Path) -> None:
         ("https://a.example/b.safetensors", "link", ""),
         ("https://huggingface.co/o/n/blob/main/a.safetensors", "link", "web page"),
         ("https://huggingface.co/o/n", "link", "page of a model"),
+        ("https://huggingface.co/o/n/tree/main", "link", "page of a model"),
         ("https://civitai.com/models/12345/a-style?modelVersionId=9", "link", "page of a model"),
         ("https://civitai.com/api/download/models/9", "link", ""),
         ("https://a.example/b.ckpt", "link", "no .safetensors"),
