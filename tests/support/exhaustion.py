@@ -57,7 +57,8 @@ class Exhaustion(TorchDispatchMode):
 
     An allocation is an operation that returns a tensor with memory of its own; it fails before it does anything. After
     each failure the count begins anew. With ``in_optimizer`` only the optimizer's steps count, but with all they
-    compute: operations that work in place may need memory for a moment too. With ``operation`` only those of that name count.
+    compute: operations that work in place may need memory for a moment too. With ``operation`` only those of that name
+    count.
     """
 
     words = "CUDA out of memory. Tried to allocate 20.00 MiB. (injected)"
