@@ -298,7 +298,8 @@ def test_a_killed_run_goes_on_under_the_plan_it_came_to(place: Place) -> None:
 
 
 def test_at_the_end_of_the_ladder_it_pauses_in_words_and_can_be_resumed(place: Place) -> None:
-    trial = place.exhausted("sd15", TRAIN_ONLY, Exhaustion(step_begins(3), 100, times=4))
+    third = place.size(TRAIN_ONLY).allocations // 3
+    trial = place.exhausted("sd15", TRAIN_ONLY, Exhaustion(step_begins(3), third, times=4))
     assert trial.code == 75
     assert isinstance(trial.error, ResumableError) and trial.error.code == "memory.exhausted"
     assert "train, step 3, forward, at unet." in trial.error.sentence and "20.0 MiB" in trial.error.sentence
