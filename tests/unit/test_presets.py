@@ -366,6 +366,13 @@ def test_show_gives_reasons_and_no_bytes_of_a_picture(here: Path, capsys: pytest
     assert "iVBOR" not in shown
 
 
+def test_a_preset_that_both_families_have_is_shared_by_name(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["presets", "share", "style", "--out", "a.toml"]) == 2
+    assert "--family sdxl" in capsys.readouterr().err
+    assert cli.main(["presets", "share", "style", "--family", "sdxl", "--out", "a.toml"]) == 0
+    assert load_preset(here / "a.toml").recipe == load_preset(preset_path("recipes", "sdxl-style.toml")).recipe
+
+
 @pytest.mark.parametrize(
     ("words", "expected"),
     [

@@ -32,7 +32,7 @@ def add_commands(commands: Commands) -> None:
 
     show = add_command(parts, "show", "show a preset with the reasons for its values", run_show)
     _add_name(show)
-    show.add_argument("--family", choices=("sd15", "sdxl"), help="which one, where both families have one of that name")
+    _add_family(show)
 
     check = add_command(parts, "check", "say whether a preset file is sound, and what it would do here", run_check)
     check.add_argument("file", metavar="FILE", type=Path, help="the preset's .toml file")
@@ -44,6 +44,7 @@ def add_commands(commands: Commands) -> None:
     share.add_argument(
         "source", metavar="NAME|JOB|RUN|LORA", help="a preset, a job.toml, a run, or a LoRA file with its metadata"
     )
+    _add_family(share)
     share.add_argument("--out", type=Path, required=True, metavar="FILE", help="the .toml file to write")
     share.add_argument("--name", help="what the preset is called")
     share.add_argument("--author", help="who made it")
@@ -65,6 +66,12 @@ def add_commands(commands: Commands) -> None:
 
 def _add_name(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="NAME", help="a preset's name, or its .toml file")
+
+
+def _add_family(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--family", choices=("sd15", "sdxl"), help="which one, where both families have one of that name"
+    )
 
 
 def _add_gpu(parser: argparse.ArgumentParser) -> None:
@@ -124,7 +131,7 @@ def run_share(options: argparse.Namespace) -> int:
         raise JobError("preset.out", f"{out} does not end in .toml.", f"Write it to {out.name}.toml, say.")
     if out.exists():
         raise JobError("preset.exists", f"{out} exists already.", "Choose another name, or delete that file first.")
-    made = preset_of(options.source, with_fit=options.fit)
+    made = preset_of(options.source, options.family, with_fit=options.fit)
     preset = revised(made.preset, _details(options))
     text = dump_preset(preset)
     atomic.write_text(out, text)

@@ -12,11 +12,14 @@ from trainer.errors import ImpastoError, JobError, RunError
 from trainer.protocol.rundir import RunDirectory, find_run
 
 if TYPE_CHECKING:
+    from trainer.config.base import Family
     from trainer.config.presets.making import Made
 
 
-def preset_of(source: str, *, with_fit: bool) -> Made:
+def preset_of(source: str, family: Family | None = None, *, with_fit: bool) -> Made:
     """Make a preset of what `source` names; a job's or run's fit goes along only `with_fit`.
+
+    `family` tells which preset, where both have one of that name.
 
     Raises ImpastoError when nothing has that name, or two things have, or what has it cannot be shared.
     """
@@ -28,7 +31,7 @@ def preset_of(source: str, *, with_fit: bool) -> Made:
     if path.suffix.lower() == ".toml":
         return _of_file(path, with_fit)
     run = _run_called(source)
-    made = None if path.is_dir() else _of_preset(source, none_is_fine=run is not None)
+    made = None if path.is_dir() else _of_preset(source, family, none_is_fine=run is not None)
     if run is not None and made is not None:
         raise JobError(
             "preset.ambiguous",
@@ -58,12 +61,12 @@ def _of_file(path: Path, with_fit: bool) -> Made:
     return preset_of_job(job, family, with_fit=with_fit)
 
 
-def _of_preset(name: str, *, none_is_fine: bool) -> Made | None:
+def _of_preset(name: str, family: Family | None, *, none_is_fine: bool) -> Made | None:
     from trainer.config.presets.making import Made
     from trainer.config.presets.shelf import find_preset
 
     try:
-        return Made(find_preset(name).preset)
+        return Made(find_preset(name, family).preset)
     except JobError as error:
         if error.code == "preset.unknown" and none_is_fine:
             return None
