@@ -111,7 +111,8 @@ def dispatch(command: str, rest: List[str], cpu: bool) -> int:
         python = prepare(["test"], cpu)
         os.chdir(str(ROOT))
         # Few processes: each of them takes a gigabyte, and one file's tests share what they make.
-        return hand_over([python, "-m", "pytest", "-n", "auto", "--maxprocesses", "4", "--dist", "loadfile", *rest])
+        words = ["-n", "auto", "--maxprocesses", "4", "--dist", "loadfile", "--no-loadscope-reorder"]
+        return hand_over([python, "-m", "pytest", *words, *rest])
     if command in ("app", "shortcut"):
         # Wayland, and a platform that somebody chose, need none of X.
         check_libraries(screen=not (os.environ.get("WAYLAND_DISPLAY") or os.environ.get("QT_QPA_PLATFORM")))
