@@ -36,7 +36,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def a_job(shared: Path, folder: Path) -> Path:
-    return write_job(folder, tiny_base("sd15", shared / "bases"), shared / "pictures")
+    return write_job(folder, tiny_base("sd15", shared / "bases", depth=1), shared / "pictures")
 
 
 def at_step(step: int, act: Callable[[], object]) -> Watcher:
@@ -158,7 +158,7 @@ def test_the_rates_of_an_extended_run(shared: Path, tmp_path: Path, schedule: Ex
 @pytest.mark.parametrize("live", [False, True])
 def test_a_preview_is_what_the_lora_of_its_step_draws(shared: Path, tmp_path: Path, live: bool) -> None:
     """With dropout, which drawing must not know, and averaged weights, which training does not compute with."""
-    base = tiny_base("sd15", shared / "bases", prediction="v", zero_terminal_snr=True)
+    base = tiny_base("sd15", shared / "bases", prediction="v", depth=1, zero_terminal_snr=True)
     job = write_job(tmp_path, base, shared / "pictures")
     prompts = [
         PromptConfig(prompt="sks, a cat", negative="dog", steps=2, guidance=5.0, seed=3, width=96, height=64),

@@ -74,13 +74,14 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def undisturbed(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("IMPASTO_HOME", str(tmp_path_factory.mktemp("home of the undisturbed")))
-        return train(write_job(shared / "job", tiny_base("sd15", shared / "bases"), shared / "pictures"), SETTINGS)
+        base = tiny_base("sd15", shared / "bases", depth=1)
+        return train(write_job(shared / "job", base, shared / "pictures"), SETTINGS)
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_it_pauses_and_goes_on_to_the_same_lora(shared: Path, undisturbed: Path, tmp_path: Path, moment: str) -> None:
     full_at, disk, there, missing = MOMENTS[moment]
-    job = write_job(tmp_path, tiny_base("sd15", shared / "bases"), shared / "pictures")
+    job = write_job(tmp_path, tiny_base("sd15", shared / "bases", depth=1), shared / "pictures")
 
     def limit(event: events.Event) -> int | None:
         return full_at(run_of(job), event) if event.attempt else None

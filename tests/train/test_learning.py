@@ -19,7 +19,7 @@ def test_a_finished_run_is_learned_from_and_trouble_with_that_is_told(tmp_path):
         reports.append(report)
         return learn(report) or "Kept, with trouble."
 
-    job = write_job(tmp_path, tiny_base("sd15", tmp_path), photographs(tmp_path / "pictures", 3))
+    job = write_job(tmp_path, tiny_base("sd15", tmp_path, depth=1), photographs(tmp_path / "pictures", 3))
     assert start(job, SHORT, told.append, learn=troubled) == 0
     (report,) = reports
     assert (report.card, report.seconds > 0) == ("cpu", True)

@@ -26,7 +26,7 @@ QUICK = ["report.previews.prompts=[]", "recipe.layers=attention"]
 @pytest.fixture
 def job(tmp_path: Path) -> Path:
     return write_job(
-        tmp_path / "job", tiny_base("sd15", tmp_path / "bases"), photographs(tmp_path / "pictures", count=3)
+        tmp_path / "job", tiny_base("sd15", tmp_path / "bases", depth=1), photographs(tmp_path / "pictures", count=3)
     )
 
 
