@@ -55,7 +55,7 @@ def usable(header: RunHeader) -> set[str]:
 @pytest.fixture
 def engine(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     """A real engine that trains a tiny base for longer than any test waits."""
-    base = tiny_base("sd15", tmp_path / "base", form="single")
+    base = tiny_base("sd15", tmp_path / "base", form="single", depth=1)
     job = write_job(tmp_path / "job ü", base, photographs(tmp_path / "pictures", count=4), name="asked")
     rare = ("validation.every", "previews.every", "saving.every_steps", "saving.checkpoint_every")
     settings = ["recipe.steps=5000", *(f"report.{rhythm}=5000" for rhythm in rare)]

@@ -217,7 +217,7 @@ def test_a_run_of_very_many_steps_is_opened_in_pieces(page, qtbot, tmp_path):
 @pytest.fixture
 def engine(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
     """A real engine that trains a tiny base for longer than the test waits; with its run's folder."""
-    base = tiny_base("sd15", tmp_path / "base", form="single")
+    base = tiny_base("sd15", tmp_path / "base", form="single", depth=1)
     job = write_job(tmp_path / "jobs ü", base, photographs(tmp_path / "pictures", count=4), name="to be killed")
     rare = ("validation.every", "previews.every", "saving.every_steps", "saving.checkpoint_every")
     settings = ["recipe.steps=5000", *(f"report.{rhythm}=5000" for rhythm in rare)]

@@ -20,7 +20,7 @@ from trainer.protocol.rundir import RunDirectory
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("command line ü")
-    base = tiny_base("sd15", folder / "base", form="single")
+    base = tiny_base("sd15", folder / "base", form="single", depth=1)
     return write_job(folder / "job", base, photographs(folder / "pictures", count=4))
 
 
