@@ -50,9 +50,12 @@ def views(qtbot: QtBot, session: Session, folder: Path) -> Iterator[Views]:
     views = Views(session, Commands())
     qtbot.addWidget(views)
     views.resize(900, 700)
+    opened: list[object] = []
+    session.datasets.opened.connect(opened.append)
     session.datasets.open(folder)
     views.show()
     qtbot.waitUntil(lambda: len(session.view.ids) == COUNT)
+    qtbot.waitUntil(lambda: bool(opened))  # captions are read
     qtbot.waitUntil(lambda: all(one.width for one in session.library.pictures.values()))
     views.grid.setFocus()
     yield views
