@@ -41,7 +41,7 @@ sys.stdin.read()
 def jobs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int], Path]:
     """Write a job of so many steps; one whose name begins with "bad" has no base."""
     folder = tmp_path_factory.mktemp("queue ü")
-    base = tiny_base("sd15", folder / "base", form="single")
+    base = tiny_base("sd15", folder / "base", form="single", depth=1)
     pictures = photographs(folder / "pictures", count=3)
 
     def write(name: str, steps: int) -> Path:
