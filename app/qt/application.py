@@ -14,7 +14,7 @@ from app.core.session import Session
 from app.core.settings.store import Settings
 from app.qt.instance import Instance
 from app.qt.language import speak
-from app.qt.pauses import avoid_pauses
+from app.qt.pauses import Collector
 from app.qt.posting import Poster
 from app.qt.theme import Theme
 from app.qt.theme.icons import FOLDER
@@ -49,7 +49,7 @@ def make_application(settings: Settings) -> QApplication:
     if appearance.scaling != 100:
         os.environ.setdefault("QT_SCALE_FACTOR", str(appearance.scaling / 100))  # Qt asks only when it starts
     application = QApplication([sys.argv[0]])
-    avoid_pauses(application)
+    Collector(application)
     application.setApplicationName("Impasto")
     application.setDesktopFileName("impasto")
     application.setWindowIcon(QIcon(str(FOLDER / "impasto.svg")))

@@ -1,29 +1,42 @@
-"""Keeps Python's collector of garbage from stopping the window.
+"""Looks for garbage on the window's thread alone, and never for so long that the window stops.
 
-A full collection looks at every object there is: 170 ms at 100,000 pictures, in the middle of whatever the user does.
-What the app drops is freed at once by reference counts; only cycles wait, few of them, and the young ones are still
-found often. The rest is looked through when the user turns to another program.
+Python itself would look on whichever thread happens to make an object. Where that is a worker and a QObject lies in a
+cycle, Qt destroys it there and waits for the interpreter within a lock that the window's thread, which has the
+interpreter, may be waiting for: both stand still for ever. And a full collection looks at every object there is: 170 ms
+at 100,000 pictures. What the app drops is freed at once by reference counts; only cycles wait, few of them, and the
+young ones are still found often. The rest is looked through when the user turns to another program.
 """
 
 from __future__ import annotations
 
 import gc
 
-from PySide6.QtCore import Qt
+from PySide6.QtCore import QObject, Qt, QTimer
 from PySide6.QtGui import QGuiApplication
 
 _YOUNG = 2_000
-"""New objects after which the young are looked through, in less than a millisecond."""
+"""New objects from which on the young are looked through, in a millisecond or two."""
 _MIDDLE = 4
-_NEVER = 1 << 30
+_PERIOD_MS = 100
+"""Within which opening a large folder makes some 20,000 objects."""
 
 
-def avoid_pauses(application: QGuiApplication) -> None:
-    """Collect in full only while no window of the app is the active one."""
-    gc.set_threshold(_YOUNG, _MIDDLE, _NEVER)
-    application.applicationStateChanged.connect(_changed)
+class Collector(QObject):
+    """Collects while the event loop runs, in full only while no window of the app is the active one."""
 
+    def __init__(self, application: QGuiApplication) -> None:
+        super().__init__(application)
+        gc.disable()
+        timer = QTimer(self, interval=_PERIOD_MS)
+        timer.timeout.connect(self._look)
+        timer.start()
+        application.applicationStateChanged.connect(self._changed)
 
-def _changed(state: Qt.ApplicationState) -> None:
-    if state != Qt.ApplicationState.ApplicationActive:
-        gc.collect()
+    def _look(self) -> None:
+        young, middle, _ = gc.get_count()
+        if young >= _YOUNG:
+            gc.collect(1 if middle >= _MIDDLE else 0)
+
+    def _changed(self, state: Qt.ApplicationState) -> None:
+        if state != Qt.ApplicationState.ApplicationActive:
+            gc.collect()

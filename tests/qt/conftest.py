@@ -6,6 +6,7 @@ Preferences and window state lie in the per-user folder, which is a new one for 
 
 from __future__ import annotations
 
+import gc
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -69,6 +70,22 @@ def recorded(monkeypatch: pytest.MonkeyPatch, kind: type[QObject]) -> list[weakr
 def alive(started: list[weakref.ref[QObject]], runs: Callable[[QObject], bool]) -> list[QObject]:
     objects = [reference() for reference in started]
     return [thing for thing in objects if thing is not None and shiboken6.isValid(thing) and runs(thing)]
+
+
+@pytest.fixture(autouse=True)
+def collected_here() -> Iterator[None]:
+    """Free the widgets of tests on this thread alone, as the app does (app/qt/pauses.py says why)."""
+    gc.collect(1)  # what the test before left
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def all_collected() -> Iterator[None]:
+    """Leave no widget to tests whose threads might come to free it."""
+    yield
+    gc.collect()
 
 
 @pytest.fixture(autouse=True)
