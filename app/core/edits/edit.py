@@ -75,7 +75,7 @@ class History:
         self._redo: list[Edit | Deed] = []
         self._under_way: Deed | None = None
         self._asked: list[tuple[Edit | Deed, list[Edit | Deed]]] = []
-        """What is to be undone or redone, and where it goes then, once the files that are under way are written."""
+        """What is to be undone or done, once the files that are under way are written, and where it lies already."""
         self._running: Iterator[None] | None = None
         self._inside: dict[Folder, str] = {}
         saver.learned.connect(self._learn)
@@ -83,15 +83,11 @@ class History:
     @property
     def undo_name(self) -> str | None:
         """Return what undoing would take back."""
-        if self._asked_last(self._undo):
-            return self._asked[-1][0].name
         return self._undo[-1].name if self._undo else None
 
     @property
     def redo_name(self) -> str | None:
         """Return what redoing would do again."""
-        if self._asked_last(self._redo):
-            return self._asked[-1][0].name
         return self._redo[-1].name if self._redo else None
 
     @property
@@ -139,10 +135,7 @@ class History:
 
     def _perform(self, deed: Deed) -> None:
         self._redo.clear()
-        if self._under_way:
-            self._asked.append((deed, self._undo))
-        else:
-            self._go_back(deed, self._undo)
+        self._move(deed, self._undo)
         self.changed.emit(None)
 
     def settle(self, then: Callable[[], object]) -> None:
@@ -155,7 +148,7 @@ class History:
     def forget(self, deed: Deed) -> None:
         """Let a deed be no step any more."""
         for steps in (self._undo, self._redo):
-            steps[:] = [step for step in steps if step is not deed]
+            _put(steps, deed, [])
         self._asked = [(step, onto) for step, onto in self._asked if step is not deed]
         self.changed.emit(None)
 
@@ -178,34 +171,45 @@ class History:
     def _back(self, taken: list[Edit | Deed], onto: list[Edit | Deed], above: int) -> Edit | Deed | None:
         self.finish()
         step = None
-        if self._asked_last(taken):  # it has not begun, so nothing is to be written for either
-            step, _ = self._asked.pop()
-            onto.append(step)
         while step is None and len(taken) > above:
             step = taken.pop()
-            if self._under_way:
-                self._asked.append((step, onto))
-            elif not self._go_back(step, onto):
+            if self._has_not_begun(step, taken):  # so nothing is to be written for either
+                self._asked.pop()
+                onto.append(step)
+            elif not self._move(step, onto):
                 step = None
         self.changed.emit(None)
         return step
 
-    def _asked_last(self, taken: list[Edit | Deed]) -> bool:
-        """Tell whether what was asked for last, and still waits, would put a step where this one takes it from."""
-        return bool(self._asked) and self._asked[-1][1] is taken
+    def _has_not_begun(self, step: Edit | Deed, taken: list[Edit | Deed]) -> bool:
+        """Tell whether a step is what was asked for last, and still waits to come where it is taken from."""
+        return bool(self._asked) and self._asked[-1][0] is step and self._asked[-1][1] is taken
 
-    def _go_back(self, step: Edit | Deed, onto: list[Edit | Deed]) -> bool:
-        """Undo or redo a step; return False where nothing of it can be, since other programs wrote in its place."""
+    def _move(self, step: Edit | Deed, onto: list[Edit | Deed]) -> bool:
+        """Undo or do a step when its turn comes; return False where that is now and nothing of it can be.
+
+        It lies in its new place at once, below what the user does until then.
+        """
+        if not self._under_way and isinstance(step, Edit) and not self._can_go_back(step):
+            return False
+        onto.append(step)
+        if self._under_way:
+            self._asked.append((step, onto))
+        else:
+            self._begin(step, onto)
+        return True
+
+    def _begin(self, step: Edit | Deed, onto: list[Edit | Deed]) -> None:
+        """Undo or do a step that lies in its new place; out of it where other programs wrote meanwhile."""
         undoing = onto is self._redo
         if not isinstance(step, Edit):
-            onto.append(step)
             self._under_way = step
             (step.undo if undoing else step.redo)(self._ended)
-            return True
-        if self._can_go_back(step):
-            self._start(step, ("Undo: " if undoing else "Redo: ") + step.name, onto.append, back=True)
-            return True
-        return False
+        elif self._can_go_back(step):
+            title = ("Undo: " if undoing else "Redo: ") + step.name
+            self._start(step, title, lambda made: _put(onto, step, [made]), back=True)
+        else:
+            _put(onto, step, [])
 
     def _ended(self, error: ImpastoError | None) -> None:
         deed, self._under_way = self._under_way, None
@@ -214,7 +218,7 @@ class History:
             self.failed.emit(error)
         while self._asked and self._under_way is None:
             self.finish()
-            self._go_back(*self._asked.pop(0))
+            self._begin(*self._asked.pop(0))
         self.changed.emit(None)
 
     def _start(
@@ -297,6 +301,11 @@ class History:
         if picture and not self._saver.wants_more(learned):
             field = cast(Field, learned.key.field)
             self._library.apply([Change(picture.id, field, picture.value(field), learned.found)])
+
+
+def _put(steps: list[Edit | Deed], place: Edit | Deed, instead: Sequence[Edit]) -> None:
+    """Put something else in the place of a step, or nothing; where it is there no more, all stays."""
+    steps[:] = [one for step in steps for one in (instead if step is place else (step,))]
 
 
 def _portions(changes: Sequence[Change], back: bool) -> Iterator[Sequence[Change]]:

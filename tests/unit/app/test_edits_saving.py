@@ -447,6 +447,20 @@ def test_files_that_are_to_be_written_while_others_are_undone_wait_for_them(rewr
     assert settle(live, tasks) == ["whole", "red, x"]
 
 
+def test_what_is_asked_for_first_is_taken_back_last_though_it_waits(rewritten: tuple[Live, Tasks]) -> None:
+    live, tasks = rewritten
+    rewriter = Rewriter(live.library, live.history, live.saver, Backups(live.data.parent / "backups"), tasks)
+    again = Rewriting(rewriter, "Write again", live.data, [Written(live.data / "1.txt", b"red, x", b"again")])
+    live.history.undo()
+    live.history.perform(again)
+    live.history.do(Edit("Rate", (Change(live.ids[0], "rating", None, 3),)))
+    assert [step.name for step in (live.history.undo(), live.history.undo()) if step] == ["Rate", "Write again"]
+    assert (live.history.undo_name, live.history.redo_name) == ("Write 0", "Write again")
+    assert settle(live, tasks) == ["whole", "red, x"] and live.library.pictures[live.ids[0]].rating is None
+    assert [step.name for step in (live.history.redo(), live.history.redo()) if step] == ["Write again", "Rate"]
+    assert settle(live, tasks) == ["whole", "again"] and live.library.pictures[live.ids[0]].rating == 3
+
+
 def test_what_is_done_while_an_undo_waits_stays(rewritten: tuple[Live, Tasks]) -> None:
     live, tasks = rewritten
     live.history.undo()
