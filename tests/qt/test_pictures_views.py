@@ -293,7 +293,10 @@ def test_deleting_moves_picture_and_caption_to_the_trash_and_back(
     views.undelete()
     qtbot.waitUntil(lambda: session.view.current == number)
     assert named(session, "p1.png").caption == (folder / "p1.txt").read_text() == "cat, number 1"
-    assert not views.has_thrown() and session.history.undo_name is None
+    assert not views.has_thrown() and session.history.undo_name == "Bring back 1 picture"
+    session.history.undo()
+    settle(qtbot, session)
+    assert not (folder / "p1.png").exists() and views.has_thrown()
 
 
 def test_one_undo_brings_back_deleted_pictures_with_all_that_belongs_to_them_and_goes_on(

@@ -122,6 +122,8 @@ class Datasets:
         """Tells which facts of a folder are still on their way, likewise."""
         self._library, self._tasks = library, tasks
         self._open: dict[Path, _Dataset] = {}
+        self._leaving: set[tuple[Folder, str]] = set()
+        """Pictures whose files are being moved away: a look finds them still, and they are none."""
         self._learning = False
         library.altered.connect(self._note_edits)
 
@@ -179,14 +181,22 @@ class Datasets:
             self._look(dataset, names.get(root, {}))
 
     def drop(self, ids: Iterable[int]) -> None:
-        """Forget pictures whose files this app itself moved away."""
+        """Forget pictures whose files this app itself moves away; `moved` says when that is over."""
         gone = set(ids)
         for dataset in self._open.values():
             for folder, names in dataset.ids.items():
                 for name in [name for name, number in names.items() if number in gone]:
                     del names[name]
-                    dataset.dropped.setdefault(folder.path, set()).add(name)
+                    self._leaving.add((folder, name))
         self._library.remove(gone)
+
+    def moved(self, pictures: Iterable[Picture]) -> None:
+        """Take what lies where these were for pictures again, from the next look on: none of their files is moved."""
+        for one in pictures:
+            self._leaving.discard((one.folder, one.name))
+            for dataset in self._open.values():
+                if one.folder in dataset.ids:
+                    dataset.dropped.setdefault(one.folder.path, set()).add(one.name)
 
     def take_back(self, pictures: Iterable[Picture]) -> None:
         """Enter pictures again that were dropped, with all that was known of them, now that their files are back."""
@@ -271,6 +281,7 @@ class Datasets:
 
     def _enter(self, dataset: _Dataset, folder: Folder, pictures: Mapping[str, Mapping[str, Any]]) -> None:
         ids = dataset.ids.setdefault(folder, {})
+        pictures = {name: facts for name, facts in pictures.items() if (folder, name) not in self._leaving}
         kept = {name: {**facts, "problem": None} for name, facts in pictures.items() if name in ids}
         new = {name: facts for name, facts in pictures.items() if name not in ids}
         ids.update(zip(new, self._library.add((folder, name, facts) for name, facts in new.items()), strict=True))

@@ -14,7 +14,7 @@ from app.core.session import Session
 from app.core.words import first_names
 from app.qt.parts import while_there
 from app.qt.pictures.trash import Thrown, bring_back, throw_away
-from trainer.errors import DatasetError
+from trainer.errors import DatasetError, ImpastoError
 
 
 class Deletion(QObject):
@@ -46,6 +46,7 @@ class Deletion(QObject):
         unsaved = any(saver.unsaved(picture) for picture in pictures)
         names = [(one.folder, one.name) for one in self._session.library.pictures.values()]
         self._session.datasets.drop(one.id for one in pictures)
+        chosen = self._chosen()
 
         def work() -> Thrown:
             from app.core.disk.listing import stem_of  # numpy and Pillow, for which the window does not wait
@@ -55,15 +56,14 @@ class Deletion(QObject):
             stems = Counter((folder, stem_of(name)) for folder, name in names)  # those of one stem share a caption
             return throw_away(pictures, lambda one: stems[one.folder, stem_of(one.name)] > 1)
 
-        self._run(work, lambda thrown: self._gone(thrown, ended), ended)
+        self._run(work, lambda thrown: self._gone(thrown, chosen, ended), ended)
 
-    def _gone(self, thrown: Thrown, ended: Ended) -> None:
+    def _gone(self, thrown: Thrown, chosen: object, ended: Ended) -> None:
         self._thrown = thrown
         self.lies = bool(thrown.pictures)
         self.name = _named(self.count)
-        self._session.datasets.drop(thrown.pictures)  # a look at the disk may have found them meanwhile
         gone = set(thrown.pictures)
-        self._take_back([one for one in self._pictures if one.id not in gone])
+        self._take_back([one for one in self._pictures if one.id not in gone], chosen)
         ended(None if self.lies else self._kept())
         if self.lies:
             self.done.emit()
@@ -71,10 +71,11 @@ class Deletion(QObject):
     def undo(self, ended: Ended) -> None:
         """Bring files back, of which nothing is overwritten; `ended` is told of those that could not be."""
         self.lies, thrown = False, self._thrown
+        chosen = self._chosen()
 
         def back(left: Sequence[Path]) -> None:
             gone = set(thrown.pictures)
-            self._take_back([one for one in self._pictures if one.id in gone and one.path not in left])
+            self._take_back([one for one in self._pictures if one.id in gone and one.path not in left], chosen)
             self._session.datasets.refresh(whole=True)
             ended(self._lost(left) if left else None)
 
@@ -82,14 +83,21 @@ class Deletion(QObject):
 
     def _run(self, work: Callable[[], object], have: Callable[..., None], ended: Ended) -> None:
         def failed(fault: BaseException) -> None:
-            ended(None)
+            self._take_back(self._pictures, None)
+            self._session.datasets.refresh(whole=True)  # which tells those from among them that are not there
+            ended(self._broken_off())
             raise fault
 
         self._session.tasks.run(work, while_there(self, have), while_there(self, failed))
 
-    def _take_back(self, pictures: Sequence[Picture]) -> None:
+    def _chosen(self) -> object:
+        return self._session.view.selected, self._session.view.current
+
+    def _take_back(self, pictures: Sequence[Picture], chosen: object) -> None:
+        """Enter pictures that are there again; they are selected, unless the user selected others meanwhile."""
+        self._session.datasets.moved(self._pictures)
         self._session.datasets.take_back(pictures)
-        if pictures:
+        if pictures and self._chosen() == chosen:
             self._session.view.select([one.id for one in pictures], pictures[0].id)
 
     def told(self) -> str:
@@ -109,6 +117,31 @@ class Deletion(QObject):
         sentence = self.tr("%n file(s) could not be brought back: {names}.", "", len(left))
         remedy = self.tr("Look for them in the system's trash; nothing was put in the place of other files.")
         return DatasetError("trash.not_back", sentence.format(names=names), remedy)
+
+    def _broken_off(self) -> DatasetError:
+        sentence = self.tr("Moving files to the trash or back was broken off by a fault in Impasto.")
+        remedy = self.tr("What is there is shown; look for the rest in the system's trash.")
+        return DatasetError("trash.fault", sentence, remedy)
+
+
+class Return:
+    """Brings back what a deletion moved to the trash, as a step of its own after all that was done since."""
+
+    def __init__(self, deletion: Deletion, back: Callable[[], object]) -> None:
+        self.name = "Bring back 1 picture" if deletion.count == 1 else f"Bring back {deletion.count} pictures"
+        self.undo = deletion.redo
+        self._deletion, self._back = deletion, back
+        deletion.lies = False  # nobody brings it back twice
+
+    def redo(self, ended: Ended) -> None:
+        """Bring them back, and call `back` where that went well."""
+
+        def over(error: ImpastoError | None) -> None:
+            ended(error)
+            if error is None:
+                self._back()
+
+        self._deletion.undo(over)
 
 
 def _named(count: int) -> str:

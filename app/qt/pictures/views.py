@@ -32,7 +32,6 @@ from app.qt.words import QT_TRANSLATE_NOOP as _NOOP
 
 if TYPE_CHECKING:  # brings numpy and Pillow: the window is shown before anything is thrown away
     from app.qt.pictures.deletion import Deletion
-    from trainer.errors import ImpastoError
 
 _PERIOD_MS = 2000
 _CHOSEN = "has_chosen"
@@ -383,9 +382,9 @@ class Views(QWidget):
         deletion.done.connect(lambda: self.said.emit(deletion.told()))
         deletion.done.connect(self._commands.refresh)
         self._deletions.append(deletion)
+        if following is not None:
+            self._session.view.select([following], following)
         self._session.history.perform(deletion)
-        if following in self._session.library.pictures:
-            self._session.view.select([following] if following else [], following)
         self._commands.refresh()
 
     def _following(self, gone: list[Picture]) -> int | None:
@@ -397,17 +396,16 @@ class Views(QWidget):
 
     def undelete(self) -> None:
         """Bring back what was moved to the trash last, past all that was done since."""
+        from app.qt.pictures.deletion import Return
+
         deletion = self._lying()[-1]
 
-        def ended(error: ImpastoError | None) -> None:
-            if error:
-                self._session.history.failed.emit(error)
-            else:
-                self.said.emit(self.tr("Brought back %n picture(s).", "", deletion.count))
+        def back() -> None:
+            self.said.emit(self.tr("Brought back %n picture(s).", "", deletion.count))
             self._commands.refresh()
 
         self._session.history.forget(deletion)
-        deletion.undo(ended)
+        self._session.history.perform(Return(deletion, back))
         self._commands.refresh()
 
     def _lying(self) -> list[Deletion]:

@@ -386,16 +386,22 @@ def test_many_pictures_come_in_batches_in_order(opened: Open, tmp_path: Path) ->
     assert all(one.width == 40 for one in opened.library.pictures.values())
 
 
-def test_a_picture_that_was_dropped_and_brought_back_between_two_looks_is_there(opened: Open, tmp_path: Path) -> None:
+def test_a_picture_on_its_way_to_the_trash_is_none_and_is_there_again_when_it_stayed(
+    opened: Open, tmp_path: Path
+) -> None:
     picture(tmp_path / "1.png")
     picture(tmp_path / "2.png")
     opened.open(tmp_path)
-    number = opened["1.png"].id
-    opened.datasets.drop([number])
-    assert opened.names() == ["2.png"]
+    one = opened["1.png"]
+    opened.datasets.drop([one.id])
+    for _ in range(2):
+        assert opened.names() == ["2.png"]
+        opened.datasets.refresh(whole=True)
+        opened.settle()
+    opened.datasets.moved([one])
     opened.datasets.refresh()
     opened.settle()
-    assert opened.names() == ["1.png", "2.png"] and opened["1.png"].id == number
+    assert opened.names() == ["1.png", "2.png"] and opened["1.png"].id == one.id
 
 
 def disturb(chance: random.Random, root: Path) -> None:
