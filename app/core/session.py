@@ -156,10 +156,10 @@ class Session:
                 self.recent.opened(folder)  # also one whose pictures are not all listed yet
         self.recent.close()
         self.renderer.close()
+        self.jobs.close()  # before the queue, into which a job goes whose file is written only now
         self.queue.close()
         self.presets.close()
         self.models.close()
-        self.jobs.close()
         self.runs.close()
         self.datasets.stop()
         self.health.close()

@@ -8,6 +8,7 @@ import threading
 import time
 import tomllib
 from collections.abc import Callable, Iterator
+from concurrent.futures import wait
 from pathlib import Path
 from typing import Any
 
@@ -362,6 +363,18 @@ def test_a_job_whose_file_cannot_be_written_is_not_started(
     qtbot.waitUntil(page.can_start)
     assert session.queue.entries == () and session.queue.queue.read().entries == ()
     monkeypatch.undo()
+
+
+def test_a_job_is_queued_though_the_app_ends_before_its_file_is_written(
+    page: TrainPage, session: Session, tmp_path: Path
+) -> None:
+    session.queue.queue.hold()
+    page.sheet.essentials.base.chosen.emit(str(tmp_path / "gone.safetensors"))
+    page.start()
+    assert page.draft is not None and page.draft.file.unsaved
+    session.jobs.close()
+    wait(session.queue._asked)
+    assert [entry.job for entry in session.queue.queue.read().entries] == [page.draft.path]
 
 
 def test_start_puts_the_job_into_the_queue_and_tells_what_became_of_it(

@@ -100,6 +100,7 @@ class JobFile:
             except OSError as error:
                 raise _unwritable(self.path, error) from None
             self._own = text
+        self.written.emit(None)  # for whoever waits in `settle`
 
     def _begin(self) -> None:
         text, former = self._waiting, self._own

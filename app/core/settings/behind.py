@@ -29,7 +29,7 @@ class Behind:
         """Let the file hold this text soon."""
         with self._access:
             self._waiting = text
-            if self._writer is None:
+            if self._writer is None or not self._writer.is_alive():
                 self._writer = threading.Thread(target=self._write, name="app-keeper")
                 self._writer.start()
 
