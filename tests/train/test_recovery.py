@@ -115,10 +115,7 @@ OPTIMIZERS = {
     "prodigy": (),
     "schedulefree": (),
 }
-# Each optimizer torn once and three times; the rest, which has nothing to do with the optimizer, once with each of two.
-POINTS = [(name, "o", times) for name in OPTIMIZERS for times in (1, 3)]
-POINTS += [("adamw", "s", 3), ("adamw8bit", "s", 1), ("prodigy", "s", 1), ("schedulefree", "s", 3)]
-POINTS += [("prodigy", "o", 2), ("schedulefree", "o", 2)]
+POINTS = [(name, where, times) for name in OPTIMIZERS for where, times in zip("ssooo", (1, 3, 1, 2, 3), strict=True)]
 
 
 @pytest.mark.parametrize(("name", "where", "times"), POINTS)
