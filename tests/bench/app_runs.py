@@ -97,14 +97,12 @@ def frames(move: Callable[[int], None]) -> list[float]:
 def measure(folder: Path) -> list[tuple[str, str]]:
     """Measure everything in one window."""
     from app.core.session import Session
-    from app.qt.pauses import avoid_pauses
+    from app.core.settings.store import Settings
+    from app.qt.application import make_application
     from app.qt.posting import Poster
-    from app.qt.theme import Theme
     from app.qt.window import Window
 
-    application = QApplication([])
-    avoid_pauses(application)
-    Theme(application, "light")
+    _application = make_application(Settings())
     poster = Poster()
     session = Session(poster.post)
     window = Window(session)
