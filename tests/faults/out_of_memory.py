@@ -36,6 +36,8 @@ LADDER = (
 )
 STEPS = 5
 MOST_ALLOCATIONS = 4000
+# Of what one optimizer step asks for; AdamW's is two operations.
+MOST_OF_OPTIMIZER = {"adamw": 4}
 
 
 Changes = list[tuple[int, dict[str, object]]]
@@ -85,9 +87,11 @@ class Campaign:
     def trial(self, number: int) -> tuple[bool, str]:
         """One run; returns whether memory ran out in it, and what was done in words."""
         chance = self.chance
-        settings = [*self.settings, f"recipe.optimizer.name={chance.choice(OPTIMIZERS)}"]
+        optimizer = chance.choice(OPTIMIZERS)
+        settings = [*self.settings, f"recipe.optimizer.name={optimizer}"]
         first, in_optimizer = chance.randint(5, 60), number % 3 == 0
-        at, times = chance.randint(1, 40 if in_optimizer else MOST_ALLOCATIONS), chance.randint(1, 4)
+        most = MOST_OF_OPTIMIZER.get(optimizer, 40) if in_optimizer else MOST_ALLOCATIONS
+        at, times = chance.randint(1, most), chance.randint(1, 4)
         kill_at = first + chance.randint(5, 40) if number % 4 == 0 else None
         exhaustion = Exhaustion(lambda _: len(trial.seen) >= first, at, times, in_optimizer=in_optimizer)
 
