@@ -16,20 +16,23 @@ from trainer.memory.situation import situation_ahead
 FAMILIES: tuple[Family, ...] = get_args(Family)
 RECIPES = ("character", "concept", "likeness", "style")
 GIGABYTES = (6, 8, 10, 12, 16, 24, 32)
+# Whose libraries take larger workspaces than those of the typical cards of 8, 12 and 16 GB: their runs are others.
+LARGER_WORKSPACES = ("RTX 5060", "RTX 5070", "RTX 5080")
 SYSTEMS = ("Windows", "Linux")
 
 
-def built_in(family: Family, recipe: str, gigabytes: int, system: str) -> Question:
-    """A recipe on the typical card of a size, without what runs on this machine have taught."""
-    question = question_ahead(family, preset_recipe(recipe, family), f"{gigabytes}GB", recipe)
-    situation = situation_ahead(find_card(f"{gigabytes}GB"), system=system)
+def built_in(family: Family, recipe: str, card: str, system: str) -> Question:
+    """A recipe on a card as `--gpu` names it, without what runs on this machine have taught."""
+    question = question_ahead(family, preset_recipe(recipe, family), card, recipe)
+    situation = situation_ahead(find_card(card), system=system)
     return replace(question, situation=replace(situation, correction=Correction()))
 
 
 def all_built_in() -> Iterator[Question]:
-    """Every family, recipe, size and system, those with most to trace in common one after the other."""
+    """Every family, recipe, card and system, those with most to trace in common one after the other."""
+    cards = (*(f"{size}GB" for size in GIGABYTES), *LARGER_WORKSPACES)
     for family in FAMILIES:
         for recipe in RECIPES:
-            for gigabytes in GIGABYTES:
+            for card in cards:
                 for system in SYSTEMS:
-                    yield built_in(family, recipe, gigabytes, system)
+                    yield built_in(family, recipe, card, system)

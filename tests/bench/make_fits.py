@@ -150,7 +150,7 @@ def _than(difference: int) -> str:
 
 def preset_text(family: Family, gigabytes: int, traces: Traces) -> str:
     """The whole preset file for a card size."""
-    question = built_in(family, RECIPE, gigabytes, SYSTEM)
+    question = built_in(family, RECIPE, f"{gigabytes}GB", SYSTEM)
     planned = plan(question.subject, question.written, question.situation, traces, question.occasions, others=False)
     chosen = planned.pick
     assert chosen is not None  # on 6 GB something fits for both families

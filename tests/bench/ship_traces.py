@@ -109,7 +109,7 @@ def noted_subject(note: Mapping[str, Any]) -> Subject:
 
 @cache
 def _question_of(family: Family, recipe: str) -> Question:
-    return built_in(family, recipe, GIGABYTES[0], SYSTEMS[0])
+    return built_in(family, recipe, f"{GIGABYTES[0]}GB", SYSTEMS[0])
 
 
 def noted_key(note: Mapping[str, Any]) -> str:

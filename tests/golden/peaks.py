@@ -51,7 +51,7 @@ class Golden:
     @property
     def question(self) -> Question:
         """What the planner is asked."""
-        return built_in(self.family, self.recipe, self.gigabytes, self.system)
+        return built_in(self.family, self.recipe, f"{self.gigabytes}GB", self.system)
 
 
 def preset_rows() -> list[Golden]:
