@@ -37,7 +37,7 @@ def write(**recipe: object) -> str:
 def test_a_preset_is_planned_for_the_card_before_it_is_kept(capsys, monkeypatch):
     assert cli.main(["presets", "add", write(), "--gpu", "RTX 3060 12GB"]) == 0
     told = capsys.readouterr().out
-    assert "On RTX 3060 12GB: bf16 base, all 2 pictures at once, no checkpointing: " in told
+    assert "On RTX 3060 12GB: bf16 base, both pictures at once, no checkpointing: " in told
     assert " at most (" in told
     assert told.index("On RTX 3060") < told.index("Kept ")
 

@@ -71,6 +71,7 @@ def test_foreseen_times_are_no_finer_than_they_can_be_known(seconds: float, text
     ("micro_batch", "batch", "text"),
     [
         (1, 1, "one picture a step"),
+        (2, 2, "both pictures at once"),
         (4, 4, "all 4 pictures at once"),
         (1, 4, "4 pictures one by one"),
         (2, 4, "4 pictures as 2 × 2"),

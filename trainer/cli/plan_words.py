@@ -48,7 +48,8 @@ def batches(chosen: FitConfig, effective_batch: int) -> str:
     """Return how an effective batch is computed."""
     size = chosen.micro_batch or 1
     if size >= effective_batch:
-        return f"all {effective_batch} pictures at once" if effective_batch > 1 else "one picture a step"
+        several = "both" if effective_batch == 2 else f"all {effective_batch}"
+        return f"{several} pictures at once" if effective_batch > 1 else "one picture a step"
     if size == 1:
         return f"{effective_batch} pictures one by one"
     parts = -(-effective_batch // size)
