@@ -16,8 +16,8 @@ from trainer.memory.situation import situation_ahead
 FAMILIES: tuple[Family, ...] = get_args(Family)
 RECIPES = ("character", "concept", "likeness", "style")
 GIGABYTES = (6, 8, 10, 12, 16, 24, 32)
-# Whose libraries take larger workspaces than those of the typical cards of 8, 12 and 16 GB: their runs are others.
-LARGER_WORKSPACES = ("RTX 5060", "RTX 5070", "RTX 5080")
+# Of other generations than the typical cards of their sizes: with other number formats or workspaces of libraries.
+OTHER_GENERATIONS = ("RTX 2080", "RTX 2080 Ti", "RTX 5060", "RTX 5070", "RTX 5080")
 SYSTEMS = ("Windows", "Linux")
 
 
@@ -30,7 +30,7 @@ def built_in(family: Family, recipe: str, card: str, system: str) -> Question:
 
 def all_built_in() -> Iterator[Question]:
     """Every family, recipe, card and system, those with most to trace in common one after the other."""
-    cards = (*(f"{size}GB" for size in GIGABYTES), *LARGER_WORKSPACES)
+    cards = (*(f"{size}GB" for size in GIGABYTES), *OTHER_GENERATIONS)
     for family in FAMILIES:
         for recipe in RECIPES:
             for card in cards:
