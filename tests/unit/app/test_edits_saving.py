@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
-import queue
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from app.core.edits import backups as backups_module
-from app.core.edits.backups import Backups, Written
-from app.core.edits.edit import AT_ONCE, Edit, History
-from app.core.edits.journal import Journal
-from app.core.edits.rewriting import Rewriter, Rewriting
-from app.core.edits.saving import Learned, Saver
-from app.core.edits.wishes import Key
-from app.core.edits.writer import Writer
-from app.core.library import Library
-from app.core.pictures import Change, Folder, FolderChange
-from app.core.tasks import Tasks
+from app.core.edits.backups import Backups
+from app.core.edits.edit import Edit
+from app.core.pictures import FolderChange
 from tests.support.app_world import DISK_FULL, FAULTS, World, a_world, conflicts, set_to
 from trainer.dataset.sidecar import read_sidecar
 
@@ -313,161 +304,6 @@ def test_a_file_that_does_not_read_back_is_not_saved(world: World) -> None:
     (problem,) = world.saver.now.problems
     assert "reads differently" in problem.sentence
     assert world.saver.unsaved(world.picture(0)) == {"caption"}
-
-
-class Live:
-    """A session with the real thread, and a queue for what comes home."""
-
-    def __init__(self, base: Path, count: int) -> None:
-        self.posted: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self.library = Library()
-        folder = Folder(base / "data", base / "data")
-        folder.path.mkdir()
-        self.data = folder.path
-        self.ids = self.library.add((folder, f"{number}.jpg", {"caption": "red, x"}) for number in range(count))
-        for number in range(count):
-            (self.data / f"{number}.txt").write_bytes(b"red, x")
-        self.journal = Journal(base / "journal")
-        self.saver = Saver(self.journal, Writer(Backups(base / "backups")), self.posted.put, pause=30.0)
-        self.history = History(self.library, self.journal, self.saver)
-
-    def deliver(self) -> None:
-        while not self.posted.empty():
-            self.posted.get()()
-
-
-def test_typing_is_one_step_and_one_write(tmp_path: Path) -> None:
-    live = Live(tmp_path, 1)
-    words = ["red, x", *("abcd"[:length] for length in range(1, 5))]
-    for before, after in itertools.pairwise(words):
-        live.history.do(Edit("Type", (Change(live.ids[0], "caption", before, after),)), joins=True)
-    assert (live.data / "0.txt").read_bytes() == b"red, x"
-    live.saver.flush()
-    live.deliver()
-    assert (live.data / "0.txt").read_bytes() == b"abcd"
-    assert live.saver.now.saved == 1
-    live.history.undo()
-    assert live.library.pictures[live.ids[0]].caption == "red, x"
-    assert live.history.undo_name is None and live.history.redo_name == "Type"
-    live.saver.close()
-    assert list((tmp_path / "journal").iterdir()) == []
-    assert (live.data / "0.txt").read_bytes() == b"red, x"
-
-
-def test_a_large_edit_is_made_in_portions_and_undone_whole(tmp_path: Path) -> None:
-    live = Live(tmp_path, AT_ONCE + 10)
-    told = list[Edit]()
-    live.history.done.connect(told.append)
-    live.history.do(Edit("All", tuple(Change(number, "caption", "red, x", "blue") for number in live.ids)))
-    asked = list[bool]()
-    live.history.settle(lambda: asked.append(live.history.busy))
-    assert live.history.busy and not told and not asked
-    live.deliver()
-    assert asked == [False] and [len(edit.changes) for edit in told] == [AT_ONCE + 10]
-    live.saver.flush()
-    assert {path.read_bytes() for path in live.data.iterdir()} == {b"blue"}
-    live.history.undo()
-    live.history.finish()
-    live.saver.close()
-    assert {path.read_bytes() for path in live.data.iterdir()} == {b"red, x"}
-
-
-def test_what_stands_on_disk_is_taken_over_behind_a_large_edit_that_is_being_made(tmp_path: Path) -> None:
-    live = Live(tmp_path, AT_ONCE + 10)
-    live.history.do(Edit("All", tuple(Change(number, "caption", "red, x", "blue") for number in live.ids)))
-    live.saver.learned.emit(Learned(Key(str(live.data), f"{AT_ONCE}.jpg", "caption"), 0, "red"))
-    live.deliver()
-    assert {picture.caption for picture in live.library.pictures.values()} == {"blue"}
-    live.saver.close()
-
-
-@pytest.fixture
-def rewritten(tmp_path: Path) -> Iterator[tuple[Live, Tasks]]:
-    """A caption edited, then its file and another written whole, as the painting of masks does it."""
-    live = Live(tmp_path, 2)
-    tasks = Tasks(live.posted.put)
-    rewriter = Rewriter(live.library, live.history, live.saver, Backups(tmp_path / "backups"), tasks)
-    live.history.do(Edit("Set", (Change(live.ids[0], "caption", "red, x", "one"),)))
-    live.saver.flush()
-    for number, before in enumerate((b"one", b"red, x")):
-        file = live.data / f"{number}.txt"
-        file.write_bytes(b"whole")
-        live.library.learn({live.ids[number]: {"caption": "whole"}}, "caption")
-        rewriter.record(f"Write {number}", live.data, [Written(file, before, b"whole")])
-    yield live, tasks
-    tasks.close()
-    live.saver.close()
-
-
-def settle(live: Live, tasks: Tasks) -> list[str]:
-    """Let all that is under way come to its end; return what the files hold then."""
-    while live.history._under_way:
-        live.posted.get(timeout=60)()
-    live.saver.flush()
-    live.deliver()
-    return [(live.data / f"{number}.txt").read_text(encoding="utf-8") for number in range(2)]
-
-
-def test_an_undo_waits_its_turn_while_files_of_another_are_written(rewritten: tuple[Live, Tasks]) -> None:
-    live, tasks = rewritten
-    told = [step.name for step in (live.history.undo(), live.history.undo(), live.history.undo()) if step]
-    assert told == ["Write 1", "Write 0", "Set"]
-    assert (live.history.undo_name, live.history.redo_name) == (None, "Set")
-    assert settle(live, tasks) == ["red, x", "red, x"]
-    assert (live.history.depths, live.library.pictures[live.ids[0]].caption) == ((0, 3), "red, x")
-    for _ in range(4):
-        live.history.redo()
-    assert settle(live, tasks) == ["whole", "whole"]
-    assert live.history.depths == (3, 0)
-
-
-def test_what_waits_to_be_undone_and_is_redone_stays_as_it_is(rewritten: tuple[Live, Tasks]) -> None:
-    live, tasks = rewritten
-    for _ in range(3):
-        live.history.undo()
-    assert [step.name for step in (live.history.redo(), live.history.redo()) if step] == ["Set", "Write 0"]
-    assert (live.history.undo_name, live.history.redo_name) == ("Write 0", "Write 1")
-    assert settle(live, tasks) == ["whole", "red, x"]
-    live.history.redo()
-    live.history.undo()
-    assert live.history.undo_name == "Write 0"
-    assert settle(live, tasks) == ["whole", "red, x"]
-
-
-def test_files_that_are_to_be_written_while_others_are_undone_wait_for_them(rewritten: tuple[Live, Tasks]) -> None:
-    live, tasks = rewritten
-    rewriter = Rewriter(live.library, live.history, live.saver, Backups(live.data.parent / "backups"), tasks)
-    again = Rewriting(rewriter, "Write again", live.data, [Written(live.data / "1.txt", b"red, x", b"again")])
-    live.history.undo()
-    live.history.perform(again)
-    assert live.history.writing and live.history.writing.name == "Write 1"
-    assert settle(live, tasks) == ["whole", "again"]
-    assert live.history.undo_name == "Write again" and live.history.writing is None
-    live.history.undo()
-    assert settle(live, tasks) == ["whole", "red, x"]
-
-
-def test_what_is_asked_for_first_is_taken_back_last_though_it_waits(rewritten: tuple[Live, Tasks]) -> None:
-    live, tasks = rewritten
-    rewriter = Rewriter(live.library, live.history, live.saver, Backups(live.data.parent / "backups"), tasks)
-    again = Rewriting(rewriter, "Write again", live.data, [Written(live.data / "1.txt", b"red, x", b"again")])
-    live.history.undo()
-    live.history.perform(again)
-    live.history.do(Edit("Rate", (Change(live.ids[0], "rating", None, 3),)))
-    assert [step.name for step in (live.history.undo(), live.history.undo()) if step] == ["Rate", "Write again"]
-    assert (live.history.undo_name, live.history.redo_name) == ("Write 0", "Write again")
-    assert settle(live, tasks) == ["whole", "red, x"] and live.library.pictures[live.ids[0]].rating is None
-    assert [step.name for step in (live.history.redo(), live.history.redo()) if step] == ["Write again", "Rate"]
-    assert settle(live, tasks) == ["whole", "again"] and live.library.pictures[live.ids[0]].rating == 3
-
-
-def test_what_is_done_while_an_undo_waits_stays(rewritten: tuple[Live, Tasks]) -> None:
-    live, tasks = rewritten
-    live.history.undo()
-    live.history.undo()
-    live.history.do(Edit("Rate", (Change(live.ids[0], "rating", None, 3),)))
-    assert settle(live, tasks) == ["one", "red, x"]
-    assert (live.library.pictures[live.ids[0]].rating, live.history.undo_name) == (3, "Rate")
 
 
 _ROOMLESS = """
