@@ -22,49 +22,25 @@ from pytestqt.qtbot import QtBot
 
 from app.core.culling import rate
 from app.core.edits.edit import Edit
-from app.core.pictures import Change, Picture
+from app.core.pictures import Change
 from app.core.session import Session
-from app.qt.actions.commands import Commands
 from app.qt.pictures.folder_dialog import FolderDialog
 from app.qt.pictures.views import Clock, Views
+from tests.support.grid import COUNT, centre, click, current, forty_pictures, named, settle, shown_views
 from trainer.dataset.sidecar import read_sidecar
-from trainer.errors import ImpastoError
 
-COUNT = 40
 CTRL, SHIFT = Qt.KeyboardModifier.ControlModifier, Qt.KeyboardModifier.ShiftModifier
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    root = tmp_path / "mes chats 🐈"
-    root.mkdir()
-    for number in range(COUNT):
-        Image.new("RGB", (300 + number, 200), (6 * number, 90, 255 - 6 * number)).save(root / f"p{number}.png")
-        if number % 4:
-            (root / f"p{number}.txt").write_text(f"cat, number {number}", encoding="utf-8")
-    return root
+    return forty_pictures(tmp_path / "mes chats 🐈")
 
 
 @pytest.fixture
 def views(qtbot: QtBot, session: Session, folder: Path) -> Iterator[Views]:
-    views = Views(session, Commands())
-    qtbot.addWidget(views)
-    views.resize(900, 700)
-    opened: list[object] = []
-    session.datasets.opened.connect(opened.append)
-    session.datasets.open(folder)
-    views.show()
-    qtbot.waitUntil(lambda: len(session.view.ids) == COUNT)
-    qtbot.waitUntil(lambda: bool(opened))  # captions are read
-    qtbot.waitUntil(lambda: all(one.width for one in session.library.pictures.values()))
-    views.grid.setFocus()
-    yield views
-    views.close()
-    QApplication.processEvents()  # what was asked for "once this event is over"
-
-
-def named(session: Session, name: str) -> Picture:
-    return next(one for one in session.library.pictures.values() if one.name == name)
+    with shown_views(qtbot, session, folder) as views:
+        yield views
 
 
 def chosen(session: Session) -> list[str]:
@@ -72,25 +48,8 @@ def chosen(session: Session) -> list[str]:
     return sorted((pictures[number].name for number in session.view.selected), key=lambda name: int(name[1:-4]))
 
 
-def settle(qtbot: QtBot, session: Session) -> None:
-    """Wait until no files are on their way to the trash or back."""
-    qtbot.waitUntil(lambda: session.history.writing is None)
-
-
-def current(session: Session) -> str:
-    return session.library.pictures[session.view.current or 0].name
-
-
-def centre(views: Views, index: int) -> QPoint:
-    return views.grid.rectangle(index).center()
-
-
 def press(qtbot: QtBot, views: Views, key: Qt.Key, keys: Qt.KeyboardModifier = Qt.KeyboardModifier.NoModifier) -> None:
     qtbot.keyClick(views.stack.currentWidget(), key, keys)
-
-
-def click(qtbot: QtBot, views: Views, index: int, keys: Qt.KeyboardModifier = Qt.KeyboardModifier.NoModifier) -> None:
-    qtbot.mouseClick(views.grid.viewport(), Qt.MouseButton.LeftButton, keys, centre(views, index))
 
 
 def test_clicks_with_ctrl_and_shift_select_and_a_filter_keeps_the_selection(
@@ -276,97 +235,6 @@ def test_dropped_and_pasted_pictures_are_copied_in_without_overwriting(
     views.paste()
     qtbot.waitUntil(lambda: len(session.view.ids) == COUNT + 2)
     assert QImage(str(folder / "pasted.png")).size() == image.size()
-
-
-def test_deleting_moves_picture_and_caption_to_the_trash_and_back(
-    qtbot: QtBot, views: Views, session: Session, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "data").mkdir()
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))  # where Linux has its trash
-    click(qtbot, views, 1)
-    number = session.view.current
-    views.delete()
-    assert number not in session.library.pictures and current(session) == "p2.png"  # at once, its files soon after
-    settle(qtbot, session)
-    assert not (folder / "p1.png").exists() and not (folder / "p1.txt").exists() and (folder / "p2.txt").exists()
-    assert number not in session.library.pictures and current(session) == "p2.png" and views.has_thrown()
-    views.undelete()
-    qtbot.waitUntil(lambda: session.view.current == number)
-    assert named(session, "p1.png").caption == (folder / "p1.txt").read_text() == "cat, number 1"
-    assert not views.has_thrown() and session.history.undo_name == "Bring back 1 picture"
-    session.history.undo()
-    settle(qtbot, session)
-    assert not (folder / "p1.png").exists() and views.has_thrown()
-
-
-def test_one_undo_brings_back_deleted_pictures_with_all_that_belongs_to_them_and_goes_on(
-    qtbot: QtBot, views: Views, session: Session, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "data").mkdir()
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
-    Image.new("L", (301, 200), 9).save(folder / "p1-masklabel.png")
-    click(qtbot, views, 1)
-    views.rate_4()
-    picture = named(session, "p1.png")
-    typed = Change(picture.id, "caption", "cat, number 1", "typed")
-    session.history.do(Edit("Type", (typed,)), joins=True)  # not on disk yet
-    files = {name: (folder / name).read_bytes() for name in ("p1.png", "p1-masklabel.png")}
-    views.delete()
-    assert session.history.undo_name == "Move 1 picture to the trash" and picture.id not in session.library.pictures
-    for _ in range(3):  # without a moment between, nor after the deletion: the picture, what was typed, the rating
-        session.history.undo()
-    assert session.history.writing
-    settle(qtbot, session)
-    session.saver.flush()
-    assert {name: (folder / name).read_bytes() for name in files} == files
-    assert (folder / "p1.txt").read_text() == "cat, number 1" and read_sidecar(folder).of("p1.png").rating is None
-    for _ in range(3):
-        session.history.redo()
-    settle(qtbot, session)
-    assert picture.id not in session.library.pictures and not list(folder.glob("p1[.-]*"))
-    session.history.undo()
-    settle(qtbot, session)
-    session.saver.flush()
-    assert (folder / "p1.txt").read_text() == "typed" and read_sidecar(folder).of("p1.png").rating == 4
-    told: list[int | None] = []
-    session.datasets.refresh(whole=True)
-    session.tasks.run(lambda: None, lambda _: told.append(named(session, "p1.png").rating), lambda _: None)
-    qtbot.waitUntil(lambda: told == [4])
-    assert len(session.library.pictures) == COUNT
-
-
-def test_pictures_that_the_trash_refuses_stay_chosen_and_it_is_said(
-    qtbot: QtBot, views: Views, session: Session, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "no folder").touch()
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "no folder"))
-    failed: list[ImpastoError] = []
-    session.history.failed.connect(failed.append)
-    click(qtbot, views, 1)
-    views.delete()
-    settle(qtbot, session)
-    assert failed[0].sentence == "The system's trash did not take 1: p1.png."
-    assert failed[0].remedy.startswith("They stay where they are")
-    assert (folder / "p1.txt").is_file() and (folder / "p1.png").is_file() and current(session) == "p1.png"
-    assert session.history.undo_name is None and not views.has_thrown()
-
-
-def test_what_cannot_come_back_from_the_trash_is_said_and_overwrites_nothing(
-    qtbot: QtBot, views: Views, session: Session, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "data").mkdir()
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
-    failed: list[ImpastoError] = []
-    session.history.failed.connect(failed.append)
-    click(qtbot, views, 1)
-    views.delete()
-    settle(qtbot, session)
-    (folder / "p1.txt").write_text("another program's", encoding="utf-8")
-    session.history.undo()
-    settle(qtbot, session)
-    assert failed[0].sentence == "1 file(s) could not be brought back: p1.txt."
-    assert (folder / "p1.txt").read_text() == "another program's" and (folder / "p1.png").is_file()
-    assert named(session, "p1.png") and session.history.redo_name is None
 
 
 def test_the_current_picture_is_told_to_screen_readers(qtbot: QtBot, views: Views) -> None:

@@ -1,0 +1,69 @@
+"""The Pictures page's views over a folder of forty real pictures, and what tests do with them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from PIL import Image
+from PySide6.QtCore import QPoint, Qt
+from PySide6.QtWidgets import QApplication
+from pytestqt.qtbot import QtBot
+
+from app.core.pictures import Picture
+from app.core.session import Session
+from app.qt.actions.commands import Commands
+from app.qt.pictures.views import Views
+
+COUNT = 40
+
+
+def forty_pictures(root: Path) -> Path:
+    """Make a folder of pictures of rising width; every fourth has no caption."""
+    root.mkdir()
+    for number in range(COUNT):
+        Image.new("RGB", (300 + number, 200), (6 * number, 90, 255 - 6 * number)).save(root / f"p{number}.png")
+        if number % 4:
+            (root / f"p{number}.txt").write_text(f"cat, number {number}", encoding="utf-8")
+    return root
+
+
+@contextmanager
+def shown_views(qtbot: QtBot, session: Session, folder: Path) -> Iterator[Views]:
+    """Show the views over an opened folder, all that is cheap to know of it known."""
+    views = Views(session, Commands())
+    qtbot.addWidget(views)
+    views.resize(900, 700)
+    opened: list[object] = []
+    session.datasets.opened.connect(opened.append)
+    session.datasets.open(folder)
+    views.show()
+    qtbot.waitUntil(lambda: len(session.view.ids) == COUNT)
+    qtbot.waitUntil(lambda: bool(opened))  # captions are read
+    qtbot.waitUntil(lambda: all(one.width for one in session.library.pictures.values()))
+    views.grid.setFocus()
+    yield views
+    views.close()
+    QApplication.processEvents()  # what was asked for "once this event is over"
+
+
+def named(session: Session, name: str) -> Picture:
+    return next(one for one in session.library.pictures.values() if one.name == name)
+
+
+def settle(qtbot: QtBot, session: Session) -> None:
+    """Wait until no files are on their way to the trash or back."""
+    qtbot.waitUntil(lambda: session.history.writing is None)
+
+
+def current(session: Session) -> str:
+    return session.library.pictures[session.view.current or 0].name
+
+
+def centre(views: Views, index: int) -> QPoint:
+    return views.grid.rectangle(index).center()
+
+
+def click(qtbot: QtBot, views: Views, index: int, keys: Qt.KeyboardModifier = Qt.KeyboardModifier.NoModifier) -> None:
+    qtbot.mouseClick(views.grid.viewport(), Qt.MouseButton.LeftButton, keys, centre(views, index))
