@@ -15,6 +15,8 @@ from tests.support.tiny import tiny_base
 from trainer import cli
 
 ONE_SIZE = ("recipe.pictures.buckets=false", "recipe.layers=attention")
+# So much is trained at once that training decides the peak, not the segments in which the base is loaded.
+TRAINING_DECIDES = (*ONE_SIZE, "recipe.resolution=256", "recipe.effective_batch=16", "fit.micro_batch=16")
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +53,20 @@ def test_the_table_is_short_and_says_what_json_says(job: Path, capsys: pytest.Ca
     assert sum(line.endswith("decides") for line in lines) == 1
     assert any(line.startswith("TO NEED LESS") for line in lines)
     assert found["pick"]["fit"]["micro_batch"] == 2  # as the job states
+
+
+def test_where_loading_alone_takes_as_much_no_plan_is_called_smaller(
+    job: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """So small a base lies in segments that are larger than all that is trained with it."""
+    assert cli.main(words_of(job, "--json")) == 0
+    found = json.loads(capsys.readouterr().out)
+    loading = next(phase for phase in found["pick"]["forecast"]["phases"] if phase["phase"] == "load")
+    assert found["smaller"] is None and loading["reserved"] > 0.85 * found["pick"]["forecast"]["reserved"]
+    reason = f'No plan needs much less: "Load the base" takes {loading["reserved"] / 2**20:.1f} MiB'
+    assert any(remark.startswith(reason) for remark in found["remarks"])
+    assert cli.main(words_of(job)) == 0
+    assert reason in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -134,15 +150,17 @@ def test_the_server_answers_each_line_by_its_id_and_keeps_stderr_clean(job: Path
             answer = ask(line)
             assert (answer["id"], answer["state"]) == (identity, "error"), line
             assert answer["sentence"] and answer["remedy"]
-        request = {"id": "größe", "job": str(job), "gpu": "8GB", "set": list(ONE_SIZE)}
+        request = {"id": "größe", "job": str(job), "gpu": "8GB", "set": list(TRAINING_DECIDES)}
         first = ask(json.dumps(request))
         assert (first["id"], first["state"]) == ("größe", "done")
         assert early[-1]["state"] == "pick" and early[-1]["plan"]["pick"] == first["plan"]["pick"]
         assert early[-1]["plan"]["smaller"] is None and first["plan"]["smaller"] is not None
+        taken = (first["plan"][plan]["forecast"]["reserved"] for plan in ("smaller", "pick"))
+        assert next(taken) <= 0.85 * next(taken)
         assert ask(json.dumps(request))["plan"]["pick"] == first["plan"]["pick"]
         # Of a new setting the last plan is told first, before a search that needs more traces has ended.
         early.clear()
-        second = ask(json.dumps({**request, "set": [*ONE_SIZE, "recipe.rank=5"]}))
+        second = ask(json.dumps({**request, "set": [*TRAINING_DECIDES, "recipe.rank=5"]}))
         assert [answer["state"] for answer in early] == ["tracing", "pick", "pick"]
         tracing, likely, picked = early
         assert tracing["stale"]["pick"] == first["plan"]["pick"]

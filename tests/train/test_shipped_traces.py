@@ -10,11 +10,13 @@ from typing import Any, get_args
 
 import pytest
 
+from tests.bench.built_in import built_in
 from tests.bench.ship_traces import INDEX, archive_name, noted_key, noted_run, noted_subject, read_index
 from trainer.files.assets import asset_path
 from trainer.memory.outcomes import Hindered, Outcome, at_length, write_outcomes
 from trainer.memory.outline import outline_of
 from trainer.memory.packing import Archive
+from trainer.memory.planner import SMALLER, plan
 from trainer.memory.store import SHIPPED_OUTCOMES, SUFFIX, OutcomeStore, TapeStore
 from trainer.memory.subject import library_versions
 from trainer.memory.traces import Traces
@@ -152,6 +154,17 @@ def test_playing_again_within_a_limit_gives_what_ships(index: Mapping[str, Notes
         runs, course = noted_run(index["outcomes"][key], shipped)
         for capacity in (found.least, found.beyond - 1):
             assert runs.through(course, capacity).hindered == found, REMEDY
+
+
+def test_what_is_called_smaller_takes_less_of_the_card(index: Mapping[str, Notes], shipped: Traces) -> None:
+    """Of a whole run: pictures one by one alone would not do here, as previews take as much as training did."""
+    del index  # skips where the tapes are those of other libraries
+    question = built_in("sd15", "likeness", "RTX 3060", "Linux")
+    planned = plan(question.subject, question.written, question.situation, shipped, question.occasions)
+    assert planned.pick is not None and planned.smaller is not None
+    assert planned.smaller.forecast.reserved <= SMALLER * planned.pick.forecast.reserved
+    assert planned.smaller.fit.preview_offload and not planned.pick.fit.preview_offload
+    assert planned.floor is None and not planned.smallest
 
 
 def test_a_wrong_outcome_would_be_noticed(looked_at: Notes, shipped: Traces, tmp_path: Path) -> None:

@@ -135,6 +135,16 @@ def nothing_fits(planned: Planned) -> str:
     )
 
 
+def no_smaller(planned: Planned) -> str | None:
+    """Return why there is no smaller plan beside a pick; None where there is one, or none was looked for."""
+    if planned.floor is not None:
+        phase = planned.floor
+        return (
+            f'No plan needs much less: "{PHASES[phase.phase]}" takes {words.size(phase.reserved)} however it is fitted.'
+        )
+    return "No plan was found that needs much less." if planned.smallest else None
+
+
 def what_would(found: Lighter | None, situation: Situation, missing: int, effective_batch: int) -> str:
     """Return what to do where nothing fits."""
     if found is None:

@@ -22,14 +22,16 @@ from trainer.memory.situation import Situation
 from trainer.memory.subject import Subject, TracePart, complete_fit
 from trainer.memory.tape import Work
 from trainer.memory.traces import Traces
-from trainer.protocol.forecast import SEARCHED, Forecast, ForecastPhase
+from trainer.protocol.forecast import SEARCHED, Forecast, ForecastPhase, PhaseForecast
 
 Quality = Literal["exact", "int8", "nf4"]
 
-# By how much less a "smaller" plan has to need, as a share of the pick: enough for another program to run beside.
+# A "smaller" plan may take this share of what the pick does, over the whole run: it leaves room for other programs.
 SMALLER = 0.85
 # Beside the pick, no more than so many are looked at for each of its companions: they are hints.
 LOOKED_AT = 3
+BEFORE_TRAINING: tuple[ForecastPhase, ...] = ("cache_pictures", "cache_texts", "load", "quantise")
+"""These take the same however training and previews are fitted; loading, with a base in as many bits."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,11 @@ class Planned:
     missing: int = 0
     """Bytes that ``quicker`` lacks; without a pick, bytes that the smallest fit lacks."""
     smaller: Plan | None = None
-    """Slower, and leaves room for other programs; without a pick, the smallest fit there is."""
+    """Leaves room for other programs; without a pick, the smallest fit there is."""
+    smallest: bool = False
+    """Whether no other fit was found that takes much less than the pick."""
+    floor: PhaseForecast | None = None
+    """Why: a phase that takes about as much in every fit."""
     quantised: Plan | None = None
     """Quicker with a base in fewer bits, at a cost in fidelity."""
     lighter: Lighter | None = None
@@ -109,9 +115,10 @@ def plan(
     pick = planning.best(planning.choices)
     if pick is None:
         return planning.nothing_fits(look_for_change=others)
+    chosen = planning.plan_of(pick, brief=False)
     picked = Planned(
         situation,
-        planning.plan_of(pick, brief=False),
+        chosen,
         ladder=planning.ladder(pick),
         complete=not planning.appraisal.left_out,
     )
@@ -119,11 +126,16 @@ def plan(
     if not others:
         return picked
     quicker = planning.quicker(pick)
+    most = int(SMALLER * min(chosen.forecast.reserved, situation.budget))
+    floor = _floor(chosen.forecast, most)
+    smaller = planning.smaller(pick, most) if floor is None else None
     return replace(
         picked,
         quicker=quicker,
         missing=max(quicker.forecast.reserved - situation.budget, 1) if quicker else 0,
-        smaller=planning.smaller(pick),
+        smaller=smaller,
+        smallest=smaller is None,
+        floor=floor,
         quantised=planning.quantised(pick),
     )
 
@@ -271,15 +283,30 @@ class _Planning:
             self.appraisal.appraise(fit)
         return True
 
-    def smaller(self, pick: FitConfig) -> Plan | None:
-        """One of like quality that needs much less than the pick: the best of the first few."""
-        most = int(SMALLER * self.appraisal.preference(pick).bytes)
+    def smaller(self, pick: FitConfig, most: int) -> Plan | None:
+        """Of the fits of like quality whose whole run takes no more than ``most`` bytes, the best of the first few.
+
+        What turns out to be too large in one, its steps or its previews, is not looked at again in others.
+        """
         alike = [fit for fit in self.choices if fit.quantise == pick.quantise]
-        within = [fit for fit in alike if self.appraisal.preference(fit).bytes <= most]
-        for fit in sorted(within, key=self.appraisal.preference)[:LOOKED_AT]:
-            if self._known_exactly(fit) and self.appraisal.preference(fit).bytes <= most and self._fits(fit):
-                return self.plan_of(fit)
+        looked_at: list[Plan] = []
+        for fit in sorted(alike, key=self.appraisal.preference):
+            if len(looked_at) == LOOKED_AT:
+                break
+            if any(_too_large_alike(fit, former, most) for former in looked_at) or not self._may_take(fit, most):
+                continue
+            looked_at.append(self.plan_of(fit))
+            if looked_at[-1].forecast.reserved <= most:
+                return looked_at[-1]
         return None
+
+    def _may_take(self, fit: FitConfig, most: int) -> bool:
+        """Whether a fit's tensors are no more than ``most``, as far as time allows to find out."""
+
+        def within() -> bool:
+            return self.appraisal.preference(fit).bytes <= most
+
+        return within() and self._known_exactly(fit) and within()
 
     def quantised(self, pick: FitConfig) -> Plan | None:
         """The best with a base in fewer bits, where it is quicker than an unquantised pick.
@@ -386,8 +413,25 @@ class _Planning:
         return failed_in is None
 
 
+def _floor(forecast: Forecast, most: int) -> PhaseForecast | None:
+    """The phase that takes most of those that no fit makes smaller, where that is more than ``most`` bytes."""
+    fixed = [phase for phase in forecast.phases if phase.phase in BEFORE_TRAINING and phase.reserved > most]
+    return max(fixed, key=lambda phase: phase.reserved, default=None)
+
+
+def _too_large_alike(fit: FitConfig, former: Plan, most: int) -> bool:
+    """Whether a fit does the same as a former one in a phase that took more than ``most`` bytes there."""
+    large = {phase.phase for phase in former.forecast.phases if phase.reserved > most}
+    steps = bool(large & {"first_step", "train"}) and _of_steps(fit) == _of_steps(former.fit)
+    return steps or ("preview" in large and _of_previews(fit) == _of_previews(former.fit))
+
+
 def _of_steps(fit: FitConfig) -> tuple[object, ...]:
     return fit.quantise, fit.checkpointing, fit.micro_batch
+
+
+def _of_previews(fit: FitConfig) -> tuple[object, ...]:
+    return fit.quantise, fit.vae_tiling, fit.preview_offload
 
 
 def _but_quantise(fit: FitConfig) -> tuple[object, ...]:
