@@ -32,7 +32,7 @@ def quiet(phase: str, done: int, total: int) -> None:
 def parts(tmp_path_factory: pytest.TempPathFactory) -> Parts:
     """Six steps, two an epoch, of a micro-batch of two pictures and one of one, or other ones where shapes differ."""
     _, _, parts = prepared(tmp_path_factory.mktemp("ahead"), SHUFFLED)
-    parts.feed.prepare(0, [], [], quiet)
+    parts.feed.prepare(0, [], [], quiet, lambda cached: None)
     return parts
 
 

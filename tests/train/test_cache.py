@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,15 +17,20 @@ from PIL import Image, ImageCms, ImageOps
 from tests.support.jobs import photographs, write_job
 from tests.support.tiny import tiny_base
 from trainer.base.source import open_base
+from trainer.base.vae import encode_latents
 from trainer.config.job import Job
 from trainer.config.load import load_job
 from trainer.config.resolve import resolve_job
 from trainer.dataset.listing import read_dataset
 from trainer.dataset.picture import Picture
+from trainer.dataset.pixels import crop_pixels
 from trainer.dataset.sampling import Sample, epoch_batches
 from trainer.errors import DatasetError, ResumableError
+from trainer.memory.host import PICTURE_BYTES
+from trainer.training import cache
 from trainer.training.build import Parts, build_parts
 from trainer.training.cache import Cache
+from trainer.training.control import Interrupted
 from trainer.training.machine import this_machine
 
 SHUFFLED = (
@@ -94,6 +100,56 @@ def pixels_by_pillow(sample: Sample) -> torch.Tensor:
     resized = upright.resize(sample.picture.bucket, Image.Resampling.LANCZOS, box=box)
     values = np.asarray(ImageOps.mirror(resized) if sample.flip else resized, dtype=np.float32) / 127.5 - 1
     return torch.from_numpy(values).permute(2, 0, 1)[None]
+
+
+def test_entries_are_those_of_each_picture_by_itself_bit_for_bit(tmp_path: Path) -> None:
+    """However many are decoded and written meanwhile, and however they are brought to the VAE."""
+    job, pictures, parts = prepared(tmp_path, SHUFFLED)
+    samples = list(showings(job, pictures, 1))
+    cached = parts.cache.ensure_pictures(samples, quiet)
+    assert cached is not None and cached.count == len(samples) and cached.decode
+    vae = parts.source.load_vae(torch.float32, torch.device("cpu"))
+    for sample in samples:
+        pixels, _ = crop_pixels(sample, job.dataset.background, job.dataset.max_megapixels)
+        image = torch.tensor(pixels).permute(2, 0, 1)[None].float().div_(127.5).sub_(1.0)
+        mean, std = encode_latents(vae, image)
+        latents = parts.cache.latents(sample)
+        assert torch.equal(latents["mean"], mean[0]) and torch.equal(latents["std"], std[0])
+    assert parts.cache.ensure_pictures(samples, quiet) is None
+
+
+def test_the_vae_is_shown_planes_as_the_forecast_traces_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job, pictures, parts = prepared(tmp_path)
+    shown: list[torch.Tensor] = []
+
+    def watched(vae: Any, image: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        shown.append(image)
+        return encode_latents(vae, image)
+
+    monkeypatch.setattr(cache, "encode_latents", watched)
+    parts.cache.ensure_pictures([next(showings(job, pictures, 1))], quiet)
+    (image,) = shown
+    assert image.is_contiguous() and image.dtype == torch.float32 and image.shape[:2] == (1, 3)
+    assert -1 <= image.min() < image.max() <= 1
+
+
+def test_what_was_encoded_before_an_order_to_end_is_kept(tmp_path: Path) -> None:
+    job, pictures, parts = prepared(tmp_path)
+    samples = list(showings(job, pictures, 1))
+
+    def ordered(done: int, total: int) -> None:
+        if done == 2:
+            raise Interrupted("pause")
+
+    with pytest.raises(Interrupted):
+        parts.cache.ensure_pictures(samples, ordered)
+    there = sum(parts.cache.pictures.sound(parts.cache.picture_key(sample)) for sample in samples)
+    again = parts.cache.ensure_pictures(samples, quiet)
+    assert there >= 2 and (again.count if again else 0) == len(samples) - there
+
+
+def test_one_photograph_is_decoded_at_a_time_where_the_forecast_counts_on_it() -> None:
+    assert cache.PIXELS_AT_ONCE * 9 == PICTURE_BYTES
 
 
 def test_only_a_changed_picture_is_encoded_again(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from trainer.protocol import events
 from trainer.protocol.events import MemoryExhausted, PhaseMemory, StepEvent
 from trainer.protocol.forecast import Forecast, PhaseForecast
 from trainer.protocol.memory import private_bytes
-from trainer.protocol.report import Memory, RunReport, read_report
+from trainer.protocol.report import CachingReport, Memory, RunReport, read_report
 from trainer.training.report import in_short, make_report
 
 GIB = 1 << 30
@@ -41,10 +41,12 @@ FORECAST = Forecast(
 # Two attempts: the first was killed after its second step, which the second attempt did again.
 WRITTEN = [
     events.AttemptStarted(1, "cuda:0", time=10.0, attempt=1),
+    events.Cached("cache_pictures", 200, 25.0, 22.0, 8.1, 400.0, time=11.0, attempt=1),
     StepEvent(1, 0, 0.1, 1.0, {}, 4, 2.0, time=12.0, attempt=1),
     StepEvent(2, 0, 0.1, 1.0, {}, 4, 2.0, time=14.0, attempt=1),
     PhaseMemory("train", 4.0, 5 * GIB, 7 * GIB, 8 * GIB, None, time=15.0, attempt=1),
     events.AttemptStarted(2, "cuda:0", time=100.0, attempt=2),
+    events.Cached("cache_pictures", 1, 2.0, 4.0, 1.0, 80.0, time=100.0, attempt=2),
     MemoryExhausted("train", 1, 20, "forward", "unet", 1, 2, 3, time=101.0, attempt=2),
     MemoryExhausted("train", 1, 30, "backward", "", 1, 2, 3, time=101.0, attempt=2),
     StepEvent(2, 0, 0.1, 1.0, {}, 4, 1.0, time=102.0, attempt=2),
@@ -67,6 +69,7 @@ def test_all_attempts_are_taken_together() -> None:
     assert load.forecast is None and load.measured == Memory(GIB, GIB, None)
     assert preview.measured is None and preview.forecast_seconds == 2.0
     assert report.exhausted == 2
+    assert report.caching == {"cache_pictures": CachingReport(200, 25.0, 22.0, 8.1, 400.0)}
 
 
 def test_it_is_told_in_short() -> None:
@@ -89,6 +92,9 @@ def test_a_real_run_leaves_its_report(tmp_path: Path) -> None:
     assert all(phase.seconds > 0 and phase.measured is None for phase in report.phases.values())
     assert sum(phase.seconds for phase in report.phases.values()) <= report.seconds
     assert report.card == "cpu" and report.pictures_per_second > 0 and report.exhausted == 0
+    assert {phase: one.count for phase, one in report.caching.items()} == {
+        event.phase: event.total for event in trial.of(events.PhaseStarted) if event.phase in report.caching
+    }
     held = [event.host for event in trial.of(PhaseMemory)]
     assert private_bytes() is None or all(host > 50 << 20 for host in held)  # torch alone takes that
 

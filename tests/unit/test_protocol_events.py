@@ -15,6 +15,7 @@ EXAMPLES = [
     events.PhaseStarted("cache_pictures", 40),
     events.PhaseProgress("download", 1 << 40, None),
     events.PhaseFinished("load", 1.25),
+    events.Cached("cache_texts", 240, 12.5, None, 20.5, 400.0),
     events.StepEvent(7, 2, 0.125, 0.5, {"unet": 1e-4, "text_encoder": 5e-5}, 4, 0.75, False, 65536.0, 9 << 30),
     events.Validation(10, 0.25, True, {"100": 0.5, "900": 0.125}),
     events.Preview(10, 0, "step000010-0.png", 2.5),

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from trainer.protocol.report import Memory, PhaseReport, RunReport, read_report, write_report
+from trainer.protocol.report import CachingReport, Memory, PhaseReport, RunReport, read_report, write_report
 
 REPORT = RunReport(
     card="NVIDIA GeForce RTX 3060",
@@ -18,6 +18,7 @@ REPORT = RunReport(
         "save": PhaseReport(1.0),
     },
     time_factor=1.1,
+    caching={"cache_pictures": CachingReport(240, 31.0, 22.0, 8.1, 400.0)},
 )
 
 

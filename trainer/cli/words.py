@@ -92,6 +92,8 @@ def sentence(event: events.Event) -> str | None:
         case events.AttemptStarted():
             again = f" (attempt {event.attempt})" if event.attempt > 1 else ""
             return f"Started on {event.device}{again}."
+        case events.Cached():
+            return encoded(event)
         case events.Validation():
             where = "held-out pictures" if event.held_out else "training pictures"
             return f"Step {event.step:,}: loss {_number(event.loss)} at fixed noise on {where}."
@@ -116,6 +118,16 @@ def sentence(event: events.Event) -> str | None:
             return finish(event)
         case _:
             return None
+
+
+def encoded(event: events.Cached) -> str:
+    """Return how fast pictures or captions were encoded, and what each stage could have done by itself."""
+    what = "pictures" if event.phase == "cache_pictures" else "captions"
+    decoding = f"decoding {event.decode:.3g}, " if event.decode is not None else ""
+    return (
+        f"Encoded {event.count:,} {what} in {duration(event.seconds)}, {event.count / event.seconds:.3g} a second; "
+        f"each stage by itself: {decoding}encoding {event.encode:.3g}, writing {event.write:.3g}."
+    )
 
 
 def shortage(event: events.MemoryExhausted) -> str:

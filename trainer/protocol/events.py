@@ -78,6 +78,22 @@ class PhaseFinished(Event):
 
 
 @dataclass(frozen=True)
+class Cached(Event):
+    """Pictures or texts were encoded and written, all stages at once; how fast, and how fast each could have been."""
+
+    type: ClassVar[str] = "cached"
+    phase: Literal["cache_pictures", "cache_texts"]
+    count: int
+    seconds: float
+    decode: float | None
+    """A second, if decoding waited for nothing else; None for texts."""
+    encode: float
+    """The same of the VAE or the text encoders."""
+    write: float
+    """The same of the disk."""
+
+
+@dataclass(frozen=True)
 class StepEvent(Event):
     """One optimizer step. Numbers that are not finite are None, since JSON has no word for them."""
 
@@ -277,6 +293,7 @@ TYPES: Mapping[str, type[Event]] = {
         PhaseStarted,
         PhaseProgress,
         PhaseFinished,
+        Cached,
         StepEvent,
         Validation,
         Preview,

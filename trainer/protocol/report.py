@@ -39,6 +39,18 @@ class PhaseReport:
 
 
 @dataclass(frozen=True)
+class CachingReport:
+    """How fast pictures or texts were encoded; decoding, encoding and writing went on at once."""
+
+    count: int
+    seconds: float
+    decode: float | None
+    """A second, if decoding waited for nothing else; None for texts."""
+    encode: float
+    write: float
+
+
+@dataclass(frozen=True)
 class RunReport:
     """A finished run: where it ran, and forecast against measured. What is not known is None or absent."""
 
@@ -62,6 +74,8 @@ class RunReport:
     """What earlier runs had the forecast's seconds multiplied with; all forecast seconds here contain it."""
     exhausted: int = 0
     """How often memory ran out."""
+    caching: Mapping[str, CachingReport] = field(default_factory=dict)
+    """By phase, where anything was encoded: of the most that were encoded in one go."""
 
 
 def write_report(path: Path, report: RunReport) -> None:
@@ -83,7 +97,8 @@ def read_report(path: Path) -> RunReport:
 def report_from(found: Mapping[str, Any]) -> RunReport:
     """Build a report from what JSON gives; raises TypeError, KeyError or AttributeError when it is of another shape."""
     phases = {name: _phase(phase) for name, phase in found.get("phases", {}).items()}
-    return RunReport(**{**known(RunReport, found), "phases": phases})
+    caching = {name: CachingReport(**known(CachingReport, one)) for name, one in found.get("caching", {}).items()}
+    return RunReport(**{**known(RunReport, found), "phases": phases, "caching": caching})
 
 
 def _phase(found: Mapping[str, Any]) -> PhaseReport:

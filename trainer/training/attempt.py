@@ -118,7 +118,8 @@ class Attempt:
         """Caches what ``step`` and the epochs around it need; raises Interrupted when an order to end stands."""
         last = (self.job.recipe.steps or 1) - 1
         texts = [*self.previewer.texts(), *(sample.caption for sample in self.validator.samples)]
-        if self.parts.feed.prepare(min(step, last), texts, self.validator.samples, self._on_phase):
+        feed, samples = self.parts.feed, self.validator.samples
+        if feed.prepare(min(step, last), texts, samples, self._on_phase, self.reporter.write):
             tell_trimmed(self.reporter)
 
     def _on_phase(self, phase: events.Phase, done: int, total: int) -> None:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Literal
 
+import numpy as np
+import numpy.typing as npt
 import safetensors
 import safetensors.torch
 import torch
@@ -24,20 +27,24 @@ from trainer.dataset.picture import Picture
 from trainer.dataset.pixels import crop_pixels
 from trainer.dataset.sampling import Sample
 from trainer.errors import DatasetError, ResumableError
-from trainer.protocol import atomic
+from trainer.protocol import atomic, events
 from trainer.protocol.atomic import long_path
 from trainer.protocol.places import is_disk_full
 from trainer.training.attention import attention
 from trainer.training.checkpoint import disk_full
 from trainer.training.precision import DTYPES
 from trainer.training.room import release
+from trainer.training.stages import Pace, Room, Stages
 
 # Raised when what an entry holds changes, so that entries of older programs are never read.
 FORM = 1
 LATENT_SCALE = 8
 MOST_NAMED = 5
+# Pixels decoded at once: one large photograph, which the forecast of main memory counts on, or several smaller ones.
+PIXELS_AT_ONCE = 24_000_000
 
 OnProgress = Callable[[int, int], None]
+Floats = npt.NDArray[np.float32]
 
 
 def content_key(*parts: object) -> str:
@@ -87,12 +94,16 @@ class EntryStore:
         return self.folder / key[:2] / f"{key}.safetensors"
 
     def write(self, key: str, tensors: dict[str, Tensor]) -> None:
-        """Writes an entry atomically, with the digest of its content in the header; raises ResumableError, OSError."""
+        """Writes an entry atomically, with the digest of its content in the header; raises ResumableError, OSError.
+
+        The disk is not waited for: what a power cut tears is found by its digest, and made anew.
+        """
         tensors = {name: tensor.detach().to("cpu").contiguous() for name, tensor in tensors.items()}
         target = self.path(key)
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
-            atomic.write_bytes(target, safetensors.torch.save(tensors, {"impasto.digest": digest(tensors)}))
+            content = safetensors.torch.save(tensors, {"impasto.digest": digest(tensors)})
+            atomic.write_bytes(target, content, durable=False)
         except OSError as error:
             if is_disk_full(error):  # often another disk than the run's
                 raise disk_full(self.folder, "the disk filled up while caching") from error
@@ -170,66 +181,78 @@ class Cache:
             self.job.fit.dtype,
         )
 
-    def ensure_pictures(self, samples: Iterable[Sample], progress: OnProgress) -> None:
-        """Encodes the latents that are missing or damaged; the VAE is loaded only if there are any, and freed after."""
+    def ensure_pictures(self, samples: Iterable[Sample], progress: OnProgress) -> events.Cached | None:
+        """Encodes the latents that are missing or damaged; the VAE is loaded only if there are any, and freed after.
+
+        One picture at a time, so that none changes another's rounding; meanwhile the next are decoded and the last
+        written. ``progress`` counts what is on the disk. Returns how fast that went, None when nothing was missing.
+        """
         wanted = {self.picture_key(sample): sample for sample in samples}
         missing = [key for key in wanted if not self.pictures.sound(key)]
-        progress(len(wanted) - len(missing), len(wanted))
+        present = len(wanted) - len(missing)
+        progress(present, len(wanted))
         if not missing:
-            return
+            return None
         require_unchanged({wanted[key].picture for key in missing})
-        self._encode_pictures(
-            {key: wanted[key] for key in missing}, lambda left: progress(len(wanted) - left, len(wanted))
-        )
+        pace = self._encode_pictures(missing, wanted, lambda done: progress(present + done, len(wanted)))
         release(self.device)
+        return _cached("cache_pictures", pace)
 
-    def _encode_pictures(self, missing: dict[str, Sample], left: Callable[[int], None]) -> None:
+    def _encode_pictures(
+        self, missing: Sequence[str], samples: Mapping[str, Sample], kept: Callable[[int], object]
+    ) -> Pace:
         dtype = DTYPES[self.job.fit.vae_dtype or "fp32"]
         vae = self.source.load_vae(dtype, self.device)
+        room = Room(PIXELS_AT_ONCE)
+
+        def crop(key: str) -> tuple[Floats, Floats | None]:
+            picture = samples[key].picture
+            with room.hold(picture.width * picture.height):
+                return self._crop(samples[key])
+
+        stages = Stages(crop, lambda shown: _encode_picture(vae, *shown), self.pictures.write)
         # A kernel that the job forces on the UNet may not suit the VAE's one wide head.
         with attention("auto", self.device, dtype):
-            for done, (key, sample) in enumerate(missing.items(), 1):
-                self.pictures.write(key, self._encode_picture(vae, sample))
-                left(len(missing) - done)
+            return stages.run(missing, kept)
 
-    def _encode_picture(self, vae: AutoencoderKL, sample: Sample) -> dict[str, Tensor]:
+    def _crop(self, sample: Sample) -> tuple[Floats, Floats | None]:
+        """What the VAE is shown, (1, 3, height, width), -1 to 1, and the mask (height, width), 0 to 1, if any."""
         dataset = self.job.dataset
         pixels, mask = crop_pixels(sample, dataset.background, dataset.max_megapixels)
-        # uint8 0..255 to -1..1, as diffusers' VaeImageProcessor does.
-        image = torch.tensor(pixels).permute(2, 0, 1).unsqueeze(0).float().div_(127.5).sub_(1.0)
-        mean, std = encode_latents(vae, image)
-        tensors = {"mean": mean[0], "std": std[0]}
-        if mask is not None:
-            full = torch.from_numpy(mask)[None, None].float()
-            tensors["mask"] = torch.nn.functional.avg_pool2d(full, LATENT_SCALE)[0]
-        return tensors
+        # As diffusers' VaeImageProcessor does. Plane by plane in memory, like all that the VAE makes of it: a card's
+        # convolutions would otherwise keep the order of the file's pixels, and every normalisation copy it twice.
+        planes = np.ascontiguousarray(pixels.transpose(2, 0, 1)[None], np.float32)
+        return planes / np.float32(127.5) - np.float32(1), mask
 
     def drop_all_but(self, samples: Iterable[Sample], texts: Iterable[str]) -> None:
         """Makes room: of what this process wrote only the entries of ``samples`` and ``texts`` stay."""
         self.pictures.drop_written({self.picture_key(sample) for sample in samples})
         self.texts.drop_written({self.text_key(text) for text in texts})
 
-    def ensure_texts(self, texts: Iterable[str], progress: OnProgress) -> None:
-        """Encodes the texts that are missing or damaged, one at a time so that no text changes another's rounding."""
+    def ensure_texts(self, texts: Iterable[str], progress: OnProgress) -> events.Cached | None:
+        """Encodes the texts that are missing or damaged, one at a time so that no text changes another's rounding.
+
+        Meanwhile the last ones are written. Otherwise as for pictures.
+        """
         wanted = {self.text_key(text): text for text in texts}
         missing = [key for key in wanted if not self.texts.sound(key)]
-        progress(len(wanted) - len(missing), len(wanted))
+        present = len(wanted) - len(missing)
+        progress(present, len(wanted))
         if not missing:
-            return
-        self._encode_texts(
-            {key: wanted[key] for key in missing}, lambda left: progress(len(wanted) - left, len(wanted))
-        )
+            return None
+        pace = self._encode_texts(missing, wanted, lambda done: progress(present + done, len(wanted)))
         release(self.device)
+        return _cached("cache_texts", pace)
 
-    def _encode_texts(self, missing: dict[str, str], left: Callable[[int], None]) -> None:
+    def _encode_texts(self, missing: Sequence[str], texts: Mapping[str, str], kept: Callable[[int], object]) -> Pace:
         encoders = self.source.load_text_encoders(DTYPES[self.job.fit.dtype or "fp32"], self.device)
-        for done, (key, words) in enumerate(missing.items(), 1):
-            text = self.encode_now(encoders, [words])
-            tensors = {"hidden": text.hidden[0]}
-            if text.pooled is not None:
-                tensors["pooled"] = text.pooled[0]
-            self.texts.write(key, tensors)
-            left(len(missing) - done)
+
+        def encode(key: str) -> dict[str, Tensor]:
+            text = self.encode_now(encoders, [texts[key]])
+            tensors = {"hidden": text.hidden[0].cpu()}
+            return tensors if text.pooled is None else {**tensors, "pooled": text.pooled[0].cpu()}
+
+        return Stages(str, encode, self.texts.write).run(missing, kept)
 
     def encode_now(self, encoders: Sequence[TextEncoder], texts: Sequence[str]) -> TextConditioning:
         """Embeddings of ``texts`` by encoders that are in memory, without the disk."""
@@ -255,3 +278,17 @@ class Cache:
                 "Resume the run: what is damaged is made anew. If it happens again, check the disk.",
             )
         return entry
+
+
+def _encode_picture(vae: AutoencoderKL, image: Floats, mask: Floats | None) -> dict[str, Tensor]:
+    mean, std = encode_latents(vae, torch.from_numpy(image))
+    tensors = {"mean": mean[0].cpu(), "std": std[0].cpu()}
+    if mask is not None:
+        full = torch.from_numpy(mask)[None, None].float()
+        tensors["mask"] = torch.nn.functional.avg_pool2d(full, LATENT_SCALE)[0]
+    return tensors
+
+
+def _cached(phase: Literal["cache_pictures", "cache_texts"], pace: Pace) -> events.Cached:
+    decode = pace.ready if phase == "cache_pictures" else None
+    return events.Cached(phase, pace.count, pace.seconds, decode=decode, encode=pace.compute, write=pace.keep)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -11,7 +11,7 @@ from trainer.config.job import Job
 from trainer.config.model import stated
 from trainer.dataset.picture import Picture
 from trainer.dataset.sampling import Sample, epoch_batches, micro_batches, steps_per_epoch
-from trainer.protocol.events import OnPhase
+from trainer.protocol.events import Cached, OnPhase
 from trainer.training.cache import LATENT_SCALE, Cache
 
 GIGABYTE = 1e9
@@ -58,7 +58,12 @@ class Feed:
         return micro_batches(batch, stated(self.job.fit.micro_batch))
 
     def prepare(
-        self, step: int, extra_texts: Sequence[str], extra_samples: Sequence[Sample], on_phase: OnPhase
+        self,
+        step: int,
+        extra_texts: Sequence[str],
+        extra_samples: Sequence[Sample],
+        on_phase: OnPhase,
+        tell: Callable[[Cached], object],
     ) -> bool:
         """Encodes what the portion around ``step`` needs, unless that is done already; returns whether it was not."""
         if self.holds(step):
@@ -68,9 +73,12 @@ class Feed:
         texts = dict.fromkeys([*(sample.caption for sample in samples), *extra_texts])
         if self.prepared is not None:
             self.cache.drop_all_but(samples, texts)
-        self.cache.ensure_pictures(samples, lambda done, total: on_phase("cache_pictures", done, total))
-        if not self.live_text:
-            self.cache.ensure_texts(texts, lambda done, total: on_phase("cache_texts", done, total))
+        if cached := self.cache.ensure_pictures(samples, lambda *amount: on_phase("cache_pictures", *amount)):
+            tell(cached)
+        if not self.live_text and (
+            cached := self.cache.ensure_texts(texts, lambda *amount: on_phase("cache_texts", *amount))
+        ):
+            tell(cached)
         self.prepared = portion
         return True
 

@@ -9,7 +9,7 @@ import torch
 
 from trainer.protocol import events
 from trainer.protocol.forecast import Forecast, ForecastPhase, PhaseForecast
-from trainer.protocol.report import Memory, PhaseReport, RunReport
+from trainer.protocol.report import CachingReport, Memory, PhaseReport, RunReport
 from trainer.protocol.versions import versions
 from trainer.training.machine import card_of
 
@@ -40,6 +40,7 @@ def make_report(
         phases=dict(_phases(written, forecast)),
         time_factor=forecast.time_factor if forecast else 1.0,
         exhausted=sum(isinstance(event, events.MemoryExhausted) for event in written),
+        caching=_caching(written),
     )
 
 
@@ -89,6 +90,15 @@ def _phases(written: Sequence[events.Event], forecast: Forecast | None) -> Itera
                 shortfall=_shortfall(written, phase),
             ),
         )
+
+
+def _caching(written: Iterable[events.Event]) -> dict[str, CachingReport]:
+    """Of each phase the most that were encoded in one go: what a few took says little."""
+    told = sorted((event for event in written if isinstance(event, events.Cached)), key=lambda event: event.count)
+    return {
+        event.phase: CachingReport(event.count, event.seconds, event.decode, event.encode, event.write)
+        for event in told
+    }
 
 
 def _forecast_memory(foreseen: PhaseForecast | None, forecast: Forecast | None) -> Memory | None:
