@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from PySide6.QtCore import QByteArray, Qt, QTimer, Signal
@@ -13,7 +12,6 @@ from PySide6.QtWidgets import QFileDialog, QHBoxLayout, QMainWindow, QSplitter, 
 
 from app.core.session import Session
 from app.core.settings import window_state
-from app.core.tasks import raise_again
 from app.qt import rooms
 from app.qt.actions.commands import Commands
 from app.qt.invitation import Invitation
@@ -25,6 +23,7 @@ from app.qt.rail import Rail
 from app.qt.recent import RecentMenu
 from app.qt.status import StatusLine
 from app.qt.window_actions import ACTIONS
+from app.qt.workshop import Use, Workshop
 from trainer.errors import ImpastoError
 
 _PICTURES, _TRAIN, _RUNS, _PRESETS = range(4)
@@ -41,8 +40,6 @@ class Window(QMainWindow):
         super().__init__()
         self.session = session
         self._painted = self._closing = False
-        self._making: dict[int, Iterator[None]] = {}
-        """Of pages that are made later, what is still to be done."""
         self._state = window_state.read()
         """How it stood at the end of the last time; pages that are made later, or never, have theirs in it."""
         self.commands = Commands(self, session.settings.preferences.shortcuts)
@@ -54,9 +51,7 @@ class Window(QMainWindow):
         self.recent = self._add_recent()
         self.pictures = PicturesPage(session, self.commands)
         self.pages = QStackedWidget()
-        self._workshop = QWidget(self)
-        """Holds pages that are being made: they end with the window."""
-        self._workshop.hide()
+        self._workshop = Workshop(session, self.commands, self.pages, _LATER)
         self.notices = Notices()
         self.status = StatusLine(session)
         self._rail = Rail()
@@ -143,9 +138,9 @@ class Window(QMainWindow):
         """Go to where trainings are set up."""
         self._show(_TRAIN)
 
-    def show_runs(self) -> None:
-        """Go to the runs."""
-        self._show(_RUNS)
+    def show_runs(self, use: Use | None = None) -> None:
+        """Go to the runs, and `use` their page as soon as it is there."""
+        self._show(_RUNS, use)
 
     def show_presets(self) -> None:
         """Go to the presets."""
@@ -244,65 +239,21 @@ class Window(QMainWindow):
         self._closing = False
         self._tell(error)
 
-    def _show(self, index: int) -> None:
-        if index in _LATER:
-            self._page(index)
+    def _show(self, index: int, use: Use | None = None) -> None:
+        """Go to a page, and `use` it as soon as it is there."""
         self.pages.setCurrentIndex(index)
         self._rail.mark(index)
-        self._name_undo()
+        if index in _LATER:
+            self._workshop.ask(index, use)
 
-    def _page(self, index: int) -> Page:
-        """Return a page; who asks for it before it is made waits for what is missing."""
-        for _ in self._rest_of(index):
-            pass
-        page = self.pages.widget(index)
-        assert isinstance(page, Page)
-        return page
-
-    def _rest_of(self, index: int) -> Iterator[None]:
-        """Make what is missing of a page, a part in each turn: nothing where it is there."""
-        return self._making.setdefault(index, self._make(index)) if index in _LATER else iter(())
-
-    def _replace(self, index: int, page: Page) -> None:
-        place = self.pages.widget(index)
-        assert place is not None
-        self.pages.insertWidget(index, page)
-        self.pages.removeWidget(place)
-        place.deleteLater()
-
-    def _make(self, index: int) -> Iterator[None]:
-        room = _LATER[index]
-        page: Page = getattr(importlib.import_module(room.module), room.page)(self.session, self.commands)
-        page.setParent(self._workshop)
-        yield from page.build()
-        yield
+    def _take_in(self, page: Page) -> None:
+        """Listen to a page that is made, and let it stand as it stood the last time."""
         page.said.connect(self.status.say)
         page.told.connect(self.notices.tell)
         page.failed.connect(self._tell)
         page.undoable.connect(self._name_undo)
         for splitter in _named_splitters(page):
             splitter.restoreState(_bytes(self._state.get(splitter.objectName(), "")))
-        yield
-        self._replace(index, page)
-
-    def _prepare(self) -> None:
-        """Make the pages that nobody has asked for, while the user looks at the first."""
-        turns = self._make_all()
-        self.session.tasks.run(rooms.load_beside, lambda _: self._go_on(turns), raise_again)
-
-    def _go_on(self, turns: Iterator[None]) -> None:
-        """Take the next of many turns, with others in between."""
-        for _ in turns:
-            QTimer.singleShot(0, self, lambda: self._go_on(turns))
-            return
-
-    def _make_all(self) -> Iterator[None]:
-        """Load and make one thing at a time."""
-        for index, room in _LATER.items():
-            if index not in self._making:
-                yield from room.load()
-            yield from self._rest_of(index)
-            yield
 
     def _watch_runs(self) -> None:
         """Tell of runs that end, from now on."""
@@ -311,12 +262,10 @@ class Window(QMainWindow):
         Notifier(self.session, self.notices, self)
 
     def _go(self, index: int, path: Path) -> None:
-        self._show(index)
-        self._page(index).open(path)
+        self._show(index, lambda page: page.open(path))
 
     def _begin(self, recipe: str) -> None:
-        self._show(_TRAIN)
-        self._page(_TRAIN).begin(recipe)
+        self._show(_TRAIN, lambda page: page.begin(recipe))
 
     def _build(self) -> None:
         self._add_page("window.pictures", self.pictures)
@@ -324,7 +273,8 @@ class Window(QMainWindow):
         self.invitation.button.clicked.connect(lambda: self.open_folder())
         self.invitation.recent.chosen.connect(lambda folder: self.open([folder]))
         for command in ("window.train", "window.runs", "window.presets"):
-            self._add_page(command, QWidget())  # its place, until it is needed
+            place = self._workshop.place(self.pages.count(), self.commands[command].text())
+            self._add_page(command, place)
         middle, column, row = QWidget(), QVBoxLayout(), QHBoxLayout()
         column.addLayout(self._above)
         column.addWidget(self.notices)
@@ -379,7 +329,9 @@ class Window(QMainWindow):
         session.going.recipe.connect(self._begin)
         session.going.lora.connect(self.show_lora)
         session.going.preset.connect(lambda preset: self._go(_PRESETS, preset))
-        self.painted.connect(lambda: QTimer.singleShot(0, self, self._prepare))  # first what was painted is seen
+        self._workshop.made.connect(lambda _, page: self._take_in(page))
+        self.pages.currentChanged.connect(lambda _: self._name_undo())
+        self.painted.connect(lambda: QTimer.singleShot(0, self._workshop.make_all))  # first what was painted is seen
         self.painted.connect(self._watch_runs)
 
     def _show_alone(self, alone: bool) -> None:

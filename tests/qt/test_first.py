@@ -14,8 +14,10 @@ from app.core.session import Session
 from app.qt import application
 from app.qt.first.tour import STEPS, Tour
 from app.qt.first.welcome import Welcome
+from app.qt.runs.page import RunsPage
 from app.qt.window import Window
 from tests.support import tool_homes
+from tests.support.artist import shown_page
 from trainer.protocol import places
 
 LEFT = Qt.MouseButton.LeftButton
@@ -94,7 +96,7 @@ def test_the_tour_from_pictures_to_the_job(qtbot: QtBot, window: Window, session
     for _ in range(3):
         qtbot.mouseClick(coach.next, LEFT)
     assert coach.next.text() == "Done"
-    assert window.pages.currentWidget().after.isVisible()
+    assert shown_page(window, RunsPage).after.isVisible()
     qtbot.mouseClick(coach.next, LEFT)
     qtbot.waitUntil(lambda: window.findChildren(Tour) == [])
     assert session.queue.entries == ()  # only its button starts

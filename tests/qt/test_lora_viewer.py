@@ -8,8 +8,10 @@ from PySide6.QtCore import Qt
 from app.core.loras.strength import Block
 from app.qt.loras.viewer import LoraViewer
 from app.qt.loras.words import rows_of
+from app.qt.presets.page import PresetsPage
 from tests.qt.test_presets_page import wait
 from tests.qt.test_window import drop
+from tests.support.artist import shown_page
 from tests.support.screens_share import some_lora
 from tests.unit.app.test_loras import HOSTILE
 from tests.unit.test_presets_lora import FOLDER, SD15, lora
@@ -60,7 +62,7 @@ def test_a_recipe_is_made_of_it_and_shown(window, session, qtbot, tmp_path):
     viewer.recipe.click()
     wait(qtbot, lambda: "Kept among your presets as “mika_v2”." in viewer.state.text())
     window.show_presets()
-    page = window.pages.currentWidget()
+    page = shown_page(window, PresetsPage)
     wait(qtbot, lambda: page.chosen is not None and page.chosen.preset.name == "mika_v2")
     assert shelf.find_preset("mika_v2").preset.recipe.rank == 32
     viewer.recipe.click()

@@ -13,6 +13,7 @@ from app.qt.presets.page import PresetsPage
 from app.qt.presets.versions import VersionsDialog
 from app.qt.train.page import TrainPage
 from tests.qt.test_window import drop
+from tests.support.artist import shown_page
 from tests.unit.test_presets_hostile import FILES, GOOD, TINY
 from trainer import gpu
 from trainer.config.presets import shelf
@@ -51,8 +52,7 @@ def wait(qtbot, until) -> None:
 @pytest.fixture
 def page(window, qtbot) -> PresetsPage:
     window.show_presets()
-    page = window.pages.currentWidget()
-    assert isinstance(page, PresetsPage)
+    page = shown_page(window, PresetsPage)
     wait(qtbot, lambda: bool(page.list.cards.rows))
     return page
 
@@ -257,8 +257,7 @@ def test_use_sets_up_a_new_job_with_the_recipe(window, page, session, qtbot):
     keep(page, qtbot, preset(base={"family": "sd15"}, recipe={"rank": 9}))
     page.commands.refresh_now()
     page.details.findChild(QPushButton).click()
-    train = window.pages.currentWidget()
-    assert isinstance(train, TrainPage)
+    train = shown_page(window, TrainPage)
     wait(qtbot, lambda: train.draft is not None and train.draft.get("recipe.rank") == 9)
     assert train.draft.get("preset") == "sd15/gouache"
 

@@ -20,6 +20,7 @@ from app.qt.runs.charts.chart import Chart
 from app.qt.runs.page import RunsPage
 from app.qt.runs.run_list import WORDS
 from app.qt.window import Window
+from tests.support.artist import shown_page
 from tests.support.jobs import photographs, write_job
 from tests.support.runs import step_event, write_events, write_run
 from tests.support.tiny import tiny_base
@@ -31,9 +32,7 @@ SEEN_WITHIN = 2_000
 @pytest.fixture
 def page(window: Window) -> RunsPage:
     window.show_runs()
-    shown = window.pages.currentWidget()
-    assert isinstance(shown, RunsPage)
-    return shown
+    return shown_page(window, RunsPage)
 
 
 def listed(page: RunsPage) -> list[tuple[str, str]]:
@@ -76,7 +75,7 @@ def test_what_was_read_before_the_page_was_made_is_shown_at_once(window, session
     session.runs.look()
     qtbot.waitUntil(lambda: session.runs.looked)
     window.show_runs()
-    page = window.pages.currentWidget()
+    page = shown_page(window, RunsPage)
     assert page.lists.currentWidget() is page.empty
 
 
@@ -174,7 +173,7 @@ def test_another_page_can_ask_for_a_run(window, qtbot, tmp_path):
     wanted = write_run(tmp_path, "wanted", 20)
     write_run(tmp_path, "later", 20)
     window.session.going.run.emit(wanted.path)
-    page = window.pages.currentWidget()
+    page = shown_page(window, RunsPage)
     qtbot.waitUntil(lambda: page.run is not None and page.run.directory.path == wanted.path)
     assert page.list.paths == [wanted.path]
 

@@ -23,6 +23,7 @@ from app.qt.posting import Poster
 from app.qt.train.form.row import SettingRow
 from app.qt.train.page import TrainPage
 from app.qt.window import Window
+from tests.support.artist import shown_page
 from tests.support.disk_watch import looks_at
 from tests.support.jobs import photographs
 from trainer.config.load import load_job
@@ -39,8 +40,7 @@ def page(window: Window, session: Session, qtbot: QtBot, tmp_path: Path) -> Trai
 
 def shown(window: Window, qtbot: QtBot) -> TrainPage:
     window.commands["window.train"].trigger()
-    page = window.pages.currentWidget()
-    assert isinstance(page, TrainPage)
+    page = shown_page(window, TrainPage)
     qtbot.waitUntil(lambda: page.draft is not None and bool(page.sheet.essentials.cards.cards))
     return page
 

@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 from PySide6.QtCore import QCoreApplication, QEvent, QEventLoop, Qt, QTimer
 from PySide6.QtGui import QKeyEvent
@@ -16,6 +17,7 @@ from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QAbstractButton, QLineEdit, QPushButton, QWidget
 
 from app.core.session import Session
+from app.qt.page import Page
 from app.qt.posting import Poster
 from app.qt.runs.page import RunsPage
 from app.qt.train.form.editors import LineEditor, TickEditor
@@ -25,6 +27,7 @@ from app.qt.window import Window
 from trainer.files.assets import asset_path
 
 _LOOK_MS = 20
+_Page = TypeVar("_Page", bound=Page)
 
 
 @dataclass(frozen=True)
@@ -85,6 +88,14 @@ def until(reached: Callable[[], object], seconds: float, what: str) -> None:
         raise TimeoutError(f"in {seconds:.0f} s not: {what}")
 
 
+def shown_page(window: Window, kind: type[_Page], seconds: float = 60.0) -> _Page:
+    """Return the page that the window shows, which is of this kind, when it is made."""
+    until(lambda: isinstance(window.pages.currentWidget(), Page), seconds, f"the {kind.__name__}")
+    page = window.pages.currentWidget()
+    assert isinstance(page, kind)
+    return page
+
+
 class Sitting:
     """One start of the app: session, window, and an artist in front of it."""
 
@@ -118,17 +129,13 @@ class Artist:
     def train(self) -> TrainPage:
         """The Train page, shown."""
         self._go("window.train")
-        page = self.window.pages.currentWidget()
-        assert isinstance(page, TrainPage)
-        return page
+        return shown_page(self.window, TrainPage)
 
     @property
     def runs(self) -> RunsPage:
         """The Runs page, shown."""
         self._go("window.runs")
-        page = self.window.pages.currentWidget()
-        assert isinstance(page, RunsPage)
-        return page
+        return shown_page(self.window, RunsPage)
 
     # --- the way
 

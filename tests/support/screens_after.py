@@ -18,6 +18,7 @@ from app.qt.runs.after.grid_dialog import GridDialog
 from app.qt.runs.after.panel import AfterPanel
 from app.qt.runs.page import RunsPage
 from app.qt.window import Window
+from tests.support.artist import shown_page
 from tests.support.finished import DEMO, write_finished_run
 from tests.support.screens import screen, wait
 
@@ -36,8 +37,7 @@ def place() -> Path:
 def finished(window: Window) -> AfterPanel:
     """Show a finished run, with a picture tried out."""
     window.show_runs()
-    page = window.pages.currentWidget()
-    assert isinstance(page, RunsPage)
+    page = shown_page(window, RunsPage)
     page.open(place() / "runs" / "neon")
     page.tabs.setCurrentWidget(page.after)
     panel: AfterPanel = page.after

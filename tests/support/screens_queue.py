@@ -9,8 +9,9 @@ from pathlib import Path
 from PySide6.QtWidgets import QApplication, QWidget
 
 from app.qt.runs.after_time import AfterTimeDialog
-from app.qt.runs.queue_panel import QueuePanel
+from app.qt.runs.page import RunsPage
 from app.qt.window import Window
+from tests.support.artist import shown_page
 from tests.support.screens import screen, wait
 from trainer.protocol.queue import Entry, Queue, State
 
@@ -43,7 +44,7 @@ def filled(window: Window) -> None:
         if state == "running":
             _engines.enter_context(queue.engine(f"{place:08x}"))
     window.show_runs()
-    panel = window.findChild(QueuePanel)
+    panel = shown_page(window, RunsPage).queue
     panel._look()
     wanted = [entry.id for entry in queue.entries()]
     wait(QApplication.instance(), lambda: [entry.id for entry in window.session.queue.entries] == wanted)

@@ -8,6 +8,7 @@ from PySide6.QtWidgets import QApplication, QWidget
 
 from app.qt.runs.page import RunsPage
 from app.qt.window import Window
+from tests.support.artist import shown_page
 from tests.support.runs import write_run
 from tests.support.screens import screen, wait
 from trainer.protocol.places import home
@@ -23,8 +24,7 @@ def made(name: str, **more: object) -> Path:
 def shown(window: Window, *paths: Path) -> RunsPage:
     """Show these runs, drawn."""
     window.show_runs()
-    page = window.pages.currentWidget()
-    assert isinstance(page, RunsPage)
+    page = shown_page(window, RunsPage)
     application = QApplication.instance()
     page.open(paths[0])
     wait(application, lambda: page.list.paths == [paths[0]])

@@ -10,6 +10,7 @@ from PySide6.QtWidgets import QApplication, QWidget
 from app.core.runs.samples import Spot
 from app.qt.runs.page import RunsPage
 from app.qt.window import Window
+from tests.support.artist import shown_page
 from tests.support.screens import DEMO, screen, wait
 from tests.support.told_runs import Teller, held, new_run
 from trainer.protocol import events, places
@@ -65,8 +66,7 @@ def _page(window: Window, tab: str) -> RunsPage:
         with held(new_run(folder, run.name, steps=1200), steps=1200) as engine:
             _told(engine)
     window.show_runs()
-    page = window.pages.currentWidget()
-    assert isinstance(page, RunsPage)
+    page = shown_page(window, RunsPage)
     page.open(run)
     wait(QApplication.instance(), lambda: page.run is not None and page.run.directory.path == run and page.run.loaded)
     page.tabs.setCurrentWidget(getattr(page, tab))

@@ -17,6 +17,7 @@ from app.qt.presets.page import PresetsPage
 from app.qt.presets.receive import ReceiveDialog
 from app.qt.presets.versions import VersionsDialog
 from app.qt.window import Window
+from tests.support.artist import shown_page
 from tests.support.screens import DEMO, screen, wait
 from trainer.config.presets import shelf
 from trainer.config.presets.making import revised
@@ -30,8 +31,7 @@ def shown_presets(window: Window) -> PresetsPage:
     """Go to the page, with a few presets of one's own and of others."""
     _keep_some()
     window.show_presets()
-    page = window.pages.currentWidget()
-    assert isinstance(page, PresetsPage)
+    page = shown_page(window, PresetsPage)
     window.session.presets.look()
     wait(QApplication.instance(), lambda: len(page.list.cards.rows) > 4 and len(page.list.painter.pictures) > 1)
     page.choose(next(each.path for each in page.list.cards.rows if each.preset.name == "soft gouache"))

@@ -7,14 +7,14 @@ from PySide6.QtWidgets import QApplication, QWidget
 from app.core.jobs import essentials
 from app.qt.train.page import TrainPage
 from app.qt.window import Window
+from tests.support.artist import shown_page
 from tests.support.screens import screen, wait
 
 
 def set_up(window: Window) -> TrainPage:
     """A job with the pictures that are open, a recipe, a trigger word, and a value that cannot be."""
     window.show_train()
-    page = window.pages.currentWidget()
-    assert isinstance(page, TrainPage)
+    page = shown_page(window, TrainPage)
     wait(QApplication.instance(), lambda: page.draft is not None and bool(page.sheet.essentials.cards.cards))
     assert page.draft is not None
     page.draft.set("base.family", "sdxl")

@@ -24,7 +24,7 @@ from app.qt.presets.page import PresetsPage
 from app.qt.runs.page import RunsPage
 from app.qt.theme import Theme
 from tests.support import tool_homes
-from tests.support.artist import Artist, Sitting, Wish, until
+from tests.support.artist import Artist, Sitting, Wish, shown_page, until
 from trainer.files.assets import asset_path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -155,9 +155,8 @@ def make_preset(artist: Artist, lora: Path) -> None:
     viewer = window.findChild(LoraViewer)
     until(viewer.recipe.isEnabled, 30, "what the LoRA says of itself")
     artist.click(viewer.recipe)
-    until(lambda: isinstance(window.pages.currentWidget(), PresetsPage), 30, "the Presets page")
-    page = window.pages.currentWidget()
-    assert isinstance(page, PresetsPage)
+    until(lambda: window.pages.currentIndex() == 3, 30, "the Presets page")
+    page = shown_page(window, PresetsPage)
     viewer.close()
     until(lambda: page.chosen is not None and page.chosen.origin == "yours", 30, "the preset that was made")
     artist.session.presets.outlooks.choose(CARD)

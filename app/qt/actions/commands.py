@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from PySide6.QtCore import QCoreApplication, QObject, Qt, QTimer
 from PySide6.QtGui import QAction, QKeySequence
 from PySide6.QtWidgets import QMenu, QMenuBar, QToolButton, QWidget
+from shiboken6 import isValid
 
 from app.qt.actions.table import Action, Menu
 from app.qt.theme import set_icon
@@ -35,7 +36,7 @@ class Command(QAction):
     def __init__(self, action: Action, owner: QWidget, keys: tuple[str, ...]) -> None:
         super().__init__(owner)
         self.action = action
-        self._owner = owner
+        self.owner = owner
         self._run: Callable[..., None] = getattr(owner, action.run)
         self.setObjectName(action.id)
         self.setText(self.title)
@@ -68,12 +69,12 @@ class Command(QAction):
 
     def refresh(self) -> None:
         """Ask the owner whether this can be done now, and whether it is on."""
-        self.setEnabled(self._owner.isVisible() and self._asked(self.action.enabled, True))
+        self.setEnabled(self.owner.isVisible() and self._asked(self.action.enabled, True))
         if self.action.checked:
             self.setChecked(self._asked(self.action.checked, False))
 
     def _asked(self, name: str | None, otherwise: bool) -> bool:
-        answer = getattr(self._owner, name) if name else otherwise
+        answer = getattr(self.owner, name) if name else otherwise
         return bool(answer() if callable(answer) else answer)
 
     def _do(self, checked: bool) -> None:
@@ -96,12 +97,20 @@ class Commands(QObject):
         self._soon.timeout.connect(self.refresh_now)
 
     def add(self, actions: Iterable[Action], owner: QWidget) -> None:
-        """Bind a room's actions to the widget that does them; they show up in their menus."""
+        """Bind a room's actions to the widget that does them; they show up in their menus.
+
+        A room that could not be made and is made once more takes the place of the former.
+        """
         for action in actions:
-            assert action.id not in self._commands, f"two actions are named {action.id}"
+            former = self._commands.pop(action.id, None)
+            once_more = former and former.owner is not owner and type(former.owner) is type(owner)
+            assert former is None or once_more, f"two actions are named {action.id}"
+            if former:
+                former.deleteLater()
             command = Command(action, owner, self._own.get(action.id, action.keys))
             self._commands[action.id] = command
             self._enter(command)
+        owner.destroyed.connect(lambda _=None: self._forget(actions))
         self.refresh()
 
     def __getitem__(self, name: str) -> Command:
@@ -146,6 +155,12 @@ class Commands(QObject):
         button.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
         button.setAccessibleName(self[name].text())
         return button
+
+    def _forget(self, actions: Iterable[Action]) -> None:
+        """The widget that did them is gone, and they with it."""
+        for action in actions:
+            if action.id in self._commands and not isValid(self._commands[action.id]):
+                del self._commands[action.id]
 
     def _enter(self, command: Command) -> None:
         menu = self._menus.get(command.action.menu)

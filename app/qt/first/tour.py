@@ -14,6 +14,7 @@ from PySide6.QtWidgets import QBoxLayout
 from app.core.first.demo import demo_job, demo_pictures
 from app.core.tasks import only
 from app.qt.first.coach import Coach
+from app.qt.page import Page
 from app.qt.parts import until_destroyed, while_there
 from app.qt.words import QT_TRANSLATE_NOOP
 from trainer.errors import ImpastoError
@@ -156,12 +157,15 @@ class Tour(QObject):
 
     def show_after(self) -> None:
         """Show what comes after the run."""
-        from app.qt.runs.page import RunsPage  # with the page, which is loaded late
+
+        def show(page: Page) -> None:
+            from app.qt.runs.page import RunsPage  # with the page, which is loaded late
+
+            assert isinstance(page, RunsPage)
+            page.show_after()
 
         self.show_run()
-        page = self._window.pages.currentWidget()
-        assert isinstance(page, RunsPage)
-        page.show_after()
+        self._window.show_runs(show)
 
     # --- inside
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -61,26 +62,21 @@ class PresetsPage(Page):
         self._soon.setInterval(_LINGER)
         self._soon.timeout.connect(self._ask_costs)
         self.arriving: ReceiveDialog | None = None
-        presets = session.presets
+
+    def build(self) -> Iterator[None]:
+        """Make search, cards and details, then lay them out."""
+        presets = self.session.presets
         self.field, self.origin, self.kind = QLineEdit(), QComboBox(), QComboBox()
-        self.list = CardView(lambda each: presets.outlooks.of(each.path, each.preset))
-        self.details = Details(presets.outlooks)
         self.nothing = plain_label("muted")
         self.side = QStackedWidget()
-        commands.add(ACTIONS, self)
-        self._lay_out()
-        self.field.textChanged.connect(lambda _: self._filter())
-        self.origin.currentIndexChanged.connect(lambda _: self._filter())
-        self.kind.currentIndexChanged.connect(lambda _: self._filter())
-        self.list.looked.connect(self._ask_soon)
-        self.list.selectionModel().currentChanged.connect(lambda _, __: self._show_chosen())
-        self.list.activated.connect(lambda _: self.use())
-        until_destroyed(
-            self,
-            presets.changed.connect(lambda _: self._renew()),
-            presets.failed.connect(self.failed.emit),
-            presets.outlooks.changed.connect(lambda _: self._renew_costs()),
-        )
+        self.commands.add(ACTIONS, self)
+        yield
+        self.list = CardView(lambda each: presets.outlooks.of(each.path, each.preset))
+        self.details = Details(presets.outlooks)
+        yield
+        yield from self._lay_out()
+        self._listen()
+        self._show_chosen()
 
     # --- what the table of actions names
 
@@ -216,7 +212,7 @@ class PresetsPage(Page):
 
     # --- inside
 
-    def _lay_out(self) -> None:
+    def _lay_out(self) -> Iterator[None]:
         self.field.setPlaceholderText(self.tr("Search presets"))
         self.field.setAccessibleName(self.tr("Search presets"))
         self.field.setClearButtonEnabled(True)
@@ -239,6 +235,7 @@ class PresetsPage(Page):
         column.addWidget(self.field)
         column.addLayout(filters)
         column.addWidget(self.list, 1)
+        yield
         for command in ("presets.use", "presets.save_file", "presets.copy", "presets.edit", "presets.versions"):
             self.details.buttons.addWidget(self._button(command))
         self.details.buttons.addStretch()
@@ -258,7 +255,22 @@ class PresetsPage(Page):
         row = QHBoxLayout(self)
         row.setContentsMargins(0, 0, 0, 0)
         row.addWidget(splitter)
-        self._show_chosen()
+        yield
+
+    def _listen(self) -> None:
+        presets = self.session.presets
+        self.field.textChanged.connect(lambda _: self._filter())
+        self.origin.currentIndexChanged.connect(lambda _: self._filter())
+        self.kind.currentIndexChanged.connect(lambda _: self._filter())
+        self.list.looked.connect(self._ask_soon)
+        self.list.selectionModel().currentChanged.connect(lambda _, __: self._show_chosen())
+        self.list.activated.connect(lambda _: self.use())
+        until_destroyed(
+            self,
+            presets.changed.connect(lambda _: self._renew()),
+            presets.failed.connect(self.failed.emit),
+            presets.outlooks.changed.connect(lambda _: self._renew_costs()),
+        )
 
     def _button(self, name: str, *, short: bool = False) -> QPushButton:
         """Return a button for a command; a short one has only its icon."""

@@ -85,6 +85,8 @@ class RunsPage(Page):
         self.list.chosen.connect(self._show_chosen)
         self.samples.chosen.connect(self._use_step)
         self._pass_on()
+        yield
+        self.list.show_runs(session.runs.all)  # of hundreds it takes a while to say how they stand
 
     def open(self, path: Path) -> None:
         """Show a run; it joins the list."""

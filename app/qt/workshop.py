@@ -1,0 +1,184 @@
+"""Makes the pages that are not there when the window opens, a part in each turn of its thread."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator, Mapping
+
+from PySide6.QtCore import QObject, Qt, QTimer, Signal
+from PySide6.QtWidgets import QLabel, QPushButton, QStackedWidget, QVBoxLayout, QWidget
+
+from app.core.session import Session
+from app.qt import rooms
+from app.qt.actions.commands import Commands
+from app.qt.page import Page
+
+Use = Callable[[Page], None]
+"""What is to be done with a page as soon as it is there."""
+
+
+class Place(QWidget):
+    """Stands where a page will be: its title, and what to do where it could not be made."""
+
+    again = Signal()
+
+    def __init__(self, title: str) -> None:
+        super().__init__()
+        self.title, self.words = QLabel(title), QLabel()
+        self.button = QPushButton(self.tr("Try again"))
+        self.button.clicked.connect(lambda: self.again.emit())
+        self._build()
+        self.wait()
+
+    def wait(self) -> None:
+        """Say that the page is on its way."""
+        self.words.setText(self.tr("Opening…"))
+        self.button.hide()
+
+    def give_up(self) -> None:
+        """Say that the page could not be made, and what to do."""
+        sentence = self.tr("This page could not be opened. Everything else goes on, and nothing is lost.")
+        remedy = self.tr("Try again. If that does not help, close Impasto and start it again.")
+        self.words.setText(f"{sentence}\n{remedy}")
+        self.button.show()
+
+    def _build(self) -> None:
+        self.title.setProperty("role", "title")
+        self.words.setProperty("role", "muted")
+        column = QVBoxLayout(self)
+        column.setContentsMargins(24, 24, 24, 24)
+        column.setSpacing(10)
+        column.addStretch(2)
+        for label in (self.title, self.words):
+            label.setWordWrap(True)
+            label.setAlignment(Qt.AlignmentFlag.AlignCenter)
+            column.addWidget(label)
+        column.addWidget(self.button, 0, Qt.AlignmentFlag.AlignHCenter)
+        column.addStretch(3)
+
+
+class Workshop(QObject):
+    """Makes pages and puts each in its place among those of a stack, the ones that are asked for before all others."""
+
+    made = Signal(int, QWidget)
+    """The page with this number is whole, and will be in its place in the next turn."""
+
+    def __init__(
+        self, session: Session, commands: Commands, stack: QStackedWidget, later: Mapping[int, rooms.Room]
+    ) -> None:
+        super().__init__(stack)
+        self._session, self._commands, self._stack, self._rooms = session, commands, stack, later
+        self._making: dict[int, Iterator[None]] = {}
+        """Of pages that are not in their places, what is still to be done."""
+        self._half: dict[int, Page] = {}
+        self._order: list[int] = []
+        """Those that are to be made, the next one first."""
+        self._uses: dict[int, list[Use]] = {number: [] for number in later}
+        self._loaded: bool | None = None
+        """Whether what is none of Qt's is there; None before that was asked for."""
+        self._turns = QTimer(self, interval=0)
+        self._turns.timeout.connect(self._turn)
+
+    def place(self, number: int, title: str) -> Place:
+        """Return what stands in the stack until a page is made."""
+        place = Place(title)
+        place.again.connect(lambda: self._try_again(number, place))
+        return place
+
+    def make_all(self) -> None:
+        """Make what nobody has asked for yet, while the user looks at something else."""
+        self._order += [number for number in self._rooms if number not in self._order and self._page(number) is None]
+        self._begin()
+
+    def ask(self, number: int, use: Use | None = None) -> None:
+        """Make a page before all others, and `use` it when it is there: at once where it is."""
+        page = self._page(number)
+        if page is None:
+            self._uses[number] += [use] if use else []
+            self._order = [number, *(other for other in self._order if other != number)]
+            self._begin()
+        elif use:
+            use(page)
+
+    def _page(self, number: int) -> Page | None:
+        page = self._stack.widget(number)
+        return page if isinstance(page, Page) else None
+
+    def _begin(self) -> None:
+        """Load on a worker what is none of Qt's, then take turns: on this thread it would be one long turn."""
+        if self._loaded is None:
+            self._loaded = False
+            self._session.tasks.run(rooms.load_beside, lambda _: self._go_on(), self._go_on_without)
+        elif self._loaded and self._order:
+            self._turns.start()
+
+    def _go_on(self) -> None:
+        self._loaded = True
+        self._begin()
+
+    def _go_on_without(self, fault: BaseException) -> None:
+        """Let pages that need what cannot be loaded fail by themselves, and the others be made."""
+        self._go_on()
+        raise fault
+
+    def _turn(self) -> None:
+        """Make the next part of the page whose turn it is. A fault ends that page alone, and is raised to be told."""
+        number = self._order[0]
+        if number not in self._making:
+            self._making[number] = self._parts(number)
+        try:
+            whole = next(self._making[number], self) is self
+        except Exception:
+            self._give_up(number)
+            raise
+        if whole:
+            self._hand_over(number)
+
+    def _parts(self, number: int) -> Iterator[None]:
+        room = self._rooms[number]
+        yield from room.load()
+        page: Page = getattr(importlib.import_module(room.module), room.page)(self._session, self._commands)
+        self._half[number] = page
+        page.setParent(self._stack)  # ends with it, and does not change hands when it is whole: that takes 15 ms
+        yield from page.build()
+        yield
+        self.made.emit(number, page)
+
+    def _hand_over(self, number: int) -> None:
+        self._leave(number)
+        self._replace(number, self._half.pop(number))
+        uses, self._uses[number] = self._uses[number], []
+        for use in uses:
+            self.ask(number, use)
+
+    def _replace(self, number: int, page: Page) -> None:
+        place, stack = self._place(number), self._stack
+        shown = place is stack.currentWidget()
+        stack.insertWidget(number, page)
+        if shown:
+            stack.setCurrentWidget(page)
+        stack.removeWidget(place)
+        place.deleteLater()
+
+    def _give_up(self, number: int) -> None:
+        """Let go what there is of a page, so that it can be made from its beginning once more."""
+        self._leave(number)
+        half = self._half.pop(number, None)
+        if half:
+            half.deleteLater()
+        self._place(number).give_up()
+
+    def _try_again(self, number: int, place: Place) -> None:
+        place.wait()
+        self.ask(number)
+
+    def _leave(self, number: int) -> None:
+        del self._making[number]
+        self._order.remove(number)
+        if not self._order:
+            self._turns.stop()
+
+    def _place(self, number: int) -> Place:
+        place = self._stack.widget(number)
+        assert isinstance(place, Place)
+        return place
