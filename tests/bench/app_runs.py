@@ -136,8 +136,8 @@ def _opening(window: QWidget, path: Path) -> list[tuple[str, str]]:
     return [
         (f"a run of {EVENTS:,} steps: read", f"{seconds:.2f} s"),
         ("and drawn", f"{drawn:.2f} s later"),
-        ("longest stall of the window's thread in that", f"{_ms(stall.gap)}, computing {_ms(stall.computed)}"),
-        ("longest stall before: from the click on Runs until all pages are made", f"{_ms(loaded.gap)}, computing {_ms(loaded.computed)}"),
+        ("longest stall of the window's thread in that", _told(stall)),
+        ("longest stall from the click on Runs, when no page is made, until all are", _told(loaded)),
     ]
 
 
@@ -162,7 +162,7 @@ def _training(window: QWidget) -> list[tuple[str, str]]:
     page.open(shown)
     wait(lambda: page.run.directory.path == shown and page.run.loaded)
     what = f"longest stall while a run of the demo trains ({seconds:.0f} s, {_DEMO_STEPS} steps, on the same two cores)"
-    return [(what, f"{_ms(stall.gap)}, computing {_ms(stall.computed)}")]
+    return [(what, _told(stall))]
 
 
 def _moving(window: QWidget) -> list[tuple[str, str]]:
@@ -204,6 +204,10 @@ def _listing(session: object) -> list[tuple[str, str]]:
         (f"{listed[-1]} runs listed, first time", f"{first * 1000:.0f} ms"),
         ("looked at again", _ms(time.perf_counter() - start)),
     ]
+
+
+def _told(stall: Stall) -> str:
+    return f"{_ms(stall.gap)}, computing {_ms(stall.computed)}"
 
 
 def _ms(seconds: float) -> str:
