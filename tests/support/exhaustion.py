@@ -21,7 +21,7 @@ from trainer.config.write import dump_job
 from trainer.errors import ImpastoError
 from trainer.protocol import commands, events
 from trainer.protocol.rundir import RunDirectory
-from trainer.training.run import resume, start
+from trainer.training.run import Planner, resume, start
 
 Wanted = Callable[[events.Event], bool]
 
@@ -158,9 +158,13 @@ class Trial:
     """One run with the events it wrote."""
 
     def __init__(
-        self, job: Path, settings: Sequence[str] = (), act: Callable[[events.Event], None] | None = None
+        self,
+        job: Path,
+        settings: Sequence[str] = (),
+        act: Callable[[events.Event], None] | None = None,
+        planner: Planner | None = None,
     ) -> None:
-        self.job, self.settings, self.act = job, list(settings), act
+        self.job, self.settings, self.act, self.planner = job, list(settings), act, planner
         self.seen: list[events.Event] = []
         self.code: int | None = None
         self.error: ImpastoError | None = None
@@ -173,7 +177,7 @@ class Trial:
     def start(self) -> Trial:
         """Runs the job; a kill leaves ``code`` None, and an ``error`` for users stays here."""
         try:
-            self.code = start(self.job, self.settings, self)
+            self.code = start(self.job, self.settings, self, self.planner)
         except Killed:
             self.code = None
         except ImpastoError as error:

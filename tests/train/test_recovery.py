@@ -26,7 +26,10 @@ from tests.support.jobs import photographs, write_job
 from tests.support.tiny import tiny_base
 from trainer.errors import ResumableError
 from trainer.protocol import events
+from trainer.protocol.forecast import Forecast
 from trainer.protocol.report import read_report
+from trainer.training.keeper import Keeper
+from trainer.training.run import PlannedFit
 
 FULL = {"checkpointing": "full"}
 ONE = {"micro_batch": 1}
@@ -251,6 +254,27 @@ def test_the_models_make_room_for_encoding_the_next_portion(place: Place) -> Non
     second = phase_begins("cache_pictures", turn=3)  # loading the VAE parts the first in two
     trial = place.exhausted("sd15", settings, Exhaustion(second, 30, times=2))
     assert [(event.phase, event.step) for event in trial.of(events.MemoryExhausted)] == [("cache_pictures", 2)] * 2
+    assert_right(place, "sd15", settings, trial)
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_where_a_forecast_has_no_room_for_encoding_beside_them_the_models_leave_in_time(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before anything fails; there are two portions, before the first of which nothing is loaded."""
+    settings = (*TRAIN_ONLY, "recipe.pictures.crop=random", "fit.cache_gigabytes=1e-9")
+    left: list[int] = []
+    set_aside = Keeper.set_aside
+
+    def watched(keeper: Keeper) -> bool:
+        if aside := set_aside(keeper):
+            left.append(keeper.engine.progress.step if keeper.engine else 0)
+        return aside
+
+    monkeypatch.setattr(Keeper, "set_aside", watched)
+    forecast = Forecast("cpu", (), 0, 0, 0, 0, 0, fits=True, seconds=1.0, step_seconds={}, encodes_alone=True)
+    trial = Trial(place.job(), settings, planner=lambda job, *_: PlannedFit(job.fit, forecast=forecast)).start()
+    assert left == [2] and not trial.of(events.MemoryExhausted)
     assert_right(place, "sd15", settings, trial)
 
 

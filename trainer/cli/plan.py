@@ -89,7 +89,7 @@ def as_json(question: Question, planned: Planned) -> dict[str, Any]:
         fit = plan.fit.model_dump(mode="json", exclude_none=True)
         return {"fit": fit, "quality": plan.quality, "forecast": asdict(plan.forecast)}
 
-    lighter, no_smaller = planned.lighter, plan_words.no_smaller(planned)
+    lighter = planned.lighter
     return {
         "name": question.name,
         "card": {
@@ -110,7 +110,7 @@ def as_json(question: Question, planned: Planned) -> dict[str, Any]:
         "lighter": lighter and {"changes": dict(lighter.change.keys), **(told(lighter.plan) or {})},
         "ladder": [rung.model_dump(mode="json", exclude_none=True) for rung in planned.ladder],
         "complete": planned.complete,
-        "remarks": [*question.remarks, *([no_smaller] if no_smaller else [])],
+        "remarks": plan_words.remarks(question, planned),
         "obstacles": [{"sentence": error.sentence, "remedy": error.remedy} for error in question.obstacles],
         "findings": [
             {"severity": found.severity, "sentence": found.sentence, "remedy": found.remedy}
@@ -201,13 +201,11 @@ def _answer(question: Question, planned: Planned) -> Iterator[str]:
         yield plan_words.what_would(planned.lighter, situation, planned.missing, _batch(question))
     else:
         yield from plan_table.neighbours(planned, _batch(question))
-        if no_smaller := plan_words.no_smaller(planned):
-            yield no_smaller
         yield ""
         yield f"Peak: {plan_table.peak(planned.pick.forecast)}."
     if not planned.complete:
         yield "There was no time to look at every fit, so a better one may exist: ask again, then more is known."
-    yield from question.remarks
+    yield from plan_words.remarks(question, planned)
     if situation.correction.damage:
         yield situation.correction.damage
 

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from trainer.config.fit import FitConfig
     from trainer.gpu import Use
     from trainer.memory.planner import Lighter, Plan, Planned
+    from trainer.memory.portions import Later
+    from trainer.memory.questions import Question
     from trainer.memory.recipes import Change
     from trainer.memory.situation import Situation
     from trainer.protocol.forecast import Forecast, PhaseForecast
@@ -135,14 +137,32 @@ def nothing_fits(planned: Planned) -> str:
     )
 
 
-def no_smaller(planned: Planned) -> str | None:
-    """Return why there is no smaller plan beside a pick; None where there is one, or none was looked for."""
+def remarks(question: Question, planned: Planned) -> list[str]:
+    """Return what else is to be known of a plan: what was assumed, what it lacks, what it does late."""
+    found = [*question.remarks, _no_smaller(planned)]
+    if planned.pick is not None:
+        found.append(_encoded_late(question.occasions.later, planned.pick.forecast))
+    return [remark for remark in found if remark]
+
+
+def _encoded_late(later: Later, found: Forecast) -> str:
+    """Return how a cache is filled that is larger than its limit; empty where it is filled before the first step."""
+    if not later.pictures and not later.texts:
+        return ""
+    what = " and ".join(name for name, some in (("pictures", later.pictures), ("captions", later.texts)) if some)
+    how = "with the models put aside for want of room" if found.encodes_alone else "beside the model"
+    often = words.counted(later.portions, "time", "times")
+    return f"More {what} than fit.cache_gigabytes holds are encoded between epochs, {often}, {how}."
+
+
+def _no_smaller(planned: Planned) -> str:
+    """Return why there is no smaller plan beside a pick; empty where there is one, or none was looked for."""
     if planned.floor is not None:
         phase = planned.floor
         return (
             f'No plan needs much less: "{PHASES[phase.phase]}" takes {words.size(phase.reserved)} however it is fitted.'
         )
-    return "No plan was found that needs much less." if planned.smallest else None
+    return "No plan was found that needs much less." if planned.smallest else ""
 
 
 def what_would(found: Lighter | None, situation: Situation, missing: int, effective_batch: int) -> str:

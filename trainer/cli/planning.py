@@ -46,7 +46,7 @@ def plan_run(
     from trainer.training.run import PlannedFit
 
     traces = Traces(TapeStore.of_user())
-    subject, occasions = subject_of_job(job, source, pictures), occasions_of(job, pictures)
+    subject, occasions = subject_of_job(job, source, pictures), occasions_of(job, source, pictures)
     if machine.device == "cpu":
         steps = traces.steps(subject, subject.buckets[0].size, subject.fit.micro_batch or 1)
         with numerics(job):  # the run's threads and determinism

@@ -14,7 +14,8 @@ from trainer.config.job import Job
 from trainer.dataset.picture import Picture
 from trainer.memory.dealing import Makeup, Part, lessened, makeups, sizes_of_parts, split
 from trainer.memory.outline import Outline, Sums, in_a_row
-from trainer.memory.subject import Subject, TracePart
+from trainer.memory.portions import NOT_LATER, Later, later_portions
+from trainer.memory.subject import SourceFacts, Subject, TracePart, learns_texts
 from trainer.memory.tape import Tape, Work
 from trainer.memory.timing import loading_seconds
 from trainer.memory.traces import Size, Steps, T, Traces
@@ -51,10 +52,12 @@ class Occasions:
     """Rounds of all prompts."""
     batches: tuple[tuple[Makeup, int], ...] = ()
     """How often each makeup of effective batch is trained on; none: full ones of one shape, by pictures shown."""
+    later: Later = NOT_LATER
+    """What is encoded between epochs."""
 
 
-def occasions_of(job: Job, pictures: Sequence[Picture]) -> Occasions:
-    """Of a frozen job on its pictures."""
+def occasions_of(job: Job, source: SourceFacts, pictures: Sequence[Picture]) -> Occasions:
+    """Of a frozen job on its base and pictures."""
     steps, report = job.recipe.steps or 1, job.report
     held_out = sum(picture.kind == "validation" for picture in pictures)
     trained = len(pictures) - held_out
@@ -67,6 +70,7 @@ def occasions_of(job: Job, pictures: Sequence[Picture]) -> Occasions:
         validations=1 + -(-steps // (report.validation.every or steps)),
         previews=1 + -(-steps // (report.previews.every or steps)) if prompts else 0,
         batches=makeups(pictures, job.recipe),
+        later=later_portions(job, pictures, () if learns_texts(job.recipe) else source.text_configs),
     )
 
 
@@ -150,6 +154,12 @@ class Course:
         """Caches, then the base with adapter and masters."""
         return [Act(phase, self.tapes(phase)) for phase in _BEFORE]
 
+    def between_epochs(self) -> list[Act]:
+        """Caches again, beside all that training holds: what did not fit on disk with what came before."""
+        later = self.occasions.later
+        encoded: dict[OtherPhase, int] = {"cache_pictures": later.pictures, "cache_texts": later.texts}
+        return [Act(phase, self.tapes(phase)) for phase, count in encoded.items() if count]
+
     def after_training(self) -> list[Act]:
         """What comes between the steps of a run, on all that then lives; each is played once."""
         return [Act(phase, self.tapes(phase)) for phase in _AFTER]
@@ -159,9 +169,10 @@ class Course:
         measured = self.occasions.validations * self.occasions.measured
         return {
             "cache_pictures": self._picture_seconds(seconds),
-            "cache_texts": self.occasions.texts * seconds(self._work("cache_texts", "texts")),
-            "load": self._loading(),
-            "quantise": self._loading(),
+            "cache_texts": (self.occasions.texts + self.occasions.later.texts)
+            * seconds(self._work("cache_texts", "texts")),
+            "load": self.loading(),
+            "quantise": self.loading(),
             "validate": measured * seconds(self._work("validate")),
             "preview": self.occasions.previews * seconds(self._work("preview")),
             "checkpoint": 0.0,
@@ -247,14 +258,15 @@ class Course:
         """By the share of pictures in each shape."""
         shown = sum(bucket.pictures for bucket in self.subject.buckets) or 1
         return sum(
-            self.occasions.pictures
+            (self.occasions.pictures + self.occasions.later.pictures)
             * bucket.pictures
             / shown
             * seconds(self._work("cache_pictures", f"encode {bucket.width}x{bucket.height}"))
             for bucket in self.subject.buckets
         )
 
-    def _loading(self) -> float:
+    def loading(self) -> float:
+        """Seconds to place all that training needs."""
         tapes = (*self.tapes("load"), *self.tapes("quantise"))
         size = sum(storage.bytes for tape in tapes for storage in tape.storages if storage.kind == "weights")
         return loading_seconds(size, self.rate)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
-from itertools import cycle
+from itertools import cycle, islice
 from typing import NamedTuple, TypeVar
 
 from trainer.memory import timing
@@ -28,6 +28,8 @@ V = TypeVar("V")
 Chapters = tuple[tuple[int, ...], ...]
 """The tapes that runs have in common, each by its identity, chapter by chapter."""
 
+CHAPTERS_TO_TRAINING = 2
+"""Of those of a run: what comes before training, and training."""
 SAMPLES = 200
 LARGEST_PARTS = 6
 # Of what was played so much is kept, some megabytes each: what a question or two come to.
@@ -35,6 +37,8 @@ MOST_KEPT = 64
 MOST_PEAKS = 8
 # What Python, PyTorch with CUDA and the libraries take of main memory before anything is loaded.
 PROCESS_BYTES = 1_600_000_000
+# More than any machine has: nothing is known to limit what is taken of it.
+MAIN_MEMORY = 2**50
 # CUDA's dtype names on tapes, by the fit's.
 TAPE_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
@@ -182,18 +186,28 @@ class Runs:
         with suppress(OSError):  # a full disk costs the next forecast a second, not this one its answer
             course.outcomes.save(key, outcome)
 
-    def through(self, course: Course, capacity: int | None) -> Playing:
-        """The run to its end, or to where ``capacity`` bytes are not enough; not to be played on."""
+    def between_epochs(self, course: Course, capacity: int | None) -> Playing:
+        """What is encoded between epochs, within ``capacity`` bytes, beside all that training holds."""
+        playing = self.through(course, capacity, chapters=CHAPTERS_TO_TRAINING).copy(capacity)
+        playing.phases = {}
+        _act_all(playing, course.between_epochs())
+        return playing
+
+    def through(self, course: Course, capacity: int | None, *, chapters: int | None = None) -> Playing:
+        """The run to its end, or to where ``capacity`` bytes are not enough; not to be played on.
+
+        With ``chapters`` only so many are played.
+        """
         playing = Playing(self.situation, capacity)
-        chapters: Chapters = ()
-        for tapes, play in _chapters(course):
-            chapters = (*chapters, tuple(map(id, tapes)))
-            known = self._known(capacity, chapters)
+        read: Chapters = ()
+        for tapes, play in islice(_chapters(course), chapters):
+            read = (*read, tuple(map(id, tapes)))
+            known = self._known(capacity, read)
             if known is None:
                 self.before_playing()
                 known = playing.copy(capacity)
                 play(known)
-                _keep(self._played, (None if known.unhindered else capacity, chapters), (known, tapes))
+                _keep(self._played, (None if known.unhindered else capacity, read), (known, tapes))
             playing = known
             if playing.failure is not None:
                 break
@@ -280,8 +294,12 @@ def forecast_of(
 
     runs = runs or Runs(situation)
     failed_in, retrying = runs.within(course, situation.budget)
+    between, alone = _between_epochs(course, runs, situation.budget, brief=brief)
     timed = _seconds(course, seconds, retrying)
-    phases = tuple(replace(phase, seconds=timed[phase.phase]) for phase in runs.unhindered(course, brief=brief))
+    if alone:  # the models are built anew after each portion
+        timed["train"] += course.occasions.later.portions * course.loading()
+    found = (max(phase, between.get(phase.phase, phase), key=_taken) for phase in runs.unhindered(course, brief=brief))
+    phases = tuple(replace(phase, seconds=timed[phase.phase]) for phase in found)
     subject, steps = course.subject, course.subject.recipe.steps or 1
     return Forecast(
         card=situation.card.name,
@@ -297,12 +315,33 @@ def forecast_of(
         time_factor=factor,
         flops=float(steps * _step_flops(course)),
         flops_limit=1e12 * situation.card.tflops.get(TAPE_DTYPES[subject.fit.dtype or "fp32"], 0.0),
+        encodes_alone=alone,
     )
+
+
+def _between_epochs(
+    course: Course, runs: Runs, budget: int, *, brief: bool
+) -> tuple[Mapping[ForecastPhase, PhaseForecast], bool]:
+    """What encoding between epochs needs beside training, and whether there is no room for that.
+
+    Then the run puts the models aside (trainer.training.recovery), and it needs no more than before the first step.
+    """
+    if not course.between_epochs():
+        return {}, False
+    free = runs.between_epochs(course, None)
+    if free.reserved > budget and runs.between_epochs(course, budget).failure is not None:
+        return {}, True
+    return {phase.phase: phase for phase in _outcome(course.subject, free, brief=brief)}, False
+
+
+def _taken(phase: PhaseForecast) -> int:
+    return phase.reserved
 
 
 def forecast_on_cpu(course: Course, situation: Situation) -> Forecast:
     """The forecast of a course in main memory: what its tensors take there, beside the program itself, and the time."""
-    found = forecast_of(course, situation)
+    boundless = replace(situation, free_bytes=MAIN_MEMORY)
+    found = forecast_of(course, boundless)
     phases = tuple(
         replace(phase, host=PROCESS_BYTES + phase.allocated, allocated=0, reserved=0, timeline=(), peaks=())
         for phase in found.phases

@@ -73,11 +73,10 @@ def quantise(subject: Subject) -> tuple[Tape, ...]:
 def cache_pictures(subject: Subject) -> tuple[Tape, ...]:
     """The VAE placed, a picture of each shape encoded, the VAE gone; before the base is loaded.
 
-    Two things that a run can come to are left out. A picture that a bf16 VAE turns infinite or NaN is encoded again in
-    fp32, which takes as much as an fp32 VAE does: bf16 reaches as far as fp32, so only damaged VAEs do that, and these
-    fail in fp32 too. And past fit.cache_gigabytes later epochs' pictures and texts are encoded between epochs, beside
-    all that training holds: where there is no room for that, the run puts the model aside meanwhile and places it again
-    (trainer.training.recovery), so that it costs seconds for each such portion, never the plan.
+    Past fit.cache_gigabytes later epochs' pictures and texts are encoded between epochs, beside all that training
+    holds: the same tapes are played there once more (Course.between_epochs). Left out: a picture that a bf16 VAE turns
+    infinite or NaN is encoded again in fp32, which takes as much as an fp32 VAE does: bf16 reaches as far as fp32, so
+    only damaged VAEs do that, and these fail in fp32 too.
     """
     vae = bare_vae(subject)
     with recording(VAE_ATTENTION) as tracer:
@@ -90,10 +89,7 @@ def cache_pictures(subject: Subject) -> tuple[Tape, ...]:
 
 
 def cache_texts(subject: Subject) -> tuple[Tape, ...]:
-    """The text encoders placed, a text encoded, the encoders gone; before the base is loaded; none where they learn.
-
-    As with pictures, later portions of a long run are left out, which are encoded between epochs.
-    """
+    """The text encoders placed, a text encoded, the encoders gone; before the base is loaded; none where they learn."""
     if subject.trained_texts:
         return ()
     encoders, dtype = bare_text_encoders(subject), dtype_of(subject)

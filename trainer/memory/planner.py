@@ -127,7 +127,8 @@ def plan(
         return picked
     quicker = planning.quicker(pick)
     most = int(SMALLER * min(chosen.forecast.reserved, situation.budget))
-    floor = _floor(chosen.forecast, most)
+    # Caches that are filled between epochs too take what lies beside them, which is another fit's matter.
+    floor = _floor(chosen.forecast, most) if not occasions.later.portions else None
     smaller = planning.smaller(pick, most) if floor is None else None
     return replace(
         picked,

@@ -98,7 +98,7 @@ def question_of_job(
     pictures, findings = _pictures_of(resolved, remarks, obstacles, progress)
     if pictures:
         resolved = _resolved(job, source, situation, samples_per_epoch(pictures))
-        subject, occasions = subject_of_job(resolved, source, pictures), occasions_of(resolved, pictures)
+        subject, occasions = subject_of_job(resolved, source, pictures), occasions_of(resolved, source, pictures)
     else:
         subject, occasions = _ahead(resolved, source)
     return Question(job.name, subject, job.fit, situation, occasions, tuple(remarks), tuple(obstacles), findings)
@@ -137,7 +137,7 @@ def _ahead(job: Job, source: _Source) -> tuple[Subject, Occasions]:
     """Without pictures: the subject of square ones."""
     square = subject_ahead(source.family, job.recipe, job.fit).buckets
     subject = replace(subject_of_job(job, source, ()), buckets=square)
-    return subject, replace(occasions_of(job, ()), pictures=PICTURES_AHEAD, texts=PICTURES_AHEAD, measured=8)
+    return subject, replace(occasions_of(job, source, ()), pictures=PICTURES_AHEAD, texts=PICTURES_AHEAD, measured=8)
 
 
 def _source_of(base: BaseConfig, remarks: list[str], obstacles: list[ImpastoError]) -> _Source:

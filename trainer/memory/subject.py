@@ -109,8 +109,7 @@ class Subject:
     @property
     def trained_texts(self) -> bool:
         """Whether text encoders are trained, so that all of them stay on the card."""
-        recipe = self.recipe
-        return recipe.text_encoder.learning_rate > 0 or recipe.text_encoder_2.learning_rate > 0
+        return learns_texts(self.recipe)
 
     def key(self, part: TracePart, *more: object) -> str:
         """SHA-256 in hex over what the tapes of ``part`` depend on: under it they are kept.
@@ -160,6 +159,11 @@ class Subject:
             [(encoder.rank, encoder.learning_rate > 0) for encoder in encoders],
             [share > 0 for share in (recipe.dropout, recipe.rank_dropout, recipe.module_dropout)],
         )
+
+
+def learns_texts(recipe: RecipeConfig) -> bool:
+    """Whether a recipe trains a text encoder: then no text is cached."""
+    return recipe.text_encoder.learning_rate > 0 or recipe.text_encoder_2.learning_rate > 0
 
 
 class SourceFacts(Protocol):

@@ -98,6 +98,8 @@ class Forecast:
     """What all training steps of the run compute, recomputed activations included; 0 when not known."""
     flops_limit: float = 0.0
     """FLOP/s of the card's dense matrix units in the base's number format; 0 when not known."""
+    encodes_alone: bool = False
+    """Whether the models are put aside while pictures and captions are encoded between epochs, for want of room."""
 
     def of(self, phase: str) -> PhaseForecast | None:
         """The part for one phase; None when it is not in the forecast."""

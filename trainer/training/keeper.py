@@ -87,6 +87,10 @@ class Keeper:
         self.torn = False
         return result
 
+    def is_fed(self, step: int) -> bool:
+        """Whether what ``step`` needs is encoded; after the last one nothing more is needed."""
+        return self.parts.feed.holds(min(step, (self.job.recipe.steps or 1) - 1))
+
     def set_aside(self) -> bool:
         """Frees the models until they are needed again, if there are any; what was learned waits in main memory."""
         if self.engine is None or self._empty:

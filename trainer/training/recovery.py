@@ -90,7 +90,9 @@ class Recovery:
                 tried, self._tries = True, self._tries + 1
 
     def prepare_step(self, step: int) -> None:
-        """Caches what ``step`` needs (see Attempt.prepare)."""
+        """Caches what ``step`` needs (see Attempt.prepare), without the models where there is no room beside them."""
+        if self.forecast and self.forecast.encodes_alone and not self.keeper.is_fed(step):
+            self.keeper.set_aside()
         self.run(self.phase, lambda: self.prepare(step))
 
     def train_step(self) -> StepResult:

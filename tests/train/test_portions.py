@@ -1,0 +1,167 @@
+"""What is encoded between epochs, past the disk limit of the cache: how often, beside what, and when alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support.meters import CpuMeter
+from tests.support.pictures import make_picture
+from tests.support.plans import situation_with
+from tests.support.real_phases import RealRun
+from tests.support.tiny import tiny_configs
+from tests.support.truth_jobs import truth_jobs
+from trainer.cli.plan_words import remarks
+from trainer.config.base import BaseConfig
+from trainer.config.dataset import DatasetConfig, FolderConfig
+from trainer.config.fit import FitConfig
+from trainer.config.job import Job
+from trainer.config.recipe import RecipeConfig
+from trainer.dataset.picture import Picture
+from trainer.dataset.sampling import epoch_batches
+from trainer.memory.course import Course, Occasions
+from trainer.memory.forecast import Runs, forecast_of
+from trainer.memory.planner import Plan, Planned
+from trainer.memory.portions import NOT_LATER, Later, later_portions
+from trainer.memory.questions import Question
+from trainer.memory.situation import Situation
+from trainer.memory.store import TapeStore
+from trainer.memory.subject import Subject
+from trainer.memory.traces import Traces
+
+AMPLE = 2**30
+WIDTH = 32  # of the tiny text encoder
+LATER = Later(portions=3, pictures=30, texts=12)
+
+# --- how many there are -----------------------------------------------------------------------------------------------
+
+
+def job_of(gigabytes: float, **recipe: Any) -> Job:
+    return Job(
+        name="portions",
+        base=BaseConfig(model="base", family="sd15"),
+        dataset=DatasetConfig(folders=(FolderConfig(path="pictures"),)),
+        recipe=RecipeConfig.model_validate({"steps": 40, "effective_batch": 2, "resolution": 64, "seed": 3, **recipe}),
+        fit=FitConfig(cache_gigabytes=gigabytes),
+    )
+
+
+def pictures() -> list[Picture]:
+    """Ten pictures with three tags each, five steps an epoch."""
+    return [
+        make_picture(number, bucket=(64, 64), width=90, height=300, captions=(f"a {number}, b, c",))
+        for number in range(10)
+    ]
+
+
+def cut(job: Job, shown: Sequence[Picture], limit: float) -> list[list[tuple[Any, str]]]:
+    """The different showings of each portion, gone through epoch by epoch with a sum of one's own."""
+    each = 2 * 4 * 8 * 8 * 4 + (75 + 2) * WIDTH * 4
+    portions: list[dict[tuple[Any, str], None]] = [{}]
+    for epoch in range(8):
+        samples = [sample for batch in epoch_batches(shown, job.recipe, epoch) for sample in batch]
+        new = dict.fromkeys(((one.picture.id, one.window, one.flip), one.caption) for one in samples)
+        if portions[-1] and len(portions[-1] | new) * each > limit:
+            portions.append({})
+        portions[-1] |= new
+    return [list(portion) for portion in portions]
+
+
+@pytest.mark.parametrize("epochs_together", [0.01, 1.5, 3.2, 7.9])
+def test_portions_are_those_that_a_run_cuts(epochs_together: float) -> None:
+    """Where every showing differs, to the last; what was encoded for the portion before lies there still."""
+    limit = epochs_together * 10 * (2048 + 77 * WIDTH * 4)
+    job = job_of(limit / 1e9, pictures={"crop": "random"}, captions={"shuffle": True, "wildcards": True})
+    found = later_portions(job, pictures(), [tiny_configs("sd15")["text_encoder"]])
+    portions = cut(job, pictures(), limit)
+    assert found.portions == len(portions) - 1
+    encoded = sum(len({picture for picture, _ in portion}) for portion in portions[1:])
+    assert found.pictures == pytest.approx(encoded, rel=0.1)
+
+
+def test_without_chance_nothing_is_encoded_twice_and_with_room_there_is_one_portion() -> None:
+    texts = [tiny_configs("sd15")["text_encoder"]]
+    assert later_portions(job_of(1.0, pictures={"crop": "random"}), pictures(), texts) == NOT_LATER
+    plain = later_portions(job_of(1e-9, pictures={"crop": "center"}), pictures(), texts)
+    assert (plain.pictures, plain.texts) == (0, 0)
+    shuffled = later_portions(job_of(1e-9, captions={"shuffle": True}), pictures(), texts)
+    assert shuffled.portions == 7 and shuffled.texts > 0
+    assert later_portions(job_of(1e-9), [], texts) == NOT_LATER
+
+
+# --- what they take ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def traces(tmp_path_factory: pytest.TempPathFactory) -> Traces:
+    return Traces(TapeStore(tmp_path_factory.mktemp("tapes")))
+
+
+@pytest.fixture(scope="module")
+def subject() -> Subject:
+    """Previews would come after what is looked at here."""
+    job = next(job for job in truth_jobs() if job.name == "sd15 r16 full all phases")
+    return replace(job.subject(tiny=True, dtype="fp32"), previews=())
+
+
+def course_of(subject: Subject, traces: Traces, situation: Situation, later: Later = LATER) -> Course:
+    return Course(subject, traces, Occasions(later=later), situation.rate)
+
+
+def test_encoding_between_epochs_takes_what_a_real_run_takes_then(subject: Subject, traces: Traces) -> None:
+    """On the CPU, whose convolutions take buffers of their own: as many beside training as before it."""
+    situation, meter, real = situation_with(AMPLE, workspace=0), CpuMeter(), RealRun(subject, torch.device("cpu"))
+    first = meter.measure(real.cache_pictures).requested
+    for work in (real.load, partial(real.train, subject.buckets[0].size, 1)):
+        meter.measure(work)
+    beside = meter.measure(real.cache_pictures).requested
+    runs, course = Runs(situation), course_of(subject, traces, situation)
+    played = runs.between_epochs(course, None).phases["cache_pictures"]
+    alone = runs.through(course, None).phases["cache_pictures"]
+    peaks = [
+        int(phase.played[moment.tape].requested[moment.event])
+        for phase in (played, alone)
+        for moment in [phase.peak_requested()]
+    ]
+    assert peaks[0] - peaks[1] == pytest.approx(beside - first, rel=2e-3)
+    assert peaks[0] > 3 * peaks[1]
+
+
+def test_a_forecast_counts_them_beside_training_or_with_the_models_put_aside(subject: Subject, traces: Traces) -> None:
+    ample = situation_with(AMPLE)
+    without, beside = (
+        forecast_of(course_of(subject, traces, ample, later), ample, brief=True) for later in (NOT_LATER, LATER)
+    )
+    phases = [found.of("cache_pictures") for found in (without, beside)]
+    assert phases[0] and phases[1] and phases[1].allocated > phases[0].allocated + beside.phases[3].allocated // 2
+    assert phases[1].seconds == pytest.approx(phases[0].seconds * (20 + 30) / 20)
+    texts = [found.of("cache_texts") for found in (without, beside)]
+    assert texts[0] and texts[1] and texts[1].seconds == pytest.approx(texts[0].seconds * (20 + 12) / 20)
+    assert not beside.encodes_alone and beside.fits
+
+    # Texts are encoded where training holds most; a card with room for training alone has none for that.
+    tight = situation_with(without.reserved)
+    course = course_of(subject, traces, tight)
+    assert Runs(tight).between_epochs(course, None).reserved > tight.budget
+    alone = forecast_of(course, tight, brief=True)
+    assert alone.encodes_alone and alone.fits and alone.reserved == without.reserved
+    train = [found.of("train") for found in (beside, alone)]
+    assert train[0] and train[1] and train[1].seconds == pytest.approx(train[0].seconds + 3 * course.loading())
+
+
+@pytest.mark.parametrize(("alone", "how"), [(False, "beside the model"), (True, "with the models put aside")])
+def test_a_plan_says_how_they_are_encoded(subject: Subject, traces: Traces, alone: bool, how: str) -> None:
+    situation = situation_with(AMPLE)
+    course = course_of(subject, traces, situation)
+    forecast = replace(forecast_of(course, situation, brief=True), encodes_alone=alone)
+    question = Question("portions", subject, FitConfig(), situation, course.occasions)
+    (remark,) = remarks(question, Planned(situation, Plan(subject.fit, forecast)))
+    assert remark == (
+        "More pictures and captions than fit.cache_gigabytes holds are encoded between epochs, 3 times, "
+        f"{how}{' for want of room' if alone else ''}."
+    )
