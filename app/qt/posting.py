@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from PySide6.QtCore import QObject, Qt, Signal, Slot
 
-_TURN = 0.008
+_TURN = 0.004
 """Seconds after which what waits lets keys, mouse and painting come first: Qt itself would do all of it at once."""
 
 

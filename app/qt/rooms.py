@@ -10,6 +10,8 @@ import importlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from app.core.query import tokens
+
 BESIDE = (
     "app.core.disk.looking",
     "app.core.disk.drawing",
@@ -68,6 +70,10 @@ PRESETS = Room(
 
 
 def load_beside() -> None:
-    """Load what is none of Qt's; on a worker."""
+    """Load what is none of Qt's; on a worker.
+
+    CLIP's vocabulary, too: its library holds Python's lock for 40 ms, which nobody feels before a dataset is opened.
+    """
     for module in BESIDE:
         importlib.import_module(module)
+    tokens.load()

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from app.core.disk.order import natural_key
+from app.core.disk.order import in_natural_order, natural_key
 from trainer.dataset.caption_files import METADATA_NAME
 from trainer.dataset.caption_files import SUFFIXES as CAPTION_SUFFIXES
 from trainer.dataset.folders import MASK, is_picture_name
@@ -101,7 +101,7 @@ def list_directory(path: Path) -> Listing:
                 else:
                     (pictures if kind == "picture" else texts)[name] = state
     return Listing(
-        pictures={name: pictures[name] for name in sorted(pictures, key=natural_key)},
+        pictures={name: pictures[name] for name in in_natural_order(pictures)},
         texts=texts,
         masks=masks,
         inside=tuple(sorted(inside, key=natural_key)),

@@ -31,7 +31,7 @@ if TYPE_CHECKING:  # pydantic, numpy: a worker loads them once there are picture
     from app.core.health.judging import Judge
 
 # How long the owner's thread judges pictures in one go, in seconds; what changes at once up to so many is judged there.
-_PORTION = 0.008
+_PORTION = 0.004
 _AT_ONCE = 20
 # Captions handed over to be counted at once: 5 ms of the owner's thread, 50 of a worker.
 _TEXTS = 500

@@ -35,7 +35,7 @@ class Columns:
         return {number for number in ids if low <= column[number] <= high}
 
     def having(self, key: str) -> Set[int]:
-        """Return the pictures that have a mask or a crop, or are excluded; not to be changed."""
+        """Return the pictures that have a caption, a mask or a crop, or are excluded; not to be changed."""
         if key not in self._having:
             has = _FLAGS[key]
             self._having[key] = {number for number, picture in self._library.pictures.items() if has(picture)}
@@ -105,6 +105,7 @@ _VALUES: dict[str, Callable[[Picture], float | None]] = {
     "rating": lambda picture: picture.rating,
 }
 _FLAGS: dict[str, Callable[[Picture], bool]] = {
+    "caption": lambda picture: bool(picture.caption) and not str(picture.caption).isspace(),
     "mask": lambda picture: picture.mask,
     "crop": lambda picture: picture.crop is not None,
     "excluded": lambda picture: picture.excluded,

@@ -199,10 +199,7 @@ class Finder:
 
     def _missing(self, term: Term, ids: Ids) -> Set[int] | Found:
         what = str(term.value)
-        if what == "caption":
-            bare = (self._all if ids is None else ids) - self._index.tagged
-            return {p.id for p in self._pictures(bare) if not (p.caption and p.caption.strip())}
-        if what in ("mask", "crop"):
+        if what in ("caption", "mask", "crop"):
             return Found(self._columns.having(what), others=True)
         return Found(self._columns.between(what, -inf, inf, ids), others=True)
 

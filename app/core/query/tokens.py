@@ -72,6 +72,11 @@ def count_tokens(texts: Iterable[str]) -> dict[str, int]:
     return {text: _count(one_line(text)) for text in texts}
 
 
+def load() -> None:
+    """Load the vocabulary now, so that nobody waits for it later; for a worker."""
+    _clip()
+
+
 @lru_cache(maxsize=131_072)
 def _count(line: str) -> int:
     """Count a line once, whoever asks: health and the filter both do, of the same captions."""

@@ -278,8 +278,14 @@ def row_of(caption: str | None, lines: Lines = "caption") -> Row:
 
 
 def count_tags(rows: Iterable[Row]) -> Counter[str]:
-    """Return the number of pictures by tag among these."""
-    return Counter(chain.from_iterable(rows))
+    """Return the number of pictures by tag among these.
+
+    In portions: to count the 2,000,000 tags of 100,000 pictures at once would hold up all other threads for 0.1 s.
+    """
+    counts, rest = Counter[str](), iter(rows)
+    while some := list(islice(rest, _SLICE)):
+        counts.update(chain.from_iterable(some))
+    return counts
 
 
 def beside(rows: Iterable[Row], tag: str, top: int) -> list[TagCount]:

@@ -12,7 +12,7 @@ from app.core.disk.thumbnails import Thumbnail, Thumbnails
 from app.core.pictures import Picture
 
 _MEMORY = 48 << 20
-_BUDGET = 0.012
+_BUDGET = 0.006
 """Seconds that one painting may spend on new pixmaps; the rest comes with the next."""
 
 

@@ -6,9 +6,11 @@ import random
 from itertools import pairwise
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from app.core.disk import order
 from app.core.disk.order import natural_key
 from app.core.library import Library
 from app.core.pictures import Altered, Change, Folder
@@ -36,6 +38,13 @@ def test_numbers_of_any_length_sort_as_numbers(numbers: list[int]) -> None:
 def test_no_two_names_share_a_key(texts: list[str]) -> None:
     keys = sorted(map(natural_key, texts))
     assert all(before < after for before, after in pairwise(keys))
+
+
+@given(st.lists(st.text(max_size=4)), st.integers(1, 5))
+def test_names_sorted_in_portions_are_in_natural_order(texts: list[str], portion: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(order, "_PORTION", portion)
+        assert order.in_natural_order(dict.fromkeys(texts)) == sorted(set(texts), key=natural_key)
 
 
 def test_pictures_stay_in_order_however_they_come() -> None:

@@ -298,7 +298,7 @@ class CaptionEditor(QWidget):
         if self._order != ids or not ids:
             self._end_typing()
             self._order, self._ids = ids, view.selected.union(current)
-            self._pictures = [library[number] for number in ids]
+            self._pictures = list(map(library.__getitem__, ids))
             self._most = _MOST_CHIPS
             self._show()
         self._tell_hint()
