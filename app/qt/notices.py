@@ -45,7 +45,12 @@ class Notices(QWidget):
 
     def tell_error(self, error: ImpastoError) -> None:
         """Show what happened and what to do."""
-        self.tell(f"{error.sentence} {error.remedy}", "error")
+        self.tell(_words(error), "error")
+
+    def take_back(self, error: ImpastoError) -> None:
+        """Show no longer what is over."""
+        for bar in [bar for bar in self._bars if bar.sentence == _words(error)]:
+            self._remove(bar)
 
     def sentences(self) -> list[str]:
         """Return what is shown now."""
@@ -60,6 +65,10 @@ class Notices(QWidget):
         bar.hide()
         bar.deleteLater()
         self.setVisible(bool(self._bars))
+
+
+def _words(error: ImpastoError) -> str:
+    return f"{error.sentence} {error.remedy}"
 
 
 class _Bar(QFrame):

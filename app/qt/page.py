@@ -51,6 +51,8 @@ class Page(QWidget):
     """For a notice: sentence, kind ("info", "warning", "error"), and (title, function) of its button or None."""
     failed = Signal(object)
     """An ImpastoError, for a notice."""
+    mended = Signal(object)
+    """An ImpastoError that was told by `failed` and is over."""
     undoable = Signal()
     """What `undoing` names is another now."""
 

@@ -251,6 +251,7 @@ class Window(QMainWindow):
         page.said.connect(self.status.say)
         page.told.connect(self.notices.tell)
         page.failed.connect(self._tell)
+        page.mended.connect(self.notices.take_back)
         page.undoable.connect(self._name_undo)
         for splitter in _named_splitters(page):
             splitter.restoreState(_bytes(self._state.get(splitter.objectName(), "")))

@@ -176,8 +176,13 @@ class Draft:
     # --- the disk
 
     def look(self) -> None:
-        """See on a worker whether another program changed the file, and take over what it wrote."""
-        if not self.file.unsaved:
+        """See on a worker whether another program changed the file, and take over what it wrote.
+
+        Where something could not be saved, that is tried again instead.
+        """
+        if self.file.unsaved:
+            self.file.retry()
+        else:
             values = self.values
 
             def take_over(text: str) -> None:

@@ -16,6 +16,7 @@ from trainer.errors import JobError
 from trainer.protocol import atomic
 from trainer.protocol.atomic import long_path
 from trainer.protocol.naming import numbered
+from trainer.protocol.places import is_disk_full
 
 
 def parse_values(text: str, source: str) -> Values:
@@ -41,13 +42,19 @@ class JobFile:
         self.written: Event[None] = Event()
         """All that was handed over is on disk."""
         self.failed: Event[JobError] = Event()
-        """It cannot be written now; the next change tries again."""
+        """It cannot be written now; the next change tries again, and so does `retry`."""
+        self.mended: Event[JobError] = Event()
+        """What `failed` told is over: all is on disk."""
         self.kept: Event[Path] = Event()
         """Where the file as it was before lies now."""
         self._tasks = tasks
         self._own: str | None = None
         self._waiting: str | None = None
         self._writing: tuple[str, Future[Path | None]] | None = None
+        self._fault: JobError | None = None
+        """What `failed` told last, until it is over."""
+        self._quiet = False
+        """Whether nobody waits for what comes of the writing that is under way: it is only tried again."""
 
     @property
     def unsaved(self) -> bool:
@@ -68,8 +75,14 @@ class JobFile:
 
     def write(self, values: Values) -> None:
         """Put these values on disk soon."""
-        self._waiting = to_toml(values)
+        self._waiting, self._quiet = to_toml(values), False
         if self._writing is None:
+            self._begin()
+
+    def retry(self) -> None:
+        """Try again what could not be written; that it fails once more is not told again."""
+        if self._waiting is not None and self._writing is None:
+            self._quiet = True
             self._begin()
 
     def settle(self, then: Callable[[JobError | None], None]) -> None:
@@ -84,6 +97,7 @@ class JobFile:
             then(error)
 
         stops = [self.written.connect(over), self.failed.connect(over)]
+        self._quiet = False
         if self._writing is None:
             self._begin()
 
@@ -116,6 +130,9 @@ class JobFile:
             self.kept.emit(kept)
         if self._waiting == text:
             self._waiting = None
+        fault, self._fault = self._fault, None
+        if fault:
+            self.mended.emit(fault)
         if self._waiting is None:
             self.written.emit(None)
         else:
@@ -123,7 +140,12 @@ class JobFile:
 
     def _fail(self, fault: BaseException) -> None:
         self._writing = None
-        only(OSError, lambda error: self.failed.emit(_unwritable(self.path, error)))(fault)
+        only(OSError, self._tell)(fault)
+
+    def _tell(self, error: OSError) -> None:
+        if not self._quiet:
+            self._fault = _unwritable(self.path, error)
+            self.failed.emit(self._fault)
 
 
 def _replace(path: Path, text: str, own: str | None) -> Path | None:
@@ -148,8 +170,10 @@ def _keep(path: Path, own: str | None) -> Path | None:
 
 
 def _unwritable(path: Path, error: OSError) -> JobError:
+    reason = "the disk is full" if is_disk_full(error) else error.strerror or error
     return JobError(
         "job.unwritable",
-        f"{path} cannot be written: {error.strerror or error}.",
-        "Your changes are still here. Make room or allow writing there and change something, or duplicate the job.",
+        f"{path} cannot be written: {reason}.",
+        "Your changes are still here. Make room or allow writing there, and they are saved by themselves; "
+        "or duplicate the job.",
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -29,6 +30,7 @@ class Settings:
         """They are in force, but could not be kept for the next start."""
         self.notices: list[str] = []
         self.preferences = self._read()
+        self._unkept = False
 
     def change(self, preferences: Preferences) -> None:
         """Put other preferences in force and keep them; where they cannot be written they hold for this session."""
@@ -37,15 +39,26 @@ class Settings:
         self.preferences = preferences
         self.changed.emit(preferences)
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            atomic.write_text(self.path, to_toml(preferences))
+            self._write()
         except OSError as fault:
             self.failed.emit(_not_kept(fault, self.path))
+
+    def settle(self) -> None:
+        """Keep what could not be kept before, now that the app ends; who was told of it knows where there is no way."""
+        if self._unkept:
+            with contextlib.suppress(OSError):
+                self._write()
 
     def judge(self, **facts: str | int) -> None:
         """Judge pictures and captions for another training: fields of `Judging`."""
         judging = self.preferences.judging.model_copy(update=facts)
         self.change(self.preferences.model_copy(update={"judging": judging}))
+
+    def _write(self) -> None:
+        self._unkept = True
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        atomic.write_text(self.path, to_toml(self.preferences))
+        self._unkept = False
 
     def _read(self) -> Preferences:
         try:
@@ -66,10 +79,11 @@ class Settings:
 
 
 def _not_kept(fault: OSError, path: Path) -> ImpastoError:
+    reason = "the disk is full" if places.is_disk_full(fault) else fault.strerror or fault
     return ImpastoError(
         "settings.unwritable",
-        f"The preferences cannot be kept in {path}: {fault.strerror or fault}.",
-        "They hold until Impasto is closed. Make room or give back the right to write there, then change any of them.",
+        f"The preferences cannot be kept in {path}: {reason}.",
+        "They are in force. Make room or give back the right to write there, and they are kept when Impasto is closed.",
     )
 
 

@@ -172,7 +172,8 @@ class TrainPage(Page):
             self._stops = [
                 draft.changed.connect(lambda _: self._follow()),
                 draft.taken_over.connect(lambda _: self._tell_taken_over()),
-                draft.file.failed.connect(self.failed.emit),
+                draft.file.failed.connect(self._tell_unsaved),
+                draft.file.mended.connect(self.mended.emit),
                 draft.file.kept.connect(self._tell_kept),
                 draft.file.written.connect(lambda _: self.sheet.say_saved()),
             ]
@@ -229,6 +230,12 @@ class TrainPage(Page):
     def _tell_taken_over(self) -> None:
         words = self.tr("Another program changed this job. Its changes are shown; undo brings yours back.")
         self.told.emit(words, "info", None)
+
+    def _tell_unsaved(self, error: ImpastoError) -> None:
+        """Say why the job cannot be saved, or another program's changes not be taken over."""
+        if self.draft is not None and self.draft.file.unsaved:
+            self.sheet.say_unsaved()
+        self.failed.emit(error)
 
     def _tell_kept(self, kept: Path) -> None:
         words = self.tr("The job file as it was before is kept as {name}, beside it.")

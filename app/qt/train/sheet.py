@@ -88,6 +88,10 @@ class JobSheet(QScrollArea):
         """Say that the file holds what is shown."""
         self.state.setText(self.tr("All changes saved"))
 
+    def say_unsaved(self) -> None:
+        """Say that the file could not be written; a notice says why."""
+        self.state.setText(self.tr("Not saved"))
+
     def count_soon(self) -> None:
         """Count the pictures again, once they have stopped coming in for a moment."""
         if not self._counting.isActive():

@@ -1,0 +1,84 @@
+"""A disk that is full while the window writes: it says so, keeps what was typed, and writes it when there is room."""
+
+import pytest
+from PySide6.QtCore import Qt
+
+from app.core.settings.preferences import Appearance, Preferences
+from app.core.settings.store import Settings
+from app.qt.train.page import TrainPage
+from tests.qt.test_train import on_disk, row_of, shown, type_into
+from tests.support.full_disk import needs_limits, no_room
+from tests.support.jobs import photographs
+
+pytestmark = needs_limits
+
+
+@pytest.fixture
+def page(window, session, qtbot, tmp_path) -> TrainPage:
+    session.datasets.open(photographs(tmp_path / "katzen ü", 3))
+    qtbot.waitUntil(lambda: len(session.library.pictures) == 3)
+    page = shown(window, qtbot)
+    page.sheet.essentials.base.chosen.emit("owner/name")
+    qtbot.mouseClick(page.sheet.essentials.cards.cards[0], Qt.MouseButton.LeftButton)
+    qtbot.waitUntil(lambda: not page.draft.file.unsaved)
+    page._clock.stop()  # the test looks when it wants to
+    return page
+
+
+def test_a_job_is_told_to_be_unsaved_once_and_saved_by_itself_when_there_is_room(window, page, qtbot):
+    failed = []
+    page.failed.connect(failed.append)
+    before = page.draft.path.read_bytes()
+    with no_room():
+        type_into(qtbot, row_of(page, "recipe.rank").editor, "77")
+        qtbot.waitUntil(lambda: bool(window.notices.sentences()))
+        (sentence,) = window.notices.sentences()
+        assert "the disk is full" in sentence and "saved by themselves" in sentence
+        assert page.sheet.state.text() == "Not saved"
+        told = len(failed)
+        page._look()
+        qtbot.waitUntil(lambda: page.draft.file._writing is None)
+        assert len(failed) == told  # a notice that was closed does not come again every two seconds
+    assert (page.draft.get("recipe.rank"), page.draft.path.read_bytes()) == (77, before)
+    page._look()
+    qtbot.waitUntil(lambda: on_disk(page)["recipe"].get("rank") == 77)
+    qtbot.waitUntil(lambda: window.notices.sentences() == [])
+    assert page.sheet.state.text() == "All changes saved"
+    assert not list(page.draft.path.parent.glob("*.tmp"))
+
+
+def test_a_job_that_cannot_be_saved_or_queued_is_not_started_and_can_be_when_there_is_room(
+    window, page, session, qtbot, monkeypatch
+):
+    launched = []
+    monkeypatch.setattr(
+        "app.core.queue.launch", lambda *words: launched.append(words)
+    )  # no training: the queue is real
+    assert page.start_button.isEnabled()
+    with no_room():
+        qtbot.mouseClick(page.start_button, Qt.MouseButton.LeftButton)
+        qtbot.waitUntil(lambda: any("queue" in sentence for sentence in window.notices.sentences()))
+        assert "the disk is full" in window.notices.sentences()[-1]
+        assert page.start_button.isEnabled()
+        page.draft.set("recipe.rank", 77)
+        qtbot.mouseClick(page.start_button, Qt.MouseButton.LeftButton)
+        qtbot.waitUntil(page.start_button.isEnabled)
+        assert any("job.toml" in sentence for sentence in window.notices.sentences())
+    assert session.queue.queue.read().entries == () and launched == []
+    qtbot.mouseClick(page.start_button, Qt.MouseButton.LeftButton)
+    qtbot.waitUntil(lambda: bool(launched))
+    (entry,) = session.queue.queue.read().entries
+    assert entry.job == page.draft.path
+    assert on_disk(page)["recipe"]["rank"] == 77
+
+
+def test_preferences_hold_and_are_kept_when_the_app_ends_with_room_again(window, session):
+    dark = Preferences(appearance=Appearance(look="dark"))
+    with no_room():
+        session.settings.change(dark)
+        assert "the disk is full" in window.notices.sentences()[-1]
+        session.settings.settle()  # an end without room: nothing is kept, and nothing breaks
+        assert Settings().preferences == Preferences()
+    assert session.settings.preferences == dark
+    session.close()
+    assert Settings().preferences == dark
