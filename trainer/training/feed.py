@@ -6,18 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from trainer.base.source import BaseSource
 from trainer.config.job import Job
 from trainer.config.model import stated
 from trainer.dataset.picture import Picture
+from trainer.dataset.portions import GIGABYTE, MOST_SHOWINGS, latent_bytes, text_bytes
 from trainer.dataset.sampling import Sample, epoch_batches, micro_batches, steps_per_epoch
 from trainer.protocol.events import Cached, OnPhase
-from trainer.training.cache import LATENT_SCALE, Cache
-
-GIGABYTE = 1e9
-FLOAT_BYTES = 4
-# Listing a showing takes about 0.1 ms: a portion that nothing else bounds is listed within some ten seconds.
-MOST_SHOWINGS = 100_000
+from trainer.training.cache import Cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +33,9 @@ class Feed:
         self.live_text = live_text
         self.steps_per_epoch = steps_per_epoch(self.pictures, job.recipe)
         self.prepared: Portion | None = None
-        self._text_bytes = 0 if live_text else text_bytes(job, cache.source)
+        # Counted for every showing that differs.
+        widths = (int(config["hidden_size"]) for config in cache.source.text_configs)
+        self._text_bytes = 0 if live_text else text_bytes(job.recipe.token_chunks, widths)
         # One epoch is asked for many times in a row; its neighbour once, when a portion is listed.
         self._epoch = lru_cache(maxsize=2)(self._deal)
 
@@ -99,21 +96,9 @@ class Feed:
                 for sample in batch
                 if (key := (self.cache.picture_key(sample), sample.caption)) not in distinct
             }
-            size += sum(latent_bytes(sample) + self._text_bytes for sample in fresh.values())
+            size += sum(latent_bytes(sample.picture.bucket) + self._text_bytes for sample in fresh.values())
             showings += sum(map(len, self._epoch(epoch)))
             if epoch > first and (size > limit or showings > MOST_SHOWINGS):
                 return Portion(first, epoch - 1), list(distinct.values())
             distinct |= fresh
         return Portion(first, last_epoch), list(distinct.values())
-
-
-def text_bytes(job: Job, source: BaseSource) -> int:
-    """Bytes that a cached caption takes on disk at most, counted for every showing that differs: fp32."""
-    width = sum(int(config["hidden_size"]) for config in source.text_configs)
-    return (job.recipe.token_chunks + 2) * width * FLOAT_BYTES
-
-
-def latent_bytes(sample: Sample) -> int:
-    """Bytes that a sample's cached latents take on disk: mean and deviation, 4 channels each, fp32."""
-    width, height = sample.picture.bucket
-    return 2 * 4 * (width // LATENT_SCALE) * (height // LATENT_SCALE) * FLOAT_BYTES
