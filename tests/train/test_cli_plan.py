@@ -55,7 +55,7 @@ def test_the_table_is_short_and_says_what_json_says(job: Path, capsys: pytest.Ca
     assert not told.err
     pick = next(line for line in lines if line.startswith("Pick"))
     taken, budget = found["pick"]["forecast"]["reserved"], found["pick"]["forecast"]["budget"]
-    assert f"{min(taken, budget) / 2**30:.1f} of {budget / 2**30:.1f} GiB" in pick
+    assert f"{min(taken, budget) / 2**20:.1f} MiB of {budget / 2**30:.1f} GiB" in pick
     assert sum(line.endswith("decides") for line in lines) == 1
     assert any(line.startswith("TO NEED LESS") for line in lines)
     assert found["pick"]["fit"]["micro_batch"] == 2  # as the job states

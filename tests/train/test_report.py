@@ -75,8 +75,8 @@ def test_all_attempts_are_taken_together() -> None:
 def test_it_is_told_in_short() -> None:
     report = make_report(WRITTEN, FORECAST, torch.device("cpu"), steps=2)
     assert in_short(report) == (
-        "Trained 2.4 pictures a second, 60% of what the card can compute. Most memory: 7.00 GiB (train, forecast "
-        "6.00 GiB). Time: 0:00:09, forecast 0:00:12. Memory ran out 2 times."
+        "Trained 2.4 pictures a second, 60% of what the card can compute. Most memory: 7.0 GiB (train, forecast "
+        "6.0 GiB). Time: 0:00:09, forecast 0:00:12. Memory ran out 2 times."
     )
     nothing = RunReport("cpu", "Linux", {}, 3725.0, None, 0.5, None, None)
     assert in_short(nothing) == "Trained 0.5 pictures a second. Time: 1:02:05."

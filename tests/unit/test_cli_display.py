@@ -11,6 +11,7 @@ from trainer.cli import words
 from trainer.cli.display import open_display, picture
 from trainer.protocol import events
 from trainer.protocol.events import PhaseFinished, PhaseProgress, PhaseStarted, StepEvent
+from trainer.protocol.sizes import share
 from trainer.protocol.story import Story
 
 
@@ -152,7 +153,7 @@ def test_a_phase_that_is_taken_up_again_is_told_once():
             PhaseFinished("preview", 2.0, time=at + 6),
         )
     ]
-    assert plain(*rounds) == ["Load the base: 2", "Load the base: done in 0:01", "Train: 9"]
+    assert plain(*rounds) == ["Load the base", "Load the base: done in 0:01", "Train: 9"]
 
 
 def test_the_last_step_is_always_told():
@@ -255,10 +256,32 @@ def test_durations(seconds, text):
 
 
 @pytest.mark.parametrize(
-    ("number", "text"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (5 << 20, "5.0 MiB"), (3 << 40, "3072.0 GiB")]
+    ("number", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1023.7, "1.0 KiB"),
+        (1536, "1.5 KiB"),
+        (5 << 20, "5.0 MiB"),
+        (99.9 * (1 << 20), "99.9 MiB"),
+        (99.96 * (1 << 20), "100 MiB"),
+        ((1 << 30) - 1, "1.0 GiB"),
+        (3 << 40, "3072 GiB"),
+    ],
 )
 def test_sizes(number, text):
     assert words.size(number) == text
+
+
+def test_a_share_is_told_in_one_unit_or_in_two():
+    assert share(5 << 30, 8 << 30) == "5.0 of 8.0 GiB"
+    assert share(26 << 20, 8 << 30) == "26.0 MiB of 8.0 GiB"
+
+
+def test_what_is_loaded_is_told_as_a_share_of_bytes_and_weights_alike():
+    assert words.whole("load", 6_442_736) == "" and words.progress("load", 3_221_368, 6_442_736) == "50 %"
+    assert words.whole("download", 6_442_736) == ": 6.1 MiB" and words.whole("cache_texts", 40) == ": 40"
+    assert words.progress("load", 3, 686) == "0 %" and words.progress("load", 3, None) == ""
 
 
 def test_every_phase_and_outcome_has_its_words():

@@ -72,7 +72,7 @@ def test_a_card_is_described_with_who_uses_it_and_what_cuda_takes(monkeypatch):
     assert [check.verdict for check in told] == ["ok"] * 3
     assert "20.0 GiB of 24.0 GiB free, compute capability 8.9, bf16, Ada" in told[0].sentence
     assert told[1].sentence == "Card 0 is used by: game.exe 2.0 GiB, dwm.exe"
-    assert "CUDA itself takes about 480.0 MiB" in told[2].sentence
+    assert "CUDA itself takes about 480 MiB" in told[2].sentence
 
 
 def test_a_card_that_others_fill_is_doubtful(monkeypatch):
@@ -87,7 +87,7 @@ def test_a_card_that_others_fill_is_doubtful(monkeypatch):
 def test_the_context_that_finished_runs_had_is_told(monkeypatch):
     monkeypatch.setattr(gpu, "cards", lambda: [card()])
     monkeypatch.setattr(calibration, "corrections", lambda *_: calibration.Correction(context_bytes=123 << 20))
-    assert any("CUDA itself takes about 123.0 MiB" in check.sentence for check in found())
+    assert any("CUDA itself takes about 123 MiB" in check.sentence for check in found())
 
 
 def test_windows_is_asked_about_its_page_file_and_the_driver_about_spilling(monkeypatch):

@@ -119,8 +119,7 @@ class PlainDisplay:
             case events.PhaseStarted() if event.phase not in (*_PASSING, *self._begun):
                 self._begun.add(event.phase)
                 self._last = event.time
-                total = f": {words.amount(event.phase, event.total)}" if event.total else ""
-                return f"{words.PHASES[event.phase]}{total}"
+                return f"{words.PHASES[event.phase]}{words.whole(event.phase, event.total)}"
             case events.PhaseProgress() if self._due(event):
                 return self._bar_in_words(event.phase, event.time)
             case events.StepEvent() if self._due(event) or event.step == self._story.phases["train"].total:

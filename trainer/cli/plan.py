@@ -16,6 +16,7 @@ from trainer.cli import plan_table, plan_words, words
 from trainer.cli.arguments import Commands, add_command
 from trainer.cli.outcome import say
 from trainer.errors import EXIT_BAD_INPUT, EXIT_DONE, JobError
+from trainer.protocol.sizes import share
 
 if TYPE_CHECKING:
     from trainer.config.base import Family
@@ -211,7 +212,7 @@ def _answer(question: Question, planned: Planned) -> Iterator[str]:
 
 
 def _card_lines(situation: Situation) -> Iterator[str]:
-    free = plan_words.share(situation.free_bytes, situation.card.total_bytes)
+    free = share(situation.free_bytes, situation.card.total_bytes)
     kept = f"{words.size(situation.outside)} go to CUDA, {words.size(situation.margin)} stay free as forecasts err"
     yield f"{situation.card.name}: {free} free, {words.size(situation.budget)} of it can be used"
     yield f"({kept})."

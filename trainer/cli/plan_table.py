@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from trainer.cli import plan_words, words
 from trainer.protocol.forecast import ROUNDING
+from trainer.protocol.sizes import share
 
 if TYPE_CHECKING:
     from trainer.memory.levers import Lever
@@ -80,7 +81,7 @@ def levers(found: Iterable[Lever]) -> Iterator[str]:
 
 def _figures(name: str, plan: Plan) -> tuple[str, str, str]:
     found = plan.forecast
-    return name, plan_words.share(plan_words.taken(found), found.budget), words.about(found.seconds)
+    return name, share(plan_words.taken(found), found.budget), words.about(found.seconds)
 
 
 def _how(plan: Plan, effective_batch: int) -> str:

@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from trainer.cli import words
+from trainer.protocol.sizes import share
 
 if TYPE_CHECKING:
     from trainer.config.base import Family
@@ -33,7 +34,6 @@ PHASES: Mapping[str, str] = {
 }
 BITS: Mapping[str, str] = {"none": "", "int8": " in 8 bits (int8)", "nf4": " in 4 bits (nf4)"}
 
-GIB = 1 << 30
 _BARS = " ▁▂▃▄▅▆▇█"
 
 
@@ -77,11 +77,6 @@ def taken(found: Forecast) -> int:
 def within(reserved: int, found: Forecast) -> int:
     """Return bytes taken when nothing limits them as they are in the run: one that fits gives back what is free."""
     return min(reserved, found.budget) if found.fits else reserved
-
-
-def share(part: int, whole: int) -> str:
-    """Return "5.3 of 6.6 GiB"."""
-    return f"{part / GIB:.1f} of {whole / GIB:.1f} GiB"
 
 
 def decisive(forecast: Forecast) -> PhaseForecast:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from trainer.protocol import events
+from trainer.protocol.sizes import size
 from trainer.protocol.story import Story
 
 PHASES: dict[events.Phase, str] = {
@@ -44,15 +45,6 @@ def about(seconds: float) -> str:
     return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
-def size(number: float) -> str:
-    """Return bytes as "512 B", "3.4 MiB" or "7.1 GiB"."""
-    for unit in ("B", "KiB", "MiB"):
-        if number < 1024:
-            return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
-        number /= 1024
-    return f"{number:.1f} GiB"
-
-
 def counted(number: int, one: str, many: str) -> str:
     """Return "1 picture" or "3 pictures"."""
     return f"{number:,} {one if number == 1 else many}"
@@ -63,8 +55,15 @@ def amount(phase: events.Phase, number: int) -> str:
     return size(number) if phase == "download" else f"{number:,}"
 
 
+def whole(phase: events.Phase, total: int | None) -> str:
+    """Return ": 40", of how many units a phase is; nothing for loading, which counts now bytes, now weights."""
+    return f": {amount(phase, total)}" if total and phase != "load" else ""
+
+
 def progress(phase: events.Phase, done: int, total: int | None) -> str:
-    """Return "12/40", or "12" when nobody knows of how many."""
+    """Return "12/40", "30 %" of what is loaded, or "12" when nobody knows of how many."""
+    if phase == "load":
+        return f"{100 * done // total} %" if total else ""
     return amount(phase, done) + (f"/{amount(phase, total)}" if total is not None else "")
 
 

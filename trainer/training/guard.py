@@ -16,12 +16,12 @@ from trainer import gpu
 from trainer.errors import ImpastoError
 from trainer.protocol import events
 from trainer.protocol.forecast import ForecastPhase
+from trainer.protocol.sizes import share, size
 from trainer.training.loop import Engine, Progress, StepResult
 from trainer.training.machine import card_of
 from trainer.training.reporter import Reporter
 
 MIB = 1 << 20
-GIB = 1 << 30
 # CUDA loads kernels when they are first used, outside PyTorch's allocator: an idle context of 274 MiB grows to about
 # half a GiB while training.
 SPARE_BYTES = 256 * MIB
@@ -129,9 +129,9 @@ def why_slow(card: gpu.Card, own_pid: int) -> tuple[str, str]:
     """As :func:`reason_for_slowness`, from the card as the driver tells of it now."""
     held = card.total_bytes - card.free_bytes
     others = [use for use in card.uses if use.pid != own_pid]
-    named = ", ".join(f"{use.name} {use.bytes / GIB:.1f} GiB" if use.bytes else use.name for use in others[:3])
+    named = ", ".join(f"{use.name} {size(use.bytes)}" if use.bytes else use.name for use in others[:3])
     if held > FULL_SHARE * card.total_bytes:
-        full = f"{held / GIB:.1f} of {card.total_bytes / GIB:.1f} GiB"
+        full = share(held, card.total_bytes)
         return "spilled", f"{full}; also there: {named}" if named else full
     if card.temperature is not None and card.temperature >= HOT_CELSIUS:
         return "hot", f"{card.temperature} °C"

@@ -11,6 +11,7 @@ from typing import TypeVar
 from trainer.errors import ResumableError
 from trainer.protocol import events
 from trainer.protocol.forecast import Forecast, ForecastPhase
+from trainer.protocol.sizes import size
 from trainer.training.components import Checkpoints
 from trainer.training.keeper import Keeper
 from trainer.training.loop import Component, Engine, Prepare, Progress, StepResult
@@ -217,6 +218,6 @@ def in_words(told: events.MemoryExhausted) -> str:
         f"step {told.step + 1}" if told.stage else "",
         told.stage,
         f"at {told.module}" if told.module else "",
-        f"{told.requested / (1 << 20):.1f} MiB wanted" if told.requested else "",
+        f"{size(told.requested)} wanted" if told.requested else "",
     ]
     return ", ".join(part for part in parts if part)

@@ -10,10 +10,9 @@ import torch
 from trainer.protocol import events
 from trainer.protocol.forecast import Forecast, ForecastPhase, PhaseForecast
 from trainer.protocol.report import CachingReport, Memory, PhaseReport, RunReport
+from trainer.protocol.sizes import size
 from trainer.protocol.versions import versions
 from trainer.training.machine import card_of
-
-GIB = 1 << 30
 
 
 def make_report(
@@ -52,8 +51,8 @@ def in_short(report: RunReport) -> str:
     if measured:
         name, highest = max(measured.items(), key=lambda item: item[1].measured.reserved if item[1].measured else 0)
         assert highest.measured is not None
-        foreseen = f", forecast {highest.forecast.reserved / GIB:.2f} GiB" if highest.forecast else ""
-        told.append(f"Most memory: {highest.measured.reserved / GIB:.2f} GiB ({name.replace('_', ' ')}{foreseen}).")
+        foreseen = f", forecast {size(highest.forecast.reserved)}" if highest.forecast else ""
+        told.append(f"Most memory: {size(highest.measured.reserved)} ({name.replace('_', ' ')}{foreseen}).")
     foreseen = f", forecast {_clock(report.forecast_seconds)}" if report.forecast_seconds is not None else ""
     told.append(f"Time: {_clock(report.seconds)}{foreseen}.")
     if report.exhausted:
