@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeVar
@@ -209,15 +209,23 @@ class Saver:
             self._changed.notify_all()
 
     def flush(self) -> None:
-        """Wait until all is on disk or refused, or in conflict; workers may wait too."""
+        """Wait until all that was wished for by now is on disk or refused, or in conflict; workers may wait too.
+
+        Not for what is typed meanwhile, as somebody may type for hours.
+        """
         self.hurry()
         if self._thread is None:
             while self._open or self._inbox:
                 self._step()
             return
         with self._changed:
-            while (self._open or self._inbox or self._flight) and self._thread.is_alive():
+            latest = self._taken
+            while self._thread.is_alive() and any(wish.number <= latest for wish in self._on_their_way()):
                 self._changed.wait(1.0)
+
+    def _on_their_way(self) -> Iterator[Wish]:
+        yield from self._flight.values()
+        yield from (waiting.wish for waiting in self._open.values())
 
     def resolve(self, conflict: Conflict, keep: Literal["mine", "theirs"]) -> None:
         """End a conflict: write the user's value over the other, of which a copy is kept, or take the other over."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import queue
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,8 @@ from app.core.edits.edit import AT_ONCE, Edit, History
 from app.core.edits.journal import Journal
 from app.core.edits.rewriting import Rewriter, Rewriting
 from app.core.edits.saving import Learned, Saver
-from app.core.edits.wishes import Key
-from app.core.edits.writer import Writer
+from app.core.edits.wishes import Key, Wish
+from app.core.edits.writer import Outcome, Writer
 from app.core.library import Library
 from app.core.pictures import Change, Folder
 from app.core.tasks import Tasks
@@ -58,6 +59,31 @@ def test_typing_is_one_step_and_one_write(tmp_path: Path) -> None:
     live.saver.close()
     assert list((tmp_path / "journal").iterdir()) == []
     assert (live.data / "0.txt").read_bytes() == b"red, x"
+
+
+def test_who_waits_for_the_disk_waits_for_nothing_that_is_typed_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live = Live(tmp_path, 2)
+    writing, typed, write = threading.Event(), threading.Event(), live.saver._writer.write
+
+    def wait_and_write(wishes: Sequence[Wish]) -> Iterable[Outcome]:
+        writing.set()
+        assert typed.wait(20.0)
+        return write(wishes)
+
+    monkeypatch.setattr(live.saver._writer, "write", wait_and_write)
+    live.history.do(Edit("Type", (Change(live.ids[0], "caption", "red, x", "first"),)), joins=True)
+    waits = threading.Thread(target=live.saver.flush)
+    waits.start()
+    assert writing.wait(20.0)
+    live.history.do(Edit("Type", (Change(live.ids[1], "caption", "red, x", "more"),)), joins=True)
+    typed.set()
+    waits.join(20.0)  # what was typed is due in thirty
+    assert not waits.is_alive()
+    assert [(live.data / f"{number}.txt").read_bytes() for number in range(2)] == [b"first", b"red, x"]
+    live.saver.close()
+    assert (live.data / "1.txt").read_bytes() == b"more"
 
 
 def test_a_large_edit_is_made_in_portions_and_undone_whole(tmp_path: Path) -> None:
