@@ -60,21 +60,42 @@ def test_a_job_is_trained_drawn_with_and_its_cache_pruned(job, tmp_path, capsys)
     assert entries() == set()
 
 
+# What libraries have for other ends than a run's, and what only tests need: each would cost a start up to seconds.
+NEEDLESS = {
+    "torch._inductor.compile_fx", "torch._inductor.lowering", "torch.utils.tensorboard", "networkx",
+    "matplotlib", "pandas", "sklearn", "skimage", "torchvision", "pytest", "app",
+}  # fmt: skip
+
+
+def require_quick_start(said: list[str]) -> None:
+    """Checks what an engine said until its first step: a word before what takes seconds, and nothing needless."""
+    imported = [line.rpartition("|")[2].strip() for line in said]
+    word = next(number for number, line in enumerate(said) if line.startswith("{"))
+    assert json.loads(said[word])["code"] == "starting"
+    assert "torch" not in imported[:word]
+    assert {"torch", "bitsandbytes", "trainer.training.run"} <= set(imported)
+    assert not NEEDLESS & set(imported)
+
+
 def test_ctrl_c_pauses_and_resume_finishes_with_a_pruned_cache(job, capsys):
     flags = {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP} if sys.platform == "win32" else {}
     rare = [f"report.{rhythm}=1000" for rhythm in ("validation.every", "previews.every", "saving.every_steps")]
     settings = [word for value in ("recipe.steps=1000", "name=paused", *rare) for word in ("--set", value)]
     child = subprocess.Popen(
-        [sys.executable, "-m", "trainer", "train", str(job), *settings, "--json"],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, encoding="utf-8", **flags,
+        [sys.executable, "-X", "importtime", "-m", "trainer", "train", str(job), *settings, "--json"],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, encoding="utf-8", **flags,
     )  # fmt: skip
     with child:
-        while '"type": "step"' not in child.stdout.readline():
-            assert child.poll() is None, child.stderr.read()
+        said = [child.stdout.readline()]
+        while '"type": "step"' not in said[-1]:
+            assert child.poll() is None, said
+            said.append(child.stdout.readline())
         child.send_signal(signal.CTRL_BREAK_EVENT if sys.platform == "win32" else signal.SIGINT)
-        last = events.from_line(child.stdout.read().splitlines()[-1])
-        assert child.stderr.read() == ""
+        said += child.stdout.readlines()
     assert child.returncode == 75
+    assert [line for line in said if not line.startswith(("{", "import time:"))] == []
+    require_quick_start(said)
+    last = events.from_line([line for line in said if line.startswith("{")][-1])
     assert isinstance(last, events.Finished)
     assert last.outcome == "paused"
 

@@ -1,4 +1,5 @@
 import argparse
+import json
 import os
 import subprocess
 import sys
@@ -60,16 +61,27 @@ def test_every_option_is_explained():
         assert parser.description
 
 
-def test_no_command_loads_torch_or_other_weights_before_it_is_needed():
+def test_no_command_loads_torch_or_other_weights_before_it_is_needed(tmp_path):
+    job = tmp_path / "job.toml"
+    job.write_text("schema = 1\n[recipe]\nrank = 'four'\n", encoding="utf-8")
+    drawing = ["render", "--base", "base", "--prompt", "a cat"]
+    harmless = [["runs"], ["queue", "list"]]
+    wrong = [
+        ["check", "missing"], ["inspect", "missing"], ["stop", "x"],
+        ["train", "missing"], ["train", str(job)], ["train", str(job), "--set", "fly"], ["resume", "missing"],
+        [*drawing, "--sampler", "fly"], [*drawing, "--lora", f"{job}:strong"],
+    ]  # fmt: skip
     code = (
-        "import sys\nfrom trainer import cli\n"
-        "for words in (['runs'], ['queue', 'list'], ['check', 'missing'], ['inspect', 'missing'], ['stop', 'x']):\n"
-        "    cli.main(words)\n"
+        "import json, sys\nfrom trainer import cli\n"
+        "codes = [cli.main(words) for words in json.loads(sys.argv[1])]\n"
         "heavy = {'torch', 'diffusers', 'transformers', 'peft', 'accelerate', 'bitsandbytes', 'scipy'}\n"
-        "print(sorted(heavy & set(sys.modules)))\n"
+        "print(json.dumps([codes, sorted(heavy & set(sys.modules))]))\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "[]"
+    words = json.dumps(harmless + wrong)
+    done = subprocess.run([sys.executable, "-c", code, words], capture_output=True, text=True, check=True)
+    codes, loaded = json.loads(done.stdout.splitlines()[-1])
+    assert codes == [0] * len(harmless) + [2] * len(wrong)
+    assert loaded == []
 
 
 def test_help_loads_the_standard_library_and_our_own_floor_alone():

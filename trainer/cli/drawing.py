@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 from trainer.cli.arguments import Commands, add_base, add_command, add_json, checked
 from trainer.cli.jobs import shown
+from trainer.cli.libraries import engine_imports
 from trainer.errors import EXIT_DONE, LoraFileError
 
 if TYPE_CHECKING:
     from trainer.config.base import BaseConfig
     from trainer.config.report import PromptConfig
-    from trainer.render.renderer import LoraUse
 
 
 def add_commands(commands: Commands) -> None:
@@ -52,35 +52,40 @@ def add_commands(commands: Commands) -> None:
 def run_render(options: argparse.Namespace) -> int:
     """Draw every prompt and print the files, or draw what is asked for."""
     if options.serve:
-        from trainer.render.serve import render_server
+        from trainer.base.imports import quick_imports
 
+        with quick_imports():
+            from trainer.render.serve import render_server
         render_server(sys.stdout).run(sys.stdin)
         return EXIT_DONE
     if not options.base or not options.prompt:
         options.refuse("the following arguments are required: --base and --prompt, or --serve")
     base, prompts = _what_to_draw(options)
     loras = [_lora(text) for text in options.lora]
-    import torch
-
     from trainer.cli.display import open_display
-    from trainer.render.renderer import drawing_dtype, render
-    from trainer.training.machine import this_machine
-    from trainer.training.reporter import Reporter
 
-    machine = this_machine(options.device)
-    with open_display(sys.stderr, as_json=False) as show, Reporter(show) as reporter:
-        render(
-            base,
-            loras,
-            prompts,
-            options.out,
-            device=torch.device(machine.device),
-            dtype=drawing_dtype(machine),
-            on_drawn=lambda done, total, file: print(file, flush=True),
-            clip_skip=options.clip_skip,
-            progress=reporter.phase,
-            on_notice=reporter.notice,
-        )
+    with open_display(sys.stderr, as_json=False) as show:
+        with engine_imports(show):
+            import torch
+
+            from trainer.render.renderer import LoraUse, drawing_dtype, render
+            from trainer.training.machine import this_machine
+            from trainer.training.reporter import Reporter
+
+        machine = this_machine(options.device)
+        with Reporter(show) as reporter:
+            render(
+                base,
+                [LoraUse(file, strength) for file, strength in loras],
+                prompts,
+                options.out,
+                device=torch.device(machine.device),
+                dtype=drawing_dtype(machine),
+                on_drawn=lambda done, total, file: print(file, flush=True),
+                clip_skip=options.clip_skip,
+                progress=reporter.phase,
+                on_notice=reporter.notice,
+            )
     return EXIT_DONE
 
 
@@ -101,29 +106,28 @@ def _what_to_draw(options: argparse.Namespace) -> tuple[BaseConfig, list[PromptC
     return checked(BaseConfig, model=model), [checked(PromptConfig, prompt=text, **settings) for text in options.prompt]
 
 
-def _lora(text: str) -> LoraUse:
-    """Return the LoRA that FILE or FILE:STRENGTH names; a colon of a Windows drive is no strength."""
-    from trainer.render.renderer import LoraUse
-
+def _lora(text: str) -> tuple[Path, float]:
+    """Return the LoRA and the strength that FILE or FILE:STRENGTH names; a colon of a Windows drive is no strength."""
     file, _, stated = text.rpartition(":")
     if not file or Path(text).exists():
-        return LoraUse(Path(text))
+        return Path(text), 1.0
     try:
         strength = float(stated)
     except ValueError:
         if not Path(file).is_file():
-            return LoraUse(Path(text))
+            return Path(text), 1.0
         strength = math.nan
     if not math.isfinite(strength):
         sentence = f'The strength of {file}, "{stated}", is not a number.'
         raise LoraFileError("lora.strength", sentence, "Write it behind the colon, such as style.safetensors:0.8.")
-    return LoraUse(Path(file), strength)
+    return Path(file), strength
 
 
 def run_demo(options: argparse.Namespace) -> int:
     """Train the demo's LoRA and say where to look."""
     with shown(as_json=options.json) as on_event:
-        from trainer import demo
+        with engine_imports(on_event):
+            from trainer import demo
 
         result = demo.run(options.out, on_event)
     if not options.json:

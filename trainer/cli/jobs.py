@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainer.cli import words
 from trainer.cli.arguments import Commands, add_base, add_command, add_json, add_run, positive
+from trainer.cli.libraries import engine_imports
 from trainer.errors import ImpastoError, JobError
 from trainer.protocol import atomic, events
 from trainer.protocol.naming import safe_name
@@ -99,11 +100,14 @@ def run_train(options: argparse.Namespace) -> int:
     def train(made: Callable[[Path], None]) -> int:
         text = _frozen(options)
         with shown(as_json=options.json) as on_event:
-            from trainer.cli.planning import plan_run
-            from trainer.memory.calibration import learn
-            from trainer.training.run import start
+            overrides = _overrides(options, text)
+            _require_sound(options.job, overrides, text)
+            with engine_imports(on_event):
+                from trainer.cli.planning import plan_run
+                from trainer.memory.calibration import learn
+                from trainer.training.run import start
 
-            return start(options.job, _overrides(options, text), on_event, plan_run, learn, made, text)
+            return start(options.job, overrides, on_event, plan_run, learn, made, text)
 
     return _carried_out(options, train)
 
@@ -114,8 +118,9 @@ def run_resume(options: argparse.Namespace) -> int:
     def go_on(_: Callable[[Path], None]) -> int:
         run = find_run(options.run)
         with shown(as_json=options.json) as on_event:
-            from trainer.memory.calibration import learn
-            from trainer.training.run import resume
+            with engine_imports(on_event):
+                from trainer.memory.calibration import learn
+                from trainer.training.run import resume
 
             return resume(run, on_event, steps=options.steps, schedule=options.schedule, learn=learn)
 
@@ -221,6 +226,13 @@ def _overrides(options: argparse.Namespace, text: str | None) -> list[str]:
     base = load_job(options.job, options.set, text).base
     family = family_of(base.model, None if base.family == "auto" else base.family)
     return [*recipe_overrides(preset_recipe(options.recipe, family)), *options.set]
+
+
+def _require_sound(job: Path, overrides: Sequence[str], text: str | None) -> None:
+    """Raise JobError when the job cannot be read: before the engine is imported, which takes seconds."""
+    from trainer.config.load import load_job
+
+    load_job(job, overrides, text)
 
 
 def _count_pictures(folder: Path) -> int:

@@ -1,10 +1,16 @@
-"""Keeps what libraries say to their programmers off the terminal of an artist."""
+"""Keeps what libraries say to their programmers off the terminal of an artist, and their seconds from being silent."""
 
 from __future__ import annotations
 
 import logging
 import os
 import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from trainer.protocol import events
+
+_STARTING = events.Notice("starting", "Starting the engine, which takes some seconds.")
 
 
 def quieten() -> None:
@@ -14,3 +20,13 @@ def quieten() -> None:
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     logging.basicConfig(level=logging.ERROR)
     warnings.simplefilter("ignore")
+
+
+@contextmanager
+def engine_imports(on_event: Callable[[events.Event], None]) -> Iterator[None]:
+    """Let the engine be imported within the block: as quickly as can be, and after a word about the wait."""
+    from trainer.base.imports import quick_imports
+
+    on_event(_STARTING)
+    with quick_imports():
+        yield

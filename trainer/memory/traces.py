@@ -8,6 +8,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from trainer.base.imports import quick_imports
 from trainer.cores import usable_cores
 from trainer.memory.aside import TracerAside, Wish
 from trainer.memory.outline import Outline, outline_of
@@ -154,7 +155,8 @@ class Traces:
         return self._outlines[key]
 
     def _trace(self, key: str, trace: Callable[[], tuple[Tape, ...]]) -> tuple[Tape, ...]:
-        from trainer.memory import phases, steps  # noqa: F401 (seconds of their own, the first time)
+        with quick_imports():  # seconds of their own, the first time
+            from trainer.memory import phases, steps  # noqa: F401
 
         self.before_tracing()
         self.made.append(key)
