@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from trainer.protocol import events
-from trainer.protocol.sizes import size
+from trainer.protocol.sizes import size as size  # among the words of the terminal
 from trainer.protocol.story import Story
 
 PHASES: dict[events.Phase, str] = {
