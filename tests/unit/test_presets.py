@@ -366,6 +366,23 @@ def test_show_gives_reasons_and_no_bytes_of_a_picture(here: Path, capsys: pytest
     assert "iVBOR" not in shown
 
 
+def test_a_preset_is_checked_by_name_or_file(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, _ = shelf.keep_preset(preset())
+    for word in ("GOUACHE", str(path)):
+        assert cli.main(["presets", "check", word]) == 0
+        assert capsys.readouterr().out.startswith(f"{path} is a sound preset.\n")
+    assert cli.main(["presets", "check", "style"]) == 2
+    assert "--family sdxl" in capsys.readouterr().err
+    assert cli.main(["presets", "check", "guache"]) == 2
+    assert "gouache" in capsys.readouterr().err  # what it is near to
+    path.write_text(path.read_text(encoding="utf-8") + "rnak = 4\n", encoding="utf-8")
+    assert cli.main(["presets", "check", "gouache"]) == 2
+    assert "rnak" in capsys.readouterr().err
+    other = here / "gouache.txt"  # any file, as it was sent
+    other.write_text(dump_preset(preset()), encoding="utf-8")
+    assert cli.main(["presets", "check", other.name]) == 0
+
+
 def test_a_preset_that_both_families_have_is_shared_by_name(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["presets", "share", "style", "--out", "a.toml"]) == 2
     assert "--family sdxl" in capsys.readouterr().err

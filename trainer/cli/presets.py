@@ -15,6 +15,7 @@ from trainer.errors import EXIT_DONE, ImpastoError, JobError
 from trainer.protocol import atomic
 
 if TYPE_CHECKING:
+    from trainer.config.base import Family
     from trainer.config.presets.preset import Preset
     from trainer.config.presets.shelf import Shelved
 
@@ -34,8 +35,9 @@ def add_commands(commands: Commands) -> None:
     _add_name(show)
     _add_family(show)
 
-    check = add_command(parts, "check", "say whether a preset file is sound, and what it would do here", run_check)
-    check.add_argument("file", metavar="FILE", type=Path, help="the preset's .toml file")
+    check = add_command(parts, "check", "say whether a preset is sound, and what it would do here", run_check)
+    _add_name(check)
+    _add_family(check)
     _add_gpu(check)
 
     share = add_command(
@@ -111,13 +113,26 @@ def run_show(options: argparse.Namespace) -> int:
 
 
 def run_check(options: argparse.Namespace) -> int:
-    """Read a preset file; whatever is wrong with it is raised as one error that names all of it."""
-    from trainer.config.presets.reading import load_preset
-
-    preset = load_preset(options.file)
-    print(f"{options.file} is a sound preset.")
+    """Read a preset; whatever is wrong with it is raised as one error that names all of it."""
+    preset, path = _read(options.name, options.family)
+    print(f"{path} is a sound preset.")
     _print_preset(preset, options.gpu)
     return EXIT_DONE
+
+
+def _read(name: str, family: Family | None) -> tuple[Preset, Path]:
+    """Return the preset of a name or file, and its file; that of a broken one at hand is known by the file's name."""
+    from trainer.config.presets.reading import load_preset
+    from trainer.config.presets.shelf import find_preset, read_shelf
+
+    file = Path(name)
+    if file.is_file():
+        return load_preset(file), file
+    for path, error in read_shelf().broken:
+        if path.stem.lower() == name.lower():
+            raise error
+    found = find_preset(name, family)
+    return found.preset, found.path
 
 
 def run_share(options: argparse.Namespace) -> int:
