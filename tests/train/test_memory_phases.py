@@ -11,6 +11,7 @@ from typing import Any, cast
 import pytest
 import torch
 from bitsandbytes.functional import dequantize_4bit, quantize_4bit
+from diffusers import AutoencoderKL
 from diffusers.models.unets.unet_2d_condition import UNet2DConditionModel
 from numpy.random import default_rng
 from torch import Tensor
@@ -22,7 +23,7 @@ from tests.support.tiny import Family, tiny_configs, tiny_models
 from trainer.adapter.attach import attach
 from trainer.base.drawing import SAMPLERS, Drawing, decode_levels, draw_latents, make_sampler
 from trainer.base.text import TextConditioning, encode_words
-from trainer.base.vae import posterior
+from trainer.base.vae import encode_latents, posterior
 from trainer.config.fit import FitConfig
 from trainer.config.optimizer import ScheduleFreeConfig
 from trainer.config.recipe import RecipeConfig, TextEncoderConfig
@@ -185,6 +186,24 @@ def test_encoding_pictures_against_the_cpu(family: Family) -> None:
     # On a card the pixels are moved; here they are born as a copy, which takes as much and lives as long.
     real = most_alive(lambda: posterior(vae, torch.zeros(1, 3, 64, 64).clone()))
     assert stage_peak(tape, "encode 64x64") == real
+
+
+@pytest.mark.usefixtures("as_on_the_cpu")
+def test_encoding_again_in_fp32_takes_what_an_fp32_vae_does() -> None:
+    """The guard against numbers that are not finite, of a 16-bit VAE; the weights, too, are counted."""
+    (tape,) = phases.cache_pictures(tiny("sd15"))
+    pixels = torch.full((1, 3, 64, 64), 3e5)  # past fp16's largest number
+    source = tiny_models("sd15")["vae"].state_dict()
+    with sdpa_kernel([SDPBackend.MATH]), Live() as live:
+        vae = cast(Any, AutoencoderKL.from_config(tiny_configs("sd15")["vae"])).eval().requires_grad_(False)
+        vae.load_state_dict(source)
+        torch.nn.Module.to(vae, torch.float16)
+        live.most = live.now
+        mean, _ = encode_latents(vae, pixels)
+    assert mean.isfinite().all()
+    first = 2 * mean.nbytes + 1  # what the first try left: mean, deviation, and whether they are finite
+    moved = pixels.nbytes  # to a card; here they are in fp32 already
+    assert live.most + moved == of_kind(tape, "weights") + stage_peak(tape, "encode 64x64") + first
 
 
 @FAMILIES

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from trainer.cli import plan_table, plan_words, words
@@ -47,6 +49,14 @@ def test_the_timeline_is_one_screen_of_phases_and_named_peaks() -> None:
     assert [line.split()[0] for line in told] == ["3.4", "3.5", "3.6", "3.7", "3.8"]  # the highest, in order of time
     below = lines[lines.index(told[0]) + 1]
     assert below.split(", ") == ["             weights 2.5 GiB", "activations 922 MiB"]  # what is small is left out
+
+
+def test_what_happens_only_if_a_vae_is_damaged_is_told_with_what_it_takes() -> None:
+    roomy, tight = (replace(forecast(), budget=budget * GIB) for budget in (8, 2))
+    again = phase("cache_pictures", 2.0, 3.0)
+    told = [" ".join(plan_table.encoded_again(again, found)) for found in (roomy, tight)]
+    assert told[0].endswith('it encodes again in fp32, and "Encode pictures" takes 3.0 GiB.')
+    assert told[1].endswith("takes 3.0 GiB, for which there is no room.")
 
 
 def test_another_phase_that_decides_has_its_highest_peak_told() -> None:

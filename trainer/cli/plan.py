@@ -8,7 +8,7 @@ import json
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -230,11 +230,16 @@ def _headline(question: Question) -> str:
 
 def _explained(question: Question, planned: Planned, traces: Traces) -> Iterator[str]:
     """Yield the timeline on one screen, then what would need less; `--json` holds every detail."""
+    from trainer.memory.forecast import encoding_again
+
     plan = planned.pick or planned.smaller
     if plan is None:
         return
     yield ""
     yield from plan_table.timeline(plan.forecast)
+    again = encoding_again(replace(question.subject, fit=plan.fit), question.situation, traces)
+    if again is not None:
+        yield from plan_table.encoded_again(again, plan.forecast)
     yield ""
     yield from plan_table.levers(_levers(question, plan, traces))
 

@@ -70,6 +70,16 @@ def timeline(forecast: Forecast) -> Iterator[str]:
                 yield from _peak_lines(high)
 
 
+def encoded_again(again: PhaseForecast, forecast: Forecast) -> Iterator[str]:
+    """Yield what encoding the pictures takes where it has to be done again in fp32."""
+    lacking = "" if again.reserved <= forecast.budget else ", for which there is no room"
+    yield ""
+    yield from _paragraph(
+        "Only if the VAE gives numbers that are not finite in bf16, as damaged ones do: it encodes again in fp32, and "
+        f'"{plan_words.PHASES[again.phase]}" takes {words.size(again.reserved)}{lacking}.'
+    )
+
+
 def levers(found: Iterable[Lever]) -> Iterator[str]:
     """Yield what to change, what that saves, and what it costs."""
     rows = [_lever_row(lever) for lever in found]

@@ -334,6 +334,19 @@ def _between_epochs(
     return {phase.phase: phase for phase in _outcome(course.subject, free, brief=brief)}, False
 
 
+def encoding_again(subject: Subject, situation: Situation, traces: Traces) -> PhaseForecast | None:
+    """Caching where a bf16 VAE gives numbers that are not finite, so that it is done in fp32; None for an fp32 VAE.
+
+    It takes what an fp32 VAE does from the start: the weights are widened one by one once the first try is gone.
+    """
+    if subject.fit.vae_dtype != "bf16":
+        return None
+    widened = replace(subject, fit=subject.fit.changed(vae_dtype="fp32"))
+    playing = Playing(situation, None)
+    playing.play("cache_pictures", Course(widened, traces, Occasions(), situation.rate).tapes("cache_pictures"))
+    return _outcome(widened, playing, brief=True)[0]
+
+
 def _taken(phase: PhaseForecast) -> int:
     return phase.reserved
 

@@ -74,9 +74,9 @@ def cache_pictures(subject: Subject) -> tuple[Tape, ...]:
     """The VAE placed, a picture of each shape encoded, the VAE gone; before the base is loaded.
 
     Past fit.cache_gigabytes later epochs' pictures and texts are encoded between epochs, beside all that training
-    holds: the same tapes are played there once more (Course.between_epochs). Left out: a picture that a bf16 VAE turns
-    infinite or NaN is encoded again in fp32, which takes as much as an fp32 VAE does: bf16 reaches as far as fp32, so
-    only damaged VAEs do that, and these fail in fp32 too.
+    holds: the same tapes are played there once more (Course.between_epochs). A picture that a bf16 VAE turns
+    infinite or NaN is encoded again in fp32: no part of a plan, for bf16 reaches as far as fp32, so only damaged VAEs
+    do that; what it would take is told beside one (trainer.memory.forecast.encoding_again).
     """
     vae = bare_vae(subject)
     with recording(VAE_ATTENTION) as tracer:
