@@ -91,6 +91,21 @@ def test_the_newest_wins_before_and_while_it_is_worked_on() -> None:
     ]
 
 
+def test_what_is_worked_on_when_the_input_ends_is_finished() -> None:
+    """As in `echo '{...}' | python -m trainer plan --serve`: the end of the input is no other request."""
+    before = set(threading.enumerate())
+
+    def work(turn: Turn) -> Answer:
+        (reader,) = set(threading.enumerate()) - before
+        reader.join(60)
+        turn.go_on()
+        return {"ended": not reader.is_alive()}
+
+    heard = Heard()
+    server(work, heard).run(iter(['{"id": 1}\n']))
+    assert heard.answers == [{"id": 1, "state": "done", "ended": True}]
+
+
 def test_nothing_asked_for_a_while_is_told_once_and_requests_are_answered_after() -> None:
     heard, idle, told = Heard(), threading.Event(), []
 
