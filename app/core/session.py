@@ -98,6 +98,7 @@ class Session:
 
     def __init__(self, post: Post, settings: Settings | None = None) -> None:
         self.settings = settings or Settings()
+        self.settings.post = post
         self.tasks = Tasks(post, behind=True)
         self.going = Going(self.tasks)
         self.library = Library()
@@ -105,7 +106,7 @@ class Session:
         self.tags = TagIndex(self.library, self.tasks, self.settings.preferences.judging.lines)
         self.finder = Finder(self.library, self.tags, self.tasks)
         self.filtering = Filtering(self.library, self.view, self.tags, self.finder, post)
-        self.filters = SavedFilters()
+        self.filters = SavedFilters(post)
         self.completer = Completer(self.tags)
         self.completer.load_when_asked(self.tasks, lists_folder())
         self.backups = Backups(home() / "captions" / "backups")
@@ -155,6 +156,7 @@ class Session:
             if folder not in self.datasets.lost:
                 self.recent.opened(folder)  # also one whose pictures are not all listed yet
         self.settings.settle()
+        self.filters.file.settle()
         self.recent.close()
         self.renderer.close()
         self.jobs.close()  # before the queue, into which a job goes whose file is written only now

@@ -72,10 +72,11 @@ def test_a_job_that_cannot_be_saved_or_queued_is_not_started_and_can_be_when_the
     assert on_disk(page)["recipe"]["rank"] == 77
 
 
-def test_preferences_hold_and_are_kept_when_the_app_ends_with_room_again(window, session):
+def test_preferences_hold_and_are_kept_when_the_app_ends_with_room_again(qtbot, window, session):
     dark = Preferences(appearance=Appearance(look="dark"))
     with no_room():
         session.settings.change(dark)
+        qtbot.waitUntil(lambda: bool(window.notices.sentences()))
         assert "the disk is full" in window.notices.sentences()[-1]
         session.settings.settle()  # an end without room: nothing is kept, and nothing breaks
         assert Settings().preferences == Preferences()

@@ -38,6 +38,7 @@ def test_a_choice_counts_at_once_and_is_there_at_the_next_start(dialog, session,
     for _ in range(2):
         qtbot.keyClick(box, Qt.Key.Key_Down)
     assert session.settings.preferences.appearance.look == "dark"
+    session.settings.settle()
     assert Settings().preferences == session.settings.preferences
 
 
@@ -60,19 +61,22 @@ def test_a_number_that_the_schema_refuses_is_told_and_not_kept(dialog, session):
     assert dialog.fault.isHidden()
 
 
-def test_a_disk_that_refuses_is_told_and_the_choice_holds(dialog, window, session, per_user_folder):
-    session.settings.path = per_user_folder / "file" / "preferences.toml"
+def test_a_disk_that_refuses_is_told_and_the_choice_holds(qtbot, dialog, window, session, per_user_folder):
+    session.settings.file.path = per_user_folder / "file" / "preferences.toml"
     (per_user_folder / "file").write_text("no folder", encoding="utf-8")
     box = next(box for box in dialog.findChildren(QComboBox) if box.accessibleName() == "Colours")
     box.setCurrentIndex(2)
     assert session.settings.preferences.appearance.look == "dark"
     session.settings.judge(resolution=512)
     assert session.health.aim.resolution == 512
+    qtbot.waitUntil(lambda: bool(window.notices.sentences()))
+    session.settings.file.settle()
+    qtbot.wait(0)
     (told,) = window.notices.sentences()  # once, from wherever it was chosen
     assert "preferences.toml" in told and dialog.fault.isHidden()
 
 
-def test_new_keys_are_taken_from_the_command_that_had_them_after_saying_so(dialog, window, qtbot):
+def test_new_keys_are_taken_from_the_command_that_had_them_after_saying_so(dialog, session, window, qtbot):
     editor = dialog.shortcuts
     dialog.tabs.setCurrentWidget(editor)
     choose(editor, "Quit")
@@ -83,16 +87,18 @@ def test_new_keys_are_taken_from_the_command_that_had_them_after_saying_so(dialo
     editor._set.click()
     assert window.commands["window.quit"].keys() == ["Ctrl+K"]
     assert window.commands["window.palette"].keys() == []
+    session.settings.settle()
     assert Settings().preferences.shortcuts == {"window.quit": ("Ctrl+K",), "window.palette": ()}
 
 
-def test_keys_come_back_as_delivered(dialog, window):
+def test_keys_come_back_as_delivered(dialog, session, window):
     editor = dialog.shortcuts
     choose(editor, "Quit")
     editor._clear.click()
     assert window.commands["window.quit"].keys() == []
     editor._default.click()
     assert window.commands["window.quit"].shortcut() == QKeySequence("Ctrl+Q")
+    session.settings.settle()
     assert Settings().preferences.shortcuts == {}
 
 

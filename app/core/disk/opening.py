@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from app.core.events import Event
 from app.core.library import Library
 from app.core.pictures import Altered, Fact, Field, Folder, FolderField, Picture, Value
-from app.core.tasks import Tasks
+from app.core.tasks import Tasks, raise_again
 from trainer.errors import DatasetError, ImpastoError
 from trainer.protocol.atomic import long_path
 
@@ -77,6 +77,8 @@ class _Dataset:
     """One open folder, as the library's thread knows it."""
 
     root: Path
+    others: tuple[Path, ...] = ()
+    """Those that were open before, one of which may be the same folder by another path."""
     stop: threading.Event = field(default_factory=threading.Event)
     slots: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(_AHEAD))
     looker: Looker | None = None
@@ -143,13 +145,13 @@ class Datasets:
         What stands against it is told by `problems`.
         """
         root = folder.absolute()
-        if any(_is_same(root, one) for one in self._open):
+        if root in self._open:
             return
         other = next((one for one in self._open if root.is_relative_to(one) or one.is_relative_to(root)), None)
         if other:
-            self.problems.emit(_overlapping(root, other))
+            self._tasks.run(lambda: _overlapping(root, other), self.problems.emit, raise_again)
             return
-        self._open[root] = _Dataset(root)
+        self._open[root] = _Dataset(root, others=tuple(self._open))
         self._look(self._open[root], {})
 
     def close(self, folder: Path) -> None:
@@ -222,6 +224,8 @@ class Datasets:
             from app.core.disk.looking import Looker
 
             if dataset.looker is None:
+                if any(_is_same(dataset.root, one) for one in dataset.others):
+                    raise _OpenAlready
                 dataset.looker = Looker(dataset.root, lambda news: self._hand(dataset, news))
             dataset.looker.look(whole, near, again, dropped)
 
@@ -253,7 +257,9 @@ class Datasets:
 
     def _failed(self, dataset: _Dataset, fault: BaseException) -> None:
         dataset.looking = False
-        if not isinstance(fault, _Stopped):
+        if isinstance(fault, _OpenAlready):
+            self.close(dataset.root)
+        elif not isinstance(fault, _Stopped):
             logging.getLogger(__name__).error("A look at %s ended early", dataset.root, exc_info=fault)
 
     # Taking in
@@ -408,6 +414,10 @@ class Datasets:
 
 class _Stopped(Exception):
     """The dataset was closed while a worker looked at it."""
+
+
+class _OpenAlready(Exception):
+    """The folder is open by another path: one of the two leads through a link."""
 
 
 def _is_same(one: Path, other: Path) -> bool:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from app.core.events import Event
+from app.core.settings.behind import Behind
+from app.core.tasks import Post
 from trainer.errors import ImpastoError
 from trainer.protocol import atomic
 from trainer.protocol.places import home
@@ -24,16 +26,19 @@ class SavedFilter:
 
 
 class SavedFilters:
-    """The user's filters in `filters.json` of the per-user folder; belongs to one thread.
+    """The user's filters in `filters.json` of the per-user folder; belongs to one thread, to which `post` leads.
 
-    A file that cannot be understood is renamed aside and `notice` says so; nothing of it is lost.
+    They are written behind. A file that cannot be understood is renamed aside and `notice` says so; nothing is lost.
     """
 
-    def __init__(self, path: Path | None = None) -> None:
+    def __init__(self, post: Post, path: Path | None = None) -> None:
         self.changed: Event[None] = Event()
+        self.failed: Event[ImpastoError] = Event()
+        """They are there, but could not be kept for the next start."""
         self.notice: ImpastoError | None = None
         """What went wrong at reading the file."""
-        self._path = path or home() / "filters.json"
+        self.file = Behind(path or home() / "filters.json", "the saved filters were", self._refused, durable=True)
+        self._post = post
         self._filters: list[SavedFilter] = []
         self._recent: list[str] = []
         self._read()
@@ -48,36 +53,37 @@ class SavedFilters:
         return sorted((one for one in self._filters if one.root in (None, *roots)), key=lambda one: one.name.casefold())
 
     def save(self, saved: SavedFilter) -> None:
-        """Keep a filter, instead of one of the same name and dataset; raises ImpastoError when it cannot be written."""
+        """Keep a filter, instead of one of the same name and dataset."""
         others = [one for one in self._filters if (one.name, one.root) != (saved.name, saved.root)]
         self._replace([*others, saved], self._recent)
 
     def remove(self, saved: SavedFilter) -> None:
-        """Forget a filter; raises ImpastoError when that cannot be written."""
+        """Forget a filter."""
         self._replace([one for one in self._filters if one != saved], self._recent)
 
     def remember(self, query: str) -> None:
-        """Put a query at the head of those asked last; raises ImpastoError when it cannot be written."""
+        """Put a query at the head of those asked last."""
         if query.strip() and query not in self._recent[:1]:
             self._replace(self._filters, [query, *(one for one in self._recent if one != query)][:_RECENT])
 
     def _replace(self, filters: list[SavedFilter], recent: list[str]) -> None:
         rows = [{"name": f.name, "query": f.query} | ({"root": str(f.root)} if f.root else {}) for f in filters]
-        try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            atomic.write_json(self._path, {"filters": rows, "recent": recent})
-        except OSError as fault:
-            raise ImpastoError(
-                "filters.unwritable",
-                f"The filters cannot be kept in {self._path}: {fault.strerror or fault}.",
-                "Make room or give back the right to write there, and save the filter again.",
-            ) from fault
         self._filters, self._recent = filters, recent
+        # ASCII, since names on Linux need not be text.
+        self.file.write(json.dumps({"filters": rows, "recent": recent}, indent=1) + "\n")
         self.changed.emit(None)
+
+    def _refused(self, fault: OSError) -> None:
+        error = ImpastoError(
+            "filters.unwritable",
+            f"The filters cannot be kept in {self.file.path}: {fault.strerror or fault}.",
+            "They hold until Impasto is closed. Make room or give back the right to write there, then save one again.",
+        )
+        self._post(lambda: self.failed.emit(error))
 
     def _read(self) -> None:
         try:
-            text = atomic.read_text(self._path)
+            text = atomic.read_text(self.file.path)
         except FileNotFoundError:
             return
         except (OSError, UnicodeDecodeError) as fault:
@@ -95,16 +101,16 @@ class SavedFilters:
     def _set_aside(self, reason: str) -> None:
         """Rename the file, under a name that is free, so that the next save does not overwrite it."""
         number = 1
-        while (aside := self._path.with_name(f"{self._path.stem}-damaged-{number}.json")).exists():
+        while (aside := self.file.path.with_name(f"{self.file.path.stem}-damaged-{number}.json")).exists():
             number += 1
         try:
-            atomic.replace(self._path, aside)
+            atomic.replace(self.file.path, aside)
             where = f"It was renamed to {aside.name}"
         except OSError as fault:
             where = f"It could not be renamed either ({fault.strerror or fault})"
         self.notice = ImpastoError(
             "filters.damaged",
-            f"The saved filters in {self._path} cannot be read: {reason}.",
+            f"The saved filters in {self.file.path} cannot be read: {reason}.",
             f"{where}; mend it there and rename it back, or save your filters anew.",
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 from trainer.protocol import atomic
@@ -14,13 +15,15 @@ _log = logging.getLogger(__name__)
 class Behind:
     """One file, written on a thread of its own while there is something to write: a disk that sleeps holds up nobody.
 
-    Of texts that are handed over meanwhile only the latest is written. A disk that refuses is only noted, as `what`
-    "was not kept": it is for files on which no work hangs.
+    Of texts that are handed over meanwhile only the latest is written. A disk that refuses is noted, as `what` "was not
+    kept", and told to `refused`, on that thread. `durable`: what was written outlives a loss of power, too.
     """
 
-    def __init__(self, path: Path, what: str) -> None:
+    def __init__(
+        self, path: Path, what: str, refused: Callable[[OSError], None] | None = None, *, durable: bool = False
+    ) -> None:
         self.path = path
-        self._what = what
+        self._what, self._refused, self._durable = what, refused, durable
         self._waiting: str | None = None
         self._writer: threading.Thread | None = None
         self._access = threading.Lock()
@@ -43,9 +46,11 @@ class Behind:
         while (text := self._next()) is not None:
             try:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
-                atomic.write_text(self.path, text, durable=False)
+                atomic.write_text(self.path, text, durable=self._durable)
             except OSError as error:
                 _log.info("%s not kept: %s", self._what, error)
+                if self._refused:
+                    self._refused(error)
 
     def _next(self) -> str | None:
         with self._access:

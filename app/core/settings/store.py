@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,7 +11,9 @@ from pydantic import ValidationError
 
 from app.core.events import Event
 from app.core.settings.aside import set_aside
+from app.core.settings.behind import Behind
 from app.core.settings.preferences import Preferences
+from app.core.tasks import Post
 from trainer.errors import ImpastoError
 from trainer.protocol import atomic, places
 
@@ -24,7 +25,10 @@ class Settings:
     """
 
     def __init__(self, path: Path | None = None) -> None:
-        self.path = path or places.home() / "preferences.toml"
+        path = path or places.home() / "preferences.toml"
+        self.file = Behind(path, "the preferences were", self._refused, durable=True)
+        self.post: Post | None = None
+        """The way home to that thread; while there is none, it waits for the disk itself."""
         self.changed: Event[Preferences] = Event()
         self.failed: Event[ImpastoError] = Event()
         """They are in force, but could not be kept for the next start."""
@@ -38,43 +42,49 @@ class Settings:
             return
         self.preferences = preferences
         self.changed.emit(preferences)
-        try:
-            self._write()
-        except OSError as fault:
-            self.failed.emit(_not_kept(fault, self.path))
+        self._keep()
+        if self.post is None:
+            self.file.settle()
 
     def settle(self) -> None:
-        """Keep what could not be kept before, now that the app ends; who was told of it knows where there is no way."""
+        """Wait for the disk, now that the app ends, and keep what could not be kept before, where there is a way."""
+        self.file.settle()
         if self._unkept:
-            with contextlib.suppress(OSError):
-                self._write()
+            self._keep()
+            self.file.settle()
 
     def judge(self, **facts: str | int) -> None:
         """Judge pictures and captions for another training: fields of `Judging`."""
         judging = self.preferences.judging.model_copy(update=facts)
         self.change(self.preferences.model_copy(update={"judging": judging}))
 
-    def _write(self) -> None:
-        self._unkept = True
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        atomic.write_text(self.path, to_toml(self.preferences))
+    def _keep(self) -> None:
         self._unkept = False
+        self.file.write(to_toml(self.preferences))
+
+    def _refused(self, fault: OSError) -> None:
+        self._unkept = True
+        error = _not_kept(fault, self.file.path)
+        if self.post:
+            self.post(lambda: self.failed.emit(error))
+        else:
+            self.failed.emit(error)
 
     def _read(self) -> Preferences:
         try:
-            found = tomllib.loads(atomic.read_text(self.path))
+            found = tomllib.loads(atomic.read_text(self.file.path))
         except FileNotFoundError:
             return Preferences()
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
             wrong = f"could not be read ({error}), so everything is as in a new installation"
-            self.notices.append(set_aside(self.path, wrong))
+            self.notices.append(set_aside(self.file.path, wrong))
             return Preferences()
         try:
             return Preferences.model_validate(found)
         except ValidationError as error:
             names = ", ".join(".".join(map(str, fault["loc"])) for fault in error.errors())
             wrong = f"has values that mean nothing here ({names}); all others are kept"
-            self.notices.append(set_aside(self.path, wrong))
+            self.notices.append(set_aside(self.file.path, wrong))
             return _without(found, error)
 
 

@@ -7,10 +7,12 @@ import os
 import random
 import shutil
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
@@ -130,8 +132,9 @@ def test_a_folder_that_is_not_there_or_open_already_is_said(opened: Open, tmp_pa
     opened.open(tmp_path / "nowhere")
     (tmp_path / "a" / "b").mkdir(parents=True)
     opened.open(tmp_path / "a")
-    opened.open(tmp_path / "a" / "b")
-    opened.open(tmp_path / "a" / "nothing")
+    for inside in (tmp_path / "a" / "b", tmp_path / "a" / "nothing"):
+        opened.open(inside)
+        opened.desk.until(lambda inside=inside: str(inside) in opened.problems[-1].sentence)
     opened.open(tmp_path / "a")
     with suppress(OSError):  # Windows asks for a right to make links
         (tmp_path / "link").symlink_to(tmp_path / "a", target_is_directory=True)
@@ -143,6 +146,28 @@ def test_a_folder_that_is_not_there_or_open_already_is_said(opened: Open, tmp_pa
         "dataset.folder_lost",
     ]
     assert str(tmp_path / "a" / "nothing") in opened.problems[-1].sentence
+
+
+def test_opening_asks_nothing_of_the_disk_on_the_thread_that_owns_the_library(
+    opened: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[threading.Thread] = []
+
+    def noted(real: Any) -> Any:
+        def note(*values: Any, **more: Any) -> Any:
+            asked.append(threading.current_thread())
+            return real(*values, **more)
+
+        return note
+
+    for name in ("stat", "lstat", "scandir"):
+        monkeypatch.setattr(os, name, noted(getattr(os, name)))
+    for folder in (tmp_path / "a", tmp_path / "b", tmp_path / "a" / "inside"):
+        opened.datasets.open(folder)
+    opened.desk.until(lambda: any("inside" in error.sentence for error in opened.problems))
+    opened.settle()
+    monkeypatch.undo()
+    assert asked and threading.current_thread() not in asked
 
 
 def test_what_other_programs_do_appears_by_itself(opened: Open, tmp_path: Path) -> None:

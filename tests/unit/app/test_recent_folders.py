@@ -120,6 +120,7 @@ def test_what_the_user_opens_besides_wins_and_is_not_refused_every_day(folders: 
             later.session.datasets.problems.connect(problems.append)
             later.open(folders[0].parent)
             assert later.reopen() == {folders[0].parent}
+            later.desk.until(lambda problems=problems, told=told: len(problems) >= told)
             assert len(problems) == told
 
 

@@ -94,6 +94,32 @@ def test_what_cannot_be_written_holds_for_this_session_and_is_told_and_written_w
     assert len(failed) == 1
 
 
+def test_a_window_does_not_wait_for_a_disk_that_sleeps(path, monkeypatch):
+    awake, real, posted, failed = threading.Event(), atomic.write_text, [], []
+
+    def sleepy(path: Path, text: str, *, durable: bool = True) -> None:
+        assert durable and awake.wait(60)
+        real(path, text, durable=durable)
+
+    monkeypatch.setattr(atomic, "write_text", sleepy)
+    store, dark = Settings(path), Preferences(appearance=Appearance(look="dark"))
+    store.post = posted.append
+    store.failed.connect(failed.append)
+    store.change(dark)
+    assert store.preferences == dark and not path.exists()
+    awake.set()
+    store.settle()
+    assert Settings(path).preferences == dark
+    path.unlink()
+    path.parent.rmdir()
+    path.parent.write_text("a file", encoding="utf-8")
+    store.judge(tokens=150)
+    store.file.settle()
+    assert failed == []  # until the window's thread has time for it
+    posted.pop()()
+    assert [error.code for error in failed] == ["settings.unwritable"]
+
+
 def test_what_the_schema_does_not_allow_is_refused():
     with pytest.raises(ValidationError):
         Appearance(scaling=99)

@@ -114,7 +114,7 @@ class FilterBox(QWidget):
         dialog = SaveDialog(self._filtering.text, self._roots(), self)
         if dialog.exec():
             saved = SavedFilter(dialog.name, self._filtering.text, dialog.root)
-            self._keeping(lambda: self._session.filters.save(saved))
+            self._session.filters.save(saved)
 
     def explain(self) -> None:
         """Show how filters are written."""
@@ -172,7 +172,11 @@ class FilterBox(QWidget):
         self.field.listed.connect(self.show_kept)
         self.kept.clicked.connect(self.show_kept)
         self.note.linkActivated.connect(self.write)
-        until_destroyed(self, self._filtering.changed.connect(lambda _: self._follow()))
+        until_destroyed(
+            self,
+            self._filtering.changed.connect(lambda _: self._follow()),
+            self._session.filters.failed.connect(self._tell_unkept),
+        )
 
     def _timer(self, milliseconds: int, run: Callable[[], None]) -> QTimer:
         timer = QTimer(self)
@@ -306,7 +310,7 @@ class FilterBox(QWidget):
         return menu
 
     def _forget(self, saved: SavedFilter) -> None:
-        self._keeping(lambda: self._session.filters.remove(saved))
+        self._session.filters.remove(saved)
 
     def _roots(self) -> list[Path]:
         """Return the folders of the open datasets, in their order."""
@@ -315,15 +319,12 @@ class FilterBox(QWidget):
     def _remember(self) -> None:
         """Enter the query in force among the recent ones, if it is what is written."""
         if self.field.text() == self._filtering.text:
-            self._keeping(lambda: self._session.filters.remember(self._filtering.text))
+            self._session.filters.remember(self._filtering.text)
 
-    def _keeping(self, write: Callable[[], None]) -> None:
-        """Write to the file of filters; what hinders it stands below the box."""
-        try:
-            write()
-        except ImpastoError as error:
-            self.fault.setText(f"{error.sentence} {error.remedy}")
-            self.fault.show()
+    def _tell_unkept(self, error: ImpastoError) -> None:
+        """Say below the box what keeps filters from being written."""
+        self.fault.setText(f"{error.sentence} {error.remedy}")
+        self.fault.show()
 
 
 def _shown(text: str) -> str:
