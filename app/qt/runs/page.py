@@ -80,6 +80,7 @@ class RunsPage(Page):
         until_destroyed(
             self,
             session.runs.changed.connect(lambda _: self._show_list()),
+            session.queue.changed.connect(lambda _: self._say_why_empty()),
             session.runs.failed.connect(self.failed.emit),
         )
         self.list.chosen.connect(self._show_chosen)
@@ -156,6 +157,7 @@ class RunsPage(Page):
         runs = self.session.runs
         self._watch_live()
         self.list.show_runs(runs.all)
+        self._say_why_empty()
         self.lists.setCurrentIndex(0 if runs.all or not runs.looked else 1)
         if self._wanted and self.list.runs.place_of(self._wanted).isValid():
             self.list.choose(self._wanted)
@@ -166,6 +168,12 @@ class RunsPage(Page):
         elif self._open and runs.looked and not runs.all:
             self.show_runs([])
         self.commands.refresh()
+
+    def _say_why_empty(self) -> None:
+        begins = any(entry.state in ("running", "waiting") for entry in self.session.queue.entries)
+        waits = self.tr("What the queue below begins appears here after some seconds.")
+        none = self.tr("There are no runs yet. Start one on the Train page, or with “python -m trainer train”.")
+        self.empty.setText(waits if begins else none)
 
     def _forgettable(self) -> list[Path]:
         """Return the chosen runs that do not run."""
@@ -262,8 +270,7 @@ class RunsPage(Page):
 
     def _lists(self) -> QWidget:
         """Return the list of runs, or what stands there while there is none."""
-        words = self.tr("There are no runs yet. Start one on the Train page, or with “python -m trainer train”.")
-        self.empty = QLabel(words)
+        self.empty = QLabel()
         self.empty.setProperty("role", "muted")
         self.empty.setWordWrap(True)
         self.empty.setAlignment(Qt.AlignmentFlag.AlignTop)

@@ -22,15 +22,15 @@ _STATES: dict[State, tuple[str, str]] = {
     "unknown": (QT_TRANSLATE_NOOP("RunState", "Cannot be read"), "bad"),
 }
 _PHASES: dict[Phase, str] = {
-    "download": QT_TRANSLATE_NOOP("RunState", "downloading the base"),
-    "load": QT_TRANSLATE_NOOP("RunState", "loading the base"),
-    "check": QT_TRANSLATE_NOOP("RunState", "checking"),
-    "cache_pictures": QT_TRANSLATE_NOOP("RunState", "encoding pictures"),
-    "cache_texts": QT_TRANSLATE_NOOP("RunState", "encoding captions"),
-    "train": QT_TRANSLATE_NOOP("RunState", "training"),
-    "preview": QT_TRANSLATE_NOOP("RunState", "drawing previews"),
-    "validate": QT_TRANSLATE_NOOP("RunState", "measuring the loss"),
-    "save": QT_TRANSLATE_NOOP("RunState", "saving"),
+    "download": QT_TRANSLATE_NOOP("RunState", "Downloading the base"),
+    "load": QT_TRANSLATE_NOOP("RunState", "Loading the base"),
+    "check": QT_TRANSLATE_NOOP("RunState", "Checking"),
+    "cache_pictures": QT_TRANSLATE_NOOP("RunState", "Encoding pictures"),
+    "cache_texts": QT_TRANSLATE_NOOP("RunState", "Encoding captions"),
+    "train": QT_TRANSLATE_NOOP("RunState", "Training"),
+    "preview": QT_TRANSLATE_NOOP("RunState", "Drawing previews"),
+    "validate": QT_TRANSLATE_NOOP("RunState", "Measuring the loss"),
+    "save": QT_TRANSLATE_NOOP("RunState", "Saving"),
 }
 
 

@@ -107,9 +107,7 @@ class Starting(QObject):
 
     def _show_run(self, name: str, run: Path) -> None:
         """Go there, unless the user has gone elsewhere meanwhile."""
-        going = self._session.going
         if self._page.isVisible():
-            going.run.emit(run)
+            self._session.going.run.emit(run)
         else:
-            act = (self.tr("Show"), lambda: going.run.emit(run))
-            self.told.emit(self.tr("“{name}” trains.").format(name=name), "info", act)
+            self.said.emit(self.tr("“{name}” trains. The Runs page shows how far it is.").format(name=name))

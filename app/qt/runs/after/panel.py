@@ -438,7 +438,7 @@ class AfterPanel(QWidget):
         row.addSpacing(12)
         self.prompt_box.setAccessibleName(self.tr("Preview prompt"))
         self.prompt_box.setSizeAdjustPolicy(QComboBox.SizeAdjustPolicy.AdjustToMinimumContentsLengthWithIcon)
-        self.prompt_box.setMinimumContentsLength(28)
+        self.prompt_box.setMinimumContentsLength(14)
         self.prompt_box.setMaximumWidth(_WIDEST)
         self.prompt_box.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
         row.addWidget(self.prompt_box, 1)
