@@ -352,7 +352,7 @@ def test_the_layout_of_text_encoders_is_found_either_way() -> None:
 
 
 def test_importing_says_nothing() -> None:
-    code = "import trainer.base.source"
+    code = "from trainer.base.imports import quick_imports\nwith quick_imports():\n    import trainer.base.source"
     done = subprocess.run(
         [sys.executable, "-W", "error::UserWarning", "-c", code], capture_output=True, text=True, check=True
     )

@@ -62,13 +62,17 @@ def test_every_option_is_explained():
 
 
 def test_no_command_loads_torch_or_other_weights_before_it_is_needed(tmp_path):
-    job = tmp_path / "job.toml"
+    job, sound, rubbish = tmp_path / "job.toml", tmp_path / "sound.toml", tmp_path / "rubbish.safetensors"
     job.write_text("schema = 1\n[recipe]\nrank = 'four'\n", encoding="utf-8")
+    on_rubbish = "schema = 1\n[base]\nmodel = 'rubbish.safetensors'\n[[dataset.folders]]\npath = 'pictures'\n"
+    sound.write_text(on_rubbish, encoding="utf-8")
+    rubbish.write_bytes(b"<html>log in</html>")
     drawing = ["render", "--base", "base", "--prompt", "a cat"]
     harmless = [["runs"], ["queue", "list"]]
     wrong = [
         ["check", "missing"], ["inspect", "missing"], ["stop", "x"],
         ["train", "missing"], ["train", str(job)], ["train", str(job), "--set", "fly"], ["resume", "missing"],
+        ["train", str(sound)], ["train", str(sound), "--set", "base.model=none.safetensors"],
         [*drawing, "--sampler", "fly"], [*drawing, "--lora", f"{job}:strong"],
     ]  # fmt: skip
     code = (

@@ -229,10 +229,20 @@ def _overrides(options: argparse.Namespace, text: str | None) -> list[str]:
 
 
 def _require_sound(job: Path, overrides: Sequence[str], text: str | None) -> None:
-    """Raise JobError when the job cannot be read: before the engine is imported, which takes seconds."""
+    """Raise ImpastoError when the job or a base on this disk cannot be read, before the engine takes its seconds."""
     from trainer.config.load import load_job
+    from trainer.config.paths import is_base_path
+    from trainer.files.identify import identify_base
 
-    load_job(job, overrides, text)
+    model = load_job(job, overrides, text).base.model
+    if not is_base_path(model, Path.cwd()):
+        return
+    if Path(model).exists():
+        identify_base(Path(model))
+    else:
+        from trainer.base.fetch import fetch_base
+
+        fetch_base(model)  # it has the words for what is missing
 
 
 def _count_pictures(folder: Path) -> int:
