@@ -103,7 +103,7 @@ def test_a_real_engine_is_asked_for_previews_saving_and_a_pause_and_goes_on(qtbo
     qtbot.mouseClick(header.buttons["runs.pause"], Qt.MouseButton.LeftButton)
     assert usable(header) == set()
     until(lambda: run.summary.state == "paused" and len(said) == 3)
-    assert said[2] == "asked is paused; the graphics card is free."
+    assert said[2] == "asked is paused, and the memory that it used is free."
     assert engine.wait(timeout=60) == 75
     look(qtbot, run)
     assert header.state.text() == "Paused"

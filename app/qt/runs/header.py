@@ -207,7 +207,7 @@ class RunHeader(QWidget):
         return {
             "sample": self.tr("{run} has drawn its previews."),
             "save": self.tr("{run} has saved {detail}."),
-            "pause": self.tr("{run} is paused; the graphics card is free."),
+            "pause": self.tr("{run} is paused, and the memory that it used is free."),
             "stop": self.tr("{run} is stopped, and its LoRA saved."),
         }[name]
 
