@@ -67,6 +67,17 @@ def steps_of(rank: int, bucket: tuple[int, int] = BUCKET) -> Wish:
     return Wish(small_subject(rank=rank), "steps", (bucket, 1))
 
 
+def test_that_tapes_are_missing_is_told_before_what_makes_them_is_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr("trainer.memory.phases", raising=False)
+    monkeypatch.setitem(sys.modules, "trainer.memory.phases", None)  # cannot be imported
+    told: list[str] = []
+    with pytest.raises(ImportError):
+        Traces(TapeStore(tmp_path), lambda: told.append("tracing")).fulfil(steps_of(3))
+    assert told == ["tracing"]
+
+
 def test_its_tapes_are_those_that_are_traced_here(aside: TracerAside, store: TapeStore, tmp_path: Path) -> None:
     """Also after a wish that cannot be fulfilled, which leaves nothing."""
     impossible, wish = steps_of(3, bucket=(7, 7)), steps_of(3)

@@ -155,10 +155,10 @@ class Traces:
         return self._outlines[key]
 
     def _trace(self, key: str, trace: Callable[[], tuple[Tape, ...]]) -> tuple[Tape, ...]:
+        self.before_tracing()
         with quick_imports():  # seconds of their own, the first time
             from trainer.memory import phases, steps  # noqa: F401
-
-        self.before_tracing()
+        self.before_tracing()  # who asked may have asked for something else meanwhile
         self.made.append(key)
         if self.aside is not None:
             self.aside.finish(key)
