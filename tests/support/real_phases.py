@@ -93,7 +93,8 @@ class RealRun:
         most, timesteps = subject.fit.micro_batch or 1, subject.validation_timesteps
         size = (subject.validation_buckets or subject.buckets)[0].size
         counts = [min(most, timesteps - done) for done in range(0, timesteps, most)]
-        batches = [replace(self._batch(size, count), mask=None, input_noise=None) for count in counts]
+        # One after the other, as the trainer assembles them.
+        batches = (replace(self._batch(size, count), mask=None, input_noise=None) for count in counts)
         with self._attention(), as_exported(engine):
             losses_of_picture(engine.models, engine.noise_schedule, batches, self.device)
         release(self.device)

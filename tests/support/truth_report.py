@@ -15,10 +15,10 @@ from trainer.protocol.forecast import ForecastPhase
 
 MIB = 2**20
 CPU_REMARK = (
-    "Small models in main memory: bytes asked for, as PyTorch's profiler counts them. What the CPU's own kernels take "
-    "beside a card's is in what was measured, and not forecast: oneDNN's reordered weights and pictures where a "
-    "convolution is at the peak (where blocks are recomputed it is elsewhere), dropout's masks in the format of its "
-    "input, and the fp32 copies in which bitsandbytes computes its 8-bit optimizers."
+    "Small models in main memory: bytes asked for, as PyTorch's profiler counts them, without the buffers that "
+    "convolutions have inside themselves. What the CPU's own kernels take beside a card's is in what was measured, and "
+    "not forecast: dropout's masks in the format of its input, and the fp32 copies in which bitsandbytes computes its "
+    "8-bit optimizers. So is what lies on the CPU in any case: the noise schedule when it is loaded, a picture drawn."
 )
 
 

@@ -37,7 +37,7 @@ def test_there_are_sixty_configurations_that_all_differ() -> None:
 
 
 def test_what_recomputing_training_asks_for_is_forecast_to_a_ten_thousandth(tmp_path: Path) -> None:
-    """Against PyTorch's CPU allocator. Where blocks are recomputed no convolution's own buffer is at the peak."""
+    """Against PyTorch's CPU allocator."""
     job = next(job for job in truth_jobs() if job.name == "sd15 r16 full")
     subject, situation = job.subject(tiny=True, dtype="fp32"), memory_truth.situation_in_main_memory()
     prediction = foresee(job, subject, situation, tmp_path)
@@ -50,6 +50,22 @@ def test_what_recomputing_training_asks_for_is_forecast_to_a_ten_thousandth(tmp_
     text = report("cpu", "2026-01-01", situation, [row], [], 1)
     assert "| sd15 r16 full | train | requested |" in text
     assert "s a step" not in text
+
+
+@pytest.mark.parametrize("side", [8, 64])
+def test_what_convolutions_do_inside_themselves_is_not_measured(side: int) -> None:
+    """Small ones unfold their input, larger ones are oneDNN's; what they return counts, forward and backward."""
+    weight, picture = torch.randn(16, 8, 3, 3), torch.randn(1, 8, side, side)
+    kept: list[torch.Tensor] = []
+
+    def convolve() -> None:
+        kept.append(torch.nn.functional.conv2d(picture, weight, padding=1))
+        kept.extend(torch.ops.aten.convolution_backward(
+            kept[0], picture, weight, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1, [True, True, False]
+        )[:2])  # fmt: skip
+
+    meter = CpuMeter()
+    assert meter.measure(convolve).requested == sum(tensor.nbytes for tensor in kept) == meter.live
 
 
 def test_a_table_says_how_near_forecasts_came() -> None:
