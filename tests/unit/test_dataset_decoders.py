@@ -17,6 +17,7 @@ import pytest
 from PIL import Image
 
 from tests.support.pictures import photograph
+from tests.support.processes import no_process_starts
 from trainer.dataset import decoders, facts
 from trainer.dataset.decoders import Decoders
 from trainer.dataset.facts import inspect_pictures
@@ -92,6 +93,26 @@ def test_the_others_go_on_while_one_takes_its_time(endless: Path, good: Path) ->
         endless.open("wb").close()
         (late,) = coming
         assert late[0] == endless and isinstance(late[2], DatasetError) and late[2].code == "picture.empty"
+
+
+def test_a_process_that_cannot_be_started_says_nothing_of_a_picture(good: Path) -> None:
+    before = children()
+    with Decoders(2) as own:
+        with no_process_starts(), pytest.raises(DatasetError) as caught:
+            look_at(own, good, good.with_name("other.png"))
+        assert caught.value.code == "picture.no_process"
+        assert "good.png" not in str(caught.value) and "cannot be started" in str(caught.value)
+    with Decoders(1) as own:
+        assert isinstance(look_at(own, good)["good.png"], PictureFacts)
+    assert children() == before
+
+
+def test_a_process_that_does_not_come_up_in_time_says_nothing_of_a_picture(
+    good: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decoders, "SECONDS", 0.0)
+    with Decoders(1) as own, pytest.raises(DatasetError, match="does not come up within 0 seconds"):
+        look_at(own, good)
 
 
 def test_no_process_is_left_and_none_is_started_for_what_is_remembered(

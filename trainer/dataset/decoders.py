@@ -22,6 +22,7 @@ from trainer.errors import DatasetError
 
 # Far beyond what a sound picture takes, from a slow disk too: the largest allowed ones take seconds.
 SECONDS = 60.0
+_HERE = "the process is there"
 _LARGE = "a large picture: may it be decoded now?"
 
 Inspected = tuple[Path, State | None, Inspection]
@@ -52,7 +53,10 @@ class Decoders:
             decoder.kill()
 
     def inspect(self, paths: Iterable[Path], max_megapixels: float) -> Iterator[Inspected]:
-        """Look at pictures as `inspection.inspect` does; they come as they are done, each with its path."""
+        """Look at pictures as `inspection.inspect` does; they come as they are done, each with its path.
+
+        Raises DatasetError where no process can be started, which says nothing of any picture.
+        """
         left = deque(paths)
         while True:
             for decoder in self._all:
@@ -69,6 +73,8 @@ class Decoders:
         ready = connection.wait([decoder.pipe for decoder in busy], None if soonest == inf else max(0.0, soonest))
         for decoder in busy:
             if decoder.pipe in ready:
+                if decoder.comes_up():
+                    continue
                 found = decoder.receive()
             elif decoder.deadline <= time.monotonic():
                 found = decoder.give_up(hung=True)
@@ -98,18 +104,43 @@ class _Decoder:
         self.deadline = inf
         self._process: BaseProcess | None = None
         self._pipe: Connection | None = None
+        self._up = False
 
     @property
     def pipe(self) -> Connection:
-        """The pipe to the process, which is started if there is none."""
+        """The pipe to the process, which is started if there is none; raises DatasetError where it cannot be."""
         if self._pipe is None:
-            self._pipe, theirs = _SPAWN.Pipe()
-            process = _SPAWN.Process(target=_serve, args=(theirs,), daemon=True)
+            try:
+                self._start()
+            except OSError as fault:
+                raise _no_process(fault.strerror or str(fault)) from fault
+        assert self._pipe is not None
+        return self._pipe
+
+    def _start(self) -> None:
+        ours, theirs = _SPAWN.Pipe()
+        process = _SPAWN.Process(target=_serve, args=(theirs,), daemon=True)
+        try:
             with no_interrupts():
                 process.start()
-            self._process = process  # only now: another thread may want to kill it, and can kill what has begun
+        except OSError:
+            ours.close()
+            raise
+        finally:
             theirs.close()
-        return self._pipe
+        self._process, self._pipe = process, ours  # only now: another thread may want to kill what has begun
+
+    def comes_up(self) -> bool:
+        """Take the first word of the process, if that is what came; raises DatasetError where it ended without."""
+        if self._up:
+            return False
+        try:
+            self.pipe.recv()
+        except (EOFError, OSError) as fault:
+            self.end()
+            raise _no_process("it ends as soon as it is started") from fault
+        self._up = True
+        return True
 
     def give(self, path: Path, max_megapixels: float) -> None:
         """Let the process look at a picture."""
@@ -134,8 +165,11 @@ class _Decoder:
         return None if answer == _LARGE else (self._put_down(), *answer)
 
     def give_up(self, *, hung: bool) -> Inspected:
-        """End the process and say why."""
+        """End the process and say why; raises DatasetError where it never came up."""
+        up = self._up
         self.end()
+        if not up:
+            raise _no_process(f"it does not come up within {SECONDS:g} seconds")
         path = self._put_down()
         return path, None, _hangs(path) if hung else _crashes(path)
 
@@ -148,6 +182,7 @@ class _Decoder:
     def end(self) -> None:
         """End the process, whatever it does."""
         process, pipe, self._process, self._pipe = self._process, self._pipe, None, None
+        self._up = False
         if process and pipe:
             process.kill()
             process.join()
@@ -186,9 +221,18 @@ def _crashes(path: Path) -> DatasetError:
     return DatasetError("picture.crashes", sentence, "Remove it; do not open it in other programs if you doubt it.")
 
 
+def _no_process(reason: str) -> DatasetError:
+    return DatasetError(
+        "picture.no_process",
+        f"Pictures cannot be looked at: the process that decodes them cannot be started ({reason}).",
+        "Nothing is known to be wrong with them. Close programs that take memory, then try again.",
+    )
+
+
 def _serve(pipe: Connection) -> None:
     """Answer until the other end is closed; what runs in the process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    pipe.send(_HERE)
 
     @contextmanager
     def turn() -> Iterator[None]:

@@ -11,6 +11,7 @@ from app.core.edits.edit import Edit
 from app.core.pictures import Picture
 from trainer.dataset.findings import Severity
 from trainer.dataset.health import RULES, Rule, worded
+from trainer.errors import ImpastoError
 
 Action = Literal["crop", "mask", "convert"]
 """What the user can be led to, where no edit mends it by itself."""
@@ -121,6 +122,11 @@ def of_files(code: str, count: int, files: Sequence[Path]) -> Finding:
     sentence = f"{worded(rule, count).removesuffix('.')}: {names}{more}."
     place = "\n".join(map(str, files))
     return Finding(code, rule.severity, sentence, rule.remedy, frozenset(), place=place, files=tuple(files))
+
+
+def unseen(fault: ImpastoError) -> Finding:
+    """Return the finding that pictures could not be looked at, for a reason that is none of theirs."""
+    return Finding(fault.code, "error", fault.sentence, fault.remedy, frozenset())
 
 
 def rule_of(code: str) -> Rule:

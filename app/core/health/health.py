@@ -75,7 +75,7 @@ class Health:
         self.now: tuple[Finding, ...] = ()
         """The findings of now."""
         self._library, self._index, self._tasks, self._post = library, index, tasks, post
-        self._inspector = Inspector(library, post, self._have)
+        self._inspector = Inspector(library, post, self._have, self._tell_soon)
         self._tokens = TokenCounts(tasks)
         self._judge: Judge | None = None
         self._loading = self._soon = self._going = self._counting = False
@@ -338,7 +338,7 @@ class Health:
         self.progress.emit(self.state())
 
     def _findings(self) -> tuple[Finding, ...]:
-        from app.core.health.findings import LISTED, found, in_order, of_files
+        from app.core.health.findings import LISTED, found, in_order, of_files, unseen
 
         sets: dict[str, Set[int]] = {str(code): ids for code, ids in self.files.all("mark").items()}
         sets["duplicate.exact"] = self._contents.pictures
@@ -350,6 +350,8 @@ class Health:
         if not self.files.under("mask", "with"):
             sets.pop("mask.missing", None)  # nobody paints masks here
         told = [found(code, ids, self._fix(code, ids), self._alone(ids)) for code, ids in sets.items() if ids]
+        if fault := self._inspector.fault:
+            told.append(unseen(fault))
         for code in sorted({code for names in self._strays.values() for code in names}):
             lists = [(folder.path, names[code]) for folder, names in self._strays.items() if code in names]
             first = list(islice((path / name for path, names in lists for name in names), LISTED))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from app.core.library import Library
 from app.core.pictures import Picture
 from app.core.tasks import Post, Tasks
+from trainer.errors import DatasetError
 
 if TYPE_CHECKING:  # numpy and Pillow: only the worker needs them
     from app.core.health.near import Near
@@ -55,22 +56,24 @@ class Slice(NamedTuple):
 class Inspector:
     """One thread, which lets worker processes decode; what was seen of an unchanged file is remembered on disk.
 
-    It belongs to the library's thread, on which `have` is called with each slice. `close` ends it at once, even in the
-    middle of a picture.
+    It belongs to the library's thread, on which `have` is called with each slice, and `stuck` when there is a `fault`.
+    `close` ends it at once, even in the middle of a picture.
     """
 
-    def __init__(self, library: Library, post: Post, have: Callable[[Slice], None]) -> None:
-        self._library, self._have = library, have
+    def __init__(self, library: Library, post: Post, have: Callable[[Slice], None], stuck: Callable[[], None]) -> None:
+        self._library, self._have, self._stuck = library, have, stuck
         self._tasks = Tasks(post, threads=1, behind=True)
         self._waiting: dict[int, None] = {}
         self._running = self._stopped = self._begun = False
+        self.fault: DatasetError | None = None
+        """Why no picture can be looked at, where the processes cannot be started; until `begin` is called again."""
         self._decoders: Decoders | None = None
         self._near: Near | None = None
 
     @property
     def pending(self) -> int:
         """How many pictures are still to be looked at."""
-        return len(self._waiting)
+        return 0 if self.fault else len(self._waiting)
 
     def want(self, pictures: Iterable[int]) -> None:
         """Look at these when those before them are done."""
@@ -79,7 +82,7 @@ class Inspector:
 
     def begin(self) -> None:
         """Look from now on; what was wanted before waits for this."""
-        self._begun = True
+        self._begun, self.fault = True, None
         self._go_on()
 
     def close(self) -> None:
@@ -116,7 +119,12 @@ class Inspector:
         self._decoders = self._decoders or Decoders(max(1, AT_ONCE // 2))  # the user wants cores too
         self._near = self._near or Near()
         paths = [one.path for one in asked]
-        found = inspect_pictures(paths, MOST_MEGAPIXELS, lambda done, total: self._check_stop(), self._decoders)
+        try:
+            found = inspect_pictures(paths, MOST_MEGAPIXELS, lambda done, total: self._check_stop(), self._decoders)
+        except DatasetError:  # no process can be started: what the others hold is not waited for
+            self._decoders.__exit__(None, None, None)
+            self._decoders = None
+            raise
         seen = [_seen(one, found[one.path]) for one in asked]
         return Slice(seen, self._near.add((one.picture, one.fingerprint) for one in seen if one.fingerprint))
 
@@ -140,8 +148,12 @@ class Inspector:
         return now == (seen.changed_ns, seen.mask_changed_ns)
 
     def _failed(self, fault: BaseException) -> None:
-        if not isinstance(fault, _Stopped):
+        if self._stopped:
+            return
+        if not isinstance(fault, DatasetError):
             raise fault
+        self._running, self._begun, self.fault = False, False, fault
+        self._stuck()
 
 
 class _Stopped(Exception):
@@ -150,7 +162,6 @@ class _Stopped(Exception):
 
 def _seen(asked: _Asked, found: Inspection) -> Seen:
     from trainer.dataset.assembly import doubts_of_file
-    from trainer.errors import DatasetError
 
     number, path, changed_ns, _, mask_changed_ns = asked
     written = _encodings(path)

@@ -14,6 +14,7 @@ from app.core.pictures import FolderChange
 from app.core.tags.index import TagIndex
 from app.core.tags.splitting import Lines
 from tests.support.desk import Desk, a_desk
+from tests.support.processes import no_process_starts
 from trainer.config.dataset import DatasetConfig, FolderConfig
 from trainer.config.recipe import RecipeConfig
 from trainer.dataset.listing import read_dataset
@@ -165,6 +166,22 @@ def test_a_shape_that_fills_no_batch_is_told_until_it_does(watched: Watched, fol
     watched.library.apply_to_folders([FolderChange(inside, "regularisation", False, True)])
     watched.settle()
     assert watched.found() == {}
+
+
+def test_pictures_that_no_process_can_look_at_are_not_called_damaged(folder: Path) -> None:
+    with a_desk() as desk:
+        with no_process_starts():
+            watched = Watched(desk, folder)
+        (told,) = [one for one in watched.health.now if one.severity == "error"]
+        assert told.code == "picture.no_process" and not told.ids and "Nothing is known to be wrong" in told.remedy
+        assert {(one.problem, one.width) for one in watched.library.pictures.values()} == {(None, SIDE)}
+        (folder / "0.png").unlink()
+        watched.look()  # asks nobody again before a folder is opened
+        watched.health.begin()
+        watched.settle()
+        assert all(one.content for one in watched.library.pictures.values() if one.problem is None)
+        assert not [one for one in watched.health.now if one.code == "picture.no_process"]
+        watched.health.close()
 
 
 def test_files_without_their_picture_are_told_until_it_comes(watched: Watched, folder: Path) -> None:
