@@ -3,14 +3,15 @@
     python tests/bench/speed.py --count --family sdxl --batch 1 --json
     python tests/bench/speed.py --time [--family sdxl] [--minutes 8] [--small]
     python tests/bench/speed.py --overhead [--family sdxl] [--steps 40] [--json]
+    python tests/bench/speed.py --encode [--family sdxl] [--small]
 
 --time measures steps on a card (tests/bench/speed_time.py says how), --overhead what the loop costs the CPU besides
-the step (tests/bench/speed_overhead.py). --count counts one step of a full-size base, without a card and without
-weights. A step is forward and backward of one micro-batch, its gradients taken into the masters, the optimizer and the
-refresh of the working weights, as trainer.training.loop.Engine does them, here on meta tensors from the published
-configs. Printed are `dispatched_operations`, what PyTorch's dispatcher sends to the device below all functions of our
-own, without views and allocations (tests/support/counting.py says exactly which), `saved_bytes`, what forward keeps for
-backward, and `waits`, what would make the host wait for the card.
+the step (tests/bench/speed_overhead.py), --encode the VAE (tests/bench/speed_encode.py). --count counts one step of a
+full-size base, without a card and without weights. A step is forward and backward of one micro-batch, its gradients
+taken into the masters, the optimizer and the refresh of the working weights, as trainer.training.loop.Engine does them,
+here on meta tensors from the published configs. Printed are `dispatched_operations`, what PyTorch's dispatcher sends to
+the device below all functions of our own, without views and allocations (tests/support/counting.py says exactly which),
+`saved_bytes`, what forward keeps for backward, and `waits`, what would make the host wait for the card.
 """
 
 from __future__ import annotations
@@ -30,8 +31,11 @@ import numpy as np
 import torch
 from torch import nn
 
+from tests.bench import speed_encode
 from tests.bench.speed_overhead import measure_overhead
-from tests.bench.speed_time import RESULTS, time_steps
+from tests.bench.speed_rows import say
+from tests.bench.speed_techniques import Technique, applied
+from tests.bench.speed_time import LAYOUTS, RESULTS, time_steps
 from tests.support.counting import StepCounter
 from trainer.adapter.attach import attach
 from trainer.adapter.lean import SWITCHED_ON
@@ -81,15 +85,19 @@ class Count:
         return self.forward + self.backward + self.accumulate + self.optimizer
 
 
-def count_step(subject: Subject, pictures: int, adapters: Adapters = IN_USE) -> Count:
+def count_step(subject: Subject, pictures: int, adapters: Adapters = IN_USE, technique: Technique = "none") -> Count:
     """Count a step of ``pictures`` in the subject's first bucket, with the operations that a CUDA card would get."""
     engine = _engine(subject, adapters)
     _take_first_step(engine)
     micro = micro_batch(subject, subject.buckets[0].size, pictures)
     counter = StepCounter(META)
-    with as_on_cuda(attention_kernel(subject.fit.attention, dtype_of(subject))), counter:
+    with (
+        as_on_cuda(attention_kernel(subject.fit.attention, dtype_of(subject))),
+        applied(technique, engine, micro) as forward_backward,
+        counter,
+    ):
         with counter.stage("forward"):
-            loss = engine.micro_step(micro)
+            loss = forward_backward()
         with counter.stage("accumulate"):
             engine.masters.accumulate()
         with counter.stage("optimizer"):
@@ -146,10 +154,8 @@ def subject_of(options: argparse.Namespace) -> Subject:
 
 def report(options: argparse.Namespace, counts: Iterable[tuple[Adapters, Count]]) -> list[dict[str, Any]]:
     """What was counted and of what, as JSON."""
-    of_what = {
-        name: getattr(options, name)
-        for name in ("family", "resolution", "batch", "layers", "rank", "dtype", "quantise", "checkpointing")
-    }
+    asked = ("family", "resolution", "batch", "layers", "rank", "dtype", "quantise", "checkpointing", "technique")
+    of_what = {name: getattr(options, name) for name in asked}
     return [
         {
             **of_what,
@@ -187,6 +193,7 @@ def arguments() -> argparse.ArgumentParser:
     mode.add_argument("--count", action="store_true", help="count, without a card")
     mode.add_argument("--time", action="store_true", help="time steps on the card, or small ones on the CPU")
     mode.add_argument("--overhead", action="store_true", help="time the loop around the step on the CPU")
+    mode.add_argument("--encode", action="store_true", help="time the VAE on the card, or a tiny one on the CPU")
     parser.add_argument("--family", choices=tuple(RESOLUTIONS), help="default: sdxl; both for --time")
     parser.add_argument("--resolution", type=int, help="side of the square bucket; 512 for SD 1.5, 1024 for SDXL")
     parser.add_argument("--batch", type=int, default=1, help="pictures in the micro-batch")
@@ -195,12 +202,13 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--dtype", choices=("bf16", "fp16", "fp32"), default="bf16")
     parser.add_argument("--quantise", choices=("none", "int8", "nf4"), default="none")
     parser.add_argument("--checkpointing", choices=("none", "full"), default="none")
+    parser.add_argument("--technique", choices=("none", *LAYOUTS), default="none", help="of --count")
     words = "; ".join(f"{name}: {what}" for name, what in ADAPTERS.items())
     parser.add_argument("--adapters", choices=("all", *ADAPTERS), default=IN_USE, help=words)
     parser.add_argument("--json", action="store_true", help="one JSON object, or a list of them for --adapters all")
     parser.add_argument("--steps", type=int, default=40, help="of --overhead")
     parser.add_argument("--minutes", type=float, default=8.0, help="of --time: begin nothing that would end later")
-    parser.add_argument("--small", action="store_true", help="of --time: tiny models on the CPU")
+    parser.add_argument("--small", action="store_true", help="of --time and --encode: tiny models on the CPU")
     parser.add_argument("--groups", type=int, help="of --time: only so many groups of rows")
     parser.add_argument("--results", type=Path, default=RESULTS, help="of --time: where its table is kept")
     return parser
@@ -213,6 +221,10 @@ def main(words: Sequence[str] | None = None) -> int:
         families: list[Family] = [options.family] if options.family else ["sdxl", "sd15"]
         return time_steps(families, options.minutes, options.results, small=options.small, most=options.groups)
     options.family = options.family or "sdxl"
+    if options.encode:
+        for line in speed_encode.table(options.family, small=options.small):
+            say(line)
+        return 0
     print_told(options, *(_overhead(options) if options.overhead else _count(options)))
     return 0
 
@@ -233,7 +245,8 @@ def _count(options: argparse.Namespace) -> tuple[object, str]:
     options.resolution = options.resolution or RESOLUTIONS[options.family]
     chosen = list(ADAPTERS) if options.adapters == "all" else [options.adapters]
     subject = subject_of(options)
-    rows = report(options, [(adapters, count_step(subject, options.batch, adapters)) for adapters in chosen])
+    counts = [(one, count_step(subject, options.batch, one, options.technique)) for one in chosen]
+    rows = report(options, counts)
     return rows if len(rows) > 1 else rows[0], table(rows)
 
 

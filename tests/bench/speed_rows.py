@@ -11,6 +11,7 @@ from typing import Literal
 
 import torch
 
+from tests.bench.speed_techniques import Technique
 from tests.support.truth_jobs import TruthJob
 from trainer.config.base import Family
 from trainer.memory.subject import Subject
@@ -49,6 +50,8 @@ class Case:
     batch: int
     checkpointing: Checkpointing = "none"
     attention: AttentionChoice = "auto"
+    technique: Technique = "none"
+    """What the trainer does not do."""
 
 
 @dataclass(frozen=True)
@@ -169,6 +172,7 @@ class Bench:
         """The row in words: what is unlike the usual is named."""
         base, case = row.base, row.case
         usual = {"adapters": "lean", "dtype": "bf16", "quantise": "none", "checkpointing": "none", "attention": "auto"}
+        usual["technique"] = "none"
         values = {**asdict(base), **asdict(case)}
         special = [f"{values[key]}" if key != "checkpointing" else f"{values[key]} checkpointing" for key in usual]
         told = [text for text, key in zip(special, usual, strict=True) if values[key] != usual[key]]

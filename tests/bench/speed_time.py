@@ -35,6 +35,7 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from tests.bench.speed_rows import Base, Bench, Case, Row, Timing, say
+from tests.bench.speed_techniques import Technique, applied
 from tests.support.apart import Apart
 from tests.support.counting import StepCounter
 from tests.support.real_phases import RealRun
@@ -62,6 +63,8 @@ LONGEST_START, LONGEST_ROW = 60.0, 40.0
 """Seconds that loading a base and a row may take, several times what they need: what hangs costs no more."""
 TINY = 8  # by how much tests.support.truth_jobs makes small pictures smaller
 
+LAYOUTS: tuple[Technique, ...] = ("norms", "channels_last", "channels_last_norms")
+
 LEAST_SECONDS = 10.0
 """Without so many left nothing is begun."""
 
@@ -76,6 +79,7 @@ def groups(family: Family) -> list[Group]:
     return [
         (main, (Case(side, 1), Case(side, 4), Case(side, 4, "full"), Case(side, 1, "full"), Case(side, 8, "full"))),
         (Base(family, "peft"), (Case(side, 1), Case(side, 4))),
+        (main, (Case(side, 1, technique="graphs"), Case(side, 4, technique="graphs"))),
         (
             main,
             (
@@ -91,8 +95,10 @@ def groups(family: Family) -> list[Group]:
         (Base(family, quantise="nf4"), (Case(side, 1), Case(side, 1, "full"))),
         (Base(family, quantise="int8"), (Case(side, 1), Case(side, 1, "full"))),
         (Base(family, deterministic=True), (Case(side, 1), Case(side, 4))),
+        (main, tuple(Case(side, n, technique=one) for one in LAYOUTS for n in (1, 4))),
         (Base(family, dtype="fp16"), (Case(side, 1),)),
         (Base(family, dtype="fp32"), (Case(side, 1),)),
+        (Base(family, "peft"), (Case(side, 1, technique="compiled"), Case(side, 4, technique="compiled"))),
     ]
 
 
@@ -168,7 +174,10 @@ class Stopwatch:
 
     def time(self, limit: float) -> Timing:
         """What a step takes once all is warm; the peak is that of these steps."""
-        with attention(self.case.attention, self.device, self.engine.models.dtype):
+        with (
+            attention(self.case.attention, self.device, self.engine.models.dtype),
+            applied(self.case.technique, self.engine, self.micro) as self.forward_backward,
+        ):
             for _ in range(WARM_UP if self.device.type == "cuda" else 1):
                 one = self._seconds(1)
             self._forget_peak()
@@ -183,7 +192,7 @@ class Stopwatch:
         engine, started = self.engine, time.perf_counter()
         set_learning_rates(engine.optimizer, 1.0)
         total = torch.zeros((), device=self.device)
-        total += engine.micro_step(self.micro)
+        total += self.forward_backward()
         engine.masters.accumulate()
         read = measure(total, engine.masters, engine.loss_scale)
         self.host += time.perf_counter() - started

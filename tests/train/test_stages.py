@@ -95,7 +95,7 @@ def test_no_more_wait_to_be_kept_than_stated(monkeypatch: pytest.MonkeyPatch) ->
         waiting.append(item - len(kept))
         return item
 
-    Stages(abs, compute, lambda item, _: kept.append(item)).run(range(40), quiet)
+    Stages(lambda item: item, compute, lambda item, _: kept.append(item)).run(range(40), quiet)
     assert waiting == [0] * 40
 
 

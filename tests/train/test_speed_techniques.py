@@ -1,0 +1,119 @@
+"""Techniques that the bench alone can switch on: the same step with each, and the model as before afterwards."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tests.bench import speed_encode
+from tests.bench.speed_rows import Base
+from tests.bench.speed_techniques import NormAndSilu, _tensors, applied
+from tests.bench.speed_time import LAYOUTS
+from tests.support.real_phases import RealRun
+from trainer.training.loop import Engine
+from trainer.training.step import MicroBatch
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_norm_and_silu_in_one_are_those_of_pytorch(layout: torch.memory_format) -> None:
+    generator = torch.Generator().manual_seed(1)
+    norm = nn.GroupNorm(4, 12, eps=1e-3).double().requires_grad_(requires_grad=False)
+    norm.weight.normal_(generator=generator)
+    norm.bias.normal_(generator=generator)
+    x = torch.randn(2, 12, 5, 3, generator=generator, dtype=torch.float64).to(memory_format=layout).requires_grad_()
+    above = torch.randn(2, 12, 5, 3, generator=generator, dtype=torch.float64).to(memory_format=layout)
+    result = NormAndSilu(norm)(x)
+    (gradient,) = torch.autograd.grad(result, x, above)
+    expected = F.silu(F.group_norm(x, 4, norm.weight, norm.bias, 1e-3))
+    (expected_gradient,) = torch.autograd.grad(expected, x, above)
+    torch.testing.assert_close(result, expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(gradient, expected_gradient, rtol=1e-12, atol=1e-12)
+    assert result.is_contiguous(memory_format=layout) and gradient.is_contiguous(memory_format=layout)
+
+
+@pytest.fixture(scope="module")
+def run() -> RealRun:
+    torch.manual_seed(1)
+    run = RealRun(Base("sdxl", dtype="fp32").subject(1024, small=True), CPU)
+    run.load()
+    assert run.engine is not None
+    for weight in run.engine.masters.working.values():
+        weight.data.normal_(std=0.02)
+    return run
+
+
+@pytest.fixture(scope="module")
+def micro(run: RealRun) -> MicroBatch:
+    micro = run._batch((64, 64), 2)
+    for tensor in _tensors(micro):
+        if tensor.is_floating_point():
+            tensor.normal_()
+    return micro
+
+
+def stepped(engine: Engine, micro: MicroBatch, technique: str) -> tuple[Tensor, dict[str, Tensor]]:
+    unet = engine.models.unet
+    with applied(technique, engine, micro) as forward_backward:  # type: ignore[arg-type]
+        loss = forward_backward()
+        assert isinstance(unet.conv_norm_out, NormAndSilu) == technique.endswith("norms")
+        assert unet.conv_in.weight.is_contiguous() != technique.startswith("channels_last")
+    gradients = {key: weight.grad for key, weight in engine.masters.working.items() if weight.grad is not None}
+    engine.masters.zero_grad()
+    return loss, gradients
+
+
+@pytest.mark.parametrize("technique", LAYOUTS)
+def test_a_step_is_the_same_and_leaves_the_model_as_it_was(run: RealRun, micro: MicroBatch, technique: str) -> None:
+    engine = run.engine
+    assert engine is not None
+    before = {name: type(module) for name, module in engine.models.unet.named_modules()}
+    loss, gradients = stepped(engine, micro, "none")
+    other, others = stepped(engine, micro, technique)
+    assert len(others) == len(engine.masters.working)
+    torch.testing.assert_close(other, loss, rtol=1e-5, atol=0)
+    wrong = torch.stack([(others[key] - gradients[key]).norm() for key in gradients]).norm()
+    assert wrong < 1e-3 * torch.stack([gradient.norm() for gradient in gradients.values()]).norm()
+    assert {name: type(module) for name, module in engine.models.unet.named_modules()} == before
+    assert all(weight.is_contiguous() for weight in engine.models.unet.parameters())
+    again, _ = stepped(engine, micro, "none")
+    assert torch.equal(again, loss)
+
+
+def test_a_graph_needs_a_card_and_says_so(run: RealRun, micro: MicroBatch) -> None:
+    assert run.engine is not None
+    with pytest.raises(RuntimeError, match="CUDA cards only"), applied("graphs", run.engine, micro):
+        pass
+
+
+def test_what_is_copied_into_a_graph_is_all_of_a_micro_batch(micro: MicroBatch) -> None:
+    """Whatever goes to the card when a step does it."""
+    moved: list[Tensor] = []
+
+    def move(tensor: Tensor) -> Tensor:
+        moved.append(tensor)
+        return tensor
+
+    micro._with(move)
+    assert {id(tensor) for tensor in _tensors(micro)} == {id(tensor) for tensor in moved}
+    assert len(list(_tensors(micro))) == len(moved) >= 7
+
+
+def test_a_vae_is_timed_in_every_way_and_what_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speed_encode, "LEAST_SECONDS", 0.0)
+    real = speed_encode._timed
+
+    def timed(vae: nn.Module, what: speed_encode.Encoding, shown: Tensor, alone: Tensor) -> speed_encode.Encoding:
+        if what.pictures == 8:
+            raise RuntimeError("CUDA out of memory\nand more")
+        return real(vae, what, shown, alone)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(speed_encode, "_timed", timed)
+    rows = list(speed_encode.encodings("sd15", CPU, small=True))
+    assert len({(row.dtype, row.layout, row.pictures) for row in rows}) == len(rows) == 16
+    assert {row.failure for row in rows if row.pictures == 8} == {"CUDA out of memory"}
+    assert all(row.a_second > 0 and row.difference < 1e-2 for row in rows if row.pictures < 8)
+    assert rows[0].difference == 0.0 and rows[0].line().startswith("| bf16 | planes | 1 | ")
