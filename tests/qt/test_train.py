@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from PySide6.QtCore import QObject, Qt
-from PySide6.QtWidgets import QComboBox, QLabel, QLineEdit
+from PySide6.QtWidgets import QComboBox, QFileDialog, QLabel, QLineEdit
 from pytestqt.qtbot import QtBot
 
 from app.core.jobs import file
@@ -415,6 +415,27 @@ def test_the_window_does_not_wait_for_a_disk(
     (entry,) = session.queue.entries
     assert entry.text is not None and 'trigger = "ohwx"' in entry.text
     assert session.jobs.last == first.path
+
+
+def test_where_runs_go_is_typed_or_chosen_and_an_empty_field_is_the_folder_beside_the_job(
+    page: TrainPage, qtbot: QtBot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert page.draft is not None and page.undoing is not None
+    output = page.sheet.essentials.output
+    beside = str(page.draft.path.parent / "runs")
+    assert (output.field.text(), output.field.placeholderText()) == ("", beside)
+    elsewhere = tmp_path / "läufe"
+    asked: list[str] = []
+    monkeypatch.setattr(QFileDialog, "getExistingDirectory", lambda *words: asked.append(words[2]) or str(elsewhere))
+    qtbot.mouseClick(output.button, Qt.MouseButton.LeftButton)
+    reaches_disk(qtbot, page, lambda values: values.get("output") == {"runs": str(elsewhere)})
+    assert (asked, output.field.text()) == ([beside], str(elsewhere))
+    page.undoing.undo()
+    assert output.field.text() == ""
+    type_into(qtbot, output.field, "mine")
+    reaches_disk(qtbot, page, lambda values: values.get("output") == {"runs": "mine"})
+    type_into(qtbot, output.field, "")
+    reaches_disk(qtbot, page, lambda values: "runs" not in values.get("output", {}))
 
 
 def test_a_base_that_lies_beside_the_job_is_told_from_one_of_the_hub(page: TrainPage, qtbot: QtBot) -> None:

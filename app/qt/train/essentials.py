@@ -1,4 +1,4 @@
-"""The essentials of a job on one page: base, pictures, recipe, trigger word, length, previews."""
+"""The essentials of a job on one page: base, pictures, recipe, trigger word, length, previews, output."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from app.qt.train.cards import RecipeCards
 from app.qt.train.folders import FolderRows
 from app.qt.train.length import LengthRow
 from app.qt.train.line import Line
+from app.qt.train.output import OutputRow
 from app.qt.train.prompts import PromptRows
 from trainer.config.presets.preset import Preset
 from trainer.config.presets.shelf import Shelved
@@ -44,6 +45,7 @@ class Essentials(QWidget):
         self.trigger = Line()
         self.length = LengthRow()
         self.prompts = PromptRows()
+        self.output = OutputRow()
         self._faults: dict[str, QLabel] = {}
         self._base_shown: str | None = None
         self._base_written: str | None = None
@@ -52,7 +54,7 @@ class Essentials(QWidget):
         self.base.chosen.connect(self._choose_base)
         self.cards.chosen.connect(self._choose_recipe)
         self.trigger.textEdited.connect(self._type_trigger)
-        for part in (self.trigger.editingFinished, self.length.left):
+        for part in (self.trigger.editingFinished, self.length.left, self.output.left):
             part.connect(self._seal)
 
     def show_recipes(self, shelf: Sequence[Shelved]) -> None:
@@ -85,6 +87,7 @@ class Essentials(QWidget):
             self.trigger.show_text(word)
         self.length.show_draft(draft, essentials.samples(draft, found))
         self.prompts.show_draft(draft)
+        self.output.show_draft(draft)
         self._tell_faults(draft)
 
     def _compare(self) -> None:
@@ -143,6 +146,7 @@ class Essentials(QWidget):
             (self.tr("Trigger word"), self.trigger, ""),
             (self.tr("Length"), self.length, "recipe.steps recipe.epochs recipe.pictures_seen"),
             (self.tr("Previews"), self.prompts, "report.previews.prompts"),
+            (self.tr("Output"), self.output, "output.runs"),
         )
         for number, (title, part, keys) in enumerate(parts):
             label = QLabel(title)
