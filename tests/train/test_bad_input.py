@@ -26,6 +26,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rare = ("recipe.steps=2", "report.previews.prompts=[]", "report.validation.every=9", "recipe.layers=attention")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("IMPASTO_HOME", str(folder / "home"))
+        patch.setenv("IMPASTO_CACHE", str(folder / "cache"))
         assert cli.main(["train", str(job), *(word for setting in rare for word in ("--set", setting))]) == 0
     return folder
 

@@ -2,9 +2,11 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,6 +24,20 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("command line ü")
     base = tiny_base("sd15", folder / "base", form="single", depth=1)
     return write_job(folder / "job", base, photographs(folder / "pictures", count=4))
+
+
+@pytest.fixture(scope="module")
+def traced(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("traces")
+
+
+@pytest.fixture(autouse=True)
+def shared_traces(traced: Path, per_user_folder: Path) -> Iterator[None]:
+    """What one run traces for its forecast serves the others here: each has a user of its own, who knows nothing."""
+    known = places.cache_folder() / "traces"
+    shutil.copytree(traced, known)
+    yield
+    shutil.copytree(known, traced, dirs_exist_ok=True)
 
 
 def entries() -> set[Path]:
