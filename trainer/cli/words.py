@@ -160,7 +160,7 @@ def slowness(event: events.Slow) -> str:
         "others": "other programs use the card",
         "hot": "the card is hot and slows itself down",
     }
-    told = reasons.get(event.reason, "the card tells no reason; look for other programs and for power saving")
+    told = reasons.get(event.reason, "no reason is known; look for other programs and for power saving")
     return f"{told} ({event.detail})" if event.detail else told
 
 

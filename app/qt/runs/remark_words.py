@@ -21,7 +21,7 @@ _SLOWNESS = {
     "spilled": _NOOP("Remarks", "the card is full, and its driver may use main memory instead"),
     "others": _NOOP("Remarks", "other programs use the card"),
     "hot": _NOOP("Remarks", "the card is hot and slows itself down"),
-    "unknown": _NOOP("Remarks", "the card tells no reason; look for other programs and for power saving"),
+    "unknown": _NOOP("Remarks", "no reason is known; look for other programs and for power saving"),
 }
 _WORKS = {
     "load": _NOOP("Remarks", "loading"),
@@ -44,6 +44,8 @@ def sentence(remark: Remark) -> str:
             return f"{event.sentence} {event.remedy}"
         case events.Notice() as event:
             return event.sentence
+        case events.Cached() as event:
+            return _cached(event)
         case events.Skipped() as event:
             return _skipped(event, remark)
         case events.MemoryExhausted() as event:
@@ -57,6 +59,19 @@ def sentence(remark: Remark) -> str:
                 name=event.name, detail=event.detail or event.outcome
             )
     raise AssertionError(remark)
+
+
+def _cached(event: events.Cached) -> str:
+    seconds, rate = (QLocale().toString(number, "f", 1) for number in (event.seconds, event.count / event.seconds))
+    limits = {"encode": event.encode, "write": event.write} | ({"decode": event.decode} if event.decode else {})
+    told = {name: QLocale().toString(limit, "f", 1) for name, limit in limits.items()}
+    if event.decode:
+        words = translate("Remarks", "Pictures encoded: {count} in {seconds} s, {rate} a second.")
+        alone = translate("Remarks", "By itself decoding would do {decode}, encoding {encode}, writing {write}.")
+    else:
+        words = translate("Remarks", "Captions encoded: {count} in {seconds} s, {rate} a second.")
+        alone = translate("Remarks", "By itself encoding would do {encode}, writing {write}.")
+    return f"{words.format(count=_number(event.count), seconds=seconds, rate=rate)} {alone.format(**told)}"
 
 
 def _skipped(event: events.Skipped, remark: Remark) -> str:
