@@ -64,5 +64,7 @@ def _kind(event: events.Event) -> Kind | None:
             return None if event.outcome == "done" else "warning"
         case events.Notice():
             return "warning" if event.code in _DOUBTS else "info"
+        case events.Cached():
+            return "info"
         case _:
             return None
