@@ -226,7 +226,8 @@ def test_json_lines_are_the_events_themselves_with_the_past_first():
         ),
         (
             events.Slow(9, 40.0, 1.5, "unknown", ""),
-            "Step 9 took 40.0 s where 1.5 s were usual: no reason is known; look for other programs and for power saving.",
+            "Step 9 took 40.0 s where 1.5 s were usual: no reason is known; look for other programs and for power "
+            "saving.",
         ),
         (events.ErrorEvent("x", "It broke.", "Mend it."), "Error: It broke.\nWhat to do: Mend it."),
         (events.Finished("done", 30, "a.safetensors"), "Done after 30 steps. The LoRA is a.safetensors."),
