@@ -11,7 +11,9 @@ from trainer.protocol.rundir import RunDirectory
 
 LOADS = """
 import sys
-from diffusers import StableDiffusionPipeline
+from trainer.base.imports import quick_imports
+with quick_imports():
+    from diffusers import StableDiffusionPipeline
 pipeline = StableDiffusionPipeline.from_pretrained(sys.argv[1], local_files_only=True)
 pipeline.load_lora_weights(sys.argv[2], adapter_name="neon")
 assert pipeline.get_list_adapters()["unet"] == ["neon"]

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from types import FunctionType
 from typing import Any
 
-_DEFERRING = threading.Lock()
+_DEFERRING = threading.RLock()
 
 
 @contextmanager
