@@ -1,9 +1,14 @@
 """What keeps changes from being saved is told, and what can be done about it works: real files, a real journal."""
 
+import errno
+import threading
+from collections.abc import Sequence
+
 import pytest
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QLabel, QPushButton
 
+from app.core.edits.backups import Written
 from app.core.edits.edit import Edit
 from app.core.edits.journal import Journal
 from app.core.edits.wishes import Key, Wish
@@ -173,6 +178,57 @@ def test_what_a_crash_left_is_saved_at_the_next_start_and_shown(qtbot, qapp, fol
         dialog.reject()
     finally:
         session.close()
+
+
+def test_restoring_is_asked_once_and_is_a_step_although_the_dialog_is_closed_meanwhile(
+    window, editor, session, folder, qtbot, monkeypatch
+):
+    for stem in "ab":
+        write(session, stem, f"new {stem}")
+    session.saver.flush()
+    editor.restore()
+    dialog = window.findChild(RestoreDialog)
+    qtbot.waitUntil(lambda: len(dialog.preview.list.changes) == 2)
+    goes_on, restore = threading.Event(), session.backups.restore
+
+    def waits(root: str, files: Sequence[str]) -> list[Written]:
+        assert goes_on.wait(20.0)
+        return restore(root, files)
+
+    monkeypatch.setattr(session.backups, "restore", waits)
+    click(qtbot, dialog.all)
+    assert not (dialog.all.isEnabled() or dialog.chosen.isEnabled() or dialog.preview.list.changes)
+    dialog.reject()
+    with qtbot.waitSignal(dialog.destroyed):
+        dialog.deleteLater()
+    goes_on.set()
+    qtbot.waitUntil(lambda: session.history.undo_name == "Restore 2 original captions")
+    assert [on_disk(folder, stem) for stem in "ab"] == [CAPTIONS["a"], CAPTIONS["b"]]
+    window.undo()
+    qtbot.waitUntil(lambda: captions(session)["b"] == "new b")
+
+
+def test_what_hinders_restoring_is_said_and_what_is_left_is_listed(window, editor, session, qtbot, monkeypatch):
+    for stem in "ab":
+        write(session, stem, f"new {stem}")
+    session.saver.flush()
+    editor.restore()
+    dialog = window.findChild(RestoreDialog)
+    qtbot.waitUntil(lambda: len(dialog.preview.list.changes) == 2)
+
+    def full(root: str, files: Sequence[str]) -> list[Written]:
+        raise OSError(errno.ENOSPC, "No space left on device", root)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(session.backups, "restore", full)
+        click(qtbot, dialog.all)
+        qtbot.waitUntil(lambda: len(dialog.preview.list.changes) == 2)
+    assert dialog.fault.isVisible() and "no room left" in dialog.fault.text()
+    assert session.history.undo_name != "Restore 2 original captions"
+    click(qtbot, dialog.all)
+    qtbot.waitUntil(lambda: "what they were before" in dialog.told.text())
+    assert not dialog.fault.isVisible()
+    dialog.reject()
 
 
 def test_originals_are_restored_by_picture_and_all(window, editor, session, folder, qtbot):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +12,7 @@ from pytestqt.qtbot import QtBot
 from app.core.edits.edit import Edit
 from app.core.pictures import Change
 from app.core.session import Session
+from app.qt.pictures import deletion
 from app.qt.pictures.views import Views
 from tests.support.grid import COUNT, click, current, forty_pictures, named, settle, shown_views
 from trainer.dataset.sidecar import read_sidecar
@@ -118,3 +119,65 @@ def test_what_cannot_come_back_from_the_trash_is_said_and_overwrites_nothing(
     assert failed[0].sentence == "1 file(s) could not be brought back: p1.txt."
     assert (folder / "p1.txt").read_text() == "another program's" and (folder / "p1.png").is_file()
     assert named(session, "p1.png") and session.history.redo_name is None
+
+
+def test_who_selects_others_while_files_move_keeps_them_selected(
+    qtbot: QtBot, views: Views, session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "no folder").touch()
+    (tmp_path / "data").mkdir()
+    other = named(session, "p5.png").id
+    for trash in ("no folder", "data"):  # it refuses, and the picture comes back; then it takes it
+        monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / trash))
+        qtbot.waitUntil(lambda: len(session.view.ids) == COUNT)
+        session.view.select([named(session, "p1.png").id], named(session, "p1.png").id)
+        views.delete()
+        session.view.select([other], other)
+        settle(qtbot, session)
+        assert session.view.selected == {other} and current(session) == "p5.png"
+    assert len(session.library.pictures) == COUNT - 1
+    third = named(session, "p3.png").id
+    session.history.undo()
+    session.view.select([third], third)
+    settle(qtbot, session)
+    assert named(session, "p1.png") and session.view.selected == {third} and current(session) == "p3.png"
+
+
+def test_a_fault_of_our_own_is_never_told_as_success(
+    qtbot: QtBot, views: Views, session: Session, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "data").mkdir()
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    said: list[str] = []
+    failed: list[ImpastoError] = []
+    views.said.connect(said.append)
+    session.history.failed.connect(failed.append)
+
+    def breaks(*_: object) -> None:
+        raise RuntimeError("nobody foresaw it")
+
+    def faulty(name: str, deed: Callable[[], None]) -> None:
+        with monkeypatch.context() as patch, qtbot.capture_exceptions() as faults:
+            patch.setattr(deletion, name, breaks)
+            deed()
+            settle(qtbot, session)
+        assert [type(fault[1]) for fault in faults] == [RuntimeError] and failed.pop().code == "trash.fault"
+
+    click(qtbot, views, 1)
+    faulty("throw_away", views.delete)
+    assert named(session, "p1.png") and (folder / "p1.png").is_file() and said == []
+    assert session.history.undo_name is None and not views.has_thrown()
+    qtbot.waitUntil(lambda: len(session.view.ids) == COUNT)
+    click(qtbot, views, 1)
+    views.delete()
+    settle(qtbot, session)
+    said.clear()
+    faulty("bring_back", views.undelete)
+    assert said == [] and not (folder / "p1.png").exists()
+    assert session.history.undo_name is None and session.history.redo_name is None
+
+    def seen_gone() -> bool:  # by the second look that misses it
+        session.datasets.refresh(whole=True)
+        return len(session.library.pictures) == COUNT - 1
+
+    qtbot.waitUntil(seen_gone)

@@ -170,6 +170,24 @@ def test_opening_asks_nothing_of_the_disk_on_the_thread_that_owns_the_library(
     assert asked and threading.current_thread() not in asked
 
 
+def test_a_picture_that_is_being_moved_away_is_not_found_again_before_that_is_over(
+    opened: Open, tmp_path: Path
+) -> None:
+    picture(tmp_path / "1.png")
+    picture(tmp_path / "2.png")
+    opened.open(tmp_path)
+    going = opened["1.png"]
+    opened.datasets.drop([going.id])
+    opened.datasets.moved([going])  # the trash refused it
+    opened.datasets.take_back([going])
+    opened.datasets.drop([going.id])  # once more, before the next look finds it
+    opened.look()
+    assert opened.names() == ["2.png"]
+    opened.datasets.moved([going])  # refused again
+    opened.look()
+    assert opened.names() == ["1.png", "2.png"] and opened["1.png"].id == going.id
+
+
 def test_what_other_programs_do_appears_by_itself(opened: Open, tmp_path: Path) -> None:
     for name in ("1.png", "2.png", "3.png"):
         picture(tmp_path / name)

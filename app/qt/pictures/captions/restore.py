@@ -91,7 +91,11 @@ class RestoreDialog(QDialog):
             saver.flush()
             return _changed(backups, root)
 
-        self._session.tasks.run(compare, while_there(self, self._have), only(OSError, while_there(self, self._failed)))
+        def have(rows: Sequence[tuple[str, Row]]) -> None:
+            if root == self.root:  # else another dataset was chosen meanwhile
+                self._have(rows)
+
+        self._session.tasks.run(compare, while_there(self, have), only(OSError, while_there(self, self._failed)))
 
     def _have(self, rows: Sequence[tuple[str, Row]]) -> None:
         words = self.tr("%n caption file(s) changed since Impasto first wrote there.", "", len(rows))
@@ -117,6 +121,8 @@ class RestoreDialog(QDialog):
 
     def _restore(self, rows: Sequence[tuple[str, Row]]) -> None:
         files = [file for file, _ in rows]
+        self._show([])  # nothing of it is asked for twice
+        self.told.setText(self.tr("Restoring…"))
         saver, backups, root = self._session.saver, self._session.backups, self.root
 
         def restore() -> Sequence[Written]:
@@ -128,11 +134,17 @@ class RestoreDialog(QDialog):
             self._session.datasets.refresh(whole=True)
             told(len(written))
 
-        told, failed = while_there(self, self._restored), only(OSError, while_there(self, self._failed))
+        told, failed = while_there(self, self._restored), only(OSError, while_there(self, self._refused))
         self._session.history.settle(lambda: self._session.tasks.run(restore, have, failed))
 
     def _restored(self, count: int) -> None:
+        self.fault.hide()
         self.said.emit(self.tr("%n caption file(s) restored.", "", count))
+        self._look()
+
+    def _refused(self, fault: OSError) -> None:
+        """Say what hinders it, and show what is left to restore."""
+        self._failed(fault)
         self._look()
 
     def _failed(self, fault: OSError) -> None:
