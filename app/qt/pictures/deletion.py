@@ -83,8 +83,8 @@ class Deletion(QObject):
 
     def _run(self, work: Callable[[], object], have: Callable[..., None], ended: Ended) -> None:
         def failed(fault: BaseException) -> None:
-            self._take_back(self._pictures, None)
-            self._session.datasets.refresh(whole=True)  # which tells those from among them that are not there
+            self._session.datasets.moved(self._pictures)
+            self._session.datasets.refresh(whole=True)  # which finds those from among them that are there
             ended(self._broken_off())
             raise fault
 
