@@ -99,6 +99,26 @@ def test_every_command_stands_in_its_menu_with_its_key(window):
     assert menus["&Pictures"][0].shortcut() == QKeySequence("X")
 
 
+def test_an_icon_is_drawn_when_the_menu_opens_or_somebody_takes_the_command(window):
+    extra = (
+        Action("test.a", "A", "edit", "reject", icon="undo"),
+        Action("test.b", "B", "edit", "reject", icon="redo"),
+        Action("test.c", "C", "view", "reject", icon="close"),
+    )
+    window.commands.add(extra, window.owner)
+    of = {
+        command.objectName(): command for command in window.owner.actions() if command.objectName().startswith("test.")
+    }
+    window.commands.refresh_now()
+    assert all(of[name].icon().isNull() for name in ("test.a", "test.b", "test.c"))
+    assert not window.commands.button("test.a").icon().isNull()
+    assert of["test.b"].icon().isNull()
+    window.commands.menu("edit").aboutToShow.emit()
+    assert not of["test.b"].icon().isNull()
+    assert of["test.c"].icon().isNull()
+    assert all(not command.icon().isNull() for command in window.commands if command.action.icon)  # as the palette does
+
+
 def test_two_actions_of_one_name_are_a_mistake(window):
     with pytest.raises(AssertionError, match=r"test\.reject"):
         window.commands.add(ACTIONS[:1], window.owner)

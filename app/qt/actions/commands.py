@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 
 from PySide6.QtCore import QCoreApplication, QObject, Qt, QTimer
 from PySide6.QtGui import QAction, QKeySequence
@@ -42,8 +43,7 @@ class Command(QAction):
         self.setText(self.title)
         self.setCheckable(action.checked is not None)
         self.set_keys(keys)
-        if action.icon:
-            set_icon(self, action.icon)
+        self._drawn = not action.icon
         self.triggered.connect(self._do)
         owner.addAction(self)
 
@@ -66,6 +66,13 @@ class Command(QAction):
         self.setShortcuts([QKeySequence(key, QKeySequence.SequenceFormat.PortableText) for key in keys])
         tip = QCoreApplication.translate("Action", self.action.tip or self.action.title)
         self.setToolTip(" ".join([tip, *(f"({key})" for key in self.keys()[:1])]))
+
+    def drawn(self) -> Command:
+        """Return it with its icon, which is drawn when it is to be seen: most commands never are, but in a menu."""
+        if not self._drawn and self.action.icon:
+            self._drawn = True
+            set_icon(self, self.action.icon)
+        return self
 
     def refresh(self) -> None:
         """Ask the owner whether this can be done now, and whether it is on."""
@@ -114,15 +121,15 @@ class Commands(QObject):
         self.refresh()
 
     def __getitem__(self, name: str) -> Command:
-        return self._commands[name]
+        return self._commands[name].drawn()
 
     def __iter__(self) -> Iterator[Command]:
-        return iter(self._commands.values())
+        return (command.drawn() for command in self._commands.values())
 
     def rebind(self, own: Keys) -> None:
         """Put the user's own shortcuts in force; commands that are not named have those of the table."""
         self._own = own
-        for command in self:
+        for command in self._commands.values():
             command.set_keys(own.get(command.action.id, command.action.keys))
 
     def refresh(self) -> None:
@@ -131,7 +138,7 @@ class Commands(QObject):
 
     def refresh_now(self) -> None:
         """Ask at once."""
-        for command in self:
+        for command in self._commands.values():
             command.refresh()
 
     def fill(self, bar: QMenuBar) -> None:
@@ -140,7 +147,8 @@ class Commands(QObject):
             menu = self._menus[name] = bar.addMenu(QCoreApplication.translate("Menu", title))
             menu.menuAction().setVisible(False)
             menu.aboutToShow.connect(self.refresh_now)
-        for command in self:
+            menu.aboutToShow.connect(partial(self._draw, name))
+        for command in self._commands.values():
             self._enter(command)
 
     def menu(self, name: Menu) -> QMenu:
@@ -155,6 +163,11 @@ class Commands(QObject):
         button.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
         button.setAccessibleName(self[name].text())
         return button
+
+    def _draw(self, menu: Menu) -> None:
+        for command in self._commands.values():
+            if command.action.menu == menu:
+                command.drawn()
 
     def _forget(self, actions: Iterable[Action]) -> None:
         """The widget that did them is gone, and they with it."""
