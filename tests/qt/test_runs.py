@@ -105,6 +105,16 @@ def test_steps_that_come_are_drawn(page, qtbot, tmp_path):
     qtbot.waitUntil(lambda: listed(page) == [("going on", "interrupted")])
 
 
+def test_a_run_that_is_being_read_is_not_said_to_have_no_step(page, session, qtbot, tmp_path):
+    write_run(tmp_path, "begun", 5, state="running", done=0)
+    run = session.runs.open(tmp_path / "begun")
+    page.progress.show_runs([run])
+    assert page.progress.waiting.text() == "Reading…"
+    run.read()
+    qtbot.waitUntil(lambda: page.progress.waiting.text().startswith("No step is done yet."))
+    assert run.loaded and not run.series.loss
+
+
 def test_several_runs_are_laid_over_each_other_with_what_differs(page, qtbot, tmp_path):
     write_run(tmp_path, "one", 120, rank=8)
     write_run(tmp_path, "two", 80, rank=32, seed=2)

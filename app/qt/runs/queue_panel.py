@@ -76,6 +76,8 @@ ACTIONS = (
     ),
 )  # fmt: skip
 _BUTTONS = tuple(action.id for action in ACTIONS[:8])
+_LINES = 8
+"""Lines of text that the list has room for at least: three entries, with what is between them."""
 
 
 class QueuePanel(QWidget):
@@ -311,6 +313,7 @@ class QueuePanel(QWidget):
         empty.setMargin(12)
         empty.setAlignment(Qt.AlignmentFlag.AlignTop)
         self.pages = QStackedWidget()
+        self.pages.setMinimumHeight(_LINES * self.fontMetrics().height())
         self.pages.addWidget(self.list)
         self.pages.addWidget(empty)
         row = QHBoxLayout()

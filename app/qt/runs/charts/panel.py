@@ -181,6 +181,8 @@ class ProgressPanel(QWidget):
             return self.tr("Choose a run on the left; with Ctrl or Shift several, to lay them over each other.")
         if any(run.series.loss for run in self.runs):
             return self.tr("Drawing…")
+        if not all(run.loaded for run in self.runs):
+            return self.tr("Reading…")
         return self.tr("No step is done yet. The loss is drawn from the first step on.")
 
     def _load(self) -> None:
