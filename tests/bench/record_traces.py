@@ -8,7 +8,7 @@ recorded, or with --compare at once and without a card, the model replays each (
 sizes that a trace on meta tensors asks for are compared with those that the card was asked for, as a bag and in order.
 A job that fails costs no other. Exits with 1 when one failed or the model differs.
 
-No card has run this yet. Shown without one: the jobs on small models in main memory (--cpu, which records nothing), and
+No card has run this yet. Shown without one: all jobs on small models in main memory (--cpu, which records nothing), and
 the way from a snapshot of PyTorch's form to a recording (tests/unit/test_allocator_recordings.py). Not shown: that
 torch.cuda.memory records the same fields on a card, and how long full size takes.
 """

@@ -18,7 +18,7 @@ CPU_REMARK = (
     "Small models in main memory: bytes asked for, as PyTorch's profiler counts them, without the buffers that "
     "convolutions have inside themselves. What the CPU's own kernels take beside a card's is in what was measured, and "
     "not forecast: dropout's masks in the format of its input, and the fp32 copies in which bitsandbytes computes its "
-    "8-bit optimizers. So is what lies on the CPU in any case: the noise schedule when it is loaded, a picture drawn."
+    "8-bit optimizers. So is the CPU's copy of the noise schedule while the base is loaded."
 )
 
 
