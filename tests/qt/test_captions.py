@@ -264,6 +264,13 @@ def test_missing_and_empty_captions_are_told_apart(editor, session):
     assert editor.state.text() == ""
 
 
+def test_what_is_wrong_with_a_picture_names_it_shortly(editor, session):
+    select(session, "a")
+    picture = next(one for one in session.library.pictures.values() if one.path.stem == "a")
+    session.library.learn({picture.id: {"problem": f"{picture.path} is empty (0 bytes)."}}, "problem")
+    assert editor.state.text() == f"{picture.name} is empty (0 bytes)."
+
+
 def test_of_many_pictures_common_tags_are_plain_and_mixed_ones_counted(editor, session, folder, qtbot):
     select(session, "a", "b", "c")
     assert [(chip.chip.tag, chip.chip.have, chip.chip.total) for chip in editor.chips.chips] == [

@@ -21,10 +21,12 @@ from PySide6.QtWidgets import QApplication, QListWidget, QVBoxLayout, QWidget
 from pytestqt.qtbot import QtBot
 
 from app.core.culling import rate
+from app.core.disk.thumbnails import Thumbnail
 from app.core.edits.edit import Edit
 from app.core.pictures import Change
 from app.core.session import Session
 from app.qt.pictures.folder_dialog import FolderDialog
+from app.qt.pictures.images import scaled
 from app.qt.pictures.views import Clock, Views
 from tests.support.grid import COUNT, centre, click, current, forty_pictures, named, settle, shown_views
 from trainer.dataset.sidecar import read_sidecar
@@ -113,6 +115,19 @@ def test_thumbnails_are_painted_and_excluded_pictures_dimmed(qtbot: QtBot, views
     assert named(session, "p3.png").excluded
     click(qtbot, views, 8)
     assert colour(3)[0] > 120  # mostly the white ground behind it
+
+
+@pytest.mark.parametrize(
+    ("size", "side", "ratio", "shown"),
+    [((128, 64), 156, 1.0, (128, 64)), ((128, 64), 312, 2.0, (128, 64)), ((512, 256), 312, 2.0, (156, 78))],
+    ids=["small", "small on a fine screen", "large on a fine screen"],
+)
+def test_a_picture_is_as_large_beside_the_words_on_every_screen(
+    qapp: QApplication, size: tuple[int, int], side: int, ratio: float, shown: tuple[int, int]
+) -> None:
+    width, height = size
+    pixmap = scaled(Thumbnail(1, 512, width, height, bytes(3 * width * height)), side, ratio)
+    assert pixmap.deviceIndependentSize().toTuple() == shown
 
 
 def test_culling_is_an_edit_that_reaches_the_notes_and_is_undone(qtbot: QtBot, views: Views, session: Session) -> None:

@@ -20,6 +20,7 @@ class FolderDialog(QDialog):
         self.repeats.setRange(0, _MOST)
         self.repeats.setSpecialValueText(self.tr("once"))
         self.repeats.setValue(folder.repeats or 0)
+        self.repeats.lineEdit().setTextMargins(5, 0, 0, 0)  # Qt passes over the style sheet's padding here
         self.regularisation.setText(self.tr("Pictures of the class"))
         self.regularisation.setChecked(folder.regularisation)
         self.regularisation.setToolTip(self.tr("They hold the base in place while the others are learned."))

@@ -46,7 +46,7 @@ class Images:
         if perf_counter() > self._until:
             self.behind = True
             return kept[1] if kept else None
-        return self._keep(key, thumbnail, _scaled(thumbnail, round(side * ratio), ratio))
+        return self._keep(key, thumbnail, scaled(thumbnail, round(side * ratio), ratio))
 
     def _keep(self, key: tuple[int, int], thumbnail: Thumbnail, pixmap: QPixmap) -> QPixmap:
         if key in self._kept:
@@ -59,11 +59,14 @@ class Images:
         return pixmap
 
 
-def _scaled(thumbnail: Thumbnail, side: int, ratio: float) -> QPixmap:
+def scaled(thumbnail: Thumbnail, side: int, ratio: float) -> QPixmap:
+    """Return a thumbnail to fit a square of `side` device pixels, of which there are `ratio` to one of the layout."""
     image = QImage(thumbnail.rgb, thumbnail.width, thumbnail.height, 3 * thumbnail.width, QImage.Format.Format_RGB888)
     size = QSize(thumbnail.width, thumbnail.height)
-    if max(thumbnail.width, thumbnail.height) > side:
-        size.scale(side, side, Qt.AspectRatioMode.KeepAspectRatio)
+    longest = max(thumbnail.width, thumbnail.height)
+    fits = min(side, round(longest * ratio))  # a small picture is as large beside the words as at 100 %
+    if fits != longest:
+        size.scale(fits, fits, Qt.AspectRatioMode.KeepAspectRatio)
         image = image.scaled(
             size.expandedTo(QSize(1, 1)),
             Qt.AspectRatioMode.IgnoreAspectRatio,

@@ -41,7 +41,7 @@ class StateWords(QObject):
         if picture.excluded:
             parts.append(self.tr("Excluded from training."))
         if picture.problem:
-            parts.append(picture.problem)
+            parts.append(picture.problem.replace(str(picture.path), picture.name))  # the whole way takes three lines
             role = "bad"
         return " ".join(part for part in parts if part), role
 

@@ -48,6 +48,7 @@ class SaveDialog(QDialog):
         self._scope.setAccessibleName(self.tr("For"))
         self._check(query)
         self.setMinimumWidth(400)
+        self.resize(400, form.totalHeightForWidth(400))  # else room for a query that breaks in the narrowest dialog
 
     @property
     def name(self) -> str:
