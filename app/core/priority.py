@@ -1,4 +1,4 @@
-"""Lets the window's thread have a core before the threads that work behind it."""
+"""Lets the window's thread have a core, and Python's lock, before the threads that work behind it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,15 @@ import contextlib
 import os
 import sys
 import threading
+import time
+from collections.abc import Iterable, Iterator
+from typing import TypeVar
+
+_Each = TypeVar("_Each")
 
 _NICE = 10
+_TURN, _REST = 0.003, 0.0002
+"""Seconds of work, and those after which whoever waits has woken up; a tenth of the work's speed at most."""
 
 
 def step_back() -> None:
@@ -23,3 +30,17 @@ def step_back() -> None:
         thread = threading.get_native_id()
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, thread, max(_NICE, os.getpriority(os.PRIO_PROCESS, thread)))
+
+
+def in_turns(work: Iterable[_Each]) -> Iterator[_Each]:
+    """Go through what asks the disk for many small things, on a worker, and rest for a moment now and then.
+
+    Each such call gives Python's lock back for some microseconds and has it again before a thread that waits for it has
+    woken up; that one begins to wait anew, without a word that it wants it. The window waited up to 60 ms for headers.
+    """
+    end = time.perf_counter() + _TURN
+    for each in work:
+        yield each
+        if time.perf_counter() > end:
+            time.sleep(_REST)
+            end = time.perf_counter() + _TURN

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from app.core.disk.order import in_natural_order, natural_key
+from app.core.priority import in_turns
 from trainer.dataset.caption_files import METADATA_NAME
 from trainer.dataset.caption_files import SUFFIXES as CAPTION_SUFFIXES
 from trainer.dataset.folders import MASK, is_picture_name
@@ -86,7 +87,7 @@ def list_directory(path: Path) -> Listing:
     masks: dict[str, State] = {}
     inside = list[str]()
     with os.scandir(long_path(path)) as entries:
-        for entry in entries:
+        for entry in in_turns(entries):
             name = entry.name
             if name.startswith("."):
                 continue

@@ -12,6 +12,7 @@ from app.core.disk.listing import Listing, is_settled, list_directory, look_agai
 from app.core.disk.news import Facts, Found, Gone, Lost, Marked, News, Step, Strays, Trouble
 from app.core.disk.reading import noted, read_caption
 from app.core.pictures import Folder
+from app.core.priority import in_turns
 from trainer.dataset.caption_files import METADATA_NAME, read_metadata
 from trainer.dataset.folders import below, chain_of, folder_marks
 from trainer.dataset.sidecar import FILE_NAME, Sidecar, read_sidecar
@@ -293,7 +294,7 @@ class Looker:
         for directory in self._directories.values():
             metadata = {**self._from_root(directory), **directory.metadata} if directory.unread else {}
             for batch in _batches([name for name in directory.listing.pictures if name in directory.unread]):
-                facts = {name: self._words(directory, name, metadata.get(name)) for name in batch}
+                facts = {name: self._words(directory, name, metadata.get(name)) for name in in_turns(batch)}
                 self._hand(Facts(directory.folder, facts))
                 done += len(batch)
                 self._hand(Step("captions", done, total))

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from app.core.events import Event
 from app.core.library import Library
 from app.core.pictures import Altered, Fact, Field, Folder, FolderField, Picture, Value
+from app.core.priority import in_turns
 from app.core.tasks import Tasks, raise_again
 from trainer.errors import DatasetError, ImpastoError
 from trainer.protocol.atomic import long_path
@@ -388,7 +389,7 @@ class Datasets:
         def read() -> list[Mapping[str, Any]]:
             from app.core.disk.reading import read_size
 
-            return [{} if dataset.stop.is_set() else read_size(path) for _, path, _ in asked]
+            return [{} if dataset.stop.is_set() else read_size(path) for _, path, _ in in_turns(asked)]
 
         def failed(fault: BaseException) -> None:
             dataset.sizing = False
