@@ -110,9 +110,26 @@ def test_a_process_that_cannot_be_started_says_nothing_of_a_picture(good: Path) 
 def test_a_process_that_does_not_come_up_in_time_says_nothing_of_a_picture(
     good: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(decoders, "SECONDS", 0.0)
-    with Decoders(1) as own, pytest.raises(DatasetError, match="does not come up within 0 seconds"):
-        look_at(own, good)
+    with Decoders(1) as own:
+        with monkeypatch.context() as patch:
+            patch.setattr(decoders, "SECONDS", 0.0)
+            with pytest.raises(DatasetError, match="does not come up within 0 seconds"):
+                look_at(own, good)
+        assert isinstance(look_at(own, good)["good.png"], PictureFacts)
+
+
+def test_after_such_an_error_they_are_used_again_with_nothing_of_before_in_their_hands(good: Path) -> None:
+    paths = [good.with_name(f"{number}.png") for number in range(3)]
+    for path in paths:
+        path.write_bytes(good.read_bytes())
+    with Decoders(2) as own:
+        look_at(own, good)  # which brings one of both up
+        with no_process_starts(), pytest.raises(DatasetError, match="cannot be started"):
+            look_at(own, *paths)
+        assert all(decoder.path is None for decoder in own._all)
+        found = look_at(own, good, paths[2])
+    assert found.keys() == {"good.png", "2.png"}
+    assert all(isinstance(each, PictureFacts) for each in found.values())
 
 
 def test_no_process_is_left_and_none_is_started_for_what_is_remembered(

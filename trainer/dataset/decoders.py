@@ -55,17 +55,28 @@ class Decoders:
     def inspect(self, paths: Iterable[Path], max_megapixels: float) -> Iterator[Inspected]:
         """Look at pictures as `inspection.inspect` does; they come as they are done, each with its path.
 
-        Raises DatasetError where no process can be started, which says nothing of any picture.
+        Raises DatasetError where no process can be started, which says nothing of any picture. Whatever ends it early,
+        they can be used again, with no picture of before in their hands.
         """
         left = deque(paths)
-        while True:
-            for decoder in self._all:
-                if left and decoder.path is None:
-                    decoder.give(left.popleft(), max_megapixels)
-            busy = [decoder for decoder in self._all if decoder.path is not None]
-            if not busy:
-                return
-            yield from self._collect(busy)
+        try:
+            while True:
+                for decoder in self._all:
+                    if left and decoder.path is None:
+                        decoder.give(left.popleft(), max_megapixels)
+                busy = [decoder for decoder in self._all if decoder.path is not None]
+                if not busy:
+                    return
+                yield from self._collect(busy)
+        finally:
+            self._put_down()
+
+    def _put_down(self) -> None:
+        """End the processes that still have a picture; the others stay."""
+        self._large.clear()
+        for decoder in self._all:
+            if decoder.path is not None:
+                decoder.end()
 
     def _collect(self, busy: list[_Decoder]) -> Iterator[Inspected]:
         """Wait until something has come, or the time of a picture is over."""
@@ -144,8 +155,8 @@ class _Decoder:
 
     def give(self, path: Path, max_megapixels: float) -> None:
         """Let the process look at a picture."""
-        self.path = path
         self._send((path, max_megapixels))
+        self.path = path  # only now: without a process it is in nobody's hand
 
     def let(self) -> None:
         """Let the process go on with a large picture."""
@@ -166,11 +177,10 @@ class _Decoder:
 
     def give_up(self, *, hung: bool) -> Inspected:
         """End the process and say why; raises DatasetError where it never came up."""
-        up = self._up
+        up, path = self._up, self._put_down()
         self.end()
         if not up:
             raise _no_process(f"it does not come up within {SECONDS:g} seconds")
-        path = self._put_down()
         return path, None, _hangs(path) if hung else _crashes(path)
 
     def kill(self) -> None:
@@ -180,9 +190,9 @@ class _Decoder:
             process.kill()
 
     def end(self) -> None:
-        """End the process, whatever it does."""
+        """End the process, whatever it does; its picture is in nobody's hand then."""
         process, pipe, self._process, self._pipe = self._process, self._pipe, None, None
-        self._up = False
+        self._up, self.path, self.deadline = False, None, inf
         if process and pipe:
             process.kill()
             process.join()
