@@ -109,6 +109,8 @@ class _Waiting:
     wish: Wish
     due: float
     """By the monotonic clock."""
+    first: int
+    """The number of the first wish of those in a row of which it is made."""
 
 
 class Saver:
@@ -133,7 +135,7 @@ class Saver:
         self._journal, self._writer, self._pause = journal, writer, pause
         self._inbox: list[tuple[Sequence[Wish], float]] = []
         self._open: dict[Key, _Waiting] = {}
-        self._flight: dict[Key, Wish] = {}
+        self._flight: dict[Key, _Waiting] = {}
         self._refused: dict[Key, Outcome] = {}
         self._conflicts: dict[Key, Outcome] = {}
         self._behind: dict[Key, list[Wish]] = {}
@@ -192,9 +194,9 @@ class Saver:
         """Tell whether something waits that the user wanted of the same value later."""
         with self._changed:
             self._absorb(None)
-            held = [store.get(learned.key) for store in (self._open, self._refused, self._conflicts)]
-            wishes = [self._flight.get(learned.key), *(each.wish for each in held if each)]
-            return any(wish.number > learned.number for wish in wishes if wish)
+            stores = (self._flight, self._open, self._refused, self._conflicts)
+            held = [store.get(learned.key) for store in stores]
+            return any(each.wish.number > learned.number for each in held if each)
 
     def hurry(self) -> None:
         """Write now what waits for a pause of typing, and try again what was refused or in conflict; does not wait."""
@@ -220,12 +222,12 @@ class Saver:
             return
         with self._changed:
             latest = self._taken
-            while self._thread.is_alive() and any(wish.number <= latest for wish in self._on_their_way()):
+            while self._thread.is_alive() and any(each.first <= latest for each in self._on_their_way()):
                 self._changed.wait(1.0)
 
-    def _on_their_way(self) -> Iterator[Wish]:
+    def _on_their_way(self) -> Iterator[_Waiting]:
         yield from self._flight.values()
-        yield from (waiting.wish for waiting in self._open.values())
+        yield from self._open.values()
 
     def resolve(self, conflict: Conflict, keep: Literal["mine", "theirs"]) -> None:
         """End a conflict: write the user's value over the other, of which a copy is kept, or take the other over."""
@@ -243,16 +245,17 @@ class Saver:
         wish, now = outcome.wish, time.monotonic()
         later, flying = self._open.get(wish.key), self._flight.get(wish.key)
         if keep == "mine":
-            newer = [one for one in (flying, later and later.wish) if one]
+            newer = [one.wish for one in (flying, later) if one]
             written = [value for one in newer for value in (*one.bases, one.desired)]
-            self._open[wish.key] = _Waiting(replace(wish, bases=(*wish.bases, outcome.found, *written)), now)
+            mine = replace(wish, bases=(*wish.bases, outcome.found, *written))
+            self._open[wish.key] = _Waiting(mine, now, wish.number)
             if later:
                 self._journal.saved([later.wish])
         elif later:
             self._journal.saved([wish])
         else:
             # Nothing is wished in place of it any more; the writer finds what stands there by now.
-            self._open[wish.key] = _Waiting(replace(wish, bases=(wish.desired,)), now)
+            self._open[wish.key] = _Waiting(replace(wish, bases=(wish.desired,)), now, wish.number)
 
     def close(self) -> None:
         """Write what can be written and end; what cannot stays in the journal for the next start."""
@@ -310,17 +313,17 @@ class Saver:
                 if now >= self._retry_at:
                     self._reopen(self._refused)
                     self._retry_at = float("inf")
-                due = [waiting.wish for waiting in self._open.values() if waiting.due <= now][:_BATCH]
+                due = [waiting for waiting in self._open.values() if waiting.due <= now][:_BATCH]
                 if due or self._closing or self._thread is None:
                     break
                 if not self._inbox:
                     self._changed.wait(self._patience(now))
             if not due:
                 return None if self._closing else []
-            self._flight = {wish.key: wish for wish in due}
+            self._flight = {waiting.wish.key: waiting for waiting in due}
             for key in self._flight:
                 del self._open[key]
-            return due
+            return [waiting.wish for waiting in due]
 
     def _patience(self, now: float) -> float | None:
         first = min([self._retry_at, *(waiting.due for waiting in self._open.values())])
@@ -340,14 +343,18 @@ class Saver:
 
     def _add(self, wish: Wish, due: float) -> None:
         self._taken = max(self._taken, wish.number)
+        waiting = self._open.get(wish.key)
+        if waiting and waiting.wish.leads_to(wish):
+            waiting.wish = waiting.wish.followed_by(wish)
+            if waiting.due > time.monotonic():  # what is due stays so: somebody may wait for it
+                waiting.due = due
+            return
         before = self._before(wish)
-        self._open[wish.key] = _Waiting(before.followed_by(wish) if before else wish, due)
+        self._open[wish.key] = _Waiting(before.followed_by(wish) if before else wish, due, wish.number)
 
     def _before(self, wish: Wish) -> Wish | None:
         """Take out what this wish goes on from; what it does not, waits on as the problem that it is, or behind it."""
         if earlier := self._open.get(wish.key):
-            if earlier.wish.leads_to(wish):
-                return earlier.wish
             self._put_behind(earlier.wish)
         else:
             for store in (self._refused, self._conflicts):
@@ -365,7 +372,8 @@ class Saver:
         """Judge what stood behind another wish for the same value, now that its place is free; the newest first."""
         for key, wishes in list(self._behind.items()):
             if not any(key in store for store in (self._open, self._refused, self._conflicts)):
-                self._open[key] = _Waiting(wishes.pop(), time.monotonic())
+                wish = wishes.pop()
+                self._open[key] = _Waiting(wish, time.monotonic(), wish.number)
                 if not wishes:
                     del self._behind[key]
 
@@ -373,7 +381,8 @@ class Saver:
         """Judge again what was set aside, but where a newer wish is on its way."""
         now = time.monotonic()
         for key in [key for key in store if key not in self._open]:
-            self._open[key] = _Waiting(store.pop(key).wish, now)
+            wish = store.pop(key).wish
+            self._open[key] = _Waiting(wish, now, wish.number)
 
     def _settle(self, batch: Sequence[Wish], outcomes: Sequence[Outcome]) -> None:
         assert len(batch) == len(outcomes)

@@ -86,6 +86,38 @@ def test_who_waits_for_the_disk_waits_for_nothing_that_is_typed_meanwhile(
     assert (live.data / "1.txt").read_bytes() == b"more"
 
 
+def test_who_waits_for_the_disk_waits_for_a_caption_that_is_typed_on_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live = Live(tmp_path, 2)
+    writing, hurried, typed = threading.Event(), threading.Event(), threading.Event()
+    write, hurry = live.saver._writer.write, live.saver.hurry
+
+    def wait_and_write(wishes: Sequence[Wish]) -> Iterable[Outcome]:
+        writing.set()
+        assert typed.wait(20.0)
+        return write(wishes)
+
+    def hurry_and_tell() -> None:
+        hurry()
+        hurried.set()
+
+    monkeypatch.setattr(live.saver._writer, "write", wait_and_write)
+    monkeypatch.setattr(live.saver, "hurry", hurry_and_tell)
+    live.history.do(Edit("Set", (Change(live.ids[1], "caption", "red, x", "blue"),)))
+    assert writing.wait(20.0)
+    live.history.do(Edit("Type", (Change(live.ids[0], "caption", "red, x", "first"),)), joins=True)
+    waits = threading.Thread(target=live.saver.flush)
+    waits.start()
+    assert hurried.wait(20.0)
+    live.history.do(Edit("Type", (Change(live.ids[0], "caption", "first", "first, more"),)), joins=True)
+    typed.set()
+    waits.join(20.0)
+    assert not waits.is_alive()
+    assert [(live.data / f"{number}.txt").read_bytes() for number in range(2)] == [b"first, more", b"blue"]
+    live.saver.close()
+
+
 def test_a_large_edit_is_made_in_portions_and_undone_whole(tmp_path: Path) -> None:
     live = Live(tmp_path, AT_ONCE + 10)
     told = list[Edit]()
