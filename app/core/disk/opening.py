@@ -78,7 +78,7 @@ class _Dataset:
     """One open folder, as the library's thread knows it."""
 
     root: Path
-    others: tuple[Path, ...] = ()
+    others: tuple[_Dataset, ...] = ()
     """Those that were open before, one of which may be the same folder by another path."""
     stop: threading.Event = field(default_factory=threading.Event)
     slots: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(_AHEAD))
@@ -152,7 +152,7 @@ class Datasets:
         if other:
             self._tasks.run(lambda: _overlapping(root, other), self.problems.emit, raise_again)
             return
-        self._open[root] = _Dataset(root, others=tuple(self._open))
+        self._open[root] = _Dataset(root, others=tuple(self._open.values()))
         self._look(self._open[root], {})
 
     def close(self, folder: Path) -> None:
@@ -225,7 +225,7 @@ class Datasets:
             from app.core.disk.looking import Looker
 
             if dataset.looker is None:
-                if any(_is_same(dataset.root, one) for one in dataset.others):
+                if any(_is_same(dataset.root, other.root) for other in dataset.others):
                     raise _OpenAlready
                 dataset.looker = Looker(dataset.root, lambda news: self._hand(dataset, news))
             dataset.looker.look(whole, near, again, dropped)
@@ -259,9 +259,23 @@ class Datasets:
     def _failed(self, dataset: _Dataset, fault: BaseException) -> None:
         dataset.looking = False
         if isinstance(fault, _OpenAlready):
-            self.close(dataset.root)
+            self._drop_twin(dataset)
         elif not isinstance(fault, _Stopped):
             logging.getLogger(__name__).error("A look at %s ended early", dataset.root, exc_info=fault)
+
+    def _drop_twin(self, dataset: _Dataset) -> None:
+        """Close what is open by another path too; look anew where that one may have been closed meanwhile."""
+        before, dataset.others = dataset.others, tuple(filter(self._is_open, dataset.others))
+        if not self._is_open(dataset):
+            return
+        if len(dataset.others) == len(before):
+            self.close(dataset.root)
+        else:
+            self._look(dataset, {})
+
+    def _is_open(self, dataset: _Dataset) -> bool:
+        """Tell whether it is this one that is open, not one opened later by the same path."""
+        return self._open.get(dataset.root) is dataset
 
     # Taking in
 

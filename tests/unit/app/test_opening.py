@@ -372,6 +372,24 @@ def test_an_edit_during_a_look_wins_over_what_the_look_read(opened: Open, tmp_pa
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="links need rights there")
+@pytest.mark.parametrize("again", [False, True])
+def test_a_link_stays_open_where_the_folder_it_leads_to_is_closed_meanwhile(
+    opened: Open, tmp_path: Path, again: bool
+) -> None:
+    picture(tmp_path / "a" / "1.png")
+    (tmp_path / "link").symlink_to(tmp_path / "a")
+    opened.datasets.open(tmp_path / "a")
+    opened.datasets.open(tmp_path / "link")  # what comes of the first looks is heard of only below
+    if again:
+        opened.datasets.close(tmp_path / "link")
+    opened.datasets.close(tmp_path / "a")
+    if again:
+        opened.datasets.open(tmp_path / "link")
+    opened.settle()
+    assert opened.datasets.folders == (tmp_path / "link",) and opened.names() == ["1.png"]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="links need rights there")
 def test_links_in_circles_end(opened: Open, tmp_path: Path) -> None:
     picture(tmp_path / "in" / "1.png")
     (tmp_path / "in" / "again").symlink_to(tmp_path)
