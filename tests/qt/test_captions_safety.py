@@ -1,6 +1,7 @@
 """What keeps changes from being saved is told, and what can be done about it works: real files, a real journal."""
 
 import errno
+import shutil
 import threading
 from collections.abc import Sequence
 
@@ -8,7 +9,7 @@ import pytest
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QLabel, QPushButton
 
-from app.core.edits.backups import Written
+from app.core.edits.backups import Version, Written
 from app.core.edits.edit import Edit
 from app.core.edits.journal import Journal
 from app.core.edits.wishes import Key, Wish
@@ -198,6 +199,7 @@ def test_restoring_is_asked_once_and_is_a_step_although_the_dialog_is_closed_mea
     monkeypatch.setattr(session.backups, "restore", waits)
     click(qtbot, dialog.all)
     assert not (dialog.all.isEnabled() or dialog.chosen.isEnabled() or dialog.preview.list.changes)
+    assert not dialog.datasets.isEnabled()
     dialog.reject()
     with qtbot.waitSignal(dialog.destroyed):
         dialog.deleteLater()
@@ -224,10 +226,49 @@ def test_what_hinders_restoring_is_said_and_what_is_left_is_listed(window, edito
         click(qtbot, dialog.all)
         qtbot.waitUntil(lambda: len(dialog.preview.list.changes) == 2)
     assert dialog.fault.isVisible() and "no room left" in dialog.fault.text()
+    assert "kept and written" not in dialog.fault.text() and dialog.datasets.isEnabled()
     assert session.history.undo_name != "Restore 2 original captions"
     click(qtbot, dialog.all)
     qtbot.waitUntil(lambda: "what they were before" in dialog.told.text())
     assert not dialog.fault.isVisible()
+    dialog.reject()
+
+
+def test_what_hinders_restoring_one_dataset_is_said_of_no_other(
+    window, editor, session, folder, tmp_path, qtbot, monkeypatch
+):
+    other = tmp_path / "another"
+    other.mkdir()
+    shutil.copy(folder / "a.png", other / "z.png")
+    session.datasets.open(other)
+    qtbot.waitUntil(lambda: "z" in captions(session))
+    write(session, "z", "new z")
+    session.saver.flush()
+    goes_on, originals = threading.Event(), session.backups.originals
+
+    def refuse(root: str) -> Sequence[Version]:
+        if root == str(folder):
+            assert goes_on.wait(20.0)
+            raise PermissionError(errno.EACCES, "Permission denied", root)
+        return originals(root)
+
+    monkeypatch.setattr(session.backups, "originals", refuse)
+    editor.restore()
+    dialog = window.findChild(RestoreDialog)
+    dialog.datasets.setCurrentIndex(1)
+    qtbot.waitUntil(lambda: len(dialog.preview.list.changes) == 1)
+    told, both, over = dialog.told.text(), threading.Barrier(2), []
+    goes_on.set()
+    for _ in range(2):  # each worker has done all before
+        session.tasks.run(lambda: both.wait(20.0), over.append, over.append)
+    qtbot.waitUntil(lambda: len(over) == 2)
+    assert dialog.told.text() == told and not dialog.fault.isVisible()
+    dialog.datasets.setCurrentIndex(0)
+    qtbot.waitUntil(dialog.fault.isVisible)
+    assert str(folder) in dialog.fault.text() and not dialog.told.text()
+    dialog.datasets.setCurrentIndex(1)
+    assert not dialog.fault.isVisible()
+    qtbot.waitUntil(lambda: len(dialog.preview.list.changes) == 1)
     dialog.reject()
 
 

@@ -43,7 +43,7 @@ class RestoreDialog(QDialog):
         self.chosen = self.buttons.addButton("", role)
         self.all = self.buttons.addButton("", role)
         self._build()
-        self.datasets.currentIndexChanged.connect(lambda _: self._look())
+        self.datasets.currentIndexChanged.connect(lambda _: self._turn())
         self.preview.selectionModel().selectionChanged.connect(self._offer)
         self.chosen.clicked.connect(lambda: self._restore(self._selected()))
         self.all.clicked.connect(lambda: self._restore(self.preview.list.changes))
@@ -78,6 +78,11 @@ class RestoreDialog(QDialog):
         """The dataset's folder."""
         return str(self.datasets.currentData() or "")
 
+    def _turn(self) -> None:
+        """Begin with another dataset: what hindered the one before is none of its."""
+        self.fault.hide()
+        self._look()
+
     def _look(self) -> None:
         """Compare the originals of the dataset with its files, behind; what waits to be written is written first."""
         self._show([])
@@ -95,7 +100,12 @@ class RestoreDialog(QDialog):
             if root == self.root:  # else another dataset was chosen meanwhile
                 self._have(rows)
 
-        self._session.tasks.run(compare, while_there(self, have), only(OSError, while_there(self, self._failed)))
+        def failed(fault: OSError) -> None:
+            if root == self.root:
+                self.told.setText("")
+                self._tell(fault, self.tr("Open this window again when that is mended."))
+
+        self._session.tasks.run(compare, while_there(self, have), only(OSError, while_there(self, failed)))
 
     def _have(self, rows: Sequence[tuple[str, Row]]) -> None:
         words = self.tr("%n caption file(s) changed since Impasto first wrote there.", "", len(rows))
@@ -122,6 +132,7 @@ class RestoreDialog(QDialog):
     def _restore(self, rows: Sequence[tuple[str, Row]]) -> None:
         files = [file for file, _ in rows]
         self._show([])  # nothing of it is asked for twice
+        self.datasets.setEnabled(False)
         self.told.setText(self.tr("Restoring…"))
         saver, backups, root = self._session.saver, self._session.backups, self.root
 
@@ -138,20 +149,20 @@ class RestoreDialog(QDialog):
         self._session.history.settle(lambda: self._session.tasks.run(restore, have, failed))
 
     def _restored(self, count: int) -> None:
-        self.fault.hide()
+        self.datasets.setEnabled(True)
         self.said.emit(self.tr("%n caption file(s) restored.", "", count))
-        self._look()
+        self._turn()
 
     def _refused(self, fault: OSError) -> None:
         """Say what hinders it, and show what is left to restore."""
-        self._failed(fault)
+        self.datasets.setEnabled(True)
+        self._tell(fault, self.tr("Below stands what is left to restore. Mend that, then restore it."))
         self._look()
 
-    def _failed(self, fault: OSError) -> None:
-        error = refusal(fault, Path(self.root))
-        self.fault.setText(f"{error.sentence} {error.remedy}")
+    def _tell(self, fault: OSError, remedy: str) -> None:
+        """Say what hinders it; nothing of this is tried again by itself, as edits are."""
+        self.fault.setText(f"{refusal(fault, Path(self.root)).sentence} {remedy}")
         self.fault.show()
-        self.told.setText("")
 
 
 def _named(count: int) -> str:
