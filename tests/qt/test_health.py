@@ -15,6 +15,7 @@ from app.qt.pictures.health.cropper import Cropper
 from app.qt.pictures.health.panel import HealthPanel
 from app.qt.pictures.masks.painter import MaskPainter
 from tests.support.pictures import photograph
+from tests.support.processes import no_process_starts
 
 KEY = Qt.Key
 CAPTIONS = {"a": "cat, x", "b": "cat, dog", "c": None, "d": "word " * 90, "e": "cat"}
@@ -72,6 +73,18 @@ def choose(qtbot, panel, code):
 
 def shown(session):
     return sorted(session.library.pictures[number].name for number in session.view.ids)
+
+
+def test_where_pictures_could_not_be_looked_at_a_click_tries_again(qtbot, session, panel, folder):
+    with no_process_starts():
+        photograph("rocket.jpg").resize((512, 512)).save(folder / "new.png")
+        session.datasets.refresh(whole=True)
+        qtbot.waitUntil(lambda: "picture.no_process" in codes(session.health))
+    choose(qtbot, panel, "picture.no_process")
+    assert panel.fix_button.text() == "Try again" and panel.fix_button.isVisible()
+    qtbot.mouseClick(panel.fix_button, Qt.MouseButton.LeftButton)
+    qtbot.waitUntil(lambda: settled(session, 8) and "picture.no_process" not in codes(session.health))
+    assert all(picture.content for picture in session.library.pictures.values())
 
 
 def test_a_click_on_a_problem_shows_its_pictures(qtbot, session, panel):

@@ -13,7 +13,7 @@ from trainer.dataset.findings import Severity
 from trainer.dataset.health import RULES, Rule, worded
 from trainer.errors import ImpastoError
 
-Action = Literal["crop", "mask", "convert"]
+Action = Literal["crop", "mask", "convert", "look"]
 """What the user can be led to, where no edit mends it by itself."""
 
 OURS: Mapping[str, Rule] = {
@@ -126,7 +126,7 @@ def of_files(code: str, count: int, files: Sequence[Path]) -> Finding:
 
 def unseen(fault: ImpastoError) -> Finding:
     """Return the finding that pictures could not be looked at, for a reason that is none of theirs."""
-    return Finding(fault.code, "error", fault.sentence, fault.remedy, frozenset())
+    return Finding(fault.code, "error", fault.sentence, fault.remedy, frozenset(), action="look")
 
 
 def rule_of(code: str) -> Rule:

@@ -127,8 +127,9 @@ class Health:
         self._tasks.run(lambda: count_tags(zip(ids, rows, strict=True)), self._counted, raise_again)
 
     def begin(self) -> None:
-        """Look at files from now on: once a dataset is listed, so that its pictures are seen before."""
+        """Look at files from now on, again where that failed: once a dataset is listed, as its pictures come first."""
         self._inspector.begin()
+        self._tell_soon()
 
     def look_again(self, ids: Iterable[int]) -> None:
         """Look at the files of these pictures once more: they were changed without a sign of it."""

@@ -174,9 +174,10 @@ def test_pictures_that_no_process_can_look_at_are_not_called_damaged(folder: Pat
             watched = Watched(desk, folder)
         (told,) = [one for one in watched.health.now if one.severity == "error"]
         assert told.code == "picture.no_process" and not told.ids and "Nothing is known to be wrong" in told.remedy
+        assert told.action == "look"
         assert {(one.problem, one.width) for one in watched.library.pictures.values()} == {(None, SIDE)}
         (folder / "0.png").unlink()
-        watched.look()  # asks nobody again before a folder is opened
+        watched.look()  # asks nobody again before the user wants it, or a folder is opened
         watched.health.begin()
         watched.settle()
         assert all(one.content for one in watched.library.pictures.values() if one.problem is None)

@@ -117,6 +117,8 @@ class HealthPanel(QWidget):
             self._session.tasks.run(finding.fix, self._here(self._mended), self._here(self._refused))
         elif finding.action == "convert":
             self._convert(finding)
+        elif finding.action == "look":
+            self._health.begin()
         elif finding.action:
             self._lead(finding.action, self._in_order(finding.ids))
 
@@ -307,6 +309,7 @@ class HealthPanel(QWidget):
             "crop": self.tr("Choose crops…"),
             "mask": self.tr("Paint masks…"),
             "convert": self.tr("Write as UTF-8"),
+            "look": self.tr("Try again"),
         }
         return titles[action] if action else ""
 
