@@ -16,9 +16,11 @@ from PySide6.QtGui import QGuiApplication
 
 _YOUNG = 2_000
 """New objects from which on the young are looked through, in a millisecond or two."""
+_FEW = 500
+"""New objects since the last look below which the next may come later."""
 _MIDDLE = 4
-_PERIOD_MS = 25
-"""Within which opening a large folder makes some 5,000 objects."""
+_BUSY_MS, _IDLE_MS = 25, 100
+"""Within the former opening a large folder makes some 5,000 objects; at rest the window wakes up less often."""
 
 
 class Collector(QObject):
@@ -27,15 +29,21 @@ class Collector(QObject):
     def __init__(self, application: QGuiApplication) -> None:
         super().__init__(application)
         gc.disable()
-        timer = QTimer(self, interval=_PERIOD_MS)
-        timer.timeout.connect(self._look)
-        timer.start()
+        self._known = 0
+        self._timer = QTimer(self, interval=_IDLE_MS)
+        self._timer.timeout.connect(self._look)
+        self._timer.start()
         application.applicationStateChanged.connect(self._changed)
 
     def _look(self) -> None:
         young, middle, _ = gc.get_count()
+        new, self._known = young - self._known, young
         if young >= _YOUNG:
             gc.collect(1 if middle >= _MIDDLE else 0)
+            self._known = 0
+        period = _BUSY_MS if new >= _FEW else _IDLE_MS
+        if period != self._timer.interval():
+            self._timer.setInterval(period)
 
     def _changed(self, state: Qt.ApplicationState) -> None:
         if state != Qt.ApplicationState.ApplicationActive:

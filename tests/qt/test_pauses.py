@@ -12,6 +12,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtGui import QGuiApplication
 from pytestqt.qtbot import QtBot
 
+from app.qt import pauses
 from app.qt.pauses import Collector
 
 
@@ -46,6 +47,15 @@ def test_cycles_of_a_worker_are_freed_on_the_windows_thread(collector: Collector
     assert freed == []
     qtbot.waitUntil(lambda: len(freed) == 10_000)
     assert set(freed) == {threading.main_thread()}
+
+
+def test_a_window_at_rest_wakes_up_less_often(collector: Collector) -> None:
+    collector._look()
+    kept = [[number] for number in range(1_500)]  # too few to be looked through
+    collector._look()
+    assert collector._timer.interval() == pauses._BUSY_MS and len(kept) == 1_500
+    collector._look()
+    assert collector._timer.interval() == pauses._IDLE_MS
 
 
 def test_many_objects_start_no_full_collection_and_leaving_the_window_does(

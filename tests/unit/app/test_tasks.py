@@ -68,7 +68,7 @@ def test_where_a_sandbox_forbids_to_step_back_threads_behind_work_all_the_same(m
 
 def test_work_in_turns_is_all_done_and_rests_after_each_turn(monkeypatch):
     rests = []
-    monkeypatch.setattr(priority.time, "sleep", rests.append)
+    monkeypatch.setattr(priority, "sleep", rests.append)
     monkeypatch.setattr(priority, "_TURN", -1.0)  # each takes longer than a turn
     assert list(priority.in_turns("abc")) == ["a", "b", "c"]
     assert rests == [priority._REST] * 3
