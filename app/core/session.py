@@ -98,7 +98,7 @@ class Session:
 
     def __init__(self, post: Post, settings: Settings | None = None) -> None:
         self.settings = settings or Settings()
-        self.settings.post = post
+        self.settings.file.post = post
         self.tasks = Tasks(post, behind=True)
         self.going = Going(self.tasks)
         self.library = Library()
@@ -155,7 +155,7 @@ class Session:
         for folder in self.datasets.folders:
             if folder not in self.datasets.lost:
                 self.recent.opened(folder)  # also one whose pictures are not all listed yet
-        self.settings.settle()
+        self.settings.file.settle()
         self.filters.file.settle()
         self.recent.close()
         self.renderer.close()

@@ -8,6 +8,7 @@ from typing import Literal
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QPushButton, QSizePolicy, QToolButton, QVBoxLayout, QWidget
 
+from app.core.settings.behind import Kept
 from app.qt.parts import plain_label, sign
 from app.qt.theme import set_icon
 from trainer.errors import ImpastoError
@@ -46,6 +47,12 @@ class Notices(QWidget):
     def tell_error(self, error: ImpastoError) -> None:
         """Show what happened and what to do."""
         self.tell(_words(error), "error")
+
+    def follow(self, *files: Kept) -> None:
+        """Show of each file what keeps it from being written, as long as it does."""
+        for file in files:
+            file.failed.connect(self.tell_error)
+            file.mended.connect(self.take_back)
 
     def take_back(self, error: ImpastoError) -> None:
         """Show no longer what is over."""

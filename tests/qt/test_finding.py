@@ -234,14 +234,6 @@ def test_a_filter_without_a_name_is_not_kept(qtbot):
     assert not save.isEnabled()
 
 
-def test_filters_that_cannot_be_written_are_said(qtbot, place, session, per_user_folder):
-    session.filters.file.path = per_user_folder / "file" / "filters.json"
-    (per_user_folder / "file").write_text("", encoding="utf-8")
-    place.box.write("tag:dog")
-    qtbot.waitUntil(lambda: "cannot be kept" in place.box.fault.text())
-    assert place.box.fault.isVisible()
-
-
 def rows(panel):
     return list(panel.all.tags.rows)
 

@@ -3,6 +3,7 @@
 import pytest
 from PySide6.QtCore import Qt
 
+from app.core.query.saved import SavedFilter
 from app.core.settings.preferences import Appearance, Preferences
 from app.core.settings.store import Settings
 from app.qt.train.page import TrainPage
@@ -78,8 +79,21 @@ def test_preferences_hold_and_are_kept_when_the_app_ends_with_room_again(qtbot, 
         session.settings.change(dark)
         qtbot.waitUntil(lambda: bool(window.notices.sentences()))
         assert "the disk is full" in window.notices.sentences()[-1]
-        session.settings.settle()  # an end without room: nothing is kept, and nothing breaks
+        session.settings.file.settle()  # an end without room: nothing is kept, and nothing breaks
         assert Settings().preferences == Preferences()
     assert session.settings.preferences == dark
     session.close()
     assert Settings().preferences == dark
+
+
+def test_what_cannot_be_kept_is_told_until_there_is_room_again(qtbot, window, session):
+    window.notices.follow(session.settings.file, session.filters.file)  # as the app's start does
+    with no_room():
+        session.settings.change(Preferences(appearance=Appearance(look="dark")))
+        session.filters.save(SavedFilter("Dogs", "tag:dog"))
+        qtbot.waitUntil(lambda: len(window.notices.sentences()) == 2)
+        assert all("the disk is full" in sentence for sentence in window.notices.sentences())
+    session.settings.judge(tokens=150)
+    qtbot.waitUntil(lambda: ["saved filters" in sentence for sentence in window.notices.sentences()] == [True])
+    session.filters.remember("tag:cat")
+    qtbot.waitUntil(lambda: window.notices.sentences() == [])

@@ -38,7 +38,7 @@ def test_a_choice_counts_at_once_and_is_there_at_the_next_start(dialog, session,
     for _ in range(2):
         qtbot.keyClick(box, Qt.Key.Key_Down)
     assert session.settings.preferences.appearance.look == "dark"
-    session.settings.settle()
+    session.settings.file.settle()
     assert Settings().preferences == session.settings.preferences
 
 
@@ -87,7 +87,7 @@ def test_new_keys_are_taken_from_the_command_that_had_them_after_saying_so(dialo
     editor._set.click()
     assert window.commands["window.quit"].keys() == ["Ctrl+K"]
     assert window.commands["window.palette"].keys() == []
-    session.settings.settle()
+    session.settings.file.settle()
     assert Settings().preferences.shortcuts == {"window.quit": ("Ctrl+K",), "window.palette": ()}
 
 
@@ -98,7 +98,7 @@ def test_keys_come_back_as_delivered(dialog, session, window):
     assert window.commands["window.quit"].keys() == []
     editor._default.click()
     assert window.commands["window.quit"].shortcut() == QKeySequence("Ctrl+Q")
-    session.settings.settle()
+    session.settings.file.settle()
     assert Settings().preferences.shortcuts == {}
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from app.core.events import Event
-from app.core.settings.behind import Behind
+from app.core.settings.behind import Kept
 from app.core.tasks import Post
 from trainer.errors import ImpastoError
 from trainer.protocol import atomic
@@ -33,12 +33,9 @@ class SavedFilters:
 
     def __init__(self, post: Post, path: Path | None = None) -> None:
         self.changed: Event[None] = Event()
-        self.failed: Event[ImpastoError] = Event()
-        """They are there, but could not be kept for the next start."""
         self.notice: ImpastoError | None = None
         """What went wrong at reading the file."""
-        self.file = Behind(path or home() / "filters.json", "the saved filters were", self._refused, durable=True)
-        self._post = post
+        self.file = Kept(path or home() / "filters.json", "saved filters", "filters.unwritable", post)
         self._filters: list[SavedFilter] = []
         self._recent: list[str] = []
         self._read()
@@ -72,14 +69,6 @@ class SavedFilters:
         # ASCII, since names on Linux need not be text.
         self.file.write(json.dumps({"filters": rows, "recent": recent}, indent=1) + "\n")
         self.changed.emit(None)
-
-    def _refused(self, fault: OSError) -> None:
-        error = ImpastoError(
-            "filters.unwritable",
-            f"The filters cannot be kept in {self.file.path}: {fault.strerror or fault}.",
-            "They hold until Impasto is closed. Make room or give back the right to write there, then save one again.",
-        )
-        self._post(lambda: self.failed.emit(error))
 
     def _read(self) -> None:
         try:

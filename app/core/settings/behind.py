@@ -1,13 +1,16 @@
-"""Writes a small file of the app's own behind what the user does."""
+"""Writes small files of the app's own behind what the user does."""
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
+from app.core.events import Event
+from app.core.tasks import Post
+from trainer.errors import ImpastoError
 from trainer.protocol import atomic
+from trainer.protocol.places import is_disk_full
 
 _log = logging.getLogger(__name__)
 
@@ -16,15 +19,14 @@ class Behind:
     """One file, written on a thread of its own while there is something to write: a disk that sleeps holds up nobody.
 
     Of texts that are handed over meanwhile only the latest is written. A disk that refuses is noted, as `what` "was not
-    kept", and told to `refused`, on that thread. `durable`: what was written outlives a loss of power, too.
+    kept". `durable`: what was written outlives a loss of power, too.
     """
 
-    def __init__(
-        self, path: Path, what: str, refused: Callable[[OSError], None] | None = None, *, durable: bool = False
-    ) -> None:
+    def __init__(self, path: Path, what: str, *, durable: bool = False) -> None:
         self.path = path
-        self._what, self._refused, self._durable = what, refused, durable
+        self._what, self._durable = what, durable
         self._waiting: str | None = None
+        self._unkept: str | None = None
         self._writer: threading.Thread | None = None
         self._access = threading.Lock()
 
@@ -37,20 +39,36 @@ class Behind:
                 self._writer.start()
 
     def settle(self) -> None:
-        """Wait until the file holds what was handed over last; at the app's end."""
+        """Wait until the file holds what was handed over last, tried once more where it was refused; at the app's end.
+
+        Nobody hears of a refusal by then.
+        """
         writer = self._writer
         if writer is not None:
             writer.join()
+        if self._unkept is not None:
+            self._put(self._unkept)
 
     def _write(self) -> None:
         while (text := self._next()) is not None:
-            try:
-                self.path.parent.mkdir(parents=True, exist_ok=True)
-                atomic.write_text(self.path, text, durable=self._durable)
-            except OSError as error:
-                _log.info("%s not kept: %s", self._what, error)
-                if self._refused:
-                    self._refused(error)
+            refused_before = self._unkept is not None
+            fault = self._put(text)
+            if fault or refused_before:
+                self._turned(fault)
+
+    def _turned(self, fault: OSError | None) -> None:
+        """Hear, on the writing thread, that the disk refuses, or that it does no longer."""
+
+    def _put(self, text: str) -> OSError | None:
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            atomic.write_text(self.path, text, durable=self._durable)
+        except OSError as fault:
+            _log.info("%s not kept: %s", self._what, fault)
+            self._unkept = text
+            return fault
+        self._unkept = None
+        return None
 
     def _next(self) -> str | None:
         with self._access:
@@ -58,3 +76,39 @@ class Behind:
             if text is None:
                 self._writer = None
             return text
+
+
+class Kept(Behind):
+    """Such a file that the user would miss: it outlives a loss of power, and he hears where it cannot be written.
+
+    `what` is what it holds, in the plural; `code` that of the error. `post` leads to the thread that it belongs to.
+    """
+
+    def __init__(self, path: Path, what: str, code: str, post: Post) -> None:
+        super().__init__(path, f"the {what} were", durable=True)
+        self.post = post
+        self.failed: Event[ImpastoError] = Event()
+        """What was handed over holds, but could not be kept for the next start."""
+        self.mended: Event[ImpastoError] = Event()
+        """What `failed` told is over, or is told anew."""
+        self._code, self._content = code, what
+        self._error: ImpastoError | None = None
+
+    def _turned(self, fault: OSError | None) -> None:
+        error = self._worded(fault) if fault else None
+        self.post(lambda: self._tell(error))
+
+    def _tell(self, error: ImpastoError | None) -> None:
+        before, self._error = self._error, error
+        if before:
+            self.mended.emit(before)
+        if error:
+            self.failed.emit(error)
+
+    def _worded(self, fault: OSError) -> ImpastoError:
+        reason = "the disk is full" if is_disk_full(fault) else fault.strerror or fault
+        return ImpastoError(
+            self._code,
+            f"The {self._content} cannot be kept in {self.path}: {reason}.",
+            "They hold for now. Make room or give back the right to write there, and they are kept when Impasto ends.",
+        )

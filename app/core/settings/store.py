@@ -11,10 +11,8 @@ from pydantic import ValidationError
 
 from app.core.events import Event
 from app.core.settings.aside import set_aside
-from app.core.settings.behind import Behind
+from app.core.settings.behind import Kept
 from app.core.settings.preferences import Preferences
-from app.core.tasks import Post
-from trainer.errors import ImpastoError
 from trainer.protocol import atomic, places
 
 
@@ -26,15 +24,13 @@ class Settings:
 
     def __init__(self, path: Path | None = None) -> None:
         path = path or places.home() / "preferences.toml"
-        self.file = Behind(path, "the preferences were", self._refused, durable=True)
-        self.post: Post | None = None
-        """The way home to that thread; while there is none, it waits for the disk itself."""
+        # The way home is given by the session; before there is one, nobody changes anything.
+        self.file = Kept(path, "preferences", "settings.unwritable", lambda work: work())
         self.changed: Event[Preferences] = Event()
-        self.failed: Event[ImpastoError] = Event()
+        self.failed = self.file.failed
         """They are in force, but could not be kept for the next start."""
         self.notices: list[str] = []
         self.preferences = self._read()
-        self._unkept = False
 
     def change(self, preferences: Preferences) -> None:
         """Put other preferences in force and keep them; where they cannot be written they hold for this session."""
@@ -42,33 +38,12 @@ class Settings:
             return
         self.preferences = preferences
         self.changed.emit(preferences)
-        self._keep()
-        if self.post is None:
-            self.file.settle()
-
-    def settle(self) -> None:
-        """Wait for the disk, now that the app ends, and keep what could not be kept before, where there is a way."""
-        self.file.settle()
-        if self._unkept:
-            self._keep()
-            self.file.settle()
+        self.file.write(to_toml(preferences))
 
     def judge(self, **facts: str | int) -> None:
         """Judge pictures and captions for another training: fields of `Judging`."""
         judging = self.preferences.judging.model_copy(update=facts)
         self.change(self.preferences.model_copy(update={"judging": judging}))
-
-    def _keep(self) -> None:
-        self._unkept = False
-        self.file.write(to_toml(self.preferences))
-
-    def _refused(self, fault: OSError) -> None:
-        self._unkept = True
-        error = _not_kept(fault, self.file.path)
-        if self.post:
-            self.post(lambda: self.failed.emit(error))
-        else:
-            self.failed.emit(error)
 
     def _read(self) -> Preferences:
         try:
@@ -86,15 +61,6 @@ class Settings:
             wrong = f"has values that mean nothing here ({names}); all others are kept"
             self.notices.append(set_aside(self.file.path, wrong))
             return _without(found, error)
-
-
-def _not_kept(fault: OSError, path: Path) -> ImpastoError:
-    reason = "the disk is full" if places.is_disk_full(fault) else fault.strerror or fault
-    return ImpastoError(
-        "settings.unwritable",
-        f"The preferences cannot be kept in {path}: {reason}.",
-        "They are in force. Make room or give back the right to write there, and they are kept when Impasto is closed.",
-    )
 
 
 def to_toml(preferences: Preferences) -> str:

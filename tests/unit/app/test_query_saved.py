@@ -69,7 +69,7 @@ def test_a_damaged_file_is_renamed_aside_and_said(per_user_folder, text):
 
 def test_what_cannot_be_written_is_there_until_the_app_ends_and_that_is_said(per_user_folder):
     kept, told = kept_now(per_user_folder / "a file" / "filters.json"), []
-    kept.failed.connect(told.append)
+    kept.file.failed.connect(told.append)
     (per_user_folder / "a file").write_text("in the way", encoding="utf-8")
     kept.save(SMALL)
     kept.file.settle()
@@ -77,8 +77,7 @@ def test_what_cannot_be_written_is_there_until_the_app_ends_and_that_is_said(per
     assert os.fspath(per_user_folder) in told[0].sentence
     assert kept.of() == [SMALL]
     (per_user_folder / "a file").unlink()
-    kept.remember("tag:cat")
-    kept.file.settle()
+    kept.file.settle()  # the app ends, and nothing was changed since
     assert kept_now(kept.file.path).of() == [SMALL] and len(told) == 1
 
 

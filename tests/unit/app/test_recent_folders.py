@@ -88,11 +88,14 @@ def test_a_folder_that_is_not_listed_yet_when_the_app_ends_is_opened_again(folde
 def test_who_does_not_want_it_begins_with_nothing_and_later_too(folders: list[Path]) -> None:
     with a_sitting() as first:
         first.open(folders[0])
-    Settings().change(Preferences(starting=Starting(reopen=False)))
+    chosen = Settings()
+    chosen.change(Preferences(starting=Starting(reopen=False)))
+    chosen.file.settle()
     with a_sitting() as second:
         assert second.reopen() == set()
         assert second.session.recent.folders == (folders[0],)
-    Settings().change(Preferences())
+    chosen.change(Preferences())
+    chosen.file.settle()
     with a_sitting() as third:
         assert third.reopen() == set()
 

@@ -24,7 +24,6 @@ from app.qt.pictures.finding.dialogs import HelpDialog, SaveDialog
 from app.qt.pictures.finding.field import FilterField
 from app.qt.theme import set_icon
 from app.qt.words import QT_TRANSLATE_NOOP
-from trainer.errors import ImpastoError
 
 # How long somebody who types pauses before the filter is asked, and before what he is just typing is found wrong.
 _PAUSE_MS = 180
@@ -172,11 +171,7 @@ class FilterBox(QWidget):
         self.field.listed.connect(self.show_kept)
         self.kept.clicked.connect(self.show_kept)
         self.note.linkActivated.connect(self.write)
-        until_destroyed(
-            self,
-            self._filtering.changed.connect(lambda _: self._follow()),
-            self._session.filters.failed.connect(self._tell_unkept),
-        )
+        until_destroyed(self, self._filtering.changed.connect(lambda _: self._follow()))
 
     def _timer(self, milliseconds: int, run: Callable[[], None]) -> QTimer:
         timer = QTimer(self)
@@ -320,11 +315,6 @@ class FilterBox(QWidget):
         """Enter the query in force among the recent ones, if it is what is written."""
         if self.field.text() == self._filtering.text:
             self._session.filters.remember(self._filtering.text)
-
-    def _tell_unkept(self, error: ImpastoError) -> None:
-        """Say below the box what keeps filters from being written."""
-        self.fault.setText(f"{error.sentence} {error.remedy}")
-        self.fault.show()
 
 
 def _shown(text: str) -> str:
