@@ -71,7 +71,7 @@ def test_where_loading_alone_takes_as_much_no_plan_is_called_smaller(
     found = json.loads(capsys.readouterr().out)
     loading = next(phase for phase in found["pick"]["forecast"]["phases"] if phase["phase"] == "load")
     assert found["smaller"] is None and loading["reserved"] > 0.85 * found["pick"]["forecast"]["reserved"]
-    reason = f'No plan needs much less: "Load the base" takes {loading["reserved"] / 2**20:.1f} MiB'
+    reason = f'No plan with as fine a base needs much less: "Load the base" takes {loading["reserved"] / 2**20:.1f} MiB'
     assert any(remark.startswith(reason) for remark in found["remarks"])
     assert cli.main(words_of(job)) == 0
     assert reason in capsys.readouterr().out

@@ -36,7 +36,7 @@ from trainer.memory.traces import Traces
 
 AMPLE = 2**30
 WIDTH = 32  # of the tiny text encoder
-LATER = Later(portions=3, pictures=30, texts=12)
+LATER = Later(portions=3, pictures=30, texts=12, together=2)
 
 # --- how many there are -----------------------------------------------------------------------------------------------
 
@@ -91,7 +91,31 @@ def test_without_chance_nothing_is_encoded_twice_and_with_room_there_is_one_port
     assert (plain.pictures, plain.texts) == (0, 0)
     shuffled = later_portions(job_of(1e-9, captions={"shuffle": True}), pictures(), texts)
     assert shuffled.portions == 7 and shuffled.texts > 0
+    learning = later_portions(job_of(1e-9, captions={"shuffle": True}), pictures(), ())
+    assert learning.portions == 7 and (learning.pictures, learning.texts) == (0, 0)
     assert later_portions(job_of(1e-9), [], texts) == NOT_LATER
+
+
+def test_what_is_listed_at_once_limits_them_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = [tiny_configs("sd15")["text_encoder"]]
+    job = job_of(1.0, pictures={"crop": "random"})
+    monkeypatch.setattr("trainer.memory.portions.MOST_SHOWINGS", 30)
+    found = later_portions(job, pictures(), texts)
+    assert (found.together, found.portions, found.limited) == (3, 2, "listing")
+    disk = later_portions(job.changed(fit=job.fit.changed(cache_gigabytes=1e-9)), pictures(), texts)
+    assert (disk.together, disk.limited) == (1, "disk")
+
+
+def test_a_large_dataset_is_known_by_some_of_its_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = [tiny_configs("sd15")["text_encoder"]]
+    job = job_of(2e-4, pictures={"crop": "random"}, captions={"shuffle": True})
+    shown = [make_picture(n, bucket=(64, 64), width=90, height=300, captions=(f"a {n}, b, c",)) for n in range(40)]
+    whole = later_portions(job.changed(recipe=job.recipe.changed(steps=160)), shown, texts)
+    monkeypatch.setattr("trainer.memory.portions._LISTED", 10)
+    found = later_portions(job.changed(recipe=job.recipe.changed(steps=160)), shown, texts)
+    assert (found.portions, found.together) == (whole.portions, whole.together)
+    assert found.pictures == pytest.approx(whole.pictures, rel=0.05)
+    assert found.texts == pytest.approx(whole.texts, rel=0.3)  # six orders of three words for each picture
 
 
 # --- what they take ---------------------------------------------------------------------------------------------------
@@ -162,6 +186,6 @@ def test_a_plan_says_how_they_are_encoded(subject: Subject, traces: Traces, alon
     question = Question("portions", subject, FitConfig(), situation, course.occasions)
     (remark,) = remarks(question, Planned(situation, Plan(subject.fit, forecast)))
     assert remark == (
-        "More pictures and captions than fit.cache_gigabytes holds are encoded between epochs, 3 times, "
-        f"{how}{' for want of room' if alone else ''}."
+        "The cache holds 2 epochs at a time, as fit.cache_gigabytes allows: pictures and captions of later ones are "
+        f"encoded between epochs, 3 times, {how}{' for want of room' if alone else ''}."
     )

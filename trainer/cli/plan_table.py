@@ -103,7 +103,7 @@ def _how(plan: Plan, effective_batch: int) -> str:
 
 def _row(name: str, memory: str, time: str, how: str) -> Iterator[str]:
     """A row in columns as wide as ever needed, for the next is not known yet; the last goes on beneath itself."""
-    head = f"{name:9}  {memory:16}  {time:>11}  "
+    head = f"{name:9}  {memory:18}  {time:>11}  "
     first, *more = textwrap.wrap(how, WIDTH - len(head)) or [""]
     yield f"{head}{first}"
     yield from (" " * len(head) + line for line in more)

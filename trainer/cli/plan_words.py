@@ -146,8 +146,10 @@ def _encoded_late(later: Later, found: Forecast) -> str:
         return ""
     what = " and ".join(name for name, some in (("pictures", later.pictures), ("captions", later.texts)) if some)
     how = "with the models put aside for want of room" if found.encodes_alone else "beside the model"
-    often = words.counted(later.portions, "time", "times")
-    return f"More {what} than fit.cache_gigabytes holds are encoded between epochs, {often}, {how}."
+    held, often = words.counted(later.together, "epoch", "epochs"), words.counted(later.portions, "time", "times")
+    limit = "as fit.cache_gigabytes allows" if later.limited == "disk" else "as many showings as are listed together"
+    late = f"{what} of later ones are encoded between epochs, {often}, {how}"
+    return f"The cache holds {held} at a time, {limit}: {late}."
 
 
 def _no_smaller(planned: Planned) -> str:
@@ -155,7 +157,8 @@ def _no_smaller(planned: Planned) -> str:
     if planned.floor is not None:
         phase = planned.floor
         return (
-            f'No plan needs much less: "{PHASES[phase.phase]}" takes {words.size(phase.reserved)} however it is fitted.'
+            f'No plan with as fine a base needs much less: "{PHASES[phase.phase]}" takes {words.size(phase.reserved)} '
+            "in all of them."
         )
     return "No plan was found that needs much less." if planned.smallest else ""
 
