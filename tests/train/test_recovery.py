@@ -24,11 +24,13 @@ from tests.support.exhaustion import (
 )
 from tests.support.jobs import photographs, write_job
 from tests.support.tiny import tiny_base
+from trainer.config.job import Job
 from trainer.errors import ResumableError
-from trainer.protocol import events
+from trainer.protocol import commands, events
 from trainer.protocol.forecast import Forecast
 from trainer.protocol.report import read_report
 from trainer.training.keeper import Keeper
+from trainer.training.loop import Engine
 from trainer.training.run import PlannedFit
 
 FULL = {"checkpointing": "full"}
@@ -45,6 +47,10 @@ TRAIN_ONLY = (
     "recipe.steps=4",
     LADDER,
 )
+
+
+# A disk limit below one epoch makes a portion of each: there are two, and nothing is loaded before the first.
+PORTIONS = (*TRAIN_ONLY, "recipe.pictures.crop=random", "fit.cache_gigabytes=1e-9")
 
 
 class Place:
@@ -249,32 +255,92 @@ def test_averaged_weights_are_put_back_when_their_making_fails(place: Place) -> 
 
 @pytest.mark.usefixtures("own_cache")
 def test_the_models_make_room_for_encoding_the_next_portion(place: Place) -> None:
-    """A disk limit below one epoch makes a portion of each; the second is encoded while the UNet is in memory."""
-    settings = (*TRAIN_ONLY, "recipe.pictures.crop=random", "fit.cache_gigabytes=1e-9")
+    """The second portion is encoded while the UNet is in memory."""
     second = phase_begins("cache_pictures", turn=3)  # loading the VAE parts the first in two
-    trial = place.exhausted("sd15", settings, Exhaustion(second, 30, times=2))
+    trial = place.exhausted("sd15", PORTIONS, Exhaustion(second, 30, times=2))
     assert [(event.phase, event.step) for event in trial.of(events.MemoryExhausted)] == [("cache_pictures", 2)] * 2
-    assert_right(place, "sd15", settings, trial)
+    assert_right(place, "sd15", PORTIONS, trial)
+
+
+def encoding_alone(job: Job, *_: object) -> PlannedFit:
+    """A plan whose forecast has no room for encoding beside the models."""
+    forecast = Forecast("cpu", (), 0, 0, 0, 0, 0, fits=True, seconds=1.0, step_seconds={}, encodes_alone=True)
+    return PlannedFit(job.fit, forecast=forecast)
 
 
 @pytest.mark.usefixtures("own_cache")
 def test_where_a_forecast_has_no_room_for_encoding_beside_them_the_models_leave_in_time(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before anything fails; there are two portions, before the first of which nothing is loaded."""
-    settings = (*TRAIN_ONLY, "recipe.pictures.crop=random", "fit.cache_gigabytes=1e-9")
+    """Before anything fails; all that was learned leaves the card with them."""
     left: list[int] = []
     set_aside = Keeper.set_aside
 
     def watched(keeper: Keeper) -> bool:
-        if aside := set_aside(keeper):
-            left.append(keeper.engine.progress.step if keeper.engine else 0)
+        aside = set_aside(keeper)
+        if aside and keeper.engine:
+            left.append(keeper.engine.progress.step)
+            masters = keeper.engine.masters.masters.values()
+            assert not any(master.untyped_storage().nbytes() for master in masters)
+            assert not keeper.engine.optimizer.state
         return aside
 
     monkeypatch.setattr(Keeper, "set_aside", watched)
-    forecast = Forecast("cpu", (), 0, 0, 0, 0, 0, fits=True, seconds=1.0, step_seconds={}, encodes_alone=True)
-    trial = Trial(place.job(), settings, planner=lambda job, *_: PlannedFit(job.fit, forecast=forecast)).start()
+    trial = Trial(place.job(), PORTIONS, planner=encoding_alone).start()
     assert left == [2] and not trial.of(events.MemoryExhausted)
+    assert_right(place, "sd15", PORTIONS, trial)
+
+
+def builds(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """For each time that the models are loaded from now on, whether what the first step needs is encoded."""
+    fed: list[bool] = []
+    build = Keeper._build
+
+    def watched(keeper: Keeper, *, fresh: bool) -> Engine:
+        fed.append(keeper.is_fed(0))
+        return build(keeper, fresh=fresh)
+
+    monkeypatch.setattr(Keeper, "_build", watched)
+    return fed
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_a_pause_while_the_models_are_away_loads_them_not_again(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The step that the next portion begins with has no checkpoint of its own until then."""
+    built = builds(monkeypatch)
+    settings = (*PORTIONS, "report.saving.checkpoint_every=3")
+
+    def act(event: events.Event) -> None:
+        if isinstance(event, events.PhaseStarted) and event.phase == "cache_pictures" and trial.of(events.StepEvent):
+            commands.send(trial.run, "pause")
+
+    trial = Trial(place.job(), settings, act, planner=encoding_alone)
+    trial.start()
+    assert trial.code == 75 and (trial.run.checkpoints / "step-00000002").is_dir()
+    assert built == [True]
+    trial.resume()
+    assert_right(place, "sd15", settings, trial)
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_what_a_replay_begins_with_is_encoded_before_the_models_return(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A torn step goes back to a portion that is not on disk any more; beside the models there is no room for it."""
+    settings = (*PORTIONS, "report.saving.checkpoint_every=3")
+    torn = Exhaustion(step_begins(3), 2, in_optimizer=True)
+    again = Exhaustion(
+        lambda event: not torn.left and isinstance(event, events.PhaseStarted) and event.phase == "cache_pictures", 30
+    )
+    fed = builds(monkeypatch)
+
+    def act(event: events.Event) -> None:
+        torn.tell(event)
+        again.tell(event)
+
+    trial = Trial(place.job(), settings, act).start()
+    assert [event.phase for event in trial.of(events.MemoryExhausted)] == ["train", "cache_pictures"]
+    assert fed == [True, True]
     assert_right(place, "sd15", settings, trial)
 
 

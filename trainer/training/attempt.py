@@ -174,7 +174,10 @@ class Attempt:
 
     def _interrupt(self, order: Order, engine: Engine, keeping: Checkpoints, saving: Saving) -> Ended:
         """A pause checkpoints; a stop checkpoints and exports what there is."""
-        self.recovery.with_engine("checkpoint", keeping.save)
+        if held := self.keeper.held:  # a pause need not load the models to write what waits in main memory
+            keeping.save(engine.progress, held)
+        else:
+            self.recovery.with_engine("checkpoint", keeping.save)
         file = self.recovery.with_engine("save", saving.save) if order == "stop" else None
         outcome = OUTCOMES[order]
         detail = f"{outcome} at step {engine.progress.step}" + (f", wrote {file.name}" if file else "")

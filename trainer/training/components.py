@@ -142,12 +142,16 @@ class Checkpoints:
         if last_or_best or due(progress.step, self.engine.job.report.saving.checkpoint_every):
             self.save(progress)
 
-    def save(self, progress: Progress) -> None:
-        """Writes a checkpoint now, unless this attempt wrote one since anything moved."""
+    def save(self, progress: Progress, held: checkpoints.Checkpoint | None = None) -> None:
+        """Writes a checkpoint now, unless this attempt wrote one since anything moved.
+
+        ``held`` is what was captured of this very step before, where the engine is not there.
+        """
         if self._saved == progress and self.rungs == self.plan.taken:
             return
         self.reporter.phase("save", 0, 1)
-        folder = checkpoints.save_checkpoint(self.run.checkpoints, capture(self.engine, self.plan.state()))
+        now = held or capture(self.engine, self.plan.state())
+        folder = checkpoints.save_checkpoint(self.run.checkpoints, now)
         self._saved, self.rungs = dataclasses.replace(progress), self.plan.taken
         # The one just written too: damaged ones that were passed over still count among the newest.
         protect = {step for step in (progress.step, progress.best_step) if step is not None}

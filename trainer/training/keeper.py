@@ -56,6 +56,7 @@ class Keeper:
         """Whether the optimizer may have moved some weights and not others."""
         self._held: checkpoints.Checkpoint | None = None
         self._empty = False
+        self._replaying = False
         self._goal = Progress()
 
     @property
@@ -91,6 +92,12 @@ class Keeper:
         """Whether what ``step`` needs is encoded; after the last one nothing more is needed."""
         return self.parts.feed.holds(min(step, (self.job.recipe.steps or 1) - 1))
 
+    @property
+    def held(self) -> checkpoints.Checkpoint | None:
+        """What was learned up to now, while it waits in main memory without the models; None while they are there."""
+        now = self._require().progress.step
+        return self._held if self._empty and self._held and self._held.step == now else None
+
     def set_aside(self) -> bool:
         """Frees the models until they are needed again, if there are any; what was learned waits in main memory."""
         if self.engine is None or self._empty:
@@ -112,11 +119,19 @@ class Keeper:
         Quick when nothing is wrong. May run out of memory like any step; call it again then.
         """
         engine = self._require()
+        if self._empty:  # what its first step needs is encoded before the models take that room again
+            self._held = self._held or self._last_checkpoint()
+            self._use(self.plan.at(self._held.step))
+            prepare(self._held.step)
         self._mend(engine)
         while engine.progress.step < self._goal.step:
+            self._replaying = True
             prepare(engine.progress.step)
             self._accord(engine)
             self.step()
+        if self._replaying:  # what was done again may have been of another portion, which is on disk now
+            prepare(self._goal.step)
+            self._replaying = False
         if engine.progress != self._goal:  # what was counted beside the steps, such as the best one
             engine.progress = dataclasses.replace(self._goal)
         self._accord(engine)
@@ -163,13 +178,20 @@ class Keeper:
         self.torn = True
 
     def _take_apart(self) -> None:
-        """Frees the models, to be built anew; what was learned so far is held in main memory, if it is whole."""
+        """Frees the models, masters and the optimizer's state, to be built anew.
+
+        What was learned so far is held in main memory, if it is whole.
+        """
         engine = self._require()
         if not self.torn and self._held is None:
-            self._held = capture(engine, self.plan.state())
+            now = capture(engine, self.plan.state())
+            masters = {key: master.to("cpu", copy=True) for key, master in now.adapter.items()}
+            self._held = dataclasses.replace(now, adapter=masters)
         self._empty = True
         for model in self.models.values():
             discard(model)
+        engine.masters.discard()
+        engine.optimizer.state.clear()
         release(engine.device)
 
     def _last_checkpoint(self) -> checkpoints.Checkpoint:

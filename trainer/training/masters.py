@@ -70,6 +70,12 @@ class MasterWeights:
         for weight in (*self.masters.values(), *self.working.values()):
             weight.grad = None
 
+    def discard(self) -> None:
+        """Frees the memory of masters and gradients, whoever refers to them; they can only be thrown away then."""
+        self.zero_grad()
+        for master in self.masters.values():
+            master.untyped_storage().resize_(0)
+
     def gradients(self) -> list[Tensor]:
         """The masters' gradients, in their order; a weight that had no part in the step has none."""
         return [master.grad for master in self.masters.values() if master.grad is not None]
