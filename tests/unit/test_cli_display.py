@@ -194,6 +194,10 @@ def test_json_lines_are_the_events_themselves_with_the_past_first():
             events.Cached("cache_texts", 50, 2.0, None, 26.0, 500.0),
             "Encoded 50 captions in 0:02, 25 a second; each stage by itself: encoding 26, writing 500.",
         ),
+        (
+            events.Cached("cache_texts", 1, 0.0, None, 2512.3, 1e9),
+            "Encoded 1 caption in 0:00, 1,000 a second; each stage by itself: encoding 2,512.",
+        ),
         (events.Validation(1200, 0.25, True, {}), "Step 1,200: loss 0.2500 at fixed noise on held-out pictures."),
         (events.Validation(5, None, False, {}), "Step 5: loss not finite at fixed noise on training pictures."),
         (events.Preview(5, 0, "a.png", 1.26), "Step 5: drew a.png in 1.3 s."),

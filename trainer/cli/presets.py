@@ -123,11 +123,13 @@ def run_check(options: argparse.Namespace) -> int:
 def _read(name: str, family: Family | None) -> tuple[Preset, Path]:
     """Return the preset of a name or file, and its file; that of a broken one at hand is known by the file's name."""
     from trainer.config.presets.reading import load_preset
-    from trainer.config.presets.shelf import find_preset, read_shelf
+    from trainer.config.presets.shelf import find_preset, read_shelf, require_family
 
     file = Path(name)
     if file.is_file():
-        return load_preset(file), file
+        preset = load_preset(file)
+        require_family(preset, family)
+        return preset, file
     for path, error in read_shelf().broken:
         if path.stem.lower() == name.lower():
             raise error

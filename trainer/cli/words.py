@@ -29,6 +29,8 @@ OUTCOMES: dict[events.Outcome, str] = {
     "failed": "Failed",
 }
 
+STAGES = {"decode": "decoding", "encode": "encoding", "write": "writing"}
+
 
 def duration(seconds: float) -> str:
     """Return a time as 0:42, 12:05 or 3:12:05."""
@@ -121,12 +123,17 @@ def sentence(event: events.Event) -> str | None:
 
 def encoded(event: events.Cached) -> str:
     """Return how fast pictures or captions were encoded, and what each stage could have done by itself."""
-    what = "pictures" if event.phase == "cache_pictures" else "captions"
-    decoding = f"decoding {event.decode:.3g}, " if event.decode is not None else ""
+    names = ("picture", "pictures") if event.phase == "cache_pictures" else ("caption", "captions")
+    limits = [f"{STAGES[name]} {rate(limit)}" for name, limit in event.limits.items()]
     return (
-        f"Encoded {event.count:,} {what} in {duration(event.seconds)}, {event.count / event.seconds:.3g} a second; "
-        f"each stage by itself: {decoding}encoding {event.encode:.3g}, writing {event.write:.3g}."
+        f"Encoded {counted(event.count, *names)} in {duration(event.seconds)}, {rate(event.rate)} a second"
+        f"{'; each stage by itself: ' if limits else ''}{', '.join(limits)}."
     )
+
+
+def rate(number: float) -> str:
+    """Return so many a second as three digits, and no decimals of hundreds."""
+    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
 
 
 def shortage(event: events.MemoryExhausted) -> str:

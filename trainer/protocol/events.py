@@ -23,6 +23,9 @@ from trainer.protocol.forecast import ForecastPhase
 Phase = Literal["download", "load", "check", "cache_pictures", "cache_texts", "train", "preview", "validate", "save"]
 Outcome = Literal["done", "paused", "stopped", "failed"]
 
+MOST_TIMED = 1e6
+"""Things a second: what seems quicker took no time that a clock can tell."""
+
 OnPhase = Callable[[Phase, int, int], None]
 """Called with a phase, how much of it is done, and how much there is in all."""
 
@@ -91,6 +94,17 @@ class Cached(Event):
     """The same of the VAE or the text encoders."""
     write: float
     """The same of the disk."""
+
+    @property
+    def rate(self) -> float:
+        """Things a second, all stages together."""
+        return self.count / max(self.seconds, 1e-3)
+
+    @property
+    def limits(self) -> dict[str, float]:
+        """What each stage (decode, encode, write) could have done by itself, a second, where that could be measured."""
+        stages = {"decode": self.decode, "encode": self.encode, "write": self.write}
+        return {name: limit for name, limit in stages.items() if limit and limit < MOST_TIMED}
 
 
 @dataclass(frozen=True)

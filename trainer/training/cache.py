@@ -25,6 +25,7 @@ from trainer.base.vae import encode_latents
 from trainer.config.job import Job
 from trainer.dataset.picture import Picture
 from trainer.dataset.pixels import crop_pixels
+from trainer.dataset.portions import LATENT_SCALE
 from trainer.dataset.sampling import Sample
 from trainer.errors import DatasetError, ResumableError
 from trainer.protocol import atomic, events
@@ -38,7 +39,6 @@ from trainer.training.stages import Pace, Room, Stages
 
 # Raised when what an entry holds changes, so that entries of older programs are never read.
 FORM = 1
-LATENT_SCALE = 8
 MOST_NAMED = 5
 # Pixels decoded at once: one large photograph, which the forecast of main memory counts on, or several smaller ones.
 PIXELS_AT_ONCE = 24_000_000

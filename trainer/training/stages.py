@@ -75,7 +75,7 @@ class Stages(Generic[Item, Ready, Result]):
         return Pace(
             count,
             time.perf_counter() - started,
-            ready=_rate(READERS * count, ready_seconds),
+            ready=_rate(min(READERS, count) * count, ready_seconds),
             compute=_rate(count, compute_seconds),
             keep=_rate(count, keep_seconds),
         )

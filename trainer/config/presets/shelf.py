@@ -87,13 +87,13 @@ def find_preset(name: str, family: Family | None = None) -> Shelved:
     """
     if name.lower().endswith(".toml"):
         preset = load_preset(Path(name))
-        _require_family(preset, family)
+        require_family(preset, family)
         return Shelved(preset, Path(name), "yours")
     shelf = read_shelf()
     named = [each for each in shelf.presets if same_name(each.preset.name, name)]
     fitting = [each for each in named if family in (None, each.preset.base.family)]
     if named and not fitting:
-        _require_family(named[0].preset, family)
+        require_family(named[0].preset, family)
     if not fitting:
         raise _unknown(name, shelf)
     families = {each.preset.base.family for each in fitting}
@@ -221,7 +221,8 @@ def _same_place(one: Preset, other: Preset) -> bool:
     return one.base.family == other.base.family and same_name(one.name, other.name)
 
 
-def _require_family(preset: Preset, family: Family | None) -> None:
+def require_family(preset: Preset, family: Family | None) -> None:
+    """Raise JobError when a preset is not for bases of `family`; None is any."""
     if family not in (None, preset.base.family):
         raise JobError(
             "preset.family",
