@@ -439,8 +439,7 @@ def step(what: str, arguments: Sequence[str], shown: bool = False) -> None:
         log.write(f"\n- {what}: {list(arguments)}\n")
         log.flush()
         start = log.tell()
-        out = None if shown else log
-        code = subprocess.call(list(arguments), env=environment(), stdin=DEVNULL, stdout=out, stderr=log)
+        code = subprocess.call(arguments, env=environment(), stdin=DEVNULL, stdout=None if shown else log, stderr=log)
     if code != 0:
         text = LOG.read_bytes()[start:].decode("utf-8", "replace")
         known = (failure[1:] for failure in KNOWN_FAILURES if re.search(failure[0], text))
