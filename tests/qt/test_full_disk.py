@@ -3,6 +3,7 @@
 import pytest
 from PySide6.QtCore import Qt
 
+from app.core.jobs.file import read_values
 from app.core.query.saved import SavedFilter
 from app.core.settings.preferences import Appearance, Preferences
 from app.core.settings.store import Settings
@@ -40,12 +41,39 @@ def test_a_job_is_told_to_be_unsaved_once_and_saved_by_itself_when_there_is_room
         page._look()
         qtbot.waitUntil(lambda: page.draft.file._writing is None)
         assert len(failed) == told  # a notice that was closed does not come again every two seconds
+        window.show_pictures()
+        window.show_train()
+        assert page.sheet.state.text() == "Not saved"
     assert (page.draft.get("recipe.rank"), page.draft.path.read_bytes()) == (77, before)
     page._look()
     qtbot.waitUntil(lambda: on_disk(page)["recipe"].get("rank") == 77)
     qtbot.waitUntil(lambda: window.notices.sentences() == [])
     assert page.sheet.state.text() == "All changes saved"
     assert not list(page.draft.path.parent.glob("*.tmp"))
+
+
+def test_a_job_is_saved_by_itself_although_another_page_is_shown(window, page, qtbot):
+    with no_room():
+        type_into(qtbot, row_of(page, "recipe.rank").editor, "77")
+        qtbot.waitUntil(lambda: bool(window.notices.sentences()))
+        page._clock.start(1)
+        window.show_pictures()
+    qtbot.waitUntil(lambda: on_disk(page)["recipe"].get("rank") == 77)
+    qtbot.waitUntil(lambda: window.notices.sentences() == [])
+    qtbot.waitUntil(lambda: not page._clock.isActive())  # then nobody looks at the disk for a page out of sight
+
+
+def test_a_notice_goes_when_its_job_is_saved_while_another_is_shown(window, page, session, qtbot):
+    first, copies = page.draft, []
+    session.jobs.duplicate(first.path, copies.append, page.failed.emit)
+    qtbot.waitUntil(lambda: bool(copies))
+    with no_room():
+        type_into(qtbot, row_of(page, "recipe.rank").editor, "77")
+        qtbot.waitUntil(lambda: bool(window.notices.sentences()))
+    page.show_job(*copies)
+    qtbot.waitUntil(lambda: page.draft is not first and not first.file.unsaved)
+    assert read_values(first.path)["recipe"]["rank"] == 77
+    assert window.notices.sentences() == []
 
 
 def test_a_job_that_cannot_be_saved_or_queued_is_not_started_and_can_be_when_there_is_room(

@@ -53,11 +53,13 @@ class Draft:
         self._tasks = tasks
         self._undo = Undo()
         self._base = Base()
-        self._refused = ""
+        self._refused: tuple[str, JobError] | None = None
+        """What another program wrote that cannot be read, and why."""
         self._verdict = Verdict()
         self.differences: Mapping[str, Any] = {}
         """Keys whose value is another than in the job's preset or by default, with the value there (None: absent)."""
         self._judge()
+        self.file.written.connect(lambda _: self._drop_refused())  # what lay there is kept beside it
 
     # --- what is known of it
 
@@ -228,12 +230,15 @@ class Draft:
         self.changed.emit(frozenset())
 
     def _take_over(self, text: str) -> None:
-        if self.file.unsaved or self.file.is_own(text) or text == self._refused:
+        if self.file.unsaved or (self._refused and text == self._refused[0]):
+            return
+        self._drop_refused()
+        if self.file.is_own(text):
             return
         try:
             values = self.file.parse(text)
         except JobError as error:
-            self._refused = text
+            self._refused = text, error
             self.file.failed.emit(error)
             return
         self.file.own(values)
@@ -244,6 +249,12 @@ class Draft:
             self._judge()
             self.changed.emit(keys)
             self.taken_over.emit(None)
+
+    def _drop_refused(self) -> None:
+        """What could not be read lies there no more."""
+        refused, self._refused = self._refused, None
+        if refused:
+            self.file.mended.emit(refused[1])
 
 
 def _settle(values: Values, key: str) -> None:

@@ -44,7 +44,7 @@ class JobFile:
         self.failed: Event[JobError] = Event()
         """It cannot be written now; the next change tries again, and so does `retry`."""
         self.mended: Event[JobError] = Event()
-        """What `failed` told is over: all is on disk."""
+        """What `failed` told is over: all is on disk, or something else stands against it."""
         self.kept: Event[Path] = Event()
         """Where the file as it was before lies now."""
         self._tasks = tasks
@@ -60,6 +60,11 @@ class JobFile:
     def unsaved(self) -> bool:
         """Tell whether something is still on its way to the disk."""
         return self._waiting is not None or self._writing is not None
+
+    @property
+    def fault(self) -> JobError | None:
+        """What stands against writing it; None where nothing does that is known."""
+        return self._fault
 
     def parse(self, text: str) -> Values:
         """Return what a text of this file holds; raises JobError."""
@@ -80,7 +85,7 @@ class JobFile:
             self._begin()
 
     def retry(self) -> None:
-        """Try again what could not be written; that it fails once more is not told again."""
+        """Try again what could not be written; that it fails once more for the same reason is not told again."""
         if self._waiting is not None and self._writing is None:
             self._quiet = True
             self._begin()
@@ -143,9 +148,14 @@ class JobFile:
         only(OSError, self._tell)(fault)
 
     def _tell(self, error: OSError) -> None:
-        if not self._quiet:
-            self._fault = _unwritable(self.path, error)
-            self.failed.emit(self._fault)
+        former, fault = self._fault, _unwritable(self.path, error)
+        another = former is None or former.sentence != fault.sentence
+        if self._quiet and not another:
+            return
+        self._fault = fault
+        if former and another:
+            self.mended.emit(former)
+        self.failed.emit(fault)
 
 
 def _replace(path: Path, text: str, own: str | None) -> Path | None:

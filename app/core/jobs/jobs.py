@@ -8,6 +8,7 @@ import tomllib
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -64,6 +65,8 @@ class Jobs:
         """`all` is another now."""
         self.rescued: Event[Path] = Event()
         """Changes that a job's own place refused are kept in this file."""
+        self.mended: Event[ImpastoError] = Event()
+        """What a job's file told by `failed` is over, of a job that was let go too."""
         self.notice = ""
         """What was wrong with the list of files elsewhere, in a sentence."""
         self.last: Path | None = None
@@ -185,7 +188,7 @@ class Jobs:
             try:
                 draft.close()
             except JobError as error:
-                self._tell_rescued(_rescue(self.folder, draft.name, draft.values, draft.path.parent, error))
+                self._tell_rescued(error, _rescue(self.folder, draft.name, draft.values, draft.path.parent, error))
         self._list.settle()
 
     # --- inside
@@ -211,6 +214,7 @@ class Jobs:
             if draft is None:
                 draft = Draft(*found, self._tasks)
                 draft.file.written.connect(lambda _: self.look())
+                draft.file.mended.connect(self.mended.emit)
                 self._turn_to(draft)
             then(draft)
 
@@ -238,10 +242,13 @@ class Jobs:
         del self._leaving[draft.path]
         if error is not None:
             name, values, folder = draft.name, draft.values, draft.path.parent
-            self._tasks.run(lambda: _rescue(self.folder, name, values, folder, error), self._tell_rescued, raise_again)
+            tell = partial(self._tell_rescued, error)
+            self._tasks.run(lambda: _rescue(self.folder, name, values, folder, error), tell, raise_again)
 
-    def _tell_rescued(self, rescued: Path | None) -> None:
+    def _tell_rescued(self, error: JobError, rescued: Path | None) -> None:
+        """Say where changes are kept, instead of what stood against them."""
         if rescued is not None:
+            self.mended.emit(error)
             self.rescued.emit(rescued)
 
     def _is_ours(self, path: Path) -> bool:

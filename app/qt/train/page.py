@@ -43,6 +43,7 @@ class TrainPage(Page):
         self._recipe = ""
         self._awaited = False
         """Whether a job that was asked for is on its way."""
+        self._seen = False
         self.undoing = self._undo = DraftUndo()
         self._clock = QTimer(self)
         self._clock.setInterval(_LOOK_MS)
@@ -141,15 +142,17 @@ class TrainPage(Page):
     def showEvent(self, event: QShowEvent) -> None:  # noqa: N802
         """Follow the disk while it is seen, and show a job as soon as it is known which."""
         super().showEvent(event)
+        self._seen = True
         self._clock.start()
         self.session.tasks.run(essentials.recipes, self._learn_recipes, raise_again)
         self.session.jobs.look(self._show_first)
         self.sheet.refresh()
 
     def hideEvent(self, event: QHideEvent) -> None:  # noqa: N802
-        """Let the disk be."""
+        """Let the disk be, as soon as it holds what is shown."""
         super().hideEvent(event)
-        self._clock.stop()
+        self._seen = False
+        self._rest()
 
     def _show_first(self) -> None:
         """Show the job that was open last, else the latest; where there is none, a new one."""
@@ -173,7 +176,6 @@ class TrainPage(Page):
                 draft.changed.connect(lambda _: self._follow()),
                 draft.taken_over.connect(lambda _: self._tell_taken_over()),
                 draft.file.failed.connect(self._tell_unsaved),
-                draft.file.mended.connect(self.mended.emit),
                 draft.file.kept.connect(self._tell_kept),
                 draft.file.written.connect(lambda _: self.sheet.say_saved()),
             ]
@@ -249,6 +251,12 @@ class TrainPage(Page):
         if self.draft is not None:
             self.draft.look()
         self._starting.look()
+        self._rest()
+
+    def _rest(self) -> None:
+        """Look no more while nobody sees it, unless something could not be saved: that is tried until it can be."""
+        if not self._seen and not (self.draft and self.draft.file.unsaved):
+            self._clock.stop()
 
     def _listen(self) -> None:
         self._clock.timeout.connect(self._look)
@@ -265,6 +273,7 @@ class TrainPage(Page):
             self,
             self.session.library.altered.connect(lambda _: self._count_soon()),
             self.session.jobs.rescued.connect(self._tell_rescued),
+            self.session.jobs.mended.connect(self.mended.emit),
         )
         if self.session.jobs.notice:
             QTimer.singleShot(0, self, lambda: self.told.emit(self.session.jobs.notice, "warning", None))

@@ -79,7 +79,7 @@ class JobSheet(QScrollArea):
         say(self.fault, sentence_of(fault) if fault else "")
         self.essentials.refresh()
         if draft.file.unsaved:
-            self.state.setText(self.tr("Saving…"))
+            self.say_unsaved() if draft.file.fault else self.state.setText(self.tr("Saving…"))
         if self.all.isChecked():
             self.form.show_draft(draft)
         self._count_differences(draft)

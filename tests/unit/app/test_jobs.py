@@ -320,6 +320,40 @@ def test_a_file_that_another_program_broke_is_named_once_and_ours_stays(desk, ta
         draft.look()
         desk.until(lambda: bool(errors))
     assert [error.code for error in errors] == ["job.toml"] and draft.get("recipe.rank") == 8
+    mended: list[JobError] = []
+    draft.file.mended.connect(mended.append)
+    file.write_text(BARE, encoding="utf-8")
+    draft.look()
+    desk.until(lambda: mended == errors)
+    file.write_text("rank = = 3", encoding="utf-8")
+    draft.look()
+    desk.until(lambda: len(errors) == 2)  # it is broken anew
+    draft.set("recipe.rank", 9)
+    settled(desk, draft)
+    assert mended == errors  # ours lies there, and the broken one beside it
+
+
+def test_another_reason_why_a_job_cannot_be_written_takes_the_place_of_the_former(desk, tasks, file, monkeypatch):
+    draft = opened(file, tasks)
+    told: list[JobError] = []
+    mended: list[JobError] = []
+    draft.file.failed.connect(told.append)
+    draft.file.mended.connect(mended.append)
+    with monkeypatch.context() as patch:
+        refuse_writing(file.parent, patch)
+        draft.set("recipe.rank", 77)
+        desk.until(lambda: len(told) == 1)
+        assert draft.file.fault is told[0] and mended == []
+        refuse_writing(file.parent, patch, errno.ENOSPC)
+        draft.look()
+        desk.until(lambda: len(told) == 2)
+        assert "the disk is full" in told[1].sentence and mended == told[:1]
+        draft.look()
+        desk.until(lambda: draft.file._writing is None)
+        assert len(told) == 2
+    draft.look()
+    settled(desk, draft)
+    assert mended == told and draft.file.fault is None
 
 
 @pytest.mark.parametrize(
@@ -342,13 +376,13 @@ def new(name: str, folder: Path) -> Values:
     return essentials.new_values(name, [], folder)
 
 
-def refuse_writing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def refuse_writing(folder: Path, monkeypatch: pytest.MonkeyPatch, number: int = errno.EROFS) -> None:
     """As a folder that may only be read does, with whoever runs the tests."""
     replace = Path.replace
 
     def refuse(self: Path, target: Path) -> Path:
         if Path(target).parent == folder:
-            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+            raise OSError(number, os.strerror(number))
         return replace(self, target)
 
     monkeypatch.setattr(Path, "replace", refuse)
@@ -484,8 +518,13 @@ def test_what_the_place_of_a_job_that_is_let_go_refuses_is_among_our_jobs(desk, 
     refuse_writing(file.parent, monkeypatch)
     told: list[Path] = []
     jobs.rescued.connect(told.append)
+    errors: list[JobError] = []
+    mended: list[JobError] = []
+    draft.file.failed.connect(errors.append)
+    jobs.mended.connect(mended.append)
     draft.set("recipe.rank", 79)
     done(desk, jobs.open, other)
     desk.until(lambda: bool(told))
+    assert mended == errors[-1:]  # it says that the changes are still in the form
     assert on_disk(told[0])["recipe"]["rank"] == 79 and told[0].parent.parent == jobs.folder
     assert not jobs._leaving
