@@ -39,6 +39,18 @@ class Undoing(Protocol):
         """Do it again; return what was done."""
 
 
+class NoUndo:
+    """That of a page on which nothing can be taken back, not even what was done on another."""
+
+    undo_name = redo_name = None
+
+    def undo(self) -> None:
+        """Do nothing."""
+
+    def redo(self) -> None:
+        """Do nothing."""
+
+
 class Page(QWidget):
     """A page tells the window what to say; it adds its actions to the commands when it is made.
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 
 from app.core.query import tokens
+from trainer.errors import ImpastoError
 
 BESIDE = (
     "app.core.disk.looking",
@@ -70,10 +72,15 @@ PRESETS = Room(
 
 
 def load_beside() -> None:
-    """Load what is none of Qt's; on a worker.
-
-    CLIP's vocabulary, too: its library holds Python's lock for 40 ms, which nobody feels before a dataset is opened.
-    """
+    """Load what is none of Qt's; on a worker."""
     for module in BESIDE:
         importlib.import_module(module)
-    tokens.load()
+
+
+def load_vocabulary() -> None:
+    """Load CLIP's; on a worker. Its library holds Python's lock for 40 ms, which nobody feels before a dataset is open.
+
+    No page needs it: where it is missing, the counting of tokens says so when somebody asks for that.
+    """
+    with suppress(ImpastoError):
+        tokens.load()

@@ -23,7 +23,7 @@ from app.qt.rail import Rail
 from app.qt.recent import RecentMenu
 from app.qt.status import StatusLine
 from app.qt.window_actions import ACTIONS
-from app.qt.workshop import Use, Workshop
+from app.qt.workshop import Place, Use, Workshop
 from trainer.errors import ImpastoError
 
 _PICTURES, _TRAIN, _RUNS, _PRESETS = range(4)
@@ -360,9 +360,9 @@ class Window(QMainWindow):
             self.notices.tell("\n".join(faults), "warning")
 
     def _undoing(self) -> Undoing:
-        """What Ctrl+Z means now: the page that is shown may have an undo of its own."""
+        """What Ctrl+Z means now: the page that is shown may have an undo of its own, one on its way has none."""
         page = self.pages.currentWidget()
-        return (page.undoing if isinstance(page, Page) else None) or self.session.history
+        return (page.undoing if isinstance(page, Page | Place) else None) or self.session.history
 
     def _name_undo(self) -> None:
         undo, redo = self._undoing().undo_name, self._undoing().redo_name
@@ -371,8 +371,12 @@ class Window(QMainWindow):
         self.commands.refresh()
 
     def _splitters(self) -> list[QSplitter]:
-        """Every splitter that a room named, for its place to be remembered."""
-        return _named_splitters(self.pages)
+        """Every splitter that a room named, for its place to be remembered.
+
+        Those of a page that is half made have some of their parts only: they do not stand as they are to stand.
+        """
+        pages = filter(None, map(self.pages.widget, range(self.pages.count())))
+        return [splitter for page in pages for splitter in _named_splitters(page)]
 
     def _restore(self) -> None:
         self.restoreGeometry(_bytes(self._state.get("geometry", "")))

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 
 from PySide6.QtCore import QObject, Qt, QTimer, Signal
 from PySide6.QtWidgets import QLabel, QPushButton, QStackedWidget, QVBoxLayout, QWidget
 
 from app.core.session import Session
+from app.core.tasks import raise_again
 from app.qt import rooms
 from app.qt.actions.commands import Commands
-from app.qt.page import Page
+from app.qt.page import NoUndo, Page, Undoing
+from app.qt.parts import while_there
 
 Use = Callable[[Page], None]
 """What is to be done with a page as soon as it is there."""
@@ -21,6 +24,9 @@ class Place(QWidget):
     """Stands where a page will be: its title, and what to do where it could not be made."""
 
     again = Signal()
+
+    undoing: Undoing = NoUndo()
+    """What was edited on other pages is out of sight here."""
 
     def __init__(self, title: str) -> None:
         super().__init__()
@@ -61,7 +67,7 @@ class Workshop(QObject):
     """Makes pages and puts each in its place among those of a stack, the ones that are asked for before all others."""
 
     made = Signal(int, QWidget)
-    """The page with this number is whole, and will be in its place in the next turn."""
+    """The page with this number is whole; it comes into its place when all who hear of it are done."""
 
     def __init__(
         self, session: Session, commands: Commands, stack: QStackedWidget, later: Mapping[int, rooms.Room]
@@ -82,7 +88,7 @@ class Workshop(QObject):
     def place(self, number: int, title: str) -> Place:
         """Return what stands in the stack until a page is made."""
         place = Place(title)
-        place.again.connect(lambda: self._try_again(number, place))
+        place.again.connect(lambda: self.ask(number))
         return place
 
     def make_all(self) -> None:
@@ -94,6 +100,7 @@ class Workshop(QObject):
         """Make a page before all others, and `use` it when it is there: at once where it is."""
         page = self._page(number)
         if page is None:
+            self._place(number).wait()
             self._uses[number] += [use] if use else []
             self._order = [number, *(other for other in self._order if other != number)]
             self._begin()
@@ -108,12 +115,14 @@ class Workshop(QObject):
         """Load on a worker what is none of Qt's, then take turns: on this thread it would be one long turn."""
         if self._loaded is None:
             self._loaded = False
-            self._session.tasks.run(rooms.load_beside, lambda _: self._go_on(), self._go_on_without)
+            have, lack = while_there(self, lambda _: self._go_on()), while_there(self, self._go_on_without)
+            self._session.tasks.run(rooms.load_beside, have, lack)
         elif self._loaded and self._order:
             self._turns.start()
 
     def _go_on(self) -> None:
         self._loaded = True
+        self._session.tasks.run(rooms.load_vocabulary, lambda _: None, raise_again)
         self._begin()
 
     def _go_on_without(self, fault: BaseException) -> None:
@@ -148,8 +157,9 @@ class Workshop(QObject):
         self._leave(number)
         self._replace(number, self._half.pop(number))
         uses, self._uses[number] = self._uses[number], []
-        for use in uses:
-            self.ask(number, use)
+        with ExitStack() as stack:  # which goes on after a fault, and begins with what was put in last
+            for use in reversed(uses):
+                stack.callback(self.ask, number, use)
 
     def _replace(self, number: int, page: Page) -> None:
         place, stack = self._place(number), self._stack
@@ -167,10 +177,6 @@ class Workshop(QObject):
         if half:
             half.deleteLater()
         self._place(number).give_up()
-
-    def _try_again(self, number: int, place: Place) -> None:
-        place.wait()
-        self.ask(number)
 
     def _leave(self, number: int) -> None:
         del self._making[number]

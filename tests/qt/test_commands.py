@@ -122,6 +122,7 @@ def test_an_icon_is_drawn_when_the_menu_opens_or_somebody_takes_the_command(wind
 def test_two_actions_of_one_name_are_a_mistake(window):
     with pytest.raises(AssertionError, match=r"test\.reject"):
         window.commands.add(ACTIONS[:1], window.owner)
+    assert window.commands["test.reject"].isEnabled()  # the first of them stays
 
 
 def test_own_keys_replace_those_of_the_table_at_once_and_at_the_start(window, qtbot):

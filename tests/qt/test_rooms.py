@@ -4,14 +4,22 @@ import importlib
 import threading
 
 from PySide6.QtCore import QCoreApplication, QEvent, Qt, QTimer
+from PySide6.QtWidgets import QSplitter
 from shiboken6 import isValid
 
+from app.core.edits.edit import Edit
+from app.core.pictures import Change
+from app.core.query import tokens
+from app.core.settings import window_state
 from app.qt import rooms
 from app.qt.page import Page
 from app.qt.runs import page as runs_page
 from app.qt.runs.page import RunsPage
+from app.qt.train.page import TrainPage
 from app.qt.window import Window
 from tests.support.artist import shown_page
+from tests.support.jobs import photographs
+from trainer.errors import JobError
 
 
 def test_pages_are_loaded_part_by_part_and_what_is_none_of_qt_s_by_a_worker(session, qtbot, monkeypatch):
@@ -129,9 +137,119 @@ def test_a_page_that_fails_while_it_is_made_says_so_and_can_be_opened_when_its_f
 def test_a_window_that_ends_takes_along_what_is_half_made(session, qtbot):
     window = Window(session)
     workshop = window._workshop
+    room = workshop._parts
+
+    def watched(number):
+        for part in room(number):
+            if workshop._half:
+                workshop._turns.stop()  # it stays half made
+            yield part
+
+    workshop._parts = watched
     workshop.make_all()
     qtbot.waitUntil(lambda: bool(workshop._half))
     half = list(workshop._half.values())
     window.deleteLater()
     QCoreApplication.sendPostedEvents(None, QEvent.Type.DeferredDelete)
     assert [page for page in half if isValid(page)] == []
+
+
+def test_a_window_that_ends_while_the_pages_are_loaded_leaves_them(session, qtbot, monkeypatch):
+    gate = threading.Event()
+    monkeypatch.setattr(rooms, "load_beside", lambda: gate.wait())
+    window = Window(session)
+    window._workshop.make_all()
+    window.deleteLater()
+    QCoreApplication.sendPostedEvents(None, QEvent.Type.DeferredDelete)
+    gate.set()
+    session.tasks.close()  # waits for the worker, whose answer is on its way then
+    QCoreApplication.processEvents()  # a fault in it would fail this test
+
+
+def test_a_window_closed_while_a_page_is_half_made_remembers_how_that_page_stood(window, session, qtbot):
+    window.show_train()
+    shown_page(window, TrainPage).columns.setSizes([210, 640, 330])
+    window.close()
+    before = window_state.read()["train.columns"]
+    again = Window(session)
+    qtbot.addWidget(again)
+    room, parts = again._workshop._parts, []
+
+    def watched(number):
+        for part in room(number):
+            half = again.findChild(QSplitter, "train.columns")
+            if half and half.count() == 1:
+                parts.append(half.sizes())
+                again.close()
+            yield part
+
+    again._workshop._parts = watched
+    with qtbot.waitExposed(again):
+        again.show()
+    again.show_train()
+    qtbot.waitUntil(lambda: isinstance(again.pages.widget(1), Page))
+    assert len(parts) == 1
+    assert window_state.read()["train.columns"] == before
+
+
+def test_a_page_that_failed_says_that_it_opens_whichever_way_it_is_asked_for_again(window, qtbot, monkeypatch):
+    def fail(*_):
+        raise MemoryError
+
+    monkeypatch.setattr(runs_page, "LogView", fail)
+    with qtbot.capture_exceptions():
+        window.show_runs()
+        place = window.pages.currentWidget()
+        qtbot.waitUntil(place.button.isVisible)
+    monkeypatch.undo()
+    window._rail.buttons.button(2).click()
+    assert (place.words.text(), place.button.isVisible()) == ("Opening…", False)
+    shown_page(window, RunsPage)
+
+
+def test_what_is_asked_of_a_page_is_done_though_what_was_asked_before_fails(window, qtbot):
+    used = []
+
+    def fail(page):
+        used.append("fails")
+        raise MemoryError
+
+    with qtbot.capture_exceptions() as faults:
+        for use in (fail, used.append):
+            window.show_runs(use)
+        page = shown_page(window, RunsPage)
+    assert used == ["fails", page]
+    assert [kind for kind, *_ in faults] == [MemoryError]
+
+
+def test_nothing_is_undone_out_of_sight_while_a_page_is_on_its_way(window, session, qtbot, tmp_path):
+    session.datasets.open(photographs(tmp_path / "cats", 1))
+    qtbot.waitUntil(lambda: len(session.view.ids) == 1)
+    (number,) = session.view.ids
+    before = session.library.pictures[number].caption
+    session.history.do(Edit("Write it", (Change(number, "caption", before, "red"),)))
+    qtbot.waitUntil(lambda: window.commands["edit.undo"].text() == "Undo Write it")
+    window.show_runs()
+    assert window.commands["edit.undo"].text() == "Undo"
+    window.commands.refresh_now()
+    assert not window.commands["edit.undo"].isEnabled()
+    window.undo()
+    assert session.library.pictures[number].caption == "red"
+    shown_page(window, RunsPage)
+    assert window.commands["edit.undo"].text() == "Undo Write it"
+
+
+def test_no_page_needs_the_vocabulary(window, session, qtbot, monkeypatch):
+    asked = threading.Event()
+
+    def missing():
+        asked.set()
+        raise JobError("asset.missing", "The vocabulary is gone.", "Install Impasto again.")
+
+    monkeypatch.setattr(tokens, "load", missing)
+    window.show_runs()
+    shown_page(window, RunsPage)
+    qtbot.waitUntil(asked.is_set)
+    session.tasks.close()  # waits for the worker, whose answer is on its way then
+    QCoreApplication.processEvents()  # a fault in it would fail this test
+    assert window.notices.sentences() == []

@@ -109,7 +109,7 @@ class Commands(QObject):
         A room that could not be made and is made once more takes the place of the former.
         """
         for action in actions:
-            former = self._commands.pop(action.id, None)
+            former = self._commands.get(action.id)
             once_more = former and former.owner is not owner and type(former.owner) is type(owner)
             assert former is None or once_more, f"two actions are named {action.id}"
             if former:
