@@ -131,7 +131,8 @@ def test_the_last_words_of_a_dead_engine_are_shown_although_its_line_has_no_end(
 def test_remarks_stand_above_in_words_and_as_plain_text(qtbot, session, view, engine):
     engine.tell(
         events.Cached("cache_pictures", 240, 30.0, 22.46, 8.125, 431.0),
-        events.Cached("cache_texts", 50, 2.0, None, 26.0, 500.0),
+        events.Cached("cache_texts", 50, 2.0, None, 26.0, 2512.3),
+        events.Cached("cache_texts", 1, 0.0, None, 1e9, 1e9),
         events.Skipped(step=3, reason="loss"),
         events.Skipped(step=4, reason="loss"),
         events.MemoryExhausted(
@@ -144,7 +145,7 @@ def test_remarks_stand_above_in_words_and_as_plain_text(qtbot, session, view, en
     )  # fmt: skip
     run = session.runs.open(engine.run.path)
     view.show_run(run)
-    follow(qtbot, run, lambda: len(view.remarks.told) == 7)
+    follow(qtbot, run, lambda: len(view.remarks.told) == 8)
     assert [(one.kind, one.sentence) for one in view.remarks.told] == [
         ("error", "The base <b>x</b> is damaged. Choose another."),
         ("warning", "Steps became slow at step 40 (4.0 s instead of 1.0 s): "
@@ -153,9 +154,11 @@ def test_remarks_stand_above_in_words_and_as_plain_text(qtbot, session, view, en
                     "The result stays the same."),
         ("warning", "Memory ran out after step 12 (training, backward, unet.up_blocks.1). 512.0 MB more were needed."),
         ("warning", "2 steps from 3 to 4 changed nothing: the loss was no finite number."),
-        ("info", "Captions encoded: 50 in 2.0 s, 25.0 a second. By itself encoding would do 26.0, writing 500.0."),
-        ("info", "Pictures encoded: 240 in 30.0 s, 8.0 a second. "
-                 "By itself decoding would do 22.5, encoding 8.1, writing 431.0."),
+        ("info", "Captions encoded: 1 in 0.0 s, 1000 a second."),
+        ("info", "Captions encoded: 50 in 2.0 s, 25 a second. "
+                 "So many a second each stage would do by itself: encoding 26, writing 2512."),
+        ("info", "Pictures encoded: 240 in 30.0 s, 8 a second. "
+                 "So many a second each stage would do by itself: decoding 22.5, encoding 8.13, writing 431."),
     ]  # fmt: skip
     labels = view.remarks.findChildren(QLabel)
     assert labels

@@ -52,6 +52,20 @@ def test_no_runs_are_told_in_words(page, qtbot):
     assert "no runs yet" in page.empty.text()
 
 
+def test_a_queue_that_is_held_is_not_said_to_begin_anything(page, session, qtbot, tmp_path):
+    job = tmp_path / "cats" / "job.toml"
+    job.parent.mkdir()
+    job.write_text("", encoding="utf-8")
+    queue = session.queue.queue
+    queue.hold("The base is gone.")
+    queue.add(job)
+    session.queue.look()
+    qtbot.waitUntil(lambda: "queue below is held" in page.empty.text())
+    queue.go_on()
+    session.queue.look()
+    qtbot.waitUntil(lambda: "begins appears here" in page.empty.text())
+
+
 def test_of_many_runs_only_those_that_go_on_or_changed_are_worded_anew(qapp, monkeypatch):
     worded: list[str] = []
     monkeypatch.setattr(run_list, "standing", lambda run, left: worded.append(run.name) or f"{run.state} {left}")

@@ -170,10 +170,14 @@ class RunsPage(Page):
         self.commands.refresh()
 
     def _say_why_empty(self) -> None:
-        begins = any(entry.state in ("running", "waiting") for entry in self.session.queue.entries)
-        waits = self.tr("What the queue below begins appears here after some seconds.")
-        none = self.tr("There are no runs yet. Start one on the Train page, or with “python -m trainer train”.")
-        self.empty.setText(waits if begins else none)
+        states = {entry.state for entry in self.session.queue.entries}
+        if "waiting" in states and "running" not in states and self.session.queue.now.reading.held:
+            words = self.tr("There are no runs yet. The queue below is held: “Go on” begins what waits in it.")
+        elif states & {"running", "waiting"}:
+            words = self.tr("What the queue below begins appears here after some seconds.")
+        else:
+            words = self.tr("There are no runs yet. Start one on the Train page, or with “python -m trainer train”.")
+        self.empty.setText(words)
 
     def _forgettable(self) -> list[Path]:
         """Return the chosen runs that do not run."""

@@ -35,6 +35,11 @@ _WORKS = {
     "checkpoint": _NOOP("Remarks", "writing a checkpoint"),
     "save": _NOOP("Remarks", "saving"),
 }
+_STAGES = {
+    "decode": _NOOP("Remarks", "decoding {rate}"),
+    "encode": _NOOP("Remarks", "encoding {rate}"),
+    "write": _NOOP("Remarks", "writing {rate}"),
+}
 
 
 def sentence(remark: Remark) -> str:
@@ -62,16 +67,17 @@ def sentence(remark: Remark) -> str:
 
 
 def _cached(event: events.Cached) -> str:
-    seconds, rate = (QLocale().toString(number, "f", 1) for number in (event.seconds, event.count / event.seconds))
-    limits = {"encode": event.encode, "write": event.write} | ({"decode": event.decode} if event.decode else {})
-    told = {name: QLocale().toString(limit, "f", 1) for name, limit in limits.items()}
-    if event.decode:
+    if event.phase == "cache_pictures":
         words = translate("Remarks", "Pictures encoded: {count} in {seconds} s, {rate} a second.")
-        alone = translate("Remarks", "By itself decoding would do {decode}, encoding {encode}, writing {write}.")
     else:
         words = translate("Remarks", "Captions encoded: {count} in {seconds} s, {rate} a second.")
-        alone = translate("Remarks", "By itself encoding would do {encode}, writing {write}.")
-    return f"{words.format(count=_number(event.count), seconds=seconds, rate=rate)} {alone.format(**told)}"
+    seconds = QLocale().toString(event.seconds, "f", 1)
+    told = words.format(count=_number(event.count), seconds=seconds, rate=_rate(event.rate))
+    stages = [translate("Remarks", _STAGES[name]).format(rate=_rate(limit)) for name, limit in event.limits.items()]
+    if not stages:
+        return told
+    alone = translate("Remarks", "So many a second each stage would do by itself: {stages}.")
+    return f"{told} {alone.format(stages=', '.join(stages))}"
 
 
 def _skipped(event: events.Skipped, remark: Remark) -> str:
@@ -123,6 +129,11 @@ def _slow(event: events.Slow) -> str:
 
 def _size(number: int) -> str:
     return QLocale().formattedDataSize(number, 1, QLocale.DataSizeFormat.DataSizeTraditionalFormat)
+
+
+def _rate(number: float) -> str:
+    """Three digits, and no decimals of hundreds."""
+    return QLocale().toString(number, "f", 0) if number >= 100 else QLocale().toString(number, "g", 3)
 
 
 def _number(number: int) -> str:
