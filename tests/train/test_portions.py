@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,8 +15,9 @@ from tests.support.meters import CpuMeter
 from tests.support.pictures import make_picture
 from tests.support.plans import situation_with
 from tests.support.real_phases import RealRun
-from tests.support.tiny import tiny_configs
+from tests.support.tiny import tiny_base, tiny_configs
 from tests.support.truth_jobs import truth_jobs
+from trainer.base.source import BaseSource, open_base
 from trainer.cli.plan_words import remarks
 from trainer.config.base import BaseConfig
 from trainer.config.dataset import DatasetConfig, FolderConfig
@@ -23,7 +25,7 @@ from trainer.config.fit import FitConfig
 from trainer.config.job import Job
 from trainer.config.recipe import RecipeConfig
 from trainer.dataset.picture import Picture
-from trainer.dataset.sampling import epoch_batches
+from trainer.dataset.sampling import Sample
 from trainer.memory.course import Course, Occasions
 from trainer.memory.forecast import Runs, forecast_of
 from trainer.memory.planner import Plan, Planned
@@ -33,9 +35,10 @@ from trainer.memory.situation import Situation
 from trainer.memory.store import TapeStore
 from trainer.memory.subject import Subject
 from trainer.memory.traces import Traces
+from trainer.training.cache import Cache
+from trainer.training.feed import Feed
 
 AMPLE = 2**30
-WIDTH = 32  # of the tiny text encoder
 LATER = Later(portions=3, pictures=30, texts=12, together=2)
 
 # --- how many there are -----------------------------------------------------------------------------------------------
@@ -59,28 +62,33 @@ def pictures() -> list[Picture]:
     ]
 
 
-def cut(job: Job, shown: Sequence[Picture], limit: float) -> list[list[tuple[Any, str]]]:
-    """The different showings of each portion, gone through epoch by epoch with a sum of one's own."""
-    each = 2 * 4 * 8 * 8 * 4 + (75 + 2) * WIDTH * 4
-    portions: list[dict[tuple[Any, str], None]] = [{}]
-    for epoch in range(8):
-        samples = [sample for batch in epoch_batches(shown, job.recipe, epoch) for sample in batch]
-        new = dict.fromkeys(((one.picture.id, one.window, one.flip), one.caption) for one in samples)
-        if portions[-1] and len(portions[-1] | new) * each > limit:
-            portions.append({})
-        portions[-1] |= new
-    return [list(portion) for portion in portions]
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> BaseSource:
+    base = tiny_base("sd15", tmp_path_factory.mktemp("bases"), depth=1)
+    return open_base(BaseConfig(model=str(base), family="sd15"))
+
+
+def cut(job: Job, shown: Sequence[Picture], source: BaseSource, folder: Path) -> list[list[Sample]]:
+    """The showings of each portion, as the feed of a run lists them."""
+    feed = Feed(shown, job, Cache(folder, source, job, torch.device("cpu")), live_text=False)
+    portions, first = [], 0
+    while first < 8:
+        portion, samples = feed._list_portion(first)
+        portions.append(samples)
+        first = portion.last + 1
+    return portions
 
 
 @pytest.mark.parametrize("epochs_together", [0.01, 1.5, 3.2, 7.9])
-def test_portions_are_those_that_a_run_cuts(epochs_together: float) -> None:
+def test_portions_are_those_that_a_run_cuts(epochs_together: float, source: BaseSource, tmp_path: Path) -> None:
     """Where every showing differs, to the last; what was encoded for the portion before lies there still."""
-    limit = epochs_together * 10 * (2048 + 77 * WIDTH * 4)
+    width = source.text_configs[0]["hidden_size"]
+    limit = epochs_together * 10 * (2048 + 77 * width * 4)
     job = job_of(limit / 1e9, pictures={"crop": "random"}, captions={"shuffle": True, "wildcards": True})
-    found = later_portions(job, pictures(), [tiny_configs("sd15")["text_encoder"]])
-    portions = cut(job, pictures(), limit)
+    found = later_portions(job, pictures(), source.text_configs)
+    portions = cut(job, pictures(), source, tmp_path)
     assert found.portions == len(portions) - 1
-    encoded = sum(len({picture for picture, _ in portion}) for portion in portions[1:])
+    encoded = sum(len({(one.picture.id, one.window, one.flip) for one in portion}) for portion in portions[1:])
     assert found.pictures == pytest.approx(encoded, rel=0.1)
 
 
