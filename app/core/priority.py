@@ -16,7 +16,7 @@ _NICE = 10
 _TURN, _REST = 0.003, 0.0002
 """Seconds of work, and those after which whoever waits has woken up; on Linux they cost a tenth of the work's speed.
 
-Where the system's clock has larger steps they cost more: Windows should rest for half a millisecond to one, by the timer
+Where the clock has larger steps they cost more: Windows should rest for half a millisecond to one, by the timer
 that Python takes there since 3.11. With rests of one the first thumbnail came no later on Linux, with fifteen half a
 second. Nothing tells a worker cheaply whether somebody waits.
 """
