@@ -72,7 +72,6 @@ def _sit(
     session = Session(poster.post, settings)
     try:
         window = Window(session)
-        window.notices.follow(session.settings.file, session.filters.file)
         net.told = lambda text: poster.post(lambda: window.tell_fault(text))
         instance.opened.connect(window.come_forward)
         window.painted.connect(lambda: window.open(words, session.reopen))

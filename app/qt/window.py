@@ -315,7 +315,7 @@ class Window(QMainWindow):
         self.pictures.views.alone.connect(self._show_alone)
         self.pictures.editor.safety.told.connect(lambda sentence, act: self.notices.tell(sentence, "info", act))
         session.settings.changed.connect(lambda chosen: self.commands.rebind(chosen.shortcuts))
-        session.settings.failed.connect(self._tell)
+        self.notices.follow(session.settings.file, session.filters.file)
         for notice in session.settings.notices:
             self.notices.tell(notice, "warning")
         if session.recent.notice:

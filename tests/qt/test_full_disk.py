@@ -115,7 +115,6 @@ def test_preferences_hold_and_are_kept_when_the_app_ends_with_room_again(qtbot, 
 
 
 def test_what_cannot_be_kept_is_told_until_there_is_room_again(qtbot, window, session):
-    window.notices.follow(session.settings.file, session.filters.file)  # as the app's start does
     with no_room():
         session.settings.change(Preferences(appearance=Appearance(look="dark")))
         session.filters.save(SavedFilter("Dogs", "tag:dog"))

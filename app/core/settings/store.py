@@ -27,8 +27,6 @@ class Settings:
         # The way home is given by the session; before there is one, nobody changes anything.
         self.file = Kept(path, "preferences", "settings.unwritable", lambda work: work())
         self.changed: Event[Preferences] = Event()
-        self.failed = self.file.failed
-        """They are in force, but could not be kept for the next start."""
         self.notices: list[str] = []
         self.preferences = self._read()
 

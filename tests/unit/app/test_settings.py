@@ -85,7 +85,7 @@ def test_what_cannot_be_written_holds_for_this_session_and_is_told_and_written_w
     path.parent.write_text("a file", encoding="utf-8")
     store, told, failed, mended = Settings(path), [], [], []
     store.changed.connect(told.append)
-    store.failed.connect(failed.append)
+    store.file.failed.connect(failed.append)
     store.file.mended.connect(mended.append)
     dark = Preferences(appearance=Appearance(look="dark"))
     store.change(dark)
@@ -110,7 +110,7 @@ def test_a_window_does_not_wait_for_a_disk_that_sleeps(path, monkeypatch):
     monkeypatch.setattr(atomic, "write_text", sleepy)
     store, dark = Settings(path), Preferences(appearance=Appearance(look="dark"))
     store.file.post = posted.append
-    store.failed.connect(failed.append)
+    store.file.failed.connect(failed.append)
     store.change(dark)
     assert store.preferences == dark and not path.exists()
     awake.set()
