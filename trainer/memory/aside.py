@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -22,6 +23,8 @@ from trainer.memory.subject import Subject, TracePart
 _SPAWN = multiprocessing.get_context("spawn")
 # Longer than any one trace takes, on slow and busy cores too: a process that is at it still has come to a standstill.
 LONGEST = 120.0
+# Seconds within which it ends in order when it is told to; one that cannot hear is killed.
+PATIENCE = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +68,8 @@ class TracerAside:
         self._end()
         self._hand.shutdown(cancel_futures=True)
         if self._process is not None and self._pipe is not None:
+            self._process.join(PATIENCE)
+            self._process.kill()
             self._process.join()
             self._pipe.close()
 
@@ -98,7 +103,7 @@ class TracerAside:
         with self._changing:
             self._closed = True
             if self._process is not None:
-                self._process.kill()
+                self._process.terminate()
 
     def _start(self) -> Connection:
         with self._changing:
@@ -116,6 +121,8 @@ class TracerAside:
 def _serve(pipe: Connection, folder: Path, shipped: Path | None) -> None:
     """Trace until the other end is closed; what runs in the process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # In order, in the middle of a trace too: a kill would have Python complain of semaphores that libraries leave.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())
     threading.Thread(target=_end_with_parent, daemon=True).start()
     from trainer.memory.traces import Traces
 
