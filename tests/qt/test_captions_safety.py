@@ -181,15 +181,21 @@ def test_what_a_crash_left_is_saved_at_the_next_start_and_shown(qtbot, qapp, fol
         session.close()
 
 
-def test_restoring_is_asked_once_and_is_a_step_although_the_dialog_is_closed_meanwhile(
-    window, editor, session, folder, qtbot, monkeypatch
-):
-    for stem in "ab":
+def restoring(stems, window, editor, session, qtbot):
+    """Open the dialog once these captions are other than their originals, and all of them are compared."""
+    for stem in stems:
         write(session, stem, f"new {stem}")
     session.saver.flush()
     editor.restore()
     dialog = window.findChild(RestoreDialog)
-    qtbot.waitUntil(lambda: len(dialog.preview.list.changes) == 2)
+    qtbot.waitUntil(lambda: len(dialog.preview.list.changes) == len(stems))
+    return dialog
+
+
+def test_restoring_is_asked_once_and_is_a_step_although_the_dialog_is_closed_meanwhile(
+    window, editor, session, folder, qtbot, monkeypatch
+):
+    dialog = restoring("ab", window, editor, session, qtbot)
     goes_on, restore = threading.Event(), session.backups.restore
 
     def waits(root: str, files: Sequence[str]) -> list[Written]:
@@ -211,12 +217,7 @@ def test_restoring_is_asked_once_and_is_a_step_although_the_dialog_is_closed_mea
 
 
 def test_what_hinders_restoring_is_said_and_what_is_left_is_listed(window, editor, session, qtbot, monkeypatch):
-    for stem in "ab":
-        write(session, stem, f"new {stem}")
-    session.saver.flush()
-    editor.restore()
-    dialog = window.findChild(RestoreDialog)
-    qtbot.waitUntil(lambda: len(dialog.preview.list.changes) == 2)
+    dialog = restoring("ab", window, editor, session, qtbot)
 
     def full(root: str, files: Sequence[str]) -> list[Written]:
         raise OSError(errno.ENOSPC, "No space left on device", root)
@@ -273,12 +274,7 @@ def test_what_hinders_restoring_one_dataset_is_said_of_no_other(
 
 
 def test_originals_are_restored_by_picture_and_all(window, editor, session, folder, qtbot):
-    for stem in "abcd":
-        write(session, stem, f"new {stem}")
-    session.saver.flush()
-    editor.restore()
-    dialog = window.findChild(RestoreDialog)
-    qtbot.waitUntil(lambda: len(dialog.preview.list.changes) == 4)
+    dialog = restoring("abcd", window, editor, session, qtbot)
     assert [row for _, row in dialog.preview.list.changes][:2] == [
         ("a.txt", "new a", CAPTIONS["a"]),
         ("b.txt", "new b", CAPTIONS["b"]),

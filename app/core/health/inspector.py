@@ -112,21 +112,24 @@ class Inspector:
         from trainer.dataset.facts import AT_ONCE, inspect_pictures
 
         if not asked:
-            if self._decoders:
-                self._decoders.__exit__(None, None, None)
-                self._decoders = None
+            self._let_go()
             return None
         self._decoders = self._decoders or Decoders(max(1, AT_ONCE // 2))  # the user wants cores too
         self._near = self._near or Near()
         paths = [one.path for one in asked]
         try:
             found = inspect_pictures(paths, MOST_MEGAPIXELS, lambda done, total: self._check_stop(), self._decoders)
-        except DatasetError:  # no process can be started: what the others hold is not waited for
-            self._decoders.__exit__(None, None, None)
-            self._decoders = None
+        except DatasetError:  # no process can be started: those that could be give back their memory
+            self._let_go()
             raise
         seen = [_seen(one, found[one.path]) for one in asked]
         return Slice(seen, self._near.add((one.picture, one.fingerprint) for one in seen if one.fingerprint))
+
+    def _let_go(self) -> None:
+        """End the processes; others are started when there is something to look at."""
+        if self._decoders:
+            self._decoders.__exit__(None, None, None)
+            self._decoders = None
 
     def _check_stop(self) -> None:
         if self._stopped:
