@@ -108,14 +108,15 @@ def card_with_uuid(uuid: str, found: list[Card]) -> Card | None:
 def cards() -> list[Card]:
     """Return the NVIDIA cards of this machine as they are now; none where there is no card or no driver.
 
-    Raises ImpastoError "gpu.driver" when there is a driver that does not work, saying in what way.
+    A card that does not answer, or not to this user, is left out where another does. Raises ImpastoError "gpu.driver"
+    when there is a driver that does not work, saying in what way.
     """
     try:
         with _driver():
             version = pynvml.nvmlSystemGetDriverVersion()
             number = pynvml.nvmlSystemGetCudaDriverVersion_v2()
             cuda = (number // 1000, number % 1000 // 10)
-            return [_card(index, version, cuda) for index in range(pynvml.nvmlDeviceGetCount())]
+            return _answering(pynvml.nvmlDeviceGetCount(), version, cuda)
     except pynvml.NVMLError_LibraryNotFound:
         return []
     except pynvml.NVMLError as error:
@@ -130,6 +131,19 @@ def _driver() -> Iterator[None]:
         yield
     finally:
         pynvml.nvmlShutdown()
+
+
+def _answering(count: int, version: str, cuda: tuple[int, int]) -> list[Card]:
+    found: list[Card] = []
+    silent: list[pynvml.NVMLError] = []
+    for index in range(count):
+        try:
+            found.append(_card(index, version, cuda))
+        except pynvml.NVMLError as error:
+            silent.append(error)
+    if silent and not found:
+        raise silent[0]
+    return found
 
 
 def _card(index: int, driver: str, cuda: tuple[int, int]) -> Card:
@@ -167,14 +181,18 @@ def _uses(handle: object) -> tuple[Use, ...]:
 
 
 def _program(pid: int) -> str:
-    path = _told(pynvml.nvmlSystemGetProcessName, pid) or "unknown"
+    told = _told(pynvml.nvmlSystemGetProcessName, pid) or ""
+    path = "".join(letter for letter in told if letter.isprintable()) or "unknown"
     # Takes both kinds of slashes, so it fits Linux too.
     return PureWindowsPath(path.split(" ")[0] if path.startswith("/") else path).name
 
 
 def _told(ask: Callable[..., Any], *about: object) -> Any:
-    """Return what the driver tells about something; None where this card or user is not told."""
+    """Return what the driver tells about something; None where this card or user is not told.
+
+    Also for a program's path in another alphabet than UTF-8, or one cut off within a letter, which pynvml cannot read.
+    """
     try:
         return ask(*about)
-    except pynvml.NVMLError:
+    except (pynvml.NVMLError, UnicodeDecodeError):
         return None

@@ -12,7 +12,10 @@ from app.core.tasks import Tasks, raise_again
 from trainer.config.presets.held import holds_preset
 from trainer.protocol.atomic import long_path
 
-Kind = Literal["folder", "lora", "preset", "file"]
+Kind = Literal["folder", "lora", "preset", "picture", "other"]
+
+Sorted = Callable[[list[Path], list[Path], list[Path]], None]
+"""Takes folders, pictures with captions, and other files."""
 
 
 class Going:
@@ -31,8 +34,8 @@ class Going:
         self.preset: Event[Path] = Event()
         """A preset file or picture that was received, on the Presets page."""
 
-    def take(self, paths: Iterable[Path], then: Callable[[list[Path], list[Path]], None]) -> None:
-        """Let LoRAs and presets go to their places; call `then` with the folders and with the other files.
+    def take(self, paths: Iterable[Path], then: Sorted) -> None:
+        """Let LoRAs and presets go to their places; call `then` with the folders and the files that are left.
 
         What is not there is among the folders. The disk is looked at by a worker: one that sleeps holds up nobody.
         """
@@ -45,12 +48,14 @@ class Going:
                     self.lora.emit(path)
                 elif kind == "preset":
                     self.preset.emit(path)
-            then(*([path for path, kind in sorted_ if kind == wanted] for wanted in ("folder", "file")))
+            then(*([path for path, kind in sorted_ if kind == wanted] for wanted in ("folder", "picture", "other")))
 
-        self._tasks.run(lambda: [*map(_kind, paths)], go, raise_again)
+        self._tasks.run(lambda: [*map(_kind, paths)], go, raise_again, kept=False)
 
 
 def _kind(path: Path) -> Kind:
+    from trainer.dataset import caption_files, pixels  # late: they bring Pillow
+
     ending = path.suffix.lower()
     with contextlib.suppress(OSError, ValueError):  # a place that must not be looked at, a name that none can have
         if long_path(path).is_dir():
@@ -59,5 +64,7 @@ def _kind(path: Path) -> Kind:
             return "lora"
         if ending == ".toml" or (ending == ".png" and holds_preset(path)):
             return "preset"
-        return "file" if long_path(path).is_file() else "folder"
+        if long_path(path).is_file():
+            captions = ending in caption_files.SUFFIXES or path.name == caption_files.METADATA_NAME
+            return "picture" if captions or ending in pixels.SUFFIXES else "other"
     return "folder"

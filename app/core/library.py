@@ -47,6 +47,13 @@ class Library:
         place = bisect_left(shelf, (key, 0))
         return self._pictures[shelf[place][1]] if place < len(shelf) and shelf[place][0] == key else None
 
+    def expect(self, root: Path) -> None:
+        """Give a dataset its place behind those opened before it, whichever disk is the first to answer.
+
+        One that was open before gets a new place: what lies in it comes in folders of its own again.
+        """
+        self._roots[root] = max(self._roots.values(), default=-1) + 1
+
     def add(self, found: Iterable[tuple[Folder, str, Mapping[str, Any]]]) -> list[int]:
         """Enter pictures by folder, name and what is known of them already; return their ids.
 
@@ -116,9 +123,10 @@ class Library:
         return self._folders[-1][2] is folder
 
     def _folder_key(self, folder: Folder) -> tuple[int, list[str]]:
-        root = self._roots.setdefault(folder.root, len(self._roots))
+        if folder.root not in self._roots:
+            self.expect(folder.root)
         inside = folder.path.relative_to(folder.root)
-        return root, [natural_key(part) for part in inside.parts]
+        return self._roots[folder.root], [natural_key(part) for part in inside.parts]
 
     def _reorder(self) -> None:
         """Bring the mapping itself into order: 6 ms at 100,000 pictures."""

@@ -6,10 +6,13 @@ import subprocess
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 
 from app.core.events import Event
+from app.core.runs.summary import RunSummary
 from app.core.tasks import Post, Tasks, only
+from app.core.words import in_words
 from trainer.errors import ImpastoError, RunError
 from trainer.protocol.detached import last_words, launch, let_go
 from trainer.protocol.queue import Entry, Queue, Reading, new_entry, new_id
@@ -27,6 +30,11 @@ class Look:
     """The last words, which may be empty, of the worker that this session started and that died; None: none did."""
     problem: str = ""
     """Why the queue cannot be read, in words."""
+
+    @cached_property
+    def running(self) -> tuple[Entry, ...]:
+        """The entries whose turn it is: a few, of which each row of a long list of runs asks."""
+        return tuple(entry for entry in self.reading.entries if entry.state == "running")
 
     @property
     def left(self) -> int:
@@ -53,7 +61,7 @@ class QueueKeeper:
         """`now` is another."""
         self.failed: Event[ImpastoError] = Event()
         """Something that was asked could not be done."""
-        self._tasks = Tasks(post, threads=1)
+        self._tasks = Tasks(post, in_order=True)
         self._asked: list[Future[None]] = []
         self._looking = False
         self._worker: subprocess.Popen[bytes] | None = None
@@ -68,6 +76,23 @@ class QueueKeeper:
     def entry(self, name: str) -> Entry | None:
         """Return an entry by its id."""
         return self.now.reading.find(name)
+
+    def begins(self, run: RunSummary) -> bool:
+        """Tell whether the turn of a run has come and its engine is on its way, which takes some seconds."""
+        return run.state != "running" and any(
+            entry.run == run.path and (entry.pid is None or run.attempts <= entry.attempts)
+            for entry in self.now.running
+        )
+
+    def failure_of(self, run: RunSummary) -> str:
+        """Return why the latest start of a run failed, as its entry has it: a full disk takes no word in the run."""
+        latest = max((one for one in self.entries if one.run == run.path), key=lambda one: one.added, default=None)
+        failed = latest is not None and latest.state == "failed" and run.attempts <= latest.attempts + 1
+        return latest.problem if latest and failed else ""
+
+    def concludes(self, run: RunSummary) -> bool:
+        """Tell whether it is still to be entered what became of a run that has ended."""
+        return self.now.working and any(one.run == run.path for one in self.now.running)
 
     def start(self, job: Path, text: str | None = None) -> str:
         """Put a job at the end, as `text` has it or as its file is, and see that a worker runs; return the entry's id.
@@ -169,9 +194,7 @@ class QueueKeeper:
     def _not_seen(self, fault: BaseException) -> None:
         """Show a queue that cannot be read as a problem, once, and not at each look."""
         self._looking = False
-        only(ImpastoError, lambda error: self._seen(replace(self.now, problem=f"{error.sentence} {error.remedy}")))(
-            fault
-        )
+        only(ImpastoError, lambda error: self._seen(replace(self.now, problem=in_words(error))))(fault)
 
     # --- on the thread of its own
 

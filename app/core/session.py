@@ -131,6 +131,7 @@ class Session:
         self.datasets.opened.connect(lambda opened: self.recent.opened(opened.folder))
         self.datasets.closed.connect(self.recent.closed)
         self.thumbnails = Thumbnails(post, cache_folder() / FILE_NAME)
+        self.thumbnails.reachable = lambda picture: picture.folder.root not in self.datasets.lost
         self.datasets.known.connect(lambda _: self.thumbnails.prepare(self.library.pictures.values(), EDGES[0]))
         for event in (self.view.shown, self.view.selection, self.history.changed):
             event.connect(lambda _: self.thumbnails.give_way())
@@ -138,6 +139,7 @@ class Session:
         self.health = Health(self.library, self.tags, self.tasks, post, self._aim())
         self.finder.findings = self.health.marked
         self.datasets.strays.connect(self.health.take_strays)
+        self.datasets.reworded.connect(self.health.look_again)
         self.datasets.closed.connect(self.health.drop_strays)
         self.datasets.known.connect(lambda _: self.health.begin())
         self.settings.changed.connect(lambda _: self.health.aim_at(self._aim()))

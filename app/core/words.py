@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Protocol
 
 
 def QT_TRANSLATE_NOOP(context: str, text: str) -> str:  # noqa: N802 - lupdate looks for this name
@@ -19,8 +20,28 @@ def QT_TRANSLATE_NOOP(context: str, text: str) -> str:  # noqa: N802 - lupdate l
 
 def sentence_of(reason: str) -> str:
     """Return a reason of a check, "must be ..., not ...", as a sentence of its own."""
-    text = reason[:1].upper() + reason[1:]
+    return _closed(reason[:1].upper() + reason[1:])
+
+
+def _closed(text: str) -> str:
     return text if text.endswith((".", "!", "?")) else f"{text}."
+
+
+class Explained(Protocol):
+    """What an error or an event that tells of one says."""
+
+    @property
+    def sentence(self) -> str:
+        """What happened, and why."""
+
+    @property
+    def remedy(self) -> str:
+        """What to do."""
+
+
+def in_words(fault: Explained) -> str:
+    """Return what happened and what to do, one after the other; a list of problems may end without a full stop."""
+    return f"{_closed(fault.sentence)} {fault.remedy}"
 
 
 def first_names(files: Sequence[Path]) -> str:

@@ -119,20 +119,6 @@
 <context>
     <name>Counts</name>
     <message numerus="yes">
-        <source>%n second(s)</source>
-        <translation>
-            <numerusform>%n second</numerusform>
-            <numerusform>%n seconds</numerusform>
-        </translation>
-    </message>
-    <message numerus="yes">
-        <source>%n minute(s)</source>
-        <translation>
-            <numerusform>%n minute</numerusform>
-            <numerusform>%n minutes</numerusform>
-        </translation>
-    </message>
-    <message numerus="yes">
         <source>Compute %n picture(s) at a time</source>
         <translation>
             <numerusform>Compute %n picture at a time</numerusform>
@@ -252,20 +238,20 @@
         </translation>
     </message>
     <message numerus="yes">
-        <source>%Ln setting(s) differ from “{preset}”</source>
+        <source>%Ln setting(s) other than in “{preset}”</source>
         <translation>
-            <numerusform>%Ln setting differ from “{preset}”</numerusform>
-            <numerusform>%Ln settings differ from “{preset}”</numerusform>
+            <numerusform>%Ln setting other than in “{preset}”</numerusform>
+            <numerusform>%Ln settings other than in “{preset}”</numerusform>
         </translation>
     </message>
 </context>
 <context>
     <name>LoraViewer</name>
     <message numerus="yes">
-        <source>%n setting(s) it does not tell stay as a job has them.</source>
+        <source>It says nothing of %n setting(s), left as in the job.</source>
         <translation>
-            <numerusform>%n setting it does not tell stay as a job has them.</numerusform>
-            <numerusform>%n settings it does not tell stay as a job has them.</numerusform>
+            <numerusform>It says nothing of %n setting, left as in the job.</numerusform>
+            <numerusform>It says nothing of %n settings, left as in the job.</numerusform>
         </translation>
     </message>
 </context>
@@ -302,10 +288,10 @@
 <context>
     <name>QueuePanel</name>
     <message numerus="yes">
-        <source>%n job(s) of the queue were cut off.</source>
+        <source>Cut off in the queue: %n job(s).</source>
         <translation>
-            <numerusform>%n job of the queue were cut off.</numerusform>
-            <numerusform>%n jobs of the queue were cut off.</numerusform>
+            <numerusform>Cut off in the queue: %n job.</numerusform>
+            <numerusform>Cut off in the queue: %n jobs.</numerusform>
         </translation>
     </message>
 </context>

@@ -10,6 +10,7 @@ from PySide6.QtGui import QGuiApplication, QIcon
 from PySide6.QtWidgets import QApplication, QMessageBox
 
 from app.core.crashes import CrashNet
+from app.core.priority import share_lock
 from app.core.session import Session
 from app.core.settings.store import Settings
 from app.qt.instance import Instance
@@ -49,6 +50,7 @@ def make_application(settings: Settings) -> QApplication:
     if appearance.scaling != 100:
         os.environ.setdefault("QT_SCALE_FACTOR", str(appearance.scaling / 100))  # Qt asks only when it starts
     application = QApplication([sys.argv[0]])
+    share_lock()
     Collector(application)
     application.setApplicationName("Impasto")
     application.setDesktopFileName("impasto")

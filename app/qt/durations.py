@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from PySide6.QtCore import QCoreApplication, QDateTime, QLocale
 
-_MINUTE, _HOUR, _DAY = 60, 3_600, 86_400
+from trainer.protocol.durations import parts
 
 
 def duration(seconds: float) -> str:
-    """Word a length of time: "40 s", "12 min", "2 h 05 min", "3 d 4 h"."""
-    whole = round(seconds)
-    if whole < _MINUTE:
-        return _tr("{seconds} s").format(seconds=whole)
-    if whole < _HOUR:
-        return _tr("{minutes} min").format(minutes=round(whole / _MINUTE))
-    if whole < _DAY:
-        hours, rest = divmod(whole, _HOUR)
-        return _tr("{hours} h {minutes} min").format(hours=hours, minutes=f"{rest // _MINUTE:02d}")
-    days, rest = divmod(whole, _DAY)
-    return _tr("{days} d {hours} h").format(days=days, hours=rest // _HOUR)
+    """Word a length of time no finer than it tells something: "40 s", "12 min", "2 h 05 min", "3 d 4 h"."""
+    days, hours, minutes, rest = parts(seconds)
+    if days:
+        return _tr("{days} d {hours} h").format(days=days, hours=hours)
+    if hours:
+        return _tr("{hours} h {minutes} min").format(hours=hours, minutes=f"{minutes:02d}")
+    if minutes:
+        return _tr("{minutes} min").format(minutes=minutes)
+    return _tr("{seconds} s").format(seconds=rest)
 
 
 def moment(unix: float, now: float) -> str:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import QEvent, QObject, Qt
+from PySide6.QtCore import QEvent, QObject
 from PySide6.QtGui import QPalette
-from PySide6.QtWidgets import QLabel, QPushButton, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QLabel, QPushButton, QWidget
 
 from app.core.session import Session
-from app.qt.parts import sign, until_destroyed
+from app.qt.parts import centre, sign, until_destroyed
 from app.qt.recent import RecentList
 from app.qt.theme import set_icon
 
@@ -60,18 +60,4 @@ class Invitation(QWidget):
         set_icon(folder, "folder-add", "muted")
         self.title.setProperty("role", "title")
         self.words.setProperty("role", "muted")
-        column = QVBoxLayout(self)
-        column.setContentsMargins(24, 24, 24, 24)
-        column.setSpacing(10)
-        column.addStretch(2)
-        column.addWidget(folder, 0, Qt.AlignmentFlag.AlignHCenter)
-        for label in (self.title, self.words):
-            label.setWordWrap(True)
-            label.setTextFormat(Qt.TextFormat.PlainText)
-            label.setAlignment(Qt.AlignmentFlag.AlignCenter)
-            column.addWidget(label)
-        column.addSpacing(8)
-        column.addWidget(self.button, 0, Qt.AlignmentFlag.AlignHCenter)
-        column.addSpacing(14)
-        column.addWidget(self.recent, 0, Qt.AlignmentFlag.AlignHCenter)
-        column.addStretch(3)
+        centre(self, folder, self.title, self.words, 8, self.button, 14, self.recent)

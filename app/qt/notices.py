@@ -9,6 +9,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QPushButton, QSizePolicy, QToolButton, QVBoxLayout, QWidget
 
 from app.core.settings.behind import Kept
+from app.core.words import in_words
 from app.qt.parts import plain_label, sign
 from app.qt.theme import set_icon
 from trainer.errors import ImpastoError
@@ -46,7 +47,7 @@ class Notices(QWidget):
 
     def tell_error(self, error: ImpastoError) -> None:
         """Show what happened and what to do."""
-        self.tell(_words(error), "error")
+        self.tell(in_words(error), "error")
 
     def follow(self, *files: Kept) -> None:
         """Show of each file what keeps it from being written, as long as it does."""
@@ -54,9 +55,10 @@ class Notices(QWidget):
             file.failed.connect(self.tell_error)
             file.mended.connect(self.take_back)
 
-    def take_back(self, error: ImpastoError) -> None:
-        """Show no longer what is over."""
-        for bar in [bar for bar in self._bars if bar.sentence == _words(error)]:
+    def take_back(self, told: ImpastoError | str) -> None:
+        """Show no longer what is over: an error, or the sentence of a bar."""
+        sentence = told if isinstance(told, str) else in_words(told)
+        for bar in [bar for bar in self._bars if bar.sentence == sentence]:
             self._remove(bar)
 
     def sentences(self) -> list[str]:
@@ -72,10 +74,6 @@ class Notices(QWidget):
         bar.hide()
         bar.deleteLater()
         self.setVisible(bool(self._bars))
-
-
-def _words(error: ImpastoError) -> str:
-    return f"{error.sentence} {error.remedy}"
 
 
 class _Bar(QFrame):

@@ -64,7 +64,7 @@ class Page(QWidget):
     failed = Signal(object)
     """An ImpastoError, for a notice."""
     mended = Signal(object)
-    """An ImpastoError that was told by `failed` and is over."""
+    """An ImpastoError that was told by `failed`, or a sentence told by `told`, that is over."""
     undoable = Signal()
     """What `undoing` names is another now."""
 

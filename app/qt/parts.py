@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from PySide6.QtCore import QObject, QSize, Qt
 from PySide6.QtGui import QImage, QPixmap
-from PySide6.QtWidgets import QLabel, QToolButton, QWidget
+from PySide6.QtWidgets import QLabel, QToolButton, QVBoxLayout, QWidget
 from shiboken6 import isValid
 
 from app.core.pixels import Pixels
@@ -41,8 +41,31 @@ def sign(side: int) -> QToolButton:
     return place
 
 
+def centre(owner: QWidget, *parts: QWidget | int) -> None:
+    """Fill a widget with a column a little above its middle: labels across it, all else as wide as it needs.
+
+    A number is room between two parts, in Qt's pixels, besides what lies between any two.
+    """
+    column = QVBoxLayout(owner)
+    column.setContentsMargins(24, 24, 24, 24)
+    column.setSpacing(10)
+    column.addStretch(2)
+    for part in parts:
+        if isinstance(part, int):
+            column.addSpacing(part)
+        elif isinstance(part, QLabel):
+            part.setWordWrap(True)
+            part.setTextFormat(Qt.TextFormat.PlainText)
+            part.setAlignment(Qt.AlignmentFlag.AlignCenter)
+            column.addWidget(part)
+        else:
+            column.addWidget(part, 0, Qt.AlignmentFlag.AlignHCenter)
+    column.addStretch(3)
+
+
 def come_forward(window: QWidget) -> None:
-    """Show a window over those of other programs, as large as it was."""
+    """Show a window over those of other programs, as large as it was; one that was closed just now too."""
+    window.show()
     window.setWindowState(window.windowState() & ~Qt.WindowState.WindowMinimized)
     window.raise_()
     window.activateWindow()

@@ -9,6 +9,8 @@ from collections.abc import Callable
 
 from PySide6.QtCore import QObject, Qt, Signal, Slot
 
+from app.core.priority import window_works
+
 _TURN = 0.004
 """Seconds after which what waits lets keys, mouse and painting come first: Qt itself would do all of it at once."""
 
@@ -49,6 +51,7 @@ class Poster(QObject):
     @Slot()
     def _call(self) -> None:
         self._called = False
+        window_works()
         end = time.perf_counter() + _TURN
         while self._open and (work := self._next()):
             work()

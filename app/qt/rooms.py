@@ -18,6 +18,10 @@ BESIDE = (
     "app.core.disk.looking",
     "app.core.disk.drawing",
     "app.core.disk.reading",
+    "app.core.health.judging",
+    "app.core.health.near",
+    "app.core.health.fixes",
+    "trainer.dataset.facts",
     "app.core.jobs.essentials",
     "app.core.planning.preflight",
     "app.core.after.export",
@@ -30,8 +34,8 @@ BESIDE = (
     "app.core.after.card",
     "app.core.presets.receiving",
 )
-"""What is none of Qt's: numpy and Pillow, for which the first thumbnails would wait half a second, then what the pages
-need; it brings the rest with it, pydantic's models of a job above all."""
+"""What is none of Qt's: numpy and Pillow, for which the first thumbnails would wait half a second, what judges
+pictures, then what the pages need; it brings the rest with it, pydantic's models of a job above all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +77,11 @@ PRESETS = Room(
 
 def load_beside() -> None:
     """Load what is none of Qt's; on a worker."""
+    from trainer.dataset.pixels import load_formats
+
     for module in BESIDE:
         importlib.import_module(module)
+    load_formats()
 
 
 def load_vocabulary() -> None:

@@ -6,8 +6,9 @@ from PySide6.QtCore import QLocale
 from PySide6.QtWidgets import QLabel, QStatusBar, QWidget
 
 from app.core.disk.opening import Progress
-from app.core.edits.saving import SaveState
+from app.core.edits.states import SaveState
 from app.core.session import Session
+from app.core.words import in_words
 from app.qt.tips import plain_tip
 
 _SHOWN_MS = 6000
@@ -41,7 +42,7 @@ class StatusLine(QStatusBar):
     def _show_saving(self, state: SaveState) -> None:
         problem = bool(state.problems or state.conflicts)
         self.saving.setText(self._saving_words(state))
-        problems = (f"{problem.sentence} {problem.remedy}" for problem in state.problems)
+        problems = map(in_words, state.problems)
         self.saving.setToolTip(plain_tip("\n".join(problems)))
         self.saving.setProperty("role", "warning" if problem else "muted")
         self.saving.style().polish(self.saving)  # a look by property is looked up again only when asked

@@ -14,7 +14,7 @@ from app.qt.tips import plain_tip
 
 _Index = QModelIndex | QPersistentModelIndex
 _BAR = int(Qt.ItemDataRole.UserRole)
-_BAR_HEIGHT, _GAP, _SIDE = 10.0, 10, 6
+_BAR_HEIGHT, _GAP, _SIDE = 10.0, 10, 9
 _NUMBER = 96
 """Pixels that are left for the number beside its bar."""
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QByteArray, Qt, QTimer, Signal
 from PySide6.QtGui import QCloseEvent, QDragEnterEvent, QDropEvent, QPaintEvent
 from PySide6.QtWidgets import QFileDialog, QHBoxLayout, QMainWindow, QSplitter, QStackedWidget, QVBoxLayout, QWidget
 
+from app.core.disk.opening import Opened
 from app.core.session import Session
 from app.core.settings import window_state
 from app.qt import rooms
@@ -18,13 +20,18 @@ from app.qt.invitation import Invitation
 from app.qt.notices import Notices
 from app.qt.page import Page, Undoing
 from app.qt.parts import come_forward, while_there
+from app.qt.pictures.arriving import no_use_for
 from app.qt.pictures.page import PicturesPage
+from app.qt.precedence import Precedence
 from app.qt.rail import Rail
 from app.qt.recent import RecentMenu
 from app.qt.status import StatusLine
 from app.qt.window_actions import ACTIONS
 from app.qt.workshop import Place, Use, Workshop
 from trainer.errors import ImpastoError
+
+if TYPE_CHECKING:
+    from app.qt.runs.notifier import Notifier
 
 _PICTURES, _TRAIN, _RUNS, _PRESETS = range(4)
 _LATER = {_TRAIN: rooms.TRAIN, _RUNS: rooms.RUNS, _PRESETS: rooms.PRESETS}
@@ -40,6 +47,7 @@ class Window(QMainWindow):
         super().__init__()
         self.session = session
         self._painted = self._closing = False
+        self._notifier: Notifier | None = None
         self._state = window_state.read()
         """How it stood at the end of the last time; pages that are made later, or never, have theirs in it."""
         self.commands = Commands(self, session.settings.preferences.shortcuts)
@@ -59,13 +67,18 @@ class Window(QMainWindow):
         self._build()
         self._listen()
         self._restore()
+        Precedence(self)
 
     def open(self, paths: Iterable[str | Path], then: Callable[[], None] | None = None) -> None:
         """Open folders as datasets, of a picture its folder; LoRAs and presets go to their places. Then call `then`."""
 
-        def have(folders: list[Path], files: list[Path]) -> None:
-            wanted = dict.fromkeys((*folders, *(file.parent for file in files)))
+        def have(folders: list[Path], pictures: list[Path], others: list[Path]) -> None:
+            wanted = dict.fromkeys((*folders, *(picture.parent for picture in pictures)))
+            if others:
+                self.notices.tell(no_use_for(others), "warning")
             for folder in wanted:
+                if folder.absolute() in self.session.datasets.folders:
+                    self.status.say(self.tr("{folder} is open already.").format(folder=folder.name))
                 self.session.datasets.open(folder)
             if wanted:
                 self.show_pictures()
@@ -220,10 +233,13 @@ class Window(QMainWindow):
             self.notices.tell(words.format(step=step.name))
             event.ignore()
             return
+        self._closing = False  # another start may show it again
         self.pictures.editor.finish()
         state = {splitter.objectName(): _text(splitter.saveState()) for splitter in self._splitters()}
         window_state.write({**self._state, **state, "geometry": _text(self.saveGeometry())})
         super().closeEvent(event)
+        if self._notifier:
+            self._notifier.say_farewell()
 
     # --- inside
 
@@ -254,13 +270,13 @@ class Window(QMainWindow):
         page.mended.connect(self.notices.take_back)
         page.undoable.connect(self._name_undo)
         for splitter in _named_splitters(page):
-            splitter.restoreState(_bytes(self._state.get(splitter.objectName(), "")))
+            self._let_stand(splitter)
 
     def _watch_runs(self) -> None:
         """Tell of runs that end, from now on."""
         from app.qt.runs.notifier import Notifier
 
-        Notifier(self.session, self.notices, self)
+        self._notifier = Notifier(self.session, self.notices, self)
 
     def _go(self, index: int, path: Path) -> None:
         self._show(index, lambda page: page.open(path))
@@ -310,6 +326,8 @@ class Window(QMainWindow):
         session.history.changed.connect(lambda _: self._close_when_done())
         session.history.failed.connect(self._stay_and_tell)
         session.datasets.problems.connect(self._tell)
+        session.datasets.opened.connect(self._tell_empty)
+        session.datasets.found.connect(self.notices.take_back)
         session.missed.connect(self._tell_missed)
         self.pictures.views.said.connect(self.status.say)
         self.pictures.views.alone.connect(self._show_alone)
@@ -349,6 +367,11 @@ class Window(QMainWindow):
     def _tell(self, error: ImpastoError) -> None:
         self.notices.tell_error(error)
 
+    def _tell_empty(self, opened: Opened) -> None:
+        """Say that there is nothing in a folder, where pictures of others stand; else the invitation says it."""
+        if not opened.pictures and self.session.library.pictures:
+            self.status.say(self.tr("No pictures in {folder}").format(folder=opened.folder.name))
+
     def _tell_missed(self, folder: Path) -> None:
         """Say that a folder of the last time is not opened again, and where it is found when it is back."""
         words = self.tr("{folder} was open last and cannot be opened now. It stays in File > Recent folders.")
@@ -381,7 +404,13 @@ class Window(QMainWindow):
     def _restore(self) -> None:
         self.restoreGeometry(_bytes(self._state.get("geometry", "")))
         for splitter in self._splitters():
-            splitter.restoreState(_bytes(self._state.get(splitter.objectName(), "")))
+            self._let_stand(splitter)
+
+    def _let_stand(self, splitter: QSplitter) -> None:
+        """Divide as it was the last time; a part of no width, where there may be none, is as wide as it needs."""
+        collapsible = splitter.childrenCollapsible()
+        splitter.restoreState(_bytes(self._state.get(splitter.objectName(), "")))
+        splitter.setChildrenCollapsible(collapsible)  # what was kept says that too
 
 
 def _named_splitters(part: QWidget) -> list[QSplitter]:

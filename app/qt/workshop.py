@@ -6,15 +6,15 @@ import importlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 
-from PySide6.QtCore import QObject, Qt, QTimer, Signal
-from PySide6.QtWidgets import QLabel, QPushButton, QStackedWidget, QVBoxLayout, QWidget
+from PySide6.QtCore import QObject, QTimer, Signal
+from PySide6.QtWidgets import QLabel, QPushButton, QStackedWidget, QWidget
 
 from app.core.session import Session
 from app.core.tasks import raise_again
 from app.qt import rooms
 from app.qt.actions.commands import Commands
 from app.qt.page import NoUndo, Page, Undoing
-from app.qt.parts import while_there
+from app.qt.parts import centre, while_there
 
 Use = Callable[[Page], None]
 """What is to be done with a page as soon as it is there."""
@@ -51,16 +51,7 @@ class Place(QWidget):
     def _build(self) -> None:
         self.title.setProperty("role", "title")
         self.words.setProperty("role", "muted")
-        column = QVBoxLayout(self)
-        column.setContentsMargins(24, 24, 24, 24)
-        column.setSpacing(10)
-        column.addStretch(2)
-        for label in (self.title, self.words):
-            label.setWordWrap(True)
-            label.setAlignment(Qt.AlignmentFlag.AlignCenter)
-            column.addWidget(label)
-        column.addWidget(self.button, 0, Qt.AlignmentFlag.AlignHCenter)
-        column.addStretch(3)
+        centre(self, self.title, self.words, self.button)
 
 
 class Workshop(QObject):
@@ -82,6 +73,8 @@ class Workshop(QObject):
         self._uses: dict[int, list[Use]] = {number: [] for number in later}
         self._loaded: bool | None = None
         """Whether what is none of Qt's is there; None before that was asked for."""
+        self._spoken = False
+        """Whether the vocabulary was asked for."""
         self._turns = QTimer(self, interval=0)
         self._turns.timeout.connect(self._turn)
 
@@ -122,7 +115,6 @@ class Workshop(QObject):
 
     def _go_on(self) -> None:
         self._loaded = True
-        self._session.tasks.run(rooms.load_vocabulary, lambda _: None, raise_again)
         self._begin()
 
     def _go_on_without(self, fault: BaseException) -> None:
@@ -149,6 +141,7 @@ class Workshop(QObject):
         page: Page = getattr(importlib.import_module(room.module), room.page)(self._session, self._commands)
         self._half[number] = page
         page.setParent(self._stack)  # ends with it, and does not change hands when it is whole: that takes 15 ms
+        page.hide()  # or it would come in sight with a window that is hidden now
         yield from page.build()
         yield
         self.made.emit(number, page)
@@ -156,6 +149,7 @@ class Workshop(QObject):
     def _hand_over(self, number: int) -> None:
         self._leave(number)
         self._replace(number, self._half.pop(number))
+        self._load_vocabulary()
         uses, self._uses[number] = self._uses[number], []
         with ExitStack() as stack:  # which goes on after a fault, and begins with what was put in last
             for use in reversed(uses):
@@ -177,12 +171,19 @@ class Workshop(QObject):
         if half:
             half.deleteLater()
         self._place(number).give_up()
+        self._load_vocabulary()
 
     def _leave(self, number: int) -> None:
         del self._making[number]
         self._order.remove(number)
         if not self._order:
             self._turns.stop()
+
+    def _load_vocabulary(self) -> None:
+        """Load on a worker what no page needs, once and when none is to be made: it would hold them up."""
+        if not self._order and not self._spoken:
+            self._spoken = True
+            self._session.tasks.run(rooms.load_vocabulary, lambda _: None, raise_again)
 
     def _place(self, number: int) -> Place:
         place = self._stack.widget(number)

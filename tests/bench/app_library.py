@@ -26,7 +26,8 @@ os.environ.setdefault("QT_QPA_PLATFORM", "offscreen")
 from PySide6.QtCore import QEventLoop, Qt, QTimer
 
 from app.core.pictures import Picture
-from app.qt.page import Page
+from app.core.query import tokens
+from app.qt.workshop import Place
 from tests.bench.app_results import write_section
 
 _TITLES = {"jpegs": "photographs", "many": "very many pictures"}
@@ -137,9 +138,8 @@ class Bench:
     def _settled(self) -> bool:
         """Tell whether all is loaded that the window loads behind: a second after it is there on a quiet machine."""
         pages = self.window.pages
-        return all(isinstance(pages.widget(place), Page) for place in range(pages.count())) and (
-            "app.core.disk.drawing" in sys.modules
-        )
+        made = not any(isinstance(pages.widget(number), Place) for number in range(pages.count()))
+        return made and tokens._clip.cache_info().currsize > 0
 
     def until(self, reached: Callable[[], bool], seconds: float) -> float:
         """Run the event loop until something holds; return the seconds it took."""

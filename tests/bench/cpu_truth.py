@@ -14,11 +14,11 @@ from itertools import accumulate
 from unittest.mock import patch
 
 from tests.support.cpu_steps import outside_kernels, real_steps, traced_bytes
+from tests.support.traced_steps import trace_steps
 from trainer.config.fit import FitConfig
 from trainer.config.recipe import RecipeConfig
 from trainer.memory import tracer
 from trainer.memory.models import micro_batch
-from trainer.memory.steps import trace_steps
 from trainer.memory.subject import Subject, subject_ahead
 
 MIB = 2**20

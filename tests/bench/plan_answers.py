@@ -2,8 +2,9 @@
 
 Asks a resident planner, as the app does, for SDXL and SD 1.5 with the built-in style recipe, whose tapes ship: one
 question to a planner that has to start for it; then further ones to another: another card, the same again, another
-length. Then the command line. Every planner finds what ships and nothing else, and Python's compiled modules, as from
-an Impasto that has been used before. By the clock, and in the processor's time, which matters where a machine is busy.
+length, rank and optimizer. Then the command line. Every planner finds what ships and nothing else, and Python's
+compiled modules, as from an Impasto that has been used before. By the clock, and in the processor's time, which matters
+where a machine is busy.
 """
 
 from __future__ import annotations
@@ -51,11 +52,13 @@ def questions(name: str, job: Path, gpu: str) -> None:
         first, used = resident(job, [{"gpu": gpu}])
         tell(f"{name}, first question, with the start: {first[0]}; {used:.2f} s of processor")
     others: list[dict[str, Any]] = [
-        {"gpu": gpu}, {"gpu": "16GB"}, {"gpu": gpu}, {"gpu": gpu, "set": ["recipe.learning_rate=0.0003"]}
+        {"gpu": gpu}, {"gpu": "16GB"}, {"gpu": gpu}, {"gpu": gpu, "set": ["recipe.learning_rate=0.0003"]},
+        {"gpu": gpu, "set": ["recipe.rank=24"]}, {"gpu": gpu, "set": ['recipe.optimizer={name="adamw8bit"}']},
     ]  # fmt: skip
     with fresh_home():
         answers, _ = resident(job, others)
-        for what, answer in zip(("another card", "again", "another length"), answers[1:], strict=True):
+        named = ("another card", "again", "another length", "another rank", "another optimizer")
+        for what, answer in zip(named, answers[1:], strict=True):
             tell(f"{name}, {what}: {answer}")
     for _ in range(3):
         with fresh_home():

@@ -35,7 +35,7 @@ from tests.support.real_phases import RealRun
 from tests.support.recordings import compare, read_recording, recording_of, write_recording
 from tests.support.truth_jobs import TruthJob
 from trainer import gpu
-from trainer.memory.allocator import AllocatorSettings
+from trainer.memory.conf import AllocatorSettings
 from trainer.memory.overheads import cublas_workspace_bytes
 from trainer.memory.store import TapeStore
 from trainer.memory.subject import BucketUse, Subject, TracePart

@@ -1,10 +1,12 @@
 """Trains SDXL with other trainers and with ours on one random base, the same pictures and settings, and compares.
 
     python -m tests.bench.rivals [--diffusers CHECKOUT] [--sd-scripts CHECKOUT] [--onetrainer CHECKOUT]
-                                 [--unsloth CHECKOUT] [--batch 1 4] [--minutes 8] [--small] [--results FOLDER]
+                                 [--unsloth CHECKOUT] [--batch 1 4] [--minutes 8] [--small] [--results FOLDER] [--check]
 
 Each runs as a process of its own, its own script with its own command line, from a checkout given by path and with the
-libraries of this environment (and of PYTHONPATH); nothing of theirs is in this repository. tests/bench/rivals_watch.py
+libraries of a virtual environment in it (venv or .venv), else of this one (and of PYTHONPATH): some need other versions
+than ours. Nothing of theirs is in this repository. With --check their own parsers read what they will be told, and
+nothing is trained: for the day before a card is there. tests/bench/rivals_watch.py
 takes the time of all alike, ours too. bf16, LoRA r16 on the UNet, AdamW, no checkpointing, latents and texts cached
 where a trainer can. What a rival adapts besides attention, ours adapts too in the row that it is compared with. What
 cannot be run is named with the last line that it said. With --small everything is tiny and on
@@ -42,6 +44,9 @@ from trainer.protocol import atomic
 
 ROOT = Path(__file__).resolve().parents[2]
 WATCH = Path(__file__).with_name("rivals_watch.py")
+CHECK = Path(__file__).with_name("rivals_check.py")
+RESULT = "RESULT"
+"""Stands for the file that our scripts write to."""
 RESULTS = Path(__file__).parent / "results"
 MIB = 1 << 20
 PICTURES = 24
@@ -270,31 +275,9 @@ def run(rival: Rival, settings: Settings, place: Place, checkout: Path, seconds:
     outcome = partial(Outcome, rival.name, settings.batch, rival.layers)
     with tempfile.TemporaryDirectory(dir=place.folder, ignore_cleanup_errors=True) as folder:
         here = replace(place, folder=Path(folder))
-        result, log = here.folder / "result.json", here.folder / "log.txt"
-        start = (checkout / rival.inside).resolve()
-        environment = {
-            **os.environ,
-            **rival.environment,
-            "PYTHONPATH": os.pathsep.join([str(start), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep),
-            "IMPASTO_HOME": str(here.folder / "home"),
-            "HF_HUB_OFFLINE": "1",
-            "PYTHONIOENCODING": "utf-8",
-        }
+        log = here.folder / "log.txt"
         try:
-            words = [sys.executable, str(WATCH), str(result), str(settings.steps)]
-            words += rival.command(settings, here, checkout.resolve())
-            with log.open("wb") as output:
-                subprocess.run(
-                    words,
-                    cwd=start,
-                    env=environment,
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    timeout=seconds,
-                    check=False,
-                )
-            told = json.loads(result.read_text(encoding="utf-8"))
+            told = _told(rival, settings, here, checkout, [str(WATCH), RESULT, str(settings.steps)], seconds)
         except FileNotFoundError:
             return outcome(failure=_last_words(log))
         except subprocess.TimeoutExpired:
@@ -302,6 +285,60 @@ def run(rival: Rival, settings: Settings, place: Place, checkout: Path, seconds:
         except Exception as error:  # noqa: BLE001 (whatever it was, it is named in the table)
             return outcome(failure=f"{type(error).__name__}: {error}")
     return outcome(settings.batch / told["step_seconds"], told["allocated"], told["reserved"])
+
+
+def _told(
+    rival: Rival, settings: Settings, here: Place, checkout: Path, by: Sequence[str], seconds: float
+) -> dict[str, Any]:
+    """What one of our two scripts writes of a trainer in place of RESULT; FileNotFoundError where it wrote nothing."""
+    result, start = here.folder / "result.json", (checkout / rival.inside).resolve()
+    environment = {
+        **os.environ,
+        **rival.environment,
+        "PYTHONPATH": os.pathsep.join([str(start), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep),
+        "IMPASTO_HOME": str(here.folder / "home"),
+        "HF_HUB_OFFLINE": "1",
+        "PYTHONIOENCODING": "utf-8",
+    }
+    words = [_python(checkout), *(str(result) if word is RESULT else word for word in by)]
+    with (here.folder / "log.txt").open("wb") as output:
+        subprocess.run(
+            [*words, *rival.command(settings, here, checkout.resolve())],
+            cwd=start,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            timeout=seconds,
+            check=False,
+        )
+    told: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
+    return told
+
+
+def _python(checkout: Path) -> str:
+    """Of the trainer's own environment, where it has one."""
+    places = (checkout / name / inside for name in ("venv", ".venv") for inside in ("bin/python", "Scripts/python.exe"))
+    return str(next((place.absolute() for place in places if place.exists()), sys.executable))
+
+
+def check(rival: Rival, settings: Settings, place: Place, checkout: Path) -> str:
+    """What a trainer's own parser makes of what it will be told, in words; nothing is trained."""
+    with tempfile.TemporaryDirectory(dir=place.folder, ignore_cleanup_errors=True) as folder:
+        here = replace(place, folder=Path(folder))
+        try:
+            told = _told(rival, settings, here, checkout, [str(CHECK), RESULT], LONGEST)
+        except FileNotFoundError:
+            return f"not understood: {_last_words(here.folder / 'log.txt')}"
+        except subprocess.TimeoutExpired:
+            return f"said nothing in {LONGEST:.0f} s"
+    values = {str(value) for value in told["understood"].values()}
+    lost = {str(one) for one in (settings.rank, settings.resolution, settings.batch, RATE)} - values
+    words = [f"understood ({len(told['understood'])} keys)"]
+    words += [f"without a place: {', '.join(told['unknown'])}"] if told["unknown"] else []
+    words += [f"these numbers did not arrive: {', '.join(sorted(lost))}"] if lost else []
+    words += [f"libraries to install: {', '.join(told['absent'])}"] if told["absent"] else []
+    return "; ".join(words)
 
 
 def _last_words(log: Path) -> str:
@@ -426,6 +463,21 @@ def compare(
     return outcomes
 
 
+def check_all(checkouts: Mapping[str, Path]) -> int:
+    """Says of each whether its parser understands what it will be told; returns 0 if all do."""
+    settings = Settings(1024, 4, 30, small=False)
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        names = ("base.safetensors", "base", "pictures", "listed", "repeated")
+        place = Place(folder, *(folder / name for name in names))
+        for name in names[1:]:
+            (folder / name).mkdir()
+        found = {key: check(RIVALS[key], settings, place, path) for key, path in checkouts.items()}
+    for key, words in found.items():
+        sys.stdout.write(f"{RIVALS[key].name}: {words}\n")
+    return 0 if all(words.startswith("understood") for words in found.values()) else 1
+
+
 def _in_order(checkouts: Mapping[str, Path]) -> list[tuple[Rival, Path | None]]:
     """Ours on the layers that somebody is compared on, then those that are here."""
     layers = sorted({RIVALS[key].layers for key in checkouts}) or ["attention"]
@@ -451,8 +503,11 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--minutes", type=float, default=8.0)
     parser.add_argument("--small", action="store_true", help="tiny models on the CPU")
     parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--check", action="store_true", help="only ask their parsers what they make of it")
     options = parser.parse_args(words)
     checkouts = {key: path for key in RIVALS if (path := getattr(options, key)) is not None}
+    if options.check:
+        return check_all(checkouts)
     outcomes = compare(checkouts, options.batch, options.minutes, options.results, small=options.small)
     return 0 if any(one.pictures_per_second for one in outcomes) else 1
 

@@ -1,6 +1,6 @@
 """Says whether a technique leaves the course of the loss as it is: on against off, over several seeds of the demo.
 
-    python -m tests.bench.same_curve [--only lean ...] [--steps 200] [--seeds 5] [--record]
+    python -m tests.bench.same_curve [--only lean ...] [--steps 200] [--seeds 5] [--record [FILE]]
 
 Each run is a real one on the bundled base in bf16 on the CPU. Its losses are averaged over windows of 20 steps. On and
 off with one seed see the same pictures, noise and timesteps, so what differs between them is rounding; what differs
@@ -55,6 +55,14 @@ TECHNIQUES = {
     ),
     "micro_batches": Technique(
         "pictures one at a time, against all four at once", on=("fit.micro_batch=1",), off=("fit.micro_batch=4",)
+    ),
+    "channels_last": Technique(
+        "maps of the UNet channels-last with norms that keep them so, against as usual", on=("fit.channels_last=true",)
+    ),
+    "compile": Technique("transformer blocks compiled, against plain", on=("fit.compile=true",)),
+    "int8_products": Technique(
+        "linear layers of the base in int8 with their products, both ways, against bf16",
+        on=("fit.quantise=int8_products",),
     ),
 }
 
@@ -176,7 +184,9 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", nargs="+", choices=tuple(TECHNIQUES), default=list(TECHNIQUES))
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--record", action="store_true", help=f"write {RESULTS.name}")
+    parser.add_argument(
+        "--record", nargs="?", type=Path, const=RESULTS, help=f"write {RESULTS.name}, or a file of another name there"
+    )
     options = parser.parse_args(words)
     torch.set_num_threads(1)
     command = " ".join(["python -m tests.bench.same_curve", *(words if words is not None else sys.argv[1:])])
@@ -184,7 +194,7 @@ def main(words: Sequence[str] | None = None) -> int:
     for name in options.only:
         compared[name] = compare(TECHNIQUES[name], options.seeds, options.steps, _say)
         if options.record:
-            atomic.write_text(RESULTS, table(compared, options.seeds, options.steps, command))
+            atomic.write_text(RESULTS.parent / options.record, table(compared, options.seeds, options.steps, command))
     _say(table(compared, options.seeds, options.steps, command))
     return 0 if all(one.good for one in compared.values()) else 1
 

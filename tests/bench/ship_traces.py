@@ -14,7 +14,7 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
@@ -25,22 +25,26 @@ from tests.bench.make_fits import RECIPE, preset_text
 from trainer.config.base import Family
 from trainer.config.fit import PLANNED, FitConfig
 from trainer.files.assets import asset_path
+from trainer.memory.aside import Wish
 from trainer.memory.course import Course, Occasions
+from trainer.memory.following import NOT_RANKED, PICTURES, RANKS, SHAPES, Size
 from trainer.memory.forecast import Runs
 from trainer.memory.outcomes import write_outcomes
 from trainer.memory.outline import Outline
 from trainer.memory.packing import write_archive
 from trainer.memory.planner import plan
 from trainer.memory.questions import Question
-from trainer.memory.store import SHIPPED_OUTCOMES, SUFFIX, OutcomeStore, TapeStore
+from trainer.memory.store import OF_OTHERS, SHIPPED_OUTCOMES, SUFFIX, OutcomeStore, TapeStore
 from trainer.memory.subject import Subject, TracePart, complete_fit, library_versions
 from trainer.memory.tape import Tape
-from trainer.memory.traces import Size, Steps, Traces
+from trainer.memory.traces import LARGEST_TRACED, Steps, Traces
 from trainer.protocol import atomic
 
 INDEX = "index.json"
 # What an outcome depends on of a card.
 SIZES = ("cublas_workspace_bytes", "cudnn_workspace_share")
+# Of what an optimizer does, no rank follows from others; these are those that people take.
+OPTIMIZER_RANKS = (4, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 
 
 Notes = dict[str, dict[str, Any]]
@@ -57,12 +61,12 @@ class NotedTraces(Traces):
 
     def steps(self, subject: Subject, bucket: Size, pictures: int) -> Steps[Tape]:
         """See Traces."""
-        self._note(subject, "steps", bucket, pictures)
+        self._note(subject, "micro", bucket, pictures)
         return super().steps(subject, bucket, pictures)
 
     def step_outlines(self, subject: Subject, bucket: Size, pictures: int) -> Steps[Outline]:
         """See Traces."""
-        self._note(subject, "steps", bucket, pictures)
+        self._note(subject, "micro", bucket, pictures)
         return super().step_outlines(subject, bucket, pictures)
 
     def phase(self, subject: Subject, part: TracePart) -> tuple[Tape, ...]:
@@ -104,7 +108,14 @@ def _note_of(subject: Subject, recipe: str, **more: object) -> dict[str, Any]:
 def noted_subject(note: Mapping[str, Any]) -> Subject:
     """The subject that a note of the index is about."""
     subject = _question_of(note["family"], note["recipe"]).subject
-    return replace(subject, fit=complete_fit(FitConfig.model_validate(note["fit"])))
+    subject = replace(subject, fit=complete_fit(FitConfig.model_validate(note["fit"])))
+    return subject.at_rank(note["rank"]) if "rank" in note else subject
+
+
+def wish_of(note: Mapping[str, Any]) -> Wish:
+    """The tapes that a note is about."""
+    more = (tuple(note["more"][0]), note["more"][1]) if note["part"] == "micro" else ()
+    return Wish(noted_subject(note), note["part"], more)
 
 
 @cache
@@ -150,6 +161,36 @@ def _asked_for(store: TapeStore, questions: Iterable[Question]) -> tuple[Notes, 
     return traces.notes, runs
 
 
+def _of_others(notes: Notes) -> Notes:
+    """Notes of what tapes of any rank and shape follow from, and of optimizers; without what is noted already."""
+    found = Notes()
+    for note in notes.values():
+        for further in _further(note):
+            if (key := noted_key(further)) not in notes:
+                found[key] = further
+    return found
+
+
+def _further(note: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    part = note["part"]
+    if part in NOT_RANKED and part != "optimizer":
+        return
+    for rank in OPTIMIZER_RANKS if part == "optimizer" else RANKS:
+        if part != "micro":
+            yield {**note, "rank": rank}
+            continue
+        pictures = note["more"][1]
+        for size in (pictures,) if pictures <= LARGEST_TRACED else PICTURES:
+            yield from ({**note, "rank": rank, "more": [shape, size]} for shape in SHAPES[note["family"]])
+
+
+def _make(store: TapeStore, notes: Notes) -> None:
+    """Have the tapes of these notes in the store."""
+    traces = Traces(store)
+    for wish in sorted(map(wish_of, notes.values()), key=lambda wish: wish.subject.key("load")):
+        traces.fulfil(wish)  # models that are alike are built once
+
+
 def ship(store: TapeStore, folder: Path, questions: Iterable[Question]) -> None:
     """Write tapes, outcomes and their index into ``folder``, and remove what nothing asks for."""
     with tempfile.TemporaryDirectory() as played:  # what was played by another version is not taken for this one's
@@ -157,6 +198,9 @@ def ship(store: TapeStore, folder: Path, questions: Iterable[Question]) -> None:
         notes, runs = _asked_for(store, questions)
         found = {key: store.outcomes.load(key, brief=False) or store.outcomes.load(key, brief=True) for key in runs}
         limits = {key: store.outcomes.hindered(key) for key in runs}
+    others = _of_others(notes)
+    _make(store, others)
+    notes |= others
     outcomes = {key: outcome for key, outcome in sorted(found.items()) if outcome is not None}
     hindered = {key: several for key, several in sorted(limits.items()) if several}
     archives: dict[str, dict[str, Sequence[Tape]]] = {}
@@ -164,9 +208,10 @@ def ship(store: TapeStore, folder: Path, questions: Iterable[Question]) -> None:
         tapes = store.load(key)
         assert tapes is not None  # asked for just now
         archives.setdefault(archive_name(note), {})[key] = tapes
-    for path in folder.glob(f"*{SUFFIX}"):
-        if path.name not in archives:
+    for path in folder.rglob(f"*{SUFFIX}"):
+        if path.relative_to(folder).as_posix() not in archives:
             path.unlink()
+    (folder / OF_OTHERS).mkdir(exist_ok=True)
     for name, entries in archives.items():
         write_archive(folder / name, entries)
     write_outcomes(folder / SHIPPED_OUTCOMES, outcomes, hindered)
@@ -175,13 +220,21 @@ def ship(store: TapeStore, folder: Path, questions: Iterable[Question]) -> None:
 
 def archive_name(note: Mapping[str, Any]) -> str:
     """The file that holds an entry: with those that one plan asks for, and that are much alike."""
-    return f"{note['family']}-{note['recipe']}-{note['fit']['quantise'] or 'none'}{SUFFIX}"
+    name = f"{note['family']}-{note['recipe']}-{note['fit']['quantise'] or 'none'}{SUFFIX}"
+    return f"{OF_OTHERS}/{name}" if "rank" in note else name
 
 
 def _likeness(note: Mapping[str, Any]) -> tuple[str, ...]:
     """An order in which entries that are alike lie side by side."""
     fit = note["fit"]
-    return note["part"], str(fit["dtype"]), str(note["more"]), str(fit["checkpointing"]), json.dumps(note)
+    return (
+        note["part"],
+        str(note.get("rank")),
+        str(fit["dtype"]),
+        str(note["more"]),
+        str(fit["checkpointing"]),
+        json.dumps(note),
+    )
 
 
 def write_index(folder: Path, notes: Notes, runs: Notes) -> None:

@@ -93,11 +93,11 @@ def count_step(subject: Subject, pictures: int, adapters: Adapters = IN_USE, tec
     counter = StepCounter(META)
     with (
         as_on_cuda(attention_kernel(subject.fit.attention, dtype_of(subject))),
-        applied(technique, engine, micro) as forward_backward,
+        applied(technique, engine),
         counter,
     ):
         with counter.stage("forward"):
-            loss = forward_backward()
+            loss = engine.micro_step(micro)
         with counter.stage("accumulate"):
             engine.masters.accumulate()
         with counter.stage("optimizer"):
@@ -200,7 +200,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--layers", choices=("attention", "linear", "all"), default="attention")
     parser.add_argument("--rank", type=int, default=16)
     parser.add_argument("--dtype", choices=("bf16", "fp16", "fp32"), default="bf16")
-    parser.add_argument("--quantise", choices=("none", "int8", "nf4"), default="none")
+    parser.add_argument("--quantise", choices=("none", "int8", "int8_products", "nf4"), default="none")
     parser.add_argument("--checkpointing", choices=("none", "full"), default="none")
     parser.add_argument("--technique", choices=("none", *LAYOUTS), default="none", help="of --count")
     words = "; ".join(f"{name}: {what}" for name, what in ADAPTERS.items())

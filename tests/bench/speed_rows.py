@@ -31,7 +31,7 @@ class Base:
     family: Family
     adapters: Adapters = "lean"
     dtype: Literal["bf16", "fp16", "fp32"] = "bf16"
-    quantise: Literal["none", "int8", "nf4"] = "none"
+    quantise: Literal["none", "int8", "int8_products", "nf4"] = "none"
     deterministic: bool = False
 
     def subject(self, resolution: int, *, small: bool) -> Subject:

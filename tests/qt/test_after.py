@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from PySide6.QtCore import QLocale, Qt
-from PySide6.QtWidgets import QInputDialog
+from PySide6.QtWidgets import QInputDialog, QScrollArea
 from shiboken6 import delete
 
 from app.core.models.found import Destination
@@ -72,6 +72,27 @@ def test_candidates_stand_side_by_side_with_the_best_marked_and_chosen(panel, qt
     assert found.image(found.all[0]) != first and panel.strip.current().step == 200
     panel.choose(300)
     assert panel.strip.current().file.name == "neon.safetensors"
+    panel.strip.setMaximumWidth(200)
+    place = panel.strip.candidates.index(2)
+    qtbot.waitUntil(lambda: panel.strip.viewport().rect().intersected(panel.strip.visualRect(place)).width() > 140)
+
+
+def test_in_a_narrow_window_nothing_is_out_of_sight_to_the_right(panel, qtbot):
+    panel.resize(590, 500)  # what the page leaves of 960 pixels
+    area = panel.findChild(QScrollArea)
+    qtbot.waitUntil(lambda: area.viewport().width() < 600)
+    assert area.widget().minimumSizeHint().width() <= area.viewport().width()
+
+
+def test_what_lies_in_a_folder_that_is_gone_is_not_said_to_be_nothing(panel, run, qtbot):
+    away = run.directory.path.with_name("away")
+    run.directory.path.rename(away)
+    run.read()
+    qtbot.waitUntil(lambda: not panel.strip.candidates.all)
+    assert panel.empty.text() == "What this run saved cannot be read now."
+    away.rename(run.directory.path)
+    run.read()
+    qtbot.waitUntil(lambda: len(panel.strip.candidates.all) == 3)
 
 
 def test_a_prompt_is_tried_out_and_a_grid_is_drawn_and_taken_from(panel, run, session, qtbot):
@@ -91,6 +112,7 @@ def test_a_prompt_is_tried_out_and_a_grid_is_drawn_and_taken_from(panel, run, se
     panel.show_grid()
     dialog = panel.dialog
     assert isinstance(dialog, GridDialog) and [one.step for one in dialog.chosen()] == [200, 300]
+    assert dialog.steps.currentRow() == 1
     dialog.strengths.setText("1, x")
     assert not dialog.draw_button.isEnabled() and "numbers" in dialog.count.text()
     dialog.strengths.setText("0,8, 1")

@@ -139,6 +139,21 @@ def test_a_base_from_the_list_by_keys(
     assert names(again.rows)[:2] == ["Used last", "illustrious é"]
 
 
+def test_what_was_used_last_is_told_with_its_family_wherever_it_lies(
+    qtbot: QtBot, picker: BasePicker, session: Session, tmp_path: Path
+) -> None:
+    there, gone = tool_homes.sdxl(tmp_path / "mine é.safetensors"), tmp_path / "gone.safetensors"
+    for text in (str(gone), str(there), "someone/used"):
+        session.models.used(text)
+    dialog = dialog_of(qtbot, picker, session)
+    qtbot.waitUntil(lambda: len(session.models.judged) == 3)
+    rows = {row.text: row for row in dialog.rows.rows[1:4]}
+    assert [rows[str(there)].name, rows[str(there)].badge] == ["mine é", "SDXL"]
+    assert rows[str(there)].detail.endswith(str(tmp_path))
+    assert rows["someone/used"].detail.startswith("From the Hugging Face Hub.")
+    assert rows[str(gone)].kind == "unusable" and "does not exist" in rows[str(gone)].detail
+
+
 def test_what_cannot_be_used_says_why_when_searched_for(
     qtbot: QtBot, picker: BasePicker, session: Session, home: Path
 ) -> None:

@@ -109,6 +109,15 @@ def test_shift_enter_adds_at_the_front_and_several_at_once(editor, session, qtbo
     assert captions(session)["b"] == "one, two, dog, cat"
 
 
+def test_of_a_list_that_is_pasted_into_the_line_each_line_is_a_tag(editor, session, qtbot):
+    select(session, "b")
+    editor.line.setFocus()
+    QApplication.clipboard().setText("left arm, sun\nsea\n")
+    qtbot.keyClick(editor.line, KEY.Key_V, CONTROL)
+    qtbot.keyClick(editor.line, KEY.Key_Return)
+    assert captions(session)["b"] == "dog, cat, left arm, sun, sea"
+
+
 def test_the_line_steps_between_pictures_without_losing_the_keyboard(editor, session, qtbot):
     select(session, "a")
     editor.line.setFocus()

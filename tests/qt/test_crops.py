@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from pathlib import Path
 
 import pytest
@@ -125,6 +126,19 @@ def test_plus_and_minus_size_it_and_reset_goes_back(qtbot, cropper):
     assert crop(cropper) is None
     assert cropper.canvas.rectangle().width() == pytest.approx(wide)
     assert not cropper.reset_button.isEnabled()
+
+
+def test_what_lies_outside_is_said_while_a_corner_is_pulled(qtbot, cropper):
+    def share():
+        return int(re.search(r"(\d+) % outside", cropper.facts.text())[1])
+
+    before, frame = share(), cropper.canvas.rectangle()
+    qtbot.mousePress(cropper.canvas, LEFT, pos=frame.topLeft().toPoint())
+    qtbot.mouseMove(cropper.canvas, frame.center().toPoint())
+    held = share()
+    assert held > before + 20 and crop(cropper) is None
+    qtbot.mouseRelease(cropper.canvas, LEFT, pos=frame.center().toPoint())
+    assert crop(cropper) is not None and share() == held
 
 
 def test_another_shape_of_the_dataset_can_be_chosen(qtbot, cropper):

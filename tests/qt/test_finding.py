@@ -122,6 +122,17 @@ def test_what_is_wrong_is_underlined_and_said_below(qtbot, session, place, pictu
     assert not place.box.fault.isVisible()
 
 
+def test_what_is_wrong_stays_as_it_is_typed_while_the_filter_in_force_is_asked_again(qtbot, session, place, pictures):
+    box = place.box
+    write(qtbot, box, "tag:cat")
+    qtbot.keyClick(box.field, KEY.Key_Return)
+    write(qtbot, box, 'caption:"red h')
+    qtbot.waitUntil(box.fault.isVisible)
+    session.library.learn({pictures[2]: {"caption": "cat"}}, "caption")
+    qtbot.waitUntil(lambda: session.view.ids == [pictures[0], pictures[1], pictures[2], pictures[4]])
+    assert box.field.text() == 'caption:"red h' and box.fault.isVisible()
+
+
 def test_a_word_that_is_still_typed_is_not_found_wrong_at_once(qtbot, place):
     write(qtbot, place.box, "tag:")
     qtbot.waitUntil(place.box._patience.isActive)

@@ -128,6 +128,26 @@ def test_what_is_wrong_is_listed_with_its_remedy_and_nothing_is_asked(qtbot, pan
     assert any("RTX 9999" in check.sentence for check in panel.checks.checks)
 
 
+def test_a_base_of_the_hub_is_foreseen_as_the_family_of_the_recipe(qtbot, panel, draft):
+    panel.show_draft(draft)
+    choose(panel, "8GB")
+    draft.set("base.family", None)
+    draft.set("base.model", "owner/name")
+    qtbot.waitUntil(lambda: panel.forecaster.state == "failed")
+    (check,) = (check for check in panel.checks.checks if check.severity != "error")  # the pictures are not there
+    assert (check.severity, check.key) == ("warning", "base.family")
+    assert check.remedy.startswith("What the base is will be known once it is downloaded.")
+    assert not panel.headline.isVisible(), "no empty line above it"
+    draft.set("preset", "sd15/style")
+    qtbot.waitUntil(lambda: panel.forecaster.state == "done")
+    assert panel.forecaster.answer.family == "sd15"
+    assert panel.headline.isVisible() and panel.headline.text().startswith("About ")
+    draft.set("base.model", str(draft.path.parent / "gone.safetensors"))
+    draft.set("preset", None)
+    qtbot.waitUntil(lambda: panel.forecaster.state == "failed")
+    assert ("base.model", "Choose another base.") in [(check.key, check.remedy) for check in panel.checks.checks]
+
+
 def test_a_hidden_panel_keeps_no_process_and_asks_again_when_shown(qtbot, panel, draft):
     panel.show_draft(draft)
     qtbot.waitUntil(lambda: panel.forecaster.waiting)

@@ -1,9 +1,16 @@
-"""Where the cells of the grid lie."""
+"""Where the cells of the grid lie, and what stands in them."""
 
 from __future__ import annotations
 
-import pytest
+from pathlib import Path
 
+import pytest
+from PySide6.QtCore import QRect
+from PySide6.QtGui import QImage, QPainter
+from PySide6.QtWidgets import QApplication
+
+from app.core.pictures import Folder, Picture
+from app.qt.pictures.grid.cells import Cells
 from app.qt.pictures.grid.layout import Layout
 
 
@@ -41,3 +48,17 @@ def test_a_band_touches_exactly_the_cells_it_overlaps() -> None:
             if x <= right and left < x + width and y < bottom and top < y + height
         ]
         assert set(strict) <= set(layout.within(*rectangle))
+
+
+def test_line_breaks_of_every_system_are_one_space_in_a_cell(qapp: QApplication) -> None:
+    cells, picture = Cells(qapp.font()), Picture(1, Folder(Path("a"), Path("a")), "a.png", caption="x")
+
+    def painted(text: str) -> QImage:
+        image = QImage(160, 190, QImage.Format.Format_RGB32)
+        image.fill("white")
+        painter = QPainter(image)
+        cells.paint(painter, QRect(0, 0, 160, 184), picture, None, text, selected=False, current=False, focused=False)
+        painter.end()
+        return image
+
+    assert painted("one,\ntwo") == painted("one,\r\ntwo") == painted("one, two") != painted("one,  two")

@@ -61,6 +61,7 @@ def test_a_recipe_is_made_of_it_and_shown(window, session, qtbot, tmp_path):
     wait(qtbot, viewer.recipe.isEnabled)
     viewer.recipe.click()
     wait(qtbot, lambda: "Kept among your presets as “mika_v2”." in viewer.state.text())
+    assert "It says nothing of" in viewer.state.text()
     window.show_presets()
     page = shown_page(window, PresetsPage)
     wait(qtbot, lambda: page.chosen is not None and page.chosen.preset.name == "mika_v2")

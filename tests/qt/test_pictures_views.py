@@ -334,7 +334,10 @@ def test_files_dragged_from_elsewhere_are_taken(qtbot: QtBot, views: Views, sess
     other.mkdir()
     Image.new("RGB", (64, 64)).save(other / "dog.png")
     data = QMimeData()
-    data.setUrls([QUrl.fromLocalFile(str(other))])
+    (tmp_path / "invoice.pdf").write_bytes(b"%PDF")
+    data.setUrls([QUrl.fromLocalFile(str(path)) for path in (other, tmp_path / "invoice.pdf")])
+    said: list[str] = []
+    views.said.connect(said.append)
     place, action = QPoint(50, 50), Qt.DropAction.CopyAction
     buttons, keys = Qt.MouseButton.LeftButton, Qt.KeyboardModifier.NoModifier
     entering = QDragEnterEvent(place, action, data, buttons, keys)
@@ -343,10 +346,11 @@ def test_files_dragged_from_elsewhere_are_taken(qtbot: QtBot, views: Views, sess
     QApplication.sendEvent(views, QDropEvent(QPointF(place), action, data, buttons, keys))
     qtbot.waitUntil(lambda: len(session.view.ids) == COUNT + 1)
     assert session.datasets.folders[-1] == other
+    assert any("invoice.pdf" in sentence for sentence in said)  # of no use, and said beside
 
 
 def test_other_programs_are_followed_while_the_clock_runs(
-    qtbot: QtBot, views: Views, session: Session, folder: Path
+    qtbot: QtBot, views: Views, session: Session, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock(session, views.grid.in_sight, views)
     clock.setInterval(20)
@@ -356,6 +360,10 @@ def test_other_programs_are_followed_while_the_clock_runs(
     qtbot.waitUntil(lambda: len(session.view.ids) == COUNT + 1)
     qtbot.waitUntil(lambda: named(session, "p1.png").caption == "written elsewhere")
     clock.stop()
+    looked: list[None] = []
+    monkeypatch.setattr(session.thumbnails, "look", lambda: looked.append(None))
+    clock.timeout.emit()
+    assert looked, "thumbnails go on beside threads that are stuck"
 
 
 def test_the_tip_of_a_damaged_picture_says_why(qtbot: QtBot, views: Views, session: Session, folder: Path) -> None:
@@ -392,3 +400,26 @@ def test_what_keys_do_to_the_current_picture_is_spoken_while_the_grid_has_the_ke
     views.grid.step(1)
     assert len(spoken) == 3
     assert views.grid.accessibleDescription().startswith("p2.png")
+
+
+def test_the_loupe_asks_no_disk_that_is_lost_and_shows_the_picture_when_it_is_back(
+    qtbot: QtBot, views: Views, session: Session, folder: Path
+) -> None:
+    def looked(lost: bool) -> bool:
+        session.datasets.refresh(whole=True)
+        return bool(session.datasets.lost) == lost
+
+    click(qtbot, views, 4)
+    views.show_loupe()
+    area = views.loupe.area
+    qtbot.waitUntil(lambda: area.whole is not None)
+    away = folder.rename(folder.with_name("away"))
+    qtbot.waitUntil(lambda: looked(lost=True))
+    press(qtbot, views, Qt.Key.Key_Right)
+    assert area.problem == session.datasets.lost[folder].sentence  # at once
+    assert not any(map(session.thumbnails.reachable, session.library.pictures.values()))
+    away.rename(folder)
+    qtbot.waitUntil(lambda: looked(lost=False))
+    qtbot.waitUntil(lambda: area.whole is not None)
+    assert area.problem is None
+    assert all(map(session.thumbnails.reachable, session.library.pictures.values()))

@@ -11,10 +11,10 @@ from PySide6.QtWidgets import QLabel
 
 from app.qt.actions.commands import Commands
 from app.qt.runs.after_time import AfterTimeDialog
-from app.qt.runs.queue_list import WORDS, standing
+from app.qt.runs.queue_list import WORDS, QueueList, standing
 from app.qt.runs.queue_panel import QueuePanel
 from trainer.protocol import lanes
-from trainer.protocol.queue import Queue, new_entry
+from trainer.protocol.queue import Entry, Queue, new_entry
 from trainer.queue.devices import machine_lanes
 
 
@@ -95,6 +95,48 @@ def test_entries_show_how_they_stand_and_offer_what_can_be_done(panel, queue, qt
         }
 
 
+def test_what_is_still_to_be_done_is_in_sight_below_all_that_has_ended(panel, queue, qtbot):
+    *_, waiting = add(queue, *["done"] * 30, "waiting")
+
+    def is_seen(entries):
+        view = panel.list
+        return len(order(panel)) == entries and view.viewport().rect().contains(
+            view.visualRect(view.queue.place_of(waiting))
+        )
+
+    panel._look()
+    qtbot.waitUntil(lambda: is_seen(31))
+    queue.remove(order(panel)[0])  # the list begins anew
+    panel._look()
+    qtbot.waitUntil(lambda: is_seen(30))
+    panel.resize(320, 400)
+    qtbot.waitUntil(lambda: is_seen(30))
+
+
+def test_what_is_read_stays_in_its_place(qtbot):
+    view = QueueList()
+    qtbot.addWidget(view)
+    view.resize(300, 200)
+    with qtbot.waitExposed(view):
+        view.show()
+    rows = [Entry(f"{n:03d}", Path(f"{n}"), None, state="done" if n < 30 else "waiting") for n in range(60)]
+    view.show_entries(rows)
+    bar = view.verticalScrollBar()
+    assert 0 < bar.value() < bar.maximum()
+    for place in (bar.maximum(), 0):
+        bar.setValue(place)
+        view.resize(300, view.height() + 1)
+        qtbot.waitUntil(lambda: view.viewport().height() == view.maximumViewportSize().height())
+        assert bar.value() == min(place, bar.maximum())
+        bar.setValue(40)
+        view.show_entries(rows := rows[:-1])
+        assert bar.value() == 40
+    view.setCurrentIndex(view.queue.index(45))
+    bar.setValue(0)
+    view.show_entries(rows := rows[:-1])
+    assert bar.value() == 0 and view.entry() == rows[45]
+
+
 def test_keys_and_dragging_change_the_order_on_disk(panel, queue, qtbot):
     a, b, c = add(queue, "paused", "paused", "paused")
     qtbot.waitUntil(lambda: order(panel) == [a, b, c])
@@ -137,7 +179,7 @@ def test_buttons_hold_back_give_up_take_up_and_take_out(panel, queue, qtbot):
     def states():
         return [row.state for row in panel.list.queue.rows]
 
-    assert "1 job" in panel.bar.words.text()
+    assert "Cut off in the queue: 1 job" in panel.bar.words.text()
     click("queue.resume", first)
     qtbot.waitUntil(lambda: states() == ["waiting", "interrupted"] and queue.worker_alive())
     click("queue.pause", first)

@@ -4,7 +4,7 @@ import importlib
 import threading
 
 from PySide6.QtCore import QCoreApplication, QEvent, Qt, QTimer
-from PySide6.QtWidgets import QSplitter
+from PySide6.QtWidgets import QSplitter, QWidget
 from shiboken6 import isValid
 
 from app.core.edits.edit import Edit
@@ -19,6 +19,7 @@ from app.qt.train.page import TrainPage
 from app.qt.window import Window
 from tests.support.artist import shown_page
 from tests.support.jobs import photographs
+from trainer.dataset import pixels
 from trainer.errors import JobError
 
 
@@ -37,6 +38,8 @@ def test_pages_are_loaded_part_by_part_and_what_is_none_of_qt_s_by_a_worker(sess
         turns += 1
 
     monkeypatch.setattr(importlib, "import_module", record)
+    readied = []
+    monkeypatch.setattr(pixels, "load_formats", lambda: readied.append(threading.current_thread()))
     window = Window(session)
     qtbot.addWidget(window)
     beats = QTimer(window)
@@ -53,7 +56,8 @@ def test_pages_are_loaded_part_by_part_and_what_is_none_of_qt_s_by_a_worker(sess
     assert len({at for _, at in ours}) == len(ours)  # each in a turn of its own
     beside = [name for name, thread, _ in loaded if thread is not threading.main_thread()]
     assert set(rooms.BESIDE) <= set(beside)
-    assert all(name.startswith("app.core.") for name in beside)  # which no import of Qt is allowed in
+    assert all(name.startswith(("app.core.", "trainer.")) for name in beside)  # which no import of Qt is allowed in
+    assert {thread is threading.main_thread() for thread in readied} == {False}  # at a folder's opening all is there
 
 
 def test_a_page_asked_for_earlier_is_named_at_once_and_made_before_the_others(window, qtbot, tmp_path):
@@ -95,6 +99,28 @@ def test_the_window_answers_between_the_parts_of_a_page_that_is_awaited(window, 
     shown_page(window, RunsPage)
     beats.stop()
     assert len(set(parts)) == len(parts) > 15
+
+
+def test_a_page_that_is_being_made_stays_out_of_sight_when_the_window_is_shown_again(window, qtbot):
+    """Also where it was begun while the window was closed: Qt shows a child together with what it then comes into."""
+    parts, seen = window._workshop._parts, []
+
+    def hidden_meanwhile(number):
+        making = parts(number)
+        window.hide()
+        for part in making:
+            window.show()
+            half = window._workshop._half.get(number)
+            seen.append(half is not None and half.isVisible())
+            yield part
+            window.hide()
+        window.show()
+
+    window._workshop._parts = hidden_meanwhile
+    window.show_presets()
+    qtbot.waitUntil(lambda: isinstance(window.pages.widget(3), Page))
+    assert len(seen) > 3
+    assert not any(seen)
 
 
 def test_leaving_a_page_that_is_awaited_leaves_it(window, qtbot):
@@ -192,6 +218,25 @@ def test_a_window_closed_while_a_page_is_half_made_remembers_how_that_page_stood
     assert window_state.read()["train.columns"] == before
 
 
+def test_parts_of_no_width_that_were_remembered_are_as_wide_as_they_need(window, qtbot):
+    """An Impasto before this one could keep such a page, of which a thin line was all that was left."""
+    kept = {}
+    for name, sizes in (("train.columns", [0, 0, 900]), ("runs", [0, 900]), ("runs.left", [700, 0])):
+        whole = QSplitter()
+        qtbot.addWidget(whole)
+        for _ in sizes:
+            whole.addWidget(QWidget())
+        whole.setSizes(sizes)
+        kept[name] = bytes(whole.saveState().toBase64().data()).decode("ascii")
+    window._state = kept
+    for show, kind in ((window.show_train, TrainPage), (window.show_runs, RunsPage)):
+        show()
+        page = shown_page(window, kind)
+        named = [each for each in page.findChildren(QSplitter) if each.objectName() in kept]
+        qtbot.waitUntil(lambda named=named: all(min(each.sizes()) > 30 for each in named))
+        assert named and not any(each.childrenCollapsible() for each in named)
+
+
 def test_a_page_that_failed_says_that_it_opens_whichever_way_it_is_asked_for_again(window, qtbot, monkeypatch):
     def fail(*_):
         raise MemoryError
@@ -237,6 +282,23 @@ def test_nothing_is_undone_out_of_sight_while_a_page_is_on_its_way(window, sessi
     assert session.library.pictures[number].caption == "red"
     shown_page(window, RunsPage)
     assert window.commands["edit.undo"].text() == "Undo Write it"
+
+
+def test_the_vocabulary_holds_up_no_page_that_is_being_made(session, qtbot, monkeypatch):
+    run, made = session.tasks.run, []
+    window = Window(session)
+    qtbot.addWidget(window)
+
+    def watched(work, *more, **kept):
+        if work is rooms.load_vocabulary:
+            made.append([isinstance(window.pages.widget(number), Page) for number in range(1, window.pages.count())])
+        return run(work, *more, **kept)
+
+    monkeypatch.setattr(session.tasks, "run", watched)
+    window.show_runs()
+    window._workshop.make_all()
+    qtbot.waitUntil(lambda: bool(made))
+    assert made == [[True] * 3]
 
 
 def test_no_page_needs_the_vocabulary(window, session, qtbot, monkeypatch):

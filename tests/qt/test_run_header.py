@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,7 @@ from app.core.runs.run import Run
 from app.core.session import Session
 from app.qt.actions.commands import Commands
 from app.qt.runs.header import RunHeader
+from app.qt.runs.trouble import Trouble
 from tests.support.jobs import photographs, write_job
 from tests.support.tiny import tiny_base
 from tests.support.told_runs import held, new_run
@@ -163,6 +166,59 @@ def test_resume_goes_through_the_queue_and_waits_for_its_turn(qtbot, session, he
     assert usable(header) == set()
 
 
+def test_why_a_run_had_to_pause_stands_above_it_until_it_goes_on(qtbot, session, tmp_path):
+    trouble = Trouble()
+    qtbot.addWidget(trouble)
+    with held(new_run(tmp_path, "cats")) as engine:
+        engine.tell(events.ErrorEvent(code="disk.full", sentence="No room.", remedy="Make some."))
+        engine.stand("paused", 30)
+    run = session.runs.open(engine.run.path)
+    look(qtbot, run)
+    trouble.show_run(run)
+    assert not trouble.isHidden() and trouble.sentence.text() == "No room. Make some."
+    with held(engine.run) as engine:
+        engine.stand("paused", 40)
+    look(qtbot, run)
+    trouble.show_run(run)
+    assert trouble.isHidden(), "somebody paused it"
+    with held(engine.run):
+        pass
+    engine.run.console.write_text("step 40", encoding="utf-8")
+    look(qtbot, run)
+    trouble.show_run(run)
+    assert "ended without a word" in trouble.sentence.text() and not trouble.last_words.isHidden()
+    trouble.show_run(run, "No room. Make some.")  # as the queue was told, when the run's own disk took no word
+    assert trouble.sentence.text() == "No room. Make some." and trouble.last_words.isHidden()
+
+
+def test_between_resume_and_the_engine_s_first_step_it_says_that_it_starts(qtbot, session, header, tmp_path):
+    """What worker and engine enter while the libraries are imported, which takes the engine some seconds."""
+    with held(new_run(tmp_path, "cats")) as engine:
+        engine.stand("paused", 30)
+    run, queue = session.runs.open(engine.run.path), session.queue.queue
+    header.show_run(run)
+    entry = queue.add_resume(engine.run.path)
+
+    def said_when(**now: object) -> str:
+        queue.change(entry.id, lambda entry: replace(entry, **now))
+        session.queue.look()
+        qtbot.waitUntil(lambda: session.queue.entry(entry.id) == queue.get(entry.id))
+        look(qtbot, run)
+        return header.state.text()
+
+    with queue.engine(entry.id):
+        assert said_when(state="running", pid=None) == "Starting…"  # the worker has begun it
+        assert usable(header) == set()
+        assert said_when(pid=os.getpid(), attempts=1) == "Starting…"  # the engine has found its entry
+        assert usable(header) == set()
+        with held(engine.run):
+            look(qtbot, run)
+            assert header.state.text() == "Running"
+        look(qtbot, run)
+        assert header.state.text() == "Interrupted", "killed: it does not start any more"
+        assert usable(header) == {"resume"}
+
+
 def test_the_phases_of_a_run_have_names_amounts_and_bars(qtbot, session, header, tmp_path):
     with held(new_run(tmp_path, "cats")) as engine:
         engine.tell(
@@ -176,7 +232,7 @@ def test_the_phases_of_a_run_have_names_amounts_and_bars(qtbot, session, header,
         look(qtbot, run)
         bars = header.phases.bars
         assert [name for name, bar in bars.items() if bar.isVisible()] == ["load", "cache_pictures"]
-        assert (bars["load"].amount, bars["load"].part, bars["load"].current) == ("1 min", 1.0, False)
+        assert (bars["load"].amount, bars["load"].part, bars["load"].current) == ("75 s", 1.0, False)
         assert bars["cache_pictures"].amount == "10 / 40"
         assert bars["cache_pictures"].accessibleName() == "Pictures 25% 10 / 40"
         assert bars["cache_pictures"].current

@@ -15,7 +15,8 @@ from app.core.settings.preferences import Telling
 from app.qt.runs.notifier import Notifier
 from app.qt.window import Window
 from tests.support.told_runs import Teller, held, new_run
-from trainer.protocol import events
+from trainer.protocol import events, locks
+from trainer.protocol.queue import new_entry
 
 
 @pytest.fixture
@@ -67,6 +68,12 @@ def test_a_run_that_fails_while_pictures_are_looked_at_is_told_with_a_way_to_it(
     assert shown == [engine.run.path]
 
 
+def test_a_run_that_had_to_pause_is_told_with_the_reason(watching, tmp_path, beeps):
+    paused = RunSummary(tmp_path / "cats", "cats", "paused", step=12)
+    watching.session.telling.ended.emit(Ended(paused, "No room. Make some."))
+    assert watching.notices.sentences() == ["cats had to pause at step 12. No room. Make some."]
+
+
 @pytest.mark.parametrize(("notify", "sound"), [(False, True), (True, False)])
 def test_notice_and_sound_can_each_be_switched_off(watching, qtbot, tmp_path, beeps, notify, sound):
     settings = watching.session.settings
@@ -96,3 +103,35 @@ def test_a_window_that_is_closed_looks_no_more(watching, qtbot, tmp_path):
         assert not clock(watching).isActive()
         watching.session.telling.changed.emit(None)
         assert not clock(watching).isActive()
+
+
+def test_closing_the_window_says_what_goes_on_training_or_a_queue_that_waits(watching, qtbot, tmp_path):
+    watching.close()
+    assert watching.findChild(Notifier).farewell is None, "nothing trains"
+    watching.show()
+    (tmp_path / "job.toml").touch()
+    queue = watching.session.queue.queue
+    queue.put(new_entry(tmp_path / "job.toml"))
+    with locks.held(queue.worker_lock, 0.0):  # somebody works on it
+        watching.session.queue.look()
+        qtbot.waitUntil(lambda: watching.session.telling.watching)
+        watching.close()
+        waits = watching.findChild(Notifier).farewell
+        assert waits.isVisible() and waits.title.text() == "The queue goes on."
+        watching.show()
+        with qtbot.waitSignal(waits.destroyed):
+            waits.close()
+    watching.session.queue.look()
+    qtbot.waitUntil(lambda: not watching.session.telling.watching)
+    with held(new_run(tmp_path, "cats")):
+        seen(watching, qtbot)
+        watching.close()
+        farewell = watching.findChild(Notifier).farewell
+        assert farewell.isVisible() and farewell.title.text() == "Training continues."
+        assert farewell.testAttribute(Qt.WidgetAttribute.WA_QuitOnClose), "the app must not end before it is read"
+        assert watching.frameGeometry().contains(farewell.frameGeometry())
+        watching.come_forward([])  # started again meanwhile: the second start hands over to this one
+        assert watching.isVisible() and clock(watching).isActive()
+        assert farewell.timer.isActive()
+        with qtbot.waitSignal(farewell.destroyed):
+            farewell.timer.timeout.emit()  # it goes by itself

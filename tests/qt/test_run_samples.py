@@ -249,6 +249,25 @@ def test_a_damaged_picture_says_so_and_a_row_has_its_prompt_as_it_stands(matrix,
     assert matrix.grid.prompt_title(2) == PROMPTS[2], "what looks like HTML is none"
 
 
+def test_samples_of_a_folder_that_comes_back_are_shown(matrix, qtbot, run, engine, session):
+    engine.draw(700)
+    places = (engine.run.samples, engine.run.run)
+    for place in places:
+        place.rename(place.with_name(f"{place.name} away"))
+    arrive(qtbot, run)
+    spot = Spot(700, 0)
+
+    def problem() -> str | None:
+        shown = session.thumbnails.get(matrix.grid.picture(spot), 256)
+        return shown.problem if shown else "none yet"
+
+    qtbot.waitUntil(lambda: problem() not in (None, "none yet"))
+    for place in places:
+        place.with_name(f"{place.name} away").rename(place)
+    arrive(qtbot, run)
+    qtbot.waitUntil(lambda: problem() is None)
+
+
 def test_a_picture_of_another_form_stays_within_its_cell(matrix, qtbot, run, engine):
     engine.tell(sample(engine.run, 700, 0, size=(320, 320)))
     arrive(qtbot, run)

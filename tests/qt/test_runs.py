@@ -8,17 +8,22 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 
 import pytest
-from PySide6.QtCore import QEvent, QItemSelectionModel, QObject, Qt, QTimer
+from PySide6.QtCore import QEvent, QItemSelectionModel, QObject, QRect, Qt, QTimer
 from pytestqt.qtbot import QtBot
 
 from app.core.runs.summary import RunSummary
+from app.qt.flow_layout import FlowLayout
+from app.qt.presets.page import PresetsPage
 from app.qt.runs import run_list
 from app.qt.runs.charts.chart import Chart
 from app.qt.runs.page import RunsPage
-from app.qt.runs.run_list import WORDS
+from app.qt.runs.run_list import COLOUR, WORDS
+from app.qt.runs.state_words import state_colour
+from app.qt.train.page import TrainPage
 from app.qt.window import Window
 from tests.support.artist import shown_page
 from tests.support.jobs import photographs, write_job
@@ -68,21 +73,50 @@ def test_a_queue_that_is_held_is_not_said_to_begin_anything(page, session, qtbot
 
 def test_of_many_runs_only_those_that_go_on_or_changed_are_worded_anew(qapp, monkeypatch):
     worded: list[str] = []
-    monkeypatch.setattr(run_list, "standing", lambda run, left: worded.append(run.name) or f"{run.state} {left}")
+    monkeypatch.setattr(
+        run_list, "standing", lambda run, left, begins: worded.append(run.name) or f"{run.state} {left}{' on' * begins}"
+    )
     days = [1]
     monkeypatch.setattr(run_list, "_today", lambda: (2026, days[0]))
     runs = [RunSummary(Path(f"run {number}"), f"run {number}", "done") for number in range(3)]
     runs.append(RunSummary(Path("live"), "live", "running"))
-    model = run_list.RunModel(lambda path: float(len(worded)))
+    beginning: list[str] = []
+    model = run_list.RunModel(lambda path: float(len(worded)), lambda run: run.name in beginning)
     assert model.show(runs) and len(worded) == 4
     worded.clear()
     runs[1] = replace(runs[1], state="paused")
     assert not model.show(runs) and worded == ["run 1", "live"]
     assert list(model.words) == ["done 0.0", "paused 0.0", "done 2.0", "running 1.0"]
+    for begun, words in ((["run 1"], "paused 0.0 on"), ([], "paused 0.0")):
+        beginning[:] = begun
+        worded.clear()
+        assert not model.show(runs) and worded == ["run 1", "live"]
+        assert model.words[1] == words
     worded.clear()
     days.append(days.pop() + 1)
     model.show(runs)
     assert len(worded) == 4
+
+
+def test_list_and_header_say_the_same_of_a_run_whose_engine_is_on_its_way(page, session, qtbot, tmp_path):
+    """What the worker enters when it has begun a resume; the engine gets as far as the run some seconds later."""
+    directory = write_run(tmp_path, "cats", 200, done=50, state="paused")
+    qtbot.waitUntil(lambda: listed(page) == [("cats", "paused")])
+    qtbot.waitUntil(lambda: page.run is not None and page.run.loaded)
+    queue = session.queue.queue
+    entry = queue.add_resume(directory.path)
+    with queue.engine(entry.id):
+        queue.change(entry.id, lambda entry: replace(entry, state="running", pid=None))
+        session.queue.look()
+        qtbot.waitUntil(lambda: page.header.state.text() == "Starting…")
+        row = page.list.runs.index(0)
+        assert row.data(WORDS) == "Starting… · 50 of 200"
+        assert row.data(COLOUR) == state_colour("running")
+    queue.remove(entry.id)
+    session.queue.look()
+    qtbot.waitUntil(lambda: page.header.state.text() == "Paused")
+    assert row.data(WORDS).startswith("Paused · 50 of 200")
+    assert row.data(COLOUR) == state_colour("paused")
 
 
 def test_what_was_read_before_the_page_was_made_is_shown_at_once(window, session, qtbot):
@@ -105,6 +139,30 @@ def test_a_run_from_the_command_line_appears_and_is_drawn(page, qtbot, tmp_path)
     assert board.loss.plot.accessibleDescription().startswith("smoothed: ")
     assert len(board._made) == 6 and all(chart.isVisible() for chart in board._made)
     assert not board.card.isVisible()  # nobody asks a card about a run that has ended
+
+
+def test_the_window_fits_a_full_hd_screen_at_200_percent(page, window, qtbot, tmp_path):
+    for show, kind in (
+        (window.show_train, TrainPage),
+        (window.show_presets, PresetsPage),
+        (window.show_runs, RunsPage),
+    ):
+        show()
+        shown_page(window, kind)
+    directory = write_run(tmp_path, "a run with quite a long name", 200, done=50, state="running")
+    with directory.hold():
+        drawn(page, qtbot)
+        qtbot.waitUntil(lambda: page.header.buttons["runs.pause"].isVisible())
+        made = [window.pages.widget(place) for place in range(window.pages.count())]
+        assert {type(one).__name__ for one in made if one.minimumSizeHint().width() > 870} == set()
+        assert window.minimumSizeHint().width() <= 960 and window.minimumSizeHint().height() <= 500
+    tools = page.progress.findChild(FlowLayout)
+    one = tools.heightForWidth(2000)
+    assert tools.heightForWidth(420) > one > 0
+    tools.setGeometry(QRect(0, 0, 420, tools.heightForWidth(420)))
+    places = [tools.itemAt(place).geometry() for place in range(tools.count())]
+    assert max(place.right() for place in places) < 420
+    assert not any(a.intersects(b) for a, b in combinations(places, 2))
 
 
 def test_steps_that_come_are_drawn(page, qtbot, tmp_path):

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 from PySide6.QtCore import QSize, Qt
 from PySide6.QtGui import QColor, QIcon, QPalette
-from PySide6.QtWidgets import QPushButton, QToolButton
+from PySide6.QtWidgets import QListWidget, QListWidgetItem, QPushButton, QRadioButton, QToolButton
 
+from app.qt.runs.charts.legend import COLOURS, colour_of, pale
 from app.qt.theme import Theme, colours, icon, set_icon
 from app.qt.theme.icons import FOLDER
 from app.qt.theme.palettes import CONTRAST, DARK, LIGHT, SHAPES, TEXTS
@@ -57,10 +58,32 @@ def test_edges_focus_rings_and_icons_stand_out(name):
     assert {pair: value for pair, value in poor.items() if value < 3.0} == {}
 
 
+def test_in_high_contrast_the_noise_of_a_curve_stands_out_too(theme):
+    theme.choose("contrast")
+    series = [QColor(getattr(CONTRAST, colour_of(place))) for place in range(COLOURS)]
+    assert min(ratio(pale(colour).name(), CONTRAST.base) for colour in series) >= 3.0
+
+
 def test_the_style_sheet_names_no_colour_of_its_own():
     marked = type(LIGHT)(*(f"#{index:06x}" for index in range(len(LIGHT.__slots__))))
     left = re.sub("|".join(f"#{index:06x}" for index in range(len(LIGHT.__slots__))), "", sheet(marked, Path("marks")))
     assert re.findall(r"#[0-9a-fA-F]{3,8}\b|\brgba?\(", left) == []
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_chosen_button_keeps_its_ring_and_has_a_dot(theme, qtbot, name):
+    theme.choose(name)
+    button = QRadioButton()
+    qtbot.addWidget(button)
+    button.resize(button.sizeHint())
+    empty = button.grab().toImage()
+    button.setChecked(True)
+    full = button.grab().toImage()
+    row = empty.height() // 2
+    rings = [[image.pixelColor(x, row).name() for x in range(6)] for image in (empty, full)]
+    assert rings[0] == rings[1]
+    assert max(ratio(colour, ALL[name].window) for colour in rings[0]) > 2.5  # its round edge is a mixed colour
+    assert full.pixelColor(12, row) == QColor(ALL[name].accent)
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -119,3 +142,18 @@ def test_an_icon_has_as_many_pixels_as_the_screen_shows(theme, monkeypatch, qapp
 def test_a_name_without_a_drawing_is_a_mistake(theme):
     with pytest.raises(FileNotFoundError):
         icon("no-such-icon")
+
+
+@pytest.mark.parametrize("look", ALL)
+def test_what_is_ticked_and_chosen_shows_its_box_on_the_accent(theme, qtbot, look):
+    theme.choose(look)
+    shown = QListWidget()
+    qtbot.addWidget(shown)
+    item = QListWidgetItem("", shown)
+    item.setCheckState(Qt.CheckState.Checked)
+    shown.setCurrentItem(item)
+    with qtbot.waitExposed(shown):
+        shown.show()
+    image, colour = shown.viewport().grab(shown.visualItemRect(item)).toImage(), QColor(ALL[look].on_accent)
+    columns = ([y for y in range(image.height()) if image.pixelColor(x, y) == colour] for x in range(30))
+    assert max(max(seen) - min(seen) for seen in columns if seen) >= 14, "the box, and not the tick alone"

@@ -124,7 +124,7 @@ def test_a_recipe_card_sets_the_recipe_and_what_differs_from_it_is_marked(page: 
     assert not row.mark.isVisible()
     type_into(qtbot, row.editor, "8")
     assert row.mark.isVisible() and "32" in row.back.toolTip()
-    assert "differ from “character”" in page.sheet.differences.text()
+    assert "other than in “character”" in page.sheet.differences.text()
     row.back.click()
     assert page.draft.get("recipe.rank") == 32 and not row.mark.isVisible()
 
@@ -154,6 +154,20 @@ def test_ctrl_z_takes_back_what_was_done_to_the_job_wherever_the_cursor_is(
     assert window.commands["edit.undo"].text() == "Undo" and not window.can_undo()  # captions have nothing
 
 
+def test_undo_names_a_change_as_the_page_does(page: TrainPage, window: Window, qtbot: QtBot) -> None:
+    assert page.draft is not None
+    named = {
+        "base.model": ("owner/name", "Undo Base"),
+        "output.runs": ("elsewhere", "Undo Output"),
+        "report.previews.prompts.0.prompt": ("a cat", "Undo Prompt"),
+        "recipe.optimizer.name": ("lion", "Undo Optimizer › name"),
+        "dataset.folders": ([], "Undo Pictures"),
+    }
+    for key, (value, words) in named.items():
+        page.draft.set(key, value)
+        qtbot.waitUntil(lambda words=words: window.commands["edit.undo"].text() == words)
+
+
 def test_the_search_finds_settings_by_name_key_and_help(page: TrainPage, qtbot: QtBot) -> None:
     form = page.sheet.form
     page.sheet.form.finish()
@@ -164,7 +178,7 @@ def test_the_search_finds_settings_by_name_key_and_help(page: TrainPage, qtbot: 
         return {row.key for row in form.rows.values() if row.isVisible()}
 
     page.commands["train.search"].trigger()
-    qtbot.waitUntil(page.sheet.search.hasFocus)
+    qtbot.waitUntil(lambda: page.window().focusWidget() is page.sheet.search)  # whichever window is active
     assert found("min_snr") == {"recipe.objective.min_snr_gamma", "recipe.objective.debiased"}
     assert "recipe.pictures.flip" in found("mirrored")
     assert found("weight decay") == {"recipe.optimizer.weight_decay"}  # of the one optimizer that is chosen
@@ -315,6 +329,12 @@ def test_a_job_that_cannot_be_read_is_told_and_the_one_that_is_open_stays(
     qtbot.waitUntil(lambda: bool(window.notices.sentences()))
     assert page.draft is open_now
     assert "broken.toml is not valid TOML" in window.notices.sentences()[0]
+    session.going.job.emit(tmp_path / "there is none.toml")
+    qtbot.waitUntil(lambda: any("there is none" in told for told in window.notices.sentences()))
+    assert len(window.notices.sentences()) == 1, "the one before is over"
+    page.new()
+    qtbot.waitUntil(lambda: page.draft is not open_now)
+    assert window.notices.sentences() == []
 
 
 def test_a_sound_job_can_be_started_and_the_trainer_reads_it(page: TrainPage, session: Session, qtbot: QtBot) -> None:
@@ -345,9 +365,34 @@ def test_start_while_the_queue_is_held_says_so_and_offers_to_go_on(
     assert page.draft is not None and entry.text == page.draft.path.read_text(encoding="utf-8")
     assert entry.state == "waiting" and not session.queue.now.working
     session.queue.remove(entry.id)
+    qtbot.waitUntil(lambda: window.notices.sentences() == [])  # it does not wait any more
+    for name in ("second", "third"):
+        page.draft.set("name", name)
+        page.start_button.click()
+        qtbot.waitUntil(lambda name=name: any(name in told for told in window.notices.sentences()))  # type: ignore[misc]
+    for entry in session.queue.entries:
+        session.queue.start_after(entry.id, time.time() + 86_400)
     window.notices._bars[0].findChildren(type(page.start_button))[0].click()
     qtbot.waitUntil(lambda: not session.queue.now.reading.held)
+    assert window.notices.sentences() == [], "nor is the queue held"
+    for entry in session.queue.entries:
+        session.queue.remove(entry.id)
     qtbot.waitUntil(lambda: session.queue.look() or not session.queue.now.working)
+
+
+def test_of_two_jobs_of_one_name_the_second_is_still_told_to_wait_when_the_first_begins(
+    page: TrainPage, window: Window, session: Session, qtbot: QtBot, tmp_path: Path
+) -> None:
+    session.queue.queue.hold()
+    page.sheet.essentials.base.chosen.emit(str(tmp_path / "gone.safetensors"))
+    for number in (1, 2):
+        page.start_button.click()
+        qtbot.waitUntil(lambda number=number: len(session.queue.entries) == number and page.can_start())  # type: ignore[misc]
+    (told,) = window.notices.sentences()
+    for left in ([told], []):
+        session.queue.remove(session.queue.entries[0].id)
+        qtbot.waitUntil(lambda left=left: len(session.queue.entries) == len(left))  # type: ignore[misc]
+        assert window.notices.sentences() == left
 
 
 def test_a_job_whose_file_cannot_be_written_is_not_started(
@@ -385,7 +430,8 @@ def test_start_puts_the_job_into_the_queue_and_tells_what_became_of_it(
     page.start_button.click()
     assert page.start_button.text() == "Starting…" and not page.can_start()
     qtbot.waitUntil(lambda: bool(window.notices.sentences()))
-    assert "gone.safetensors" in window.notices.sentences()[0]
+    (told,) = window.notices.sentences()  # once, though whoever tells of runs that end has heard of it too
+    assert told.startswith("“katzen ü” could not begin. ") and "gone.safetensors" in told
     assert [entry.job for entry in session.queue.entries] == [page.draft.path]
     assert page.start_button.text() == "Start training" and page.start_button.isEnabled()
     qtbot.waitUntil(lambda: session.queue.look() or not session.queue.now.working)
@@ -436,6 +482,10 @@ def test_where_runs_go_is_typed_or_chosen_and_an_empty_field_is_the_folder_besid
     reaches_disk(qtbot, page, lambda values: values.get("output") == {"runs": "mine"})
     type_into(qtbot, output.field, "")
     reaches_disk(qtbot, page, lambda values: "runs" not in values.get("output", {}))
+    home = page.draft.path.parent
+    monkeypatch.setattr(Path, "home", staticmethod(lambda: home))
+    output.show_draft(page.draft)
+    assert output.field.placeholderText() == str(Path("~") / "runs")
 
 
 def test_a_base_that_lies_beside_the_job_is_told_from_one_of_the_hub(page: TrainPage, qtbot: QtBot) -> None:

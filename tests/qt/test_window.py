@@ -15,6 +15,7 @@ from app.core.session import Session
 from app.core.settings import window_state
 from app.core.settings.store import Settings
 from app.core.tags.vocabulary import lists_folder
+from app.qt.pictures.finding.dialogs import SaveDialog
 from app.qt.posting import Poster
 from app.qt.window import Window
 
@@ -54,11 +55,77 @@ def test_pages_are_reached_by_buttons_and_keys(window, qtbot):
     assert window._rail.buttons.checkedId() == 3
 
 
+def test_a_notice_of_a_folder_that_is_gone_goes_when_it_is_back_or_closed(window, session, pictures, qtbot):
+    def told(count):
+        session.datasets.refresh(whole=True)
+        lost = [error.sentence for error in session.datasets.lost.values()]
+        said = window.notices.sentences()
+        return len(lost) == len(said) == count and all(map(str.__contains__, said, lost))
+
+    session.datasets.open(pictures)
+    qtbot.waitUntil(lambda: len(session.library.pictures) == 2)
+    away = pictures.rename(pictures.with_name("away"))
+    qtbot.waitUntil(lambda: told(1))
+    away.rename(pictures)
+    qtbot.waitUntil(lambda: told(0))
+    pictures.rename(away)
+    qtbot.waitUntil(lambda: told(1))
+    session.datasets.close(pictures)
+    assert window.notices.sentences() == []
+
+
+def test_datasets_of_one_name_are_told_apart(window, session, tmp_path, qtbot):
+    for place in ("one", "two"):
+        (tmp_path / place / "cats").mkdir(parents=True)
+        Image.new("RGB", (64, 48), "red").save(tmp_path / place / "cats" / "a.png")
+        session.datasets.open(tmp_path / place / "cats")
+    qtbot.waitUntil(lambda: len(session.view.ids) == 2)
+    grid = window.pictures.views.grid
+    assert [grid._tip(number).splitlines()[0] for number in session.view.ids] == ["one/cats/a.png", "two/cats/a.png"]
+    dialog = SaveDialog("tag:cat", list(session.datasets.folders), window)
+    assert [dialog._scope.itemText(row) for row in (1, 2)] == ["Only one/cats", "Only two/cats"]
+    session.view.select(session.view.ids[1:], session.view.ids[1])
+    window.pictures.views.close_dataset()
+    assert "two/cats" in window.status.currentMessage()
+    assert grid._tip(session.view.ids[0]).splitlines()[0] == "cats/a.png"
+
+
+def test_a_folder_dropped_again_is_said_to_be_open(window, session, pictures, qtbot):
+    session.datasets.open(pictures)
+    drop(window, pictures)
+    qtbot.waitUntil(lambda: window.status.currentMessage() == f"{pictures.name} is open already.")
+    assert session.datasets.folders == (pictures,)
+
+
+def test_a_file_of_no_use_is_told_and_does_not_open_the_folder_that_it_lies_in(window, session, pictures, qtbot):
+    (pictures / "model.zip").write_bytes(b"PK")
+    drop(window, pictures / "model.zip")
+    qtbot.waitUntil(lambda: any("model.zip" in told for told in window.notices.sentences()))
+    assert session.datasets.folders == ()
+    drop(window, pictures / "model.zip", pictures / "a.txt")
+    qtbot.waitUntil(lambda: session.datasets.folders == (pictures,))
+
+
+def test_an_empty_folder_beside_others_is_said_to_be_empty(window, session, pictures, tmp_path, qtbot):
+    (tmp_path / "bare").mkdir()
+    drop(window, pictures)
+    qtbot.waitUntil(lambda: len(session.library.pictures) == 2)
+    drop(window, tmp_path / "bare")
+    qtbot.waitUntil(lambda: window.status.currentMessage() == "No pictures in bare")
+
+
 def test_a_folder_dropped_anywhere_is_opened_as_a_dataset(window, session, pictures, qtbot):
     window.show_runs()
     assert drop(window, pictures)
     qtbot.waitUntil(lambda: len(session.library.pictures) == 2)
     assert window.pages.currentWidget() is window.pictures
+
+
+def test_files_of_no_use_beside_a_folder_are_named(window, session, pictures, tmp_path, qtbot):
+    (tmp_path / "invoice.pdf").write_bytes(b"%PDF")
+    drop(window, pictures, tmp_path / "invoice.pdf")
+    qtbot.waitUntil(lambda: len(session.library.pictures) == 2)
+    assert any("invoice.pdf" in sentence for sentence in window.notices.sentences())
 
 
 def test_of_a_file_its_folder_is_opened(window, session, pictures, qtbot):
@@ -208,6 +275,7 @@ def test_it_closes_when_pictures_are_in_the_trash_or_at_once_where_it_is_closed_
         return
     qtbot.waitUntil(lambda: not window.isVisible())
     assert session.history.writing is None
+    assert not window._closing, "shown again by another start, it would close by itself after the next edit"
     assert sorted(file.name for file in pictures.iterdir()) == ["a.png", "a.txt", "b.png", "b.txt"]
     assert "geometry" in window_state.read()
 

@@ -27,6 +27,8 @@ class Start:
     seconds: float
     cpu_seconds: float
     modules: frozenset[str]
+    switch_seconds: float
+    """After which a thread that wants Python's lock asks for it."""
 
 
 def measure(*paths: str) -> Start:
@@ -39,7 +41,7 @@ def measure(*paths: str) -> Start:
             command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, encoding="utf-8", check=True, timeout=120
         )
     told = json.loads(done.stdout.splitlines()[-1])
-    return Start(told["seconds"], told["cpu_seconds"], frozenset(told["modules"]))
+    return Start(**{**told, "modules": frozenset(told["modules"])})
 
 
 def _tell_first_paint(started: float) -> None:
@@ -51,7 +53,12 @@ def _tell_first_paint(started: float) -> None:
     painted: list[Window] = []
 
     def tell() -> None:
-        words = {"seconds": time.time() - started, "cpu_seconds": time.process_time(), "modules": sorted(sys.modules)}
+        words = {
+            "seconds": time.time() - started,
+            "cpu_seconds": time.process_time(),
+            "modules": sorted(sys.modules),
+            "switch_seconds": sys.getswitchinterval(),
+        }
         sys.stdout.write(json.dumps(words) + "\n")
         QCoreApplication.quit()
 

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
-from torch._C._profiler import _EventType
 from torch.autograd.profiler import record_function
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.profiler import ProfilerActivity, profile
-from torch.profiler._utils import traverse_dfs
 
+from tests.support.allocations import Change, changes_of, outside, telling_main_memory
 from tests.support.tiny import tiny_configs
 from trainer.base.placing import Placer, place_weights
 from trainer.base.stored import StoredTensor
@@ -37,11 +36,16 @@ CPU_KERNELS = frozenset(
     for name in (
         "convolution",
         "convolution_backward",
+        "copy_",  # that transposes
         "_foreach_add_",  # of unlike dtypes
+        "_int_mm",
+        "addcdiv",  # of unlike dtypes
+        "addcmul",  # of unlike dtypes
         "addmm",
         "baddbmm",
         "bmm",
         "mm",
+        "mul",  # of unlike dtypes
         "native_group_norm_backward",
         "native_layer_norm",
         "native_layer_norm_backward",
@@ -51,8 +55,7 @@ CPU_KERNELS = frozenset(
 )
 # Numbers that multiply tensors lie in tensors of their own for a moment, on the CPU wherever those are.
 SCALAR_BYTES = 8
-# Checkpointing keeps the state of the random numbers, in main memory whatever the device.
-RNG_STATE_BYTES = 5056
+PART = "part"
 
 
 def tiny_subject(
@@ -111,45 +114,31 @@ def real_micro_batch(subject: Subject, bucket: Size, pictures: int) -> MicroBatc
     return micro
 
 
-class Change(NamedTuple):
-    """Bytes taken or (negative) given back, and the kernel of the CPU's that it happened in, if any."""
-
-    address: int
-    bytes: int
-    kernel: int | None
-
-
 def real_steps(subject: Subject, bucket: Size, pictures: int, micro_batches: int, steps: int = 1) -> list[list[Change]]:
     """Every allocation of real optimizer steps, by part: the micro-batches of a step and then its optimizer."""
     engine = cpu_engine(subject)
-    with sdpa_kernel(SDPBackend.MATH), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorder:
+    with (
+        telling_main_memory(),
+        sdpa_kernel(SDPBackend.MATH),
+        profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorder,
+    ):
         for _ in range(steps):
             total = torch.zeros(())
             for _ in range(micro_batches):
                 micro = real_micro_batch(subject, bucket, pictures)
-                with record_function("part"):
+                with record_function(PART):
                     total += engine.micro_step(micro)
                     engine.masters.accumulate()
-            with record_function("part"):
+            with record_function(PART):
                 set_learning_rates(engine.optimizer, 1.0)
                 measure(total, engine.masters, engine.loss_scale)
                 engine.move(1.0, 1.0)
-    return list(_parts(recorder))
+    return _parts(changes_of(recorder.profiler))
 
 
 def outside_kernels(changes: list[Change]) -> list[int]:
     """The bytes of each change, without what a CPU kernel took and gave back within itself."""
-    born: dict[int, int] = {}
-    inner: set[int] = set()
-    for place, change in enumerate(changes):
-        if change.bytes > 0:
-            born[change.address] = place
-        elif (birth := born.pop(change.address, None)) is not None:
-            kernel = changes[birth].kernel
-            if kernel is not None and kernel == change.kernel:
-                inner |= {birth, place}
-    kept = (change.bytes for place, change in enumerate(changes) if place not in inner)
-    return [size for size in kept if abs(size) > SCALAR_BYTES and abs(size) != RNG_STATE_BYTES]
+    return [size for size in outside(changes, CPU_KERNELS) if abs(size) > SCALAR_BYTES]
 
 
 def traced_bytes(tape: Tape, micro: MicroBatch | None = None) -> list[int]:
@@ -178,22 +167,11 @@ def tensors_of(micro: MicroBatch) -> list[torch.Tensor]:
     return [tensor for tensor in found if isinstance(tensor, torch.Tensor)]
 
 
-def _parts(recorder: Any) -> Iterator[list[Change]]:
-    events = list(traverse_dfs(recorder.profiler.kineto_results.experimental_event_tree()))
-    changes = [
-        (event.start_time_ns, Change(event.extra_fields.ptr, event.extra_fields.alloc_size, _kernel(event)))
-        for event in events
-        if event.tag == _EventType.Allocation
-    ]
-    changes.sort(key=lambda change: change[0])
-    for part in sorted((event for event in events if event.name == "part"), key=lambda event: event.start_time_ns):
-        yield [change for time, change in changes if part.start_time_ns <= time <= part.end_time_ns]
-
-
-def _kernel(event: Any) -> int | None:
-    """The outermost CPU kernel around an event."""
-    found = None
-    while (event := event.parent) is not None:
-        if event.name in CPU_KERNELS:
-            found = event.id
-    return found
+def _parts(changes: list[Change]) -> list[list[Change]]:
+    """What was asked for in each part, in their order."""
+    by_part: dict[int, list[Change]] = {}
+    for change in changes:
+        for number, name in change.operations:
+            if name == PART:
+                by_part.setdefault(number, []).append(change)
+    return list(by_part.values())

@@ -1,14 +1,61 @@
-"""Jobs opened without the list that a session keeps of them."""
+"""Job files, and jobs opened without the list that a session keeps of them."""
 
 from __future__ import annotations
 
+import errno
+import os
+import tomllib
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from app.core.jobs.draft import Draft
 from app.core.jobs.file import read_values
 from app.core.tasks import Tasks
 
+BARE = """# an artist's own words
+schema = 1
+name = "höhle"
+[base]
+model = "owner/name"
+[[dataset.folders]]
+path = "pictures of cats"
+trigger = "sks"
+[recipe]
+rank = 8
+steps = 100
+[recipe.optimizer]
+name = "prodigy"
+d_coef = 2.0
+"""
+
 
 def opened(path: Path, tasks: Tasks) -> Draft:
     """Open a job file."""
     return Draft(path, read_values(path), tasks)
+
+
+def write_bare(folder: Path) -> Path:
+    """Write a job as people do, and return its file."""
+    path = folder / "bilder ü" / "job.toml"
+    path.parent.mkdir()
+    path.write_text(BARE, encoding="utf-8")
+    return path
+
+
+def on_disk(path: Path) -> dict[str, Any]:
+    """Return what a job file holds."""
+    return tomllib.loads(path.read_text(encoding="utf-8"))
+
+
+def refuse_writing(folder: Path, monkeypatch: pytest.MonkeyPatch, number: int = errno.EROFS) -> None:
+    """As a folder that may only be read does, with whoever runs the tests."""
+    replace = Path.replace
+
+    def refuse(self: Path, target: Path) -> Path:
+        if Path(target).parent == folder:
+            raise OSError(number, os.strerror(number))
+        return replace(self, target)
+
+    monkeypatch.setattr(Path, "replace", refuse)

@@ -8,14 +8,17 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import safetensors
 import torch
 from torch.optim import optimizer as optimizers
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.support.jobs import photographs, write_job
+from tests.support.tiny import tiny_base
 from trainer.adapter.metadata import TIME_KEYS
+from trainer.config.base import Family
 from trainer.config.load import load_job
 from trainer.config.write import dump_job
 from trainer.errors import ImpastoError
@@ -152,6 +155,22 @@ class Counter(Exhaustion):
 
 class Killed(BaseException):
     """Ends a run as a kill would: nothing of ours gets a word."""
+
+
+class SharedPlace:
+    """Where the runs of a file of tests share their bases, pictures and caches, and the runs they are compared with."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.pictures = photographs(folder / "pictures")
+        self.bases = {family: tiny_base(family, folder / "bases", depth=1) for family in get_args(Family)}
+        self.known: dict[object, tuple[str, dict[str, str]]] = {}
+        self._number = 0
+
+    def job(self, family: str = "sd15") -> Path:
+        """A new job on the shared pictures."""
+        self._number += 1
+        return write_job(self.folder / f"{self._number}", self.bases[family], self.pictures)
 
 
 class Trial:

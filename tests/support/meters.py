@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from tests.support.allocations import changes_of, outside, telling_main_memory
 from trainer.training.machine import card_of
 
 
@@ -77,11 +78,23 @@ class CudaMeter:
         return torch.cuda.memory_allocated(self.device)
 
 
-CONVOLUTIONS = ("aten::convolution", "aten::convolution_backward")
+# What these take and give back within themselves a card's kernels do not: the CPU unfolds the input of convolutions or
+# reorders it and the weights, and bitsandbytes computes an update from many parts.
+CPU_KERNELS = frozenset(
+    {
+        "aten::convolution",
+        "aten::convolution_backward",
+        "bitsandbytes::optimizer_update_8bit_blockwise",
+        "bitsandbytes::optimizer_update_32bit",
+    }
+)
 
 
 class CpuMeter:
-    """Main memory, by the events of PyTorch's CPU allocator: it has no pools, so only what is asked for is known."""
+    """Main memory, by the events of PyTorch's CPU allocator: it has no pools, so only what is asked for is known.
+
+    Without what kernels do inside themselves, and what would lie in main memory beside a card, too.
+    """
 
     def __init__(self) -> None:
         self.device = torch.device("cpu")
@@ -91,13 +104,12 @@ class CpuMeter:
         """Runs ``work`` under the profiler and sums births and deaths in order."""
         gc.collect()
         started = time.perf_counter()
-        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        with telling_main_memory(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorder:
             work()
             gc.collect()
         seconds = time.perf_counter() - started
-        assert profiler.profiler is not None
         peak = self.live
-        for change in changes_of(profiler.profiler.kineto_results.events()):
+        for change in outside(changes_of(recorder.profiler), CPU_KERNELS):
             self.live += change
             peak = max(peak, self.live)
         return Measured(peak, 0, 0, seconds)
@@ -111,30 +123,3 @@ class CpuMeter:
         gc.collect()
         self.live = 0
         return 0
-
-
-def changes_of(events: Iterable[Any]) -> list[int]:
-    """Bytes taken and given back, in order, from a profiler's events; without what convolutions do inside themselves.
-
-    The CPU unfolds their input or reorders it and the weights, in buffers that are gone when they end. A card's kernels
-    take other ones, which are no part of what is compared.
-    """
-    events = list(events)
-    spans = sorted((one.start_ns(), one.start_ns() + one.duration_ns()) for one in events if one.name() in CONVOLUTIONS)
-    kept: list[int] = []
-    inside: list[int] = []
-    end = 0
-    for time_ns, change in sorted((one.start_ns(), one.nbytes()) for one in events if one.name() == "[memory]"):
-        if time_ns > end:
-            kept += inside
-            inside, end = [], 0
-            while spans and spans[0][1] < time_ns:
-                spans.pop(0)
-            end = spans[0][1] if spans and spans[0][0] <= time_ns else 0
-        if not end:
-            kept.append(change)
-        elif -change in inside:
-            inside.remove(-change)
-        else:
-            inside.append(change)
-    return kept + inside

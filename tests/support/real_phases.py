@@ -18,8 +18,8 @@ from trainer.base.placing import Placer, place_weights
 from trainer.base.stored import StoredTensor
 from trainer.base.text import TextConditioning, encode_words
 from trainer.base.vae import posterior
+from trainer.dataset.portions import LATENT_SCALE
 from trainer.memory.models import (
-    LATENT_SCALE,
     bare_text_encoders,
     bare_unet,
     bare_vae,

@@ -13,7 +13,8 @@ from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 
-from trainer.memory.allocator import LARGEST_SMALL, Allocator, AllocatorSettings, OutOfMemory
+from trainer.memory.allocator import LARGEST_SMALL, Allocator, OutOfMemory
+from trainer.memory.conf import AllocatorSettings, settings_of
 from trainer.memory.expandable import EXPANDABLE_RANGE
 from trainer.memory.snapshot import BlockState, PoolName, SegmentState, Snapshot
 
@@ -76,15 +77,23 @@ class Comparison:
 def read_recording(path: Path) -> Recording:
     """Reads the gzipped JSON that tests/bench/record_traces.py writes and that the older recordings come in."""
     data = json.loads(gzip.decompress(path.read_bytes()))
-    settings = data["settings"]
     return Recording(
         start=start_state(data["start_segments"], data["start_blocks"]),
         events=tuple(Event(*event) for event in data["events"]),
         peak_reserved=data["peak_reserved"],
         peak_allocated=data.get("peak_allocated"),
-        settings=AllocatorSettings(**settings) if isinstance(settings, dict) else AllocatorSettings(),
+        settings=_settings(data["settings"]),
         retries=data.get("retries"),
         cublas_bytes=data.get("cublas_bytes", 0),
+    )
+
+
+def _settings(told: dict[str, Any] | str) -> AllocatorSettings:
+    if isinstance(told, str):
+        return settings_of(told)
+    divisions = told.get("roundup_power2_divisions", 0)
+    return AllocatorSettings(
+        **{**told, "roundup_power2_divisions": divisions if isinstance(divisions, int) else tuple(divisions)}
     )
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from PySide6.QtWidgets import QApplication, QWidget
 
+from app.qt.runs.farewell import Farewell
 from app.qt.runs.page import RunsPage
 from app.qt.window import Window
 from tests.support.artist import shown_page
@@ -60,3 +61,8 @@ def runs_killed(window: Window) -> QWidget:
     page = shown(window, path)
     wait(QApplication.instance(), page.trouble.isVisible)
     return window
+
+
+@screen("runs-farewell")
+def runs_farewell(window: Window) -> QWidget:
+    return Farewell(window, "training")

@@ -16,9 +16,9 @@ from trainer.protocol.forecast import ForecastPhase
 MIB = 2**20
 CPU_REMARK = (
     "Small models in main memory: bytes asked for, as PyTorch's profiler counts them, without the buffers that "
-    "convolutions have inside themselves. What the CPU's own kernels take beside a card's is in what was measured, and "
-    "not forecast: dropout's masks in the format of its input, and the fp32 copies in which bitsandbytes computes its "
-    "8-bit optimizers. So is the CPU's copy of the noise schedule while the base is loaded."
+    "convolutions and 8-bit optimizers have inside themselves, and without what lies in main memory beside a card, "
+    "too: the states of random numbers that checkpointing keeps, and the noise schedule in float64. The CPU keeps "
+    "dropout's masks in the format of its input: that is in what was measured, and not forecast."
 )
 
 

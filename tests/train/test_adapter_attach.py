@@ -22,6 +22,7 @@ from trainer.config.base import Family
 from trainer.config.recipe import RecipeConfig
 from trainer.dataset.randomness import generator
 from trainer.errors import JobError, LoraFileError
+from trainer.training.gradient_checkpointing import set_checkpointing
 
 FAMILIES: list[Family] = ["sd15", "sdxl"]
 
@@ -303,9 +304,7 @@ def test_checkpointing_recomputes_the_same_dropouts() -> None:
     for checkpointing in (True, False):
         models, adapter = dropping(dropout=0.2, rank_dropout=0.2, module_dropout=0.2)
         if checkpointing:
-            models.unet.enable_gradient_checkpointing()
-            models.text_encoders[0].activation_checkpointing_enable({"use_reentrant": False})
-            models.text_encoders[0].train()
+            set_checkpointing(models.unet, models.text_encoders, "full", dropouts=True)
         torch.manual_seed(5)
         models.predict().square().sum().backward()
         gradients.append(gradient(adapter.parameters))

@@ -23,7 +23,8 @@ from trainer.memory.store import TapeStore
 from trainer.memory.traces import Traces
 
 BUCKET = (64, 64)
-# Asks for something that takes the other process two minutes, which says on the output of both that it has begun.
+# Asks for something that the other process computes without end, holding a semaphore as libraries do; it says on the
+# output of both that it has begun. The first is ended once we are heard, the second outlives who asked.
 ASKING = """
 import sys
 from pathlib import Path
@@ -33,8 +34,14 @@ from trainer.memory.store import TapeStore
 class Endless:
     key = ""
     def __reduce__(self):
-        return exec, ("import threading; print('begun', flush=True); threading.Event().wait(120)",)
+        return exec, (
+            "import multiprocessing as m\\nheld = m.get_context('spawn').Lock()\\n"
+            "print('begun', flush=True)\\nwhile True: pass",
+        )
 
+with TracerAside(TapeStore(Path(sys.argv[1]))) as aside:
+    aside.ask(Endless())
+    sys.stdin.readline()
 with TracerAside(TapeStore(Path(sys.argv[1]))) as aside:
     aside.ask(Endless()).result()
 """
@@ -64,7 +71,7 @@ class Stuck:
 
 
 def steps_of(rank: int, bucket: tuple[int, int] = BUCKET) -> Wish:
-    return Wish(small_subject(rank=rank), "steps", (bucket, 1))
+    return Wish(small_subject(rank=rank), "micro", (bucket, 1))
 
 
 def test_that_tapes_are_missing_is_told_before_what_makes_them_is_imported(
@@ -107,7 +114,7 @@ def test_a_plan_is_the_same_with_it(
     assert plans[0] == plans[1]
     assert plans[0].pick is not None
     parts = [(wish.part, wish.subject.fit.quantise, wish.subject.fit.checkpointing) for wish in asked]
-    assert parts[:3] == [("steps", "none", "full"), ("steps", "int8", "none"), ("steps", "int8", "full")]
+    assert parts[:3] == [("micro", "none", "full"), ("micro", "int8", "none"), ("micro", "int8", "full")]
 
 
 @pytest.mark.parametrize("rounds", [0, 1])
@@ -187,9 +194,16 @@ def test_where_no_process_can_be_started_plans_do_without(tmp_path: Path, monkey
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there a process does not write to the output of its parent")
 def test_it_ends_in_the_middle_of_work_with_the_process_that_asked(tmp_path: Path) -> None:
-    """The window reads the planner's output to its end when it closes: it must not wait for a trace."""
-    with subprocess.Popen([sys.executable, "-c", ASKING, str(tmp_path)], stdout=subprocess.PIPE) as asking:
-        assert asking.stdout is not None
+    """The window reads the planner's output to its end when it closes: it must not wait for a trace.
+
+    However it ends, Python has nothing to complain of, such as of semaphores that were left.
+    """
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    with subprocess.Popen([sys.executable, "-c", ASKING, str(tmp_path)], **pipes) as asking:
+        assert asking.stdin is not None and asking.stdout is not None
+        assert asking.stdout.readline() == b"begun\n"
+        asking.stdin.write(b"\n")
+        asking.stdin.flush()
         assert asking.stdout.readline() == b"begun\n"
         asking.kill()
-        assert asking.communicate(timeout=60)[0] == b""  # once nobody can write there any more
+        assert asking.communicate(timeout=60) == (b"", b"")  # once nobody can write there any more

@@ -14,7 +14,9 @@ from tests.support.bad_input import KINDS, Place, kohya
 from tests.support.jobs import photographs, write_job
 from tests.support.tiny import tiny_base
 from trainer import cli
+from trainer.errors import RunError
 from trainer.protocol.rundir import RunDirectory
+from trainer.training.run import resume
 
 
 @pytest.fixture(scope="module")
@@ -122,6 +124,10 @@ def test_a_run_that_is_running_is_not_started_twice(place: Place, capsys: pytest
         assert cli.main(["resume", str(run.path)]) == 2
         require_told(capsys.readouterr().err)
         assert run.run.read_bytes() == record
+        made: list[Path] = []
+        with pytest.raises(RunError):
+            resume(run, lambda _: None, made=made.append)
+        assert not made  # what is printed is not led into the other engine's log
         engine.stdin.close()
 
 

@@ -1,6 +1,7 @@
 """Compilation put off until the first call: the same function, compiled in the same way, and never twice."""
 
 import gc
+import subprocess
 import sys
 from collections.abc import Callable
 
@@ -100,3 +101,20 @@ def test_the_collector_is_left_as_it_was(enabled, monkeypatch):
         assert gc.get_freeze_count() <= frozen  # torch was here before: nothing of ours is kept for ever
     finally:
         (gc.enable if was else gc.disable)()
+
+
+def test_what_a_new_process_imports_is_looked_through_no_more_but_nothing_else(tmp_path):
+    """Small libraries under the names of the large ones: this is of what is done around their import."""
+    many = "kept = [[] for _ in range(5000)]\n"
+    (tmp_path / "torch.py").write_text(f"def compile(function): return function\n{many}", encoding="utf-8")
+    (tmp_path / "bitsandbytes.py").write_text("import gc\nlooking = gc.isenabled()\n", encoding="utf-8")
+    (tmp_path / "other.py").write_text(many, encoding="utf-8")
+    code = (
+        "import gc, sys\nfrom trainer.base.imports import quick_imports\nsys.path.insert(0, sys.argv[1])\n"
+        "with quick_imports(): import bitsandbytes\n"
+        "frozen = gc.get_freeze_count()\n"
+        "with quick_imports(): import other\n"  # torch is here already, and with it what may become garbage
+        "print(bitsandbytes.looking, frozen > 5000, gc.get_freeze_count() <= frozen, gc.isenabled())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True)
+    assert (done.stdout.split(), done.stderr) == (["False", "True", "True", "True"], "")

@@ -152,6 +152,19 @@ def test_one_photograph_is_decoded_at_a_time_where_the_forecast_counts_on_it() -
     assert cache.PIXELS_AT_ONCE * 9 == PICTURE_BYTES
 
 
+def test_the_memory_of_large_pictures_is_given_back_before_the_next_is_decoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, pictures, parts = prepared(tmp_path)
+    samples = list(showings(job, pictures, 1))
+    sizes = sorted(sample.picture.width * sample.picture.height for sample in samples)
+    trimmed: list[int] = []
+    monkeypatch.setattr(cache, "trim", lambda: trimmed.append(1))
+    monkeypatch.setattr(cache, "LARGE_PIXELS", sizes[-1] - 1)
+    parts.cache.ensure_pictures(samples, quiet)
+    assert len(trimmed) == sizes.count(sizes[-1])
+
+
 def test_only_a_changed_picture_is_encoded_again(tmp_path: Path) -> None:
     """An entry written anew is another file on the disk, whatever its time."""
     job, pictures, parts = prepared(tmp_path)
@@ -235,8 +248,9 @@ def test_whatever_shows_in_an_entry_is_in_its_key(tmp_path: Path) -> None:
 
 def test_clip_skip_is_in_the_key_of_a_text(tmp_path: Path) -> None:
     _, _, parts = prepared(tmp_path)
-    others = Cache(tmp_path, parts.source, parts.cache.job, parts.device)
-    others.job = others.job.changed(recipe=others.job.recipe.changed(clip_skip=2))
+    job = parts.cache.job
+    skipping = job.changed(recipe=job.recipe.changed(clip_skip=2))
+    others = Cache(tmp_path, parts.source, skipping, parts.device)
     assert parts.cache.text_key("a cat") != others.text_key("a cat") != others.text_key("a dog")
 
 

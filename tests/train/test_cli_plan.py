@@ -13,6 +13,7 @@ import pytest
 from tests.support.jobs import photographs, write_job
 from tests.support.tiny import tiny_base
 from trainer import cli
+from trainer.cli import plan as plan_command
 
 ONE_SIZE = ("recipe.pictures.buckets=false", "recipe.layers=attention")
 # So much is trained at once that training decides the peak, not the segments in which the base is loaded.
@@ -67,14 +68,27 @@ def test_where_loading_alone_takes_as_much_no_plan_is_called_smaller(
     job: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """So small a base lies in segments that are larger than all that is trained with it."""
-    assert cli.main(words_of(job, "--json")) == 0
+    assert cli.main(words_of(job, "--json", "--set", "fit.compile=true")) == 0
     found = json.loads(capsys.readouterr().out)
     loading = next(phase for phase in found["pick"]["forecast"]["phases"] if phase["phase"] == "load")
     assert found["smaller"] is None and loading["reserved"] > 0.85 * found["pick"]["forecast"]["reserved"]
     reason = f'No plan with as fine a base needs much less: "Load the base" takes {loading["reserved"] / 2**20:.1f} MiB'
     assert any(remark.startswith(reason) for remark in found["remarks"])
+    assert sum("blocks that are not compiled" in remark for remark in found["remarks"]) == 1
     assert cli.main(words_of(job)) == 0
-    assert reason in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert reason in told and "compiled" not in told
+
+
+def test_what_time_was_too_short_for_is_said(
+    job: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("PATIENCE", "PATIENCE_BESIDE"):
+        monkeypatch.setattr(plan_command, name, -1.0)
+    assert cli.main(words_of(job, "--json", "--set", "recipe.rank=3")) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert not found["complete"]
+    assert found["remarks"][0].startswith("There was no time to look at every fit")
 
 
 @pytest.mark.parametrize(
@@ -83,7 +97,7 @@ def test_where_loading_alone_takes_as_much_no_plan_is_called_smaller(
         (["plan"], "for a JOB, or for a --family"),
         (["plan", "--family", "sd15", "--set", "recipe.rank=4"], "there is none"),
         (["plan", "--family", "sd15", "--gpu", "RTX 9999"], 'No card called "RTX 9999"'),
-        (["plan", "--family", "sd15", "--gpu", "7GB"], "No common card has 7 GB"),
+        (["plan", "--family", "sd15", "--gpu", "7GB"], "No card with 7 GB of memory is known here"),
         (["plan", "--family", "sd15", "--gpu", "8GB", "--recipe", "nothing"], "nothing"),
         (["plan", "nowhere.toml", "--gpu", "8GB"], "nowhere.toml"),
     ],
@@ -101,7 +115,7 @@ PATIENT = """
 import sys
 from trainer import cli
 from trainer.cli import plan_serve
-plan_serve.PATIENCE = 600.0
+plan_serve.PATIENCE = plan_serve.PATIENCE_BESIDE = 600.0
 sys.exit(cli.main(["plan", "--serve"]))
 """
 
@@ -173,6 +187,7 @@ def test_the_server_answers_each_line_by_its_id_and_keeps_stderr_clean(job: Path
         tracing, likely, picked = early
         assert tracing["stale"]["pick"] == first["plan"]["pick"]
         assert (likely["plan"]["complete"], likely["plan"]["pick"]["fit"]) == (False, first["plan"]["pick"]["fit"])
+        assert not any("no time" in remark for remark in likely["plan"]["remarks"])
         assert picked["plan"]["pick"] == second["plan"]["pick"]
         server.stdin.close()  # the end of the input ends it
         assert server.stdout.read() == "" and server.stderr.read() == ""

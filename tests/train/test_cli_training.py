@@ -13,8 +13,9 @@ import pytest
 
 from tests.support.jobs import photographs, write_job
 from tests.support.tiny import tiny_base
-from trainer import cli
+from trainer import cli, gpu
 from trainer.cli import doctor
+from trainer.memory.questions import question_of_job
 from trainer.protocol import events, places
 from trainer.protocol.rundir import RunDirectory
 
@@ -48,11 +49,23 @@ def test_the_doctor_really_computes():
     assert [check.verdict for check in doctor._run_self_test([])] == ["ok", "ok"]
 
 
-def test_a_job_is_trained_drawn_with_and_its_cache_pruned(job, tmp_path, capsys):
+def encoded_at_start(job: Path, card: str | None = None) -> tuple[int, int]:
+    """How many pictures and texts a plan foresees to be encoded on a card, in the dtypes of the CPU's runs."""
+    settings = ("recipe.steps=2", "name=whole", "fit.dtype=fp32", "fit.vae_dtype=fp32")
+    occasions = question_of_job(job, settings, card).occasions
+    return occasions.pictures, occasions.texts
+
+
+def test_a_job_is_trained_drawn_with_and_its_cache_pruned(job, tmp_path, capsys, monkeypatch):
+    card = gpu.Card(0, "GPU-0", "NVIDIA GeForce RTX 3060", 12 << 30, 9 << 30, "581.15", (13, 0), (8, 6), ())
+    monkeypatch.setattr(gpu, "cards", lambda: [card])
+    unknown = encoded_at_start(job)
+    assert min(unknown) >= 4
     assert cli.main(["train", str(job), "--set", "recipe.steps=2", "--set", "name=whole"]) == 0
     told = capsys.readouterr().out.splitlines()
     assert "Train: 2" in told
     assert told[-1] == "Done after 2 steps. The LoRA is output/whole.safetensors."
+    assert (encoded_at_start(job), encoded_at_start(job, "RTX 3060")) == ((0, 0), unknown)
     run = RunDirectory.open(job.parent / "runs" / "whole")
     lora, base = run.output / "whole.safetensors", next(job.parent.parent.glob("base/*.safetensors"))
 
@@ -74,6 +87,7 @@ def test_a_job_is_trained_drawn_with_and_its_cache_pruned(job, tmp_path, capsys)
     assert entries() == before
     assert cli.main(["prune"]) == 0
     assert entries() == set()
+    assert encoded_at_start(job, "here") == unknown
 
 
 # What libraries have for other ends than a run's, and what only tests need: each would cost a start up to seconds.
@@ -163,7 +177,9 @@ def test_closing_the_terminal_pauses_the_run(job):
     assert child.returncode == 75
     run = RunDirectory.open(job.parent / "runs" / "hung-up")
     assert run.state() == "paused"
-    assert not run.console.exists()
+    log = run.console.read_text(encoding="utf-8")
+    assert "Traceback" not in log and "Started on cpu." in log
+    assert log.splitlines()[-1].startswith("Paused at step ")
 
 
 def test_pruning_deletes_nothing_when_a_runs_need_is_unknown(job, capsys):

@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import pytest
 
 from tests.support.cpu_steps import tiny_subject
 from tests.support.pictures import make_picture, recipe_of
+from tests.support.plans import situation_with
 from trainer.dataset.picture import Picture
 from trainer.dataset.sampling import epoch_batches, micro_batches
+from trainer.memory.allocator import MIB, Allocator
 from trainer.memory.course import Course, Occasions
 from trainer.memory.dealing import makeups, split
+from trainer.memory.forecast import CHAPTERS_TO_TRAINING, Runs
+from trainer.memory.graphs import DRIVER_BYTES
+from trainer.memory.outcomes import most_reserved
+from trainer.memory.replay import Kept, replay
 from trainer.memory.store import TapeStore
 from trainer.memory.subject import BucketUse, Subject
-from trainer.memory.tape import Work
+from trainer.memory.tape import Tape, Work
 from trainer.memory.traces import Traces
 from trainer.protocol.rate import Rate
 
 SIZES = ((96, 64), (64, 96), (64, 64), (32, 64))
 COUNTS = (5, 2, 1, 1)
+SITUATION = situation_with(400 * MIB)
 RATE = Rate("none", (), 1.0, 0.0, 0.0)
 
 
@@ -94,3 +101,67 @@ def test_batches_of_other_shapes_or_sizes_count_for_nothing(traces: Traces) -> N
     assert Course(smaller, traces, course.occasions, RATE).mean_step_seconds(operations) < by_shape * 1.01
     assert Course(fewer, traces, course.occasions, RATE).mean_step_seconds(operations) == pytest.approx(full[SIZES[0]])
     assert course.mean_step_seconds(operations) > 1.2 * by_shape
+
+
+# Steps that are recorded as CUDA graphs.
+
+
+def with_graphs(course: Course, traces: Traces) -> Course:
+    subject = replace(course.subject, fit=course.subject.fit.changed(graphs=True))
+    return Course(subject, traces, course.occasions, RATE)
+
+
+def reserved_by(allocator: Allocator, tapes: Sequence[Tape]) -> int:
+    """What it takes for tapes that begin with nothing of others."""
+    names: dict[str, Kept] = {}
+    assert replay(tapes, allocator, names, SITUATION.workspace_bytes).failure is None
+    return allocator.reserved
+
+
+def test_what_was_recorded_stays_taken_and_serves_nobody(traces: Traces) -> None:
+    """One shape: after plain steps all that is free is given back, and from then on nothing but a pool is needed."""
+    plain = course_of(traces, 2)
+    subject = replace(plain.subject, buckets=plain.subject.buckets[:1])
+    plain = Course(subject, traces, Occasions(), RATE)
+    graphed = with_graphs(plain, traces)
+    graphs = graphed.graphs()
+    assert graphs is not None and not graphs.beside and plain.graphs() is None
+    runs = Runs(SITUATION)
+    alone = runs.through(plain, None, chapters=CHAPTERS_TO_TRAINING).copy(None).allocator
+    found = runs.through(graphed, None, chapters=CHAPTERS_TO_TRAINING).allocator
+    alone.empty_cache()
+    pool = Allocator()
+    assert found.reserved == reserved_by(alone, graphs.held) + reserved_by(pool, graphs.recorded)
+    assert found.allocated == alone.allocated + pool.allocated
+    adapter = sum(each.bytes for each in plain.steps(SIZES[0]).weights.storages if each.name.startswith("master."))  # type: ignore[union-attr]
+    (held,) = graphs.held
+    operations = sum(work.count for work in plain.steps(SIZES[0]).micro_more.work)
+    assert [each.bytes for each in held.storages] == [3 * adapter, operations * DRIVER_BYTES]
+    later = found.copy(None)
+    later.empty_cache()
+    assert later.reserved == found.reserved
+
+
+def test_a_shape_that_comes_late_is_computed_beside_what_was_recorded(traces: Traces) -> None:
+    plain = course_of(traces, 2)
+    graphed = with_graphs(plain, traces)
+    graphs = graphed.graphs()
+    assert graphs is not None and graphs.beside == plain.round()
+    runs = Runs(SITUATION)
+    plainly, taken = (runs.unhindered(course, brief=True) for course in (plain, graphed))
+    before, after = (next(one for one in outcome if one.phase == "train").reserved for outcome in (plainly, taken))
+    assert after >= before + reserved_by(Allocator(), graphs.recorded)
+    assert runs.key(plain) != runs.key(graphed)
+    here = replace(graphed.subject, fit=graphed.subject.fit.changed(device="cpu"))
+    assert Course(here, traces, graphed.occasions, RATE).graphs() is None
+    # Where there is room for the plain run alone, the forecast says so.
+    room = most_reserved(plainly)
+    assert runs.within(plain, room).failed_in is None
+    assert runs.within(graphed, room).failed_in == "train"
+
+
+def test_shapes_are_counted_as_a_run_deals_them(traces: Traces) -> None:
+    for most in (1, 2, 4):
+        course = with_graphs(course_of(traces, most), traces)
+        dealt = {part for step in real_parts(course.subject) for part in step}
+        assert course._graph_shapes() == len(dealt)

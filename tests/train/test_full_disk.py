@@ -98,5 +98,6 @@ def test_it_pauses_and_goes_on_to_the_same_lora(shared: Path, undisturbed: Path,
     assert not any(isinstance(event, events.Unknown) for event in events.read_events(run.events)[0])
     assert run.events.read_bytes().endswith(b"\n")
 
-    assert resume(run, Watcher()) == 0
+    made: list[Path] = []
+    assert resume(run, Watcher(), made=made.append) == 0 and made == [run.path]
     assert same_lora(undisturbed, run.output / "test.safetensors")

@@ -32,8 +32,9 @@ from trainer.adapter.lean.layers import (
     WholeNF4,
     register,
 )
-from trainer.base.quantised import quantise_linears
+from trainer.base.quantised import choose_products, quantise_linears
 from trainer.config.base import Family
+from trainer.config.fit import FitConfig
 from trainer.config.objective import ObjectiveConfig
 from trainer.config.recipe import RecipeConfig
 from trainer.dataset.randomness import generator
@@ -154,6 +155,8 @@ def test_bf16_is_as_near_to_float64_as_pefts_layers_are(kind: str) -> None:
     [
         ("int8", False, WholeInt8),
         ("int8", True, LeanInt8),
+        ("int8_products", False, WholeInt8),
+        ("int8_products", True, LeanInt8),
         ("nf4", False, WholeNF4),
         ("nf4", True, LeanNF4),
     ],
@@ -165,6 +168,7 @@ def test_quantised_bases_give_what_pefts_layers_give(
     """bitsandbytes' layers are linear layers too, and must not be taken for ones of full precision."""
     model = nn.ModuleDict({"transformer_blocks": nn.ModuleDict({"layer": nn.Linear(INPUTS, OUTPUTS, bias=bias)})})
     place = quantise_linears(model, kind, torch.float32, torch.device("cpu"))
+    choose_products(model, FitConfig(quantise=kind).products)
     base: Any = model.get_submodule("transformer_blocks.layer")
     place(base, "weight", normal(OUTPUTS, INPUTS).float())
     base.bias = nn.Parameter(normal(OUTPUTS).float()) if bias else None
@@ -267,7 +271,7 @@ def test_checkpointing_changes_no_bit_of_the_gradient() -> None:
     models, adapter = adapted("sdxl", torch.float32, lean=True)
     batch = make_batch("sdxl", (900,), dtype=torch.float32)
     plain = learn(models, adapter, batch)
-    set_checkpointing(models.unet, models.text_encoders, "full")
+    set_checkpointing(models.unet, models.text_encoders, "full", dropouts=False)
     assert torch.equal(learn(models, adapter, batch)[1], plain[1])
 
 
@@ -334,3 +338,21 @@ def test_training_goes_on_from_a_checkpoint_with_the_same_bits(tmp_path: Path) -
     for mine, wanted in zip(other.masters.masters.values(), engine.masters.masters.values(), strict=True):
         assert torch.equal(mine, wanted)
         assert not mine.isnan().any()
+
+
+def test_what_a_compiler_is_given_comes_to_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is compiled here, which takes long: `python tests/bench/speed.py --time` does so, without a break."""
+    models, adapter = adapted("sdxl", torch.float64, lean=True)
+    model = nn.ModuleDict({"transformer_blocks": nn.ModuleDict({"layer": nn.Linear(INPUTS, OUTPUTS, bias=False)})})
+    quantise_linears(model, "nf4", torch.float32, torch.device("cpu"))(
+        model.get_submodule("transformer_blocks.layer"), "weight", normal(OUTPUTS, INPUTS).float()
+    )
+    layer, x = lora_over(model.get_submodule("transformer_blocks.layer"), torch.float32, lean=True), rows(3, 11).float()
+    batch = make_batch("sdxl", (100, 900))
+    expected = (*learn(models, adapter, batch), *results(layer, x))
+    asked: list[bool] = []
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: asked.append(True) or True)
+    found = (*learn(models, adapter, batch), *results(layer, x))
+    assert len(asked) > 10
+    for mine, wanted in zip(found, expected, strict=True):
+        assert distance(mine, wanted) < (1e-13 if wanted.dtype == torch.float64 else 3e-7)

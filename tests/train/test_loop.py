@@ -131,9 +131,9 @@ def test_dropout_is_seeded_anew_for_every_micro_batch_of_every_step(
     used: list[int] = []
     micro_step = Engine.micro_step
 
-    def watched(engine: Engine, micro: MicroBatch) -> torch.Tensor:
+    def watched(engine: Engine, micro: MicroBatch, *scale: torch.Tensor | None) -> torch.Tensor:
         used.append(torch.initial_seed())
-        return micro_step(engine, micro)
+        return micro_step(engine, micro, *scale)
 
     monkeypatch.setattr(Engine, "micro_step", watched)
     engine.progress.step = 0

@@ -1,5 +1,6 @@
 """Which card a run takes and how it is described, with PyTorch's and the driver's answers written here."""
 
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -24,7 +25,7 @@ def listed(number, free):
 @pytest.fixture
 def two_cards(monkeypatch):
     """PyTorch counts them the other way round than the driver does."""
-    cuda = torch.cuda
+    cuda, present = torch.cuda, [0]
     monkeypatch.setattr(cuda, "is_available", lambda: True)
     monkeypatch.setattr(cuda, "device_count", lambda: 2)
     seen = [
@@ -33,8 +34,17 @@ def two_cards(monkeypatch):
     ]
     monkeypatch.setattr(cuda, "get_device_properties", seen.__getitem__)
     monkeypatch.setattr(cuda, "get_device_capability", lambda device: (8, 6))
+    monkeypatch.setattr(cuda, "_exchange_device", partial(exchange, present), raising=False)
+    monkeypatch.setattr(cuda, "_maybe_exchange_device", partial(exchange, present), raising=False)
     monkeypatch.setattr(cuda, "mem_get_info", lambda index: ((3 + index) * GIB, 12 * GIB))
     monkeypatch.setattr(gpu, "cards", lambda: [listed(0, 2 * GIB), listed(1, 7 * GIB)])
+    return present
+
+
+def exchange(present, index):
+    """As PyTorch does where it was built for CUDA: the former present card, which another takes the place of."""
+    former, present[0] = present[0], index
+    return former
 
 
 @pytest.mark.usefixtures("two_cards")
@@ -65,14 +75,35 @@ def test_the_workspace_of_cublas_is_stated_unless_the_user_did(monkeypatch, dete
     name = "CUBLAS_WORKSPACE_CONFIG"
     monkeypatch.setenv(name, "anything")  # so that it is put back afterwards
     monkeypatch.delenv(name) if before is None else monkeypatch.setenv(name, before)
-    job = Job.model_validate(
+    with machine.numerics(job_of(device="cuda:1", deterministic=deterministic)):
+        assert machine.os.environ[name] == inside
+
+
+def test_the_card_of_a_run_is_the_present_one_until_it_ends(two_cards):
+    with pytest.raises(KeyError), machine.numerics(job_of(device="cuda:1")):
+        assert two_cards == [1]
+        raise KeyError
+    assert two_cards == [0]
+
+
+@pytest.mark.parametrize("before", [False, True])
+@pytest.mark.parametrize("inside", [False, True])
+def test_how_fp16_is_added_up_is_as_the_job_says_and_put_back(before: bool, inside: bool) -> None:
+    products = torch.backends.cuda.matmul
+    with machine.numerics(job_of(fp16_accumulation=before)):
+        with machine.numerics(job_of(dtype="fp16", fp16_accumulation=inside)):
+            assert products.allow_fp16_accumulation is inside
+        assert products.allow_fp16_accumulation is before
+    assert products.allow_fp16_accumulation is False
+
+
+def job_of(**fit: object) -> Job:
+    return Job.model_validate(
         {
             "schema": 1,
             "name": "x",
             "base": {"model": "base.safetensors"},
             "dataset": {"folders": [{"path": "pictures"}]},
-            "fit": {"device": "cuda:1", "deterministic": deterministic},
+            "fit": fit,
         }
     )
-    with machine.numerics(job):
-        assert machine.os.environ[name] == inside

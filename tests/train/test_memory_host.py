@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 import tracemalloc
+import weakref
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,10 +18,11 @@ from tests.train.test_memory_phases import CPU, played, subject, tiny
 from trainer.adapter.attach import initial_weights
 from trainer.config.fit import FitConfig
 from trainer.memory import phases
-from trainer.memory.host import PICTURE_BYTES, host_bytes
+from trainer.memory.host import CROPS_WAITING, PICTURE_BYTES, host_bytes
 from trainer.memory.models import empty_engine
 from trainer.memory.tape import Storage
 from trainer.training.checkpoint import Checkpoint, save_checkpoint
+from trainer.training.stages import READERS, Stages
 
 MIB = 2**20
 
@@ -59,10 +65,47 @@ def test_the_unet_that_waits_lies_in_main_memory() -> None:
     assert host_bytes("preview", leaving, phases.preview(leaving), ()) == without + unet
 
 
-def test_caching_holds_one_weight_and_one_picture() -> None:
+def test_caching_holds_one_weight_one_picture_and_what_waits_before_and_after_the_model() -> None:
+    """Cut pictures and latents or embeddings: eight of these and those in work."""
     wanted = subject("sdxl", 1024, FitConfig(vae_dtype="fp32", dtype="bf16"))
-    assert host_bytes("cache_pictures", wanted, phases.cache_pictures(wanted), ()) == PICTURE_BYTES + 4 * 512 * 512 * 9
-    assert host_bytes("cache_texts", wanted, phases.cache_texts(wanted), ()) == 6 * 49408 * 1280
+    waiting = (READERS + 2) * 3 * 4 * 1024 * 1024 + 11 * 2 * 4 * 128 * 128 * 4
+    pictures = PICTURE_BYTES + 4 * 512 * 512 * 9 + waiting
+    assert host_bytes("cache_pictures", wanted, phases.cache_pictures(wanted), ()) == pictures
+    masked = host_bytes("cache_pictures", replace(wanted, masks=True), phases.cache_pictures(wanted), ())
+    assert masked == pictures + (READERS + 2) * 4 * 1024 * 1024
+    texts = 6 * 49408 * 1280 + 11 * 77 * (768 + 1280) * 4
+    assert host_bytes("cache_texts", wanted, phases.cache_texts(wanted), ()) == texts
+
+
+def test_as_many_cut_pictures_wait_as_are_counted() -> None:
+    """At the moment when the model works on one and every reader is done."""
+    alive: weakref.WeakSet[Any] = weakref.WeakSet()
+    most: list[int] = []
+    made, all_made = Counter[str](), threading.Semaphore(0)
+
+    def ready(_: int) -> Any:
+        picture = default_rng(0).random((2, 2))
+        alive.add(holder := Holder(picture))
+        most.append(len(alive))
+        all_made.release()
+        return holder
+
+    def compute(holder: Any) -> int:
+        made["computed"] += 1
+        for _ in range(READERS + 1 if made["computed"] == 1 else 0):
+            assert all_made.acquire(timeout=60)
+        most.append(len(alive))
+        return 0
+
+    Stages(ready, compute, lambda *_: None).run(range(20), lambda _: None)
+    assert READERS + 1 <= max(most) <= CROPS_WAITING
+
+
+class Holder:
+    """Something that a weak reference can be made to."""
+
+    def __init__(self, picture: Any) -> None:
+        self.picture = picture
 
 
 def test_training_and_saving() -> None:

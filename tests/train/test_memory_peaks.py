@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Literal
 
 from tests.support.tiny import Family
+from tests.support.traced_steps import trace_steps
 from tests.train.test_memory_phases import subject
 from trainer.config.fit import FitConfig
 from trainer.memory import phases
 from trainer.memory.outline import sums
 from trainer.memory.peaks import high_points
-from trainer.memory.steps import trace_steps
 
 
 def names_of_step(

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import weakref
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import accumulate
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -24,17 +27,21 @@ from tests.support.cpu_steps import (
     tiny_subject,
     traced_bytes,
 )
+from tests.support.traced_steps import StepTapes, trace_steps
 from trainer.adapter.attach import initial_weights
 from trainer.config.base import Family
 from trainer.config.fit import FitConfig
 from trainer.config.recipe import RecipeConfig
-from trainer.memory import tracer
+from trainer.memory import models, tracer
+from trainer.memory.aside import Wish
 from trainer.memory.models import empty_engine, know_engine, lasting_tensors, micro_batch
 from trainer.memory.splicing import joined, scaled
-from trainer.memory.steps import StepTapes, trace_steps
-from trainer.memory.subject import Subject, subject_ahead
+from trainer.memory.steps import trace_micro, trace_optimizer
+from trainer.memory.store import TapeStore
+from trainer.memory.subject import Subject, TracePart, subject_ahead
 from trainer.memory.tape import Tape
 from trainer.memory.tracer import recording
+from trainer.memory.traces import Traces
 from trainer.training import loop
 from trainer.training.loop import Engine
 from trainer.training.masters import measure
@@ -51,6 +58,7 @@ SETTINGS: list[tuple[Family, int, Options, Options]] = [
     ("sd15", 2, {"layers": "all", "objective": {"min_snr_gamma": 5.0}}, {}),
     ("sd15", 2, {**TEXT, **MASKED}, {"checkpointing": ["down_blocks.0", "mid_block"]}),
     ("sd15", 2, {}, {"quantise": "int8"}),
+    ("sd15", 2, {}, {"quantise": "int8_products"}),
     ("sdxl", 1, {}, {"checkpointing": "full"}),
     ("sdxl", 2, {**TEXT, "token_chunks": 150}, {}),
     ("sdxl", 3, {"clip_gradient": 0.0}, {"checkpointing": ["up_blocks.0"]}),
@@ -339,3 +347,91 @@ def test_the_bucket_of_most_pixels_bounds_all_others(family: Family) -> None:
     for bucket in buckets[1:]:
         assert np.array_equal(micros[bucket].events, largest.events)
         assert all(a.bytes <= b.bytes for a, b in zip(micros[bucket].storages, largest.storages, strict=True))
+
+
+ENCODER = {"text_encoder": {"learning_rate": 1e-4}}
+RANKED: list[tuple[Family, Options, Options, Sequence[TracePart], Sequence[int]]] = [
+    ("sd15", {**ENCODER, "layers": "linear"}, {"attention": "auto"}, ("load", "validate", "save"), (1, 24)),
+    ("sdxl", {"layers": "all", "rank_dropout": 0.1}, {"quantise": "nf4", "checkpointing": "full"}, ["quantise"], [128]),
+]
+
+
+@pytest.mark.parametrize(("family", "recipe", "fit", "phases", "ranks"), RANKED)
+def test_tapes_of_two_ranks_give_those_of_any_other(
+    family: Family,
+    recipe: Options,
+    fit: Options,
+    phases: Sequence[TracePart],
+    ranks: Sequence[int],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of everything that holds a LoRA; nothing is traced for them but those of the two."""
+    # Nothing in so tiny a base is as wide as these, whose operations would then count as the same as others.
+    monkeypatch.setattr("trainer.memory.following.RANKS", (20, 28))
+    subject = tiny_subject(family, recipe, fit)
+    wishes = [Wish(subject, "micro", (BUCKET, 2)), *(Wish(subject, part) for part in phases)]
+    traces, real = Traces(TapeStore(tmp_path)), Traces(TapeStore(tmp_path / "real"))
+    for rank in (20, 28, *ranks):
+        for wish in (replace(wish, subject=subject.at_rank(rank)) for wish in wishes):
+            assert traces.has(wish) == (rank in ranks)
+            traces.fulfil(wish)
+            if rank in ranks:
+                real.fulfil(wish)
+                assert_alike(traces.store.load(wish.key) or (), real.store.load(wish.key) or ())
+    assert len(traces.made) == 2 * len(wishes)
+    assert len(real.made) == len(ranks) * len(wishes)
+
+
+@pytest.mark.parametrize("name", ["adamw8bit", "adafactor", "schedulefree"])
+def test_micro_batches_and_optimizers_do_not_depend_on_each_other(name: str) -> None:
+    """So that each is traced once for all of the others."""
+    plain = tiny_subject("sd15", ENCODER, {"dtype": "bf16"})
+    optimizer = tiny_subject("sd15", {**ENCODER, "optimizer": {"name": name}}, {"dtype": "bf16"})
+    micro = {"objective": {"min_snr_gamma": 5.0}, "optimizer": {"name": name}}
+    both = tiny_subject("sd15", {**ENCODER, **micro}, {"dtype": "bf16", "quantise": "nf4", "checkpointing": "full"})
+    assert_alike(trace_optimizer(both), trace_optimizer(optimizer))
+    assert_alike(micro_tapes(optimizer), micro_tapes(plain))
+
+
+@pytest.mark.parametrize("quantise", ["int8", "int8_products", "nf4"])
+def test_models_that_were_traced_before_give_the_same_tapes(quantise: str) -> None:
+    subject = tiny_subject("sd15", ENCODER, {"dtype": "bf16", "quantise": quantise})
+    checkpointed = replace(subject, fit=subject.fit.changed(checkpointing="full"))
+
+    models._latest.clear()
+    fresh = micro_tapes(subject)
+    micro_tapes(checkpointed)
+    trace_optimizer(subject)
+    with pytest.raises(RuntimeError, match="ended"), recording("math"):
+        for weight in empty_engine(subject).adapter.parameters.values():
+            weight.grad = torch.empty_like(weight)
+        raise RuntimeError("ended in the middle")
+    assert_alike(micro_tapes(subject), fresh)
+
+
+@pytest.mark.parametrize("quantise", ["int8", "int8_products", "nf4"])
+def test_rounded_weights_are_multiplied_as_often_as_plain_ones(quantise: str) -> None:
+    """However a base is kept, its products are work of the same size, forward, recomputed and backward."""
+    plain = tiny_subject("sdxl", {}, {"dtype": "bf16", "checkpointing": "full"})
+    rounded = replace(plain, fit=plain.fit.changed(quantise=quantise))
+    assert products_of(rounded) == products_of(plain)
+
+
+def products_of(subject: Subject) -> Counter[str]:
+    """The flops of matrix products by stage."""
+    found: Counter[str] = Counter()
+    for work in micro_tapes(subject)[1].work:
+        found[work.stage] += work.flops * work.count * (work.kind == "gemm")
+    return found
+
+
+def micro_tapes(subject: Subject) -> tuple[Tape, ...]:
+    micro = trace_micro(subject, [BUCKET], 1)
+    return micro.weights, micro.first[BUCKET], micro.more[BUCKET]
+
+
+def assert_alike(ones: Sequence[Tape], others: Sequence[Tape]) -> None:
+    for one, other in zip(ones, others, strict=True):
+        assert (one.name, one.storages, one.work) == (other.name, other.storages, other.work)
+        assert np.array_equal(one.events, other.events)

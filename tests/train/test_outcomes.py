@@ -10,10 +10,12 @@ import pytest
 from tests.support.plans import situation_with, small_subject
 from trainer.config.fit import FitConfig
 from trainer.memory import forecast
+from trainer.memory.conf import AllocatorSettings
 from trainer.memory.course import Course, Occasions
 from trainer.memory.forecast import Runs, Within, forecast_of, retry_seconds, run_through
 from trainer.memory.outcomes import in_brief
 from trainer.memory.planner import plan
+from trainer.memory.replay import Moment
 from trainer.memory.situation import Situation
 from trainer.memory.store import TapeStore
 from trainer.memory.subject import Subject
@@ -104,6 +106,24 @@ def test_what_a_limit_did_once_is_not_played_again_within_its_bounds(traces: Tra
         failed.add(within.failed_in)
         capacity = kept.least - 1
     assert len(failed) > 1
+
+
+def test_an_allocator_that_is_set_otherwise_is_followed(traces: Traces) -> None:
+    """One whose segments expand asks for more than it then takes: what it took freely tells nothing of limits."""
+    course, usual = course_of(small_subject(previews=False, effective_batch=2), traces), situation_with(AMPLE)
+    expanding = replace(usual, allocator=AllocatorSettings(expandable=True))
+    assert Runs(expanding).key(course) != Runs(usual).key(course)
+    free = run_through(course, expanding, None)
+    saved, as_usual = free.phases["save"], run_through(course, usual, None).phases["save"]
+    assert saved.reserved(Moment(0, 0)) > as_usual.reserved(Moment(0, 0))
+    Runs(expanding).unhindered(course, brief=True)
+    for capacity in (free.reserved, free.reserved // 2):
+        with pytest.raises(AssertionError, match="played"):
+            Runs(expanding, never).within(course, capacity)
+        apart = run_through(course, expanding, capacity)
+        within = Runs(expanding).within(course, capacity)
+        assert within == Within(apart.failed_in, retry_seconds(course, apart.round_retries))
+    assert within.failed_in is not None
 
 
 def with_workspace(size: int) -> Situation:

@@ -222,7 +222,7 @@ def test_checkpointing_changes_no_bit_of_the_gradient(family: Family, choice: st
         return loss, take_gradient(adapter)
 
     plain = learn()
-    set_checkpointing(models.unet, models.text_encoders, choice)
+    set_checkpointing(models.unet, models.text_encoders, choice, dropouts=False)
     checkpointed = learn()
     assert torch.equal(checkpointed[0], plain[0])
     assert torch.equal(checkpointed[1], plain[1])

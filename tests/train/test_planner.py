@@ -347,6 +347,22 @@ def test_past_its_time_a_plan_takes_what_is_known(traces: Traces, tmp_path: Path
     assert patient.pick.forecast.seconds <= hurried.pick.forecast.seconds
 
 
+def test_what_stands_beside_the_pick_has_a_time_of_its_own(traces: Traces, tmp_path: Path) -> None:
+    """The pick is that of a search without haste; beside it stands what is known by then, and nothing is denied."""
+    subject = small_subject(effective_batch=4)
+    room = plan(subject, FitConfig(), situation_with(AMPLE), traces, OCCASIONS).smaller
+    assert room is not None
+    within = situation_with(room.forecast.reserved)
+    whole = plan(subject, FitConfig(), within, traces, OCCASIONS)
+    hurried = plan(subject, FitConfig(), within, Traces(TapeStore(tmp_path)), OCCASIONS, until_beside=0.0)
+    assert hurried.pick is not None
+    assert whole.pick is not None
+    assert hurried.pick.fit == whole.pick.fit
+    assert (whole.complete, whole.complete_beside) == (True, True)
+    assert (hurried.complete, hurried.complete_beside) == (True, False)
+    assert whole.smallest or not hurried.smallest
+
+
 def test_haste_rounds_no_base(traces: Traces, tmp_path: Path) -> None:
     """With tapes of rounded bases at hand and no time, an unrounded one that fits is traced and taken all the same."""
     subject = small_subject(previews=False, effective_batch=4, side=512)

@@ -25,11 +25,11 @@ from trainer.config.fit import FitConfig
 from trainer.config.job import Job
 from trainer.config.recipe import RecipeConfig
 from trainer.dataset.picture import Picture
-from trainer.dataset.sampling import Sample
+from trainer.dataset.sampling import Sample, measured_samples
 from trainer.memory.course import Course, Occasions
 from trainer.memory.forecast import Runs, forecast_of
 from trainer.memory.planner import Plan, Planned
-from trainer.memory.portions import NOT_LATER, Later, later_portions
+from trainer.memory.portions import NOT_LATER, Later, first_portion, later_portions
 from trainer.memory.questions import Question
 from trainer.memory.situation import Situation
 from trainer.memory.store import TapeStore
@@ -124,6 +124,67 @@ def test_a_large_dataset_is_known_by_some_of_its_pictures(monkeypatch: pytest.Mo
     assert (found.portions, found.together) == (whole.portions, whole.together)
     assert found.pictures == pytest.approx(whole.pictures, rel=0.05)
     assert found.texts == pytest.approx(whole.texts, rel=0.3)  # six orders of three words for each picture
+
+
+# --- how much is encoded, and what of it lies there already -----------------------------------------------------------
+
+CHANCES: list[dict[str, Any]] = [
+    {},
+    {"captions": {"shuffle": True}},
+    {"captions": {"shuffle": True, "dropout": 0.2, "wildcards": True}, "pictures": {"crop": "random", "flip": True}},
+]
+
+
+def encoded(samples: Sequence[Sample]) -> tuple[int, int]:
+    """How many pictures and captions differ."""
+    cuts = {(one.picture.id, one.window, one.flip) for one in samples}
+    return len(cuts), len({one.caption for one in samples})
+
+
+@pytest.mark.parametrize("gigabytes", [1.0, 1e-4])
+@pytest.mark.parametrize("chance", CHANCES)
+def test_what_is_encoded_before_the_first_step_is_what_a_run_lists(
+    chance: dict[str, Any], gigabytes: float, source: BaseSource, tmp_path: Path
+) -> None:
+    job, shown = job_of(gigabytes, **chance), pictures()
+    (first, *_) = cut(job, shown, source, tmp_path)
+    later = later_portions(job, shown, source.text_configs)
+    assert first_portion(job, shown, later) == encoded(first)
+    measured = measured_samples(shown, job.recipe)
+    more = first_portion(job, shown, later, samples=measured, texts=["a preview", "a preview", ""])
+    listed = encoded([*first, *measured])
+    assert more == (listed[0], listed[1] + 1 + (not any(one.caption == "" for one in first)))
+    assert first_portion(job, [], NOT_LATER) == (0, 0)
+
+
+def test_what_much_chance_makes_of_a_large_dataset_is_estimated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three tags have six orders, of which few are left to come; a cut is another one nearly each time."""
+    shown = [make_picture(n, bucket=(64, 64), width=90, height=3000, captions=(f"a {n}, b, c",)) for n in range(60)]
+    job = job_of(1.0, steps=900, captions={"shuffle": True}, pictures={"crop": "random"})
+    whole = first_portion(job, shown, NOT_LATER)
+    assert whole == (pytest.approx(60 * 30, rel=0.02), pytest.approx(60 * 6, rel=0.02))
+    monkeypatch.setattr("trainer.memory.portions._LISTED", 200)
+    assert first_portion(job, shown, NOT_LATER) == tuple(pytest.approx(count, rel=0.1) for count in whole)
+
+
+def test_what_lies_in_the_cache_is_not_forecast_to_be_encoded(source: BaseSource, tmp_path: Path) -> None:
+    job = job_of(1e-4, pictures={"crop": "random"}, captions={"shuffle": True})
+    cache = Cache(tmp_path, source, job, torch.device("cpu"))
+    portions = cut(job, pictures(), source, tmp_path)
+
+    def found() -> tuple[int, int, int, int]:
+        later = later_portions(job, pictures(), source.text_configs, cache.entries)
+        return *first_portion(job, pictures(), later, cached=cache.entries), later.pictures, later.texts
+
+    absent = found()
+    assert absent[:2] == encoded(portions[0]) and min(absent) > 0
+    for sample in portions[1]:
+        cache.pictures.write(cache.picture_key(sample), {"mean": torch.zeros(1)})
+    assert found() == (absent[0], absent[1], 0, absent[3])
+    for sample in portions[0] + portions[1]:
+        cache.pictures.write(cache.picture_key(sample), {"mean": torch.zeros(1)})
+        cache.texts.write(cache.text_key(sample.caption), {"hidden": torch.zeros(1)})
+    assert found() == (0, 0, 0, 0)
 
 
 # --- what they take ---------------------------------------------------------------------------------------------------

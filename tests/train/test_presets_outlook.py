@@ -23,7 +23,8 @@ def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for module in (questions, subject):
         monkeypatch.setattr(module, "bundled_configs", tiny_configs)
     # However busy the machine is, every fit is looked at.
-    monkeypatch.setattr(plan, "PATIENCE", 600.0)
+    for name in ("PATIENCE", "PATIENCE_BESIDE"):
+        monkeypatch.setattr(plan, name, 600.0)
     monkeypatch.chdir(tmp_path)
 
 
@@ -64,6 +65,17 @@ def test_what_hinders_a_plan_is_told_and_the_preset_is_sound_all_the_same(capsys
     assert cli.main(["presets", "add", write()]) == 0
     assert "The NVIDIA driver does not work: it was updated.\nStart the computer anew." in capsys.readouterr().out
     assert shelf.find_preset("small").origin == "received"
+
+
+def test_what_a_fit_holds_is_told_and_planned_with(capsys):
+    fit = {"dtype": "bf16", "micro_batch": 1, "checkpointing": "full"}
+    made = Preset.model_validate({"schema": 1, "name": "small", "base": {"family": "sd15"}, "fit": fit})
+    Path("fit.toml").write_text(dump_preset(made), encoding="utf-8")
+    assert cli.main(["presets", "check", "fit.toml", "--gpu", "GTX 1080"]) == 0
+    told = capsys.readouterr().out
+    assert 'It fits by:\n  fit.dtype = "bf16"\n  fit.micro_batch = 1\n  fit.checkpointing = "full"\n' in told
+    assert 'GTX 1080 8GB does not compute in bf16; use "fp16"' in told
+    assert questions.question_ahead("sd15", None, "8GB", fit=made.fit).written == made.fit
 
 
 def test_a_card_that_nobody_knows_is_told_and_nothing_is_kept(capsys):

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 from diffusers import StableDiffusionXLPipeline
 
-from tests.bench import rivals
+from tests.bench import rivals, rivals_check
 from tests.bench.rivals import RIVALS, Outcome, Place, Rival, Settings, lay_out, ours, run, table
 from trainer.base.source import open_base
 from trainer.config.base import BaseConfig
@@ -97,3 +99,34 @@ def test_the_table_compares_with_ours_on_the_same_layers() -> None:
     assert len({line.count("|") for line in lines}) == 1
     assert lines[0] == "| Impasto, attention | attention | 1 | 6.00 | 1.00 × | 3 | 4 |"
     assert "3.00 ×" in lines[2] and "1.25 ×" in lines[3] and "No module named" in lines[4]
+
+
+def test_what_a_trainer_lacks_is_stood_in_for_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    absent = rivals_check.Absent()
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, absent])
+    with pytest.raises(ImportError) as library:
+        importlib.import_module("no_such_library.part")
+    absent.stand_in_for(library.value)
+    part = importlib.import_module("no_such_library.part")
+    thing = part.Thing
+    assert issubclass(type("Derived", (thing,), {}), thing) and callable(thing.Inner)
+    with pytest.raises(ImportError) as name:
+        exec("from json import no_such_name", {})
+    absent.stand_in_for(name.value)
+    exec("from json import no_such_name", {})
+    assert absent.names == ["no_such_library", "json with no_such_name"]
+    with pytest.raises(ImportError):
+        absent.stand_in_for(library.value)
+    with pytest.raises(ImportError) as own:
+        importlib.import_module("json.no_such_part")
+    with pytest.raises(ImportError):
+        absent.stand_in_for(own.value)
+    del json.no_such_name, sys.modules["no_such_library"], sys.modules["no_such_library.part"]  # type: ignore[attr-defined]
+
+
+def test_a_trainer_runs_with_its_own_libraries_where_it_has_them(tmp_path: Path) -> None:
+    assert rivals._python(tmp_path) == sys.executable
+    own = tmp_path / "venv" / "bin" / "python"
+    own.parent.mkdir(parents=True)
+    own.touch()
+    assert rivals._python(tmp_path) == str(own)

@@ -16,8 +16,10 @@ import torch
 from tests.support.jobs import overrides, photographs, write_job
 from tests.support.tiny import tiny_base
 from trainer.adapter.metadata import TIME_KEYS
+from trainer.config.load import load_job
 from trainer.errors import RunError
 from trainer.protocol import atomic, commands, events
+from trainer.protocol.report import RunReport
 from trainer.protocol.rundir import RunDirectory
 from trainer.training.run import resume, start
 
@@ -158,7 +160,12 @@ def test_every_optimizer_resumes_exactly(shared: Path, tmp_path: Path, optimizer
 
 
 LOW_PRECISION = {
-    "fp16, encoders and dropout": ("fit.dtype=fp16", "recipe.text_encoder.learning_rate=1e-4", "recipe.dropout=0.1"),
+    "fp16, encoders, dropout and products in int8": (
+        "fit.dtype=fp16",
+        "fit.quantise=int8_products",
+        "recipe.text_encoder.learning_rate=1e-4",
+        "recipe.dropout=0.1",
+    ),
     "bf16, all that saves memory": (
         "fit.dtype=bf16",
         "fit.quantise=nf4",
@@ -197,7 +204,12 @@ def test_low_precision_killed_after_a_checkpoint_resumes_exactly(shared: Path, t
     state = safetensors.torch.load_file(saved / "optimizer.safetensors")
     assert saved.name == "step-00000002"  # the third step is done again
     assert any(tensor.dtype == torch.uint8 for tensor in state.values()) == ("8bit" in " ".join(settings))
-    assert resume(run, Watcher()) == 0
+    assert bool(load_job(run.job).fit.int8_products) == ("int8" in name)  # frozen with the run, which says so
+    told = [event for event in events.read_events(run.events)[0] if getattr(event, "code", "") == "int8_products"]
+    assert len(told) == ("int8" in name)
+    taught: list[RunReport] = []
+    assert resume(run, Watcher(), learn=taught.append) == 0
+    assert len(taught) == ("int8" not in name)  # whose forecast is an estimate
     assert same_lora(whole, run.output / "test.safetensors")
 
 

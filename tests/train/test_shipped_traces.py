@@ -11,8 +11,9 @@ from typing import Any, get_args
 import pytest
 
 from tests.bench.built_in import built_in
-from tests.bench.ship_traces import INDEX, archive_name, noted_key, noted_run, noted_subject, read_index
+from tests.bench.ship_traces import INDEX, archive_name, noted_key, noted_run, read_index, wish_of
 from trainer.files.assets import asset_path
+from trainer.memory.aside import Wish
 from trainer.memory.outcomes import Hindered, Outcome, at_length, write_outcomes
 from trainer.memory.outline import outline_of
 from trainer.memory.packing import Archive
@@ -56,11 +57,13 @@ def _missing() -> None:
 def test_every_shipped_file_is_in_the_index_and_all_of_them_are_small() -> None:
     folder = asset_path("traces")
     entries = read_index(folder)["entries"]
-    assert {path.name for path in folder.glob(f"*{SUFFIX}")} == {archive_name(note) for note in entries.values()}
+    archives = {path.relative_to(folder).as_posix() for path in folder.rglob(f"*{SUFFIX}")}
+    assert archives == {archive_name(note) for note in entries.values()}
     for key, note in entries.items():
         assert key in Archive(folder / archive_name(note))
-    assert sum(path.stat().st_size for path in folder.iterdir()) < 8e6
-    others = {path.name for path in folder.iterdir() if path.suffix != SUFFIX}
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in files) < 12e6
+    others = {path.name for path in files if path.suffix != SUFFIX}
     assert others == {INDEX, SHIPPED_OUTCOMES, "README.md"}
 
 
@@ -74,7 +77,8 @@ def test_shipped_keys_are_those_that_are_asked_for(entries: Notes) -> None:
 @pytest.mark.parametrize(
     ("family", "part", "fit"),
     [
-        ("sd15", "steps", {"dtype": "bf16", "quantise": "none", "checkpointing": "none", "micro_batch": 1}),
+        ("sd15", "micro", {"dtype": "bf16", "quantise": "none", "checkpointing": "none", "micro_batch": 1}),
+        ("sd15", "optimizer", {"dtype": "bf16"}),
         ("sd15", "preview", {"dtype": "bf16", "quantise": "none", "vae_tiling": True}),
         ("sdxl", "load", {"dtype": "bf16", "quantise": "none"}),
         ("sdxl", "cache_pictures", {}),
@@ -89,12 +93,8 @@ def test_tracing_again_gives_what_ships(
         if (note["family"], note["part"]) == (family, part) and fit.items() <= note["fit"].items()
     )
     shipped = TapeStore(tmp_path / "none", asset_path("traces")).load(key)
-    subject, traces = noted_subject(note), Traces(TapeStore(tmp_path))
-    if part == "steps":
-        (width, height), pictures = note["more"]
-        traces.steps(subject, (width, height), pictures)
-    else:
-        traces.phase(subject, note["part"])
+    traces = Traces(TapeStore(tmp_path))
+    traces.fulfil(wish_of(note))
     assert traces.made == [key]
     made = traces.store.load(key)
     assert made is not None
@@ -103,6 +103,49 @@ def test_tracing_again_gives_what_ships(
         assert outline_of(one) == outline_of(other), REMEDY
         assert one.storages == other.storages, REMEDY
         assert one.events.tolist() == other.events.tolist(), REMEDY
+
+
+# Neither ships, nor does the shape at any rank.
+RANK = 48
+SHAPES: dict[str, tuple[int, int]] = {"sd15": (576, 448), "sdxl": (832, 1216)}
+
+
+@pytest.mark.parametrize("family", ["sd15", "sdxl"])
+def test_a_recipe_at_another_rank_and_shape_needs_no_trace(entries: Notes, shipped: Traces, family: str) -> None:
+    """Whatever a plan for the recipe asked for follows from what ships; optimizers ship for common ranks."""
+    wishes = [elsewhere(wish_of(note)) for note in entries.values() if is_of_character(note, family)]
+    asked = [wish for wish in wishes if wish.part not in ("cache_pictures", "cache_texts")]
+    assert {"micro", "optimizer", "preview", "validate"} < {wish.part for wish in asked}
+    assert all(map(shipped.has, asked))
+    for wish in asked:
+        if wish.part in ("load", "quantise"):  # one of them is no tape at all
+            shipped.fulfil(wish)
+
+
+def is_of_character(note: Mapping[str, Any], family: str) -> bool:
+    """Whether the plan of the family's character recipe asked for it, on cards with bf16 and with the base as it is."""
+    asked = (note["family"], note["recipe"], note["fit"]["quantise"], note["fit"]["dtype"])
+    return asked == (family, "character", "none", "bf16") and "rank" not in note
+
+
+def elsewhere(wish: Wish) -> Wish:
+    """The same for another rank, and for training in another shape."""
+    more = (SHAPES[wish.subject.family], wish.more[1]) if wish.part == "micro" else wish.more
+    return replace(wish, subject=wish.subject.at_rank(RANK), more=more)
+
+
+@pytest.mark.parametrize("family", ["sd15", "sdxl"])
+def test_tapes_of_another_rank_and_shape_are_those_that_a_trace_gives(
+    entries: Notes, shipped: Traces, tmp_path: Path, family: str
+) -> None:
+    first = next(note for note in entries.values() if is_of_character(note, family) and note["part"] == "micro")
+    wish, real = elsewhere(wish_of(first)), Traces(TapeStore(tmp_path))
+    shipped.fulfil(wish)
+    real.fulfil(wish)
+    assert real.made == [wish.key]
+    for one, traced in zip(shipped.store.load(wish.key) or (), real.store.load(wish.key) or (), strict=True):
+        assert (one.storages, one.work) == (traced.storages, traced.work)
+        assert one.events.tolist() == traced.events.tolist()
 
 
 def test_shipped_outcomes_are_those_that_are_asked_for(index: Mapping[str, Notes], shipped: Traces) -> None:

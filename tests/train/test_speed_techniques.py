@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,16 +11,24 @@ from torch import Tensor, nn
 
 from tests.bench import speed_encode
 from tests.bench.speed_rows import Base
-from tests.bench.speed_techniques import NormAndSilu, _tensors, applied
+from tests.bench.speed_techniques import NormAndSilu, applied
 from tests.bench.speed_time import LAYOUTS
 from tests.support.real_phases import RealRun
+from trainer.training import layout as layouts
+from trainer.training.graphs import RecordedSteps
 from trainer.training.loop import Engine
 from trainer.training.step import MicroBatch
 
 CPU = torch.device("cpu")
 
 
-@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+NORMS = {
+    torch.contiguous_format: NormAndSilu,
+    torch.channels_last: partial(layouts.NormAndSilu, kernels=layouts.Kernels(compiled=False)),
+}
+
+
+@pytest.mark.parametrize("layout", NORMS)
 def test_norm_and_silu_in_one_are_those_of_pytorch(layout: torch.memory_format) -> None:
     generator = torch.Generator().manual_seed(1)
     norm = nn.GroupNorm(4, 12, eps=1e-3).double().requires_grad_(requires_grad=False)
@@ -26,7 +36,7 @@ def test_norm_and_silu_in_one_are_those_of_pytorch(layout: torch.memory_format) 
     norm.bias.normal_(generator=generator)
     x = torch.randn(2, 12, 5, 3, generator=generator, dtype=torch.float64).to(memory_format=layout).requires_grad_()
     above = torch.randn(2, 12, 5, 3, generator=generator, dtype=torch.float64).to(memory_format=layout)
-    result = NormAndSilu(norm)(x)
+    result = NORMS[layout](norm)(x)
     (gradient,) = torch.autograd.grad(result, x, above)
     expected = F.silu(F.group_norm(x, 4, norm.weight, norm.bias, 1e-3))
     (expected_gradient,) = torch.autograd.grad(expected, x, above)
@@ -49,7 +59,7 @@ def run() -> RealRun:
 @pytest.fixture(scope="module")
 def micro(run: RealRun) -> MicroBatch:
     micro = run._batch((64, 64), 2)
-    for tensor in _tensors(micro):
+    for tensor in micro.tensors():
         if tensor.is_floating_point():
             tensor.normal_()
     return micro
@@ -57,9 +67,9 @@ def micro(run: RealRun) -> MicroBatch:
 
 def stepped(engine: Engine, micro: MicroBatch, technique: str) -> tuple[Tensor, dict[str, Tensor]]:
     unet = engine.models.unet
-    with applied(technique, engine, micro) as forward_backward:  # type: ignore[arg-type]
-        loss = forward_backward()
-        assert isinstance(unet.conv_norm_out, NormAndSilu) == technique.endswith("norms")
+    with applied(technique, engine):  # type: ignore[arg-type]
+        loss = engine.micro_step(micro)
+        assert isinstance(unet.conv_norm_out, NormAndSilu | layouts.NormAndSilu) == technique.endswith("norms")
         assert unet.conv_in.weight.is_contiguous() != technique.startswith("channels_last")
     gradients = {key: weight.grad for key, weight in engine.masters.working.items() if weight.grad is not None}
     engine.masters.zero_grad()
@@ -83,23 +93,21 @@ def test_a_step_is_the_same_and_leaves_the_model_as_it_was(run: RealRun, micro: 
     assert torch.equal(again, loss)
 
 
-def test_a_graph_needs_a_card_and_says_so(run: RealRun, micro: MicroBatch) -> None:
-    assert run.engine is not None
-    with pytest.raises(RuntimeError, match="CUDA cards only"), applied("graphs", run.engine, micro):
-        pass
-
-
-def test_what_is_copied_into_a_graph_is_all_of_a_micro_batch(micro: MicroBatch) -> None:
-    """Whatever goes to the card when a step does it."""
-    moved: list[Tensor] = []
-
-    def move(tensor: Tensor) -> Tensor:
-        moved.append(tensor)
-        return tensor
-
-    micro._with(move)
-    assert {id(tensor) for tensor in _tensors(micro)} == {id(tensor) for tensor in moved}
-    assert len(list(_tensors(micro))) == len(moved) >= 7
+def test_graphs_are_those_of_the_trainer_and_go_with_their_row(run: RealRun, micro: MicroBatch) -> None:
+    engine = run.engine
+    assert engine is not None
+    totals = [torch.zeros(()) for _ in range(4)]
+    engine.learn(micro, totals[0])
+    engine.masters.zero_grad()
+    with applied("graphs", engine):
+        for total in totals[1:]:
+            engine.learn(micro, total)
+            assert torch.equal(total, totals[0])
+        assert isinstance(engine.graphs, RecordedSteps)
+        with pytest.raises(RuntimeError, match="what hinders it"):
+            engine.graphs._say("what hinders it")
+    engine.masters.zero_grad()
+    assert engine.graphs is None
 
 
 def test_a_vae_is_timed_in_every_way_and_what_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

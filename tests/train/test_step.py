@@ -180,15 +180,29 @@ def test_checkpointed_blocks_run_twice_and_others_once() -> None:
 
     before = modes()
     assert count() == [1, 1, 1, 1, 1]
-    set_checkpointing(unet, models.text_encoders, "full")
+    set_checkpointing(unet, models.text_encoders, "full", dropouts=False)
     assert count() == [2, 2, 2, 2, 2]
-    set_checkpointing(unet, models.text_encoders, ["down_blocks.1", "up_blocks.0"])
+    set_checkpointing(unet, models.text_encoders, ["down_blocks.1", "up_blocks.0"], dropouts=False)
     assert count() == [1, 2, 1, 2, 1]
-    set_checkpointing(unet, models.text_encoders, ["mid_block"])
+    set_checkpointing(unet, models.text_encoders, ["mid_block"], dropouts=False)
     assert count() == [1, 1, 2, 1, 1]
-    set_checkpointing(unet, models.text_encoders, "none")
+    set_checkpointing(unet, models.text_encoders, "none", dropouts=False)
     assert count() == [1, 1, 1, 1, 1]
     assert modes() == before
+
+
+@pytest.mark.parametrize("dropouts", [False, True])
+def test_checkpointing_keeps_the_state_of_chance_for_dropouts_alone(
+    dropouts: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A CUDA graph that is being recorded refuses to tell it."""
+    models, _ = adapted("sd15", torch.float32)
+    set_checkpointing(models.unet, models.text_encoders, "full", dropouts=dropouts)
+    asked: list[torch.Tensor] = []
+    state = torch.get_rng_state()
+    monkeypatch.setattr(torch, "get_rng_state", lambda: asked.append(state) or state)
+    training_step(step_models(models), schedule(), ObjectiveConfig(), make_batch("sd15", (10,), dtype=torch.float32))
+    assert bool(asked) == dropouts
 
 
 def test_unknown_blocks_are_named_with_the_valid_ones() -> None:
@@ -197,7 +211,7 @@ def test_unknown_blocks_are_named_with_the_valid_ones() -> None:
         *("down_blocks.0", "down_blocks.1", "mid_block", "up_blocks.0", "up_blocks.1")
     ]
     with pytest.raises(JobError, match=r"names down_blocks\.7, which this base does not have") as caught:
-        set_checkpointing(unet, [], ["mid_block", "down_blocks.7"])
+        set_checkpointing(unet, [], ["mid_block", "down_blocks.7"], dropouts=False)
     assert caught.value.remedy == (
         "Choose from down_blocks.0, down_blocks.1, mid_block, up_blocks.0, up_blocks.1, or write none or full."
     )

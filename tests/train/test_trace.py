@@ -18,11 +18,11 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 from tests.support.cpu_steps import tiny_subject
+from tests.support.traced_steps import StepTapes, trace_steps
 from trainer.config.base import Family
 from trainer.config.fit import FitConfig
 from trainer.config.recipe import RecipeConfig
 from trainer.memory.models import empty_engine, know_engine, micro_batch
-from trainer.memory.steps import StepTapes, trace_steps
 from trainer.memory.subject import subject_ahead
 from trainer.memory.tape import Tape
 from trainer.memory.tracer import recording

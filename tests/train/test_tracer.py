@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.support.cpu_steps import tiny_subject
+from tests.support.traced_steps import trace_steps
 from trainer.base.quantised import quantise_linears
 from trainer.memory.kernels import AttentionKernel
-from trainer.memory.steps import trace_steps
 from trainer.memory.tape import Storage, Tape
 from trainer.memory.tracer import CUBLAS_WORKSPACE, Tracer, recording
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
 
-from trainer.memory.allocator import MIB, Allocator, AllocatorSettings, OutOfMemory
+from trainer.memory.allocator import MIB, Allocator, OutOfMemory
+from trainer.memory.conf import AllocatorSettings, settings_here, settings_of
 from trainer.memory.snapshot import BlockState, SegmentState, Snapshot
 
 KIB = 2**10
@@ -386,6 +388,22 @@ def test_an_emptied_expandable_segment_begins_anew() -> None:
     assert [allocator.allocate(30 * MIB), allocator.allocate(512)] == blocks
 
 
+def test_an_expandable_segment_needs_leave_for_more_than_it_takes() -> None:
+    """15 of 60 MiB are free at the end when 30 are asked for: one page of 20 is taken, but leave asked for 30."""
+    allocator = expandable()
+    allocator.allocate(45 * MIB)
+    allocator.allocate(30 * MIB)
+    assert (allocator.reserved, allocator.admitted) == (80 * MIB, 90 * MIB)
+    for capacity, fits in ((90 * MIB, True), (90 * MIB - 1, False)):
+        allocator = expandable(capacity)
+        allocator.allocate(45 * MIB)
+        if fits:
+            allocator.allocate(30 * MIB)
+        else:
+            with pytest.raises(OutOfMemory):
+                allocator.allocate(30 * MIB)
+
+
 def test_at_the_limit_free_pages_are_unmapped() -> None:
     allocator = expandable(capacity=100 * MIB)
     blocks = [allocator.allocate(size * MIB) for size in (30, 10, 40)]
@@ -461,3 +479,117 @@ def test_without_its_limit_an_allocator_goes_on() -> None:
     assert free.reserved == 60 * MIB
     with pytest.raises(OutOfMemory):
         free.copy(80 * MIB).allocate(30 * MIB)
+
+
+# Graphs are recorded into a pool of their own.
+
+
+def test_what_is_recorded_takes_nothing_from_others_and_gives_nothing_back() -> None:
+    """16 MiB lie free outside; inside, 12 are taken anew, freed, and stay, for the next recording only."""
+    allocator = Allocator()
+    allocator.free(allocator.allocate(16 * MIB))
+    with allocator.recording():
+        first = allocator.allocate(12 * MIB)
+        assert (allocator.allocated, allocator.reserved) == (12 * MIB, 28 * MIB)
+        allocator.free(first)
+    allocator.empty_cache()
+    assert (allocator.allocated, allocator.reserved) == (0, 12 * MIB)
+    allocator.allocate(11 * MIB)  # beside them, in 12 of its own
+    assert allocator.reserved == 24 * MIB
+    with allocator.recording():
+        again = [allocator.allocate(8 * MIB), allocator.allocate(512)]
+    # 8 of the 12 that the first left, and a small segment of the pool's own.
+    assert again[0] == first and allocator.reserved == 26 * MIB
+    allocator.free(again[0])
+    allocator.allocate(12 * MIB)
+    assert allocator.reserved == 38 * MIB, "what a recording left is no one else's"
+
+
+def test_no_room_is_made_while_something_is_recorded() -> None:
+    """20 of 30 MiB lie free; outside they would be given back for 16."""
+    allocator = Allocator(AllocatorSettings(capacity=30 * MIB))
+    allocator.free(allocator.allocate(20 * MIB))
+    with allocator.recording():
+        assert allocator.allocate(10 * MIB) is not None
+        with pytest.raises(OutOfMemory):
+            allocator.allocate(16 * MIB)
+    assert (allocator.retries, allocator.refused) == (0, 46 * MIB)
+    allocator.allocate(20 * MIB)
+    assert allocator.reserved == 30 * MIB
+
+
+def test_a_copy_has_what_was_recorded_too() -> None:
+    allocator = Allocator()
+    with allocator.recording():
+        kept = allocator.allocate(4 * MIB)
+    twin = allocator.copy(None)
+    twin.free(kept)
+    with twin.recording():
+        assert twin.allocate(19 * MIB) == kept
+    assert (allocator.allocated, twin.allocated, twin.reserved) == (4 * MIB, 20 * MIB, 20 * MIB)
+
+
+def test_a_recording_s_own_expandable_segment_grows_and_stays() -> None:
+    """Shared: one page of 20 MiB, 8 used. Recorded: 15 and 15 in two pages of its own, freed, and kept when all is."""
+    allocator = expandable()
+    allocator.allocate(8 * MIB)
+    with allocator.recording():
+        first, second = allocator.allocate(15 * MIB), allocator.allocate(15 * MIB)
+        assert second == first + 15 * MIB
+        assert allocator.reserved == 60 * MIB
+        allocator.free(first)
+        allocator.free(second)
+    allocator.empty_cache()
+    assert (allocator.allocated, allocator.reserved) == (8 * MIB, 60 * MIB)
+    allocator.allocate(30 * MIB)  # 12 are left of the shared page: one more
+    assert allocator.reserved == 80 * MIB
+    with allocator.recording():
+        assert allocator.allocate(40 * MIB) == first
+    assert allocator.reserved == 80 * MIB
+
+
+# What is told in PYTORCH_ALLOC_CONF
+
+
+def test_steps_of_sizes_may_differ_between_powers_of_two() -> None:
+    """No rounding below 4 MiB; from 4 to below 8 halves: 6 or 8; from 8 on quarters: 10, 12, 14, 16."""
+    settings = AllocatorSettings(expandable=True, roundup_power2_divisions=(0, 0, 2, 4))
+    for asked, given in ((3 * MIB + 1, 3 * MIB + 512), (4 * MIB + 1, 6 * MIB), (7 * MIB, 8 * MIB), (9 * MIB, 10 * MIB)):
+        allocator = Allocator(settings)
+        allocator.allocate(asked)
+        assert allocator.allocated == given
+    allocator = Allocator(settings)
+    allocator.play(np.array([0], dtype=np.int32), [33 * MIB], {})
+    assert allocator.allocated == 40 * MIB  # the last holds for all above: 40, 48, 56
+
+
+@pytest.mark.parametrize(
+    ("conf", "settings"),
+    [
+        ("", {}),
+        ("expandable_segments:True", {"expandable": True}),
+        (" expandable_segments : False ,", {}),
+        ("max_split_size_mb:128,garbage_collection_threshold:0.6",
+         {"max_split_size": 128 * MIB, "garbage_collection_threshold": 0.6}),
+        ("backend:native,large_segment_size_mb:12", {"large_segment_size": 12 * MIB}),
+        ("roundup_power2_divisions:4", {"roundup_power2_divisions": 4}),
+        ("roundup_power2_divisions:[256:1,512:2,1024:4,>:8],max_split_size_mb:64",
+         {"roundup_power2_divisions": (1,) * 9 + (2,) + (8,) * 6, "max_split_size": 64 * MIB}),
+        ("roundup_power2_divisions:[64:8,256:4]",
+         {"roundup_power2_divisions": (8,) * 7 + (0, 4) + (0,) * 7}),
+        # What PyTorch would not take, and what the model does not know.
+        ("max_split_size_mb:5,garbage_collection_threshold:1.5,expandable_segments:yes,x:1", {}),
+        ("roundup_power2_divisions:3,max_split_size_mb:many,expandable_segments,:,large_segment_size_mb:2,[", {}),
+        ("roundup_power2_divisions:[3:2,>:],pinned_use_background_threads:True", {}),
+    ],
+)  # fmt: skip
+def test_settings_are_read_as_pytorch_reads_them(conf: str, settings: dict[str, object]) -> None:
+    assert settings_of(conf) == AllocatorSettings(**settings)  # type: ignore[arg-type]
+
+
+def test_what_holds_here_is_told_by_the_environment() -> None:
+    conf = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True,garbage_collection_threshold:0.6"}
+    assert settings_here(conf, "Linux") == AllocatorSettings(expandable=True)
+    assert settings_here(conf, "Windows") == settings_here({}, "Linux") == AllocatorSettings()
+    newer = {**conf, "PYTORCH_ALLOC_CONF": "max_split_size_mb:64"}
+    assert settings_here(newer, "Windows") == AllocatorSettings(max_split_size=64 * MIB)

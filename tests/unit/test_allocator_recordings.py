@@ -18,7 +18,8 @@ from tests.support.recordings import (
     write_recording,
 )
 from trainer.memory import allocator as model
-from trainer.memory.allocator import MIB, AllocatorSettings
+from trainer.memory.allocator import MIB
+from trainer.memory.conf import AllocatorSettings
 from trainer.memory.snapshot import PoolName
 
 FOLDER = Path(__file__).parents[1] / "golden" / "allocator"
@@ -172,6 +173,16 @@ def test_a_history_that_begins_late_or_has_two_streams_is_refused() -> None:
     two = {**after_without_large(), "device_traces": [[*AFTER["device_traces"][0], entry("alloc", BASE, 5, stream=7)]]}
     with pytest.raises(ValueError, match="2 streams"):
         recording_of(BEFORE, two, CAPPED, PEAKS)
+
+
+def test_settings_told_as_text_are_followed(tmp_path: Path) -> None:
+    path = tmp_path / "made.json.gz"
+    made = recording_of(BEFORE, after_without_large(), CAPPED, PEAKS)
+    write_recording(path, {**made, "settings": "max_split_size_mb:64"})
+    assert read_recording(path).settings == AllocatorSettings(max_split_size=64 * MIB)
+    several = AllocatorSettings(roundup_power2_divisions=(0, 2))
+    write_recording(path, recording_of(BEFORE, after_without_large(), several, PEAKS))
+    assert read_recording(path).settings == several
 
 
 def test_expandable_segments_are_compared_by_what_is_mapped(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 
@@ -64,15 +65,20 @@ def test_every_option_is_explained():
 def test_no_command_loads_torch_or_other_weights_before_it_is_needed(tmp_path):
     job, sound, rubbish = tmp_path / "job.toml", tmp_path / "sound.toml", tmp_path / "rubbish.safetensors"
     job.write_text("schema = 1\n[recipe]\nrank = 'four'\n", encoding="utf-8")
-    on_rubbish = "schema = 1\n[base]\nmodel = 'rubbish.safetensors'\n[[dataset.folders]]\npath = 'pictures'\n"
+    on_rubbish = (
+        "schema = 1\nname = 'a'\n[base]\nmodel = 'rubbish.safetensors'\n[[dataset.folders]]\npath = 'pictures'\n"
+    )
     sound.write_text(on_rubbish, encoding="utf-8")
     rubbish.write_bytes(b"<html>log in</html>")
+    (tmp_path / "empty").mkdir()
     drawing = ["render", "--base", "base", "--prompt", "a cat"]
     harmless = [["runs"], ["queue", "list"]]
     wrong = [
         ["check", "missing"], ["inspect", "missing"], ["stop", "x"],
         ["train", "missing"], ["train", str(job)], ["train", str(job), "--set", "fly"], ["resume", "missing"],
         ["train", str(sound)], ["train", str(sound), "--set", "base.model=none.safetensors"],
+        *(["train", str(sound), "--set", "base.model=on/hub", "--set", f"dataset.folders=[{{path='{folder}'}}]"]
+          for folder in ("missing", "empty", "job.toml")),
         [*drawing, "--sampler", "fly"], [*drawing, "--lora", f"{job}:strong"],
     ]  # fmt: skip
     code = (
@@ -86,6 +92,8 @@ def test_no_command_loads_torch_or_other_weights_before_it_is_needed(tmp_path):
     codes, loaded = json.loads(done.stdout.splitlines()[-1])
     assert codes == [0] * len(harmless) + [2] * len(wrong)
     assert loaded == []
+    said = ["is a web page", "none.safetensors", "missing does not exist", "holds no pictures", "is a file"]
+    assert [words for words in said if words not in done.stderr] == []
 
 
 def test_help_loads_the_standard_library_and_our_own_floor_alone():
@@ -204,3 +212,14 @@ def test_the_version_is_told(capsys):
     with pytest.raises(SystemExit):
         cli.main(["--version"])
     assert capsys.readouterr().out.startswith("Impasto ")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a signal that ends a process")
+def test_a_crash_within_a_library_says_where_it_happened():
+    own = "import os, signal, runpy, sys\nimport trainer.protocol.rundir as rundir\n"
+    own += "rundir.known_runs = lambda: os.kill(os.getpid(), signal.SIGSEGV)\n"
+    own += "sys.argv = ['trainer', 'runs']\nrunpy.run_module('trainer', run_name='__main__')"
+    done = subprocess.run([sys.executable, "-c", own], capture_output=True, text=True, check=False)
+    assert done.returncode == -signal.SIGSEGV
+    assert "Segmentation fault" in done.stderr
+    assert "run_runs" in done.stderr

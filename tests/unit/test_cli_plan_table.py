@@ -6,8 +6,12 @@ from dataclasses import replace
 
 import pytest
 
+from trainer import gpu
 from trainer.cli import plan_table, plan_words, words
 from trainer.config.fit import FitConfig
+from trainer.memory.cards import find_card
+from trainer.memory.planner import Planned
+from trainer.memory.situation import situation_ahead
 from trainer.protocol.forecast import Forecast, Peak, PhaseForecast
 
 GIB = 1 << 30
@@ -43,7 +47,7 @@ def test_the_timeline_is_one_screen_of_phases_and_named_peaks() -> None:
     assert len(lines) <= 24 and max(map(len, lines)) <= 80
     assert lines[0].split() == ["PHASE", "IN", "USE", "TAKEN", "TIME"]
     train = next(line for line in lines if line.startswith("Train"))
-    assert train.split()[1:7] == ["3.8", "GiB", "5.0", "GiB", "67", "min"] and train.endswith("decides")
+    assert train.split()[1:9] == ["3.8", "GiB", "5.0", "GiB", "1", "h", "07", "min"] and train.endswith("decides")
     assert sum("decides" in line for line in lines) == 1
     told = [line for line in lines if "backward through" in line]
     assert [line.split()[0] for line in told] == ["3.4", "3.5", "3.6", "3.7", "3.8"]  # the highest, in order of time
@@ -71,7 +75,16 @@ def test_another_phase_that_decides_has_its_highest_peak_told() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"), [(0.2, "1 s"), (89, "89 s"), (95, "2 min"), (5000, "83 min"), (11_100, "3 h 05 min")]
+    ("seconds", "text"),
+    [
+        (0.2, "1 s"),
+        (89, "89 s"),
+        (95, "2 min"),
+        (3569, "59 min"),
+        (3571, "1 h 00 min"),
+        (5000, "1 h 23 min"),
+        (11_100, "3 h 05 min"),
+    ],
 )
 def test_foreseen_times_are_no_finer_than_they_can_be_known(seconds: float, text: str) -> None:
     assert words.about(seconds) == text
@@ -90,3 +103,50 @@ def test_foreseen_times_are_no_finer_than_they_can_be_known(seconds: float, text
 )
 def test_how_a_batch_is_computed(micro_batch: int, batch: int, text: str) -> None:
     assert plan_words.batches(FitConfig(micro_batch=micro_batch), batch) == text
+
+
+@pytest.mark.parametrize(
+    ("missing", "uses", "way", "advice"),
+    [
+        (0.9, (("steam", 1), ("game", 3), ("web", 2)), "close steam: 1.0 GiB", "or close steam: 1.0 GiB."),
+        (1.9, (("steam", 1), ("game", 3), ("web", 2)), "close web: 2.0 GiB", "or close web: 2.0 GiB."),
+        (4.0, (("steam", 1), ("game", 3), ("web", 2)), "close game, web: 5.0 GiB", "or close game, web: 5.0 GiB."),
+        (2.9, (("game", None), ("web", None)), "free 3.0 GiB, by closing game, web perhaps", "game, web perhaps."),
+        (2.9, (), "free 3.0 GiB, or take a card with more memory", "Free 3.0 GiB, or take a card with more memory."),
+        (5.9, (("game", 3), ("web", 2)), "take a card with more memory", "Take a card with more memory."),
+    ],
+)
+def test_what_would_make_room(missing: float, uses: tuple[tuple[str, int | None], ...], way: str, advice: str) -> None:
+    """Of 8 GiB others hold 6: no more can be freed; the margin takes 3 % of what is. No advice is given twice."""
+    card = replace(find_card("RTX 3070"), total_bytes=8 * GIB)
+    held = tuple(gpu.Use(number, name, size and size * GIB) for number, (name, size) in enumerate(uses))
+    situation = replace(situation_ahead(card), free_bytes=2 * GIB, uses=held)
+    assert plan_words.room(int(missing * GIB), situation) == way
+    told = plan_words.what_would(None, situation, int(missing * GIB), 4)
+    assert told.endswith(advice)
+    assert told.count("ake a card with more memory") == 1
+
+
+@pytest.mark.parametrize(
+    ("written", "how"),
+    [
+        ({}, "however it is fitted"),
+        ({"dtype": "bf16", "threads": 2}, "however it is fitted"),
+        ({"dtype": "fp32"}, "with the fit that is stated"),
+        ({"micro_batch": 2}, "with the fit that is stated"),
+        ({"preview_offload": False}, "with the fit that is stated"),
+    ],
+)
+def test_a_fit_counts_as_stated_only_where_another_might_take_less(written: dict[str, object], how: str) -> None:
+    situation = situation_ahead(find_card("RTX 3070"))
+    told = plan_words.nothing_fits(Planned(situation, None, missing=GIB), FitConfig.model_validate(written))
+    assert told.startswith(f"It does not fit on RTX 3070 8GB, {how}: it lacks 1.0 GiB beside the ")
+
+
+@pytest.mark.parametrize("free", [0.0, 0.3, 2.0])
+def test_what_is_freed_suffices_and_no_byte_less(free: float) -> None:
+    situation = replace(situation_ahead(find_card("RTX 3070")), free_bytes=int(free * GIB))
+    wanted = situation.budget + GIB
+    freed = situation.to_free(GIB)
+    assert replace(situation, free_bytes=situation.free_bytes + freed).budget >= wanted
+    assert replace(situation, free_bytes=situation.free_bytes + freed - 1).budget < wanted

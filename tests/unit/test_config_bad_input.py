@@ -254,6 +254,13 @@ def test_missing_file_and_folder_say_what_to_name(tmp_path: Path) -> None:
     assert str(tmp_path / "job.toml") in error.remedy
 
 
+@pytest.mark.parametrize("name", ["a\0b.toml", "a" * 5000 + ".toml", "a\ud800.toml"])
+def test_a_path_that_can_be_none_is_refused(tmp_path: Path, name: str) -> None:
+    error = complaint(tmp_path / name)
+    assert error.code == "job.unreadable"
+    assert len(error.sentence + error.remedy) < 1000
+
+
 def test_file_without_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # The system's refusal is made here, since an administrator, and so many a test machine, is never refused.
     def refuse(self: Path, mode: str) -> None:

@@ -23,3 +23,11 @@ def test_debiased_weights_on_a_base_that_knows_pure_noise(settings, zero_termina
     job = parse_job(MINIMAL, "job.toml", Path("/jobs"), settings)
     keys = [key for key, _ in doubtful(job, zero_terminal_snr=zero_terminal_snr)]
     assert keys == (["recipe.objective.debiased"] if told else [])
+
+
+@pytest.mark.parametrize("settings", [[], ["fit.compile=true"], ["fit.compile=true", "fit.channels_last=true"]])
+def test_forecasts_do_not_foresee_some_experiments(settings):
+    job = parse_job(MINIMAL, "job.toml", Path("/jobs"), settings)
+    told = doubtful(job, zero_terminal_snr=False)
+    assert [f"{key}=true" for key, _ in told] == settings
+    assert all(reason.startswith("forecasts count ") for _, reason in told)

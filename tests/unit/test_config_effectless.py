@@ -50,6 +50,11 @@ WITHOUT_EFFECT = {
     "previews of nothing": ("sd15", ["report.previews.every=10"], "report.previews.every"),
     "revision of a file": ("sd15", ["base.model=./a.safetensors", "base.revision=fp16"], "base.revision"),
     "CPU not deterministic": ("sd15", ["fit.device=cpu", "fit.deterministic=false"], "fit.deterministic"),
+    "fp16 sums in bf16": ("sdxl", ["fit.dtype=bf16", "fit.fp16_accumulation=true"], "fit.fp16_accumulation"),
+    "blocks compiled beside graphs": ("sdxl", ["fit.graphs=true", "fit.compile=true"], "fit.compile"),
+    "blocks compiled with dropouts": ("sd15", ["recipe.dropout=0.1", "fit.compile=true"], "fit.compile"),
+    "layout of convolutions that learn": ("sd15", ["recipe.layers=all", "fit.channels_last=true"], "fit.channels_last"),
+    "graphs on the CPU": ("sdxl", ["fit.device=cpu", "fit.graphs=true"], "fit.graphs"),
     "AdamW's rate under Prodigy": ("sd15", ["recipe.optimizer.name=prodigy"], "recipe.learning_rate"),
     "adafactor's own rate": (
         "sd15",

@@ -4,7 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from trainer.dataset.caption_files import NotACaptionError, read_caption_file, read_metadata, split_caption
+from trainer.dataset.caption_files import (
+    METADATA_NAME,
+    NotACaptionError,
+    read_caption_file,
+    read_metadata,
+    split_caption,
+)
 
 TEXT = "Käthe’s Höhle, 猫"
 
@@ -81,3 +87,10 @@ def test_no_metadata(tmp_path: Path) -> None:
     captions, faults = read_metadata(tmp_path / "metadata.jsonl")
     assert not captions
     assert len(faults) == 1
+
+
+def test_half_a_letter_in_a_caption_of_a_metadata_file_is_a_fault_of_its_line(tmp_path: Path) -> None:
+    path = tmp_path / METADATA_NAME
+    lines = ['{"file_name": "a.png", "text": "a \\ud83c cat"}', '{"file_name": "b.png", "text": "a \\ud83d\\ude00"}']
+    path.write_text("\n".join(lines), encoding="utf-8")
+    assert read_metadata(path) == ({"b.png": "a 😀"}, ["line 1: its text holds half a letter (U+D800 to U+DFFF)"])

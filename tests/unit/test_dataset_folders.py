@@ -256,3 +256,12 @@ def test_a_file_name_that_is_no_unicode(tmp_path: Path) -> None:
         return  # only Linux has such names
     Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff.png")).touch()
     assert len(scan(tmp_path).candidates) == 1
+
+
+def test_words_of_a_folder_whose_name_is_no_unicode_are_refused_and_stated_ones_taken(tmp_path: Path) -> None:
+    if sys.platform != "linux":
+        return  # only Linux has such names
+    folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/5_c\xfft"))
+    fill(folder, a_png="")
+    assert refusal(tmp_path).code == "dataset.folder_name"
+    assert only(tmp_path, class_words="cat").folder.class_words == "cat"

@@ -140,6 +140,39 @@ def test_cards_are_read_with_who_uses_them(driver):
 
 
 @pytest.mark.parametrize(
+    ("told", "name"),
+    [
+        (b"C:\\\xc8\xe3\xf0\xfb\\\xe8\xe3\xf0\xe0.exe", "unknown"),  # Cyrillic as Windows' old alphabets have it
+        ("/opt/spül".encode() + b"\xc3", "unknown"),  # cut off within a letter
+        ("C:\\Jeux\\été.exe".encode(), "été.exe"),
+        (b"/opt/a\x1b]0;b\x07c", "a]0;bc"),
+        (b"\x1b", "unknown"),
+    ],
+)
+def test_programs_bear_any_name(driver, told, name):
+    def named(pid, text, length):
+        text.value = told
+        return pynvml.NVML_SUCCESS
+
+    driver.nvmlSystemGetProcessName = named
+    assert {use.name for card in gpu.cards() for use in card.uses} == {name}
+
+
+def test_a_card_that_does_not_answer_hides_no_other(driver):
+    """As on shared machines, where a user may use one of them, or where one has fallen off the bus."""
+    answers, lost = driver.nvmlDeviceGetMemoryInfo, {0}
+
+    def answers_sometimes(handle, memory):
+        return pynvml.NVML_ERROR_GPU_IS_LOST if driver._index(handle) in lost else answers(handle, memory)
+
+    driver.nvmlDeviceGetMemoryInfo = answers_sometimes
+    assert [card.index for card in gpu.cards()] == [1]
+    lost.add(1)
+    with pytest.raises(ImpastoError, match="no longer answers"):
+        gpu.cards()
+
+
+@pytest.mark.parametrize(
     ("capability", "name"),
     [
         ((3, 7), "older"),

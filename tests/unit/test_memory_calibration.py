@@ -12,6 +12,7 @@ from trainer.protocol.report import Memory, PhaseReport, RunReport
 MIB = 1 << 20
 GIB = 1 << 30
 CARD, SYSTEM, VERSIONS = "NVIDIA GeForce RTX 3060", "Windows", {"torch": "2.13.0"}
+DAY = 86_400.0
 
 
 def phase(forecast=8 * GIB, measured=8 * GIB, device=None, shortfall=0, seconds=100.0, forecast_seconds=100.0):
@@ -96,21 +97,35 @@ def test_the_context_is_the_most_that_was_held_outside_the_allocator():
     assert corrections("another", SYSTEM, VERSIONS) == corrections(CARD, "Linux", VERSIONS) == Correction()
 
 
+def long(seconds, time_factor=1.0):
+    """A run that was forecast to take a day, and took so many seconds."""
+    return report(time_factor=time_factor, train=phase(seconds=seconds, forecast_seconds=DAY))
+
+
 def test_time_is_corrected_towards_what_was_measured_with_earlier_corrections_undone():
-    learn(report(train=phase(seconds=400.0)))
-    assert known().time_factor == pytest.approx(2.0)  # the forecast itself counts for one run
-    learn(report(time_factor=2.0, train=phase(seconds=200.0)))
-    assert known().time_factor == pytest.approx(4 ** (2 / 3))
+    learn(long(4 * DAY))
+    assert known().time_factor == pytest.approx(2.0, rel=1e-3)  # the forecast itself counts for one run
+    learn(long(2 * DAY, time_factor=2.0))
+    assert known().time_factor == pytest.approx(4 ** (2 / 3), rel=1e-3)
     for _ in range(60):
-        learn(report(time_factor=2.0, train=phase(seconds=200.0)))
+        learn(long(2 * DAY, time_factor=2.0))
     assert known().time_factor == pytest.approx(4.0, rel=0.05)
+
+
+@pytest.mark.parametrize("forecast", [0.35, 97.0])
+def test_a_run_of_seconds_teaches_little_about_time(forecast):
+    learn(report(train=phase(seconds=6.0, forecast_seconds=forecast)))
+    weight = 6 / 66
+    assert known().time_factor == pytest.approx((6 / forecast) ** (weight / (weight + 1)))
+    assert 0.75 < known().time_factor < 1.3
 
 
 def test_time_without_phases_is_that_of_the_whole_run_and_absurd_factors_are_held_back():
     learn(report())
-    assert known().time_factor == pytest.approx(2**0.5)
+    weight = 200 / 260
+    assert known().time_factor == pytest.approx(2 ** (weight / (weight + 1)))
     for _ in range(20):
-        learn(report(train=phase(seconds=1e6)))
+        learn(long(1e4 * DAY))
     assert known().time_factor == 10.0
 
 
@@ -124,10 +139,10 @@ def test_another_version_of_torch_is_heeded_but_not_trusted():
 
 
 def test_runs_on_the_cpu_teach_time_only():
-    learn(report(card="cpu", train=PhaseReport(150.0, None, 100.0)))
+    learn(report(card="cpu", train=PhaseReport(1.5 * DAY, None, DAY)))
     found = corrections("cpu", SYSTEM, VERSIONS)
     assert (found.context_bytes, found.worst_bytes) == (None, 0)
-    assert found.time_factor == pytest.approx(1.5**0.5)
+    assert found.time_factor == pytest.approx(1.5**0.5, rel=1e-3)
 
 
 def test_only_the_newest_runs_and_the_worst_are_kept():

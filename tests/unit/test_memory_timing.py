@@ -84,6 +84,15 @@ def test_fp16_cards_compute_bf16_by_widening_it():
     assert seconds([work(dtype="bfloat16")], turing) > 2 * seconds([work(dtype="float16")], turing)
 
 
+@pytest.mark.parametrize(
+    ("name", "quicker"), [("GTX 1080", 1), ("GTX 1660", 1), ("V100", 1), ("RTX 2060", 2), ("4090", 2)]
+)
+def test_cards_with_units_for_int8_multiply_it_twice_as_fast(name, quicker):
+    card = rate_of(find_card(name), "Windows")
+    rates = {timed.dtype: timed.flops for timed in card.timed if timed.kind == "gemm"}
+    assert rates["int32"] == quicker * rates["int8"]
+
+
 def test_every_card_has_a_rate_for_every_kind_and_format():
     for card in known_cards():
         known = {(timed.kind, timed.dtype) for timed in rate_of(card, "Linux").timed}

@@ -19,6 +19,7 @@ from trainer.errors import JobError
 
 GOOD = 'schema = 1\nname = "gouache"\n[base]\nfamily = "sdxl"\n[recipe]\nrank = 8\n'
 DIGITS = "ab" * 32
+FLAG = "\U0001f3f4\U000e0067\U000e0062\U000e0065\U000e006e\U000e0067\U000e007f"  # of England
 
 
 def encoded(image: Image.Image, form: str = "PNG", **how: object) -> str:
@@ -132,11 +133,27 @@ FILES: dict[str, tuple[str | bytes, str]] = {
     "empty name": (GOOD.replace("gouache", ""), "name: must be text"),
     "endless name": (GOOD.replace("gouache", "a" * 100), "name: must be text"),
     "name in reverse": (GOOD.replace("gouache", "a\u202egnp.exe"), "control character U+202E"),
+    "name with an unseen letter": (GOOD.replace("gouache", "gou\u200bache"), "control character U+200B"),
+    "trigger word with an unseen letter": (f'trigger_words = ["sks\ufeff"]\n{GOOD}', "control character U+FEFF"),
+    "notes in letters nobody sees": (f'notes = "so\\U000E0041\\U000E0042"\n{GOOD}', "control character U+E0041"),
+    "unseen letters behind another flag": (f'notes = "\U0001f3f3{FLAG[1:]}"\n{GOOD}', "control character U+E0067"),
+    "a flag without end": (f'notes = "{FLAG[:-1]}"\n{GOOD}', "control character U+E0067"),
+    "a text behind a flag": (f'notes = "{FLAG[:-1]}{FLAG[1:]}"\n{GOOD}', "control character U+E0067"),
     "terminal codes": (GOOD.replace("gouache", "\\u001b]0;x\\u0007"), "control character U+001B"),
     "terminal codes in a key": (GOOD + '"\\u009b31m" = 1\n', "no such key"),
     "line break in an author": (f'author = "a\\nb"\n{GOOD}', "author: holds the control character U+000A"),
     "Windows path": (f"notes = 'see C:\\Users\\me'\n{GOOD}", "notes: holds what looks like a path (C:"),
     "share": (f"notes = '\\\\server\\share\\x'\n{GOOD}", "notes: holds what looks like a path"),
+    "share as other systems write it": (
+        f"notes = 'see //server/share$'\n{GOOD}",
+        "notes: holds what looks like a path",
+    ),
+    "folder in a share": (f"notes = '\"//nas/photos/'\n{GOOD}", "notes: holds what looks like a path (//nas/photos"),
+    "share of a server by its address": (
+        f"notes = '//192.168.0.2/photos'\n{GOOD}",
+        "notes: holds what looks like a path",
+    ),
+    "share of a server of a domain": (f"notes = '(//nas.local/photos)'\n{GOOD}", "notes: holds what looks like a path"),
     "home": (f"notes = 'in /home/me/pictures'\n{GOOD}", "notes: holds what looks like a path (/home/me"),
     "own home": (f"notes = 'in ~/pictures'\n{GOOD}", "notes: holds what looks like a path"),
     "path in a base's name": (
@@ -146,6 +163,7 @@ FILES: dict[str, tuple[str | bytes, str]] = {
     "path in a caption": (GOOD + "[recipe.captions]\nprefix = '../x'\n", "recipe.captions.prefix: holds what looks"),
     "path in a prompt": (GOOD + "[[examples]]\nprompt = 'file:/etc/passwd'\n", "examples.0.prompt: holds what looks"),
     "access token": (f"notes = 'hf_{'a' * 34}'\n{GOOD}", "looks like a key or an access token (hf_aaa...)"),
+    "web token": (f"notes = 'Bearer eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.abc'\n{GOOD}", "an access token (eyJhbG...)"),
     "endless notes": (f"notes = '{'a ' * 9000}'\n{GOOD}", "notes: is a text of 18,000 characters"),
     "hash of something": (GOOD.replace('"sdxl"', '"sdxl"\nsha256 = "abc"'), "base.sha256: must be text such as"),
     "too many words": ("trigger_words = [" + '"a", ' * 99 + f"]\n{GOOD}", "trigger_words: must be a list"),
@@ -221,6 +239,22 @@ def test_a_pipe_that_nobody_writes_to_is_not_waited_for(tmp_path, capsys):
     os.mkfifo(tmp_path / "pipe.toml")
     assert cli.main(["presets", "check", str(tmp_path / "pipe.toml")]) == 2
     assert "it is a pipe" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "see https://a.b/c/d//e/f",
+        "3/4 of it, w/o x, and/or",
+        "1girl //a/b",
+        "see //tags/x, no",
+        "\u200bpasted",
+        "🏳️\u200d🌈 خ\u200cا",
+        f"from {FLAG} to {FLAG}",
+    ],
+)
+def test_what_honest_notes_hold_is_taken(text):
+    assert reading.parse_preset(f'notes = "{text}"\n{GOOD}', "file").notes == text
 
 
 def test_everything_wrong_is_named_at_once():

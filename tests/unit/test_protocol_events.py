@@ -68,6 +68,15 @@ def test_numbers_that_are_not_finite_become_null(tmp_path):
     assert validation["per_timestep"] == {"100": None}
 
 
+def test_a_name_that_is_no_unicode_is_written_as_a_terminal_shows_it(tmp_path):
+    path = tmp_path / "events.jsonl"
+    with EventWriter(path, 1) as writer:
+        stamped = writer.write(events.Notice("picture", 'bad\udcfe.png and "\ud83c.png" are left out — \U0001f3f4'))
+    assert json.loads(path.read_bytes())["sentence"] == 'bad?.png and "?.png" are left out — \U0001f3f4'
+    expected = dataclasses.replace(stamped, sentence='bad?.png and "?.png" are left out — \U0001f3f4')
+    assert read_events(path) == ([expected], path.stat().st_size)
+
+
 def test_reading_goes_on_where_it_stopped_and_leaves_half_lines_for_later(tmp_path):
     path = tmp_path / "events.jsonl"
     assert read_events(path) == ([], 0)

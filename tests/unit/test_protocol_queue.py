@@ -64,7 +64,10 @@ def test_what_is_put_in_is_read_as_it_was(queue, tmp_path):
     entry = new_entry(tmp_path / job_file("ein Bild", 'name = "ü"\r\n'), after=1795300000.5, hold=True)
     queue.put(entry)
     assert queue.entries() == [entry]
-    assert entry.name == "ein Bild"
+    assert entry.name == "ü"
+    assert [
+        dataclasses.replace(entry, text=text).name for text in (None, "", "name = 7", 'name = " "', "= broken")
+    ] == ["ein Bild"] * 5
     resumed = queue.add_resume(tmp_path / "runs" / "style", steps=300)
     assert (resumed.run, resumed.steps, resumed.job, resumed.name) == (tmp_path / "runs" / "style", 300, None, "style")
     assert Queue(queue.folder).entries() == [entry, resumed]

@@ -1,5 +1,6 @@
 """What an engine enters for itself; the work it does is given by each test."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -34,6 +35,40 @@ def work(made):
     return 75
 
 sys.exit(carried_out(sys.argv[1], work))
+"""
+
+# An engine that prints, as do the libraries below Python, before and after there is a run.
+PRINTING = """
+import os, sys
+from pathlib import Path
+from trainer.protocol.rundir import RunDirectory
+from trainer.queue.engine import carried_out
+
+def work(made):
+    print("planning ü")
+    made(Path(sys.argv[2])) if sys.argv[2:] else None
+    print("training")
+    os.write(2, b"a driver's complaint\\n")
+    os._exit(9)  # as one that is killed: nothing is said, and nothing that Python still holds is written
+
+carried_out(sys.argv[1], work)
+"""
+
+# What was printed does not fit where it is to be moved: the system writes a part of it.
+LIMITED = """
+import resource, signal, sys
+from pathlib import Path
+from trainer.protocol.detached import speak_into
+
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+print("x" * 5000, end="")
+before = resource.getrlimit(resource.RLIMIT_FSIZE)
+resource.setrlimit(resource.RLIMIT_FSIZE, (2000, before[1]))
+try:
+    speak_into(Path(sys.argv[1]), Path(sys.argv[2]))
+except OSError:
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    print("refused", end="")
 """
 
 
@@ -77,6 +112,53 @@ def test_an_entry_that_is_damaged_meanwhile_ends_no_training(queue, name, tmp_pa
 
     assert carried_out(name, work) == 75
     assert [fault.id for fault in queue.read().faults] == [name]
+
+
+def printed(queue, name, *words):
+    """Start a printing engine as the worker does."""
+    command = [sys.executable, "-X", "utf8", "-u", "-c", PRINTING, name, *words]
+    with queue.log(name).open("ab") as log:
+        assert subprocess.run(command, stdout=log, stderr=log, check=False).returncode == 9
+
+
+def test_all_that_an_engine_prints_lies_with_its_run(queue, name, tmp_path):
+    run = RunDirectory.create(tmp_path / "runs", "style")
+    printed(queue, name, str(run.path))
+    assert run.console.read_text(encoding="utf-8") == "planning ü\ntraining\na driver's complaint\n"
+    queue.conclude(name, "interrupted")
+    printed(queue, name, str(run.path))  # goes on with it
+    whole = 2 * "planning ü\ntraining\na driver's complaint\n"
+    assert run.console.read_text(encoding="utf-8") == whole
+    assert queue.log(name).read_bytes() == b""
+    queue.conclude(name, "interrupted")
+    printed(queue, name)  # and ends before the run is its own: another engine may be printing there
+    assert run.console.read_text(encoding="utf-8") == whole
+    assert queue.log(name).read_text(encoding="utf-8") == "planning ü\ntraining\na driver's complaint\n"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no file can be limited there; a full disk would take a whole disk")
+def test_what_a_full_disk_takes_in_part_stays_whole_with_the_entry(tmp_path):
+    log, before = tmp_path / "console.log", tmp_path / "entry.log"
+    log.write_text("an earlier start\n", encoding="utf-8")
+    with before.open("ab") as out:
+        words = [sys.executable, "-u", "-c", LIMITED, str(log), str(before)]
+        assert subprocess.run(words, stdout=out, stderr=subprocess.DEVNULL, check=False).returncode == 0
+    assert before.read_text(encoding="utf-8") == "x" * 5000 + "refused"
+    assert log.read_text(encoding="utf-8") == "an earlier start\n"
+
+
+def test_output_that_goes_elsewhere_is_left_alone(queue, name, tmp_path, capfd):
+    run = RunDirectory.create(tmp_path / "runs", "style")
+    queue.log(name).write_text("of an earlier start\n", encoding="utf-8")
+
+    def work(made):
+        made(run.path)
+        os.write(1, b"training\n")
+        return 0
+
+    assert carried_out(name, work) == 0
+    assert capfd.readouterr().out == "training\n"
+    assert queue.log(name).read_text(encoding="utf-8") == "of an earlier start\n"
 
 
 @pytest.mark.parametrize(

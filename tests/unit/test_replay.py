@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer.memory.allocator import MIB, Allocator, AllocatorSettings
+from trainer.memory.allocator import MIB, Allocator
+from trainer.memory.conf import AllocatorSettings
 from trainer.memory.replay import Kept, Moment, by_kind, by_module, replay
 from trainer.memory.tape import Storage, StorageKind, Tape
 

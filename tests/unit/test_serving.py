@@ -6,6 +6,7 @@ import io
 import json
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 from trainer.errors import ImpastoError
@@ -104,6 +105,26 @@ def test_what_is_worked_on_when_the_input_ends_is_finished() -> None:
     heard = Heard()
     server(work, heard).run(iter(['{"id": 1}\n']))
     assert heard.answers == [{"id": 1, "state": "done"}]
+
+
+def test_what_a_disk_refuses_is_told_and_the_next_request_answered() -> None:
+    def work(turn: Turn) -> Answer:
+        if turn.request["id"] == 1:
+            Path("x" * 50_000).stat()
+        return {}
+
+    heard, refused = Heard(), threading.Event()
+    heard.on_answer = lambda _: refused.set()
+
+    def lines() -> Iterator[str]:
+        yield '{"id": 1}'
+        assert refused.wait(60)
+        yield '{"id": 2}'
+
+    server(work, heard).run(lines())
+    assert [(answer["id"], answer["state"]) for answer in heard.answers] == [(1, "error"), (2, "done")]
+    assert heard.answers[0]["code"] == "file.refused"
+    assert len(heard.answers[0]["sentence"]) < 500
 
 
 def test_nothing_asked_for_a_while_is_told_once_and_requests_are_answered_after() -> None:

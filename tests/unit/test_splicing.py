@@ -1,4 +1,4 @@
-"""Tapes joined and carried over to other micro-batches, on tapes written by hand."""
+"""Tapes joined and carried over to other micro-batches and shapes, on tapes written by hand."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from trainer.memory.splicing import joined, scaled
+from trainer.memory.splicing import Size, joined, reshaped, scaled
 from trainer.memory.tape import Storage, Tape, Work
 
 
@@ -58,3 +58,37 @@ def test_every_size_follows_from_two_with_like_events(size: int) -> None:
 )
 def test_nothing_follows_from_tapes_that_differ_in_more_than_size(other: Tape) -> None:
     assert scaled(TWO, other, (2, 3), 4) is None
+
+
+def test_nothing_follows_where_a_size_would_be_no_whole_number() -> None:
+    """Rounding would hide that it does not grow so."""
+    one, other = (tape("step", [storage(size)], [0]) for size in (16, 33))
+    assert scaled(one, other, (16, 32), 24) is None
+
+
+def in_backward(size: int) -> Storage:
+    return Storage(size, "temporary", "", "backward")
+
+
+def of_shape(places: int, padded: int, deeper: int) -> Tape:
+    """What a picture of so many places takes: 7 bytes each and 100 more, and 8 each of what is padded at two depths."""
+    own = Work("attention", "bfloat16", "forward", flops=3 * places**2, bytes=2 * places, count=1)
+    text = replace(own, flops=5 * 77 * places)
+    storages = [storage(7 * places + 100), in_backward(7 * places), in_backward(8 * padded), in_backward(8 * deeper)]
+    return tape("step", storages, [0, 1, 2, 3], (own, text))
+
+
+@pytest.mark.parametrize(
+    ("shape", "made"),
+    [
+        ((512, 512), of_shape(4096, 4096, 1024)),
+        ((640, 640), of_shape(6400, 6400, 1664)),  # 1600 places in blocks of 128
+        ((448, 576), of_shape(4032, 4096, 1024)),  # 4032 and 1008
+        ((64, 128), of_shape(128, 128, 128)),  # 128 and 32
+    ],
+)
+def test_every_shape_follows_from_two_by_its_pixels_and_whole_blocks_of_attention(shape: Size, made: Tape) -> None:
+    known = of_shape(4096, 4096, 1024), of_shape(10816, 10880, 2816)
+    result = reshaped(*known, ((512, 512), (832, 832)), shape)
+    assert result is not None
+    assert (result.storages, result.work) == (made.storages, made.work)

@@ -16,7 +16,7 @@ from trainer.config.job import Job
 from trainer.config.recipe import RecipeConfig
 from trainer.dataset.picture import Picture
 from trainer.files.configs import bundled_configs
-from trainer.memory.subject import BucketUse, Subject, subject_ahead, subject_of_job
+from trainer.memory.subject import BucketUse, Subject, TracePart, subject_ahead, subject_of_job
 
 
 def subject(recipe: dict[str, Any] | None = None, **fit: Any) -> Subject:
@@ -102,11 +102,9 @@ def test_buckets_of_a_job_by_pixels_with_what_is_shown_in_the_first_epoch() -> N
     [
         subject({"rank": 32}),
         subject({"layers": "all"}),
-        subject({"optimizer": {"name": "adamw8bit"}}),
         subject({"text_encoder": {"learning_rate": 1e-4}}),
         subject({"objective": {"input_perturbation": 0.1}}),
         subject({"objective": {"min_snr_gamma": 5.0}}),
-        subject({"optimizer": {"name": "adamw", "weight_decay": 0.0}}),
         subject({"dropout": 0.1}),
         subject({"token_chunks": 150}),
         subject(dtype="fp16"),
@@ -119,8 +117,8 @@ def test_buckets_of_a_job_by_pixels_with_what_is_shown_in_the_first_epoch() -> N
         dataclasses.replace(subject(), unet_config={**subject().unet_config, "layers_per_block": 1}),
     ],
 )
-def test_what_a_step_depends_on_gives_another_key(other: Subject) -> None:
-    assert other.key("steps") != subject().key("steps")
+def test_what_a_micro_batch_depends_on_gives_another_key(other: Subject) -> None:
+    assert other.key("micro") != subject().key("micro")
 
 
 @pytest.mark.parametrize(
@@ -129,25 +127,63 @@ def test_what_a_step_depends_on_gives_another_key(other: Subject) -> None:
         subject({"learning_rate": 5e-4, "alpha": 4.0, "seed": 7, "steps": 99, "effective_batch": 9}),
         subject({"objective": {"noise_offset": 0.05, "timestep_max": 500}, "schedule": {"warmup": 0.1}}),
         subject({"optimizer": {"name": "adamw", "weight_decay": 0.1, "beta2": 0.99, "eps": 1e-6}}),
+        subject({"optimizer": {"name": "adamw8bit"}, "clip_gradient": 0.0}),
         subject(attention="flash"),
         subject(micro_batch=8, vae_tiling=False, preview_offload=True, vae_dtype="bf16", threads=3),
         dataclasses.replace(subject(), buckets=(BucketUse(512, 512, 3),), validation_timesteps=9),
         dataclasses.replace(subject(), unet_config={**subject().unet_config, "_name_or_path": "elsewhere"}),
     ],
 )
-def test_what_a_step_does_not_depend_on_gives_the_same_key(same: Subject) -> None:
-    assert same.key("steps") == subject().key("steps")
+def test_what_a_micro_batch_does_not_depend_on_gives_the_same_key(same: Subject) -> None:
+    assert same.key("micro") == subject().key("micro")
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        subject({"rank": 32}),
+        subject({"optimizer": {"name": "adamw8bit"}}),
+        subject({"optimizer": {"name": "adamw", "weight_decay": 0.0}}),
+        subject({"clip_gradient": 0.0}),
+        subject({"clip_skip": 2}),
+        subject(dtype="fp16"),
+    ],
+)
+def test_what_an_optimizer_depends_on_gives_another_key(other: Subject) -> None:
+    assert other.key("optimizer") != subject().key("optimizer")
+
+
+def test_what_an_optimizer_does_not_depend_on_gives_the_same_key() -> None:
+    """Neither micro-batches nor the base's bits: its steps follow on any."""
+    other = subject({"objective": {"min_snr_gamma": 5.0}}, quantise="nf4", checkpointing="full", micro_batch=8)
+    same = dataclasses.replace(other, buckets=(BucketUse(512, 512, 3),), masks=True)
+    assert same.key("optimizer") == subject().key("optimizer")
+
+
+@pytest.mark.parametrize("part", ["validate", "preview", "save"])
+def test_of_optimizers_other_phases_depend_on_averages_alone(part: TracePart) -> None:
+    keys = [subject({"optimizer": {"name": name}}).key(part) for name in ("adamw", "lion8bit", "schedulefree")]
+    assert keys[0] == keys[1] != keys[2]
+
+
+def test_one_rank_for_all_of_a_lora() -> None:
+    many = {"rank": 8, "conv_rank": 4, "text_encoder": {"rank": 2}, "text_encoder_2": {"rank": 2}}
+    assert not subject(many).has_one_rank
+    assert subject(many).at_rank(32).has_one_rank
+    keys = {subject(recipe).at_rank(32).key("micro") for recipe in (many, {"rank": 32})}
+    assert len(keys) == 1
+    assert keys != {subject(many).at_rank(16).key("micro")}
 
 
 def test_parts_and_what_was_asked_for_besides_have_keys_of_their_own() -> None:
-    keys = {subject().key("steps"), subject().key("load"), subject().key("steps", (1024, 1024), 2)}
+    keys = {subject().key("micro"), subject().key("load"), subject().key("micro", (1024, 1024), 2)}
     assert len(keys) == 3
 
 
 def test_keys_are_the_same_in_another_process() -> None:
     program = (
         "from trainer.memory.subject import *; from trainer.config.recipe import RecipeConfig\n"
-        "import sys; print(subject_ahead('sdxl', RecipeConfig(resolution=1024)).key('steps'), 'torch' in sys.modules)"
+        "import sys; print(subject_ahead('sdxl', RecipeConfig(resolution=1024)).key('micro'), 'torch' in sys.modules)"
     )
     printed = run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
-    assert printed == [subject().key("steps"), "False"]
+    assert printed == [subject().key("micro"), "False"]

@@ -92,7 +92,7 @@ def attach(
         alpha={slot.kohya: size.alpha for slot, size in chosen.items()},
         lean=lean_room.SWITCHED_ON if lean is None else lean,
     )
-    dropouts = bool(recipe.dropout or recipe.rank_dropout or recipe.module_dropout)
+    dropouts = recipe.has_dropouts
     customise = partial(register, dropouts=dropouts) if adapter.lean else None
     for part, model in models_by_part(unet, text_encoders).items():
         model.requires_grad_(False)
@@ -149,7 +149,7 @@ def _adopt(adapter: Adapter, slot: Slot, factors: Factors, recipe: RecipeConfig)
     adapter.parameters[slot.down] = cast(nn.Parameter, factors.down.weight)
     adapter.parameters[slot.up] = cast(nn.Parameter, factors.up.weight)
     adapter.part_of[slot.down] = adapter.part_of[slot.up] = slot.part
-    if recipe.dropout or recipe.rank_dropout or recipe.module_dropout:
+    if recipe.has_dropouts:
         factors.down.register_forward_hook(partial(_drop_out, adapter, recipe))
 
 

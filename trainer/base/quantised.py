@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from collections.abc import Sequence
 from typing import Any, Literal, cast
 
 import torch
@@ -12,15 +13,17 @@ from bitsandbytes.functional import create_dynamic_map, dequantize_4bit, name2qm
 from bitsandbytes.nn.modules import Int8Params, Linear4bit, Linear8bitLt, Params4bit
 from torch import Tensor, nn
 
+from trainer.base import int8
 from trainer.base.placing import Placer
+from trainer.config.products import ProductConfig
 
-Quantisation = Literal["int8", "nf4"]
+Quantisation = Literal["int8", "int8_products", "nf4"]
 _BLOCKS = "transformer_blocks"
 _MALLOC_TRIM = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
 
 
 class FrozenInt8Linear(Linear8bitLt):
-    """Weights in int8 with one scale a row; they are brought back to the input's dtype for the product.
+    """Weights in int8 with one scale a row; they are brought back to the input's dtype, or multiplied as they are.
 
     bitsandbytes' own forward on a GPU also rounds the inputs to int8, row by row, by way of fp16, and logs a line each
     time: bf16 activations past 65504 turn infinite, and the gradients belong to other outputs than those computed. Its
@@ -28,30 +31,56 @@ class FrozenInt8Linear(Linear8bitLt):
     SDXL at 1024.
     """
 
+    directions = int8.NEVER
+    """Where its products are made in int8 (fit.quantise = "int8_products"), which rounds inputs and gradients too."""
+
     def forward(self, x: Tensor) -> Tensor:
         """Return x (..., inputs) times the weights' values, plus bias; gradients flow to x alone."""
         if cast(Int8Params, self.weight).CB is not None:
             self.init_8bit_state()  # type: ignore[no-untyped-call]
-        product: Tensor = _Int8Product.apply(x, self.state.CB, self.state.SCB, self.bias)  # type: ignore[no-untyped-call]
+        product: Tensor = _Int8Product.apply(  # type: ignore[no-untyped-call]
+            x, self.state.CB, self.state.SCB, self.bias, self.directions
+        )
         return product
 
-    def values(self, dtype: torch.dtype) -> Tensor:
-        """What the weight stands for, (outputs, inputs), made anew; call it after a forward."""
-        return _restored(cast(Tensor, self.state.CB), cast(Tensor, self.state.SCB), dtype)
+    def input_gradient(self, gradient: Tensor) -> Tensor:
+        """The gradient of x from that of what came out; call it after a forward."""
+        return input_gradient(gradient, cast(Tensor, self.state.CB), cast(Tensor, self.state.SCB), self.directions)
 
 
 class _Int8Product(torch.autograd.Function):
     """x (..., inputs) times frozen int8 weights (outputs, inputs) with a scale a row, plus bias; keeps no input."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None, directions: int8.Directions
+    ) -> Tensor:
         ctx.save_for_backward(weight, scales)
-        return F.linear(x, _restored(weight, scales, x.dtype), bias)
+        ctx.directions = directions
+        return product(x, weight, scales, bias, directions)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None, None]:
         weight, scales = ctx.saved_tensors
-        return gradient @ _restored(weight, scales, gradient.dtype), None, None, None
+        return input_gradient(gradient, weight, scales, ctx.directions), None, None, None, None
+
+
+def product(
+    x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None, directions: int8.Directions = int8.NEVER
+) -> Tensor:
+    """x (..., inputs) times frozen int8 weights (outputs, inputs) with a scale a row, plus bias: in the format of x."""
+    if int8.enough(x, directions.forward):
+        return int8.product(x, weight, scales, bias)
+    return F.linear(x, _restored(weight, scales, x.dtype), bias)
+
+
+def input_gradient(
+    gradient: Tensor, weight: Tensor, scales: Tensor, directions: int8.Directions = int8.NEVER
+) -> Tensor:
+    """What the gradient (..., outputs) of such a product makes that of its x: (..., inputs)."""
+    if int8.enough(gradient, directions.backward):
+        return int8.input_gradient(gradient, weight, scales)
+    return gradient @ _restored(weight, scales, gradient.dtype)
 
 
 def _restored(weight: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
@@ -70,11 +99,15 @@ class FrozenNF4Linear(Linear4bit):
         # and every later training step would lose the gradient to the layers before.
         self.support_avx512bf16_for_cpu = False
 
-    def values(self, dtype: torch.dtype) -> Tensor:
-        """What the weight stands for, (outputs, inputs), made anew."""
+    def input_gradient(self, gradient: Tensor) -> Tensor:
+        """The gradient of x from that of what came out."""
         weight = cast(Params4bit, self.weight)
-        restored: Tensor = dequantize_4bit(weight, weight.quant_state)
-        return restored.to(dtype)
+        return gradient @ dequantize_4bit(weight, weight.quant_state).to(gradient.dtype)
+
+
+def quantisable(model: nn.Module) -> dict[str, nn.Linear]:
+    """The linear layers inside transformer blocks, by name."""
+    return {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear) and _BLOCKS in name}
 
 
 def quantise_linears(model: nn.Module, kind: Quantisation, dtype: torch.dtype, device: torch.device) -> Placer:
@@ -82,9 +115,8 @@ def quantise_linears(model: nn.Module, kind: Quantisation, dtype: torch.dtype, d
 
     Sets the marks by which PEFT chooses its layers for quantised weights.
     """
-    for name, module in list(model.named_modules()):
-        if isinstance(module, nn.Linear) and _BLOCKS in name:
-            model.set_submodule(name, _empty(module, kind, dtype))
+    for name, linear in quantisable(model).items():
+        model.set_submodule(name, _empty(linear, kind, dtype))
     setattr(model, "is_loaded_in_4bit" if kind == "nf4" else "is_loaded_in_8bit", True)
     # The library makes this map for the first weight and keeps it for all: one made for a weight on the meta device
     # would have no values for those that come after.
@@ -108,6 +140,13 @@ def quantise_linears(model: nn.Module, kind: Quantisation, dtype: torch.dtype, d
         return True
 
     return place
+
+
+def choose_products(model: nn.Module, products: Sequence[ProductConfig]) -> None:
+    """Let the layers in 8 bits that ``products`` are of multiply in int8; bits of weights stay as they are."""
+    for module in model.modules():
+        if isinstance(module, FrozenInt8Linear):
+            module.directions = int8.directions_of(module.in_features, module.out_features, products)
 
 
 def _return_freed_memory() -> None:

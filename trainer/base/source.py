@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import inspect
-import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -23,14 +21,14 @@ from trainer.base.family import TextEncoder
 from trainer.base.fetch import fetch_base
 from trainer.base.naming import Stored, text_encoder_of_single_file, unet_of_single_file, vae_of_file
 from trainer.base.placing import place_weights, require_fitting
-from trainer.base.quantised import quantise_linears
+from trainer.base.quantised import Quantisation, quantise_linears
 from trainer.base.stored import StoredWeights
 from trainer.config.base import BaseConfig, Family, Prediction
 from trainer.errors import BaseModelError
 from trainer.files.architecture import NAMES, Config
 from trainer.files.hashing import sha256_file
-from trainer.files.identify import BaseIdentity, identify_base, identify_vae
-from trainer.files.weights import weight_files
+from trainer.files.identify import BaseIdentity, identify_base
+from trainer.files.parts import PartFiles, joint_digest, part_files, vae_files
 from trainer.protocol.events import OnPhase, Phase
 
 _Model = TypeVar("_Model", bound=nn.Module)
@@ -74,11 +72,9 @@ def _target(config: BaseConfig, identity: BaseIdentity) -> tuple[Prediction, boo
 
 
 @dataclass(frozen=True)
-class _Part:
+class _Part(PartFiles):
     """Where one model's weights lie, what it is built from, and how its tensors get the model's names."""
 
-    files: tuple[Path, ...]
-    config: Config
     naming: _Naming
 
     @property
@@ -95,11 +91,6 @@ class _Part:
             raise BaseModelError(
                 "base.incomplete", sentence, "Get the whole model again or from another source."
             ) from error
-
-    def digest(self, hashes: Mapping[Path, str]) -> str:
-        """Return a hash of the files' content and the config: equal only where the model is."""
-        content = [self.config, sorted(hashes[path] for path in self.files)]
-        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 class BaseSource:
@@ -175,7 +166,7 @@ class BaseSource:
     @property
     def text_hash(self) -> str:
         """A hash of all text encoders' content: their files and configs."""
-        return hashlib.sha256("".join(part.digest(self._hashes) for part in self._texts).encode()).hexdigest()
+        return joint_digest(self._texts, self._hashes)
 
     def require_weights(self) -> None:
         """Raises BaseModelError when a tensor of any model is missing or has another shape; reads headers alone."""
@@ -185,9 +176,9 @@ class BaseSource:
                 require_fitting(model, part.named(stored, model), part.source)
 
     def load_unet(
-        self, dtype: torch.dtype, device: torch.device | str, quantise: Literal["none", "int8", "nf4"] = "none"
+        self, dtype: torch.dtype, device: torch.device | str, quantise: Literal["none"] | Quantisation = "none"
     ) -> UNet2DConditionModel:
-        """Load the UNet frozen, in eval mode; "int8" and "nf4" quantise the linear layers inside transformer blocks."""
+        """Load the UNet frozen, in eval mode; unless "none" the linear layers in transformer blocks are quantised."""
         unet = self.empty_unet()
         placer = None if quantise == "none" else quantise_linears(unet, quantise, dtype, torch.device(device))
         return self._filled(unet, self._unet, dtype, device, placer)
@@ -218,16 +209,12 @@ class BaseSource:
         return vae
 
     def _part(self, name: str, identity: BaseIdentity, naming: _Naming) -> _Part:
-        if identity.form == "folder":
-            return _Part(weight_files(self.path, name), identity.configs[name], lambda stored, _: stored)
-        return _Part((self.path,), identity.configs[name], naming)
+        found = part_files(self.path, identity, name)
+        return _Part(found.files, found.config, naming if identity.form == "single" else lambda stored, _: stored)
 
     def _vae_part(self, identity: BaseIdentity, other: Path | None) -> _Part:
-        if other is None:
-            files = weight_files(self.path, "vae") if identity.form == "folder" else (self.path,)
-            return _Part(files, identity.configs["vae"], vae_of_file)
-        files, config = identify_vae(other)
-        return _Part(files, config or identity.configs["vae"], vae_of_file)
+        found = vae_files(self.path, identity, other)
+        return _Part(found.files, found.config, vae_of_file)
 
     def _filled(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import io
 import os
 import sys
@@ -50,6 +51,7 @@ def _prepare_process(*, debug: bool) -> None:
             stream.reconfigure(encoding="utf-8", errors="replace")
     # Number cards as their driver does, not by speed: then "cuda:1" is the same card for all programs.
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+    faulthandler.enable()  # a crash within a library says where, and does not end without a word
     if not debug:
         quieten()
 

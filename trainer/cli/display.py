@@ -35,7 +35,7 @@ def open_display(stream: TextIO, *, as_json: bool, past: Iterable[events.Event] 
     if as_json:
         for event in past:
             stream.write(events.to_line(event) + "\n")
-        yield lambda event: _write_line(stream, events.to_line(_stamped(event)))
+        yield lambda event: _write_line(stream, events.to_line(stamped(event)))
         return
     story = Story()
     for event in past:
@@ -43,11 +43,11 @@ def open_display(stream: TextIO, *, as_json: bool, past: Iterable[events.Event] 
     console = Console(file=cast(TextIO, _Terminal(stream)), highlight=False, markup=False, emoji=False)
     if not console.is_terminal:
         plain = PlainDisplay(stream, story)
-        yield lambda event: plain.show(_stamped(event))
+        yield lambda event: plain.show(stamped(event))
         return
     display = LiveDisplay(console, story)
     with Live(console=console, get_renderable=display.picture, refresh_per_second=4):
-        yield lambda event: display.show(_stamped(event))
+        yield lambda event: display.show(stamped(event))
 
 
 class _Terminal:
@@ -157,7 +157,7 @@ def picture(story: Story, now: float) -> Group:
     return Group(rows, Text(words.figures(story)))
 
 
-def _stamped(event: events.Event) -> events.Event:
+def stamped(event: events.Event) -> events.Event:
     """Return the event with a time: those from before there is a run have passed no writer that gives them one."""
     return event if event.time else dataclasses.replace(event, time=time.time())
 

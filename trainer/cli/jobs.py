@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from trainer.config.fit import FitConfig
     from trainer.config.recipe import RecipeConfig
     from trainer.config.resolve import Machine
+
+Made = Callable[[Path], None]
+OnEvent = Callable[[events.Event], None]
 
 
 def add_commands(commands: Commands) -> None:
@@ -97,9 +100,9 @@ def run_new(options: argparse.Namespace) -> int:
 def run_train(options: argparse.Namespace) -> int:
     """Train a job from its beginning."""
 
-    def train(made: Callable[[Path], None]) -> int:
+    def train(made: Made, log: OnEvent) -> int:
         text = _frozen(options)
-        with shown(as_json=options.json) as on_event:
+        with shown(log, as_json=options.json) as on_event:
             overrides = _overrides(options, text)
             _require_sound(options.job, overrides, text)
             with engine_imports(on_event):
@@ -115,14 +118,14 @@ def run_train(options: argparse.Namespace) -> int:
 def run_resume(options: argparse.Namespace) -> int:
     """Go on with a run."""
 
-    def go_on(_: Callable[[Path], None]) -> int:
+    def go_on(made: Made, log: OnEvent) -> int:
         run = find_run(options.run)
-        with shown(as_json=options.json) as on_event:
+        with shown(log, as_json=options.json) as on_event:
             with engine_imports(on_event):
                 from trainer.memory.calibration import learn
                 from trainer.training.run import resume
 
-            return resume(run, on_event, steps=options.steps, schedule=options.schedule, learn=learn)
+            return resume(run, on_event, steps=options.steps, schedule=options.schedule, learn=learn, made=made)
 
     return _carried_out(options, go_on)
 
@@ -141,18 +144,24 @@ def _frozen(options: argparse.Namespace) -> str | None:
     return Queue().get(options.queued).text
 
 
-def _carried_out(options: argparse.Namespace, work: Callable[[Callable[[Path], None]], int]) -> int:
-    """Do the work of a command; where the queue asked for it, its entry says how that goes."""
+def _carried_out(options: argparse.Namespace, work: Callable[[Made, OnEvent], int]) -> int:
+    """Do the work of a command; where the queue asked for it, its entry says how that goes.
+
+    `work` gets what is to hear of the run's folder and of its events.
+    """
     if options.queued is None:
-        return work(lambda _: None)
+        from trainer.cli.run_log import RunLog
+
+        with closing(RunLog()) as log:
+            return work(log.open, log.show)
     from trainer.queue.engine import carried_out
 
-    return carried_out(options.queued, work)
+    return carried_out(options.queued, lambda made: work(made, lambda _: None))  # what it prints is the run's log
 
 
 @contextmanager
-def shown(*, as_json: bool) -> Iterator[Callable[[events.Event], None]]:
-    """Give the function that shows the events of a run in this process.
+def shown(log: OnEvent = lambda _: None, *, as_json: bool) -> Iterator[OnEvent]:
+    """Give the function that shows the events of a run in this process and tells `log` of them.
 
     An error that ends it is told once: as an event in JSON for programs, else by whoever catches it.
     """
@@ -163,6 +172,7 @@ def shown(*, as_json: bool) -> Iterator[Callable[[events.Event], None]]:
     with open_display(sys.stdout, as_json=as_json) as show:
 
         def on_event(event: events.Event) -> None:
+            log(event)
             if isinstance(event, events.ErrorEvent):
                 told.append(event.code)
             if as_json or not isinstance(event, events.ErrorEvent):
@@ -229,20 +239,25 @@ def _overrides(options: argparse.Namespace, text: str | None) -> list[str]:
 
 
 def _require_sound(job: Path, overrides: Sequence[str], text: str | None) -> None:
-    """Raise ImpastoError when the job or a base on this disk cannot be read, before the engine takes its seconds."""
+    """Raise ImpastoError when the job, a base on this disk or a folder of pictures cannot be read.
+
+    That is before the engine takes its seconds to come.
+    """
     from trainer.config.load import load_job
     from trainer.config.paths import is_base_path
+    from trainer.dataset.folders import require_pictures
     from trainer.files.identify import identify_base
 
-    model = load_job(job, overrides, text).base.model
-    if not is_base_path(model, Path.cwd()):
-        return
-    if Path(model).exists():
-        identify_base(Path(model))
-    else:
-        from trainer.base.fetch import fetch_base
+    wanted = load_job(job, overrides, text)
+    model = wanted.base.model
+    if is_base_path(model, Path.cwd()):
+        if Path(model).exists():
+            identify_base(Path(model))
+        else:
+            from trainer.base.fetch import fetch_base
 
-        fetch_base(model)  # it has the words for what is missing
+            fetch_base(model)  # it has the words for what is missing
+    require_pictures(wanted.dataset)
 
 
 def _count_pictures(folder: Path) -> int:

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import sys
 import traceback
 from collections.abc import Callable
 from typing import TextIO
 
-from trainer.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAULT, EXIT_RESUMABLE, ImpastoError, JobError
+from trainer.errors import EXIT_DONE, EXIT_FAULT, EXIT_RESUMABLE, ImpastoError, JobError
 from trainer.protocol.atomic import write_text
-from trainer.protocol.places import home, is_disk_full
-
-# What a file system refuses for a reason that the user can do something about.
-_REFUSALS = {
-    errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.EINVAL,
-    errno.EEXIST,  # a file where a folder should be made
-}  # fmt: skip
+from trainer.protocol.places import home, refusal
 
 
 def guarded(command: Callable[[], int], *, debug: bool) -> int:
@@ -34,10 +27,11 @@ def guarded(command: Callable[[], int], *, debug: bool) -> int:
         forget(sys.stdout)  # whoever read our output has left, as `| head` does
         return EXIT_DONE
     except OSError as error:
-        if not (is_disk_full(error) or error.errno in _REFUSALS):
+        refused = refusal(error)
+        if refused is None:
             return _fault(error, debug=debug)
-        say(file_error_in_words(error))
-        return EXIT_BAD_INPUT
+        say(in_words(refused))
+        return refused.exit_code
     except Exception as error:  # noqa: BLE001 - the edge of the process
         return _fault(error, debug=debug)
 
@@ -48,15 +42,6 @@ def in_words(error: ImpastoError) -> str:
     # Sentences may hold their problems already; none is told twice.
     listed = [f"  {problem}" for problem in problems if problem not in error.sentence]
     return "\n".join([f"Error: {error.sentence}", *listed, f"What to do: {error.remedy}"])
-
-
-def file_error_in_words(error: OSError) -> str:
-    """Return what a file system refused, and what to do."""
-    where = f": {error.filename}" if error.filename else ""
-    if is_disk_full(error):
-        return f"Error: The disk is full{where}.\nWhat to do: Make room on it and start again."
-    reason = error.strerror or str(error)
-    return f"Error: {reason}{where}.\nWhat to do: Check that the path is right and that you may read and write there."
 
 
 def say(text: str) -> None:

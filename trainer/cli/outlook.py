@@ -10,11 +10,14 @@ from trainer.errors import ImpastoError
 
 if TYPE_CHECKING:
     from trainer.config.base import Family
+    from trainer.config.fit import FitConfig
     from trainer.config.recipe import RecipeConfig
 
 
-def outlook(recipe: RecipeConfig, family: Family, card: str | None) -> Sequence[str]:
+def outlook(recipe: RecipeConfig, family: Family, card: str | None, written: FitConfig | None = None) -> Sequence[str]:
     """Return the plan for `recipe` on `card` (a name or size; None: the card of this machine) in sentences.
+
+    What a fit has `written` stays as it is.
 
     What hinders a plan is told in its place: a preset may well be kept for another machine. Raises ImpastoError for
     a card that does not exist.
@@ -28,16 +31,16 @@ def outlook(recipe: RecipeConfig, family: Family, card: str | None) -> Sequence[
             return (error.sentence, error.remedy)
         if not found:
             return ("There is no NVIDIA card here to fit it to; --gpu 8GB, say, tells what it costs on one.",)
-    return _planned(recipe, family, card)
+    return _planned(recipe, family, card, written)
 
 
-def _planned(recipe: RecipeConfig, family: Family, card: str | None) -> Sequence[str]:
+def _planned(recipe: RecipeConfig, family: Family, card: str | None, written: FitConfig | None) -> Sequence[str]:
     from trainer.cli.plan import planned_for, traces_of_user
     from trainer.memory.questions import question_ahead, situation_of
 
     situation_of(card)
     try:
-        question = question_ahead(family, recipe, card)
+        question = question_ahead(family, recipe, card, fit=written)
     except ImpastoError as error:  # keys that only suit a job that states others
         return (f"By itself no job can use it: {error.sentence}",)
     with traces_of_user() as traces:
@@ -45,5 +48,5 @@ def _planned(recipe: RecipeConfig, family: Family, card: str | None) -> Sequence
     situation, batch = planned.situation, question.subject.recipe.effective_batch
     if planned.pick is None:
         lighter = plan_words.what_would(planned.lighter, situation, planned.missing, batch)
-        return (plan_words.nothing_fits(planned), lighter)
+        return (plan_words.nothing_fits(planned, question.written), lighter)
     return (f"On {situation.card.name}: {plan_words.sentence(planned.pick, batch)}", *question.remarks)

@@ -26,8 +26,10 @@ if TYPE_CHECKING:
     from trainer.memory.situation import Situation
     from trainer.memory.traces import Traces
 
-# After so many seconds nothing new is traced for a better answer, whoever asks: nobody waits longer for one.
-PATIENCE = 15.0
+# After so many seconds nothing new is traced for a better pick, whoever asks: nobody waits longer for one.
+PATIENCE = 22.0
+# Nor for what stands beside it, which are hints.
+PATIENCE_BESIDE = 12.0
 # Plans make millions of objects that live on: looking for garbage among them as often as Python does costs a tenth.
 OBJECTS_BETWEEN_LOOKS = 200_000
 
@@ -80,8 +82,8 @@ def _answered(question: Question, traces: Traces, options: argparse.Namespace) -
     return EXIT_DONE if planned.pick else EXIT_BAD_INPUT
 
 
-def as_json(question: Question, planned: Planned) -> dict[str, Any]:
-    """Return a plan as plain data; bytes and seconds everywhere."""
+def as_json(question: Question, planned: Planned, *, whole: bool = True) -> dict[str, Any]:
+    """Return a plan as plain data, whole or on its way; bytes and seconds everywhere."""
     situation = planned.situation
 
     def told(plan: Plan | None) -> dict[str, Any] | None:
@@ -105,13 +107,14 @@ def as_json(question: Question, planned: Planned) -> dict[str, Any]:
         "pick": told(planned.pick),
         "quicker": told(planned.quicker),
         "missing": planned.missing,
-        "room": plan_words.room(planned.missing, situation.uses) if planned.missing else None,
+        "room": plan_words.room(planned.missing, situation) if planned.missing else None,
         "smaller": told(planned.smaller),
         "quantised": told(planned.quantised),
         "lighter": lighter and {"changes": dict(lighter.change.keys), **(told(lighter.plan) or {})},
         "ladder": [rung.model_dump(mode="json", exclude_none=True) for rung in planned.ladder],
         "complete": planned.complete,
-        "remarks": plan_words.remarks(question, planned),
+        "complete_beside": planned.complete_beside,
+        "remarks": plan_words.remarks(question, planned, whole=whole),
         "obstacles": [{"sentence": error.sentence, "remedy": error.remedy} for error in question.obstacles],
         "findings": [
             {"severity": found.severity, "sentence": found.sentence, "remedy": found.remedy}
@@ -161,9 +164,17 @@ def planned_for(question: Question, traces: Traces, on_pick: Callable[[Planned],
     """Return the best plan that is found within the time that people wait for one; `on_pick` hears of it first."""
     from trainer.memory.planner import plan
 
-    until = time.monotonic() + PATIENCE
-    subject, written = question.subject, question.written
-    return plan(subject, written, question.situation, traces, question.occasions, until=until, on_pick=on_pick)
+    now = time.monotonic()
+    return plan(
+        question.subject,
+        question.written,
+        question.situation,
+        traces,
+        question.occasions,
+        until=now + PATIENCE,
+        until_beside=now + PATIENCE_BESIDE,
+        on_pick=on_pick,
+    )
 
 
 def once(action: Callable[[], None]) -> Callable[[], None]:
@@ -198,14 +209,12 @@ def _answer(question: Question, planned: Planned) -> Iterator[str]:
     """Yield what comes after the pick: the other plans, where the peak is; or what to do where nothing fits."""
     situation = planned.situation
     if planned.pick is None:
-        yield plan_words.nothing_fits(planned)
+        yield plan_words.nothing_fits(planned, question.written)
         yield plan_words.what_would(planned.lighter, situation, planned.missing, _batch(question))
     else:
         yield from plan_table.neighbours(planned, _batch(question))
         yield ""
         yield f"Peak: {plan_table.peak(planned.pick.forecast)}."
-    if not planned.complete:
-        yield "There was no time to look at every fit, so a better one may exist: ask again, then more is known."
     yield from plan_words.remarks(question, planned)
     if situation.correction.damage:
         yield situation.correction.damage
@@ -248,7 +257,7 @@ def _levers(question: Question, plan: Plan, traces: Traces) -> Iterator[Lever]:
     """The levers that are found within the time that people wait for them."""
     from trainer.memory.levers import levers
 
-    until = time.monotonic() + PATIENCE
+    until = time.monotonic() + PATIENCE_BESIDE
     for lever in levers(question.subject, plan.fit, question.situation, traces):
         yield lever
         if time.monotonic() > until:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainer.cli.plan import PATIENCE, as_json, once, question_ahead_of
+from trainer.cli.plan import PATIENCE, PATIENCE_BESIDE, as_json, once, question_ahead_of
 from trainer.errors import EXIT_DONE, JobError
 from trainer.memory.forecast import Runs
 from trainer.memory.planner import plan
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from trainer.config.fit import FitConfig
+    from trainer.memory.conf import AllocatorSettings
     from trainer.memory.planner import Planned
     from trainer.memory.questions import Question
     from trainer.memory.situation import Situation
@@ -39,8 +40,8 @@ class _Planner:
     """Tapes, what was played, and the last plans, kept from request to request."""
 
     traces: Traces = field(default_factory=lambda: Traces(TapeStore.of_user()))
-    runs: dict[tuple[int, float], Runs] = field(default_factory=dict)
-    """By the workspaces of a card, all that replays depend on beside tapes and limit."""
+    runs: dict[tuple[int, float, AllocatorSettings], Runs] = field(default_factory=dict)
+    """By a card's workspaces and its allocator's settings, all that replays depend on beside tapes and limit."""
     told: dict[str, Answer] = field(default_factory=dict)
     """The last whole plan for each job or recipe."""
     picked: dict[str, FitConfig] = field(default_factory=dict)
@@ -58,15 +59,17 @@ class _Planner:
         def on_pick(planned: Planned) -> None:
             self._remember(subject, planned)
             turn.go_on()
-            turn.tell("pick", plan=as_json(question, planned))
+            turn.tell("pick", plan=as_json(question, planned, whole=False))
 
+        now = time.monotonic()
         planned = plan(
             question.subject,
             question.written,
             question.situation,
             self.traces,
             question.occasions,
-            until=time.monotonic() + PATIENCE,
+            until=now + PATIENCE,
+            until_beside=now + PATIENCE_BESIDE,
             runs=self._runs(question.situation, turn),
             likely=self.picked.get(subject),
             on_pick=on_pick,
@@ -90,8 +93,8 @@ class _Planner:
 
     def _runs(self, situation: Situation, turn: Turn) -> Runs:
         overheads = situation.overheads
-        workspaces = overheads.cublas_workspace_bytes, overheads.cudnn_workspace_share
-        runs = self.runs.setdefault(workspaces, Runs(situation))
+        key = overheads.cublas_workspace_bytes, overheads.cudnn_workspace_share, situation.allocator
+        runs = self.runs.setdefault(key, Runs(situation))
         runs.before_playing = turn.go_on
         return runs
 

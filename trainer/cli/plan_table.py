@@ -32,7 +32,7 @@ def picked(planned: Planned, effective_batch: int) -> Iterator[str]:
 
 def neighbours(planned: Planned, effective_batch: int) -> Iterator[str]:
     """Yield the plans beside a pick."""
-    room = plan_words.room(planned.missing, planned.situation.uses)
+    room = plan_words.room(planned.missing, planned.situation)
     found: list[tuple[str, Plan | None, str]] = [
         ("Quicker", planned.quicker, f"; lacks {words.size(planned.missing)}: {room}"),
         ("Smaller", planned.smaller, ""),

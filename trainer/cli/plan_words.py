@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from trainer.cli import words
+from trainer.protocol.forecast import SEARCHED
 from trainer.protocol.sizes import share
 
 if TYPE_CHECKING:
     from trainer.config.base import Family
     from trainer.config.fit import FitConfig
-    from trainer.gpu import Use
     from trainer.memory.planner import Lighter, Plan, Planned
     from trainer.memory.portions import Later
     from trainer.memory.questions import Question
@@ -32,7 +32,14 @@ PHASES: Mapping[str, str] = {
     "checkpoint": "Write a checkpoint",
     "save": "Save the LoRA",
 }
-BITS: Mapping[str, str] = {"none": "", "int8": " in 8 bits (int8)", "nf4": " in 4 bits (nf4)"}
+BITS: Mapping[str, str] = {
+    "none": "",
+    "int8": " in 8 bits (int8)",
+    "int8_products": " and products in 8 bits (int8_products)",
+    "nf4": " in 4 bits (nf4)",
+}
+
+_LARGER_CARD = "take a card with more memory"
 
 _BARS = " ▁▂▃▄▅▆▇█"
 
@@ -95,13 +102,24 @@ def sentence(plan: Plan, effective_batch: int) -> str:
 
 
 def on_cpu(found: Forecast) -> str:
-    """Return a forecast for the CPU in one sentence."""
+    """Return a forecast for the CPU in a sentence or two."""
     host = max(phase.host for phase in found.phases)
-    return f"On the CPU: about {words.about(found.seconds)}, and {words.size(host)} of main memory at most."
+    told = f"On the CPU: about {words.about(found.seconds)}, and {words.size(host)} of main memory at most."
+    return f"{told} {estimated(found)}".strip()
 
 
-def room(missing: int, uses: Sequence[Use]) -> str:
-    """Return what would make so much room on a card, by who uses it: the fewest programs that suffice."""
+def estimated(found: Forecast) -> str:
+    """Return that a forecast is an estimate, and of what; empty where it is none."""
+    if found.exact:
+        return ""
+    return "This is an estimate, as if all linear layers multiplied in int8: which do is measured when the run starts."
+
+
+def room(missing: int, situation: Situation) -> str:
+    """Return what would make so much more of a card usable, by who uses it: the fewest programs that suffice."""
+    uses, missing = situation.uses, situation.to_free(missing)
+    if missing > situation.card.total_bytes - situation.free_bytes:
+        return _LARGER_CARD
     told = sorted((use for use in uses if use.bytes), key=lambda use: -(use.bytes or 0))
     alone = [use for use in told if (use.bytes or 0) >= missing]
     if alone:
@@ -115,7 +133,7 @@ def room(missing: int, uses: Sequence[Use]) -> str:
     if uses and not told:  # Windows does not tell how much each holds
         names = ", ".join(dict.fromkeys(use.name for use in uses[:3]))
         return f"free {words.size(missing)}, by closing {names} perhaps"
-    return f"free {words.size(missing)}, or take a card with more memory"
+    return f"free {words.size(missing)}, or {_LARGER_CARD}"
 
 
 def change(changed: Change) -> str:
@@ -123,21 +141,35 @@ def change(changed: Change) -> str:
     return ", ".join(f"recipe.{key} = {_value(value)}" for key, value in changed.keys.items())
 
 
-def nothing_fits(planned: Planned) -> str:
-    """Return by how much a job is too large for a card."""
+def nothing_fits(planned: Planned, written: FitConfig) -> str:
+    """Return by how much a job is too large for a card, with what is `written` of its fit."""
+    # All fits of a stated dtype were looked at, and both of 16 bits take the same.
+    stated = written.dtype == "fp32" or any(getattr(written, key) is not None for key in SEARCHED)
     situation = planned.situation
+    how = "with the fit that is stated" if stated else "however it is fitted"
     return (
-        f"It does not fit on {situation.card.name}, however it is fitted: it lacks {words.size(planned.missing)} "
+        f"It does not fit on {situation.card.name}, {how}: it lacks {words.size(planned.missing)} "
         f"beside the {words.size(situation.budget)} that can be used there."
     )
 
 
-def remarks(question: Question, planned: Planned) -> list[str]:
-    """Return what else is to be known of a plan: what was assumed, what it lacks, what it does late."""
-    found = [*question.remarks, _no_smaller(planned)]
+def remarks(question: Question, planned: Planned, *, whole: bool = True) -> list[str]:
+    """Return what else is to be known of a plan: what was assumed, what it lacks, what it does late.
+
+    What time was too short for is known only once it is `whole`.
+    """
+    found = [_cut_short(planned) if whole else "", *question.remarks, _no_smaller(planned)]
     if planned.pick is not None:
         found.append(_encoded_late(question.occasions.later, planned.pick.forecast))
+        found.append(estimated(planned.pick.forecast))
     return [remark for remark in found if remark]
+
+
+def _cut_short(planned: Planned) -> str:
+    again = "ask again, then more is known."
+    if not planned.complete:
+        return f"There was no time to look at every fit, so a better one may exist: {again}"
+    return "" if planned.complete_beside else f"There was no time to look at every plan beside the pick: {again}"
 
 
 def _encoded_late(later: Later, found: Forecast) -> str:
@@ -166,7 +198,9 @@ def _no_smaller(planned: Planned) -> str:
 def what_would(found: Lighter | None, situation: Situation, missing: int, effective_batch: int) -> str:
     """Return what to do where nothing fits."""
     if found is None:
-        return f"Take a card with more memory, or {room(missing, situation.uses)}."
+        way = room(missing, situation)
+        told = way if _LARGER_CARD in way else f"{_LARGER_CARD}, or {way}"
+        return f"{told[:1].upper()}{told[1:]}."
     return f"With {change(found.change)} it fits: {sentence(found.plan, effective_batch)}"
 
 

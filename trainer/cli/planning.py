@@ -34,6 +34,7 @@ def plan_run(
     import torch
 
     from trainer.config.fit import PLANNED
+    from trainer.dataset.cached import Cached
     from trainer.memory.course import Course, occasions_of
     from trainer.memory.forecast import forecast_on_cpu
     from trainer.memory.planner import plan
@@ -41,12 +42,14 @@ def plan_run(
     from trainer.memory.store import TapeStore
     from trainer.memory.subject import subject_of_job
     from trainer.memory.traces import Traces
+    from trainer.protocol.places import cache_folder
     from trainer.training.machine import card_of, numerics
     from trainer.training.rate import measure_rate
     from trainer.training.run import PlannedFit
 
     traces = Traces(TapeStore.of_user())
-    subject, occasions = subject_of_job(job, source, pictures), occasions_of(job, source, pictures)
+    cached = Cached(cache_folder(), job, source.family, source.vae_hash, source.text_hash)
+    subject, occasions = subject_of_job(job, source, pictures), occasions_of(job, source, pictures, cached)
     if machine.device == "cpu":
         steps = traces.steps(subject, subject.buckets[0].size, subject.fit.micro_batch or 1)
         with numerics(job):  # the run's threads and determinism
@@ -66,7 +69,7 @@ def plan_run(
     with traces.helped():
         planned = plan(subject, stated, situation, traces, occasions, until=until, others=False)
         if planned.pick is None and planned.missing > situation.margin:
-            raise _too_large(plan(subject, stated, situation, traces, occasions, until=until), job)
+            raise _too_large(plan(subject, stated, situation, traces, occasions, until=until), job, written)
     chosen = planned.pick or planned.smaller
     assert chosen is not None  # where nothing fits there is the smallest
     fit = job.fit.changed(**{name: getattr(chosen.fit, name) for name in PLANNED})
@@ -90,7 +93,7 @@ def _notices(planned: Planned, job: Job) -> Sequence[str]:
     return notices
 
 
-def _too_large(planned: Planned, job: Job) -> JobError:
+def _too_large(planned: Planned, job: Job, written: FitConfig) -> JobError:
     batch = job.recipe.effective_batch
     remedy = plan_words.what_would(planned.lighter, planned.situation, planned.missing, batch)
-    return JobError("plan.nothing_fits", f"{job.name}: {plan_words.nothing_fits(planned)}", remedy)
+    return JobError("plan.nothing_fits", f"{job.name}: {plan_words.nothing_fits(planned, written)}", remedy)

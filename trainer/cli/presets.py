@@ -249,13 +249,19 @@ def _details(options: argparse.Namespace) -> dict[str, object]:
 def _print_preset(preset: Preset, card: str | None) -> None:
     """Say what a preset is, how it differs from a plain job, and how it will do on a card (None: that of here)."""
     from trainer.cli.outlook import outlook
-    from trainer.config.presets.applying import compared_with_defaults
+    from trainer.config.presets.applying import compared_with_defaults, stated_fit
+    from trainer.config.recipe import RecipeConfig
 
     print(_summary(preset))
     _print_listed("", preset.notes.splitlines())
     if preset.recipe:
         _print_listed("Against a job that states nothing:", compared_with_defaults(preset.recipe))
         print("\n".join(outlook(preset.recipe, preset.base.family, card)), flush=True)
+    if preset.fit:
+        _print_listed("It fits by:", stated_fit(preset.fit))
+    if preset.fit and not preset.recipe:
+        print("With the recipe of a job that states nothing:")
+        print("\n".join(outlook(RecipeConfig(), preset.base.family, card, preset.fit)), flush=True)
 
 
 def _summary(preset: Preset) -> str:

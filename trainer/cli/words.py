@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from trainer.protocol import events
-from trainer.protocol.sizes import size as size  # among the words of the terminal
+from trainer.protocol.durations import about as about  # among the words of the terminal, as the next
+from trainer.protocol.sizes import size as size
 from trainer.protocol.story import Story
 
 PHASES: dict[events.Phase, str] = {
@@ -33,18 +34,10 @@ STAGES = {"decode": "decoding", "encode": "encoding", "write": "writing"}
 
 
 def duration(seconds: float) -> str:
-    """Return a time as 0:42, 12:05 or 3:12:05."""
+    """Return a time that is running, beside a bar: 0:42, 12:05 or 3:12:05."""
     minutes, second = divmod(round(seconds), 60)
     hours, minute = divmod(minutes, 60)
     return f"{hours}:{minute:02d}:{second:02d}" if hours else f"{minute}:{second:02d}"
-
-
-def about(seconds: float) -> str:
-    """Return a time that is only foreseen, no finer than it can be known: "42 s", "12 min" or "3 h 05 min"."""
-    if seconds < 90:
-        return f"{max(1, round(seconds))} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
 def counted(number: int, one: str, many: str) -> str:

@@ -84,6 +84,16 @@ def _rest(job: Job) -> Iterator[_Candidate]:
     yield "fit.vae_tiling", job.fit, not previews.prompts, "there are no preview prompts to decode"
     on_cpu = job.fit.device == "cpu" and job.fit.deterministic is False
     yield "fit.deterministic", job.fit, on_cpu, "the CPU is always deterministic"
+    other_base = job.fit.quantise != "int8_products"
+    yield "fit.int8_products", job.fit, other_base, 'it belongs to fit.quantise = "int8_products"'
+    yield "fit.graphs", job.fit, job.fit.device == "cpu", "graphs are recorded on CUDA cards only"
+    yield "fit.compile", job.fit, job.fit.graphs, "steps are recorded as they are written (fit.graphs)"
+    dropouts = job.recipe.has_dropouts
+    yield "fit.compile", job.fit, dropouts and not job.fit.graphs, "blocks with dropouts are not compiled"
+    on_convolutions = job.recipe.layers == "all"
+    yield "fit.channels_last", job.fit, on_convolutions, "a LoRA on convolutions lays their maps as usual"
+    elsewhere = job.fit.device == "cpu" or job.fit.dtype not in (None, "fp16")
+    yield "fit.fp16_accumulation", job.fit, elsewhere, "it concerns products in fp16 on CUDA cards only"
     local = "://" in job.base.model or Path(job.base.model).is_absolute()
     yield "base.revision", job.base, local, "only bases from Hugging Face have revisions"
 

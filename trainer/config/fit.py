@@ -7,12 +7,16 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from trainer.config.model import Section
+from trainer.config.products import EVERYWHERE, ProductConfig
 
 PLANNED = ("dtype", "quantise", "micro_batch", "checkpointing", "vae_tiling", "preview_offload")
 """The keys that a plan decides where a job leaves them open."""
 
 LARGEST_MICRO_BATCH = 64
 """Beyond it no card gets faster."""
+
+MOST_GRAPHS = 8
+"""Of how many shapes a run holds graphs: each takes memory. Those seen first are mostly those seen most."""
 
 BlockName = Annotated[
     str,
@@ -30,8 +34,10 @@ class FitConfig(Section):
     """Where to train: cpu, cuda or cuda:1; absent: the best card, else the CPU."""
     dtype: Literal["bf16", "fp16", "fp32"] | None = None
     """The number format of the base: bf16 on cards that have it, else fp16; fp32 on the CPU."""
-    quantise: Literal["none", "int8", "nf4"] | None = None
-    """Whether the base is kept in 8 or 4 bits; saves memory, costs some fidelity and speed."""
+    quantise: Literal["none", "int8", "int8_products", "nf4"] | None = None
+    """Whether the base is kept in 8 or 4 bits: less memory, less exact. int8_products rounds inputs and gradients."""
+    int8_products: tuple[ProductConfig, ...] | None = Field(default=None, strict=False)
+    """Which layers multiply in int8 under quantise = "int8_products"; absent: measured when the run starts."""
     vae_dtype: Literal["fp32", "bf16"] | None = None
     """The number format of the VAE; fp32 is safest."""
     micro_batch: int | None = Field(default=None, ge=1, le=512)
@@ -39,7 +45,7 @@ class FitConfig(Section):
     checkpointing: Literal["none", "full"] | BlockNames | None = None
     """Gradient checkpointing: none (fast), full (least memory), or a list of UNet blocks such as "down_blocks.1"."""
     attention: Literal["auto", "flash", "efficient", "math", "cudnn"] | None = None
-    """Which attention kernel PyTorch uses; auto: the first of flash, efficient and math that suits card and base."""
+    """Which attention kernel PyTorch uses; auto: the quickest that suits card and base, by a short measurement."""
     vae_tiling: bool | None = None
     """Whether previews are decoded in tiles, which needs less memory."""
     preview_offload: bool | None = None
@@ -48,7 +54,22 @@ class FitConfig(Section):
     """Whether a plan may quantise the base although an unquantised one fits, and a run may step down to that."""
     threads: int | None = Field(default=None, ge=1, le=256)
     """CPU threads for the mathematics; absent: as many as there are cores."""
+    graphs: bool = False
+    """Experiment: whether a step is recorded once for each shape and then replayed at once, as a CUDA graph."""
+    compile: bool = False
+    """Experiment: whether torch.compile fuses the UNet's transformer blocks: takes minutes, needs a compiler."""
+    channels_last: bool = False
+    """Experiment: whether the UNet's maps lie channels-last, if that is measured to be quicker here."""
+    fp16_accumulation: bool = False
+    """Experiment: whether products of fp16 numbers are added up in fp16 too: faster on GeForce cards, less exact."""
     deterministic: bool | None = None
     """Whether every result is exactly repeatable on this machine; always so on the CPU."""
     cache_gigabytes: float | None = Field(default=None, gt=0.0)
     """Disk space that cached pictures and texts of one run may take before they are made in portions."""
+
+    @property
+    def products(self) -> tuple[ProductConfig, ...]:
+        """Which layers multiply in int8: none unless the base is kept for it, all as long as it was not measured."""
+        if self.quantise != "int8_products":
+            return ()
+        return EVERYWHERE if self.int8_products is None else self.int8_products

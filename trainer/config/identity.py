@@ -8,7 +8,7 @@ from trainer.config.job import Job
 from trainer.config.recipe import LENGTH_KEYS
 
 # Rounding apart, the rest of a fit changes no result: a run may go on with a smaller micro-batch or more checkpointing.
-FIT_NUMERICS = ("dtype", "quantise", "vae_dtype")
+FIT_NUMERICS = ("dtype", "quantise", "int8_products", "vae_dtype")
 
 
 def identity(job: Job) -> dict[str, object]:

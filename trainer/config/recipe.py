@@ -95,6 +95,11 @@ class RecipeConfig(Section):
         """A table of arguments without a name means the default optimizer, as an absent table does."""
         return {"name": "adamw", **value} if isinstance(value, dict) else value
 
+    @property
+    def has_dropouts(self) -> bool:
+        """Whether chance takes part in what the LoRA computes."""
+        return self.dropout > 0 or self.rank_dropout > 0 or self.module_dropout > 0
+
     def rules(self) -> Iterator[tuple[str, str]]:
         """One length, something that learns, and rates and a schedule that the optimizer can use."""
         lengths = [key for key in LENGTH_KEYS if getattr(self, key) is not None]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import re
 import tomllib
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,8 +62,9 @@ def read_text(path: Path, kind: FileKind) -> str:
             raise OSError("it is a pipe")
         with long_path(path).open("rb") as file:
             data = file.read(kind.largest + 1)
-    except OSError as error:
-        sentence = f"The {kind.word} file {path} cannot be read: {_why(path, error)}."
+    except (OSError, ValueError) as error:
+        named = printable(str(path), 300)
+        sentence = f"The {kind.word} file {named} cannot be read: {_why(path, error)}."
         raise JobError(f"{kind.word}.unreadable", sentence, _remedy(path, kind)) from None
     if len(data) > kind.largest:
         sentence = f"{path} is larger than {kind.limit}, so it is not a {kind.word} file."
@@ -93,9 +96,13 @@ def printable(text: str, longest: int) -> str:
     return "".join(letter if letter.isprintable() else " " for letter in cut)
 
 
-def _why(path: Path, error: OSError) -> str:
+def _why(path: Path, error: OSError | ValueError) -> str:
+    if isinstance(error, ValueError):
+        return "its path holds a character that none can"
     if isinstance(error, FileNotFoundError):
         return "there is no such file"
+    if error.errno == errno.ENAMETOOLONG:
+        return "the path is longer than any can be"
     if path.is_dir():
         return "it is a folder"
     if isinstance(error, PermissionError):
@@ -105,7 +112,10 @@ def _why(path: Path, error: OSError) -> str:
 
 def _remedy(path: Path, kind: FileKind) -> str:
     within = path / f"{kind.word}.toml"
-    return f"Name the file in it: {within}" if within.is_file() else kind.missing
+    with suppress(OSError):
+        if within.is_file():
+            return f"Name the file in it: {within}"
+    return kind.missing
 
 
 def _not_utf8(path: Path, data: bytes, at: int, kind: FileKind) -> JobError:

@@ -102,4 +102,7 @@ def _metadata_line(line: str) -> tuple[str, str]:
         raise ValueError(f"it has no caption (one of {', '.join(COLUMNS)})")
     if not isinstance(facts[column], str):
         raise ValueError(f"its {column} is not a text")
+    # JSON can spell halves of surrogate pairs, which no text encoder takes.
+    if any("\ud800" <= letter <= "\udfff" for letter in facts[column]):
+        raise ValueError(f"its {column} holds half a letter (U+D800 to U+DFFF)")
     return facts["file_name"].replace("\\", "/").removeprefix("./"), facts[column]

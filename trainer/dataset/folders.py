@@ -6,7 +6,7 @@ import difflib
 import os
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, NoReturn
@@ -100,10 +100,21 @@ def scan_folders(dataset: DatasetConfig, imported: Imported) -> Scan:
     missing, no folder, unreadable or without pictures (all such folders at once), or when its notes are damaged.
     """
     scan = Scan()
+    _look_into(dataset, lambda config: _scan_folder(config, dataset, imported, scan))
+    return scan
+
+
+def require_pictures(dataset: DatasetConfig) -> None:
+    """Raises DatasetError for folders as a scan does, but looks at the names of files alone: it takes a moment."""
+    _look_into(dataset, lambda config: picture_files(Path(config.path).absolute(), config.recursive))
+
+
+def _look_into(dataset: DatasetConfig, look: Callable[[FolderConfig], object]) -> None:
+    """Looks into every folder; what is wrong with any is raised together."""
     problems: list[DatasetError] = []
     for config in dataset.folders:
         try:
-            _scan_folder(config, dataset, imported, scan)
+            look(config)
         except DatasetError as error:
             problems.append(error)
     if len(problems) > 1:
@@ -112,7 +123,6 @@ def scan_folders(dataset: DatasetConfig, imported: Imported) -> Scan:
         raise DatasetError("dataset.folders", sentences, remedies)
     if problems:
         raise problems[0]
-    return scan
 
 
 def picture_files(folder: Path, recursive: bool = False) -> list[Path]:
@@ -212,13 +222,25 @@ def _folder_facts(config: FolderConfig, root: Path, path: Path, scan: Scan) -> F
     marks = folder_marks([(folder.name, read_sidecar(folder).folder) for folder in chain_of(root, path)])
     if marks.named and not config.repeats and marks.named >= _MANY_REPEATS:
         scan.marks["folder.many_repeats"].append(path)
+    class_words = _first(config.class_words, marks.class_words).strip()
+    _require_unicode(class_words, path)
     return FolderFacts(
         kind="regularisation" if config.kind == "train" and marks.regularisation else config.kind,
         repeats=config.repeats or marks.repeats or 1,
         weight=config.weight,
         trigger=_first(config.trigger, marks.trigger).strip(),
-        class_words=_first(config.class_words, marks.class_words).strip(),
+        class_words=class_words,
     )
+
+
+def _require_unicode(words: str, path: Path) -> None:
+    """Refuse words from a directory's name that is no Unicode, as Linux allows: no text encoder can read them."""
+    try:
+        words.encode("utf-8")
+    except UnicodeEncodeError as fault:
+        sentence = f"The name of the folder {path} gives words to learn that are no Unicode text."
+        remedy = "Rename the folder, or state class_words for it in the job."
+        raise DatasetError("dataset.folder_name", sentence, remedy) from fault
 
 
 def chain_of(root: Path, path: Path) -> list[Path]:

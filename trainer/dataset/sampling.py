@@ -13,6 +13,11 @@ from trainer.dataset.captions import compose_caption, without_chance
 from trainer.dataset.picture import Picture
 from trainer.dataset.randomness import generator
 
+# How many pictures validation measures, of held-out ones and where there are none: enough for a smooth curve, and
+# quick to compute.
+MOST_HELD_OUT = 64
+MOST_TRAINING_PICTURES = 8
+
 Box = tuple[int, int, int, int]
 T = TypeVar("T")
 
@@ -48,6 +53,14 @@ def plain_sample(picture: Picture, recipe: RecipeConfig) -> Sample:
     stream = generator(recipe.seed, "validation", sample=picture.id)
     caption = compose_caption(picture.captions, picture.trigger, picture.class_words, plain, stream)
     return Sample(picture, 0, 0, caption, crop_window(picture, 0.5, 0.5), flip=False)
+
+
+def measured_samples(pictures: Sequence[Picture], recipe: RecipeConfig) -> tuple[Sample, ...]:
+    """Return what validation measures: the held-out pictures, or some of those trained on where there are none."""
+    held_out = [picture for picture in pictures if picture.kind == "validation"]
+    chosen = held_out or [picture for picture in pictures if picture.kind == "train"]
+    most = MOST_HELD_OUT if held_out else MOST_TRAINING_PICTURES
+    return tuple(plain_sample(picture, recipe) for picture in sorted(chosen, key=lambda p: p.id)[:most])
 
 
 def crop_window(picture: Picture, across: float, down: float) -> Box:

@@ -22,14 +22,23 @@ def sha256_file(path: Path, progress: Counter | None = None) -> str:
     while it is being hashed is not remembered.
     """
     path = path.absolute()
+    if known := remembered_sha256(path):
+        return known
     state = _state(path)
-    known = _remembered().get(str(path))
-    if known and known[:2] == state:
-        return str(known[2])
     digest = digest_file(path, progress)
     if _state(path) == state:
         remember_sha256(path, digest)
     return digest
+
+
+def remembered_sha256(path: Path) -> str | None:
+    """Return the SHA-256 of a file that was read before and has not changed since; None for any other.
+
+    Raises OSError when there is no such file.
+    """
+    path = path.absolute()
+    known = _remembered().get(str(path))
+    return str(known[2]) if known and known[:2] == _state(path) else None
 
 
 def digest_file(path: Path, progress: Counter | None = None) -> str:

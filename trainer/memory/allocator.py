@@ -1,13 +1,15 @@
 """A model of PyTorch's CUDA caching allocator: what it takes from the driver for a sequence of births and deaths.
 
 The rules are those of c10/cuda/CUDACachingAllocator.cpp in torch 2.10 to 2.13: native backend, one device, one stream,
-no graphs. Nothing is approximated but addresses, which the driver chooses; they only break ties between equal blocks.
+and beside it the one that graphs are recorded on. Nothing is approximated but addresses, which the driver chooses; they
+only break ties between equal blocks.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, replace
 
@@ -15,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainer.memory.blocks import ADDRESS, ADDRESS_BITS, Block, Pool, is_segment, segment_state
+from trainer.memory.conf import AllocatorSettings
 from trainer.memory.expandable import ExpandableBlocks
 from trainer.memory.snapshot import SegmentState, Snapshot
 
@@ -30,24 +33,6 @@ SEGMENT_OF_ITS_OWN = 10 * MIB
 SEGMENT_STEP = 2 * MIB
 OVERSIZE_SLACK = 20 * MIB
 """How much larger than asked an unsplittable block may be and still be handed out (max_non_split_rounding)."""
-
-
-@dataclass(frozen=True, slots=True)
-class AllocatorSettings:
-    """What PYTORCH_ALLOC_CONF and torch.cuda.set_per_process_memory_fraction can say; the defaults are PyTorch's."""
-
-    capacity: int | None = None
-    """Bytes that the segments may sum to; None for no limit."""
-    expandable: bool = False
-    """Segments grow page by page (expandable_segments). Windows has none: PyTorch warns and ignores it there."""
-    max_split_size: int | None = None
-    """Blocks of so many bytes and more are never split."""
-    roundup_power2_divisions: int = 0
-    """Sizes are rounded up to one of so many steps between two powers of two; 0 and 1 for none."""
-    garbage_collection_threshold: float = 0.0
-    """The share of ``capacity`` above which blocks unused for long are given back before new ones are taken."""
-    large_segment_size: int = 20 * MIB
-    """Of the segments that blocks of 1 to 10 MiB share, and of an expandable segment's large pages."""
 
 
 class OutOfMemory(Exception):
@@ -101,8 +86,10 @@ class Allocator(ExpandableBlocks):
         large_rest = SMALLEST_BLOCK if settings.expandable else LARGEST_SMALL + 1
         self._small = Pool("small", SMALLEST_BLOCK, SMALL_SEGMENT)
         self._large = Pool("large", large_rest, settings.large_segment_size)
+        self._private = Pool("small", SMALLEST_BLOCK, SMALL_SEGMENT), Pool("large", large_rest, self._large.page)
         if settings.expandable:
-            self._reserve_addresses((self._small, self._large))
+            self._reserve_addresses((self._small, self._large, *self._private))
+        self._records = False
 
     def _settle(self, settings: AllocatorSettings) -> None:
         """Works by these settings from here on."""
@@ -112,7 +99,7 @@ class Allocator(ExpandableBlocks):
         self._split_below = unlimited if settings.expandable else self._oversize
         self._collects = settings.capacity is not None and settings.garbage_collection_threshold > 0
         self._plain = not (settings.expandable or settings.max_split_size or self._collects)
-        self._power2 = settings.roundup_power2_divisions > 1
+        self._power2 = settings.roundup_power2_divisions not in (0, 1)
 
     # Handing out and taking back
 
@@ -161,6 +148,20 @@ class Allocator(ExpandableBlocks):
                     self._unmap(block)
                 elif is_segment(block):
                     self._return(block)
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Inside, memory is handed out as while a CUDA graph is recorded; all recordings share one private pool.
+
+        Its segments serve nothing else and stay for good; what is freed of them serves the next recording. Nothing is
+        given back to make room meanwhile.
+        """
+        shared = self._small, self._large
+        (self._small, self._large), self._records = self._private, True
+        try:
+            yield
+        finally:
+            (self._small, self._large), self._records = shared, False
 
     def reset_peaks(self) -> None:
         """Lets the peaks begin again at what is held now (torch.cuda.reset_peak_memory_stats)."""
@@ -298,8 +299,9 @@ class Allocator(ExpandableBlocks):
         twin._settle(replace(self.settings, capacity=capacity))
         if self._place == self._append:
             twin._place = twin._append
-        pools = {id(pool): pool.copy() for pool in (self._small, self._large)}
-        twin._small, twin._large = pools.values()
+        pools = {id(pool): pool.copy() for pool in (self._small, self._large, *self._private)}
+        twin._small, twin._large, *private = pools.values()
+        twin._private = private[0], private[1]
         twin._blocks = blocks = {}
         for address, block in self._blocks.items():
             blocks[address] = new = Block(address, block.size, pools[id(block.pool)], None, None)
@@ -355,8 +357,8 @@ class Allocator(ExpandableBlocks):
 
     def _round(self, requested: int) -> int:
         """The size of block that so many bytes get with roundup_power2_divisions: a step of a power of two."""
-        divisions = self.settings.roundup_power2_divisions
-        if requested <= SMALLEST_BLOCK * divisions:
+        divisions = self.settings.divisions(requested)
+        if divisions < 2 or requested <= SMALLEST_BLOCK * divisions:
             return (requested + 511) & -512
         # PyTorch takes the power of two below ``divisions`` when that is none itself.
         step = 1 << (requested.bit_length() - divisions.bit_length())
@@ -401,12 +403,13 @@ class Allocator(ExpandableBlocks):
         The order is PyTorch's: collect garbage, ask, return oversize blocks, ask, return all that is free, ask.
         """
         segment = self._segment_size(size)
-        if self._collects:
+        if self._collects and not self._records:
             self._collect_garbage()
         if not self._allowed(segment) and not (self._return_oversize(pool, size) and self._allowed(segment)):
-            self.empty_cache()
-            self.retries += 1
-            if not self._allowed(segment):
+            if not self._records:
+                self.empty_cache()
+                self.retries += 1
+            if self._records or not self._allowed(segment):
                 raise OutOfMemory(requested, self.allocated, self.reserved, self.settings.capacity or 0)
         block = self._expand(pool, size) if self.settings.expandable else self._open(pool, segment)
         self.peak_reserved = max(self.peak_reserved, self.reserved)

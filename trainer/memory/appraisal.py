@@ -15,7 +15,7 @@ from trainer.memory.subject import OPEN_FIT, Subject
 from trainer.memory.tape import Tape
 from trainer.memory.traces import Steps, Traces
 
-QUALITIES = ("none", "int8", "nf4")
+QUALITIES = ("none", "int8", "int8_products", "nf4")
 
 # Bounds are taken a little below what they follow from, so that what does not grow with the micro-batch (a table of
 # timesteps, say) cannot lift one above the truth.

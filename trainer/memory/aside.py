@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import multiprocessing
 import os
 import signal
@@ -66,11 +67,12 @@ class TracerAside:
     ) -> None:
         """End the process, whatever it does; what it has traced is kept."""
         self._end()
-        self._hand.shutdown(cancel_futures=True)
-        if self._process is not None and self._pipe is not None:
+        if self._process is not None:
             self._process.join(PATIENCE)
             self._process.kill()
             self._process.join()
+        self._hand.shutdown(cancel_futures=True)  # only now: it waits for what the process is at
+        if self._pipe is not None:
             self._pipe.close()
 
     def ask(self, wish: Wish) -> Future[None]:
@@ -136,8 +138,13 @@ def _serve(pipe: Connection, folder: Path, shipped: Path | None) -> None:
 
 
 def _end_with_parent() -> None:
-    """End as soon as the process that asked has died: who reads its output to the end waits for this one's end too."""
+    """End as soon as the process that asked has died: who reads its output to the end waits for this one's end too.
+
+    In order, for the sake of semaphores, or at once where that does not come about.
+    """
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()
+    _thread.interrupt_main(signal.SIGTERM)
+    threading.Event().wait(PATIENCE)
     os._exit(1)

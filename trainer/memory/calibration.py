@@ -22,8 +22,10 @@ KEPT = 50
 HALF_TRUSTED = 5
 _FIRST = (0.03, 256 * _MIB)
 _LAST = (0.005, 64 * _MIB)
-# A forecast weighs as much as this many finished runs; times further off than this are no matter of a factor.
+# A forecast weighs as much as this many finished runs, and a run of so many seconds half of a long one: a short one may
+# have met a busy machine, or be little but its beginning. Times further off than this are no matter of a factor.
 _PRIOR_RUNS = 1
+_HALF_SECONDS = 60.0
 _FACTORS = (0.2, 10.0)
 
 
@@ -68,6 +70,7 @@ class _Evidence:
     excess_share: float
     excess_bytes: int
     time_ratio: float | None
+    time_weight: float
 
 
 def calibration_file() -> Path:
@@ -96,7 +99,7 @@ def corrections(card: str, system: str, versions: Mapping[str, str]) -> Correcti
     return Correction(
         runs=len(same),
         context_bytes=max(contexts, default=None),
-        time_factor=_time_factor([piece.time_ratio for piece in nearest if piece.time_ratio is not None]),
+        time_factor=_time_factor(nearest),
         worst_share=max((piece.excess_share for piece in here), default=0.0),
         worst_bytes=max((piece.excess_bytes for piece in here), default=0),
         damage=damage,
@@ -157,6 +160,7 @@ def _evidence(found: Any) -> _Evidence | None:
     try:
         report = report_from(found)
         excesses = list(_excesses(report))
+        measured, forecast = _times(report)
         return _Evidence(
             card=report.card,
             system=report.system,
@@ -164,7 +168,8 @@ def _evidence(found: Any) -> _Evidence | None:
             context_bytes=_context_bytes(report),
             excess_share=max((excess / forecast for excess, forecast in excesses), default=0.0),
             excess_bytes=max((excess for excess, _ in excesses), default=0),
-            time_ratio=_time_ratio(report),
+            time_ratio=measured / (forecast / report.time_factor) if measured > 0 < forecast else None,
+            time_weight=measured / (measured + _HALF_SECONDS),
         )
     except (TypeError, ValueError, KeyError, AttributeError, ArithmeticError):
         return None
@@ -184,19 +189,20 @@ def _context_bytes(report: RunReport) -> int | None:
     return max((size for size in beyond if size > 0), default=None)
 
 
-def _time_ratio(report: RunReport) -> float | None:
-    """Return measured by forecast seconds, earlier corrections undone; of the phases that have both, else of all."""
+def _times(report: RunReport) -> tuple[float, float]:
+    """Return measured and forecast seconds: of the phases that have both, else of all."""
     pairs = [(phase.seconds, phase.forecast_seconds) for phase in report.phases.values() if phase.forecast_seconds]
-    measured = sum(seconds for seconds, _ in pairs)
-    forecast = sum(seconds or 0.0 for _, seconds in pairs)
     if not pairs:
-        measured, forecast = report.seconds, report.forecast_seconds or 0.0
-    if measured <= 0.0 or forecast <= 0.0:
-        return None
-    return measured / (forecast / report.time_factor)
+        return report.seconds, report.forecast_seconds or 0.0
+    return sum(seconds for seconds, _ in pairs), sum(seconds or 0.0 for _, seconds in pairs)
 
 
-def _time_factor(ratios: Sequence[float]) -> float:
-    """Return the geometric mean of the ratios and as many ones as the forecast itself counts for."""
-    mean = math.exp(sum(math.log(ratio) for ratio in ratios) / (len(ratios) + _PRIOR_RUNS))
+def _time_factor(evidence: Sequence[_Evidence]) -> float:
+    """Return the geometric mean of the ratios by their weights, and of as many ones as the forecast itself counts for.
+
+    Earlier corrections are taken out of the ratios.
+    """
+    weighed = [(piece.time_weight, piece.time_ratio) for piece in evidence if piece.time_ratio is not None]
+    total = sum(weight for weight, _ in weighed) + _PRIOR_RUNS
+    mean = math.exp(sum(weight * math.log(ratio) for weight, ratio in weighed) / total)
     return min(max(mean, _FACTORS[0]), _FACTORS[1])

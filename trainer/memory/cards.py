@@ -31,9 +31,11 @@ _NOISE = _PREFIXES | {
     "q",
     "design",
 }
+_NOISE |= {"blackwell", "workstation", "server", "edition"}
 _NOISE |= {"pcie", "sxm", "sxm2", "sxm4", "sxm5", "hbm2", "hbm2e", "hbm3"}
 _SAME = {"mobile": "laptop", "notebook": "laptop"}
-_SIZE = re.compile(r"\b(\d{1,3})\s*(?:gb|gib|g)?\b")
+_SIZE = re.compile(r"(?<![\w.])(\d{1,3}(?:\.\d+)?)\s*(gb|gib|g)?(?![\w.])")
+_MEBIBYTES = re.compile(r"\b(\d{4,6})\s*(?:mb|mib)\b")  # as nvidia-smi tells sizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,14 +128,15 @@ def _card_here() -> CardModel:
     return model_of(max(found, key=lambda card: card.free_bytes))
 
 
-def _typical(gigabytes: int) -> CardModel:
+def _typical(gigabytes: float) -> CardModel:
     named: dict[str, str] = _table()["typical"]
-    if str(gigabytes) in named:
-        return find_card(f"{named[str(gigabytes)]} {gigabytes}GB")
+    size = f"{gigabytes:g}"
+    if size in named:
+        return find_card(f"{named[size]} {size}GB")
     sizes = ", ".join(named)
     raise ImpastoError(
         "gpu.unknown",
-        f"No common card has {gigabytes} GB of memory.",
+        f"No card with {size} GB of memory is known here.",
         f"Give one of {sizes} GB, or the name of a card, such as RTX 3060.",
     )
 
@@ -163,14 +166,16 @@ def _words_of(card: CardModel) -> list[str]:
     return [word for word in _read(card.name)[0] if word not in _PREFIXES]
 
 
-def _read(text: str) -> tuple[list[str], int | None]:
-    """Return the words of a card's name in order, and the gigabytes where they are named."""
-    plain = re.sub(r"[^a-z0-9]+", " ", text.lower())
+def _read(text: str) -> tuple[list[str], float | None]:
+    """Return the words of a card's name in order, and the gigabytes where they are named, and named once."""
+    plain = re.sub(r"[^a-z0-9.]+|(?<!\d)\.|\.(?!\d)", " ", text.lower())
+    plain = _MEBIBYTES.sub(lambda found: f"{round(int(found[1]) / 1024)}gb", plain)
     plain = re.sub(r"\b([rg]tx)(\d)", r"\1 \2", plain)
     plain = re.sub(r"\b(\d{4})([a-z]+)", r"\1 \2", plain)
-    size = _SIZE.search(plain)
+    numbers = _SIZE.findall(plain)
+    sizes = {float(number) for number, unit in numbers if unit} or {float(number) for number, _ in numbers}
     words = _SIZE.sub(" ", plain).split()
-    return [_SAME.get(word, word) for word in words], int(size[1]) if size else None
+    return [_SAME.get(word, word) for word in words], sizes.pop() if len(sizes) == 1 else None
 
 
 def _model(row: Mapping[str, Any], group: Mapping[str, Any]) -> CardModel:

@@ -10,11 +10,15 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Literal
 
+from trainer.config.fit import MOST_GRAPHS
 from trainer.config.job import Job
+from trainer.dataset.cached import Cached
 from trainer.dataset.picture import Picture
+from trainer.dataset.sampling import measured_samples
 from trainer.memory.dealing import Makeup, Part, lessened, makeups, sizes_of_parts, split
+from trainer.memory.graphs import Graphs, graphs_of
 from trainer.memory.outline import Outline, Sums, in_a_row
-from trainer.memory.portions import NOT_LATER, Later, later_portions
+from trainer.memory.portions import NOT_LATER, Later, first_portion, later_portions
 from trainer.memory.subject import SourceFacts, Subject, TracePart, learns_texts
 from trainer.memory.tape import Tape, Work
 from trainer.memory.timing import loading_seconds
@@ -28,9 +32,6 @@ OtherPhase = Literal["cache_pictures", "cache_texts", "load", "quantise", "valid
 # The peak is where most pixels are; how one shape follows on another decides how memory is cut up. More shapes
 # than these cost traces and change little.
 MOST_BUCKETS = 2
-# As trainer.training.validation has it: how many pictures are measured with and without held-out ones.
-MOST_HELD_OUT = 64
-MOST_TRAINING_PICTURES = 8
 _BEFORE: tuple[OtherPhase, ...] = ("cache_pictures", "cache_texts", "load", "quantise")
 _AFTER: tuple[OtherPhase, ...] = ("validate", "preview", "checkpoint", "save")
 # Until reserved memory stops growing: each round has every shape follow on every other.
@@ -56,21 +57,29 @@ class Occasions:
     """What is encoded between epochs."""
 
 
-def occasions_of(job: Job, source: SourceFacts, pictures: Sequence[Picture]) -> Occasions:
-    """Of a frozen job on its base and pictures."""
+def occasions_of(job: Job, source: SourceFacts, pictures: Sequence[Picture], cached: Cached | None = None) -> Occasions:
+    """Of a frozen job on its base and pictures; what is ``cached`` already is not encoded."""
     steps, report = job.recipe.steps or 1, job.report
-    held_out = sum(picture.kind == "validation" for picture in pictures)
-    trained = len(pictures) - held_out
+    samples = measured_samples(pictures, job.recipe)
     prompts = report.previews.prompts
+    later = later_portions(job, pictures, () if learns_texts(job.recipe) else source.text_configs, cached)
+    encoded, told = first_portion(
+        job,
+        pictures,
+        later,
+        samples=samples,
+        texts=[text for prompt in prompts for text in (prompt.prompt, prompt.negative)],
+        cached=cached,
+    )
     return Occasions(
-        pictures=trained * (2 if job.recipe.pictures.flip else 1) + held_out,
-        texts=len({caption for picture in pictures for caption in picture.captions or ("",)}) + 2 * len(prompts),
-        measured=min(held_out, MOST_HELD_OUT) or min(trained, MOST_TRAINING_PICTURES),
+        pictures=encoded,
+        texts=told,
+        measured=len(samples),
         # Before the first step, in time, and after the last.
         validations=1 + -(-steps // (report.validation.every or steps)),
         previews=1 + -(-steps // (report.previews.every or steps)) if prompts else 0,
         batches=makeups(pictures, job.recipe),
-        later=later_portions(job, pictures, () if learns_texts(job.recipe) else source.text_configs),
+        later=later,
     )
 
 
@@ -183,8 +192,11 @@ class Course:
         """SHA-256 in hex over what is played in a whole run, and ``more`` that its outcome depends on."""
         subject, size = self.subject, self.subject.fit.micro_batch or 1
         others = [_as_traced(subject, part).key(part) for part in (*_BEFORE, *_AFTER)]
-        steps = [subject.key("steps", bucket, size) for bucket in bounding_buckets(subject)]
-        content = [others, steps, parts(subject) > 1, more]
+        steps = [subject.key("micro", bucket, size) for bucket in bounding_buckets(subject)]
+        steps.append(subject.key("optimizer"))
+        content: list[object] = [others, steps, parts(subject) > 1, more]
+        if self._records:
+            content.append(self._graph_shapes())
         return hashlib.sha256(json.dumps(content).encode("utf-8")).hexdigest()
 
     def first_step(self) -> tuple[Tape, ...]:
@@ -200,6 +212,25 @@ class Course:
         """
         order = transitions(bounding_buckets(self.subject))
         return tuple(tape for bucket in order for tape in optimizer_step(self.subject, self.steps(bucket)))
+
+    def graphs(self) -> Graphs | None:
+        """What steps that are recorded as CUDA graphs take beside plain ones; None for a job without."""
+        if not self._records:
+            return None
+        recorded = [self.steps(bucket) for bucket in bounding_buckets(self.subject)]
+        # A shape that comes late is computed plainly at first, whatever the recorded ones hold; it may be any.
+        beside = self.round() if self._graph_shapes() > 1 else ()
+        return graphs_of(recorded, beside, min(self._graph_shapes(), MOST_GRAPHS))
+
+    @property
+    def _records(self) -> bool:
+        return self.subject.fit.graphs and self.subject.fit.device != "cpu"
+
+    def _graph_shapes(self) -> int:
+        """Of how many shapes and numbers of pictures micro-batches are."""
+        most = self.subject.fit.micro_batch or 1
+        shapes = {part for makeup in self._dealt() for part in split(makeup, most)}
+        return len(shapes) or len(self.subject.buckets)
 
     def step_seconds(self, seconds: Seconds) -> dict[Size, float]:
         """Of one full optimizer step by shape."""

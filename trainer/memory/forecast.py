@@ -10,8 +10,9 @@ from itertools import cycle, islice
 from typing import NamedTuple, TypeVar
 
 from trainer.memory import timing
-from trainer.memory.allocator import Allocator, AllocatorSettings
+from trainer.memory.allocator import Allocator
 from trainer.memory.course import MOST_ROUNDS, Act, Course, Occasions, Seconds, bounding_buckets, parts, repeats
+from trainer.memory.graphs import Graphs
 from trainer.memory.grid import unet_block
 from trainer.memory.host import host_bytes
 from trainer.memory.outcomes import RULES, Hindered, Outcome, at_length, in_brief, most_reserved
@@ -57,11 +58,14 @@ class Playing:
 
     def __post_init__(self) -> None:
         """An empty card."""
-        self.allocator = Allocator(AllocatorSettings(capacity=self.capacity))
+        self.allocator = Allocator(replace(self.situation.allocator, capacity=self.capacity))
 
-    def play(self, phase: ForecastPhase, tapes: Iterable[Tape], *, release: bool = True) -> bool:
-        """Plays tapes, each followed by the release of freed memory if so; False once memory has run out."""
-        played: list[Played] = []
+    def play(self, phase: ForecastPhase, tapes: Iterable[Tape], *, release: bool = True, more: bool = False) -> bool:
+        """Plays tapes, each followed by the release of freed memory if so; False once memory has run out.
+
+        They are the phase, or with ``more`` go on with it.
+        """
+        played: list[Played] = list(self.phases[phase].played) if more else []
         for tape in tapes:
             if self.failure is not None:
                 return False
@@ -136,7 +140,9 @@ class Runs:
         """How the run goes within ``capacity`` bytes; it is played where they may make a difference."""
         key = self.key(course)
         known = self._known_outcome(key, course, brief=True)
-        if known is not None and most_reserved(known) <= capacity:
+        # A segment that expands asks for more than it then takes, where it begins in what is free.
+        expands = self.situation.allocator.expandable
+        if known is not None and not expands and most_reserved(known) <= capacity:
             return Within(None, 0.0)
         hindered = self._known_hindered(key, course, capacity)
         if hindered is None:
@@ -161,7 +167,7 @@ class Runs:
         """Under which the outcome of a run on these cards is kept."""
         overheads = self.situation.overheads
         workspaces = overheads.cublas_workspace_bytes, overheads.cudnn_workspace_share
-        return course.key(RULES, asdict(AllocatorSettings()), workspaces)
+        return course.key(RULES, asdict(self.situation.allocator), workspaces)
 
     def _known_outcome(self, key: str, course: Course, *, brief: bool) -> Outcome | None:
         known = self._outcomes.get(key)
@@ -216,7 +222,7 @@ class Runs:
     def _known(self, capacity: int | None, chapters: Chapters) -> Playing | None:
         """What was played within this limit, or without one where it would not have come near this one."""
         free, _ = self._played.get((None, chapters), (None, ()))
-        if free is not None and (capacity is None or free.allocator.peak_reserved <= capacity):
+        if free is not None and (capacity is None or free.allocator.admitted <= capacity):
             return free
         within, _ = self._played.get((capacity, chapters), (None, ()))
         return within
@@ -233,8 +239,13 @@ def _chapters(course: Course) -> Iterator[tuple[Sequence[Tape], Callable[[Playin
     """What a run is made of, in order: the tapes of each part, and how they are played."""
     before = course.before_training()
     yield _tapes(before), lambda playing: _act_all(playing, before)
-    first, later = course.first_step(), course.round()
-    yield (*first, *later), lambda playing: playing.play("first_step", first, release=False) and _train(playing, later)
+    first, later, graphs = course.first_step(), course.round(), course.graphs()
+
+    def train(playing: Playing) -> bool:
+        done = playing.play("first_step", first, release=False) and _train(playing, later)
+        return done and (graphs is None or _record(playing, graphs))
+
+    yield (*first, *later, *(graphs.tapes if graphs else ())), train
     # Apart, as fits that differ in how previews are drawn have this in common too.
     validation, *others = course.after_training()
     yield validation.tapes, lambda playing: _act_all(playing, [validation])
@@ -258,6 +269,15 @@ def _train(playing: Playing, tapes: Sequence[Tape]) -> bool:
         if playing.allocator.reserved == before:
             return True
     return True
+
+
+def _record(playing: Playing, graphs: Graphs) -> bool:
+    """Micro-batches recorded as CUDA graphs, from one pool; then any that is not recorded yet, beside all of it."""
+    playing.allocator.empty_cache()  # as torch.cuda.graph does
+    done = playing.play("train", graphs.held, release=False, more=True)
+    with playing.allocator.recording():
+        done = done and playing.play("train", graphs.recorded, release=False, more=True)
+    return done and playing.play("train", graphs.beside, release=False, more=True)
 
 
 def retry_seconds(course: Course, of_tapes: Sequence[int]) -> float:
@@ -312,6 +332,7 @@ def forecast_of(
         fits=failed_in is None,
         seconds=sum(phase.seconds for phase in phases),
         step_seconds={f"{w}x{h}": value + retrying for (w, h), value in course.step_seconds(seconds).items()},
+        exact=subject.fit.quantise != "int8_products",  # which layers multiply so is not known before the run starts
         time_factor=factor,
         flops=float(steps * _step_flops(course)),
         flops_limit=1e12 * situation.card.tflops.get(TAPE_DTYPES[subject.fit.dtype or "fp32"], 0.0),

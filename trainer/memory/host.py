@@ -7,15 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from trainer.dataset.portions import FLOAT_BYTES, latent_bytes, text_bytes
 from trainer.memory.subject import Subject
 from trainer.memory.tape import Storage, Tape
 from trainer.protocol.forecast import ForecastPhase
+from trainer.training.stages import MOST_KEPT, READERS
 
 NUMBER_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 # Files hold 16 or 32 bits a number; which ones a base has is not known here.
 STORED_BYTES = 4
 # A photograph of 24 megapixels, as it is decoded, brought to sRGB, and cut to its bucket.
 PICTURE_BYTES = 3 * 3 * 24_000_000
+# Those that wait to be written, one more that comes meanwhile, and the one being written, as tensors and as its file.
+RESULTS_WAITING = MOST_KEPT + 3
+# Pictures cut ahead by each reader, the one that is encoded, and the one before, let go only when the next is there.
+CROPS_WAITING = READERS + 2
 # Of tensors on their way to a file: their copy from the card, its bytes tensor by tensor, and those in one piece.
 COPIES_SAVED = 3
 
@@ -29,9 +35,11 @@ def host_bytes(phase: ForecastPhase, subject: Subject, tapes: Sequence[Tape], li
         case "load" | "quantise":
             return max(_staged(tapes, subject.fit.dtype), _masters(_born(tapes)))
         case "cache_pictures":
-            return _staged(tapes, subject.fit.vae_dtype) + PICTURE_BYTES
+            return _staged(tapes, subject.fit.vae_dtype) + PICTURE_BYTES + _pictures_waiting(subject)
         case "cache_texts":
-            return _staged(tapes, subject.fit.dtype)
+            widths = (int(config["hidden_size"]) for config in subject.text_configs)
+            waiting = RESULTS_WAITING * text_bytes(subject.recipe.token_chunks, widths)
+            return _staged(tapes, subject.fit.dtype) + waiting
         case "preview":
             # The UNet that waits outside is what is born again when all is drawn.
             waiting = sum(storage.bytes for storage in _born(tapes[-1:]) if storage.name is not None)
@@ -45,6 +53,13 @@ def host_bytes(phase: ForecastPhase, subject: Subject, tapes: Sequence[Tape], li
             return COPIES_SAVED * _masters(living)
         case "first_step" | "train" | "validate":
             return 0
+
+
+def _pictures_waiting(subject: Subject) -> int:
+    """What the stages of encoding hold: pictures cut and ready, in fp32 with their masks, and latents to be written."""
+    width, height = subject.buckets[0].size
+    channels = 4 if subject.masks else 3
+    return CROPS_WAITING * channels * FLOAT_BYTES * width * height + RESULTS_WAITING * latent_bytes((width, height))
 
 
 def _staged(tapes: Iterable[Tape], dtype: str | None) -> int:

@@ -13,6 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch._ops import OpOverload
 
+from trainer.memory.splicing import FLASH_BLOCK
+
 AttentionKernel = Literal["flash", "efficient", "cudnn", "math"]
 
 aten = torch.ops.aten
@@ -23,7 +25,6 @@ aten = torch.ops.aten
 _IN_PLACE_IN_BACKWARD = frozenset({aten.add.Tensor, aten.index_put.default})
 
 # Kernels read by blocks of so many queries or keys; buffers are rounded up to them.
-_FLASH_BLOCK = 128
 _FLASH_HEAD = 32
 _FLASH_WIDE = 128
 _EFFICIENT_BLOCK = 64
@@ -152,7 +153,10 @@ def gemm_4bit(
         restored = ops.dequantize_blockwise.default(absmax_8bit, absmax, absmax_code, 256, torch.float32)
         absmax = restored + absmax_offset
     weight = ops.dequantize_4bit.default(B, absmax, blocksize, quant_type, shape, A.dtype)
-    return F.linear(A, weight, bias)
+    # Spelled out, since F.linear stays one operation below autograd, whose work is not counted.
+    rows = A.reshape(-1, A.shape[-1])
+    out = torch.mm(rows, weight.t()) if bias is None else torch.addmm(bias, rows, weight.t())
+    return out.view(*A.shape[:-1], out.shape[-1])
 
 
 def safe_softmax(scores: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
@@ -197,7 +201,7 @@ def hidden_bytes(func: OpOverload, args: Sequence[Any]) -> tuple[int, ...]:
 def _flash_backward(args: Sequence[Any]) -> tuple[int, ...]:
     """dq is summed in fp32 (dq_accum), and the softmax's row sums are kept (softmax_d): flash_api.cpp, mha_bwd."""
     batch, heads, queries, width = args[1].shape
-    rows = batch * heads * _up(queries, _FLASH_BLOCK)
+    rows = batch * heads * _up(queries, FLASH_BLOCK)
     return rows * 4, rows * _up(width, _FLASH_HEAD if width <= _FLASH_WIDE else 2 * _FLASH_HEAD) * 4
 
 

@@ -16,18 +16,19 @@ from diffusers.models.unets.unet_2d_condition import UNet2DConditionModel
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from trainer.adapter.attach import attach
+from trainer.adapter.attach import Adapter, attach
 from trainer.adapter.layers import models_by_part
 from trainer.base.families import FAMILIES
 from trainer.base.family import TextEncoder
 from trainer.base.placing import Placer, place_weights
-from trainer.base.quantised import quantise_linears
+from trainer.base.quantised import choose_products, quantise_linears
 from trainer.base.source import BaseSource, empty_clip_model, empty_diffusers_model
 from trainer.base.stored import StoredTensor
 from trainer.base.text import TextConditioning
 from trainer.config.base import BaseConfig
 from trainer.config.dataset import DatasetConfig, FolderConfig
 from trainer.config.job import Job
+from trainer.dataset.portions import LATENT_SCALE
 from trainer.memory.subject import Subject
 from trainer.memory.tracer import Tracer
 from trainer.training.build import Parts, put_together
@@ -37,7 +38,6 @@ from trainer.training.segments import Segment
 from trainer.training.step import MicroBatch, StepModels
 
 META = torch.device("meta")
-LATENT_SCALE = 8
 _SOURCE = "the base"  # what an error about a config calls it
 
 Placed = TypeVar("Placed", bound=nn.Module)
@@ -48,7 +48,11 @@ def bare_unet(subject: Subject, device: torch.device = META) -> tuple[UNet2DCond
     """The UNet before its weights are placed, and what quantises each as it comes, where the fit says so."""
     unet: UNet2DConditionModel = empty_diffusers_model(UNet2DConditionModel, subject.unet_config, _SOURCE)
     kind = subject.fit.quantise
-    return unet, quantise_linears(unet, kind, dtype_of(subject), device) if kind in ("int8", "nf4") else None
+    if kind is None or kind == "none":
+        return unet, None
+    placer = quantise_linears(unet, kind, dtype_of(subject), device)
+    choose_products(unet, subject.fit.products)
+    return unet, placer
 
 
 @no_init_weights()
@@ -84,27 +88,65 @@ def dtype_of(subject: Subject) -> torch.dtype:
 
 
 def empty_engine(subject: Subject) -> Engine:
-    """The engine as a run builds it, at step 0, on models without weights; it deals no data."""
+    """The engine as a run builds it, at step 0, on models without weights; it deals no data.
+
+    The models of the latest one are taken again where they are the same, for PEFT takes longer to put its layers into
+    SDXL's than a micro-batch takes to trace: only one engine is ever in use. They cost 50 MB of main memory.
+    """
+    # An encoder's checkpointing leaves a hook behind; of int8 weights bitsandbytes moves the scales at first use.
+    key = subject.key("load", subject.fit.checkpointing if subject.trained_texts else None)
+    if key not in _latest or subject.fit.quantise in ("int8", "int8_products"):
+        _latest.clear()
+        _latest[key] = _adapted_models(subject)
+    unet, encoders, adapter = _latest[key]
+    for weight in adapter.parameters.values():
+        weight.grad = None  # left by a trace that was ended in its middle
+    return _engine_of(subject, unet, encoders, adapter, META)
+
+
+_latest: dict[str, tuple[UNet2DConditionModel, list[TextEncoder], Adapter]] = {}
+"""By what they depend on, the models of the engine that was made last."""
+
+
+def _adapted_models(subject: Subject) -> tuple[UNet2DConditionModel, list[TextEncoder], Adapter]:
     dtype = dtype_of(subject)
     unet, placer = bare_unet(subject)
     encoders = bare_text_encoders(subject) if subject.trained_texts else []
-    return engine_around(subject, place(unet, dtype, placer), [place(encoder, dtype) for encoder in encoders])
+    placed = [place(encoder, dtype) for encoder in encoders]
+    return unet, placed, _attached(subject, place(unet, dtype, placer), placed)
 
 
-@no_init_weights()
 def engine_around(
     subject: Subject, unet: UNet2DConditionModel, encoders: Sequence[TextEncoder], device: torch.device = META
 ) -> Engine:
     """The engine that trains these models."""
-    job = job_of(subject)
-    dtype = dtype_of(subject)
-    adapter = attach(
-        subject.family, unet, encoders, subject.recipe, dtype=dtype, generator=lambda _: np.random.default_rng(0)
+    return _engine_of(subject, unet, encoders, _attached(subject, unet, encoders), device)
+
+
+@no_init_weights()
+def _attached(subject: Subject, unet: UNet2DConditionModel, encoders: Sequence[TextEncoder]) -> Adapter:
+    return attach(
+        subject.family,
+        unet,
+        encoders,
+        subject.recipe,
+        dtype=dtype_of(subject),
+        generator=lambda _: np.random.default_rng(0),
     )
+
+
+def _engine_of(
+    subject: Subject,
+    unet: UNet2DConditionModel,
+    encoders: Sequence[TextEncoder],
+    adapter: Adapter,
+    device: torch.device,
+) -> Engine:
+    job = job_of(subject)
     # A subject answers what is asked of a source here; there is nothing to cache, deal or assemble.
     nothing = cast(Any, None)
     parts = Parts(cast(BaseSource, subject), cache=nothing, feed=nothing, assembler=nothing, device=device)
-    models = StepModels(subject.family, unet, tuple(encoders), subject.recipe.clip_skip, dtype)
+    models = StepModels(subject.family, unet, tuple(encoders), subject.recipe.clip_skip, dtype_of(subject))
     engine = put_together(job, parts, [Segment(0, job.recipe.steps or 1)], models, adapter)
     if device == META:
         let_begin(engine.optimizer)

@@ -26,7 +26,7 @@ Outcome = tuple[PhaseForecast, ...]
 _HINDERED = "hindered"  # follows a key, for what is kept of limits
 
 # Raised when the same tapes come to something else: the allocator's rules, what is played, what is told of it.
-RULES = 1
+RULES = 2
 
 
 @dataclass(frozen=True)

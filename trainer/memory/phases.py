@@ -23,10 +23,10 @@ from trainer.base.text import TextConditioning, encode_words
 from trainer.base.vae import posterior
 from trainer.config.optimizer import ScheduleFreeConfig
 from trainer.config.report import PromptConfig
+from trainer.dataset.portions import LATENT_SCALE
 from trainer.memory.dealing import sizes_of_parts
 from trainer.memory.kernels import AttentionKernel, as_on_cuda, attention_kernel
 from trainer.memory.models import (
-    LATENT_SCALE,
     META,
     bare_text_encoders,
     bare_unet,
@@ -167,7 +167,7 @@ def save(subject: Subject) -> tuple[Tape, ...]:
 
 
 def _quantised(subject: Subject) -> bool:
-    return subject.fit.quantise in ("int8", "nf4")
+    return subject.fit.quantise not in (None, "none")
 
 
 def _vae_dtype(subject: Subject) -> torch.dtype:

@@ -24,7 +24,7 @@ from trainer.memory.tape import Work
 from trainer.memory.traces import Traces
 from trainer.protocol.forecast import SEARCHED, Forecast, ForecastPhase, PhaseForecast
 
-Quality = Literal["exact", "int8", "nf4"]
+Quality = Literal["exact", "int8", "int8_products", "nf4"]
 
 # A "smaller" plan may take this share of what the pick does, over the whole run: it leaves room for other programs.
 SMALLER = 0.85
@@ -80,6 +80,8 @@ class Planned:
     ladder: tuple[RungConfig, ...] = ()
     complete: bool = True
     """False where time ran out before every fit had been looked at: a quicker one may exist."""
+    complete_beside: bool = True
+    """False where time ran out before all had been looked at that may stand beside the pick."""
 
 
 def plan(
@@ -90,6 +92,7 @@ def plan(
     occasions: Occasions,
     *,
     until: float | None = None,
+    until_beside: float | None = None,
     others: bool = True,
     runs: Runs | None = None,
     likely: FitConfig | None = None,
@@ -103,10 +106,10 @@ def plan(
     because the cache is given back to the driver in every step, the time of that: such a fit may still be the pick, but
     not where another that is as quick does without.
     With ``until`` (of time.monotonic) nothing is traced after that moment but what it takes to find one that fits, or
-    that none does, before the base is rounded. With ``others`` the plans beside the pick are worked out too;
-    ``on_pick`` is told the pick before that. ``likely`` is a fit that may do, such as that of a former plan: where
-    traces are missing and it fits, ``on_pick`` is told of it first, since it takes fewer of them than a search does.
-    ``runs`` are those of other questions on cards with like workspaces.
+    that none does, before the base is rounded. With ``others`` the plans beside the pick are worked out too, for which
+    nothing is traced after ``until_beside``; ``on_pick`` is told the pick before that. ``likely`` is a fit that may do,
+    such as that of a former plan: where traces are missing and it fits, ``on_pick`` is told of it first, since it takes
+    fewer of them than a search does. ``runs`` are those of other questions on cards with like workspaces.
     """
     planning = _Planning(subject, written, situation, traces, occasions, until, runs)
     traces.foresee(planning.foreseen)
@@ -125,19 +128,23 @@ def plan(
     on_pick(picked)
     if not others:
         return picked
+    planning.appraisal.until, planning.appraisal.left_out = until_beside, False
     quicker = planning.quicker(pick)
     most = int(SMALLER * min(chosen.forecast.reserved, situation.budget))
     # Caches that are filled between epochs too take what lies beside them, which is another fit's matter.
     floor = _floor(chosen.forecast, most) if not occasions.later.portions else None
     smaller = planning.smaller(pick, most) if floor is None else None
+    smallest = smaller is None and (floor is not None or not planning.appraisal.left_out)
+    quantised = planning.quantised(pick)
     return replace(
         picked,
         quicker=quicker,
         missing=max(quicker.forecast.reserved - situation.budget, 1) if quicker else 0,
         smaller=smaller,
-        smallest=smaller is None,
+        smallest=smallest,
         floor=floor,
-        quantised=planning.quantised(pick),
+        quantised=quantised,
+        complete_beside=not planning.appraisal.left_out,
     )
 
 
@@ -190,7 +197,7 @@ class _Planning:
 
         looked_at = self.qualities[:2]
         fits = [fit.changed(quantise=quantise) for quantise in looked_at for fit in (plain, saving)]
-        steps = [wish(fit, "steps", bucket, fit.micro_batch) for fit in fits[1:]]
+        steps = [wish(fit, "micro", bucket, fit.micro_batch) for fit in fits[1:]]
         last = plain.changed(quantise=looked_at[-1])
         parts: tuple[TracePart, ...] = ("load", "quantise", "validate")
         previews = [wish(fits[-1], "preview")] if self.occasions.previews else []
@@ -280,6 +287,7 @@ class _Planning:
         """Looks at a fit as closely as time allows."""
         while not self.appraisal.exact(fit):
             if self.appraisal.late_for(fit):
+                self.appraisal.left_out = True
                 return False
             self.appraisal.appraise(fit)
         return True

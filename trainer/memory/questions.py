@@ -9,6 +9,7 @@ from pathlib import Path
 from trainer import gpu
 from trainer.config.base import BaseConfig, Family, Prediction
 from trainer.config.dataset import DatasetConfig, FolderConfig
+from trainer.config.doubtful import unforeseen
 from trainer.config.fit import FitConfig
 from trainer.config.job import Job
 from trainer.config.load import load_job
@@ -16,6 +17,7 @@ from trainer.config.recipe import RecipeConfig
 from trainer.config.report import PreviewConfig, PromptConfig, ReportConfig
 from trainer.config.resolve import Machine, resolve_job
 from trainer.cores import usable_cores
+from trainer.dataset.cached import Cached
 from trainer.dataset.facts import Progress
 from trainer.dataset.findings import Finding
 from trainer.dataset.listing import read_dataset
@@ -24,11 +26,13 @@ from trainer.dataset.sampling import samples_per_epoch
 from trainer.errors import ImpastoError, JobError
 from trainer.files.architecture import NAMES, Config
 from trainer.files.configs import PARTS, bundled_configs
-from trainer.files.identify import identify_base, identify_vae
+from trainer.files.identify import BaseIdentity, identify_base, identify_vae
+from trainer.files.parts import joint_digest, known_hashes, part_files, vae_files
 from trainer.memory.cards import find_card
 from trainer.memory.course import Occasions, occasions_of
 from trainer.memory.situation import Situation, situation_ahead, situation_here
 from trainer.memory.subject import Subject, subject_ahead, subject_of_job
+from trainer.protocol.places import cache_folder
 
 # Before there are pictures and prompts: as many as a first LoRA usually has.
 PICTURES_AHEAD = 20
@@ -63,6 +67,8 @@ class _Source:
     unet_config: Config
     vae_config: Config
     text_configs: tuple[Config, ...]
+    hashes: tuple[str, str] | None = None
+    """Of its VAE's content and its encoders', where its files were read before; see trainer.dataset.cached."""
 
 
 def situation_of(card: str | None, *, deterministic: bool = False) -> Situation:
@@ -70,7 +76,7 @@ def situation_of(card: str | None, *, deterministic: bool = False) -> Situation:
 
     Raises ImpastoError when there is no such card.
     """
-    if card is not None and card.strip().lower() != "here":
+    if card is not None and not _is_here(card):
         return situation_ahead(find_card(card), deterministic=deterministic)
     found = gpu.cards()
     if not found:
@@ -83,6 +89,8 @@ def question_of_job(
 ) -> Question:
     """The job in ``path`` on a card; without its base or pictures it is answered from what is known.
 
+    On the card here a run encodes nothing anew that it finds encoded, as far as the base's files were read before.
+
     ``progress`` hears of each picture that is read; what it raises ends that.
 
     Raises ImpastoError for a job that cannot be used, or a base whose family nothing tells.
@@ -91,21 +99,29 @@ def question_of_job(
     # Whatever device the job names, the question is about this card.
     job = job.changed(fit=job.fit.changed(device=None))
     situation = situation_of(card, deterministic=bool(job.fit.deterministic))
-    remarks: list[str] = []
+    remarks = [f"{key}: {reason}." for key, reason in unforeseen(job)]
     obstacles: list[ImpastoError] = []
     source = _source_of(job.base, remarks, obstacles)
     resolved = _resolved(job, source, situation, PICTURES_AHEAD)
     pictures, findings = _pictures_of(resolved, remarks, obstacles, progress)
     if pictures:
         resolved = _resolved(job, source, situation, samples_per_epoch(pictures))
-        subject, occasions = subject_of_job(resolved, source, pictures), occasions_of(resolved, source, pictures)
+        here = card is None or _is_here(card)
+        cached = Cached(cache_folder(), resolved, source.family, *source.hashes) if here and source.hashes else None
+        subject = subject_of_job(resolved, source, pictures)
+        occasions = occasions_of(resolved, source, pictures, cached)
     else:
         subject, occasions = _ahead(resolved, source)
     return Question(job.name, subject, job.fit, situation, occasions, tuple(remarks), tuple(obstacles), findings)
 
 
-def question_ahead(family: Family, recipe: RecipeConfig | None, card: str | None, name: str = "") -> Question:
-    """A recipe on a card before there is a job: published architecture, square pictures, two prompts."""
+def question_ahead(
+    family: Family, recipe: RecipeConfig | None, card: str | None, name: str = "", fit: FitConfig | None = None
+) -> Question:
+    """A recipe on a card before there is a job: published architecture, square pictures, two prompts.
+
+    What ``fit`` states stays as it is.
+    """
     situation = situation_of(card)
     prompts = (PromptConfig(prompt="preview"),) * PROMPTS_AHEAD
     job = Job(
@@ -113,12 +129,17 @@ def question_ahead(family: Family, recipe: RecipeConfig | None, card: str | None
         base=BaseConfig(model="plan", family=family),
         dataset=DatasetConfig(folders=(FolderConfig(path="pictures"),)),
         recipe=recipe or RecipeConfig(),
+        fit=fit or FitConfig(),
         report=ReportConfig(previews=PreviewConfig(prompts=prompts)),
     )
     source = _assumed(family)
     subject, occasions = _ahead(_resolved(job, source, situation, PICTURES_AHEAD), source)
     remark = f"Assumed: {PICTURES_AHEAD} square pictures, {PROMPTS_AHEAD} prompts for previews."
-    return Question(name or NAMES[family], subject, FitConfig(), situation, occasions, (remark,))
+    return Question(name or NAMES[family], subject, job.fit, situation, occasions, (remark,))
+
+
+def _is_here(card: str) -> bool:
+    return card.strip().lower() == "here"
 
 
 def _resolved(job: Job, source: _Source, situation: Situation, showings: int) -> Job:
@@ -169,7 +190,19 @@ def _source_of(base: BaseConfig, remarks: list[str], obstacles: list[ImpastoErro
         unet_config=configs["unet"],
         vae_config=vae,
         text_configs=tuple(configs[part] for part in PARTS[identity.family] if part.startswith("text_encoder")),
+        hashes=_hashes_of(base, identity),
     )
+
+
+def _hashes_of(base: BaseConfig, identity: BaseIdentity) -> tuple[str, str] | None:
+    path, encoders = Path(base.model), [part for part in PARTS[identity.family] if part.startswith("text_encoder")]
+    try:
+        vae = vae_files(path, identity, Path(base.vae) if base.vae is not None else None)
+        texts = [part_files(path, identity, part) for part in encoders]
+        known = known_hashes([vae, *texts])
+    except (ImpastoError, OSError, KeyError):  # a model that a training would miss: it is told elsewhere
+        return None
+    return (vae.digest(known), joint_digest(texts, known)) if known else None
 
 
 def _assumed(family: Family, base: BaseConfig | None = None) -> _Source:

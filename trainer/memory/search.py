@@ -19,7 +19,7 @@ class Preference(NamedTuple):
     """How much a candidate is wanted: the smaller the better, the first difference decides."""
 
     quality: int
-    """0 unquantised, 1 int8, 2 nf4."""
+    """How much the base is rounded: 0 not at all; the more, the fewer bits."""
     time: int
     """Seconds of all training steps, on a scale of one per cent."""
     changes: int

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import platform
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from trainer import gpu
 from trainer.memory.calibration import Correction, corrections
 from trainer.memory.cards import CardModel, model_of
+from trainer.memory.conf import AllocatorSettings, settings_here
 from trainer.memory.overheads import Overheads, overheads_for
 from trainer.memory.tape import Storage
 from trainer.memory.timing import rate_of
@@ -26,6 +27,8 @@ class Situation:
     rate: Rate
     uses: tuple[gpu.Use, ...] = ()
     """Who else holds memory of it."""
+    allocator: AllocatorSettings = field(default_factory=AllocatorSettings)
+    """How PyTorch's allocator is set there, but for its limit."""
 
     @property
     def outside(self) -> int:
@@ -42,6 +45,18 @@ class Situation:
     def budget(self) -> int:
         """Bytes that the allocator may take."""
         return max(self.free_bytes - self.outside - self.margin, 0)
+
+    def to_free(self, missing: int) -> int:
+        """Bytes that have to become free here for the budget to grow by ``missing``, since the margin grows too."""
+        wanted = self.budget + missing
+        low, high = missing, 2 * (self.outside + wanted) + self.margin
+        while low < high:
+            middle = (low + high) // 2
+            if replace(self, free_bytes=self.free_bytes + middle).budget < wanted:
+                low = middle + 1
+            else:
+                high = middle
+        return low
 
     def workspace_bytes(self, storage: Storage) -> int:
         """How large a library's workspace is here: cuBLAS' as stated, cuDNN's as a share of what it works on."""
@@ -61,7 +76,8 @@ def situation_here(card: gpu.Card, *, rate: Rate | None = None, deterministic: b
     """A card of this machine as it is now; ``rate`` is what was measured on it, if anything was."""
     model, system = model_of(card), platform.system()
     overheads = overheads_for(model, system, deterministic=deterministic)
-    return _situation(model, card.free_bytes, overheads, system, rate, card.uses)
+    situation = _situation(model, card.free_bytes, overheads, system, rate, card.uses)
+    return replace(situation, allocator=settings_here(system=system))
 
 
 def situation_on_cpu(rate: Rate) -> Situation:

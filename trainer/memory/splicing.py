@@ -1,13 +1,27 @@
-"""Tapes joined into one, and carried over to other sizes of micro-batch. Needs no torch."""
+"""Tapes joined into one, and carried over to other micro-batches, ranks and shapes. Needs no torch."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
 from trainer.memory.tape import Storage, Tape, Work
+
+Size = tuple[int, int]
+# The number that follows from two, each with what it is of.
+Straight = Callable[[int, int], int | None]
+BytesOf = Callable[[Storage, int, int], int | None]
+FlopsOf = Callable[[Work, int, int], int | None]
+
+# Flash attention takes so many places at a time (flash_api.cpp).
+FLASH_BLOCK = 128
+# A place of a UNet's latents is a square of 8 pixels.
+PIXELS_A_PLACE = 64
+# So often at most, plus one, a UNet halves its sides, where published ones attend.
+DEPTHS = 4
 
 
 def joined(name: str, tapes: Iterable[Tape]) -> Tape:
@@ -38,30 +52,72 @@ def joined(name: str, tapes: Iterable[Tape]) -> Tape:
 
 
 def scaled(one: Tape, other: Tape, sizes: tuple[int, int], size: int) -> Tape | None:
-    """The tape for micro-batches of ``size`` from those of two other ``sizes``; None where it does not follow.
+    """The tape for micro-batches of ``size``, or a LoRA of that rank, from those of two other ``sizes``.
 
     It follows exactly where both have the same events: then every storage and every operation has bytes and flops
-    a + b * size. Micro-batches of one picture are no good for this: PyTorch spares itself copies there.
+    a + b * size. None where it does not follow. Micro-batches of one picture are no good for this: PyTorch spares
+    itself copies there. Nor are ranks for optimizers, whose states and sums come in blocks.
     """
+    straight = partial(_between, sizes, size)
+    return _grown(one, other, straight, lambda _, a, b: straight(a, b), lambda _, a, b: straight(a, b))
+
+
+def reshaped(one: Tape, other: Tape, shapes: tuple[Size, Size], shape: Size) -> Tape | None:
+    """The tape of micro-batches of ``shape`` from those of two other ``shapes`` (width, height), as for ``scaled``.
+
+    Bytes and flops are a + b * pixels, but for two things of attention by flash: what it takes in backward is padded to
+    whole blocks of places, and the flops of a picture's places with each other are b * pixels**2. No shape follows but
+    those whose sides the UNet halves without a rest.
+    """
+    pixels = (shapes[0][0] * shapes[0][1], shapes[1][0] * shapes[1][1])
+    now = shape[0] * shape[1]
+    straight = partial(_between, pixels, now)
+
+    def bytes_of(storage: Storage, first: int, second: int) -> int | None:
+        if storage.kind == "temporary" and storage.stage == "backward":
+            for depth in range(DEPTHS):
+                before, after = (_padded(count, depth) for count in pixels)
+                told = after != before and after * pixels[0] != before * pixels[1]  # from what is not padded
+                if told and first * after == second * before:
+                    return first * _padded(now, depth) // before
+        return straight(first, second)
+
+    def flops_of(work: Work, first: int, second: int) -> int | None:
+        if work.kind == "attention" and first * pixels[1] ** 2 == second * pixels[0] ** 2:
+            return first * now**2 // pixels[0] ** 2
+        return straight(first, second)
+
+    return _grown(one, other, straight, bytes_of, flops_of)
+
+
+def _grown(one: Tape, other: Tape, straight: Straight, bytes_of: BytesOf, flops_of: FlopsOf) -> Tape | None:
+    """A tape with the events of two, whose numbers follow from theirs; None where one of them does not."""
     if not _alike(one, other):
         return None
-    share = (size - sizes[0]) / (sizes[1] - sizes[0])
+    storages: list[Storage] = []
+    for a, b in zip(one.storages, other.storages, strict=True):
+        size = a.bytes if a.bytes == b.bytes else bytes_of(a, a.bytes, b.bytes)
+        if size is None:
+            return None
+        storages.append(a if size == a.bytes else Storage(size, a.kind, a.module, a.stage, a.name))
+    work: list[Work] = []
+    for c, d in zip(one.work, other.work, strict=True):
+        flops, moved = flops_of(c, c.flops, d.flops), straight(c.bytes, d.bytes)
+        if flops is None or moved is None:
+            return None
+        work.append(replace(c, flops=flops, bytes=moved))
+    return Tape(one.name, tuple(storages), one.events, tuple(work))
 
-    def between(first: int, second: int) -> int:
-        return first + round((second - first) * share)
 
-    return Tape(
-        name=one.name,
-        storages=tuple(
-            Storage(between(a.bytes, b.bytes), a.kind, a.module, a.stage, a.name) if a.bytes != b.bytes else a
-            for a, b in zip(one.storages, other.storages, strict=True)
-        ),
-        events=one.events,
-        work=tuple(
-            replace(a, flops=between(a.flops, b.flops), bytes=between(a.bytes, b.bytes))
-            for a, b in zip(one.work, other.work, strict=True)
-        ),
-    )
+def _between(sizes: tuple[int, int], size: int, first: int, second: int) -> int | None:
+    """On the straight line through both; None where that is no whole number, so that no such line is meant."""
+    found, rest = divmod((second - first) * (size - sizes[0]), sizes[1] - sizes[0])
+    return None if rest else first + found
+
+
+def _padded(pixels: int, depth: int) -> int:
+    """Places that attention takes at a depth of the UNet, in whole blocks."""
+    return -(-pixels // (PIXELS_A_PLACE << 2 * depth) // FLASH_BLOCK) * FLASH_BLOCK
 
 
 def _alike(one: Tape, other: Tape) -> bool:

@@ -24,29 +24,24 @@ Size = tuple[int, int]
 
 # bitsandbytes pages states from this many numbers on: they lie in memory that the allocator does not know.
 PAGED_FROM = 1e5
+# A bucket that every base can halve as often as it does.
+SMALLEST: Size = (64, 64)
 
 
 @dataclass(frozen=True, slots=True)
-class StepTapes:
-    """A training as tapes that follow one another by the names of what they leave.
-
-    In their order: ``weights``, then for each optimizer step ``micro_first``, any number of ``micro_more``, and
-    ``optimizer_first`` in the run's first step or ``optimizer`` in a later one. Micro-batches may change buckets.
-    """
+class MicroTapes:
+    """Micro-batches as tapes that follow one another by the names of what they leave: ``first``, then any ``more``."""
 
     weights: Tape
-    """Base, adapter and masters, as they are placed."""
-    micro_first: Mapping[Size, Tape]
-    """The first micro-batch of an optimizer step, in which the masters' gradients are born."""
-    micro_more: Mapping[Size, Tape]
-    """Any further one."""
-    optimizer_first: Tape
-    """The first optimizer step of a run, in which its state appears."""
-    optimizer: Tape
+    """Base, adapter and masters, as they are placed, before any of them."""
+    first: Mapping[Size, Tape]
+    """The first micro-batch of an optimizer step by its bucket, in which the masters' gradients are born."""
+    more: Mapping[Size, Tape]
+    """Any further one, in the same bucket or another."""
 
 
-def trace_steps(subject: Subject, buckets: Sequence[Size], pictures: int) -> StepTapes:
-    """Traces training on micro-batches of ``pictures`` in each of ``buckets`` (width, height), on meta tensors."""
+def trace_micro(subject: Subject, buckets: Sequence[Size], pictures: int) -> MicroTapes:
+    """Traces micro-batches of ``pictures`` in each of ``buckets`` (width, height), on meta tensors."""
     engine = empty_engine(subject)
     with recording(attention_kernel(subject.fit.attention, dtype_of(subject))) as tracer:
         work = _Training(subject, engine, tracer)
@@ -54,17 +49,28 @@ def trace_steps(subject: Subject, buckets: Sequence[Size], pictures: int) -> Ste
         begin = work.begin_step()
         steps = {bucket: work.micro_step(bucket, pictures) for bucket in buckets}
         first, more = work.accumulate("accumulate_first"), work.accumulate("accumulate_more")
-        optimizer_first = work.optimizer_step("optimizer_first")
+    return MicroTapes(
+        weights=weights,
+        first={bucket: joined("micro_first", (begin, step, first)) for bucket, step in steps.items()},
+        more={bucket: joined("micro_more", (step, more)) for bucket, step in steps.items()},
+    )
+
+
+def trace_optimizer(subject: Subject) -> tuple[Tape, Tape]:
+    """Traces the first optimizer step of a run, in which its state appears, and any later one.
+
+    They follow on micro-batches of any size; one of the smallest tells which weights get gradients.
+    """
+    engine = empty_engine(subject)
+    with recording(attention_kernel(subject.fit.attention, dtype_of(subject))) as tracer:
+        work = _Training(subject, engine, tracer)
+        work.begin_step()
+        work.micro_step(SMALLEST, 1)
+        work.accumulate("")
+        first = work.optimizer_step("optimizer_first")
         work.begin_step()
         work.accumulate("")
-        optimizer = work.optimizer_step("optimizer")
-    return StepTapes(
-        weights=weights,
-        micro_first={bucket: joined("micro_first", (begin, step, first)) for bucket, step in steps.items()},
-        micro_more={bucket: joined("micro_more", (step, more)) for bucket, step in steps.items()},
-        optimizer_first=optimizer_first,
-        optimizer=optimizer,
-    )
+        return first, work.optimizer_step("optimizer")
 
 
 class _Place(NamedTuple):

@@ -20,6 +20,7 @@ T = TypeVar("T")
 
 MOST_BYTES = 256 * 2**20  # some thousand entries
 SUFFIX = ".npz"
+OF_OTHERS = "others"
 MOST_OUTCOME_BYTES = 16 * 2**20  # some thousand, too
 OUTCOME_SUFFIX = ".zip"
 SHIPPED_OUTCOMES = "outcomes.zip"
@@ -34,7 +35,10 @@ class TapeStore:
     """Entries of a few tapes each, by key."""
 
     def __init__(self, folder: Path, shipped: Path | None = None, most_bytes: int = MOST_BYTES) -> None:
-        """``shipped`` holds archives, which come before what is in ``folder`` and are never changed."""
+        """``shipped`` holds archives, which come before what is in ``folder`` and are never changed.
+
+        Those in its folder "others" come last: they are seldom asked for, and to look into many takes time.
+        """
         self.folder = folder
         self.shipped = shipped
         self.most_bytes = most_bytes
@@ -47,13 +51,11 @@ class TapeStore:
 
     def load(self, key: str) -> tuple[Tape, ...] | None:
         """The tapes under ``key``; None when there are none or the entry is damaged (which removes it)."""
-        shipped = self._shipped(key, Archive.read)
-        return self._found(key, read) if shipped is None else shipped
+        return self._found(key, Archive.read, read)
 
     def outlines(self, key: str) -> tuple[Outline, ...] | None:
         """What the tapes under ``key`` add up to, in a tenth of the time; None as for ``load``."""
-        shipped = self._shipped(key, Archive.read_outlines)
-        return self._found(key, read_outlines) if shipped is None else shipped
+        return self._found(key, Archive.read_outlines, read_outlines)
 
     def save(self, key: str, tapes: Sequence[Tape]) -> None:
         """Keeps ``tapes`` under ``key``, atomically; raises OSError when the disk refuses."""
@@ -63,13 +65,21 @@ class TapeStore:
 
     @cached_property
     def _archives(self) -> list[Archive]:
-        return [] if self.shipped is None else [Archive(path) for path in sorted(self.shipped.glob(f"*{SUFFIX}"))]
+        return _archives_in(self.shipped)
 
-    def _shipped(self, key: str, reader: Callable[[Archive, str], T | None]) -> T | None:
-        """What ships under ``key``; None where nothing does that can be read."""
-        return next((reader(archive, key) for archive in self._archives if key in archive), None)
+    @cached_property
+    def _archives_of_others(self) -> list[Archive]:
+        return _archives_in(self.shipped and self.shipped / OF_OTHERS)
 
-    def _found(self, key: str, reader: Callable[[Path], T | None]) -> T | None:
+    def _found(
+        self, key: str, look: Callable[[Archive, str], T | None], reader: Callable[[Path], T | None]
+    ) -> T | None:
+        found = _in_any(self._archives, key, look)
+        if found is None:
+            found = self._own(key, reader)
+        return _in_any(self._archives_of_others, key, look) if found is None else found
+
+    def _own(self, key: str, reader: Callable[[Path], T | None]) -> T | None:
         path = self.folder / f"{key}{SUFFIX}"
         if not path.is_file():  # and is not removed either: another process may be just about to put it there
             return None
@@ -80,6 +90,15 @@ class TapeStore:
             with suppress(OSError):  # a folder that may not be written is still read
                 path.unlink(missing_ok=True)
         return found
+
+
+def _archives_in(folder: Path | None) -> list[Archive]:
+    return [] if folder is None else [Archive(path) for path in sorted(folder.glob(f"*{SUFFIX}"))]
+
+
+def _in_any(archives: Sequence[Archive], key: str, look: Callable[[Archive, str], T | None]) -> T | None:
+    """What ships under ``key``; None where nothing does that can be read."""
+    return next((look(archive, key) for archive in archives if key in archive), None)
 
 
 class OutcomeStore:

@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import version
 from typing import Literal, Protocol
@@ -15,6 +15,7 @@ from trainer import __version__
 from trainer.config.base import Family, Prediction
 from trainer.config.fit import FitConfig
 from trainer.config.job import Job
+from trainer.config.optimizer import ScheduleFreeConfig
 from trainer.config.recipe import RecipeConfig
 from trainer.config.report import PromptConfig
 from trainer.dataset.picture import Picture
@@ -23,8 +24,9 @@ from trainer.files.architecture import Config
 from trainer.files.configs import PARTS, bundled_configs
 
 TracePart = Literal[
-    "steps", "load", "quantise", "cache_pictures", "cache_texts", "validate", "preview", "checkpoint", "save"
-]
+    "micro", "optimizer", "load", "quantise", "cache_pictures", "cache_texts", "validate", "preview", "checkpoint",
+    "save",
+]  # fmt: skip
 
 # Raised when tapes of one version of the program would come out otherwise: those on disk are then made anew.
 FORM = 4
@@ -44,26 +46,28 @@ OPEN_FIT = FitConfig(
 
 _STEP_FACTS = ("unet", "live_texts", "text_form", "adapter", "precision", "checkpointing", "masks", "objective")
 _FACTS: dict[TracePart, tuple[str, ...]] = {
-    "steps": (*_STEP_FACTS, "optimizer"),
+    "micro": _STEP_FACTS,
+    # Of the base only in what it computes: neither its bits nor what a micro-batch is reach what the optimizer does.
+    "optimizer": ("unet", "live_texts", "text_form", "adapter", "dtype", "clipped", "optimizer"),
     "load": ("unet", "live_texts", "adapter", "precision"),
     "quantise": ("unet", "live_texts", "adapter", "precision"),
     "cache_pictures": ("vae", "vae_dtype", "buckets", "validation"),
     "cache_texts": ("texts", "live_texts", "text_form", "precision"),
-    "validate": (*_STEP_FACTS, "optimizer", "buckets", "micro_batch", "validation"),
+    "validate": (*_STEP_FACTS, "averaged", "buckets", "micro_batch", "validation"),
     "preview": (
         "unet",
         "vae",
         "texts",
         "text_form",
         "adapter",
-        "optimizer",
+        "averaged",
         "precision",
         "vae_dtype",
         "decoding",
         "previews",
     ),
-    "checkpoint": ("unet", "live_texts", "adapter", "precision", "optimizer"),
-    "save": ("unet", "live_texts", "adapter", "precision", "optimizer"),
+    "checkpoint": (),
+    "save": ("unet", "live_texts", "adapter", "precision", "averaged"),
 }
 
 
@@ -111,6 +115,23 @@ class Subject:
         """Whether text encoders are trained, so that all of them stay on the card."""
         return learns_texts(self.recipe)
 
+    @property
+    def has_published_unet(self) -> bool:
+        """Whether the UNet is built as its family's first one, whatever its weights."""
+        return _plain(self.unet_config) == _plain(bundled_configs(self.family)["unet"])
+
+    @property
+    def has_one_rank(self) -> bool:
+        """Whether all of the LoRA has the rank that the recipe states first."""
+        recipe = self.recipe
+        return {recipe.conv_rank, recipe.text_encoder.rank, recipe.text_encoder_2.rank} == {recipe.rank}
+
+    def at_rank(self, rank: int) -> Subject:
+        """The same with all of the LoRA at ``rank``."""
+        recipe = self.recipe
+        encoders = {name: getattr(recipe, name).changed(rank=rank) for name in ("text_encoder", "text_encoder_2")}
+        return replace(self, recipe=recipe.changed(rank=rank, conv_rank=rank, **encoders))
+
     def key(self, part: TracePart, *more: object) -> str:
         """SHA-256 in hex over what the tapes of ``part`` depend on: under it they are kept.
 
@@ -133,16 +154,21 @@ class Subject:
             "text_form": (recipe.token_chunks, recipe.clip_skip),
             "adapter": self._adapter_facts(),
             # Flash is what "auto" takes; see trainer.memory.kernels.attention_kernel.
-            "precision": (fit.dtype, fit.quantise, "auto" if fit.attention == "flash" else fit.attention),
+            "precision": (
+                *(fit.dtype, fit.quantise, "auto" if fit.attention == "flash" else fit.attention),
+                *(product.model_dump() for product in fit.products),
+            ),
             "checkpointing": fit.checkpointing,
             "masks": self.masks,
             "objective": (
                 _present(objective.model_dump(mode="json", include={"loss", "min_snr_gamma", "debiased"})),
                 objective.input_perturbation > 0,
                 self.prediction,
-                recipe.clip_gradient > 0,
             ),
+            "dtype": fit.dtype,
+            "clipped": recipe.clip_gradient > 0,
             "optimizer": _present(recipe.optimizer.model_dump(mode="json")),
+            "averaged": isinstance(recipe.optimizer, ScheduleFreeConfig),
             "vae_dtype": fit.vae_dtype,
             "decoding": (fit.vae_tiling, fit.preview_offload),
             "previews": (prompts, self.zero_terminal_snr, self.prediction),

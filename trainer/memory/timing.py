@@ -58,7 +58,11 @@ def _dense_rates(card: CardModel, kind: str) -> dict[str, float]:
     half = card.tflops["float16"]
     # Without units for it bf16 is widened; 8- and 4-bit weights are multiplied in a 16-bit format.
     brain = card.tflops.get("bfloat16", card.tflops["float32"])
-    return {"float32": single, "float16": half, "bfloat16": brain, "uint8": half, "int8": half}
+    # Products of int8 come out in int32. Matrix units since Turing's multiply them at least twice as fast; a card
+    # without such units makes none, and runs on it restore the weights.
+    units = card.capability >= (7, 5) and half > card.tflops["float32"]
+    whole = 2 * half if units else half
+    return {"float32": single, "float16": half, "bfloat16": brain, "uint8": half, "int8": half, "int32": whole}
 
 
 def _operation_seconds(work: Work, rate: Rate) -> float:

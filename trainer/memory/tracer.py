@@ -33,7 +33,7 @@ aten = torch.ops.aten
 # depends on the card: this is the size on consumer cards, which a replay replaces.
 CUBLAS_WORKSPACE = 8_519_680
 
-_GEMMS = {aten.mm, aten.addmm, aten.bmm, aten.baddbmm}
+_GEMMS = {aten.mm, aten.addmm, aten.bmm, aten.baddbmm, aten._int_mm}
 _CONVOLUTIONS = {aten.convolution, aten.convolution_backward}
 # These return the memory they were given without saying so.
 _UNDECLARED_VIEWS = {aten._unsafe_view.default}

@@ -5,14 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 from trainer.base.imports import quick_imports
 from trainer.cores import usable_cores
 from trainer.memory.aside import TracerAside, Wish
+from trainer.memory.following import PICTURES, Rule, rules
 from trainer.memory.outline import Outline, outline_of
-from trainer.memory.splicing import scaled
 from trainer.memory.store import TapeStore
 from trainer.memory.subject import Subject, TracePart
 from trainer.memory.tape import Tape
@@ -20,12 +20,10 @@ from trainer.memory.tape import Tape
 Size = tuple[int, int]
 T = TypeVar("T", Tape, Outline)
 
-# Larger micro-batches follow from these two; one of a single picture spares itself copies and follows from none.
-SCALED_FROM = (2, 3)
 # A base of which one trace takes so many seconds of the processor (SDXL's on slow cores) is worth a process beside this
 # one, which takes twice that to start.
 LONG = 2.5
-# Up to here one trace costs less than two, unless both are known.
+# Up to here one trace costs less than the two that larger micro-batches follow from.
 LARGEST_TRACED = 4
 
 
@@ -83,58 +81,77 @@ class Traces:
 
     def fulfil(self, wish: Wish) -> None:
         """Have these tapes on the disk."""
-        if wish.part == "steps":
-            self.steps(wish.subject, *wish.more)
-        else:
-            self.phase(wish.subject, wish.part)
+        self._tapes_of(wish)
 
     def steps(self, subject: Subject, bucket: Size, pictures: int) -> Steps[Tape]:
         """Training on micro-batches of ``pictures`` in ``bucket``."""
-        key = subject.key("steps", bucket, pictures)
-        tapes = self._read(key) or self._scaled(subject, bucket, pictures)
-        return Steps(*(tapes or self._trace(key, lambda: _trace_steps(subject, bucket, pictures))))
+        micro = self._tapes_of(Wish(subject, "micro", (bucket, pictures)))
+        return Steps(*micro, *self.phase(subject, "optimizer"))
 
     def step_outlines(self, subject: Subject, bucket: Size, pictures: int) -> Steps[Outline]:
         """What the tapes of ``steps`` add up to."""
-        key = subject.key("steps", bucket, pictures)
-        found = self._read_outlines(key)
-        if found is None:
-            found = self._outlined(key, _in_order(self.steps(subject, bucket, pictures)))
-        return Steps(*found)
+        micro = self._outlines_of(Wish(subject, "micro", (bucket, pictures)))
+        return Steps(*micro, *self.phase_outlines(subject, "optimizer"))
 
     def phase(self, subject: Subject, part: TracePart) -> tuple[Tape, ...]:
-        """A phase other than training."""
-        key = subject.key(part)
-        found = self._read(key)
-        return self._trace(key, lambda: _trace_phase(subject, part)) if found is None else found
+        """A phase other than training, or of training what the optimizer does."""
+        return self._tapes_of(Wish(subject, part))
 
     def phase_outlines(self, subject: Subject, part: TracePart) -> tuple[Outline, ...]:
         """What the tapes of ``phase`` add up to."""
-        key = subject.key(part)
-        found = self._read_outlines(key)
-        return self._outlined(key, self.phase(subject, part)) if found is None else found
+        return self._outlines_of(Wish(subject, part))
 
     def has_steps(self, subject: Subject, bucket: Size, pictures: int) -> bool:
-        """Whether the tapes of these micro-batches need not be traced."""
-        if self._read_outlines(subject.key("steps", bucket, pictures)) is not None:
-            return True
-        return pictures > max(SCALED_FROM) and self._has_both(subject, bucket)
+        """Whether the tapes of these micro-batches need not be traced, nor those of the optimizer."""
+        return self.has(Wish(subject, "micro", (bucket, pictures))) and self.has_phase(subject, "optimizer")
 
     def has_phase(self, subject: Subject, part: TracePart) -> bool:
         """Whether the tapes of this phase need not be traced."""
-        return self._read_outlines(subject.key(part)) is not None
+        return self.has(Wish(subject, part))
 
-    def _scaled(self, subject: Subject, bucket: Size, pictures: int) -> tuple[Tape, ...] | None:
-        """The tapes of a large micro-batch from those of two small ones; None where they do not follow exactly."""
-        if pictures <= max(SCALED_FROM) or (pictures <= LARGEST_TRACED and not self._has_both(subject, bucket)):
+    def has(self, wish: Wish) -> bool:
+        """Whether these tapes need not be traced."""
+        if self._read_outlines(wish.key) is not None:
+            return True
+        return any(all(map(self.has, rule.sources)) for rule in rules(wish))
+
+    def _outlines_of(self, wish: Wish) -> tuple[Outline, ...]:
+        found = self._read_outlines(wish.key)
+        return self._outlined(wish.key, self._tapes_of(wish)) if found is None else found
+
+    def _here_or_following(self, wish: Wish) -> tuple[Tape, ...] | None:
+        """None where nothing is known; a phase that a fit does not have is no tape at all."""
+        here = self._read(wish.key)
+        return self._following(wish) if here is None else here
+
+    def _tapes_of(self, wish: Wish) -> tuple[Tape, ...]:
+        """What is here or follows from that, else what is traced: of many pictures, two micro-batches of few."""
+        if (here := self._read(wish.key)) is not None:
+            return here
+        found = self._following(wish)
+        if found is None and wish.part == "micro" and wish.more[1] > LARGEST_TRACED:
+            for pictures in PICTURES:
+                self._tapes_of(replace(wish, more=(wish.more[0], pictures)))
+            found = self._following(wish)
+        if found is None:
+            return self._trace(wish)
+        self._save(wish.key, found)
+        return found
+
+    def _following(self, wish: Wish) -> tuple[Tape, ...] | None:
+        """The tapes, if they follow exactly from others that are here or follow themselves."""
+        for rule in rules(wish):
+            if all(map(self.has, rule.sources)) and (found := self._by(rule)) is not None:
+                return self._keep(wish.key, found)
+        return None
+
+    def _by(self, rule: Rule) -> tuple[Tape, ...] | None:
+        one, other = map(self._here_or_following, rule.sources)
+        if one is None or other is None:
             return None
-        one, other = (self.steps(subject, bucket, size) for size in SCALED_FROM)
-        tapes = [scaled(a, b, SCALED_FROM, pictures) for a, b in zip(_in_order(one), _in_order(other), strict=True)]
+        tapes = [rule.derive(a, b) for a, b in zip(one, other, strict=True)]
         whole = tuple(tape for tape in tapes if tape is not None)
-        return self._keep(subject.key("steps", bucket, pictures), whole) if len(whole) == len(tapes) else None
-
-    def _has_both(self, subject: Subject, bucket: Size) -> bool:
-        return all(self._read_outlines(subject.key("steps", bucket, size)) is not None for size in SCALED_FROM)
+        return whole if len(whole) == len(tapes) else None
 
     def _read(self, key: str) -> tuple[Tape, ...] | None:
         if key not in self._tapes and (tapes := self.store.load(key)) is not None:
@@ -154,7 +171,8 @@ class Traces:
             self._outlines[key] = tuple(map(outline_of, tapes))
         return self._outlines[key]
 
-    def _trace(self, key: str, trace: Callable[[], tuple[Tape, ...]]) -> tuple[Tape, ...]:
+    def _trace(self, wish: Wish) -> tuple[Tape, ...]:
+        key = wish.key
         self.before_tracing()
         with quick_imports():  # seconds of their own, the first time
             from trainer.memory import phases, steps  # noqa: F401
@@ -165,7 +183,8 @@ class Traces:
             if (found := self._read(key)) is not None:
                 return found
         began = time.process_time()
-        tapes = self._keep(key, trace())
+        tapes = self._keep(key, _traced(wish))
+        self._save(key, tapes)
         if time.process_time() - began > LONG:
             self._look_ahead()
         return tapes
@@ -176,36 +195,28 @@ class Traces:
         if self.aside is None or usable_cores() < 2:
             return
         for wish in wishes:
-            if self._read_outlines(wish.key) is None:
+            if not self.has(wish):
                 self.aside.ask(wish)
 
     def _keep(self, key: str, tapes: Sequence[Tape]) -> tuple[Tape, ...]:
         self._tapes[key] = kept = tuple(tapes)
         self._outlines[key] = tuple(map(outline_of, kept))
         self.used.add(key)
-        with suppress(OSError):  # a full disk costs the next forecast some seconds, not this one its answer
-            self.store.save(key, kept)
         return kept
 
-
-def _in_order(steps: Steps[Tape]) -> tuple[Tape, ...]:
-    return steps.weights, steps.micro_first, steps.micro_more, steps.optimizer_first, steps.optimizer
-
-
-def _trace_steps(subject: Subject, bucket: Size, pictures: int) -> tuple[Tape, ...]:
-    from trainer.memory.steps import trace_steps
-
-    traced = trace_steps(subject, [bucket], pictures)
-    return (
-        traced.weights,
-        traced.micro_first[bucket],
-        traced.micro_more[bucket],
-        traced.optimizer_first,
-        traced.optimizer,
-    )
+    def _save(self, key: str, tapes: Sequence[Tape]) -> None:
+        with suppress(OSError):  # a full disk costs the next forecast some seconds, not this one its answer
+            self.store.save(key, tapes)
 
 
-def _trace_phase(subject: Subject, part: TracePart) -> tuple[Tape, ...]:
+def _traced(wish: Wish) -> tuple[Tape, ...]:
     from trainer.memory import phases
+    from trainer.memory.steps import trace_micro, trace_optimizer
 
-    return tuple(getattr(phases, part)(subject))
+    if wish.part == "optimizer":
+        return trace_optimizer(wish.subject)
+    if wish.part != "micro":
+        return tuple(getattr(phases, wish.part)(wish.subject))
+    bucket, pictures = wish.more
+    traced = trace_micro(wish.subject, [bucket], pictures)
+    return traced.weights, traced.first[bucket], traced.more[bucket]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -41,6 +42,28 @@ def let_go(process: subprocess.Popen[bytes]) -> None:
     """Wait no more for a process: without this Python warns when the object goes while the process lives."""
     if process.poll() is None:
         process.returncode = 0
+
+
+def speak_into(log: Path, before: Path) -> None:
+    """Lead what this process prints from now on to the end of `log`, and move there what it has printed so far.
+
+    `before` is the file that its output went into; where that is another, nothing happens. What libraries and the
+    system print by themselves comes along: the last words of a process that dies are in the log. Raises OSError where
+    the disk does not take all that was printed, which then stays where it was.
+    """
+    with long_path(before).open("r+b") as former, long_path(log).open("ab", buffering=0) as out:
+        if not os.path.samestat(os.fstat(1), os.fstat(former.fileno())):
+            return
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        end = out.seek(0, os.SEEK_END)
+        printed = former.read()
+        if out.write(printed) < len(printed):  # a disk that fills up takes a part, and says so only at the next write
+            out.truncate(end)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        former.truncate(0)
+        for number in (1, 2):
+            os.dup2(out.fileno(), number)
 
 
 def last_words(log: Path, since: int = 0, lines: int = 12) -> str:

@@ -340,7 +340,8 @@ class EventWriter:
         The line reaches the system at once, so that a kill loses nothing; a power cut may lose the last seconds.
         """
         stamped = dataclasses.replace(event, time=time.time(), attempt=self._attempt)
-        line = memoryview((to_line(stamped) + "\n").encode("utf-8"))
+        # A sentence may name a file whose name is no Unicode; a "?" there, as on a terminal, every reader can take.
+        line = memoryview((to_line(stamped) + "\n").encode("utf-8", errors="replace"))
         end = self._file.seek(0, os.SEEK_END)
         try:
             while line:
@@ -384,7 +385,13 @@ def from_line(line: str) -> Event:
 
 
 def read_events(path: Path, offset: int = 0, limit: int | None = None) -> tuple[list[Event], int]:
-    """Return the events from byte `offset` on and the offset to go on from; an unfinished line is left for then.
+    """Return the events from byte `offset` on and the offset to go on from, as `read_lines` does of lines."""
+    lines, end = read_lines(path, offset, limit)
+    return [from_line(line) for line in lines], end
+
+
+def read_lines(path: Path, offset: int = 0, limit: int | None = None) -> tuple[list[str], int]:
+    """Return the lines from byte `offset` on and the offset to go on from; an unfinished one is left for then.
 
     A file that is missing is empty; one shorter than `offset` was replaced and is read from its start. With `limit`,
     about so many bytes are read, at least one line: whoever shows a long run takes it in parts.
@@ -400,8 +407,7 @@ def read_events(path: Path, offset: int = 0, limit: int | None = None) -> tuple[
     except FileNotFoundError:
         return [], 0
     whole = data[: data.rfind(b"\n") + 1]
-    lines = whole.decode("utf-8", errors="replace").split("\n")[:-1]
-    return [from_line(line) for line in lines], start + len(whole)
+    return whole.decode("utf-8", errors="replace").split("\n")[:-1], start + len(whole)
 
 
 def cut_torn_line(path: Path) -> None:

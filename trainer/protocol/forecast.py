@@ -12,7 +12,7 @@ from trainer.protocol import atomic
 
 SEARCHED = ("quantise", "checkpointing", "micro_batch", "vae_tiling", "preview_offload")
 """The keys of a fit that the planner searches, where the job leaves them open."""
-ROUNDING: Mapping[str, str] = {"int8": "0.8 %", "nf4": "9 %"}
+ROUNDING: Mapping[str, str] = {"int8": "0.8 %", "int8_products": "0.8 %", "nf4": "9 %"}
 """By how much a weight of a quantised base differs on average from what it was: measured on normally distributed
 weights with bitsandbytes 0.50; bf16 itself rounds by 0.17 %."""
 # How many measured steps weigh as much as the forecast does.

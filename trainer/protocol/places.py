@@ -9,12 +9,18 @@ import shutil
 import sys
 from pathlib import Path
 
-from trainer.errors import RunError
+from trainer.errors import ImpastoError, RunError
 
 # Room for one run of the largest kind (fit.cache_gigabytes) and for the leavings of some smaller ones.
 _CACHE_GIGABYTES = 60.0
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _WINDOWS_FULL = {39, 112}  # ERROR_HANDLE_DISK_FULL, ERROR_DISK_FULL
+# What a file system refuses for a reason that the user can do something about.
+_REFUSALS = {
+    errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.EINVAL,
+    errno.EEXIST,  # a file where a folder should be made
+}  # fmt: skip
+_LONGEST_TOLD = 300
 
 
 def home() -> Path:
@@ -74,6 +80,21 @@ def free_bytes(path: Path) -> int:
 def is_disk_full(error: OSError) -> bool:
     """Tell whether a write failed for want of room: full disk, used-up quota, or a size limit on files."""
     return error.errno in _FULL or getattr(error, "winerror", None) in _WINDOWS_FULL
+
+
+def refusal(error: OSError) -> ImpastoError | None:
+    """Return what a file system refused for a reason that the user can act on; None for any other failure."""
+    where = f": {_cut(str(error.filename))}" if error.filename else ""
+    if is_disk_full(error):
+        return ImpastoError("file.disk_full", f"The disk is full{where}.", "Make room on it and start again.")
+    if error.errno not in _REFUSALS:
+        return None
+    remedy = "Check that the path is right and that you may read and write there."
+    return ImpastoError("file.refused", f"{error.strerror or error}{where}.", remedy)
+
+
+def _cut(path: str) -> str:
+    return path if len(path) <= _LONGEST_TOLD else path[:_LONGEST_TOLD] + "..."
 
 
 def _from_environment(name: str) -> Path | None:

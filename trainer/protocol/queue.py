@@ -4,7 +4,7 @@
       queue.json                 the order, and whether the queue is held; replaced atomically
       entries/ID.json            what is to be done and how it stands; replaced atomically
       entries/ID.lock            held by the engine that does it, for as long as it lives
-      entries/ID.log             what that engine printed
+      entries/ID.log             what that engine printed before it had a run; the rest is in the run's console.log
       lock  worker.lock  worker.log
 
 Every edit reads and writes under `lock`, so that several programs may edit at once. Entries that `queue.json` does not

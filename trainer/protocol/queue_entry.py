@@ -6,8 +6,10 @@ import contextlib
 import dataclasses
 import secrets
 import time
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Literal, TypeVar, get_args
 
@@ -58,10 +60,12 @@ class Entry:
 
     @property
     def name(self) -> str:
-        """What people know it by: the run's name, else that of the job's folder, or of its file."""
+        """What people know it by: the run's name, else the job's, else that of the job's folder, or of its file."""
         if self.run is not None:
             return self.run.name
         assert self.job is not None
+        if named := _name_in(self.text or ""):
+            return named
         return self.job.parent.name if self.job.name == "job.toml" else self.job.stem
 
     @property
@@ -84,6 +88,16 @@ def new_entry(
     if job is not None and text is None:
         text = _job_text(job)
     return Entry(name or new_id(), job, run, after=after, added=time.time(), steps=steps, hold=hold, text=text)
+
+
+@lru_cache(maxsize=256)  # lists ask again and again
+def _name_in(text: str) -> str:
+    """Return what a job calls itself; empty where it says nothing, or nothing that can be read."""
+    try:
+        name = tomllib.loads(text).get("name")
+    except (ValueError, RecursionError):
+        return ""
+    return name.strip() if isinstance(name, str) else ""
 
 
 def new_id() -> str:

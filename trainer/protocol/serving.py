@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TextIO
 
 from trainer.errors import ImpastoError
+from trainer.protocol.places import refusal
 
 Answer = dict[str, Any]
 Request = Mapping[str, Any]
@@ -46,7 +47,7 @@ class Turn:
 
 
 Work = Callable[[Turn], Answer]
-"""Works out a request and returns what belongs to its "done". Raises ImpastoError."""
+"""Works out a request and returns what belongs to its "done". Raises ImpastoError, or OSError as a disk refuses."""
 Fault = Callable[[Request], str | None]
 """Says what is wrong with a request, as the end of "cannot be answered: "; None when nothing is."""
 
@@ -107,8 +108,16 @@ class Server:
             except OvertakenError:
                 self._say({"id": identity, "state": "cancelled"})
         except ImpastoError as error:
-            told = {"code": error.code, "sentence": error.sentence, "remedy": error.remedy}
-            self._say({"id": identity, "state": "error", **told})
+            self._refuse(identity, error)
+        except OSError as error:
+            refused = refusal(error)
+            if refused is None:
+                raise
+            self._refuse(identity, refused)
+
+    def _refuse(self, identity: Any, error: ImpastoError) -> None:
+        told = {"code": error.code, "sentence": error.sentence, "remedy": error.remedy}
+        self._say({"id": identity, "state": "error", **told})
 
     def _overtaken(self) -> bool:
         """Whether another line waits; the end of the input is none."""

@@ -77,6 +77,11 @@ class Story:
         seconds = sum(step.seconds for step in self._recent)
         return sum(step.pictures for step in self._recent) / seconds if seconds > 0 else None
 
+    @property
+    def step_seconds(self) -> float | None:
+        """Seconds that a step takes: as it was foreseen, and more and more as the last steps took."""
+        return blended(self._foreseen, [step.seconds for step in self._recent])
+
     def seconds_left(self, phase: events.Phase, now: float) -> float | None:
         """Return how long a phase will still take at its present speed; None while nothing can be said."""
         state = self.phases.get(phase)
@@ -84,8 +89,7 @@ class Story:
             return None
         left = max(0, state.total - state.done)
         if phase == "train":
-            each = blended(self._foreseen, [step.seconds for step in self._recent])
-            return None if each is None else left * each
+            return None if self.step_seconds is None else left * self.step_seconds
         return left * state.elapsed(now) / state.done if state.done else None
 
     def _begin(self, event: events.AttemptStarted) -> None:

@@ -11,12 +11,13 @@ from pathlib import Path
 
 from trainer.errors import EXIT_DONE, ImpastoError, JobError
 from trainer.protocol.atomic import long_path
+from trainer.protocol.detached import speak_into
 from trainer.protocol.lanes import occupied
 from trainer.protocol.queue import Entry, Queue, State
 from trainer.protocol.rundir import RunDirectory
 
 Made = Callable[[Path], None]
-"""Called with the run's folder as soon as there is one."""
+"""Called with the run's folder as soon as there is one and it is this engine's, not that of another one."""
 
 
 def carried_out(name: str, work: Callable[[Made], int]) -> int:
@@ -52,6 +53,13 @@ def _note_run(queue: Queue, name: str, run: Path) -> None:
     """Enter the run; training does not end because that fails."""
     with contextlib.suppress(ImpastoError):
         queue.change(name, lambda entry: dataclasses.replace(entry, run=run))
+    _speak_in(queue, name, run)
+
+
+def _speak_in(queue: Queue, name: str, run: Path) -> None:
+    """Let what is printed lie with the run, which outlives its entry; where the disk refuses, the entry has it."""
+    with contextlib.suppress(OSError):
+        speak_into(RunDirectory(run).console, queue.log(name))
 
 
 def _early(entry: Entry, begun: float) -> tuple[State, str]:

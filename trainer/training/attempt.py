@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from trainer.base.source import BaseSource
+from trainer.config.doubtful import unforeseen
 from trainer.config.job import Job
 from trainer.dataset.picture import Picture
 from trainer.protocol import events, places
@@ -63,7 +64,7 @@ class Attempt:
         self.plan = Plan.of(job)
         self.meter = Meter(self.parts.device, reporter)
         drawers = (self.validator, self.previewer)
-        self.keeper = Keeper(job, self.parts, segments, self.plan, drawers, run.checkpoints)
+        self.keeper = Keeper(job, self.parts, segments, self.plan, drawers, run.checkpoints, reporter.notice)
         self.forecast = read_forecast(run.forecast)
         self.recovery = Recovery(self.keeper, self.plan, self.prepare, reporter, self.meter, self.forecast)
 
@@ -114,19 +115,25 @@ class Attempt:
         self.reporter.phase("load", 1, 1)
         return engine
 
-    def prepare(self, step: int) -> None:
-        """Caches what ``step`` and the epochs around it need; raises Interrupted when an order to end stands."""
+    def prepare(self, step: int, make_room: Callable[[], object]) -> None:
+        """Caches what ``step`` and the epochs around it need; raises Interrupted when an order to end stands.
+
+        ``make_room`` is called before anything is encoded: what lies in the cache already needs none.
+        """
         last = (self.job.recipe.steps or 1) - 1
         texts = [*self.previewer.texts(), *(sample.caption for sample in self.validator.samples)]
         feed, samples = self.parts.feed, self.validator.samples
-        if feed.prepare(min(step, last), texts, samples, self._on_phase, self.reporter.write):
-            tell_trimmed(self.reporter)
 
-    def _on_phase(self, phase: events.Phase, done: int, total: int) -> None:
-        if phase == "cache_pictures" or phase == "cache_texts":
-            self.recovery.phase = phase
-        self.reporter.phase(phase, done, total)
-        self.control.raise_if_ordered()
+        def on_phase(phase: events.Phase, done: int, total: int) -> None:
+            if phase == "cache_pictures" or phase == "cache_texts":
+                self.recovery.phase = phase
+            self.reporter.phase(phase, done, total)
+            self.control.raise_if_ordered()
+            if done < total:
+                make_room()
+
+        if feed.prepare(min(step, last), texts, samples, on_phase, self.reporter.write):
+            tell_trimmed(self.reporter)
 
     def _find_checkpoint(self) -> checkpoints.Checkpoint | None:
         saved, damaged = checkpoints.load_latest(self.run.checkpoints)
@@ -163,7 +170,10 @@ class Attempt:
         write_report(self.run.report, report)
         if outcome == "done":
             self.reporter.notice("report", in_short(report))
-        if trouble := self.reporter.learn(report):
+        # An experiment teaches nothing about runs without it, nor does what was forecast as an estimate.
+        fit = self.job.fit
+        apart = fit.graphs or fit.quantise == "int8_products" or any(unforeseen(self.job))
+        if not apart and (trouble := self.reporter.learn(report)):
             self.reporter.notice("calibration", trouble)
 
     def _finish(self, engine: Engine, saving: Saving) -> Path:

@@ -16,7 +16,8 @@ from trainer.files.architecture import Config
 
 AttentionChoice = Literal["auto", "flash", "efficient", "math", "cudnn"]
 
-# auto takes the first that can do the job; cuDNN's only when asked for (its backward was wrong in torch 2.10).
+# auto takes the first that can do the job. cuDNN's backward was wrong in torch 2.10: it is used where it is asked for,
+# and where a race has compared what it gives (trainer.training.attention_race).
 KERNELS: dict[AttentionChoice, list[SDPBackend]] = {
     "auto": [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH],
     "flash": [SDPBackend.FLASH_ATTENTION],
@@ -35,6 +36,8 @@ def attention(choice: AttentionChoice, device: torch.device, dtype: torch.dtype)
     """
     with sdpa_kernel(KERNELS[choice], set_priority=True):
         _try_kernel(choice, device, dtype, [64])
+    # cuDNN refuses some lengths; there PyTorch goes on to the next.
+    with sdpa_kernel(KERNELS[choice] + (KERNELS["auto"][:2] if choice == "cudnn" else []), set_priority=True):
         yield
 
 

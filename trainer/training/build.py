@@ -13,6 +13,7 @@ from torch import Tensor
 from trainer.adapter.attach import Adapter, attach, initial_weights
 from trainer.adapter.continuing import continue_from
 from trainer.adapter.names import slots
+from trainer.base.quantised import choose_products
 from trainer.base.source import BaseSource
 from trainer.config.job import Job
 from trainer.dataset.picture import Picture
@@ -21,6 +22,7 @@ from trainer.training.batch import Assembler
 from trainer.training.cache import Cache
 from trainer.training.feed import Feed
 from trainer.training.gradient_checkpointing import set_checkpointing
+from trainer.training.layout import Kernels, lay_out
 from trainer.training.loop import Engine
 from trainer.training.masters import MasterWeights
 from trainer.training.objective import NoiseSchedule
@@ -76,8 +78,11 @@ def build_engine(job: Job, parts: Parts, segments: Sequence[Segment], *, fresh: 
     source, device = parts.source, parts.device
     dtype = DTYPES[job.fit.dtype or "fp32"]
     unet = source.load_unet(dtype, device, job.fit.quantise or "none")
+    choose_products(unet, job.fit.products)
     encoders = tuple(source.load_text_encoders(dtype, device)) if live_text(job) else ()
     adapter, first = attach_adapter(job, source, unet, encoders, dtype, fresh=fresh)
+    if job.fit.channels_last:
+        lay_out(unet, Kernels.of(device))
     models = StepModels(source.family, unet, encoders, job.recipe.clip_skip, dtype)
     engine = put_together(job, parts, segments, models, adapter)
     engine.masters.load(first)  # in fp32: the working weights hold them rounded to the base's dtype
@@ -86,7 +91,8 @@ def build_engine(job: Job, parts: Parts, segments: Sequence[Segment], *, fresh: 
 
 def put_together(job: Job, parts: Parts, segments: Sequence[Segment], models: StepModels, adapter: Adapter) -> Engine:
     """What trains ``models``, whose adapter is attached: masters, optimizer and schedule, at step 0."""
-    set_checkpointing(models.unet, models.text_encoders, job.fit.checkpointing or "none")
+    choice, dropouts = job.fit.checkpointing or "none", job.recipe.has_dropouts
+    set_checkpointing(models.unet, models.text_encoders, choice, dropouts=dropouts)
     masters = MasterWeights(adapter.parameters)
     source, device = parts.source, parts.device
     return Engine(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -23,6 +22,7 @@ from trainer.base.source import BaseSource
 from trainer.base.text import TextConditioning, encode_words
 from trainer.base.vae import encode_latents
 from trainer.config.job import Job
+from trainer.dataset.cached import Cached, entry_path
 from trainer.dataset.picture import Picture
 from trainer.dataset.pixels import crop_pixels
 from trainer.dataset.portions import LATENT_SCALE
@@ -34,22 +34,17 @@ from trainer.protocol.places import is_disk_full
 from trainer.training.attention import attention
 from trainer.training.checkpoint import disk_full
 from trainer.training.precision import DTYPES
-from trainer.training.room import release
+from trainer.training.room import release, trim
 from trainer.training.stages import Pace, Room, Stages
 
-# Raised when what an entry holds changes, so that entries of older programs are never read.
-FORM = 1
 MOST_NAMED = 5
 # Pixels decoded at once: one large photograph, which the forecast of main memory counts on, or several smaller ones.
 PIXELS_AT_ONCE = 24_000_000
+# The memory of pictures as large as this is given back at once.
+LARGE_PIXELS = PIXELS_AT_ONCE // 8
 
 OnProgress = Callable[[int, int], None]
 Floats = npt.NDArray[np.float32]
-
-
-def content_key(*parts: object) -> str:
-    """SHA-256 over the JSON of ``parts``: equal content gives the same key on every machine."""
-    return hashlib.sha256(json.dumps([FORM, *parts], ensure_ascii=False).encode("utf-8")).hexdigest()
 
 
 def digest(tensors: dict[str, Tensor]) -> str:
@@ -90,8 +85,8 @@ class EntryStore:
         self.written: set[str] = set()
 
     def path(self, key: str) -> Path:
-        """Where the entry ``key`` lies; two letters of the key make the subfolder, so that no folder grows huge."""
-        return self.folder / key[:2] / f"{key}.safetensors"
+        """Where the entry ``key`` lies."""
+        return entry_path(self.folder, key)
 
     def write(self, key: str, tensors: dict[str, Tensor]) -> None:
         """Writes an entry atomically, with the digest of its content in the header; raises ResumableError, OSError.
@@ -145,41 +140,19 @@ class Cache:
     """What a run's frozen samples and texts look like to the model, made by its base's VAE and text encoders."""
 
     def __init__(self, folder: Path, source: BaseSource, job: Job, device: torch.device) -> None:
-        self.pictures = EntryStore(folder / "pictures")
-        self.texts = EntryStore(folder / "texts")
+        self.entries = Cached(folder, job, source.family, source.vae_hash, source.text_hash)
+        self.pictures, self.texts = EntryStore(self.entries.pictures), EntryStore(self.entries.texts)
         self.source = source
         self.job = job
         self.device = device
-        self.vae_hash, self.text_hash = source.vae_hash, source.text_hash
 
     def picture_key(self, sample: Sample) -> str:
-        """The key of a sample's latents: picture and mask bytes, crop, bucket, flip, background, VAE and its dtype."""
-        picture = sample.picture
-        return content_key(
-            "picture",
-            picture.id,
-            picture.mask,
-            picture.mask_id,
-            sample.window,
-            picture.bucket,
-            sample.flip,
-            self.job.dataset.background.lower(),
-            self.vae_hash,
-            self.job.fit.vae_dtype,
-        )
+        """The key of a sample's latents."""
+        return self.entries.picture_key(sample)
 
     def text_key(self, text: str) -> str:
-        """The key of a text's embeddings: the words, the encoders, clip skip, chunks and dtype."""
-        recipe = self.job.recipe
-        return content_key(
-            "text",
-            text,
-            self.source.family,
-            self.text_hash,
-            recipe.clip_skip,
-            recipe.token_chunks,
-            self.job.fit.dtype,
-        )
+        """The key of a text's embeddings."""
+        return self.entries.text_key(text)
 
     def ensure_pictures(self, samples: Iterable[Sample], progress: OnProgress) -> events.Cached | None:
         """Encodes the latents that are missing or damaged; the VAE is loaded only if there are any, and freed after.
@@ -207,8 +180,12 @@ class Cache:
 
         def crop(key: str) -> tuple[Floats, Floats | None]:
             picture = samples[key].picture
-            with room.hold(picture.width * picture.height):
-                return self._crop(samples[key])
+            pixels = picture.width * picture.height
+            with room.hold(pixels):
+                crop = self._crop(samples[key])
+                if pixels > LARGE_PIXELS:  # else each reader would come to hold one of the largest
+                    trim()
+                return crop
 
         stages = Stages(crop, lambda shown: _encode_picture(vae, *shown), self.pictures.write)
         # A kernel that the job forces on the UNet may not suit the VAE's one wide head.
@@ -222,7 +199,9 @@ class Cache:
         # As diffusers' VaeImageProcessor does. Plane by plane in memory, like all that the VAE makes of it: a card's
         # convolutions would otherwise keep the order of the file's pixels, and every normalisation copy it twice.
         planes = np.ascontiguousarray(pixels.transpose(2, 0, 1)[None], np.float32)
-        return planes / np.float32(127.5) - np.float32(1), mask
+        planes /= np.float32(127.5)
+        planes -= np.float32(1)
+        return planes, mask
 
     def drop_all_but(self, samples: Iterable[Sample], texts: Iterable[str]) -> None:
         """Makes room: of what this process wrote only the entries of ``samples`` and ``texts`` stay."""

@@ -15,8 +15,10 @@ from trainer.errors import ResumableError
 from trainer.training import checkpoint as checkpoints
 from trainer.training.ahead import AssemblerAhead
 from trainer.training.build import Parts, build_engine
+from trainer.training.compiled import compiled_of
 from trainer.training.components import capture, restore
 from trainer.training.gradient_checkpointing import set_checkpointing
+from trainer.training.graphs import Tell, graphs_of
 from trainer.training.loop import Engine, Prepare, Progress, StepResult
 from trainer.training.plan import Plan
 from trainer.training.preview import Previewer
@@ -43,6 +45,7 @@ class Keeper:
         plan: Plan,
         drawers: tuple[Validator, Previewer],
         folder: Path,
+        tell: Tell,
     ) -> None:
         self.job = job
         ahead = AssemblerAhead(parts.assembler, parts.feed, parts.device, lambda: self._require().progress.step)
@@ -51,6 +54,9 @@ class Keeper:
         self.plan = plan
         self.drawers = drawers
         self.folder = folder
+        self.graphs = graphs_of(job.fit, parts.device, tell)
+        """Those of every engine of the attempt; None from the moment on when memory runs out."""
+        self.compiled = compiled_of(job, parts.device, tell)
         self.engine: Engine | None = None
         self.torn = False
         """Whether the optimizer may have moved some weights and not others."""
@@ -88,10 +94,6 @@ class Keeper:
         self.torn = False
         return result
 
-    def is_fed(self, step: int) -> bool:
-        """Whether what ``step`` needs is encoded; after the last one nothing more is needed."""
-        return self.parts.feed.holds(min(step, (self.job.recipe.steps or 1) - 1))
-
     @property
     def held(self) -> checkpoints.Checkpoint | None:
         """What was learned up to now, while it waits in main memory without the models; None while they are there."""
@@ -106,9 +108,14 @@ class Keeper:
         return True
 
     def drop(self) -> None:
-        """Lets go of what a failed step left: all gradients, and models that did not come back to the card."""
+        """Lets go of what a failed step left: gradients, graphs, compiling, and models that did not come back."""
         if self.engine is None or self._empty:
             return
+        if self.graphs:
+            self.graphs.give_up()
+            self.graphs = self.engine.graphs = None
+        if self.compiled:
+            self.compiled.give_up()
         self.engine.masters.zero_grad()
         if any(is_emptied(model) for model in self.models.values()):
             self._take_apart()
@@ -159,7 +166,10 @@ class Keeper:
             self._take_apart()
             self._mend(engine)
         engine.job = self._use(fit)
-        set_checkpointing(engine.models.unet, engine.models.text_encoders, fit.checkpointing or "none")
+        if engine.graphs:
+            engine.graphs.forget()
+        choice, dropouts = fit.checkpointing or "none", engine.job.recipe.has_dropouts
+        set_checkpointing(engine.models.unet, engine.models.text_encoders, choice, dropouts=dropouts)
 
     def _use(self, fit: FitConfig) -> Job:
         """The job as the plan makes it now, for all who look into its fit."""
@@ -171,6 +181,9 @@ class Keeper:
     def _build(self, *, fresh: bool) -> Engine:
         engine = build_engine(self.parts.feed.job, self.parts, self.segments, fresh=fresh)
         engine.optimizer.register_step_pre_hook(self._on_move)
+        engine.graphs, engine.compiled = self.graphs, self.compiled
+        if self.compiled:
+            self.compiled.install(engine.models.unet)
         release(engine.device)  # of what quantising needed
         return engine
 
@@ -188,6 +201,8 @@ class Keeper:
             masters = {key: master.to("cpu", copy=True) for key, master in now.adapter.items()}
             self._held = dataclasses.replace(now, adapter=masters)
         self._empty = True
+        if engine.graphs:
+            engine.graphs.forget()
         for model in self.models.values():
             discard(model)
         engine.masters.discard()

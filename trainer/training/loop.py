@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal, Protocol
 
 import torch
@@ -63,6 +64,33 @@ class StepResult:
     loss_scale: float | None
 
 
+class Graphs(Protocol):
+    """Learns from micro-batches as :meth:`Engine.learn` does, with fewer orders to the device."""
+
+    def learn(self, engine: Engine, micro: MicroBatch) -> Tensor:
+        """Adds its gradients to the masters', the same numbers; returns the loss, which is good until the next call."""
+
+    def forget(self) -> None:
+        """Frees what was recorded: the plan has changed, or what it reads has moved."""
+
+    def give_up(self) -> None:
+        """Records nothing any more: memory ran out."""
+
+    @property
+    def in_use(self) -> bool:
+        """Whether anything is recorded, or still may be."""
+
+
+class Compiled(Protocol):
+    """Lets parts of the models be compiled while a step learns."""
+
+    def step(self, engine: Engine, work: Callable[[], Tensor]) -> Tensor:
+        """What ``work``, a step of ``engine``, gives; done plainly where compiling fails."""
+
+    def give_up(self) -> None:
+        """Compiles nothing any more: memory ran out."""
+
+
 class Component(Protocol):
     """Something that hangs on the loop: checkpoints, saving, previews, validation, events."""
 
@@ -91,6 +119,10 @@ class Engine:
     assembler: Assembler
     device: torch.device
     scaler: LossScaler | None = None
+    graphs: Graphs | None = None
+    """What replays micro-batches of shapes that it has recorded, where the job asks for it."""
+    compiled: Compiled | None = None
+    """What compiles the UNet's blocks, where the job asks for it."""
     progress: Progress = field(default_factory=Progress)
 
     @property
@@ -152,19 +184,33 @@ class Engine:
         total = torch.zeros((), device=self.device)
         for index, part in enumerate(self.feed.split(batch)):
             self.seed_dropout(index)
-            total += self.micro_step(self.assembler.assemble(part, len(batch)))
-            self.masters.accumulate()
+            self.learn(self.assembler.assemble(part, len(batch)), total)
         return total
 
-    def micro_step(self, micro: MicroBatch) -> Tensor:
-        """Forward and backward of one micro-batch, which leaves the device with this call. Returns its loss."""
-        objective = self.job.recipe.objective
-        return training_step(self.models, self.noise_schedule, objective, micro.to(self.device), self.loss_scale)
+    def learn(self, micro: MicroBatch, total: Tensor) -> None:
+        """One micro-batch: its loss is added to ``total``, its gradients to the masters'."""
+        if self.graphs is not None:
+            total += self.graphs.learn(self, micro)
+            return
+        total += self.micro_step(micro)
+        self.masters.accumulate()
+
+    def micro_step(self, micro: MicroBatch, loss_scale: Tensor | None = None) -> Tensor:
+        """Forward and backward of one micro-batch, which leaves the device with this call. Returns its loss.
+
+        ``loss_scale`` is the present one, where it has to be read from memory.
+        """
+        objective, scale = self.job.recipe.objective, self.loss_scale if loss_scale is None else loss_scale
+        models, schedule = self.models, self.noise_schedule
+        if self.compiled is None:  # nobody but the step may hold the micro-batch: tapes have it die within
+            return training_step(models, schedule, objective, micro.to(self.device), scale)
+        step = partial(training_step, models, schedule, objective, micro.to(self.device), scale)
+        return self.compiled.step(self, step)
 
     def seed_dropout(self, micro_batch: int) -> None:
         """Seeds the device's own generator, used by dropout alone, from (seed, step, micro-batch)."""
         recipe = self.job.recipe
-        if recipe.dropout or recipe.rank_dropout or recipe.module_dropout:
+        if recipe.has_dropouts:
             seed = recipe.seed + STEP_STRIDE * self.progress.step + MICRO_STRIDE * micro_batch
             torch.manual_seed(seed % 2**63)
 
@@ -175,7 +221,7 @@ class Engine:
             clip(self.masters, norm, self.job.recipe.clip_gradient, self.loss_scale)
             self.optimizer.step()
             self.masters.refresh()
-        self.masters.zero_grad()
+        self.masters.zero_grad(keep=self.graphs is not None and self.graphs.in_use)
         if self.scaler:
             self.scaler.update(finite=reason is None)
         self.count(reason)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 
 import torch
 
@@ -59,18 +59,28 @@ def card_of(index: int) -> gpu.Card:
 
 @contextmanager
 def numerics(job: Job) -> Iterator[None]:
-    """Sets threads and determinism as the frozen job says while inside, and puts them back."""
+    """Sets threads, determinism and how fp16 is added up as the frozen job says while inside, and puts them back.
+
+    So it does the card that counts as the present one: events and streams go there where none is named, and on another
+    card they would time nothing and make a CUDA context of hundreds of MiB.
+    """
     threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    accumulation = torch.backends.cuda.matmul.allow_fp16_accumulation
+    present = ExitStack()
     if job.fit.threads:
         torch.set_num_threads(job.fit.threads)
     if job.fit.device and job.fit.device.startswith("cuda"):
+        present.enter_context(torch.cuda.device(job.fit.device))
         capability = torch.cuda.get_device_capability(job.fit.device)
         workspace = gpu.cublas_workspace(capability, deterministic=bool(job.fit.deterministic))
         # Read when the first matrices are multiplied. What the user set stays, and is read by the forecast as well.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", workspace)
     torch.use_deterministic_algorithms(bool(job.fit.deterministic))
+    torch.backends.cuda.matmul.allow_fp16_accumulation = job.fit.fp16_accumulation
     try:
-        yield
+        with present:
+            yield
     finally:
+        torch.backends.cuda.matmul.allow_fp16_accumulation = accumulation
         torch.use_deterministic_algorithms(deterministic)
         torch.set_num_threads(threads)

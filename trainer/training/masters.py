@@ -65,10 +65,16 @@ class MasterWeights:
         """Rounds the masters into the working weights. Call it whenever the masters have changed."""
         torch._foreach_copy_(list(self.working.values()), list(self.masters.values()))
 
-    def zero_grad(self) -> None:
-        """Drops all gradients, the working weights' too (an interrupted micro-batch may have left some)."""
-        for weight in (*self.masters.values(), *self.working.values()):
+    def zero_grad(self, *, keep: bool = False) -> None:
+        """Drops all gradients, the working weights' too (an interrupted micro-batch may have left some).
+
+        With ``keep`` the masters' become zeros where they lie, as recorded graphs add to them there.
+        """
+        weights = self.working.values() if keep else (*self.masters.values(), *self.working.values())
+        for weight in weights:
             weight.grad = None
+        if keep and (gradients := self.gradients()):
+            torch._foreach_zero_(gradients)
 
     def discard(self) -> None:
         """Frees the memory of masters and gradients, whoever refers to them; they can only be thrown away then."""

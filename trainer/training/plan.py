@@ -12,7 +12,7 @@ from trainer.config.job import Job
 from trainer.config.ladder import RungConfig
 from trainer.protocol.forecast import ForecastPhase
 
-QUANTISATION = ("none", "int8", "nf4")
+QUANTISATION = ("none", "int8_products", "int8", "nf4")
 
 _TRAINING = frozenset({"checkpointing", "micro_batch", "quantise"})
 # Which keys can lower the peak of a phase: a rung that has none of them would cost speed or rounding for nothing.

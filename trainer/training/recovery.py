@@ -14,7 +14,7 @@ from trainer.protocol.forecast import Forecast, ForecastPhase
 from trainer.protocol.sizes import size
 from trainer.training.components import Checkpoints
 from trainer.training.keeper import Keeper
-from trainer.training.loop import Component, Engine, Prepare, Progress, StepResult
+from trainer.training.loop import Component, Engine, Progress, StepResult
 from trainer.training.measure import Meter
 from trainer.training.plan import Plan
 from trainer.training.reporter import Reporter
@@ -39,13 +39,21 @@ ELSE = (
 AFTER_VALIDATION: tuple[ForecastPhase, ...] = ("first_step", "train", "preview", "save")
 
 T = TypeVar("T")
+PrepareIn = Callable[[int, Callable[[], object]], None]
+"""Attempt.prepare: given a step, and how to make room for encoding what it needs."""
 
 
 class Recovery:
     """Wraps every unit of work of an attempt: running out of memory costs time, and no picture is passed over."""
 
     def __init__(
-        self, keeper: Keeper, plan: Plan, prepare: Prepare, reporter: Reporter, meter: Meter, forecast: Forecast | None
+        self,
+        keeper: Keeper,
+        plan: Plan,
+        prepare: PrepareIn,
+        reporter: Reporter,
+        meter: Meter,
+        forecast: Forecast | None,
     ) -> None:
         self.keeper = keeper
         self.plan = plan
@@ -92,9 +100,8 @@ class Recovery:
 
     def prepare_step(self, step: int) -> None:
         """Caches what ``step`` needs (see Attempt.prepare), without the models where there is no room beside them."""
-        if self.forecast and self.forecast.encodes_alone and not self.keeper.is_fed(step):
-            self.keeper.set_aside()
-        self.run(self.phase, lambda: self.prepare(step))
+        make_room = self.keeper.set_aside if self.forecast and self.forecast.encodes_alone else _nothing
+        self.run(self.phase, lambda: self.prepare(step, make_room))
 
     def train_step(self) -> StepResult:
         """One optimizer step, as the engine's own."""
@@ -124,7 +131,7 @@ class Recovery:
     def _prepare_again(self, step: int) -> None:
         """Caches what a replayed step needs, in the middle of other work."""
         phase = self.phase
-        self.prepare(step)
+        self.prepare(step, _nothing)
         self.phase = phase
 
     def _tell(self, error: BaseException) -> events.MemoryExhausted:
@@ -192,6 +199,10 @@ class Recovery:
         engine = self.keeper.engine
         assert engine is not None, "the engine is loaded before it works"
         return engine
+
+
+def _nothing() -> None:
+    """Makes no room."""
 
 
 class Protected:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import torch
 
 from trainer.protocol import events
+from trainer.protocol.durations import about
 from trainer.protocol.forecast import Forecast, ForecastPhase, PhaseForecast
 from trainer.protocol.report import CachingReport, Memory, PhaseReport, RunReport
 from trainer.protocol.sizes import size
@@ -53,15 +54,11 @@ def in_short(report: RunReport) -> str:
         assert highest.measured is not None
         foreseen = f", forecast {size(highest.forecast.reserved)}" if highest.forecast else ""
         told.append(f"Most memory: {size(highest.measured.reserved)} ({name.replace('_', ' ')}{foreseen}).")
-    foreseen = f", forecast {_clock(report.forecast_seconds)}" if report.forecast_seconds is not None else ""
-    told.append(f"Time: {_clock(report.seconds)}{foreseen}.")
+    foreseen = f", forecast {about(report.forecast_seconds)}" if report.forecast_seconds is not None else ""
+    told.append(f"Time: {about(report.seconds)}{foreseen}.")
     if report.exhausted:
         told.append(f"Memory ran out {report.exhausted} times." if report.exhausted > 1 else "Memory ran out once.")
     return " ".join(told)
-
-
-def _clock(seconds: float) -> str:
-    return f"{int(seconds) // 3600}:{int(seconds) // 60 % 60:02d}:{int(seconds) % 60:02d}"
 
 
 def _attempt_seconds(written: Iterable[events.Event]) -> Iterator[float]:

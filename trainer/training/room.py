@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
+import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 
 import torch
 from torch import nn
@@ -17,6 +20,20 @@ def release(device: torch.device) -> None:
     """
     if device.type == "cuda":
         torch.cuda.empty_cache()
+
+
+def trim() -> None:
+    """Gives freed main memory back to the system; takes some milliseconds.
+
+    Linux' C library keeps it for each thread that asked for it: a large photograph is 180 MiB. Others keep none.
+    """
+    if give := _trimmer():
+        give(0)
+
+
+@cache
+def _trimmer() -> Callable[[int], object] | None:
+    return getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
 
 
 @contextmanager

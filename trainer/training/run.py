@@ -40,10 +40,13 @@ from trainer.protocol.rundir import RunDirectory
 from trainer.protocol.versions import versions
 from trainer.training.attempt import Attempt
 from trainer.training.attention import head_widths, settled
+from trainer.training.attention_race import race_of
 from trainer.training.build import attach_adapter, live_text
 from trainer.training.cache import file_digest
 from trainer.training.checkpoint import disk_full, steps_on_disk
 from trainer.training.control import Control
+from trainer.training.int8_race import products_of
+from trainer.training.layout_race import layout_of
 from trainer.training.machine import numerics, this_machine
 from trainer.training.plan import implied_ladder
 from trainer.training.precision import DTYPES
@@ -112,13 +115,31 @@ def start(
     for sentence in planned.notices:
         reporter.notice("plan", sentence)
     frozen = frozen.changed(fit=planned.fit, ladder=settled_ladder(job, planned))
+    frozen, told = measured(frozen, job.fit, source, dataset.pictures)
     run = RunDirectory.create(Path(frozen.output.runs), frozen.name)
     made(run.path)
     atomic.write_text(run.job, dump_job(frozen, comments=False))
     write_listing(run.listing, dataset.pictures)
     if planned.forecast is not None:
         write_forecast(run.forecast, planned.forecast)
-    return attempt(run, frozen, source, reporter, [Segment(0, frozen.recipe.steps or 0)])
+    return attempt(run, frozen, source, reporter, [Segment(0, frozen.recipe.steps or 0)], told=told)
+
+
+def measured(
+    job: Job, written: FitConfig, source: BaseSource, pictures: Sequence[Picture]
+) -> tuple[Job, list[tuple[str, str]]]:
+    """The frozen and planned job with what a short measurement chooses, and what to tell of it: codes and sentences."""
+    told: list[tuple[str, str]] = []
+    if raced := race_of(job, written.attention, source.unet_config, source.text_configs, pictures):
+        job = job.changed(fit=job.fit.changed(attention=raced.chosen))
+        told.append(("attention", raced.sentence))
+    if layout := layout_of(job, source.unet_config, pictures):
+        job = job.changed(fit=job.fit.changed(channels_last=layout.pays))
+        told.append(("channels_last", layout.sentence))
+    if found := products_of(job, source, pictures):
+        job = job.changed(fit=job.fit.changed(int8_products=found.products))
+        told += [("int8_products", sentence) for sentence in found.sentences]
+    return job, told
 
 
 def settled_ladder(job: Job, planned: PlannedFit) -> tuple[RungConfig, ...]:
@@ -156,7 +177,10 @@ def freeze(job: Job, source: BaseSource, reporter: Reporter) -> tuple[Job, Datas
     frozen = resolve_job(job, samples_per_epoch=showings, **facts)
     fit = frozen.fit
     widths = head_widths(source.unet_config, source.text_configs)
-    kernel = settled(fit.attention or "auto", torch.device(fit.device or "cpu"), DTYPES[fit.dtype or "fp32"], widths)
+    with numerics(frozen):  # some kernels are refused where all must be deterministic
+        kernel = settled(
+            fit.attention or "auto", torch.device(fit.device or "cpu"), DTYPES[fit.dtype or "fp32"], widths
+        )
     frozen = frozen.changed(fit=fit.changed(attention=kernel))
     if source.revision:  # a branch may move on; the run stays with the commit it began with
         frozen = frozen.changed(base=frozen.base.changed(revision=source.revision))
@@ -177,12 +201,14 @@ def resume(
     steps: int | None = None,
     schedule: Extension = "stretch",
     learn: Learn = learn_nothing,
+    made: Callable[[Path], object] = lambda _: None,
 ) -> int:
     """Goes on with a run from its last sound checkpoint; returns the exit code.
 
     ``steps`` gives the run another length. ``schedule`` says what becomes of the learning rate then: "stretch" lays its
     curve over the new length, "hold" keeps its last value, "restart" runs the curve once more over the added steps.
-    Raises RunError when job or base are not those the run was started with.
+    ``made`` gets the run's folder once no other engine can hold it. Raises RunError when job or base are not those the
+    run was started with.
     """
     former = run.attempts()
     if not former:
@@ -201,7 +227,7 @@ def resume(
     source = open_base(job.base, reporter.phase)
     require_same_base(facts, source)
     require_same_listing(facts, run)
-    return attempt(run, job, source, reporter, segments)
+    return attempt(run, job, source, reporter, segments, made)
 
 
 def as_last_started(job: Job, former: Sequence[Mapping[str, Any]]) -> Job:
@@ -274,8 +300,19 @@ def require_same_listing(facts: Mapping[str, Any], run: RunDirectory) -> None:
         )
 
 
-def attempt(run: RunDirectory, job: Job, source: BaseSource, reporter: Reporter, segments: Sequence[Segment]) -> int:
-    """One start of the engine on a frozen run, under its lock; every way out leaves a status and a last event."""
+def attempt(
+    run: RunDirectory,
+    job: Job,
+    source: BaseSource,
+    reporter: Reporter,
+    segments: Sequence[Segment],
+    held: Callable[[Path], object] = lambda _: None,
+    told: Sequence[tuple[str, str]] = (),
+) -> int:
+    """One start of the engine on a frozen run, under its lock; every way out leaves a status and a last event.
+
+    ``held`` gets the run's folder as soon as it is locked. ``told`` holds codes and sentences of notices.
+    """
     facts = {
         "job": frozen_identity(job),
         "base": source.files,
@@ -287,11 +324,14 @@ def attempt(run: RunDirectory, job: Job, source: BaseSource, reporter: Reporter,
     }
     pictures = read_listing(run.listing)
     with run.hold(), lanes.marked(lanes.lane_of(job.fit.device)), kept_awake(f"Training {run.name}"):
+        held(run.path)
         number = run.begin_attempt(facts)
         atomic.write_text(run.job, dump_job(job, comments=False))
         control = Control(run)
         with events.EventWriter(run.events, number) as writer, control.signals(), numerics(job):
             reporter.writer = writer
+            for code, sentence in told:
+                reporter.notice(code, sentence)
             work = Attempt(run, job, pictures, source, reporter, control, segments)
             reporter.on_beat = lambda phase: run.write_status(work.status(phase, number, "running"))
             return conclude(run, work, reporter, number)

@@ -39,13 +39,24 @@ class MicroBatch:
     weights: Tensor
     """(B,) fp32: 1 / effective batch, times the picture's and its folder's weight."""
 
-    def to(self, device: torch.device) -> MicroBatch:
-        """The same on ``device``; from pinned memory without waiting for it."""
-        return self._with(lambda tensor: tensor.to(device, non_blocking=True))
+    def to(self, device: torch.device, *, copy: bool = False) -> MicroBatch:
+        """The same on ``device``, with ``copy`` in memory of its own; from pinned memory without waiting for it."""
+        return self._with(lambda tensor: tensor.to(device, non_blocking=True, copy=copy))
 
     def pinned(self) -> MicroBatch:
         """The same in main memory that a card reads by itself."""
         return self._with(lambda tensor: tensor.pin_memory())
+
+    def tensors(self) -> list[Tensor]:
+        """All that it holds, in the order of the fields."""
+        found: list[Tensor] = []
+
+        def note(tensor: Tensor) -> Tensor:
+            found.append(tensor)
+            return tensor
+
+        self._with(note)
+        return found
 
     def _with(self, moved: Callable[[Tensor], Tensor]) -> MicroBatch:
         """Every tensor moved, in the order of the fields."""

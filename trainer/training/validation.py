@@ -11,14 +11,10 @@ from torch import Tensor
 from trainer.config.job import Job
 from trainer.config.model import stated
 from trainer.dataset.picture import Picture
-from trainer.dataset.sampling import plain_sample
+from trainer.dataset.sampling import measured_samples
 from trainer.training.batch import Assembler
 from trainer.training.objective import NoiseSchedule
 from trainer.training.step import MicroBatch, StepModels, validation_loss
-
-# Without held-out pictures this many training pictures are measured: enough for a smooth curve, quick to compute.
-MOST_TRAINING_PICTURES = 8
-MOST_HELD_OUT = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,14 +30,11 @@ class Validator:
     """Measures the plain MSE loss on a fixed set, at the same noise every time."""
 
     def __init__(self, pictures: Sequence[Picture], job: Job, assembler: Assembler, device: torch.device) -> None:
-        held_out = [picture for picture in pictures if picture.kind == "validation"]
-        self.held_out = bool(held_out)
+        self.held_out = any(picture.kind == "validation" for picture in pictures)
         self.job = job
         self.assembler = assembler
         self.device = device
-        chosen = held_out or [picture for picture in pictures if picture.kind == "train"]
-        most = MOST_HELD_OUT if held_out else MOST_TRAINING_PICTURES
-        self.samples = tuple(plain_sample(picture, job.recipe) for picture in sorted(chosen, key=lambda p: p.id)[:most])
+        self.samples = measured_samples(pictures, job.recipe)
 
     def measure(self, models: StepModels, schedule: NoiseSchedule, on_progress: Callable[[int, int], None]) -> Measured:
         """The loss now; reads the host once, at the end. ``models`` are left as they were."""

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from PIL import Image, ImageFile
 
 from app.core.disk.reading import MOST_MEGAPIXELS
+from app.core.priority import stand_back
 from trainer.dataset.pixels import decode, open_picture
 
 _QUALITY = 88
@@ -30,7 +31,9 @@ def make_thumbnail(path: Path, pixels: int) -> tuple[Pixels, bytes]:
     Raises DatasetError when it is missing, damaged, no picture, or larger than is allowed.
     """
     with open_picture(path, MOST_MEGAPIXELS) as image:
+        stand_back()
         small = _upright(image, pixels)
+        stand_back()
         packed = BytesIO()
         small.save(packed, "JPEG", quality=_QUALITY)
         return _raw(small), packed.getvalue()
@@ -61,6 +64,7 @@ def _upright(image: ImageFile.ImageFile, pixels: int) -> Image.Image:
     # A JPEG is decoded at an eighth, quarter or half of its size, twice what is needed so that scaling stays smooth.
     image.draft(None, (2 * pixels, 2 * pixels))
     whole = _on_checkerboard(image)
+    stand_back()
     whole.thumbnail((pixels, pixels), Image.Resampling.BICUBIC, reducing_gap=2.0)
     return whole
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -75,8 +75,10 @@ class Listing:
         return self.masks.get(stem_of(name))
 
 
-def list_directory(path: Path) -> Listing:
-    """Look at a directory: one read of its names and one question a file; raises OSError.
+def list_directory(path: Path, alive: Callable[[], None] = lambda: None) -> Listing:
+    """Look at a directory: one read of its names and one question a file, with `alive` as `in_turns` takes it.
+
+    Raises OSError.
 
     Links to folders are not followed, as the trainer does not, so that links in circles end. A file that vanishes
     meanwhile, or a link that leads nowhere or in a circle, counts as not there.
@@ -87,7 +89,7 @@ def list_directory(path: Path) -> Listing:
     masks: dict[str, State] = {}
     inside = list[str]()
     with os.scandir(long_path(path)) as entries:
-        for entry in in_turns(entries):
+        for entry in in_turns(entries, alive):
             name = entry.name
             if name.startswith("."):
                 continue

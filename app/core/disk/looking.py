@@ -64,11 +64,14 @@ class _Directory:
 
 
 class Looker:
-    """Remembers what the folders of one dataset held. Only one thread at a time may look."""
+    """Remembers what the folders of one dataset held. Only one thread at a time may look.
 
-    def __init__(self, root: Path, hand: Callable[[News], None]) -> None:
+    While the disk answers, `alive` is called again and again.
+    """
+
+    def __init__(self, root: Path, hand: Callable[[News], None], alive: Callable[[], None] = lambda: None) -> None:
         self.root = root
-        self._hand = hand
+        self._hand, self._alive = hand, alive
         self._directories: dict[Path, _Directory] = {}
         self._lost = False
         self._rounds: Iterator[tuple[Path, str]] = iter(())
@@ -88,7 +91,7 @@ class Looker:
         try:
             self._walk(whole or self._lost, near)
         except OSError as fault:
-            self._lose(_unreachable(self.root, fault))
+            self._lose(_unreachable(self.root, fault, listed=bool(self._directories)))
             return
         if self._emptied():
             self._lose(_nothing_left(self.root))
@@ -118,6 +121,7 @@ class Looker:
         seen, visited, stack = set[tuple[int, int]](), set[Path](), [self.root]
         while stack:
             path = stack.pop()
+            self._alive()
             listing = self._listed(path, whole, due.get(path, ()))
             if listing is None or listing.identity in seen:  # met twice through a link of Windows' own kind
                 continue
@@ -156,7 +160,7 @@ class Looker:
                 if resting or not look_again(path, directory.listing, names):
                     return directory.listing
             began = time.thread_time()
-            listing = list_directory(path)
+            listing = list_directory(path, self._alive)
             took = time.thread_time() - began
         except FileNotFoundError:
             if path == self.root:
@@ -176,7 +180,7 @@ class Looker:
         directory = self._directory(path)
         if not directory.unreadable:
             directory.unreadable = True
-            self._hand(Trouble(_unreachable(path, fault)))
+            self._hand(Trouble(_unreachable(path, fault, listed=True)))
         return directory.listing
 
     def _directory(self, path: Path) -> _Directory:
@@ -294,7 +298,8 @@ class Looker:
         for directory in self._directories.values():
             metadata = {**self._from_root(directory), **directory.metadata} if directory.unread else {}
             for batch in _batches([name for name in directory.listing.pictures if name in directory.unread]):
-                facts = {name: self._words(directory, name, metadata.get(name)) for name in in_turns(batch)}
+                each = in_turns(batch, self._alive)
+                facts = {name: self._words(directory, name, metadata.get(name)) for name in each}
                 self._hand(Facts(directory.folder, facts))
                 done += len(batch)
                 self._hand(Step("captions", done, total))
@@ -337,9 +342,10 @@ def _batches(names: list[str]) -> Iterable[list[str]]:
     return (names[start : start + BATCH] for start in range(0, len(names), BATCH))
 
 
-def _unreachable(folder: Path, fault: OSError) -> DatasetError:
+def _unreachable(folder: Path, fault: OSError, *, listed: bool) -> DatasetError:
     sentence = f"The folder {folder} cannot be read ({fault.strerror or fault})."
-    remedy = "Its pictures stay listed and come back with it. Connect its drive or network again, or close the dataset."
+    follows = "Its pictures stay listed and come back with it." if listed else "Its pictures come when it can."
+    remedy = f"{follows} Connect its drive or network again, or close the dataset."
     return DatasetError("dataset.folder_lost", sentence, remedy)
 
 

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import logging
-import os
+import math
 import threading
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from itertools import islice
+from itertools import islice, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from app.core.disk.roots import identity_of, overlapping, silence
 from app.core.events import Event
 from app.core.library import Library
 from app.core.pictures import Altered, Fact, Field, Folder, FolderField, Picture, Value
 from app.core.priority import in_turns
 from app.core.tasks import Tasks, raise_again
-from trainer.errors import DatasetError, ImpastoError
-from trainer.protocol.atomic import long_path
+from trainer.errors import ImpastoError
 
 if TYPE_CHECKING:  # brings numpy, Pillow and pydantic: a window without a dataset does not wait for them
     from app.core.disk.looking import Looker
@@ -28,6 +29,8 @@ _AHEAD = 2
 """Batches that wait for the library's thread; more would keep it from answering the user."""
 _HEADERS = 400
 """Headers read in one go, about a fifth of a second: other work comes between."""
+_SILENT = 15.0
+"""Seconds without an answer after which a disk is said not to answer; one that has to start turning takes ten."""
 _USERS: frozenset[Field] = frozenset({"caption", "rating", "excluded", "crop"})
 _KNOWN = [attribute.name for attribute in fields(Picture) if attribute.name not in ("id", "folder", "name")]
 _FACTS: tuple[FolderField, ...] = ("repeats", "regularisation", "trigger")
@@ -89,6 +92,12 @@ class _Dataset:
     whole: bool = False
     """Whether the next look is to be a thorough one."""
     lost: ImpastoError | None = None
+    identity: tuple[int, int] | None = None
+    """Device and number of the folder, once its disk has told them."""
+    answered: float = math.inf
+    """When its disk was asked for something or answered last; from workers, by the monotonic clock."""
+    silent: bool = False
+    """Whether it is lost for not answering."""
     ids: dict[Folder, dict[str, int]] = field(default_factory=dict)
     touched: set[int] = field(default_factory=set)
     """Pictures that the user changed since the look that runs began: what it read may be older."""
@@ -99,6 +108,10 @@ class _Dataset:
     unsized: dict[int, None] = field(default_factory=dict)
     sizing: bool = False
     sized: int = 0
+
+    def answer(self) -> None:
+        """Note that the disk answers; from any thread."""
+        self.answered = time.monotonic()
 
 
 class Datasets:
@@ -115,6 +128,10 @@ class Datasets:
         self.closed: Event[Path] = Event()
         self.progress: Event[Progress] = Event()
         self.problems: Event[ImpastoError] = Event()
+        self.found: Event[ImpastoError] = Event()
+        """What was told by `problems` is over: the dataset can be reached again, or is closed."""
+        self.reworded: Event[Collection[int]] = Event()
+        """Other captions than before stand in the files of these pictures, of which all was known."""
         self.strays: Event[Strays] = Event()
         """Files of a folder have no picture, or others than before have none."""
         self.differs: Event[OnDisk] = Event()
@@ -150,8 +167,9 @@ class Datasets:
             return
         other = next((one for one in self._open if root.is_relative_to(one) or one.is_relative_to(root)), None)
         if other:
-            self._tasks.run(lambda: _overlapping(root, other), self.problems.emit, raise_again)
+            self._tasks.run(lambda: overlapping(root, other), self.problems.emit, raise_again, kept=False)
             return
+        self._library.expect(root)
         self._open[root] = _Dataset(root, others=tuple(self._open.values()))
         self._look(self._open[root], {})
 
@@ -161,6 +179,8 @@ class Datasets:
         if dataset:
             dataset.stop.set()
             self._library.remove(number for ids in dataset.ids.values() for number in ids.values())
+            if dataset.lost:
+                self.found.emit(dataset.lost)
             self.closed.emit(dataset.root)
 
     def stop(self) -> None:
@@ -171,7 +191,8 @@ class Datasets:
     def refresh(self, near: Iterable[int] = (), whole: bool = False) -> None:
         """Look for what other programs changed, first at the pictures in `near`; `whole`: ask for every single file.
 
-        Cheap enough for every other second; a thorough look is for the moment at which the user comes back.
+        Cheap enough for every other second; a thorough look is for the moment at which the user comes back. A dataset
+        whose disk has not answered for long is said to be lost until it does.
         """
         names: dict[Path, dict[Path, set[str]]] = {}
         for number in near:
@@ -181,7 +202,21 @@ class Datasets:
                 names.setdefault(picture.folder.root, {}).setdefault(picture.folder.path, set()).update(beside)
         for root, dataset in self._open.items():
             dataset.whole |= whole
+            self._watch(dataset)
             self._look(dataset, names.get(root, {}))
+
+    def _watch(self, dataset: _Dataset) -> None:
+        """Say once that a disk does not answer."""
+        waits = dataset.looking or dataset.sizing
+        if waits and not dataset.lost and time.monotonic() > dataset.answered + _SILENT:
+            dataset.silent = True
+            self._lose(dataset, silence(dataset.root))
+
+    def _hear(self, dataset: _Dataset) -> None:
+        """Take it that the disk answers, if need be again."""
+        if dataset.silent:
+            dataset.silent = False
+            self._lose(dataset, None)
 
     def drop(self, ids: Iterable[int]) -> None:
         """Forget pictures whose files this app itself moves away; `moved` says when that is over."""
@@ -215,7 +250,7 @@ class Datasets:
     def _look(self, dataset: _Dataset, near: Mapping[Path, set[str]]) -> None:
         if dataset.looking:
             return
-        dataset.looking = True
+        dataset.looking, dataset.answered = True, math.inf
         dataset.touched.clear()
         again, dataset.again = dataset.again, {}
         dropped, dataset.dropped = dataset.dropped, {}
@@ -224,13 +259,16 @@ class Datasets:
         def look() -> None:
             from app.core.disk.looking import Looker
 
+            dataset.answer()
+            dataset.identity = identity_of(dataset.root)
+            if dataset.identity and any(other.identity == dataset.identity for other in dataset.others):
+                raise _OpenAlready
+
             if dataset.looker is None:
-                if any(_is_same(dataset.root, other.root) for other in dataset.others):
-                    raise _OpenAlready
-                dataset.looker = Looker(dataset.root, lambda news: self._hand(dataset, news))
+                dataset.looker = Looker(dataset.root, lambda news: self._hand(dataset, news), dataset.answer)
             dataset.looker.look(whole, near, again, dropped)
 
-        self._tasks.run(look, lambda _: self._looked(dataset), lambda fault: self._failed(dataset, fault))
+        self._tasks.run(look, lambda _: self._looked(dataset), lambda fault: self._failed(dataset, fault), kept=False)
 
     def _hand(self, dataset: _Dataset, news: News) -> None:
         """Send news to the library's thread, from a worker; waits while that has enough to do."""
@@ -251,6 +289,7 @@ class Datasets:
         dataset.looking = False
         if dataset.stop.is_set():
             return
+        self._hear(dataset)
         if not dataset.listed and not dataset.lost:
             dataset.listed = True
             self.opened.emit(Opened(dataset.root, sum(map(len, dataset.ids.values()))))
@@ -258,9 +297,12 @@ class Datasets:
 
     def _failed(self, dataset: _Dataset, fault: BaseException) -> None:
         dataset.looking = False
+        if dataset.stop.is_set():
+            return
         if isinstance(fault, _OpenAlready):
             self._drop_twin(dataset)
         elif not isinstance(fault, _Stopped):
+            self._hear(dataset)
             logging.getLogger(__name__).error("A look at %s ended early", dataset.root, exc_info=fault)
 
     def _drop_twin(self, dataset: _Dataset) -> None:
@@ -282,6 +324,7 @@ class Datasets:
     def _take(self, dataset: _Dataset, news: News) -> None:
         from app.core.disk import news as kinds
 
+        self._hear(dataset)
         match news:
             case kinds.Found():
                 self._enter(dataset, news.folder, news.pictures)
@@ -313,7 +356,7 @@ class Datasets:
 
     def _learn(self, dataset: _Dataset, folder: Folder, pictures: Mapping[str, Mapping[str, Any]]) -> None:
         """Take over what differs from the library, but for edits that the disk does not show yet."""
-        ids, learned, kinds = dataset.ids.get(folder, {}), {}, set[Fact | Field]()
+        ids, learned, kinds, reworded = dataset.ids.get(folder, {}), {}, set[Fact | Field](), list[int]()
         for name, facts in pictures.items():
             picture = self._library.pictures.get(ids.get(name, 0))
             if picture is None:
@@ -323,9 +366,12 @@ class Datasets:
             if values:
                 learned[picture.id] = values
                 kinds.update(_KINDS[key] for key in values)
+                reworded += [picture.id] if "caption" in values else []
             if "width" in facts and facts["width"] is None:
                 dataset.unsized[picture.id] = None
         self._tell(learned, kinds)
+        if reworded and dataset.known:
+            self.reworded.emit(reworded)
 
     def _without_edited(self, dataset: _Dataset, picture: Picture, values: dict[str, Any]) -> dict[str, Any]:
         """Leave out what the user changed meanwhile: read again later where the look is too old, else told."""
@@ -375,12 +421,17 @@ class Datasets:
 
     def _lose(self, dataset: _Dataset, error: ImpastoError | None) -> None:
         """Say of every picture why it cannot be reached, or that it can be again."""
-        before, after = (None, error.sentence) if error else (dataset.lost and dataset.lost.sentence, None)
-        dataset.lost = error
+        lost, dataset.lost = dataset.lost, error
         pictures = [self._library.pictures[number] for ids in dataset.ids.values() for number in ids.values()]
-        self._tell({one.id: {"problem": after} for one in pictures if one.problem == before}, ["problem"])
         if error:
+            self._tell({one.id: {"problem": error.sentence} for one in pictures}, ["problem"])
             self.problems.emit(error)
+        elif lost:
+            back = [one for one in pictures if one.problem == lost.sentence]
+            # What was said of a file before may have been that it had gone with its folder.
+            dataset.unsized.update(dict.fromkeys(one.id for one in back if one.width is None))
+            self._tell({one.id: {"problem": None} for one in back}, ["problem"])
+            self.found.emit(lost)
 
     # Sizes
 
@@ -397,26 +448,34 @@ class Datasets:
         for number in some:
             del dataset.unsized[number]
         pictures = [self._library.pictures[number] for number in some if number in self._library.pictures]
-        asked = [(picture.id, picture.path, picture.changed_ns) for picture in pictures]
-        dataset.sizing = True
+        asked = [(picture.id, picture.folder.path, picture.name, picture.changed_ns) for picture in pictures]
+        dataset.sizing, dataset.answered = True, math.inf
 
         def read() -> list[Mapping[str, Any]]:
             from app.core.disk.reading import read_size
 
-            return [{} if dataset.stop.is_set() else read_size(path) for _, path, _ in in_turns(asked)]
+            dataset.answer()
+            wanted = takewhile(lambda _: not dataset.stop.is_set(), asked)
+            return [read_size(path / name) for _, path, name, _ in in_turns(wanted, dataset.answer)]
 
         def failed(fault: BaseException) -> None:
             dataset.sizing = False
             logging.getLogger(__name__).error("Reading headers in %s ended early", dataset.root, exc_info=fault)
 
-        self._tasks.run(read, lambda sizes: self._sized(dataset, asked, sizes), failed)
+        self._tasks.run(read, lambda sizes: self._sized(dataset, asked, sizes), failed, kept=False)
 
-    def _sized(self, dataset: _Dataset, asked: list[tuple[int, Path, int]], sizes: list[Mapping[str, Any]]) -> None:
+    def _sized(
+        self, dataset: _Dataset, asked: list[tuple[int, Path, str, int]], sizes: list[Mapping[str, Any]]
+    ) -> None:
         dataset.sizing = False
         if dataset.stop.is_set():
             return
+        self._hear(dataset)
+        if dataset.lost:  # they tell of the folder, not of its pictures
+            dataset.unsized.update(dict.fromkeys(number for number, *_ in asked))
+            return
         facts = {}
-        for (number, _, changed_ns), size in zip(asked, sizes, strict=True):
+        for (number, *_, changed_ns), size in zip(asked, sizes, strict=True):
             picture = self._library.pictures.get(number)
             if picture and picture.changed_ns == changed_ns:
                 facts[number] = size
@@ -433,22 +492,3 @@ class _Stopped(Exception):
 
 class _OpenAlready(Exception):
     """The folder is open by another path: one of the two leads through a link."""
-
-
-def _is_same(one: Path, other: Path) -> bool:
-    """Tell whether two paths lead to one folder, also where one of them is a link."""
-    try:
-        return one == other or one.samefile(other)
-    except OSError:  # a folder that is gone is no other one
-        return False
-
-
-def _overlapping(root: Path, other: Path) -> DatasetError:
-    if root.is_relative_to(other):
-        if not os.path.lexists(long_path(root)):
-            sentence = f"There is nothing at {root}."
-            return DatasetError("dataset.folder_lost", sentence, "It was moved or renamed, or the path has a slip.")
-        sentence = f"{root} lies inside {other}, which is open already with all its folders."
-        return DatasetError("dataset.open_already", sentence, "Look for its pictures there.")
-    sentence = f"{root} holds {other}, which is open already."
-    return DatasetError("dataset.open_already", sentence, f"Close {other.name} first to open all of {root.name}.")

@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from app.core.disk.shelf import Shelf, key_of
 from app.core.events import Event
 from app.core.pictures import Picture
-from app.core.priority import step_back
+from app.core.priority import stand_back, step_back
 from app.core.tasks import Post
 from trainer.cores import usable_cores
 from trainer.errors import DatasetError
@@ -26,6 +26,12 @@ Edge = Literal[256, 512]
 """Sides in pixels of the squares that thumbnails are made for."""
 EDGES: tuple[Edge, Edge] = (256, 512)
 FILE_NAME = "thumbnails.sqlite"
+_LONG = 10.0
+"""Seconds after which a thumbnail is taken to be stuck at a disk that does not answer; enormous pictures take five."""
+_MORE = 8
+"""Threads more than are wanted, at most."""
+_PATIENCE = 2.0
+"""Seconds that the end waits for what is being made."""
 
 
 class _Wish(NamedTuple):
@@ -35,6 +41,17 @@ class _Wish(NamedTuple):
     pixels: int
     changed_ns: int
     size: int
+
+
+class _Job(NamedTuple):
+    """What a thread is to make."""
+
+    wish: _Wish
+    path: Path
+    shown: bool = True
+    """Whether somebody waits for it."""
+    reachable: bool = True
+    """Whether its file may be asked for; else there is what the disk's cache has, or nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,21 +84,25 @@ class Thumbnails:
         quiet: float = 1.0,
     ) -> None:
         self.ready: Event[Thumbnail] = Event()
+        self.reachable: Callable[[Picture], bool] = lambda picture: True
+        """Tells whether a picture's disk can be reached; whoever watches it says it here."""
         self._post = post
         self._shelf = Shelf(file, disk)
         self._kept: OrderedDict[_Wish, Thumbnail] = OrderedDict()
         self._failed: dict[int, _Wish] = {}
         self._weight, self._memory = 0, memory
         self._change = threading.Condition()
-        self._wishes: dict[_Wish, Path] = {}
+        self._wishes: dict[_Wish, _Job] = {}
         self._later: tuple[deque[Picture], int] = (deque(), EDGES[0])
         self._quiet, self._idle_from = quiet, 0.0
         self._done: deque[tuple[_Wish, Thumbnail]] = deque()
         self._running: set[_Wish] = set()
         self._ends = False
         count = threads or max(1, min(4, usable_cores() - 1))
-        self._threads = [threading.Thread(target=self._work, name=f"thumbnails-{n}", daemon=True) for n in range(count)]
-        self._started = False
+        self._count, self._threads = count, 0
+        self._hired: list[threading.Thread] = []
+        self._busy: dict[threading.Thread, float] = {}
+        """Who makes something and since when, by the monotonic clock."""
 
     def get(self, picture: Picture, pixels: int) -> Thumbnail | None:
         """Return a thumbnail of the file as it is now, if memory has it."""
@@ -93,17 +114,17 @@ class Thumbnails:
 
     def request(self, picture: Picture, pixels: int) -> None:
         """Wish for a thumbnail, before all others that wait."""
-        self._wait_for({_wish(picture, pixels): picture.path}, keep=True)
+        self._wait_for([picture], pixels, keep=True)
 
     def show(self, pictures: Iterable[Picture], pixels: int) -> None:
         """Wish for these thumbnails, the first of them first, and for no others."""
-        self._wait_for({_wish(picture, pixels): picture.path for picture in pictures}, keep=False)
+        self._wait_for(pictures, pixels, keep=False)
 
     def forget(self, ids: Iterable[int]) -> None:
         """Drop the wishes for these pictures."""
         gone = set(ids)
         with self._change:
-            self._wishes = {wish: path for wish, path in self._wishes.items() if wish.picture not in gone}
+            self._wishes = {wish: job for wish, job in self._wishes.items() if wish.picture not in gone}
 
     def prepare(self, pictures: Iterable[Picture], pixels: int) -> None:
         """Make these thumbnails for the disk's cache in idle time; they replace those asked for so before."""
@@ -120,92 +141,120 @@ class Thumbnails:
         """Forget that these pictures could not be shown: their disk may be there again."""
         for number in self._failed.keys() & set(ids):
             self._kept.pop(self._failed.pop(number), None)
+        self.look()
+
+    def look(self) -> None:
+        """Go on with what waits though all threads are stuck; called every few seconds by whoever has a clock."""
+        with self._change:
+            if self._wishes:
+                self._start()
 
     def close(self) -> None:
         """End the threads after what they make now, and write what waits for the disk."""
         with self._change:
             self._ends = True
             self._change.notify_all()
-        if self._started:
-            for thread in self._threads:
-                thread.join()
+            self._change.wait_for(lambda: not self._threads, _PATIENCE)
+            ending = [thread for thread in self._hired if thread not in self._busy]
+        for thread in ending:
+            thread.join()
         self._shelf.close()
 
-    def _wait_for(self, wishes: Mapping[_Wish, Path], keep: bool) -> None:
+    def _wait_for(self, pictures: Iterable[Picture], pixels: int, keep: bool) -> None:
         self.give_way()
-        missing = [wish for wish in reversed(list(wishes)) if wish not in self._kept]
+        jobs = [_Job(_wish(one, pixels), one.path, reachable=self.reachable(one)) for one in pictures]
+        missing = [job for job in reversed(jobs) if job.wish not in self._kept]
         with self._change:
             waiting = self._wishes if keep else {}
-            for wish in missing:
-                waiting.pop(wish, None)
-                if wish not in self._running:
-                    waiting[wish] = wishes[wish]
+            for job in missing:
+                waiting.pop(job.wish, None)
+                if job.wish not in self._running:
+                    waiting[job.wish] = job
             self._wishes = waiting
             if missing:
                 self._start()
                 self._change.notify_all()
 
     def _start(self) -> None:
-        if not self._started:
-            self._started = True
-            for thread in self._threads:
-                thread.start()
+        """See to it that there are threads, others for those that are stuck at a disk that does not answer."""
+        while self._threads < min(self._count + self._stuck(), self._count + _MORE):
+            thread = threading.Thread(target=self._work, name=f"thumbnails-{self._threads}", daemon=True)
+            self._hired = [*filter(threading.Thread.is_alive, self._hired), thread]
+            self._threads += 1
+            thread.start()
+
+    def _stuck(self) -> int:
+        return sum(begun + _LONG <= time.monotonic() for begun in self._busy.values())
 
     # On the threads
 
     def _work(self) -> None:
         step_back()
         while (job := self._next()) is not None:
-            wish, path, shown = job
+            stand_back()
             try:
-                if shown:
-                    self._hand(wish, self._make(wish, path))
-                elif not self._shelf.has(_key(wish, path)):
-                    self._draw(wish, path)
+                if job.shown:
+                    self._hand(job, self._make(job))
+                elif not self._shelf.has(_key(job)):
+                    self._draw(job)
             except Exception as fault:  # a thread that died would leave the window without thumbnails
                 if not isinstance(fault, DatasetError):
-                    logging.getLogger(__name__).exception("No thumbnail of %s", path)
-                if shown:
-                    self._hand(wish, Thumbnail(wish.picture, wish.pixels, 0, 0, b"", str(fault)))
+                    logging.getLogger(__name__).exception("No thumbnail of %s", job.path)
+                if job.shown:
+                    self._hand(job, Thumbnail(job.wish.picture, job.wish.pixels, 0, 0, b"", str(fault)))
 
-    def _next(self) -> tuple[_Wish, Path, bool] | None:
-        """Return the newest wish, where its picture lies, and whether somebody waits for it; None at the end."""
+    def _next(self) -> _Job | None:
+        """Return the newest of what somebody waits for, or something for later; None at the end."""
+        me = threading.current_thread()
         with self._change:
-            while not self._ends:
+            self._busy.pop(me, None)
+            while not self._ends and self._threads <= self._count + self._stuck():
+                self._busy[me] = time.monotonic()
                 if self._wishes:
-                    wish, path = self._wishes.popitem()
-                    self._running.add(wish)
-                    return wish, path, True
+                    wish, job = self._wishes.popitem()
+                    if job.reachable:  # else it may be wished for once more when its disk is back
+                        self._running.add(wish)
+                    return job
                 later, pixels = self._later
                 patience = self._idle_from - time.monotonic()
-                if later and not self._running and patience <= 0:
+                rests = later and len(self._running) <= self._stuck()
+                if rests and patience <= 0:
                     # Only here, as it would take the window's thread half a second for 100,000 pictures. What is read
                     # of a picture may be about to change: then its thumbnail is made under a name nobody asks for.
                     picture = later.popleft()
-                    return _wish(picture, pixels), picture.path, False
-                self._change.wait(max(0.0, patience) if later and not self._running else None)
+                    return _Job(_wish(picture, pixels), picture.path, shown=False)
+                del self._busy[me]
+                self._change.wait(max(0.0, patience) if rests else None)
+            self._threads -= 1
+            self._change.notify_all()
             return None
 
-    def _make(self, wish: _Wish, path: Path) -> Thumbnail:
+    def _make(self, job: _Job) -> Thumbnail | None:
         from app.core.disk.drawing import unpack
 
-        data = self._shelf.get(_key(wish, path))
+        data = self._shelf.get(_key(job))
         pixels = unpack(data) if data else None
-        pixels = pixels or self._draw(wish, path)
-        return Thumbnail(wish.picture, wish.pixels, pixels.width, pixels.height, pixels.rgb)
+        if pixels is None and not job.reachable:
+            return None
+        pixels = pixels or self._draw(job)
+        return Thumbnail(job.wish.picture, job.wish.pixels, pixels.width, pixels.height, pixels.rgb)
 
-    def _draw(self, wish: _Wish, path: Path) -> Pixels:
+    def _draw(self, job: _Job) -> Pixels:
         from app.core.disk.drawing import make_thumbnail
 
-        pixels, packed = make_thumbnail(path, wish.pixels)
-        self._shelf.put(_key(wish, path), packed)
+        pixels, packed = make_thumbnail(job.path, job.wish.pixels)
+        stand_back()
+        self._shelf.put(_key(job), packed)
         return pixels
 
-    def _hand(self, wish: _Wish, thumbnail: Thumbnail) -> None:
+    def _hand(self, job: _Job, thumbnail: Thumbnail | None) -> None:
+        if thumbnail is None:
+            return
         with self._change:
-            self._running.discard(wish)
+            if job.reachable:
+                self._running.discard(job.wish)
             first = not self._done
-            self._done.append((wish, thumbnail))
+            self._done.append((job.wish, thumbnail))
             self._change.notify()
         if first:  # one call for all that are done by then
             self._post(self._deliver)
@@ -239,5 +288,5 @@ def _wish(picture: Picture, pixels: int) -> _Wish:
     return _Wish(picture.id, pixels, picture.changed_ns, picture.bytes)
 
 
-def _key(wish: _Wish, path: Path) -> bytes:
-    return key_of(path, wish.changed_ns, wish.size, wish.pixels)
+def _key(job: _Job) -> bytes:
+    return key_of(job.path, job.wish.changed_ns, job.wish.size, job.wish.pixels)

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Protocol, cast
 
 from app.core.edits.journal import Journal
-from app.core.edits.saving import Learned, Saver
+from app.core.edits.saving import Saver
+from app.core.edits.states import Learned
 from app.core.edits.wishes import Key, Wish
 from app.core.events import Event
 from app.core.library import Library

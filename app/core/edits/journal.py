@@ -44,7 +44,7 @@ class Journal:
     """The journal of this session. `append` and `end` belong to the library's thread, the rest to the writer's.
 
     Where it cannot be written, edits go on without it and straight to their files: `fault` says so until `roll` mends
-    it.
+    it. Once it is closed, what a thread still does that the end did not wait for changes nothing.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -55,6 +55,7 @@ class Journal:
         self._access = threading.Lock()
         self._owned = contextlib.ExitStack()
         self._file: BinaryIO | None = None
+        self._closed = False
         self._number = 0
         self._part = 0
         self._owed: list[dict[str, Any]] = []
@@ -93,8 +94,10 @@ class Journal:
     def sync(self) -> None:
         """Wait until all entries are on the disk itself, where they outlive a power cut too."""
         try:
-            if self._file:
-                os.fsync(self._file.fileno())
+            if file := self._file:
+                os.fsync(file.fileno())
+        except ValueError:  # closed meanwhile
+            return
         except OSError as fault:
             self.fault = fault
 
@@ -115,6 +118,8 @@ class Journal:
         Not while an edit is being entered, or made but unknown to `wishes`: `taken` is the last that they know of.
         """
         with self._access:
+            if self._closed:
+                return
             grown = self._file is None or self._file.tell() > max(_LARGE, 1000 * len(wishes))
             if self._part == 0 and self._number == taken and (grown or self.fault):
                 try:
@@ -152,6 +157,7 @@ class Journal:
     def close(self, wishes: Sequence[Wish]) -> None:
         """End the session, leaving only what could not be saved for the next start; no file where that is nothing."""
         with self._access:
+            self._closed = True
             try:
                 self._renew(wishes)
                 self._shut()

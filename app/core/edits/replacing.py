@@ -76,10 +76,11 @@ def replace_file(file: str, seen: Seen, data: bytes, *, durable: bool) -> None:
         with contextlib.suppress(OSError):
             os.unlink(_system(temporary))
         raise
-    if durable:
-        sync_directory(Path(target).parent)
+    # At once: what another program writes while the disk is waited for comes after this, and is no fault of the disk.
     if look_at(target, len(data) + 1).data != data:
         raise OSError(errno.EIO, "it reads differently from what was written", file)
+    if durable:
+        sync_directory(Path(target).parent)
 
 
 def remove_file(file: str, seen: Seen) -> None:

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Literal, NamedTuple, TypeVar
+from typing import Literal, TypeVar
 
 from app.core.edits.journal import Journal
 from app.core.edits.replacing import refusal
+from app.core.edits.states import Conflict, Learned, Notice, SaveProblem, SaveState
 from app.core.edits.wishes import AnyField, Key, Wish
 from app.core.edits.writer import Outcome, Writer
 from app.core.events import Event
-from app.core.pictures import Field, Folder, FolderField, Picture, Value
-from app.core.priority import step_back
+from app.core.pictures import Field, Folder, FolderField, Picture
+from app.core.priority import stand_back, step_back
 from app.core.tasks import Post
 from trainer.errors import DatasetError
 
@@ -25,83 +28,11 @@ PAUSE = 0.7
 """Seconds without a key after which typed words are written."""
 RETRY = 20.0
 """Seconds after which what could not be written is tried again by itself."""
+_PATIENCE = 10.0
+"""Seconds in which the disk has to answer once when the app ends."""
 _BATCH = 2000
 _Name = TypeVar("_Name", Field, FolderField)
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class SaveProblem:
-    """Why something waits to be written: what and why, what to do, and how much it is."""
-
-    code: str
-    sentence: str
-    remedy: str
-    waiting: int
-    """Values that wait for this reason."""
-    pictures: frozenset[int]
-    """Those of this session among them."""
-
-
-@dataclass(frozen=True, slots=True)
-class Conflict:
-    """A value that another program changed while the user did: nothing is written until he chose."""
-
-    key: Key
-    mine: Value
-    theirs: Value
-    """What stands on disk; None: no caption file, or nothing noted."""
-
-    @property
-    def path(self) -> Path:
-        """The picture or the folder."""
-        return self.key.path
-
-    @property
-    def field(self) -> AnyField:
-        """What of it."""
-        return self.key.field
-
-
-class Learned(NamedTuple):
-    """What stands on disk of a picture, where the library may hold something else."""
-
-    key: Key
-    number: int
-    """Of the latest edit that was brought to disk with it, or is void: one after that counts more."""
-    found: Value
-
-
-@dataclass(frozen=True, slots=True)
-class Notice:
-    """Something about writing that the user hears once a session for each dataset.
-
-    `notice.converted`: files in other encodings became UTF-8. `notice.beside_list`: captions of metadata.jsonl were
-    changed in .txt files, which come before it. `notice.recovered`: edits of a session that crashed are being written.
-    """
-
-    code: Literal["notice.converted", "notice.beside_list", "notice.recovered"]
-    root: str
-    count: int
-
-
-@dataclass(frozen=True, slots=True)
-class SaveState:
-    """How far saving is. "All changes saved, originals backed up" holds when it is `clean`."""
-
-    pending: int = 0
-    """Values not on disk yet, those of problems and conflicts included."""
-    saved: int = 0
-    """Values brought to disk in this session."""
-    backed_up: bool = True
-    """Whether an original was kept of all that was written."""
-    problems: tuple[SaveProblem, ...] = ()
-    conflicts: tuple[Conflict, ...] = ()
-
-    @property
-    def clean(self) -> bool:
-        """Tell whether all is on disk."""
-        return not self.pending and not self.problems
 
 
 @dataclass(slots=True)
@@ -111,6 +42,29 @@ class _Waiting:
     """By the monotonic clock."""
     first: int
     """The number of the first wish of those in a row of which it is made."""
+
+
+@dataclass
+class _Arrived:
+    """Wishes of one edit that are still to be entered, which takes some hundred milliseconds for 100,000."""
+
+    wishes: Sequence[Wish]
+    due: float
+
+    @cached_property
+    def pictures(self) -> frozenset[int]:
+        """Whom they are for, where it was wished in this session and for a picture."""
+        return frozenset(wish.picture for wish in self.wishes if wish.picture is not None)
+
+    @cached_property
+    def fields(self) -> frozenset[AnyField]:
+        """What of them; as of `pictures`, some of it may be entered since this was asked first."""
+        return frozenset(wish.key.field for wish in self.wishes)
+
+    @cached_property
+    def others(self) -> frozenset[Key]:
+        """What is wished of folders, and what a session that crashed had wished: of whom, only the key tells."""
+        return frozenset(wish.key for wish in self.wishes if wish.picture is None)
 
 
 class Saver:
@@ -133,7 +87,7 @@ class Saver:
         self.now = SaveState()
         """The last state that was told."""
         self._journal, self._writer, self._pause = journal, writer, pause
-        self._inbox: list[tuple[Sequence[Wish], float]] = []
+        self._inbox: list[_Arrived] = []
         self._open: dict[Key, _Waiting] = {}
         self._flight: dict[Key, _Waiting] = {}
         self._refused: dict[Key, Outcome] = {}
@@ -143,7 +97,9 @@ class Saver:
         self._saved = self._taken = 0
         self._noticed: set[tuple[str, str]] = set()
         self._retry_at = float("inf")
-        self._closing = False
+        self._closing = self._left = False
+        self._came = 0.0
+        """When something came of the writing last, by the monotonic clock."""
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="app-saver", daemon=True) if threaded else None
         if self._thread:
@@ -152,7 +108,7 @@ class Saver:
     def take(self, wishes: Sequence[Wish], *, typing: bool = False) -> None:
         """Write these soon: at once, or after a pause where they come from typing. They are in the journal already."""
         with self._changed:
-            self._inbox.append((wishes, time.monotonic() + self._pause * typing))
+            self._inbox.append(_Arrived(wishes, time.monotonic() + self._pause * typing))
             self._changed.notify_all()
             state = replace(self.now, pending=self._pending())
         self._tell(state)
@@ -174,21 +130,27 @@ class Saver:
         self.take(list(newest.values()))
 
     def unsaved(self, picture: Picture) -> frozenset[Field]:
-        """Return what of a picture is not on disk yet: a look at the disk must not overwrite that in the library."""
+        """Return what of a picture is not on disk yet: a look at the disk must not overwrite that in the library.
+
+        While a large edit is being entered that may be too much: what it changes of any picture.
+        """
         fields: tuple[Field, ...] = ("caption", "rating", "excluded", "crop")
-        return self._waiting_of(picture.folder.root, picture.path, fields)
+        return self._waiting_of(picture.folder.root, picture.path, fields, picture.id)
 
     def unsaved_of_folder(self, folder: Folder) -> frozenset[FolderField]:
         """Return which facts of a folder are not on disk yet, as `unsaved` does for a picture."""
         fields: tuple[FolderField, ...] = ("repeats", "regularisation", "trigger")
-        return self._waiting_of(folder.root, folder.path, fields)
+        return self._waiting_of(folder.root, folder.path, fields, None)
 
-    def _waiting_of(self, root: Path, path: Path, fields: Sequence[_Name]) -> frozenset[_Name]:
+    def _waiting_of(self, root: Path, path: Path, fields: Sequence[_Name], picture: int | None) -> frozenset[_Name]:
         name = path.relative_to(root).as_posix() if path != root else ""
         with self._changed:
-            self._absorb(None)
-            stores = (self._open, self._flight, self._refused, self._conflicts)
-            return frozenset(field for field in fields if any(Key(str(root), name, field) in store for store in stores))
+            stores: list[Container[Key]] = [self._open, self._flight, self._refused, self._conflicts]
+            stores += [arrived.others for arrived in self._inbox]
+            held = {field for field in fields if any(Key(str(root), name, field) in store for store in stores)}
+            for arrived in self._inbox:
+                held |= {field for field in fields if picture in arrived.pictures and field in arrived.fields}
+            return frozenset(held)
 
     def wants_more(self, learned: Learned) -> bool:
         """Tell whether something waits that the user wanted of the same value later."""
@@ -210,10 +172,10 @@ class Saver:
             self._retry_at = float("inf")
             self._changed.notify_all()
 
-    def flush(self) -> None:
+    def flush(self, patience: float = math.inf) -> None:
         """Wait until all that was wished for by now is on disk or refused, or in conflict; workers may wait too.
 
-        Not for what is typed meanwhile, as somebody may type for hours.
+        Not for what is typed meanwhile, for hours maybe; nor where nothing comes of it for `patience` seconds.
         """
         self.hurry()
         if self._thread is None:
@@ -223,6 +185,8 @@ class Saver:
         with self._changed:
             latest = self._taken
             while self._thread.is_alive() and any(each.first <= latest for each in self._on_their_way()):
+                if self._flight and time.monotonic() > self._came + patience:
+                    return
                 self._changed.wait(1.0)
 
     def _on_their_way(self) -> Iterator[_Waiting]:
@@ -258,14 +222,17 @@ class Saver:
             self._open[wish.key] = _Waiting(replace(wish, bases=(wish.desired,)), now, wish.number)
 
     def close(self) -> None:
-        """Write what can be written and end; what cannot stays in the journal for the next start."""
-        self.flush()
+        """Write what can be written and end; what cannot, or no disk answers for, stays for the next start."""
+        self.flush(_PATIENCE)
         with self._changed:
             self._closing = True
             self._changed.notify_all()
-        if self._thread:
+            self._left = bool(self._flight)
+        if self._thread and not self._left:
             self._thread.join()
-        self._journal.close(self._unwritten())
+        with self._changed:
+            unwritten = [*self._unwritten(), *(waiting.wish for waiting in self._flight.values())]
+        self._journal.close(unwritten)
 
     def _run(self) -> None:
         step_back()
@@ -279,7 +246,15 @@ class Saver:
             return False
         if batch:
             self._journal.sync()
-            self._settle(batch, self._write(batch))
+            outcomes = self._write(batch)
+            with self._changed:
+                if self._left:  # it answers when nobody waits any more: the next start will see
+                    return False
+            self._settle(batch, outcomes)
+        while self._inbox:
+            with self._changed:  # and not for all of a large edit: the window may want it meanwhile
+                self._absorb(_BATCH)
+            stand_back()  # else it would have the lock again before the window has woken up
         with self._changed:
             self._absorb(None)
             wishes, taken = self._unwritten(), self._taken
@@ -294,7 +269,7 @@ class Saver:
 
     def _write(self, batch: Sequence[Wish]) -> list[Outcome]:
         try:
-            return list(self._writer.write(batch))
+            return list(map(self._note, self._writer.write(batch)))
         except Exception as fault:  # noqa: BLE001 (the edge of a thread that has to live as long as the window)
             _log.exception("Writing failed in a way that nobody foresaw")
             error = DatasetError(
@@ -303,6 +278,11 @@ class Saver:
                 "What you changed is kept and tried again; the log says more.",
             )
             return [Outcome(wish, "refused", error=error) for wish in batch]
+
+    def _note(self, outcome: Outcome) -> Outcome:
+        self._came = time.monotonic()
+        stand_back()
+        return outcome
 
     def _next(self) -> list[Wish] | None:
         """Wait for work; return what is due, or nothing where only a state is to be told, or None at the end."""
@@ -320,6 +300,7 @@ class Saver:
                     self._changed.wait(self._patience(now))
             if not due:
                 return None if self._closing else []
+            self._came = time.monotonic()
             self._flight = {waiting.wish.key: waiting for waiting in due}
             for key in self._flight:
                 del self._open[key]
@@ -332,12 +313,11 @@ class Saver:
     def _absorb(self, most: int | None) -> None:
         """Take wishes out of the inbox, of a large edit only so many, so that nobody waits for the lock."""
         while self._inbox:
-            wishes, due = self._inbox[0]
-            part = wishes[:most]
-            for wish in part:
-                self._add(wish, due)
-            if most is not None and len(wishes) > most:
-                self._inbox[0] = (wishes[most:], due)
+            arrived = self._inbox[0]
+            for wish in arrived.wishes[:most]:
+                self._add(wish, arrived.due)
+            if most is not None and len(arrived.wishes) > most:
+                arrived.wishes = arrived.wishes[most:]
                 return
             del self._inbox[0]
 
@@ -443,7 +423,7 @@ class Saver:
 
     def _pending(self) -> int:
         known = len(self._open) + len(self._flight) + len(self._refused) + len(self._conflicts)
-        return known + sum(len(wishes) for wishes, _ in self._inbox)
+        return known + sum(len(arrived.wishes) for arrived in self._inbox)
 
     def _state(self) -> SaveState:
         reasons: defaultdict[DatasetError, list[Wish]] = defaultdict(list)

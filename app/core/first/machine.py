@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from app.core.engine.served import Served
 from app.core.events import Event
 from app.core.tasks import Post
+from app.core.words import in_words
 from trainer.errors import ImpastoError
 from trainer.protocol import places
 
@@ -47,7 +48,7 @@ def _cards() -> tuple[tuple[Card, ...], str]:
     try:
         return tuple(gpu.cards()), ""
     except ImpastoError as error:
-        return (), f"{error.sentence} {error.remedy}"
+        return (), in_words(error)
 
 
 @dataclass(frozen=True, slots=True)

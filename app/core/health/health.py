@@ -21,6 +21,7 @@ from app.core.health.groups import Files, Shared
 from app.core.health.inspector import Inspector, Seen, Slice
 from app.core.library import Library
 from app.core.pictures import Altered, Folder, Picture
+from app.core.priority import in_turns
 from app.core.query.tokens import TokenCounts
 from app.core.tags.index import Row, TagIndex
 from app.core.tasks import Post, Tasks, raise_again
@@ -420,9 +421,9 @@ class Health:
 def count_tags(rows: Iterable[tuple[int, Row]]) -> Tags:
     """Return the frequent tags and the pictures with rare ones, of the pictures that are trained; for a worker."""
     rows = list(rows)
-    counts = Counter(tag for _, row in rows for tag in row)
+    counts = Counter(tag for _, row in in_turns(rows) for tag in row)
     alone = {tag for tag, count in counts.items() if count == 1 and tag.count(" ") < _WORDS}
     enough = sum(1 for _, row in rows if row) >= _ENOUGH
-    rare = frozenset(number for number, row in rows if enough and not alone.isdisjoint(row))
+    rare = frozenset(number for number, row in in_turns(rows) if enough and not alone.isdisjoint(row))
     top = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))[:_TOP]
     return Tags(top, rare)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 from itertools import islice
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from app.core.library import Library
 from app.core.pictures import Picture
+from app.core.priority import in_turns
 from app.core.tasks import Post, Tasks
 from trainer.errors import DatasetError
 
@@ -19,6 +21,8 @@ if TYPE_CHECKING:  # numpy and Pillow: only the worker needs them
 
 # Pictures looked at in one go, a second or two when nothing of them is remembered.
 _SLICE = 24
+_AGAIN = 30.0
+"""Seconds after which a look that could not begin is tried again when pictures change."""
 
 
 class Seen(NamedTuple):
@@ -65,8 +69,9 @@ class Inspector:
         self._tasks = Tasks(post, threads=1, behind=True)
         self._waiting: dict[int, None] = {}
         self._running = self._stopped = self._begun = False
+        self._again = 0.0
         self.fault: DatasetError | None = None
-        """Why no picture can be looked at, where the processes cannot be started; until `begin` is called again."""
+        """Why no picture can be looked at, where the processes cannot be started; until that is tried again."""
         self._decoders: Decoders | None = None
         self._near: Near | None = None
 
@@ -76,9 +81,12 @@ class Inspector:
         return 0 if self.fault else len(self._waiting)
 
     def want(self, pictures: Iterable[int]) -> None:
-        """Look at these when those before them are done."""
+        """Look at these when those before them are done; where that failed, try again after a while."""
         self._waiting.update(dict.fromkeys(pictures))
-        self._go_on()
+        if self.fault and self._waiting and time.monotonic() > self._again:
+            self.begin()
+        else:
+            self._go_on()
 
     def begin(self) -> None:
         """Look from now on; what was wanted before waits for this."""
@@ -102,7 +110,7 @@ class Inspector:
         pictures = [self._library.pictures[number] for number in some if number in self._library.pictures]
         self._running = True
         asked = [_Asked(one.id, one.path, one.changed_ns, one.mask, one.mask_changed_ns) for one in pictures]
-        self._tasks.run(lambda: self._look(asked), lambda found: self._looked(some, found), self._failed)
+        self._tasks.run(lambda: self._look(asked), lambda found: self._looked(some, found), self._failed, kept=False)
 
     def _look(self, asked: list[_Asked]) -> Slice | None:
         """Look at some pictures, on the worker; for none of them, let the processes go."""
@@ -122,7 +130,7 @@ class Inspector:
         except DatasetError:  # no process can be started: those that could be give back their memory
             self._let_go()
             raise
-        seen = [_seen(one, found[one.path]) for one in asked]
+        seen = [_seen(one, found[one.path]) for one in in_turns(asked)]
         return Slice(seen, self._near.add((one.picture, one.fingerprint) for one in seen if one.fingerprint))
 
     def _let_go(self) -> None:
@@ -156,6 +164,7 @@ class Inspector:
         if not isinstance(fault, DatasetError):
             raise fault
         self._running, self._begun, self.fault = False, False, fault
+        self._again = time.monotonic() + _AGAIN
         self._stuck()
 
 

@@ -192,7 +192,12 @@ class Draft:
                     self._take_over(text)
 
             # A file that is gone or cannot be read now is written again with the next change.
-            self._tasks.run(lambda: read_text(self.path, JOB_FILE), take_over, only(JobError, lambda _: None))
+            unread = only(JobError, lambda _: None)
+            self._tasks.run(lambda: read_text(self.path, JOB_FILE), take_over, unread, kept=False)
+
+    def leave(self) -> None:
+        """Take back what was told of another program's writing: nobody looks at the job any more."""
+        self._drop_refused()
 
     def close(self) -> None:
         """Put on disk what is not there yet; raises JobError when it cannot be."""
@@ -220,7 +225,8 @@ class Draft:
         asked = self._base = Base(stated, family=family if family in ("sd15", "sdxl") else None)
         if isinstance(model, str) and model:
             folder = self.path.parent
-            self._tasks.run(lambda: _looked_at(asked, model, folder), partial(self._know_base, asked), raise_again)
+            know = partial(self._know_base, asked)
+            self._tasks.run(lambda: _looked_at(asked, model, folder), know, raise_again, kept=False)
 
     def _know_base(self, asked: Base, found: Base) -> None:
         if self._base is not asked or found == asked:

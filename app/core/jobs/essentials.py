@@ -12,6 +12,7 @@ from app.core.jobs.draft import Draft
 from app.core.jobs.origin import stated
 from app.core.jobs.values import Values, drop, put, value_at
 from app.core.library import Library
+from app.core.pictures import Folder
 from app.core.words import QT_TRANSLATE_NOOP
 from trainer.config.base import Family
 from trainer.config.job import SCHEMA
@@ -44,13 +45,14 @@ class Pictures:
 
 def open_pictures(library: Library, folders: Iterable[Path]) -> list[Pictures]:
     """Return what the Pictures page shows, as a job would take it."""
-    counts: dict[Path, int] = dict.fromkeys(folders, 0)
-    deeper = set()
+    trained: dict[Folder, int] = {}  # by folder first: to hash and compare 100,000 paths takes 0.2 s
     for picture in library.pictures.values():
-        root = picture.folder.root
-        counts[root] = counts.get(root, 0) + (not picture.excluded and not picture.problem)
-        if picture.folder.path != root:
-            deeper.add(root)
+        folder = picture.folder
+        trained[folder] = trained.get(folder, 0) + (not picture.excluded and not picture.problem)
+    counts: dict[Path, int] = dict.fromkeys(folders, 0)
+    for folder, count in trained.items():
+        counts[folder.root] = counts.get(folder.root, 0) + count
+    deeper = {folder.root for folder in trained if folder.path != folder.root}
     return [Pictures(root, root in deeper, count) for root, count in counts.items()]
 
 

@@ -101,6 +101,8 @@ class Jobs:
     def shut(self) -> None:
         """Let go of the open job; what is not on disk yet goes there, or else among our own jobs."""
         draft, self._open = self._open, None
+        if draft is not None:
+            draft.leave()
         if draft is not None and draft.file.unsaved:
             self._leaving[draft.path] = draft
             draft.file.settle(lambda error: self._left(draft, error))
@@ -178,7 +180,7 @@ class Jobs:
             if then:
                 then()
 
-        self._tasks.run(lambda: _entries(self.folder, elsewhere), found, raise_again)
+        self._tasks.run(lambda: _entries(self.folder, elsewhere), found, raise_again, kept=False)
 
     def close(self) -> None:
         """Put what is not on disk there, now: the app ends."""

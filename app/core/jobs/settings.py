@@ -121,8 +121,8 @@ def _is_table(found: Described) -> bool:
 
 
 def _is_internal(key: str) -> bool:
-    """The file's form, where its recipe came from, and what only the planner writes."""
-    return key in ("schema", "preset") or key.startswith("ladder")
+    """The file's form, where its recipe came from, and what only the planner and measurements write."""
+    return key in ("schema", "preset") or key.startswith(("ladder", "fit.int8_products"))
 
 
 def _parts(annotation: Any) -> Iterator[Any]:

@@ -28,6 +28,8 @@ class Models:
         """Whether a search runs."""
         self.changed: Event[None] = Event()
         """Any of these, or of the choices, is another now."""
+        self.judged: dict[str, Verdict] = {}
+        """What those used last were when they were looked at."""
         self._kept = Kept()
         self._post = post
         self._tasks = Tasks(post)
@@ -68,7 +70,7 @@ class Models:
             self._end(stop)
             raise fault
 
-        self._tasks.run(search, lambda _: self._end(stop), failed)
+        self._tasks.run(search, lambda _: self._end(stop), failed, kept=False)
         self.changed.emit(None)
 
     def stop_looking(self) -> None:
@@ -80,7 +82,12 @@ class Models:
     def judge(self, text: str, done: Callable[[Verdict], None]) -> None:
         """Find out what a text for `base.model` means, and call `done` with it."""
         found = self._all
-        self._tasks.run(lambda: judge(text, found), done, raise_again)
+        self._tasks.run(lambda: judge(text, found), done, raise_again, kept=False)
+
+    def look_at_recent(self) -> None:
+        """Find out what the bases used last are now; `changed` tells when `judged` says it."""
+        texts, found = self.recent, self._all
+        self._tasks.run(lambda: {text: judge(text, found) for text in texts}, self._know, raise_again, kept=False)
 
     def used(self, text: str) -> None:
         """Remember that a base was used."""
@@ -127,6 +134,11 @@ class Models:
         self._stop.set()
         self._kept.settle()
         self._tasks.close()
+
+    def _know(self, judged: dict[str, Verdict]) -> None:
+        if judged != self.judged:
+            self.judged = judged
+            self.changed.emit(None)
 
     def _search_again(self) -> None:
         self.stop_looking()

@@ -11,8 +11,10 @@ from app.core.events import Event
 from app.core.planning.answer import Answer, answer_from
 from app.core.tasks import Post, Single, Tasks, only
 from trainer.errors import ImpastoError
+from trainer.files.architecture import NAMES
 
 if TYPE_CHECKING:
+    from app.core.jobs.draft import Draft
     from trainer.gpu import Card  # with the driver's library
 
 HERE = "here"
@@ -30,6 +32,15 @@ class Question:
     job: Path
     card: str
     """`HERE`, or a card by name or memory."""
+    overrides: tuple[str, ...] = ()
+    """What holds in place of what the job says, as `--set` takes it."""
+
+    @classmethod
+    def of(cls, draft: Draft, card: str) -> Question:
+        """A job as its file says; the family of a base that is still to be downloaded is that of its recipe."""
+        family = str(draft.get("preset") or "").partition("/")[0]
+        unknown = draft.family is None and family in NAMES
+        return cls(draft.path, card, (f"base.family={family}",) if unknown else ())
 
 
 State = Literal["idle", "asked", "reading", "tracing", "picked", "done", "failed"]
@@ -114,7 +125,9 @@ class Forecaster:
     def _send(self) -> None:
         assert self._question is not None
         self._number += 1
-        request = {"id": self._number, "job": str(self._question.job), "gpu": self._question.card}
+        question = self._question
+        job, overrides = str(question.job), list(question.overrides)
+        request = {"id": self._number, "job": job, "gpu": question.card, "set": overrides}
         try:
             self._served.ask(request)
         except OSError as error:

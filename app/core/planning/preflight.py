@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from app.core.planning.answer import Answer
@@ -24,6 +25,11 @@ _TO_CHOOSE: Mapping[str, tuple[str, str]] = {
     "dataset.folders": ("dataset.folders", _ADD_PICTURES),
 }
 """What a new job lacks is no fault of the user's: it is asked for."""
+_STILL_TO_COME = QT_TRANSLATE_NOOP(
+    "Preflight",
+    "What the base is will be known once it is downloaded. Choose a recipe for its family to see what it needs.",
+)
+_CHOOSE_ANOTHER = QT_TRANSLATE_NOOP("Preflight", "Choose another base.")
 _THINK_OVER = QT_TRANSLATE_NOOP("Preflight", "It works, but hardly anybody wants it so.")
 
 
@@ -43,7 +49,8 @@ class Check:
 
 def preflight(draft: Draft, answer: Answer | None, error: ImpastoError | None) -> tuple[Check, ...]:
     """Return all checks that have something to say, the worst first."""
-    found = [*_of_draft(draft), *([_of_error(error)] if error else []), *(_of_answer(answer) if answer else ())]
+    failed = [_of_error(draft, error)] if error else []
+    found = [*_of_draft(draft), *failed, *(_of_answer(answer) if answer else ())]
     return tuple(sorted(dict.fromkeys(found), key=lambda check: _ORDER[check.severity]))
 
 
@@ -58,7 +65,11 @@ def _of_draft(draft: Draft) -> Iterator[Check]:
         yield Check("warning", sentence_of(reason), _THINK_OVER, key)
 
 
-def _of_error(error: ImpastoError) -> Check:
+def _of_error(draft: Draft, error: ImpastoError) -> Check:
+    if error.code == "plan.family":
+        if Path(draft.base).is_absolute():
+            return Check("error", error.sentence, _CHOOSE_ANOTHER, "base.model")
+        return Check("warning", "", _STILL_TO_COME, "base.family")  # a Hub id or a link: no fault of the job's
     return Check("error", error.sentence, error.remedy)
 
 

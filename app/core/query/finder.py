@@ -16,7 +16,7 @@ from app.core.query.keys import KEYS
 from app.core.query.language import parse
 from app.core.query.terms import WILD, Node, Not, Or, Query, Range, Term
 from app.core.query.tokens import TokenCounts
-from app.core.tags.haystack import fold
+from app.core.tags.haystack import even, fold
 from app.core.tags.index import TagIndex
 from app.core.tags.splitting import SEPARATOR, one_line
 from app.core.tasks import Tasks
@@ -149,7 +149,7 @@ class Finder:
         return {p.id for p in self._pictures(among) if p.caption and text in fold(one_line(p.caption))}
 
     def _named(self, text: str, ids: Ids) -> Set[int]:
-        text = text.casefold()
+        text = even(text)
         if ids is None:
             return {number for number, name in self._names.items() if text in name}
         return {number for number in ids if text in self._names[number]}
@@ -175,7 +175,7 @@ class Finder:
     def _ways(self) -> dict[Folder, str]:
         """Return the way of each folder, from the opened folder's name down."""
         folders = {picture.folder for picture in self._library.pictures.values()}
-        return {folder: way_of(folder).casefold() for folder in folders}
+        return {folder: even(way_of(folder)) for folder in folders}
 
     def _simple(self, term: Term, ids: Ids) -> Set[int] | Found:
         """Find by a number or a yes that the picture itself holds."""
@@ -233,7 +233,7 @@ class Finder:
         if altered.added or not _CAPTION.isdisjoint(altered.what):
             self._uncounted |= altered.added | altered.altered
         for number in altered.added:
-            names[number] = pictures[number].name.casefold()
+            names[number] = even(pictures[number].name)
         if altered.added or altered.removed or not _CONTENT.isdisjoint(altered.what):
             self._copies = None
 
@@ -269,7 +269,7 @@ def _regex(pattern: str) -> str:
 
 
 def _slashed(text: str) -> str:
-    return text.casefold().replace("\\", "/")
+    return even(text).replace("\\", "/")
 
 
 def _effort(node: Node) -> int:

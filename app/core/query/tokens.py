@@ -8,6 +8,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from app.core.events import Event
+from app.core.priority import in_turns
 from app.core.tags.splitting import one_line
 from app.core.tasks import Tasks
 
@@ -49,7 +50,7 @@ class TokenCounts:
             return
         self._counting = True
         texts = list(islice(self._waiting, _SLICE))
-        self._tasks.run(lambda: count_tokens(texts), self._have, self._failed)
+        self._tasks.run(lambda: count_tokens(texts), self._have, self._failed, kept=False)
 
     def _have(self, counts: dict[str, int]) -> None:
         self._counting = False
@@ -69,7 +70,7 @@ class TokenCounts:
 
 def count_tokens(texts: Iterable[str]) -> dict[str, int]:
     """Return the number of CLIP tokens by caption, start and end not counted; for a worker: 0.1 ms each."""
-    return {text: _count(one_line(text)) for text in texts}
+    return {text: _count(one_line(text)) for text in in_turns(texts)}
 
 
 def load() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from app.core.events import Event
+from app.core.priority import in_turns
 from app.core.runs.log import read_end
 from app.core.runs.remarks import Remarks
 from app.core.runs.series import Series
@@ -114,12 +115,14 @@ class Run:
         """Return how long it still needs; None while nothing can be said, or when it does not run."""
         if not self.alive:
             return None
-        now, phase = self.now(), self.story.current
-        steps = self.story.seconds_left("train", now)
+        phase, each, whole = self.story.current, self.story.step_seconds, self.summary.steps
+        if each is None or not whole:
+            return None
+        left = max(0, whole - self._done) * each + self._besides()
         if phase is None or phase == "train":
-            return None if steps is None else steps + self._besides()
-        this = self.story.seconds_left(phase, now)
-        return None if this is None else this + (steps or 0.0) + self._besides()
+            return left
+        this = self.story.seconds_left(phase, self.now())
+        return None if this is None else this + left
 
     # --- reading
 
@@ -127,7 +130,7 @@ class Run:
         """Read what is new in the folder; nothing when that is on its way."""
         if not self.closed:
             path, offset, setup = self.directory.path, self._offset, self._setup
-            self._reading.run(lambda: look(path, offset, setup), self._take)
+            self._reading.run(lambda: look(path, offset, setup), self._take, kept=False)
 
     def close(self) -> None:
         """Read no more."""
@@ -192,12 +195,16 @@ class Run:
             case events.Unknown():
                 self.unknown += 1
 
+    @property
+    def _done(self) -> int:
+        """The steps that are done."""
+        return self.story.step.step if self.story.step else self.summary.step
+
     def _besides(self) -> float:
         """Return the seconds that the forecast has for previews and the like, as far as they are still to come."""
         if self.forecast is None or not self.summary.steps:
             return 0.0
-        done = self.story.step.step if self.story.step else self.summary.step
-        left = max(0.0, 1.0 - done / self.summary.steps)
+        left = max(0.0, 1.0 - self._done / self.summary.steps)
         return left * sum(phase.seconds for phase in self.forecast.phases if phase.phase in _BESIDES)
 
 
@@ -207,9 +214,10 @@ def look(path: Path, offset: int, before: Setup) -> Glimpse:
     run = RunDirectory(path)
     replaced = _is_file(run.events) and _size(run.events) < offset
     try:
-        arrived, end = events.read_events(run.events, 0 if replaced else offset, _PORTION)
+        lines, end = events.read_lines(run.events, 0 if replaced else offset, _PORTION)
     except OSError:
-        arrived, end, replaced = [], offset, False  # the summary says what is wrong with the folder
+        lines, end, replaced = [], offset, False  # the summary says what is wrong with the folder
+    arrived = [events.from_line(line) for line in in_turns(lines)]
     end = end if replaced else max(end, offset)  # of a folder that is gone, what was read stays
     more = bool(arrived) and _size(run.events) > end
     setup = _set_up(run, before)

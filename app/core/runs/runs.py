@@ -35,16 +35,17 @@ class Runs:
         self._summaries = Summaries()
         self._shown: set[Path] = set()
         self._forgotten: set[Path] = set()
-        """Since the look that runs began: what it brings of them is not wanted any more."""
+        """Since the look that runs began, or not yet on disk: what it brings of them is not wanted any more."""
         self._open: dict[Path, Run] = {}
-        self._asked: list[Future[None]] = []
+        self._asked: dict[Path, Future[None]] = {}
+        """To be forgotten on disk."""
 
     def look(self) -> None:
         """Read again how all runs stand; nothing when that is on its way."""
         if not self._looking.busy:
-            self._forgotten.clear()
+            self._forgotten.intersection_update(path for path, one in self._asked.items() if not one.done())
             shown = frozenset(self._shown)
-            self._looking.run(lambda: self._read(shown), self._take)
+            self._looking.run(lambda: self._read(shown), self._take, kept=False)
 
     def open(self, path: Path) -> Run:
         """Return a run to watch; the same to all who ask for it until it is closed. It joins the list."""
@@ -76,12 +77,12 @@ class Runs:
             forget_run(path)
             self._summaries.forget(path)
 
-        self._asked = [one for one in self._asked if not one.done()]
-        self._asked.append(self._tasks.run(work, lambda _: None, lambda fault: self._keep(path, fault)))
+        self._asked = {each: one for each, one in self._asked.items() if not one.done()}
+        self._asked[path] = self._tasks.run(work, lambda _: None, lambda fault: self._keep(path, fault))
 
     def close(self) -> None:
         """Watch no more; what was asked is done first."""
-        wait(self._asked)
+        wait(self._asked.values())
         for run in self._open.values():
             run.close()
         self._tasks.close()

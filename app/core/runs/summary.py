@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from app.core.words import in_words
 from trainer.errors import RunError
 from trainer.protocol.atomic import long_path
 from trainer.protocol.events import Phase
@@ -33,6 +34,8 @@ class RunSummary:
     """Unix time in seconds of the last status; that a run is alive its lock tells, not this."""
     started: float = 0.0
     """Unix time in seconds of the latest start."""
+    attempts: int = 0
+    """How often it was started."""
     problem: str = ""
     """Why nothing more can be told, in a sentence."""
 
@@ -44,16 +47,17 @@ def summarise(path: Path) -> RunSummary:
         if not long_path(run.run).is_file():
             return _unreadable(path, _absence(path))
         state = run.state()
-        started = _started(run.attempts())
+        attempts = run.attempts()
+        started, times = _started(attempts), len(attempts)
     except RunError as error:
-        return _unreadable(path, f"{error.sentence} {error.remedy}")
+        return _unreadable(path, in_words(error))
     except OSError as error:
         return _unreadable(path, f"This run's folder cannot be read: {error.strerror or error}.")
     status = run.read_status()
     if status is None:
-        return RunSummary(path, path.name, state, started=started)
+        return RunSummary(path, path.name, state, started=started, attempts=times)
     phase = status.phase if state == "running" else None
-    return RunSummary(path, path.name, state, phase, status.step, status.steps, status.heartbeat, started)
+    return RunSummary(path, path.name, state, phase, status.step, status.steps, status.heartbeat, started, times)
 
 
 def _absence(path: Path) -> str:
@@ -76,7 +80,7 @@ def _started(attempts: list[dict[str, Any]]) -> float:
 class Summaries:
     """Reads many runs again and again: one that has ended and was not touched since is not read twice.
 
-    Belongs to one worker at a time.
+    For one worker at a time; another may forget meanwhile: what is kept then all the same is of files as they are.
     """
 
     def __init__(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 from app.core.events import Event
 from app.core.queue import QueueKeeper
@@ -12,6 +13,7 @@ from app.core.runs.runs import Runs
 from app.core.runs.summary import LIVE, RunSummary, State, summarise
 from app.core.runs.unfinished import Memory, Unfinished
 from app.core.tasks import Single, Tasks
+from app.core.words import in_words
 from trainer.protocol import events
 from trainer.protocol.atomic import long_path
 from trainer.protocol.rundir import RunDirectory
@@ -19,6 +21,8 @@ from trainer.protocol.rundir import RunDirectory
 _TOLD: frozenset[State] = frozenset({"done", "failed", "interrupted"})
 """Ends that nobody asked for: who pauses or stops a run knows that it ends."""
 _TAIL = 64 * 1024
+GoesOn = Literal["training", "queue"]
+"""A run that is alive, or a queue in which something only waits to begin."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,8 @@ class Telling:
         self._pending = set(left.entries)
         """The entries of the queue that ran or waited."""
         self._queue_seen = False
+        self.awaited: set[str] = set()
+        """Entries whose beginning somebody waits for, who tells himself why they could not begin."""
         self.changed: Event[None] = Event()
         """`watching` may be another now."""
         self.ended: Event[Ended] = Event()
@@ -59,6 +65,14 @@ class Telling:
     def watching(self) -> bool:
         """Whether something runs, or is about to: then `look` is to be called every few seconds."""
         return bool(self._alive) or self._queue_moves
+
+    @property
+    def goes_on(self) -> GoesOn | None:
+        """What does not end with the app, as far as this session has seen it: what lived in the last may have ended."""
+        moves, entries = self._queue_moves, self._queue.entries
+        if self._alive - self._earlier or (moves and any(entry.state == "running" for entry in entries)):
+            return "training"
+        return "queue" if moves else None
 
     def look(self) -> None:
         """See whether what was alive still is, and whether the queue has begun something."""
@@ -101,7 +115,7 @@ class Telling:
         earlier, self._queue_seen = not self._queue_seen, True
         self._earlier |= runs if earlier else set()
         for entry in over:
-            if entry.run is None and entry.job is not None:
+            if entry.run is None and entry.job is not None and entry.id not in self.awaited:
                 failed = RunSummary(entry.job, entry.name, "failed")
                 self.ended.emit(Ended(failed, entry.problem, entry.job, earlier))
         self._alive |= runs
@@ -116,8 +130,12 @@ class Telling:
                 self._alive.add(path)
                 self._earlier.discard(path)
             elif path in self._alive:
+                if one.summary.state == "interrupted":
+                    if self._queue.concludes(one.summary):
+                        continue  # its entry will say why
+                    one = replace(one, why=self._queue.failure_of(one.summary))
                 self._alive.remove(path)
-                if one.summary.state in _TOLD and self._told.get(path) != one.summary.started:
+                if (one.summary.state in _TOLD or one.why) and self._told.get(path) != one.summary.started:
                     self._told[path] = one.summary.started
                     self.ended.emit(replace(one, earlier=path in self._earlier))
         self._changed()
@@ -130,15 +148,16 @@ class Telling:
 def _seen(path: Path) -> Ended:
     """Return how a run stands; on a worker."""
     summary = summarise(path)
-    return Ended(summary, _why(RunDirectory(path)) if summary.state == "failed" else "")
+    return Ended(summary, _why(RunDirectory(path)) if summary.state in ("failed", "paused") else "")
 
 
 def _why(run: RunDirectory) -> str:
-    """Return what a run that failed said last."""
+    """Return what went wrong in the latest attempt of a run; "" where it ended as somebody wanted."""
     try:
         start = max(0, long_path(run.events).stat().st_size - _TAIL)
         told, _ = events.read_events(run.events, start)
     except OSError:
         return ""
-    errors = [event for event in told if isinstance(event, events.ErrorEvent)]
-    return f"{errors[-1].sentence} {errors[-1].remedy}" if errors else ""
+    latest = next((one.attempt for one in reversed(told) if not isinstance(one, events.Unknown)), 0)
+    errors = [one for one in told if isinstance(one, events.ErrorEvent) and one.attempt == latest]
+    return in_words(errors[-1]) if errors else ""

@@ -89,7 +89,7 @@ class RecentFolders:
 
     def _look(self, folder: Path) -> None:
         look = self._looks.setdefault(folder, Single(self._tasks))
-        look.run(partial(_absence, folder), partial(self._find, folder))
+        look.run(partial(_absence, folder), partial(self._find, folder), kept=False)
 
     def _find(self, folder: Path, absence: Absence | None) -> None:
         self.absent.pop(folder, None)

@@ -14,6 +14,7 @@ from app.core.tags.index import TagIndex
 from app.core.tags.splitting import is_face
 from app.core.tags.vocabulary import Vocabulary, read_lists
 from app.core.tasks import Tasks, raise_again
+from app.core.words import in_words
 
 _SAMPLE = 5000
 
@@ -70,7 +71,7 @@ class Completer:
 
         def read() -> tuple[Vocabulary, list[str]]:
             lists, faults = read_lists(folder)
-            said = [f"{error.sentence} {error.remedy}" for error in faults]
+            said = [*map(in_words, faults)]
             return Vocabulary(lists), said + [fault for one in lists if (fault := one.fault())]
 
         def have(result: tuple[Vocabulary, list[str]]) -> None:

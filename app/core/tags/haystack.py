@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Iterable, Iterator
 
 # Texts a block: one block is joined anew when one of its texts changes, and is passed over whole where it does not
@@ -10,9 +11,14 @@ from collections.abc import Iterable, Iterator
 _BLOCK = 256
 
 
+def even(text: str) -> str:
+    """Return the text with small letters, and accents within theirs (NFC), as CLIP reads it; macOS has them apart."""
+    return (text if text.isascii() else unicodedata.normalize("NFC", text)).casefold()
+
+
 def fold(text: str) -> str:
-    r"""Return the text as it is compared: capitals as small letters (CLIP reads both alike), ``\(`` as ``(``."""
-    text = text.casefold()
+    r"""Return the text as it is compared: `even`, as CLIP reads all that is one then alike, and ``\(`` as ``(``."""
+    text = even(text)
     return text.replace("\\(", "(").replace("\\)", ")") if "\\" in text else text
 
 

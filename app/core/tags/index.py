@@ -13,6 +13,7 @@ from typing import NamedTuple
 from app.core.events import Event
 from app.core.library import Library
 from app.core.pictures import Altered
+from app.core.priority import in_turns
 from app.core.tags.haystack import Haystack, fold
 from app.core.tags.splitting import Lines, split_tags
 from app.core.tasks import Single, Tasks
@@ -197,7 +198,7 @@ class TagIndex:
         texts = [(number, pictures[number].caption) for number in ids if number in pictures]
         lines = self._lines
         self._reading.run(
-            lambda: [(number, text, row_of(text, lines)) for number, text in texts],
+            lambda: [(number, text, row_of(text, lines)) for number, text in in_turns(texts)],
             lambda split: self._have(split, lines),
         )
 
@@ -283,7 +284,7 @@ def count_tags(rows: Iterable[Row]) -> Counter[str]:
     In portions: to count the 2,000,000 tags of 100,000 pictures at once would hold up all other threads for 0.1 s.
     """
     counts, rest = Counter[str](), iter(rows)
-    while some := list(islice(rest, _SLICE)):
+    for some in in_turns(iter(lambda: list(islice(rest, _SLICE)), [])):
         counts.update(chain.from_iterable(some))
     return counts
 

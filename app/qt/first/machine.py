@@ -7,6 +7,7 @@ from PySide6.QtWidgets import QVBoxLayout, QWidget
 
 from app.core.first.machine import CheckUp, Machine, this_machine
 from app.core.tasks import Tasks, raise_again
+from app.core.words import in_words
 from app.qt.first.line import Line
 from app.qt.parts import while_there
 from app.qt.train.forecast.words import gigabytes
@@ -77,7 +78,7 @@ class MachinePanel(QWidget):
             self.check.say("bad", self.tr("The test did not run: {why}").format(why=check.problem))
         elif check.worst and (check.done or check.worst[0].verdict == "broken"):
             broken = check.worst[0].verdict == "broken"
-            told = "\n".join(f"{one.sentence}. {one.remedy}".replace("..", ".") for one in check.worst)
+            told = "\n".join(map(in_words, check.worst))
             self.check.say("bad" if broken else "warning", told)
         elif check.done:
             self.check.say("good", self.tr("Training works here."))

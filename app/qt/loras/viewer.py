@@ -13,6 +13,7 @@ from shiboken6 import isValid
 from app.core.loras.file import LoraFile, read_lora
 from app.core.loras.strength import Block
 from app.core.session import Session
+from app.core.words import in_words
 from app.qt.dialogs.parts import close_row
 from app.qt.loras.words import facts, rows_of
 from app.qt.parts import pixmap_of, plain_label, say
@@ -146,7 +147,7 @@ class LoraViewer(QDialog):
         self.recipe.setEnabled(True)
         words = [self.tr("Kept among your presets as “{name}”.").format(name=preset.preset.name)]
         if preset.not_found:
-            words.append(self.tr("%n setting(s) it does not tell stay as a job has them.", "", len(preset.not_found)))
+            words.append(self.tr("It says nothing of %n setting(s), left as in the job.", "", len(preset.not_found)))
         if preset.left_out:
             words.append(self.tr("Not taken over: {what}.").format(what="; ".join(preset.left_out)))
         say(self.state, " ".join(words), "good")
@@ -154,7 +155,7 @@ class LoraViewer(QDialog):
 
     def _refuse_recipe(self, error: ImpastoError) -> None:
         self.recipe.setEnabled(True)
-        say(self.state, f"{error.sentence} {error.remedy}", "bad")
+        say(self.state, in_words(error), "bad")
 
     def _refuse(self, fault: BaseException) -> None:
         if isinstance(fault, OSError):
@@ -162,7 +163,7 @@ class LoraViewer(QDialog):
             fault = LoraFileError("lora.unreadable", words, self.tr("Check the disk and your rights to the file."))
         if not isinstance(fault, ImpastoError):
             raise fault
-        say(self.state, f"{fault.sentence} {fault.remedy}", "bad")
+        say(self.state, in_words(fault), "bad")
 
     def _if_here(self, have: Callable[..., None]) -> Callable[..., None]:
         """Let a worker's answer go when the window has been closed before it came."""

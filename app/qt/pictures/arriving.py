@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from PySide6.QtCore import QBuffer, QIODevice, QMimeData, QObject
+from PySide6.QtCore import QBuffer, QCoreApplication, QIODevice, QMimeData, QObject
 from PySide6.QtGui import QDragEnterEvent, QDropEvent, QGuiApplication, QImage
 from PySide6.QtWidgets import QWidget
 
 from app.core.session import Session
+from app.core.words import first_names
 from app.qt.parts import while_there
 
 if TYPE_CHECKING:  # brings numpy and Pillow
@@ -48,11 +49,13 @@ class Arriving(QObject):
         else:
             self._say(self.tr("There is no picture in what was pasted."))
 
-    def _have(self, folders: list[Path], files: list[Path]) -> None:
+    def _have(self, folders: list[Path], pictures: list[Path], others: list[Path]) -> None:
         for folder in folders:
             self._session.datasets.open(folder)
-        if files:
-            self._import(files)
+        if pictures:
+            self._import(pictures, others)
+        elif others:
+            self._say(no_use_for(others))
 
     @property
     def target(self) -> Path | None:
@@ -60,17 +63,19 @@ class Arriving(QObject):
         picture = self._session.library.pictures.get(self._session.view.current or 0)
         return picture.folder.path if picture else next(reversed(self._session.datasets.folders), None)
 
-    def _import(self, files: Iterable[Path]) -> None:
-        target, files = self.target, list(files)
+    def _import(self, pictures: list[Path], others: list[Path]) -> None:
+        target = self.target
         if target is None:  # nothing is open: the pictures' own folders are what is meant
-            for folder in dict.fromkeys(path.parent for path in files):
+            for folder in dict.fromkeys(path.parent for path in pictures):
                 self._session.datasets.open(folder)
+            if others:
+                self._say(no_use_for(others))
             return
 
         def work() -> Imported:
             from app.core.disk.importing import copy_in
 
-            return copy_in(files, target)
+            return copy_in([*pictures, *others], target)
 
         self._session.tasks.run(work, lambda done: self._done(done, target), self._failed)
 
@@ -100,3 +105,11 @@ class Arriving(QObject):
 
     def _failed(self, fault: BaseException) -> None:
         self._say(str(fault))
+
+
+def no_use_for(files: list[Path]) -> str:
+    """Say of dropped files, beside which others may be of use, that none of them is anything that can be opened."""
+    words = QCoreApplication.translate(
+        "Arriving", "Nothing to open: {names}. Drop folders, pictures, captions, LoRAs or presets."
+    )
+    return words.format(names=first_names(files))

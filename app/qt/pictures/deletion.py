@@ -11,7 +11,7 @@ from PySide6.QtCore import QObject, Signal
 from app.core.edits.edit import Ended
 from app.core.pictures import Picture
 from app.core.session import Session
-from app.core.words import first_names
+from app.core.words import first_names, in_words
 from app.qt.parts import while_there
 from app.qt.pictures.trash import Thrown, bring_back, throw_away
 from trainer.errors import DatasetError, ImpastoError
@@ -104,7 +104,7 @@ class Deletion(QObject):
         """Return what it did, in words."""
         moved = self.tr("Moved %n picture(s) to the trash.", "", self.count)
         kept = self._kept() if self._thrown.kept else None
-        return f"{moved} {kept.sentence} {kept.remedy}" if kept else moved
+        return f"{moved} {in_words(kept)}" if kept else moved
 
     def _kept(self) -> DatasetError:
         names = first_names(self._thrown.kept)

@@ -11,7 +11,6 @@ from PySide6.QtWidgets import (
     QFrame,
     QHBoxLayout,
     QMenu,
-    QSlider,
     QStackedWidget,
     QToolButton,
     QVBoxLayout,
@@ -19,6 +18,7 @@ from PySide6.QtWidgets import (
 )
 
 from app.core.culling import exclude, exclude_others, mark_folder, rate
+from app.core.disk.roots import told_apart
 from app.core.edits.edit import Edit
 from app.core.pictures import Picture
 from app.core.session import Session
@@ -28,6 +28,7 @@ from app.qt.pictures.arriving import Arriving
 from app.qt.pictures.compare.view import MOST, Compare
 from app.qt.pictures.grid.view import SIDES, Grid
 from app.qt.pictures.loupe.view import Loupe
+from app.qt.sizing import size_slider
 from app.qt.words import QT_TRANSLATE_NOOP as _NOOP
 
 if TYPE_CHECKING:  # brings numpy and Pillow: the window is shown before anything is thrown away
@@ -132,7 +133,7 @@ class Views(QWidget):
         self._session, self._commands = session, commands
         self.grid, self.loupe, self.compare = Grid(session), Loupe(session), Compare(session)
         self.stack = QStackedWidget()
-        self.slider = QSlider(Qt.Orientation.Horizontal)
+        self.slider = size_slider(SIDES, self.grid.side, self.tr("Size of thumbnails"))
         self.bar = QFrame()
         self.is_alone = False
         self._deletions: list[Deletion] = []
@@ -156,13 +157,6 @@ class Views(QWidget):
             button.setAccessibleName(self._commands[name].text())
             row.addWidget(button)
         row.addStretch(1)
-        self.slider.setRange(*SIDES)
-        self.slider.setSingleStep(8)
-        self.slider.setPageStep(48)
-        self.slider.setValue(self.grid.side)
-        self.slider.setFixedWidth(140)
-        self.slider.setAccessibleName(self.tr("Size of thumbnails"))
-        self.slider.setToolTip(self.tr("Size of thumbnails"))
         row.addWidget(self.slider)
         column = QVBoxLayout(self)
         column.setContentsMargins(0, 0, 0, 0)
@@ -366,8 +360,9 @@ class Views(QWidget):
         """Close the dataset of the current picture, else the one opened last; its files stay as they are."""
         picture = self._session.library.pictures.get(self._session.view.current or 0)
         root = picture.folder.root if picture else self._session.datasets.folders[-1]
+        name = told_apart(root, self._session.datasets.folders)
         self._session.datasets.close(root)
-        self.said.emit(self.tr("Closed {folder}; its files are as they were.").format(folder=root.name))
+        self.said.emit(self.tr("Closed {folder}; its files are as they were.").format(folder=name))
         self._commands.refresh()
 
     def delete(self) -> None:
@@ -459,13 +454,17 @@ _NEAR = (
 
 
 class Clock(QTimer):
-    """Asks for what changed on disk every other second while it runs, thoroughly when the user comes back."""
+    """Asks for what changed on disk every other second while it runs, thoroughly when the user comes back.
+
+    Thumbnails that wait for a disk that does not answer hold no others up for longer than that.
+    """
 
     def __init__(self, session: Session, in_sight: Callable[[], list[int]], parent: QWidget) -> None:
         super().__init__(parent)
         self._datasets, self._in_sight = session.datasets, in_sight
         self.setInterval(_PERIOD_MS)
         self.timeout.connect(lambda: self._datasets.refresh(self._in_sight()))
+        self.timeout.connect(lambda: session.thumbnails.look())
         application = QGuiApplication.instance()
         assert isinstance(application, QGuiApplication)
         application.applicationStateChanged.connect(self._came_back)

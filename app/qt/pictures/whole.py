@@ -43,7 +43,9 @@ class Wholes:
             if asked == self._asked:
                 done(whole)
 
-        self._future = self._tasks.run(lambda: _load(path, longest), deliver, lambda fault: deliver(str(fault)))
+        self._future = self._tasks.run(
+            lambda: _load(path, longest), deliver, lambda fault: deliver(str(fault)), kept=False
+        )
 
     def drop(self) -> None:
         """Ask for nothing any more."""

@@ -96,6 +96,9 @@ class ZoomArea(QWidget):
         if picture and self.isVisible():
             kept = [self._session.thumbnails.get(picture, edge) for edge in reversed(EDGES)]
             self._take(next((one for one in kept if one), None))
+            if lost := self._session.datasets.lost.get(picture.folder.root):  # each would wait for its disk for ever
+                self._have(lost.sentence)
+                return
             if self._stand_in is None:
                 self._session.thumbnails.request(picture, EDGES[1])
             longest = round(max(self.width(), self.height()) * self.devicePixelRatioF())
@@ -121,7 +124,8 @@ class ZoomArea(QWidget):
             self.update()
 
     def _altered(self, altered: Altered) -> None:
-        if self.picture in altered.altered and "file" in altered.what:
+        again = "file" in altered.what or ("problem" in altered.what and self.whole is None)
+        if self.picture in altered.altered and again:
             number, self.picture = self.picture, None
             self.show_picture(number)
 

@@ -10,6 +10,7 @@ from PySide6.QtWidgets import QHBoxLayout, QLabel, QVBoxLayout, QWidget
 
 from app.core.jobs.settings import full_title
 from app.core.presets.outlooks import Outlooks
+from app.qt.flow_layout import FlowLayout
 from app.qt.parts import plain_label, say
 from app.qt.presets.outlook_line import OutlookLine
 from app.qt.presets.words import by, choices_of, doc_of, origin_words
@@ -75,7 +76,7 @@ class Details(QWidget):
         )
         self.heading = QLabel()
         self.heading.setProperty("role", "heading")
-        self.buttons = QHBoxLayout()
+        self.buttons = FlowLayout(6)
         column = QVBoxLayout(self)
         column.setContentsMargins(20, 18, 20, 12)
         column.setSpacing(14)

@@ -19,6 +19,7 @@ from PySide6.QtWidgets import (
 )
 
 from app.core.session import Session
+from app.core.words import in_words
 from app.qt.parts import plain_label, say, while_there
 from trainer.config.presets.shelf import Shelved
 from trainer.errors import ImpastoError
@@ -125,4 +126,4 @@ class EditDialog(QDialog):
 
     def _refuse(self, error: ImpastoError) -> None:
         self.buttons.setEnabled(True)
-        say(self.fault, f"{error.sentence} {error.remedy}")
+        say(self.fault, in_words(error))

@@ -238,7 +238,6 @@ class PresetsPage(Page):
         yield
         for command in ("presets.use", "presets.save_file", "presets.copy", "presets.edit", "presets.versions"):
             self.details.buttons.addWidget(self._button(command))
-        self.details.buttons.addStretch()
         # The cards' own menu, by the right button or the menu key.
         self.list.setContextMenuPolicy(Qt.ContextMenuPolicy.ActionsContextMenu)
         self.list.addActions([self.commands[action.id] for action in ACTIONS if action.enabled])

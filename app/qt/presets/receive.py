@@ -10,6 +10,7 @@ from PySide6.QtWidgets import QDialog, QDialogButtonBox, QHBoxLayout, QLabel, QL
 
 from app.core.presets.receiving import Received
 from app.core.session import Session
+from app.core.words import in_words
 from app.qt.parts import plain_label, say, while_there
 from app.qt.presets.details import About, rows_of
 from app.qt.presets.outlook_line import OutlookLine
@@ -114,4 +115,4 @@ class ReceiveDialog(QDialog):
 
     def _refuse(self, error: ImpastoError) -> None:
         self.buttons.setEnabled(True)
-        say(self.fault, f"{error.sentence} {error.remedy}")
+        say(self.fault, in_words(error))

@@ -9,6 +9,7 @@ from PySide6.QtCore import QDateTime, QLocale, Signal
 from PySide6.QtWidgets import QDialog, QDialogButtonBox, QHBoxLayout, QListWidget, QVBoxLayout, QWidget
 
 from app.core.session import Session
+from app.core.words import in_words
 from app.qt.dialogs.parts import close_row
 from app.qt.parts import plain_label, say, while_there
 from app.qt.presets.details import rows_of
@@ -82,4 +83,4 @@ class VersionsDialog(QDialog):
 
     def _refuse(self, error: ImpastoError) -> None:
         self.back.setEnabled(True)
-        say(self.fault, f"{error.sentence} {error.remedy}")
+        say(self.fault, in_words(error))

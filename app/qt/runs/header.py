@@ -18,10 +18,11 @@ from app.qt.elided import Elided
 from app.qt.parts import say, until_destroyed
 from app.qt.reveal import open_folder
 from app.qt.runs.phase_bars import PhaseBars
-from app.qt.runs.state_words import state_colour, state_word
+from app.qt.runs.state_words import starting_word, state_colour, state_word
 from app.qt.tips import plain_tip
 from app.qt.words import QT_TRANSLATE_NOOP as _NOOP
 from trainer.protocol.commands import Answer, CommandName
+from trainer.protocol.queue import Entry
 
 if TYPE_CHECKING:
     from app.core.runs.run import Run
@@ -141,20 +142,28 @@ class RunHeader(QWidget):
         return bool(self._run and self._run.alive and not {"pause", "stop"} & self._asked)
 
     def can_resume(self) -> bool:
-        """Tell whether the run could go on and does not wait for its turn already."""
-        return bool(self._run and self._run.resumable and not self._waits)
+        """Tell whether the run could go on and is not on its way to that already."""
+        return bool(self._run and self._run.resumable and not self._waits and not self._begins)
 
     @property
     def _asked(self) -> set[CommandName]:
         return set(self._orders.waiting(self._run.directory)) if self._run else set()
 
     @property
+    def _queued(self) -> list[Entry]:
+        """What the queue has of the run."""
+        path = self._run.directory.path if self._run else None
+        return [entry for entry in self._session.queue.entries if path and entry.run == path]
+
+    @property
     def _waits(self) -> bool:
         """Whether the run stands in the queue and its turn is still to come."""
-        path = self._run.directory.path if self._run else None
-        return path is not None and any(
-            entry.run == path and entry.state == "waiting" for entry in self._session.queue.entries
-        )
+        return any(entry.state == "waiting" for entry in self._queued)
+
+    @property
+    def _begins(self) -> bool:
+        """Whether its turn has come, and its engine has not got as far as the run: that takes some seconds."""
+        return bool(self._run and self._session.queue.begins(self._run.summary))
 
     # --- what the table of actions names
 
@@ -236,6 +245,9 @@ class RunHeader(QWidget):
     def _show_state(self) -> None:
         run = self._run
         state = run.summary.state if run else None
+        if self._begins:
+            say(self.state, starting_word(), state_colour("running"))
+            return
         words = [state_word(state)] if state else []
         if self._waits:
             words.append(self.tr("waits in the queue"))

@@ -166,7 +166,7 @@ class LogText(QPlainTextEdit):
                 self.unreadable.emit(fault.strerror or str(fault))
                 self._grant()
 
-        self._tasks.run(work, deliver, only(OSError, fail))
+        self._tasks.run(work, deliver, only(OSError, fail), kept=False)
 
     def _grant(self) -> None:
         """Do what was asked for meanwhile."""

@@ -165,6 +165,7 @@ class LogView(QWidget):
         self._commands.refresh()
 
     def _lay_out(self) -> None:
+        self.text.setPlaceholderText(self.tr("Nothing was printed here yet."))
         self.field.setPlaceholderText(self.tr("Find in the log"))
         self.field.setAccessibleName(self.tr("Find in the log"))
         self.field.setClearButtonEnabled(True)

@@ -11,6 +11,7 @@ from PySide6.QtWidgets import QApplication, QSystemTrayIcon, QWidget
 from app.core.runs.telling import Ended
 from app.core.session import Session
 from app.qt.parts import come_forward, until_destroyed
+from app.qt.runs.farewell import Farewell
 
 if TYPE_CHECKING:
     from app.qt.notices import Notices
@@ -26,6 +27,7 @@ class Notifier(QObject):
         self._session, self._notices, self._window = session, notices, window
         self._tray: QSystemTrayIcon | None = None
         self._last: Ended | None = None
+        self.farewell: Farewell | None = None
         self._timer = QTimer(self)
         self._timer.setInterval(_EVERY_MS)
         self._timer.timeout.connect(session.telling.look)
@@ -57,10 +59,21 @@ class Notifier(QObject):
         if wanted.sound and not ended.earlier:
             QApplication.beep()
 
+    def say_farewell(self) -> None:
+        """Say what goes on though the window is closed, training or the queue."""
+        application = QGuiApplication.instance()
+        assert isinstance(application, QGuiApplication)
+        goes_on = self._session.telling.goes_on
+        if goes_on and not application.isSavingSession():  # the system does not wait for it
+            self.farewell = Farewell(self._window, goes_on)
+            self.farewell.show()
+
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:  # noqa: N802
-        """Look no more when the window is closed: runs go on without it."""
+        """Look no more when the window is closed, as runs go on without it, and again when it is shown again."""
         if event.type() == QEvent.Type.Close:
             self._timer.stop()
+        elif event.type() == QEvent.Type.Show:
+            self._watch()
         return super().eventFilter(watched, event)
 
     def _watch(self) -> None:
@@ -83,9 +96,10 @@ class Notifier(QObject):
             return self.tr("{run} is done after {step} steps.").format(run=run.name, step=step)
         if ended.job:
             return f"{self.tr('{job} could not begin.').format(job=run.name)} {ended.why}".strip()
-        if run.state == "failed":
-            words = self.tr("{run} failed at step {step}.").format(run=run.name, step=step)
-            return f"{words} {ended.why}".strip()
+        if run.state in ("failed", "paused") or ended.why:
+            words = self.tr("{run} failed at step {step}.")
+            words = self.tr("{run} had to pause at step {step}.") if run.state == "paused" else words
+            return f"{words.format(run=run.name, step=step)} {ended.why}".strip()
         words = self.tr("{run} ended without a word at step {step}; it can be resumed.")
         return words.format(run=run.name, step=step)
 

@@ -61,7 +61,7 @@ class RunsPage(Page):
     def build(self) -> Iterator[None]:
         """Make list, queue, header and tabs, then lay them out."""
         session, commands = self.session, self.commands
-        self.list = RunList(self._seconds_left)
+        self.list = RunList(self._seconds_left, session.queue.begins)
         self.queue = QueuePanel(session, commands)
         yield
         self.header = RunHeader(session, commands)
@@ -80,7 +80,7 @@ class RunsPage(Page):
         until_destroyed(
             self,
             session.runs.changed.connect(lambda _: self._show_list()),
-            session.queue.changed.connect(lambda _: self._say_why_empty()),
+            session.queue.changed.connect(lambda _: self._show_queue()),
             session.runs.failed.connect(self.failed.emit),
         )
         self.list.chosen.connect(self._show_chosen)
@@ -169,6 +169,12 @@ class RunsPage(Page):
             self.show_runs([])
         self.commands.refresh()
 
+    def _show_queue(self) -> None:
+        """Say what the queue's being another means for runs: one that begins or could not be told why it ended."""
+        self.list.show_runs(self.session.runs.all)
+        self._show_trouble()
+        self._say_why_empty()
+
     def _say_why_empty(self) -> None:
         states = {entry.state for entry in self.session.queue.entries}
         if "waiting" in states and "running" not in states and self.session.queue.now.reading.held:
@@ -204,7 +210,7 @@ class RunsPage(Page):
         self._told = run.changed.connect(lambda _: self._tell()) if run else None
         for part in (self.header, self.samples, self.after, self.log):
             part.show_run(run)
-        self.trouble.show_run(run)
+        self._show_trouble()
 
     def _use_step(self, step: int) -> None:
         """Go on with the LoRA of a step, that of the sample which was chosen."""
@@ -213,9 +219,12 @@ class RunsPage(Page):
 
     def _tell(self) -> None:
         """Say how the run stands now, in the list too: it is read more often than the others."""
-        self.trouble.show_run(self.run)
+        self._show_trouble()
         if self.run:
             self.session.runs.stands(self.run.summary)
+
+    def _show_trouble(self) -> None:
+        self.trouble.show_run(self.run, self.session.queue.failure_of(self.run.summary) if self.run else "")
 
     def _seconds_left(self, path: Path) -> float | None:
         run = self._open.get(path) or self._live.get(path)
@@ -247,6 +256,7 @@ class RunsPage(Page):
             yield
         left = QSplitter(Qt.Orientation.Vertical)
         left.setObjectName("runs.left")
+        left.setChildrenCollapsible(False)
         left.addWidget(self._lists())
         left.addWidget(self.queue)
         left.setStretchFactor(0, 3)
@@ -262,6 +272,7 @@ class RunsPage(Page):
         yield
         middle = QSplitter(self)
         middle.setObjectName("runs")
+        middle.setChildrenCollapsible(False)
         middle.addWidget(left)
         yield
         middle.addWidget(right)

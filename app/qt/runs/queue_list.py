@@ -11,12 +11,13 @@ from PySide6.QtCore import (
     QMimeData,
     QModelIndex,
     QObject,
+    QPoint,
     QRect,
     QSize,
     Qt,
     Signal,
 )
-from PySide6.QtGui import QPainter
+from PySide6.QtGui import QPainter, QResizeEvent
 from PySide6.QtWidgets import QListView, QStyledItemDelegate, QStyleOptionViewItem, QWidget
 
 from app.qt.durations import upcoming
@@ -61,10 +62,10 @@ class QueueModel(StandingModel[Entry]):
     def __init__(self, parent: QObject | None = None) -> None:
         super().__init__(lambda entry: entry.id, parent)
 
-    def show(self, rows: Sequence[Entry]) -> None:
-        """Show these; the view keeps its place as long as only their standing is another."""
+    def show(self, rows: Sequence[Entry]) -> bool:
+        """Show these; returns whether they are others than before, and not only the same standing otherwise."""
         now = time.time()
-        self.renew(rows, [standing(row, now) for row in rows])
+        return self.renew(rows, [standing(row, now) for row in rows])
 
     def data(self, index: Index, role: int = Qt.ItemDataRole.DisplayRole) -> object:
         """Return what the view asks of an entry."""
@@ -165,11 +166,38 @@ class QueueList(QListView):
         return self.queue.rows[chosen[0].row()] if chosen else None
 
     def show_entries(self, rows: Sequence[Entry]) -> None:
-        """Show these; what was chosen stays chosen as long as it is there."""
-        before = self.entry()
-        self.queue.show(rows)
-        if before is not None and self.entry() is None:
-            self.setCurrentIndex(self.queue.place_of(before.id))
+        """Show these; what was chosen stays chosen as long as it is there, and what is read stays in its place.
+
+        At first what is still to be done is in sight.
+        """
+        first, before, place = not self.queue.rows, self.entry(), self.verticalScrollBar().value()
+        watched = before is not None and self._is_seen(self.queue.place_of(before.id), self.viewport().size())
+        if not self.queue.show(rows):
+            return
+        chosen = self.queue.place_of(before.id) if before is not None else QModelIndex()
+        self.setCurrentIndex(chosen)
+        if first:
+            self.scrollTo(self._to_do(), QListView.ScrollHint.PositionAtTop)
+        else:
+            self.verticalScrollBar().setValue(place)
+        if watched:
+            self.scrollTo(chosen)  # it was moved
+
+    def resizeEvent(self, event: QResizeEvent) -> None:  # noqa: N802
+        """Keep in sight what is still to be done where it was."""
+        to_do = self._to_do()
+        was_seen = self._is_seen(to_do, event.oldSize())
+        super().resizeEvent(event)
+        if was_seen:
+            self.scrollTo(to_do)
+
+    def _to_do(self) -> QModelIndex:
+        """Return the first entry that has not ended; an invalid index where there is none."""
+        return next((self.queue.place_of(row.id) for row in self.queue.rows if not row.ended), QModelIndex())
+
+    def _is_seen(self, place: QModelIndex, size: QSize) -> bool:
+        """Tell whether some of an entry is in sight in a view of this size; yes for one that was never shown."""
+        return not size.isValid() or QRect(QPoint(), size).intersects(self.visualRect(place))
 
 
 def _colour(state: State) -> str:

@@ -250,7 +250,7 @@ class QueuePanel(QWidget):
             words = self.tr("The queue is held. {reason}").format(reason=reading.reason).strip()
             self.bar.tell(words, "warning", go_on)
         elif now.left:
-            words = self.tr("%n job(s) of the queue were cut off.", "", now.left)
+            words = self.tr("Cut off in the queue: %n job(s).", "", now.left)
             self.bar.tell(words, "warning", go_on)
         else:
             self.bar.hide()

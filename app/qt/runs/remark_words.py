@@ -7,6 +7,7 @@ import json
 from PySide6.QtCore import QCoreApplication, QLocale
 
 from app.core.runs.remarks import Remark
+from app.core.words import in_words
 from app.qt.words import QT_TRANSLATE_NOOP as _NOOP
 from trainer.protocol import events
 
@@ -46,7 +47,7 @@ def sentence(remark: Remark) -> str:
     """Return a remark as a sentence or two."""
     match remark.event:
         case events.ErrorEvent() as event:
-            return f"{event.sentence} {event.remedy}"
+            return in_words(event)
         case events.Notice() as event:
             return event.sentence
         case events.Cached() as event:

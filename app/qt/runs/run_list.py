@@ -27,29 +27,41 @@ from app.qt.tips import plain_tip
 
 SUMMARY = int(Qt.ItemDataRole.UserRole)
 WORDS = SUMMARY + 1
+COLOUR = WORDS + 1
 _SIDE, _ABOVE, _BAR = 12, 8, 3
 
 
 class RunModel(StandingModel[RunSummary]):
     """The runs of now; `left` tells the seconds that a run still needs."""
 
-    def __init__(self, left: Callable[[Path], float | None], parent: QObject | None = None) -> None:
+    def __init__(
+        self,
+        left: Callable[[Path], float | None],
+        begins: Callable[[RunSummary], bool],
+        parent: QObject | None = None,
+    ) -> None:
         super().__init__(lambda run: run.path, parent)
-        self._left = left
+        self._left, self._begins = left, begins
+        self._beginning: set[Path] = set()
+        """Those whose engines were on their way when it was said how they stand."""
         self._day = _today()
         """When it was said how runs stand: of some it is said which day they began on, as seen from today."""
 
     def show(self, rows: Sequence[RunSummary]) -> bool:
         """Show these; returns whether they are others than before, and not only the same standing otherwise."""
-        before = dict(zip(map(id, self.rows), self.words, strict=True)) if self._day == _today() else {}
-        self._day = _today()
+        same_day, self._day = self._day == _today(), _today()
+        before = dict(zip(map(id, self.rows), self.words, strict=True)) if same_day else {}
+        was, self._beginning = self._beginning, {row.path for row in rows if self._begins(row)}
+        for row in rows:
+            if row.path in was ^ self._beginning:
+                before.pop(id(row), None)
         return self.renew(rows, [self._words(row, before.get(id(row))) for row in rows])
 
     def _words(self, row: RunSummary, before: str | None) -> str:
         """Say how a run stands; of one that does not go on and is the same object, as `before`: there may be many."""
         if before is not None and row.state != "running":
             return before
-        return standing(row, self._left(row.path))
+        return standing(row, self._left(row.path), begins=row.path in self._beginning)
 
     def data(self, index: Index, role: int = Qt.ItemDataRole.DisplayRole) -> object:
         """Return what the view asks of a run."""
@@ -65,6 +77,8 @@ class RunModel(StandingModel[RunSummary]):
                 return row
             case _ if role == WORDS:
                 return self.words[index.row()]
+            case _ if role == COLOUR:
+                return state_colour("running" if row.path in self._beginning else row.state)
         return None
 
 
@@ -90,7 +104,7 @@ class RunDelegate(QStyledItemDelegate):
         text, muted = (scheme.on_accent, scheme.on_accent) if chosen else (scheme.text, scheme.muted)
         height = option.fontMetrics.height()
         line = QRect(inside.left(), inside.top(), inside.width(), height)
-        paint_dot(painter, line, scheme.on_accent if chosen else getattr(scheme, state_colour(run.state)))
+        paint_dot(painter, line, scheme.on_accent if chosen else getattr(scheme, index.data(COLOUR)))
         line.setLeft(line.left() + DOT + 8)
         bold = QFont(option.font)
         bold.setBold(True)
@@ -120,9 +134,14 @@ class RunList(QListView):
     chosen = Signal()
     """Other runs are chosen, or in another order."""
 
-    def __init__(self, left: Callable[[Path], float | None], parent: QWidget | None = None) -> None:
+    def __init__(
+        self,
+        left: Callable[[Path], float | None],
+        begins: Callable[[RunSummary], bool],
+        parent: QWidget | None = None,
+    ) -> None:
         super().__init__(parent)
-        self.runs = RunModel(left, self)
+        self.runs = RunModel(left, begins, self)
         self._order: list[Path] = []
         self._quiet = False
         self.setModel(self.runs)

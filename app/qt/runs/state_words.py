@@ -39,25 +39,33 @@ def state_word(state: State) -> str:
     return _tr(_STATES[state][0])
 
 
+def starting_word() -> str:
+    """Return what is said of a run whose engine is on its way."""
+    return _tr("Starting…")
+
+
 def state_colour(state: State) -> str:
     """Return the role of `Colours` that a state has."""
     return _STATES[state][1]
 
 
-def standing(run: RunSummary, left: float | None) -> str:
-    """Return what the list says below a run's name; `left` are the seconds that it still needs, where known."""
+def standing(run: RunSummary, left: float | None, *, begins: bool = False) -> str:
+    """Return what the list says below a run's name.
+
+    `left` are the seconds that it still needs, where known; a run that `begins` has an engine on its way.
+    """
     number = QLocale().toString
     if run.state == "running":
         doing = _tr(_PHASES[run.phase]) if run.phase and run.phase != "train" else ""
         time_left = _tr("{duration} left").format(duration=duration(left)) if left is not None else ""
         steps = _tr("{step} of {steps}").format(step=number(run.step), steps=number(run.steps)) if run.steps else ""
         return " · ".join(filter(None, (doing or _tr("Running"), steps, time_left)))
-    parts = [state_word(run.state)]
+    parts = [starting_word() if begins else state_word(run.state)]
     if run.steps and run.state == "done":
         parts.append(_tr("{steps} steps").format(steps=number(run.step)))
     elif run.steps:
         parts.append(_tr("{step} of {steps}").format(step=number(run.step), steps=number(run.steps)))
-    if run.started:
+    if run.started and not begins:
         parts.append(moment(run.started, time.time()))
     return " · ".join(parts)
 

@@ -13,11 +13,12 @@ from PySide6.QtWidgets import (
 )
 
 from app.core.runs.run import Run
+from app.core.words import in_words
 from app.qt.parts import plain_label, sign
 from app.qt.theme import set_icon
 
 _LINES = 5
-_AROUND = 22  # frame, padding and margin of the field
+_AROUND = 34  # frame, padding and margin of the field, and the bar below lines that are longer than it
 
 
 class Trouble(QFrame):
@@ -37,29 +38,31 @@ class Trouble(QFrame):
         self._lay_out()
         self.hide()
 
-    def show_run(self, run: Run | None) -> None:
-        """Speak of a run as it stands now."""
-        sentence = self._words(run) if run else ""
+    def show_run(self, run: Run | None, failure: str = "") -> None:
+        """Speak of a run as it stands now; `failure` says why it ended, where only the queue could be told."""
+        sentence = self._words(run, failure) if run else ""
         self.setVisible(bool(sentence))
         if not run or not sentence:
             return
         self.sentence.setText(sentence)
-        self.last_words.setVisible(bool(run.last_words) and run.summary.state == "interrupted")
+        self.last_words.setVisible(bool(run.last_words) and run.summary.state == "interrupted" and not failure)
         lines = run.last_words.splitlines()[-_LINES:]  # the log has the rest
         if self.last_words.toPlainText() != "\n".join(lines):
             self.last_words.setPlainText("\n".join(lines))
             self.last_words.setFixedHeight(len(lines) * self.last_words.fontMetrics().lineSpacing() + _AROUND)
 
-    def _words(self, run: Run) -> str:
+    def _words(self, run: Run, failure: str) -> str:
         if run.problem:
             return run.problem
         if run.summary.state == "interrupted":
+            if failure:
+                return failure
             ended = self.tr("This run ended without a word: its engine was killed, or the computer went down.")
             resume = self.tr("“Resume” goes on from its last checkpoint.")
             said = self.tr("The last that it printed:") if run.last_words else ""
             return " ".join(filter(None, (ended, resume, said)))
-        if run.summary.state == "failed" and run.error:
-            return f"{run.error.sentence} {run.error.remedy}"
+        if run.summary.state in ("failed", "paused") and run.error:  # a full disk pauses it
+            return in_words(run.error)
         return ""
 
     def _lay_out(self) -> None:

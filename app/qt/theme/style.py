@@ -60,6 +60,7 @@ QFrame#rail { background: $rail; border: none; border-right: 1px solid $line; }
 QFrame#rule { background: $line; border: none; }
 QFrame#difference { background: $focus; border: none; border-radius: 1px; }
 QFrame#notice { background: $raised; border: none; border-bottom: 1px solid $line; }
+#farewell { border: 1px solid $edge; }
 QFrame#coach { background: $raised; border: none; border-left: 4px solid $focus; border-bottom: 1px solid $line; }
 QToolButton { background: transparent; border: 2px solid transparent; border-radius: 6px; padding: 3px; color: $text; }
 QToolButton:hover { background: $hover; }
@@ -86,7 +87,7 @@ QLineEdit:focus, QPlainTextEdit:focus, QTextEdit:focus, QComboBox:focus, QAbstra
     border: 2px solid $focus; padding: 3px 6px;
 }
 QLineEdit:disabled, QPlainTextEdit:disabled, QTextEdit:disabled, QComboBox:disabled, QAbstractSpinBox:disabled {
-    color: $disabled; border-color: $line;
+    color: $disabled; border-color: $line; placeholder-text-color: $disabled;
 }
 QAbstractSpinBox QLineEdit, QComboBox QLineEdit {
     border: none; border-radius: 0; padding: 0 5px; background: transparent;
@@ -120,7 +121,10 @@ QCheckBox::indicator:checked, QListView::indicator:checked, QTreeView::indicator
 QCheckBox::indicator:indeterminate {
     background: $accent; border-color: $accent; image: url("$marks/remove-on_accent.svg");
 }
-QRadioButton::indicator:checked { background: $accent; border: 4px solid $base; width: 10px; height: 10px; }
+QListView::indicator:checked:selected, QTreeView::indicator:checked:selected { border-color: $on_accent; }
+QRadioButton::indicator:checked {
+    background: qradialgradient(cx: 0.5, cy: 0.5, radius: 0.5, fx: 0.5, fy: 0.5, stop: 0.5 $accent, stop: 0.6 $base);
+}
 QSlider:horizontal { min-height: 20px; }
 QSlider::groove:horizontal { height: 4px; background: $edge; border-radius: 2px; }
 QSlider::sub-page:horizontal { background: $focus; border-radius: 2px; }
@@ -145,6 +149,7 @@ QListView, QTreeView, QTableView {
 QListView::item, QTreeView::item { padding: 2px 6px; height: 22px; }
 QListView::item:selected, QTreeView::item:selected { background: $accent; color: $on_accent; }
 QHeaderView::section { background: $window; color: $muted; border: none; border-bottom: 1px solid $line; padding: 4px; }
+QTreeView QHeaderView::section { padding-left: 9px; }
 QTableCornerButton::section { background: $window; border: none; border-bottom: 1px solid $line; }
 QGroupBox { border: none; margin-top: 24px; padding-top: 4px; }
 QGroupBox::title { subcontrol-origin: margin; left: 0; color: $text; font-weight: 600; }

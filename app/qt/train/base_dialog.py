@@ -42,6 +42,7 @@ class BaseDialog(QDialog):
         self._build()
         self._listen()
         models.look()
+        models.look_at_recent()
         self._fill()
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:  # noqa: N802
@@ -105,7 +106,8 @@ class BaseDialog(QDialog):
         """Show what answers; what was current stays so where it still answers."""
         before = self.list.currentIndex().data(Qt.ItemDataRole.UserRole)
         titles = (self.tr("Used last"), self.tr("On this PC"), self.tr("Cannot be used as a base"))
-        self.rows.show(rows(self._models.bases, self._models.recent, self.field.text(), titles))
+        used = {text: self._models.judged.get(text) for text in self._models.recent}
+        self.rows.show(rows(self._models.bases, used, self.field.text(), titles))
         kept = self.rows.match(self.rows.index(0), Qt.ItemDataRole.UserRole, before, 1, Qt.MatchFlag.MatchExactly)
         self.list.setCurrentIndex(kept[0] if before and kept else self.rows.first())
         self._mark()

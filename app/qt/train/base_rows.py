@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from PySide6.QtCore import QAbstractListModel, QModelIndex, QObject, QPersistentModelIndex, QRect, QRectF, QSize, Qt
@@ -11,9 +12,10 @@ from PySide6.QtGui import QColor, QFont, QFontMetrics, QPainter
 from PySide6.QtWidgets import QStyle, QStyledItemDelegate, QStyleOptionViewItem
 
 from app.core.models.found import Found
+from app.core.models.verdict import Verdict
 from app.qt.theme import colours
 from app.qt.tips import plain_tip
-from app.qt.train.base_words import details, family_of
+from app.qt.train.base_words import details, family_of, verdict_words
 
 _Index = QModelIndex | QPersistentModelIndex
 _SIDE, _GAP = 12, 8
@@ -30,11 +32,16 @@ class Row:
     badge: str = ""
 
 
-def rows(found: Iterable[Found], recent: Iterable[str], typed: str, titles: tuple[str, str, str]) -> Iterator[Row]:
-    """Yield what answers the words typed, under `titles`: used last, on this PC, cannot be used."""
+def rows(
+    found: Iterable[Found], recent: Mapping[str, Verdict | None], typed: str, titles: tuple[str, str, str]
+) -> Iterator[Row]:
+    """Yield what answers the words typed, under `titles`: used last, on this PC, cannot be used.
+
+    Of those in `recent`, used last, it is said what they are as soon as somebody has looked.
+    """
     words = typed.casefold().split()
     known = {str(one.path): one for one in found}
-    used = [_row(known[text]) if text in known else Row("base", text, text) for text in recent]
+    used = [_row(known[text]) if text in known else _used(text, verdict) for text, verdict in recent.items()]
     others = [_row(one) for text, one in known.items() if text not in recent]
     usable = [row for row in others if row.kind == "base"]
     unusable = [row for row in others if row.kind == "unusable"] if words else []
@@ -48,6 +55,19 @@ def rows(found: Iterable[Found], recent: Iterable[str], typed: str, titles: tupl
 def _row(found: Found) -> Row:
     kind: Literal["base", "unusable"] = "unusable" if found.told.problem else "base"
     return Row(kind, found.name, str(found.path), details(found), family_of(found.told))
+
+
+def _used(text: str, verdict: Verdict | None) -> Row:
+    """One that lies where nobody searches, or is not on this PC."""
+    if verdict is None:
+        return Row("base", text, text)
+    told, path = verdict.told, Path(text)
+    kind: Literal["base", "unusable"] = "unusable" if told.problem else "base"
+    if verdict.place != "here":
+        return Row(kind, text, text, told.problem or verdict_words(verdict), family_of(told))
+    name = path.stem if path.suffix.lower() == ".safetensors" else path.name
+    detail = told.problem or " · ".join(filter(None, (verdict_words(verdict), str(path.parent))))
+    return Row(kind, name, text, detail, family_of(told))
 
 
 def _answers(row: Row, words: list[str]) -> bool:

@@ -8,6 +8,7 @@ from PySide6.QtCore import Signal
 from PySide6.QtWidgets import QFileDialog, QGridLayout, QLabel, QPushButton, QWidget
 
 from app.core.jobs.draft import Draft
+from app.core.runs.log import without_home
 from app.qt.train.line import Line
 from trainer.config.output import OutputConfig
 from trainer.config.paths import absolute
@@ -51,7 +52,8 @@ class OutputRow(QWidget):
         text = stated if isinstance(stated, str) else ""
         if self.field.text().strip() != text:
             self.field.show_text(text)
-        self.field.setPlaceholderText(absolute(OutputConfig().runs, draft.path.parent))
+        beside = absolute(OutputConfig().runs, draft.path.parent)
+        self.field.setPlaceholderText(without_home(beside, Path.home()))
 
     def _put(self, text: str, *, typing: bool = False) -> None:
         if self._draft is not None:

@@ -43,6 +43,8 @@ class TrainPage(Page):
         self._recipe = ""
         self._awaited = False
         """Whether a job that was asked for is on its way."""
+        self._unopened: ImpastoError | None = None
+        """Why the job that was asked for last could not be opened."""
         self._seen = False
         self.undoing = self._undo = DraftUndo()
         self._clock = QTimer(self)
@@ -137,7 +139,7 @@ class TrainPage(Page):
     def show_job(self, path: Path) -> None:
         """Open a job file; what stands against it is told, and the job that is open stays."""
         self._awaited = True
-        self.session.jobs.open(path, *self._answers(self._show))
+        self.session.jobs.open(path, while_there(self, self._show), while_there(self, self._tell_unopened))
 
     def showEvent(self, event: QShowEvent) -> None:  # noqa: N802
         """Follow the disk while it is seen, and show a job as soon as it is known which."""
@@ -166,6 +168,7 @@ class TrainPage(Page):
             self.new()
 
     def _show(self, draft: Draft | None) -> None:
+        self._take_back_unopened()
         for stop in self._stops:
             stop()
         self.draft = self._undo.draft = draft
@@ -219,6 +222,17 @@ class TrainPage(Page):
         self._awaited = False
         self.failed.emit(error)
 
+    def _tell_unopened(self, error: ImpastoError) -> None:
+        """Say why a job cannot be opened, until another one is asked for."""
+        self._take_back_unopened()
+        self._unopened = error
+        self._refuse(error)
+
+    def _take_back_unopened(self) -> None:
+        unopened, self._unopened = self._unopened, None
+        if unopened:
+            self.mended.emit(unopened)
+
     def _tell_thrown(self, name: str, thrown: Thrown) -> None:
         """Show the job below the one that is in the trash, and offer to bring that back."""
         if self.draft is not None and self.draft.path == thrown.path:  # else another was opened meanwhile
@@ -268,6 +282,7 @@ class TrainPage(Page):
             part.told.connect(self.told)
             part.failed.connect(self.failed)
         self.forecast.wanted.connect(self.sheet.show_setting)
+        self._starting.mended.connect(self.mended)
         self._starting.changed.connect(self._show_start)
         until_destroyed(
             self,
@@ -298,6 +313,7 @@ class TrainPage(Page):
         right.setLayout(column)
         self.columns = QSplitter(Qt.Orientation.Horizontal, self)
         self.columns.setObjectName("train.columns")
+        self.columns.setChildrenCollapsible(False)
         for part in (self.jobs, self.sheet, right):
             self.columns.addWidget(part)
             yield

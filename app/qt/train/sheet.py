@@ -21,7 +21,7 @@ from PySide6.QtWidgets import (
 from app.core.jobs.draft import Draft
 from app.core.session import Session
 from app.core.words import sentence_of
-from app.qt.parts import say
+from app.qt.parts import centre, say
 from app.qt.theme import set_icon
 from app.qt.train.essentials import Essentials
 from app.qt.train.form.form import SettingsForm
@@ -134,7 +134,9 @@ class JobSheet(QScrollArea):
             words = self.tr("%Ln setting(s) changed", "", count) if count else self.tr("all as by default")
         else:
             words = (
-                self.tr("%Ln setting(s) differ from “{preset}”", "", count) if count else self.tr("as “{preset}” says")
+                self.tr("%Ln setting(s) other than in “{preset}”", "", count)
+                if count
+                else self.tr("as “{preset}” says")
             )
             words = words.format(preset=preset.name)
         self.differences.setText(words)
@@ -220,12 +222,7 @@ class Invitation(QWidget):
         title.setProperty("role", "title")
         words.setProperty("role", "muted")
         self.button = QPushButton(self.tr("New job"))
-        column = QVBoxLayout(self)
-        column.setSpacing(10)
-        column.addStretch(2)
-        for part in (title, words, self.button):
-            column.addWidget(part, 0, Qt.AlignmentFlag.AlignHCenter)
-        column.addStretch(3)
+        centre(self, title, words, self.button)
 
 
 def _rule() -> QFrame:

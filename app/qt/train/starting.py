@@ -20,6 +20,8 @@ class Starting(QObject):
 
     said = Signal(str)
     told = Signal(str, str, object)
+    mended = Signal(object)
+    """As of `Page`."""
     failed = Signal(object)
     changed = Signal()
     """What is awaited is another now."""
@@ -33,6 +35,8 @@ class Starting(QObject):
         """By their entries in the queue."""
         self._seen: set[str] = set()
         """Of these, those that the queue has shown."""
+        self._waits: dict[str, tuple[str, bool]] = {}
+        """What was told of entries that wait, and whether it was that the queue is held."""
         until_destroyed(
             self, session.queue.changed.connect(lambda _: self._follow()), session.queue.failed.connect(self._fail)
         )
@@ -50,22 +54,24 @@ class Starting(QObject):
 
     def look(self) -> None:
         """See whether a run has begun."""
-        if self._awaited:
+        if self._awaited or self._waits:
             self._session.queue.look()
 
     def _settled(self, draft: Draft, text: str, error: JobError | None) -> None:
         self._settling.remove(draft)
         if error is None:
-            self._awaited[self._session.queue.start(draft.path, text)] = draft
-            if not self._session.queue.now.reading.held:
+            number = self._session.queue.start(draft.path, text)
+            self._awaited[number] = draft
+            self._session.telling.awaited.add(number)
+            if not (self._session.queue.now.reading.held or self._busy()):
                 self.said.emit(self.tr("“{name}” starts…").format(name=draft.name))
         else:
             self.failed.emit(error)
         self.changed.emit()
 
     def _follow(self) -> None:
-        queue = self._session.queue
-        busy = any(entry.state == "running" and entry.id not in self._awaited for entry in queue.entries)
+        queue, busy = self._session.queue, self._busy()
+        self._take_back()
         for number in tuple(self._awaited):
             entry = queue.entry(number)
             if entry is not None:
@@ -79,21 +85,39 @@ class Starting(QObject):
         name, now = self._awaited[entry.id].name, self._session.queue.now
         if entry.run is not None:
             self._show_run(name, entry.run)
-        elif entry.problem:
-            self.told.emit(entry.problem, "error", None)
+        elif entry.problem or entry.state == "failed":
+            words = self.tr("“{name}” could not begin. {why}")
+            self.told.emit(words.format(name=name, why=entry.problem).strip(), "error", None)
         elif now.reading.held:
             words = self.tr("“{name}” is in the queue, which is held: nothing more begins until it goes on. {reason}")
-            act = (self.tr("Go on"), self._session.queue.go_on)
-            self.told.emit(words.format(name=name, reason=now.reading.reason).strip(), "warning", act)
+            sentence = words.format(name=name, reason=now.reading.reason).strip()
+            self._waits[entry.id] = sentence, True
+            self.told.emit(sentence, "warning", (self.tr("Go on"), self._session.queue.go_on))
         elif busy:
-            words = self.tr("“{name}” waits in the queue: it begins when what runs now has ended.")
-            self.told.emit(words.format(name=name), "info", None)
+            sentence = self.tr("“{name}” waits in the queue: it begins when what runs now has ended.").format(name=name)
+            self._waits[entry.id] = sentence, False
+            self.told.emit(sentence, "info", None)
         elif now.died is None:
             return  # it is being looked at by the trainer
         self._forget(entry.id)
 
+    def _busy(self) -> bool:
+        """Tell whether something runs that was not started here just now."""
+        return any(one.state == "running" and one.id not in self._awaited for one in self._session.queue.entries)
+
+    def _take_back(self) -> None:
+        """Take back what is no longer so: a job does not wait any more, or the queue is not held."""
+        now = self._session.queue.now.reading
+        for number, (sentence, held) in tuple(self._waits.items()):
+            entry = now.find(number)
+            if entry is None or entry.state != "waiting" or (held and not now.held):
+                del self._waits[number]
+                if all(other != sentence for other, _ in self._waits.values()):  # else a job of that name still waits
+                    self.mended.emit(sentence)
+
     def _forget(self, number: str) -> None:
         self._awaited.pop(number)
+        self._session.telling.awaited.discard(number)
         self._seen.discard(number)
         self.changed.emit()
 

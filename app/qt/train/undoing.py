@@ -5,9 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from app.core.jobs.draft import Draft
-from app.core.jobs.settings import setting
+from app.core.jobs.settings import full_title, setting
 from app.core.jobs.undo import Step
 from app.qt.train.form.editors import words
+from app.qt.words import QT_TRANSLATE_NOOP
+
+_ESSENTIALS = {
+    "base.model": QT_TRANSLATE_NOOP("Train", "Base"),
+    "dataset.folders": QT_TRANSLATE_NOOP("Train", "Pictures"),
+    "output.runs": QT_TRANSLATE_NOOP("Train", "Output"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +54,13 @@ def _named(step: Step | None) -> Named | None:
 
 
 def _words(name: str | None) -> str | None:
-    """A key by its title, all else translated."""
+    """A key as the page calls it, all else translated."""
     if name is None:
         return None
+    if name in _ESSENTIALS:
+        return words(_ESSENTIALS[name])
     try:
-        return setting(name).title
+        title = setting(name).title
     except KeyError:
         return words(name)
+    return title if any(part.isdigit() for part in name.split(".")) else full_title(name)

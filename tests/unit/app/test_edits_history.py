@@ -14,7 +14,8 @@ from app.core.edits.backups import Backups, Written
 from app.core.edits.edit import AT_ONCE, Edit, History
 from app.core.edits.journal import Journal
 from app.core.edits.rewriting import Rewriter, Rewriting
-from app.core.edits.saving import Learned, Saver
+from app.core.edits.saving import Saver
+from app.core.edits.states import Learned
 from app.core.edits.wishes import Key, Wish
 from app.core.edits.writer import Outcome, Writer
 from app.core.library import Library

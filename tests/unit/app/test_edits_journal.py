@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from app.core.edits.journal import Journal
+from app.core.edits.wishes import Key, Wish
 from tests.faults.captions import kill
 from tests.support.app_world import FAULTS, GIVEN, World, a_world, conflicts, set_to
 
@@ -146,6 +147,25 @@ def test_the_journal_does_not_grow_without_end(world: World, monkeypatch: pytest
         set_to(world, 0, f"caption {number} " + "x" * 100)
         world.settle()
     assert world.journal._path.stat().st_size < 10_000
+
+
+@pytest.mark.parametrize("unsaved", [True, False])
+def test_what_a_late_thread_does_after_the_end_changes_nothing(tmp_path: Path, unsaved: bool) -> None:
+    journal = Journal(tmp_path)
+    (wish,) = journal.append("Set", [Wish(Key("/cats", "a.jpg", "caption"), (None,), "kept")])
+    journal.end()
+    file = journal._file
+    journal.close([wish] if unsaved else [])
+    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+    journal._file = file  # as a thread finds it that is between two steps
+    journal.sync()
+    journal._file = None
+    journal.saved([wish])
+    journal.roll([], 1)
+    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
+    after = Journal(tmp_path)
+    assert [one.desired for one in after.adopt()] == ["kept"] * unsaved
+    after.close([])
 
 
 def test_processes_killed_while_they_edit_lose_nothing() -> None:

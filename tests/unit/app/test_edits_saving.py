@@ -13,10 +13,13 @@ from pathlib import Path
 import pytest
 
 from app.core.edits import backups as backups_module
+from app.core.edits import replacing, saving
 from app.core.edits.backups import Backups
 from app.core.edits.edit import Edit
-from app.core.pictures import FolderChange
-from tests.support.app_world import DISK_FULL, FAULTS, World, a_world, conflicts, set_to
+from app.core.edits.saving import Saver
+from app.core.edits.wishes import Key, Wish
+from app.core.pictures import Change, FolderChange
+from tests.support.app_world import DISK_FULL, FAULTS, World, a_world, change, conflicts, set_to
 from trainer.dataset.sidecar import read_sidecar
 
 
@@ -304,6 +307,66 @@ def test_a_file_that_does_not_read_back_is_not_saved(world: World) -> None:
     (problem,) = world.saver.now.problems
     assert "reads differently" in problem.sentence
     assert world.saver.unsaved(world.picture(0)) == {"caption"}
+
+
+def test_of_a_large_edit_no_more_is_entered_at_once_than_the_window_may_wait_for(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At 100,000 captions a look at the disk asked for each of them, and the first to be asked entered them all."""
+    monkeypatch.setattr(saving, "_BATCH", 1)
+    entered: list[int] = []
+    absorb, add = Saver._absorb, Saver._add
+
+    def noted(saver: Saver, most: int | None) -> None:
+        entered.append(0)
+        absorb(saver, most)
+
+    def counted(saver: Saver, wish: Wish, due: float) -> None:
+        entered[-1] += 1
+        add(saver, wish, due)
+
+    monkeypatch.setattr(Saver, "_absorb", noted)
+    monkeypatch.setattr(Saver, "_add", counted)
+    changes = [Change(one.id, "caption", one.caption, "mine") for one in map(world.picture, range(3))]
+    world.history.do(Edit("Set", tuple(changes)))
+    assert [world.saver.unsaved(world.picture(place)) for place in (0, 2, 3)] == [{"caption"}, {"caption"}, set()]
+    assert sum(entered) == 0
+    world.saver._step()
+    assert sum(entered) == 3 and max(entered) == 1
+    world.settle()
+    assert not world.saver.unsaved(world.picture(0))
+
+
+def test_a_fact_of_a_folder_behind_a_large_edit_does_not_have_that_entered_at_once(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entered: list[Wish] = []
+    monkeypatch.setattr(Saver, "_add", lambda saver, wish, due: entered.append(wish))
+    world.history.do(Edit("Repeat", (), (FolderChange(world.folder, "repeats", None, 3),)))
+    world.history.do(Edit("Set", tuple(change(world, place, "new") for place in (0, 1))))
+    rated = Wish(Key(str(world.data), "d.jpg", "rating"), (None,), 4)  # left by a session that crashed
+    world.saver.take([rated])
+    assert world.saver.unsaved_of_folder(world.folder) == {"repeats"}
+    assert [world.saver.unsaved(world.picture(place)) for place in range(4)] == [
+        {"caption"},
+        {"caption"},
+        set(),
+        {"rating"},
+    ]
+    assert not entered
+
+
+def test_what_another_program_writes_right_after_us_is_no_fault_of_the_disk(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Waiting for the disk takes it some milliseconds: long enough to write in."""
+    file = world.data / "a.txt"
+    monkeypatch.setattr(replacing, "sync_directory", lambda folder: file.write_bytes(b"theirs"))
+    set_to(world, 0, "mine")
+    world.saver.flush()
+    world.deliver()
+    assert world.saver.now.clean and not world.saver.now.problems
+    assert file.read_bytes() == b"theirs"
 
 
 _ROOMLESS = """

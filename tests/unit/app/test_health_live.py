@@ -41,6 +41,7 @@ class Watched:
         self.health = Health(desk.library, TagIndex(desk.library), desk.tasks, desk.post, Aim(resolution=SIDE))
         self.datasets.strays.connect(self.health.take_strays)
         self.datasets.closed.connect(self.health.drop_strays)
+        self.datasets.reworded.connect(self.health.look_again)
         self.datasets.known.connect(lambda _: self.health.begin())
         self.datasets.open(folder)
         self.settle()
@@ -177,12 +178,25 @@ def test_pictures_that_no_process_can_look_at_are_not_called_damaged(folder: Pat
         assert told.action == "look"
         assert {(one.problem, one.width) for one in watched.library.pictures.values()} == {(None, SIDE)}
         (folder / "0.png").unlink()
-        watched.look()  # asks nobody again before the user wants it, or a folder is opened
-        watched.health.begin()
-        watched.settle()
+        watched.look()  # asks nobody again before the user wants it, a folder is opened, or a while has passed
+        assert watched.health._inspector.fault
+        watched.health._inspector._again = 0.0
+        save(folder / "new.png", colour="gold")
+        watched.look()
         assert all(one.content for one in watched.library.pictures.values() if one.problem is None)
         assert not [one for one in watched.health.now if one.code == "picture.no_process"]
         watched.health.close()
+
+
+def test_the_encoding_of_a_caption_that_another_program_writes_is_followed(watched: Watched, folder: Path) -> None:
+    def doubtful() -> list[str]:
+        found = [one for one in watched.health.now if one.code == "caption.cp1252"]
+        return [watched.library.pictures[number].name for one in found for number in one.ids]
+
+    for text, encoding, names in (("un café", "cp1252", ["0.png"]), ("a café", "utf-8", [])):
+        (folder / "0.txt").write_text(text, encoding=encoding)
+        watched.look()
+        assert doubtful() == names
 
 
 def test_files_without_their_picture_are_told_until_it_comes(watched: Watched, folder: Path) -> None:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import errno
-import os
-import threading
 import tomllib
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,78 +12,23 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from app.core.jobs import essentials
-from app.core.jobs import file as file_module
 from app.core.jobs.draft import Draft
 from app.core.jobs.essentials import Pictures
-from app.core.jobs.jobs import Jobs
 from app.core.jobs.settings import setting
 from app.core.jobs.settings import settings as all_settings
-from app.core.jobs.values import Values, to_toml
-from app.core.tasks import Tasks
-from tests.support.desk import Desk, a_desk
-from tests.support.drafts import opened
+from app.core.jobs.values import to_toml
+from app.core.library import Library
+from app.core.pictures import Folder
+from tests.support.desk import Desk
+from tests.support.drafts import BARE, on_disk, opened, refuse_writing, write_bare
 from trainer.config.load import load_job
 from trainer.config.presets.shelf import find_preset
 from trainer.errors import JobError
 
-BARE = """# an artist's own words
-schema = 1
-name = "höhle"
-[base]
-model = "owner/name"
-[[dataset.folders]]
-path = "pictures of cats"
-trigger = "sks"
-[recipe]
-rank = 8
-steps = 100
-[recipe.optimizer]
-name = "prodigy"
-d_coef = 2.0
-"""
-
-
-@pytest.fixture
-def desk() -> Iterator[Desk]:
-    with a_desk() as desk:
-        yield desk
-
-
-@pytest.fixture
-def tasks(desk: Desk) -> Iterator[Tasks]:
-    tasks = Tasks(desk.post)
-    yield tasks
-    tasks.close()
-
-
-@pytest.fixture
-def jobs(tasks: Tasks, tmp_path: Path) -> Iterator[Jobs]:
-    jobs = Jobs(tasks, tmp_path / "per user" / "jobs")
-    yield jobs
-    jobs.close()
-
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    path = tmp_path / "bilder ü" / "job.toml"
-    path.parent.mkdir()
-    path.write_text(BARE, encoding="utf-8")
-    return path
-
-
-def done(desk: Desk, ask: Callable[..., None], *what: Any) -> Any:
-    """Ask for something, and return what came of it; raise what it was refused for."""
-    came: list[Any] = []
-    refused: list[JobError] = []
-    ask(*what, came.append, refused.append)
-    desk.until(lambda: bool(came or refused))
-    if refused:
-        raise refused[0]
-    return came[0]
-
-
-def on_disk(path: Path) -> dict[str, Any]:
-    return tomllib.loads(path.read_text(encoding="utf-8"))
+    return write_bare(tmp_path)
 
 
 def settled(desk: Desk, draft: Draft) -> dict[str, Any]:
@@ -253,6 +195,23 @@ def test_the_origin_of_a_recipe_is_found_again_when_the_job_is(desk, tasks, file
     assert load_job(file).preset == "sd15/style"
 
 
+def test_what_is_open_is_counted_by_folders_however_many_pictures_lie_in_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library, empty, cats, dogs = Library(), *(tmp_path / name for name in ("empty", "cats", "dogs"))
+    kittens = Folder(cats / "kittens", cats)
+    facts: list[dict[str, object]] = [{}, {"excluded": True}, {"problem": "It is damaged."}]
+    for folder, count in ((Folder(cats, cats), 9), (kittens, 6), (Folder(dogs, dogs), 6)):
+        library.add((folder, f"{number}.png", facts[number % 3]) for number in range(count))
+    hashed: list[Path] = []
+    plain = Path.__hash__
+    monkeypatch.setattr(Path, "__hash__", lambda path: (hashed.append(path), plain(path))[1])
+    found = essentials.open_pictures(library, (empty, cats))
+    monkeypatch.undo()
+    assert found == [Pictures(empty, False, 0), Pictures(cats, True, 5), Pictures(dogs, False, 2)]
+    assert len(hashed) < 21  # one a picture would take 0.2 s at 100,000
+
+
 def test_a_trigger_word_goes_to_the_pictures_that_are_learned_and_into_proposed_prompts(tasks, tmp_path):
     folder = tmp_path / "jobs" / "x"
     folder.mkdir(parents=True)
@@ -356,112 +315,6 @@ def test_another_reason_why_a_job_cannot_be_written_takes_the_place_of_the_forme
     assert mended == told and draft.file.fault is None
 
 
-@pytest.mark.parametrize(
-    ("text", "code"),
-    [
-        ("schema = 99\nname = 'x'", "job.newer"),
-        ("name = ", "job.toml"),
-        ("\ud800".encode("utf-8", "surrogatepass"), "job.encoding"),
-    ],
-)
-def test_what_cannot_be_opened_is_told_and_left_as_it_is(desk, jobs, file, text, code):
-    file.write_bytes(text if isinstance(text, bytes) else text.encode())
-    before = file.read_bytes()
-    with pytest.raises(JobError) as told:
-        done(desk, jobs.open, file)
-    assert told.value.code == code and file.read_bytes() == before and jobs.last is None
-
-
-def new(name: str, folder: Path) -> Values:
-    return essentials.new_values(name, [], folder)
-
-
-def refuse_writing(folder: Path, monkeypatch: pytest.MonkeyPatch, number: int = errno.EROFS) -> None:
-    """As a folder that may only be read does, with whoever runs the tests."""
-    replace = Path.replace
-
-    def refuse(self: Path, target: Path) -> Path:
-        if Path(target).parent == folder:
-            raise OSError(number, os.strerror(number))
-        return replace(self, target)
-
-    monkeypatch.setattr(Path, "replace", refuse)
-
-
-def test_a_place_that_cannot_be_written_keeps_the_changes_and_at_the_end_they_are_among_our_jobs(
-    desk, tasks, tmp_path, file, monkeypatch
-):
-    jobs = Jobs(tasks, tmp_path / "jobs")
-    draft = done(desk, jobs.open, file)
-    errors: list[JobError] = []
-    draft.file.failed.connect(errors.append)
-    refuse_writing(file.parent, monkeypatch)
-    draft.set("recipe.rank", 77)
-    desk.until(lambda: bool(errors))
-    assert errors[0].code == "job.unwritable" and draft.get("recipe.rank") == 77 and draft.file.unsaved
-    told: list[Path] = []
-    jobs.rescued.connect(told.append)
-    jobs.close()
-    (rescued,) = (tmp_path / "jobs").glob("*/job.toml")
-    assert told == [rescued]
-    assert on_disk(rescued)["recipe"]["rank"] == 77
-    assert on_disk(rescued)["dataset"]["folders"][0]["path"] == str(file.parent / "pictures of cats")
-    assert file.read_text(encoding="utf-8") == BARE
-
-
-def test_jobs_are_listed_duplicated_thrown_away_and_brought_back(desk, jobs, file):
-    path = done(desk, jobs.create, "Höhle: 1", new)
-    assert path == jobs.folder / "Höhle- 1" / "job.toml"
-    draft = done(desk, jobs.open, path)
-    draft.set("recipe.rank", 5)
-    copy = done(desk, jobs.duplicate, path)
-    assert on_disk(copy) == {**draft.values, "name": "Höhle: 1 2"}
-    done(desk, jobs.open, file)
-    looked: list[None] = []
-    jobs.look(lambda: looked.append(None))
-    desk.until(lambda: bool(looked))
-    assert {entry.name for entry in jobs.all} == {"Höhle: 1", "Höhle: 1 2", "höhle"}
-    assert on_disk(path)["recipe"]["rank"] == 5  # the one that was open is on disk
-    (path.parent / "runs").mkdir()
-    thrown = done(desk, jobs.trash, path)
-    assert not path.exists() and (path.parent / "runs").is_dir() and thrown.lies is not None
-    done(desk, jobs.bring_back, thrown)
-    assert on_disk(path)["recipe"]["rank"] == 5
-    assert done(desk, jobs.trash, file).lies is None and file.exists()  # one of others' is only taken off the list
-    assert file not in [entry.path for entry in jobs.all]
-
-
-def test_a_job_that_the_trash_does_not_take_stays_open(desk, jobs):
-    path = done(desk, jobs.create, "kept", new)
-    draft = done(desk, jobs.open, path)
-    (jobs.folder.parent / "trash").write_text("no folder", encoding="utf-8")
-    with pytest.raises(JobError):
-        done(desk, jobs.trash, path)
-    assert path.exists() and done(desk, jobs.open, path) is draft
-
-
-def test_the_list_of_jobs_elsewhere_outlives_the_session(desk, tasks, tmp_path, file):
-    jobs = Jobs(tasks, tmp_path / "jobs")
-    done(desk, jobs.open, file)
-    jobs.close()
-    later = Jobs(tasks, tmp_path / "jobs")
-    looked: list[None] = []
-    later.look(lambda: looked.append(None))
-    desk.until(lambda: bool(looked))
-    assert later.last == file and [entry.name for entry in later.all] == ["höhle"]
-    (tmp_path / "jobs" / "list.json").write_text("{", encoding="utf-8")
-    assert "could not be read" in Jobs(tasks, tmp_path / "jobs").notice
-
-
-def test_a_runs_frozen_job_is_copied_without_its_fit(desk, jobs, file):
-    run = file.parent / "runs" / "a"
-    run.mkdir(parents=True)
-    (run / "events.jsonl").touch()
-    (run / "job.toml").write_text(BARE + "[fit]\nmicro_batch = 2\n[output]\nruns = '..'\n", encoding="utf-8")
-    values = on_disk(done(desk, jobs.duplicate, run / "job.toml"))
-    assert "fit" not in values and "output" not in values and values["recipe"]["rank"] == 8
-
-
 def test_every_setting_of_the_schema_can_be_typed_and_its_default_is_right(tasks, file):
     draft = opened(file, tasks)
     draft.set("recipe.optimizer.name", "adamw")
@@ -470,61 +323,3 @@ def test_every_setting_of_the_schema_can_be_typed_and_its_default_is_right(tasks
             draft.set(each.key, each.default)
     assert draft.problems == ()
     draft.close()
-
-
-def test_the_last_of_several_that_are_asked_for_is_opened_and_none_is_read_by_the_window(
-    desk, tasks, tmp_path, file, monkeypatch
-):
-    jobs = Jobs(tasks, tmp_path / "jobs")
-    other = tmp_path / "other" / "job.toml"
-    other.parent.mkdir()
-    other.write_text(BARE.replace("höhle", "other"), encoding="utf-8")
-    readers: list[threading.Thread] = []
-    read = file_module.read_text
-    monkeypatch.setattr(
-        file_module, "read_text", lambda *words: (readers.append(threading.current_thread()), read(*words))[1]
-    )
-    shown: list[Draft] = []
-    jobs.open(file, shown.append, shown.append)  # type: ignore[arg-type]
-    jobs.open(other, shown.append, shown.append)  # type: ignore[arg-type]
-    desk.until(lambda: bool(shown) and len(readers) == 2)
-    assert [draft.name for draft in shown] == ["other"] and jobs.last == other
-    assert threading.current_thread() not in readers
-    for _ in range(2):  # a second click before the first is answered
-        jobs.open(file, shown.append, shown.append)  # type: ignore[arg-type]
-    desk.until(lambda: len(shown) == 3)
-    assert shown[1] is shown[2]
-    jobs.close()
-
-
-def test_a_job_that_is_let_go_is_written_and_one_that_comes_back_meanwhile_is_as_it_was(desk, jobs, file):
-    other = done(desk, jobs.create, "other", new)
-    draft = done(desk, jobs.open, file)
-    draft.set("recipe.rank", 77)
-    draft.set("recipe.rank", 78)  # waits for the first to be written
-    jobs.shut()
-    assert jobs._leaving
-    again: list[Draft] = []
-    jobs.open(file, again.append, again.append)  # type: ignore[arg-type]
-    assert again == [draft]  # what it holds is newer than the disk
-    done(desk, jobs.open, other)
-    desk.until(lambda: not jobs._leaving)
-    assert on_disk(file)["recipe"]["rank"] == 78
-
-
-def test_what_the_place_of_a_job_that_is_let_go_refuses_is_among_our_jobs(desk, jobs, file, monkeypatch):
-    other = done(desk, jobs.create, "other", new)
-    draft = done(desk, jobs.open, file)
-    refuse_writing(file.parent, monkeypatch)
-    told: list[Path] = []
-    jobs.rescued.connect(told.append)
-    errors: list[JobError] = []
-    mended: list[JobError] = []
-    draft.file.failed.connect(errors.append)
-    jobs.mended.connect(mended.append)
-    draft.set("recipe.rank", 79)
-    done(desk, jobs.open, other)
-    desk.until(lambda: bool(told))
-    assert mended == errors[-1:]  # it says that the changes are still in the form
-    assert on_disk(told[0])["recipe"]["rank"] == 79 and told[0].parent.parent == jobs.folder
-    assert not jobs._leaving

@@ -67,6 +67,15 @@ def test_pictures_stay_in_order_however_they_come() -> None:
     assert names(library) == [*cats, "cats/10_day/1.png", "another/0.png"]
 
 
+def test_a_dataset_that_is_opened_again_comes_behind_all_that_are_open() -> None:
+    library, other = Library(), ROOT.with_name("another")
+    for root in (ROOT, other, ROOT, ROOT.with_name("birds")):
+        library.remove([number for number, one in library.pictures.items() if one.folder.root == root])
+        library.expect(root)
+        library.add([(Folder(root, root), "a.png", {})])
+    assert names(library) == ["another/a.png", "cats/a.png", "birds/a.png"]
+
+
 def test_a_file_that_comes_back_is_the_picture_that_it_was() -> None:
     library, told = Library(), list[Altered]()
     folder = Folder(ROOT, ROOT)

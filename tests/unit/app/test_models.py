@@ -264,6 +264,7 @@ def test_the_whole_of_it(
     models.used("someone/base")
     settle(models, posted)
     assert "own" in [one.name for one in models.bases]
+    models.close()
     again = Models(posted.put)
     again.close()
     assert again.recent == ("someone/base",)

@@ -2,6 +2,7 @@
 
 import queue
 import re
+import unicodedata
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -237,3 +238,17 @@ def test_help_says_ways_with_the_separator_of_every_system(home):
     library, finder = finder_over([(FOLDERS[1], "a.png", {})], home[1])
     assert finder.find(r"path:sub\a") == finder.find("path:sub/a") == list(library.pictures)
     assert not re.search(r"\\", str(parse("path:sub/a")))
+
+
+@pytest.mark.parametrize(
+    "query", ["tag:thé", "tag:th*é", "caption:thé", "thé", "name:café", "CAFÉ", "folder:éte", "path:éte/café"]
+)
+@pytest.mark.parametrize(("stored", "typed"), [("NFD", "NFC"), ("NFC", "NFD")])
+def test_an_accent_is_found_however_it_is_written(query, stored, typed):
+    library = Library()
+    folder = Folder(Path(unicodedata.normalize(stored, "éte")), Path(unicodedata.normalize(stored, "éte")))
+    name, caption = (unicodedata.normalize(stored, text) for text in ("café.jpg", "thé, hat"))
+    (number,) = library.add([(folder, name, {"caption": caption})])
+    library.add([(Folder(ROOT, ROOT), "other.jpg", {"caption": "the, cafe"})])
+    index = TagIndex(library)
+    assert Finder(library, index, Tasks(lambda work: None)).find(unicodedata.normalize(typed, query)) == [number]

@@ -13,11 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from app.core.queue import QueueKeeper
+from app.core.queue import Look, QueueKeeper
+from app.core.runs.summary import RunSummary
 from tests.support.waiting import until
 from trainer.errors import ImpastoError
 from trainer.protocol import lanes
-from trainer.protocol.queue import Queue
+from trainer.protocol.queue import Entry, Queue, Reading
 
 KILL = getattr(signal, "SIGKILL", signal.SIGTERM)
 
@@ -199,3 +200,27 @@ def test_a_queue_that_cannot_be_read_is_told_and_the_last_view_stays(desk: Desk,
     assert "cannot be used" in desk.keeper.now.problem
     Queue().worker_lock.rmdir()
     desk.watch(lambda: not desk.keeper.now.problem)
+
+
+class Compared(type(Path())):  # type: ignore[misc]
+    """Counts how often such paths are compared."""
+
+    times = 0
+
+    def __eq__(self, other: object) -> bool:
+        Compared.times += 1
+        return bool(super().__eq__(other))
+
+    __hash__ = Path.__hash__
+
+
+def test_a_long_list_of_runs_is_compared_only_with_what_runs() -> None:
+    """The window's thread asks of each run in the list, for a queue that keeps what has ended."""
+    ended = [Entry(str(number), None, Compared(f"run {number}"), "done") for number in range(30)]
+    running = Entry("now", None, Compared("run 7"), "running")
+    keeper = QueueKeeper(lambda work: None)
+    keeper.now = Look(Reading((*ended, running)))
+    runs = [RunSummary(Path(f"run {number}"), f"run {number}", "done") for number in range(20)]
+    assert [run.name for run in runs if keeper.begins(run)] == ["run 7"]
+    assert Compared.times == 20
+    keeper.close()

@@ -5,10 +5,12 @@ import math
 import queue
 import random
 import shutil
+import threading
 import time
 
 import pytest
 
+from app.core import tasks as tasks_module
 from app.core.runs import run as run_module
 from app.core.runs import runs as runs_module
 from app.core.runs.cards import card_of
@@ -95,8 +97,8 @@ def test_what_is_written_later_is_read_without_what_was_read(tmp_path, desk, mon
     directory = write_run(tmp_path, "run", 100, done=10, state="running")
     run = opened(directory.path, desk)
     asked = []
-    original = events.read_events
-    monkeypatch.setattr(events, "read_events", lambda *words: asked.append(words[1]) or original(*words))
+    original = events.read_lines
+    monkeypatch.setattr(events, "read_lines", lambda *words: asked.append(words[1]) or original(*words))
     arrived = []
     run.arrived.connect(arrived.extend)
     size = directory.events.stat().st_size
@@ -188,6 +190,22 @@ def test_the_time_left_does_not_follow_a_clock_that_jumps(tmp_path, desk, monkey
         assert run.seconds_left() == pytest.approx(before, rel=0.01)
     each = sum(run.series.seconds.values[-50:]) + 5 * 1.5
     assert before == pytest.approx(40 * each / 55 + 0.4 * 80.0, rel=1e-6)
+
+
+@pytest.mark.parametrize(("foreseen", "left"), [(1.5, 30.0 + 1.5 * 100 + 80.0), (None, None)])
+def test_the_time_left_while_pictures_are_encoded_is_that_of_the_whole_run(tmp_path, desk, foreseen, left):
+    directory = write_run(tmp_path, "run", 100, done=0, state="running")
+    directory.events.unlink()
+    begun = [
+        events.AttemptStarted(pid=1, device="cuda:0", step_seconds=foreseen),
+        events.PhaseStarted(phase="cache_pictures", total=40),
+        events.PhaseProgress(phase="cache_pictures", done=10, total=40),
+    ]
+    write_events(directory, begun)
+    with directory.hold():
+        run = opened(directory.path, desk)
+        run.story.phases["cache_pictures"].started = run.now() - 10.0
+        assert run.seconds_left() == (left if left is None else pytest.approx(left, rel=0.02))
 
 
 def test_a_newer_version_s_events_and_job_are_told_in_words(tmp_path, desk):
@@ -462,3 +480,38 @@ def test_the_card_of_a_run_is_the_one_where_its_process_is(tmp_path, desk):
     assert card_of(run, [plain]) is plain
     assert card_of(run, [plain, plain]) is None
     assert card_of(run, []) is None
+
+
+# --- disks that do not answer
+
+
+def test_the_end_waits_for_no_look_at_a_disk_that_is_silent(tmp_path, desk, monkeypatch):
+    monkeypatch.setattr(tasks_module, "_PATIENCE", 0.0)
+    path = write_run(tmp_path, "run", 10).path
+    asked, answer = threading.Semaphore(0), threading.Event()
+    monkeypatch.setattr(runs_module, "known_runs", lambda: asked.release() or (answer.wait() and []))
+    monkeypatch.setattr(run_module, "summarise", lambda path: asked.release() or (answer.wait() and summarise(path)))
+    left = []
+    for begin in (Runs.look, lambda runs: runs.open(path).read()):
+        runs = Runs(desk.posted.put)
+        begin(runs)
+        assert asked.acquire(timeout=60)
+        end = threading.Thread(target=runs.close, daemon=True)
+        end.start()
+        end.join(20)
+        left.append(end.is_alive())
+    answer.set()
+    assert left == [False, False]
+
+
+def test_what_is_being_forgotten_does_not_come_back_meanwhile(tmp_path, desk, monkeypatch, runs):
+    monkeypatch.setattr(tasks_module, "_LONG", 0.0)
+    path, answer = write_run(tmp_path, "run", 10).path, threading.Event()
+    _enter_in_list(path)
+    look(runs, desk)
+    original = runs_module.forget_run
+    monkeypatch.setattr(runs_module, "forget_run", lambda path: answer.wait(60) and original(path))
+    runs.forget(path)
+    look(runs, desk)
+    assert runs.all == []
+    answer.set()

@@ -10,6 +10,7 @@ import pytest
 
 from app.core.queue import QueueKeeper
 from app.core.runs.runs import Runs
+from app.core.runs.summary import summarise
 from app.core.runs.telling import Ended, Telling
 from tests.support.desk import Desk, a_desk
 from tests.support.told_runs import held, new_run
@@ -85,6 +86,8 @@ def test_a_run_that_failed_is_told_with_its_reason(watcher, tmp_path):
         watcher.learn()
         engine.tell(*(events.Notice(code="n", sentence="x" * 500) for _ in range(500)))
         engine.tell(events.ErrorEvent(code="a", sentence="The loss is gone.", remedy="Lower the rate."))
+        with run.events.open("a", encoding="utf-8") as file:
+            file.write("a line of a version that is still to come\n")  # it names no attempt
         engine.stand("failed", 12)
     watcher.until(lambda: watcher.ended)
     assert watcher.ended[0].summary.state == "failed"
@@ -106,6 +109,20 @@ def test_who_ends_a_run_needs_not_be_told(watcher, tmp_path, state):
         engine.stand(state, 7)
     watcher.until(lambda: not watcher.telling.watching)
     assert watcher.ended == []
+
+
+def test_a_run_that_a_full_disk_paused_is_told_and_one_that_is_paused_later_on_is_not(watcher, tmp_path):
+    run = new_run(tmp_path, "cats")
+    for full in (True, False):
+        with held(run) as engine:
+            watcher.learn()
+            watcher.until(lambda: watcher.telling.watching)
+            if full:
+                engine.tell(events.ErrorEvent(code="disk.full", sentence="No room.", remedy="Make some."))
+            engine.stand("paused", 12)
+        watcher.until(lambda: not watcher.telling.watching)
+        (told,) = watcher.ended
+        assert (told.summary.state, told.why) == ("paused", "No room. Make some.")
 
 
 def test_runs_that_had_ended_before_are_not_told(watcher, tmp_path):
@@ -177,6 +194,19 @@ def test_a_job_that_never_became_a_run_is_told(watcher, tmp_path):
     ]
 
 
+def test_a_queue_in_which_something_only_waits_goes_on_and_trains_nothing(watcher, tmp_path):
+    queue = watcher.queue.queue
+    entry = queue.put(new_entry(job_file(tmp_path)))
+    read(watcher)
+    assert watcher.telling.goes_on is None, "nobody works on it"
+    with locks.held(queue.worker_lock, 0.0):
+        read(watcher)
+        assert watcher.telling.goes_on == "queue"
+        change(queue, entry.id, state="running")
+        read(watcher)
+        assert watcher.telling.goes_on == "training"
+
+
 def test_a_run_of_the_queue_is_told_once_although_run_and_entry_both_end(watcher, tmp_path):
     queue, run = watcher.queue.queue, new_run(tmp_path, "cats")
     entry = queue.put(replace(new_entry(job_file(tmp_path)), state="running", run=run.path))
@@ -184,13 +214,33 @@ def test_a_run_of_the_queue_is_told_once_although_run_and_entry_both_end(watcher
         with held(run) as engine:
             watcher.learn()
             read(watcher)
-            assert watcher.telling.watching
+            assert watcher.telling.watching and watcher.telling.goes_on == "training"
             engine.stand("done", 1000)
         watcher.until(lambda: watcher.ended)
         change(queue, entry.id, state="done")
         watcher.queue.look()
         watcher.until(lambda: watcher.queue.entries[0].state == "done" and not watcher.telling.watching)
     assert len(watcher.ended) == 1
+
+
+def test_why_a_run_ended_is_told_though_a_full_disk_took_no_word_of_it(watcher, tmp_path):
+    queue, run = watcher.queue.queue, new_run(tmp_path, "cats")
+    entry = queue.put(replace(new_entry(job_file(tmp_path)), state="running", run=run.path))
+    with locks.held(queue.worker_lock, 0.0):  # somebody works on it
+        with held(run):
+            watcher.learn()
+            read(watcher)
+        looks: list[None] = []
+        watcher.telling.changed.connect(lambda _: looks.append(None))
+        watcher.until(lambda: len(looks) > 3)
+        assert watcher.ended == [], "what became of it is still to be entered"
+        change(queue, entry.id, state="failed", problem="No room. Make some.")
+        watcher.until(lambda: watcher.ended)
+    (told,) = watcher.ended
+    assert (told.summary.state, told.why) == ("interrupted", "No room. Make some.")
+    with held(run):
+        pass
+    assert watcher.queue.failure_of(summarise(run.path)) == "", "it was started since, by somebody else"
 
 
 def test_what_ended_while_the_app_was_closed_is_told_once_at_the_next_start(watcher, tmp_path):
@@ -209,7 +259,9 @@ def test_what_ended_while_the_app_was_closed_is_told_once_at_the_next_start(watc
         change(queue, second.id, state="failed", problem="There is no base.")
         with a_desk() as desk:
             again = Watcher(desk)
+            assert again.telling.watching and again.telling.goes_on is None, "of the last time, and not seen yet"
             again.learn()
+            assert again.telling.goes_on == "training"
             read(again)
             again.until(lambda: len(again.ended) == 3)
             goes_on.stand("done", 5)

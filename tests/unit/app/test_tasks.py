@@ -4,10 +4,12 @@ import os
 import queue
 import sys
 import threading
+import time
 
 import pytest
 
 from app.core import priority
+from app.core import tasks as tasks_module
 from app.core.tasks import Single, Tasks
 
 
@@ -74,3 +76,214 @@ def test_work_in_turns_is_all_done_and_rests_after_each_turn(monkeypatch):
     assert rests == [priority._REST] * 3
     monkeypatch.setattr(priority, "_TURN", 60.0)
     assert list(priority.in_turns("abc")) == ["a", "b", "c"] and len(rests) == 3
+
+
+@pytest.fixture
+def stuck(monkeypatch):
+    """Workers, all of them stuck at something for longer than is usual, and the event that lets them go on."""
+    monkeypatch.setattr(tasks_module, "_LONG", 0.0)
+    calls, answers, begun = queue.Queue(), [], queue.Queue()
+    tasks, answer = Tasks(calls.put), threading.Event()
+
+    def hang():
+        begun.put(None)
+        answer.wait()
+
+    for _ in range(2):
+        tasks.run(hang, answers.append, answers.append, kept=False)
+        begun.get(timeout=60)  # nothing waits: none is hired yet besides the two
+    yield tasks, calls, answer
+    answer.set()
+    tasks.close()
+
+
+def test_what_waits_for_workers_that_are_stuck_gets_others(stuck):
+    tasks, calls, answer = stuck
+    told = []
+    for number in range(5):
+        tasks.run(lambda number=number: number, told.append, told.append)
+    for _ in range(5):
+        calls.get(timeout=60)()
+    assert sorted(told) == [0, 1, 2, 3, 4]
+    answer.set()
+    tasks.close()
+    with tasks._change:
+        assert tasks._change.wait_for(lambda: tasks._threads == 0, 60)
+
+
+def test_workers_are_not_more_than_wanted_once_none_is_stuck(stuck, monkeypatch):
+    tasks, calls, answer = stuck
+    told = []
+    tasks.run(lambda: 7, told.append, told.append)
+    calls.get(timeout=60)()
+    assert tasks._threads == 3
+    monkeypatch.setattr(tasks_module, "_LONG", 60.0)
+    answer.set()
+    for _ in range(2):
+        calls.get(timeout=60)()
+    with tasks._change:
+        tasks._change.notify_all()
+        assert tasks._change.wait_for(lambda: tasks._threads == 2, 60)
+
+
+def test_who_comes_back_takes_what_waits_though_others_are_enough(stuck, monkeypatch):
+    tasks, calls, answer = stuck
+    tasks.run(lambda: 7, lambda _: None, lambda _: None)
+    calls.get(timeout=60)()
+    monkeypatch.setattr(tasks_module, "_LONG", 60.0)  # none is stuck any more, nor will be soon
+    held, begun = threading.Event(), threading.Event()
+    tasks.run(lambda: begun.set() or held.wait(60), lambda _: None, lambda _: None)  # the third has this
+    assert begun.wait(60)
+    told = [tasks.run(lambda number=number: number, lambda _: None, lambda _: None) for number in range(3)]
+    answer.set()
+    assert [one.result(timeout=20) for one in told] == [0, 1, 2]
+    held.set()
+
+
+def test_what_is_to_be_done_in_order_waits_for_what_is_before_it(monkeypatch):
+    monkeypatch.setattr(tasks_module, "_LONG", 0.0)
+    calls, done, answer = queue.Queue(), [], threading.Event()
+    tasks = Tasks(calls.put, in_order=True)
+    tasks.run(lambda: answer.wait(60) and done.append("first"), lambda _: None, lambda _: None)
+    for number in range(3):
+        tasks.run(lambda number=number: done.append(number), lambda _: None, lambda _: None)
+    assert tasks._threads == 1 and not done
+    answer.set()
+    for _ in range(4):
+        calls.get(timeout=60)()
+    tasks.close()
+    assert done == ["first", 0, 1, 2]
+
+
+def test_the_end_waits_for_what_is_kept_and_not_for_a_disk(stuck, monkeypatch):
+    monkeypatch.setattr(tasks_module, "_PATIENCE", 0.0)
+    tasks, *_ = stuck
+    begun, done = threading.Event(), []
+
+    def keep():
+        begun.set()
+        done.append(sum(range(1_000_000)))
+
+    tasks.run(keep, done.append, done.append)
+    assert begun.wait(60)
+    tasks.close()
+    assert len(done) == 1  # and its answer is dropped with the window
+
+
+@pytest.fixture
+def interval():
+    before = sys.getswitchinterval()
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="its clock may have larger steps than both intervals")
+def test_a_busy_worker_soon_hands_the_lock_to_who_wakes_up(interval):
+    awake, answers, used = threading.Semaphore(0), [], []
+
+    def work():
+        for number in range(40):
+            begin = time.thread_time()
+            awake.release()
+            while len(answers) == number:
+                sum(range(100))
+            used.append(time.thread_time() - begin)
+
+    priority.share_lock()
+    worker = threading.Thread(target=work)
+    worker.start()
+    for _ in range(40):
+        awake.acquire()
+        answers.append(True)
+    worker.join()
+    assert sorted(used)[10] < 0.0025  # seconds; by Python's own interval 0.005, however busy the machine
+
+
+class Watched(threading.Event):
+    """Tells when somebody waits for it, and for how long at most."""
+
+    def __init__(self):
+        super().__init__()
+        self.waited = threading.Event()
+        self.patience = []
+        self.set()
+
+    def wait(self, timeout=None):
+        self.patience.append(timeout)
+        self.waited.set()
+        return super().wait(timeout)
+
+
+@pytest.fixture
+def rests(monkeypatch):
+    """Whether the window's thread rests, of this test alone."""
+    event = Watched()
+    monkeypatch.setattr(priority, "_rests", event)
+    for name in ("_begun", "_woke", "_rested"):
+        monkeypatch.setattr(priority, name, 0.0)
+    return event
+
+
+def test_a_worker_stands_back_while_the_windows_thread_works_and_then_goes_on(monkeypatch, rests):
+    for name in ("_PATIENCE", "_STUCK"):
+        monkeypatch.setattr(priority, name, 600.0)
+    done = []
+    worker = threading.Thread(target=lambda: done.extend(priority.in_turns("abc")), daemon=True)
+    priority.window_works()
+    worker.start()
+    assert rests.waited.wait(120)  # it never does where it goes on
+    assert worker.is_alive()
+    priority.window_rests()
+    worker.join(120)
+    assert done == ["a", "b", "c"]
+
+
+def test_a_worker_works_in_bursts_beside_a_windows_thread_that_hardly_rests(monkeypatch, rests):
+    """It works for 20 ms at a time and rests for one; in each millisecond a worker asks whether it is to stand back."""
+    now = 100.0
+    monkeypatch.setattr(priority, "perf_counter", lambda: now)
+    monkeypatch.setattr(rests, "wait", rests.patience.append)
+    went_on = []
+    for turn in range(40):
+        priority.window_works()
+        for step in range(20):
+            now = 100.0 + 0.021 * turn + 0.001 * step
+            asked = len(rests.patience)
+            priority.stand_back()
+            went_on.append(len(rests.patience) == asked)
+        now += 0.001
+        priority.window_rests()
+        now += 0.001
+    assert sum(went_on) / len(went_on) == pytest.approx(0.25, abs=0.05)
+    assert max(rests.patience) <= 0.03
+
+
+def test_a_worker_stands_back_anew_after_a_rest_in_which_it_got_on(monkeypatch, rests):
+    now = 100.0
+    monkeypatch.setattr(priority, "perf_counter", lambda: now)
+    monkeypatch.setattr(rests, "wait", rests.patience.append)
+    for _ in range(40):
+        priority.window_works()
+        priority.stand_back()
+        now += 0.012
+        priority.stand_back()
+        priority.window_rests()
+        now += 0.004
+    assert len(rests.patience) == 80
+
+
+def test_nobody_stands_back_for_a_windows_thread_that_may_wait_for_a_worker(monkeypatch, rests):
+    clock = iter([100.0, 100.101, 100.121, 100.5, 160.0])
+    monkeypatch.setattr(priority, "perf_counter", lambda: next(clock))
+    priority.window_works()
+    for _ in range(4):
+        priority.stand_back()
+    assert not rests.patience
+
+
+def test_a_worker_does_not_wait_for_a_windows_thread_that_rests(monkeypatch, rests):
+    monkeypatch.setattr(priority, "_PATIENCE", 600.0)
+    priority.window_works()
+    priority.window_rests()
+    assert list(priority.in_turns("abc")) == ["a", "b", "c"]
+    assert not rests.waited.is_set()

@@ -186,6 +186,30 @@ def test_a_picture_that_could_not_be_shown_is_tried_again_when_its_disk_is_back(
     assert one(desk, thumbnails, asked).problem is None
 
 
+def test_of_a_lost_folder_what_the_disks_cache_has_is_shown_and_no_file_is_asked_for(
+    desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = saved(tmp_path / "a.png", Image.new("RGB", (9, 9)))
+    never = saved(tmp_path / "b.png", Image.new("RGB", (9, 9)), 2)
+    before = Thumbnails(desk.post, tmp_path / "t.sqlite", threads=1)
+    one(desk, before, kept)
+    before.close()
+    drawn: list[Path] = []
+    real = drawing.make_thumbnail
+    monkeypatch.setattr(drawing, "make_thumbnail", lambda path, *more: drawn.append(path) or real(path, *more))
+    again, lost = Thumbnails(desk.post, tmp_path / "t.sqlite", threads=1), {tmp_path}
+    again.reachable = lambda picture: picture.folder.root not in lost
+    again.show([never, kept], 256)
+    desk.until(lambda: again.get(kept, 256), 10.0)
+    found = again.get(kept, 256)
+    assert found and found.problem is None
+    assert (again.get(never, 256), drawn) == (None, [])
+    lost.clear()
+    assert one(desk, again, never).problem is None
+    assert drawn == [never.path]
+    again.close()
+
+
 @pytest.mark.parametrize("damage", [b"", b"no database at all" * 999, None], ids=["empty", "other", "torn"])
 def test_a_damaged_cache_is_made_anew(tmp_path: Path, damage: bytes | None) -> None:
     file = tmp_path / "t.sqlite"

@@ -24,8 +24,8 @@ class QuantisedLinear(Protocol):
     def __call__(self, x: Tensor, /) -> Tensor:
         """x (..., inputs) to (..., outputs) in the format of x, the bias added."""
 
-    def values(self, dtype: torch.dtype) -> Tensor:
-        """What the weight stands for, (outputs, inputs), made anew."""
+    def input_gradient(self, gradient: Tensor, /) -> Tensor:
+        """The gradient (..., outputs) of what it gave to that of x (..., inputs), in memory of its own."""
 
 
 def linear_with_lora(x: Tensor, base: nn.Linear, down: Tensor, up: Tensor, scale: float) -> Tensor:
@@ -34,12 +34,16 @@ def linear_with_lora(x: Tensor, base: nn.Linear, down: Tensor, up: Tensor, scale
     x (..., inputs), down (rank, inputs), up (outputs, rank). The gradient of x is computed only where somebody asks
     for it.
     """
+    if torch.compiler.is_compiling():
+        return _plainly(base(x), x @ down.t(), up, scale)
     result: Tensor = _LinearWithLora.apply(x, down, up, scale, base, None)  # type: ignore[no-untyped-call]
     return result
 
 
 def quantised_with_lora(x: Tensor, base: QuantisedLinear, down: Tensor, up: Tensor, scale: float) -> Tensor:
-    """The same over a quantised layer, which computes its product itself; its values are made again in backward."""
+    """The same over a quantised layer, which computes both of its products itself."""
+    if torch.compiler.is_compiling():
+        return _plainly(base(x), x @ down.t(), up, scale)
     result: Tensor = _LinearWithLora.apply(x, down, up, scale, None, base)  # type: ignore[no-untyped-call]
     return result
 
@@ -51,6 +55,8 @@ def add_up(base: Tensor, hidden: Tensor, up: Tensor, scale: float, *, in_place: 
     (B, rank, h, w), up (outputs, rank, 1, 1) for convolutions. With `in_place` whoever computed `base` must not need
     it any more.
     """
+    if torch.compiler.is_compiling() and up.ndim == 2:
+        return _plainly(base, hidden, up, scale)
     result: Tensor = _AddUp.apply(base, hidden, up, scale, in_place)  # type: ignore[no-untyped-call]
     return result
 
@@ -65,6 +71,11 @@ def projections_with_lora(
     """
     results: Sequence[Tensor] = _ProjectionsWithLora.apply(x, scale, *weights, *downs, *ups)  # type: ignore[no-untyped-call]
     return results
+
+
+def _plainly(base: Tensor, hidden: Tensor, up: Tensor, scale: float) -> Tensor:
+    """For torch.compile, which fuses plain sums by itself and cannot follow results written into views."""
+    return base + hidden @ up.t() * scale
 
 
 class _LinearWithLora(Function):
@@ -95,7 +106,7 @@ class _LinearWithLora(Function):
         of_hidden, of_up = _scaled(above, up, ctx.scale), _scaled(above.t(), hidden, ctx.scale)
         of_x = None
         if ctx.needs_input_grad[0]:
-            of_x = above @ (ctx.full.weight if ctx.full is not None else ctx.quantised.values(above.dtype))
+            of_x = above @ ctx.full.weight if ctx.full is not None else ctx.quantised.input_gradient(above)
             torch.addmm(of_x, of_hidden, down, out=of_x)
             of_x = of_x.view(ctx.shape)
         return of_x, of_hidden.t() @ rows, of_up, None, None, None

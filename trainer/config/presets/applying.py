@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from trainer.config.fit import FitConfig
 from trainer.config.identity import changes, differences, flat
 from trainer.config.presets.picture import decode_picture
 from trainer.config.presets.preset import Preset
@@ -53,6 +54,12 @@ def compared_with_defaults(recipe: RecipeConfig) -> list[str]:
         for key, value in stated.items()
         if value != defaults[key]
     ]
+
+
+def stated_fit(fit: FitConfig) -> list[str]:
+    """What a fit states: "fit.micro_batch = 2"."""
+    stated = fit.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude_none=True)
+    return [f"{key} = {toml_value(value)}" for key, value in flat(stated, "fit")]
 
 
 def _beside_defaults(recipe: RecipeConfig, path: str) -> tuple[Mapping[str, Any], Mapping[str, Any]]:

@@ -19,7 +19,7 @@ RECIPE_KEY = "impasto_recipe"
 """The key in a LoRA's metadata under which Impasto's own files hold their whole recipe as JSON."""
 
 # What of a fit belongs to one machine and would be wrong, or reveal something, on another.
-MACHINE_KEYS = ("device", "threads", "cache_gigabytes")
+MACHINE_KEYS = ("device", "threads", "cache_gigabytes", "int8_products")
 
 TriggerWord = Annotated[str, Field(min_length=1, max_length=100)]
 

@@ -26,6 +26,7 @@ from app.core.pictures import Altered, Change, Picture
 from app.core.session import Session
 from app.core.tags.completion import Completion
 from app.core.tags.splitting import Lines
+from app.core.words import in_words
 from app.qt.pictures.captions.forms import FORMS, Form
 from app.qt.pictures.captions.preview import Preview, Row
 from trainer.errors import ImpastoError
@@ -182,7 +183,7 @@ class BulkDialog(QDialog):
         def failed(fault: BaseException) -> None:
             if captions is self._snapshot and isinstance(fault, ImpastoError):
                 self._show(None, 0)
-                self.fault.setText(f"{fault.sentence} {fault.remedy}")
+                self.fault.setText(in_words(fault))
                 self.fault.show()
             elif not isinstance(fault, ImpastoError | CalledOffError):
                 raise fault

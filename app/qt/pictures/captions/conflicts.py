@@ -25,8 +25,8 @@ from PySide6.QtWidgets import (
 from app.core.edits.bulk import add_tags
 from app.core.edits.differences import Span, differences
 from app.core.edits.edit import Edit
-from app.core.edits.saving import Conflict, SaveState
 from app.core.edits.snapshots import Words
+from app.core.edits.states import Conflict, SaveState
 from app.core.pictures import Change
 from app.core.session import Session
 from app.core.tags.splitting import split_tags

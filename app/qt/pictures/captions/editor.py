@@ -35,6 +35,7 @@ from app.qt.parts import until_destroyed
 from app.qt.pictures.captions.actions import ACTIONS
 from app.qt.pictures.captions.chip import ChipData, chips_of
 from app.qt.pictures.captions.chips import ChipBoard
+from app.qt.pictures.captions.chosen import Chosen
 from app.qt.pictures.captions.safety import Safety
 from app.qt.pictures.captions.state_words import StateWords
 from app.qt.pictures.captions.tag_line import TagLine
@@ -64,10 +65,7 @@ class CaptionEditor(QWidget):
     def __init__(self, session: Session, commands: Commands, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._session = session
-        self._pictures: list[Picture] = []
-        self._order: Sequence[int] = []
-        self._ids: frozenset[int] = frozenset()
-        self._hidden, self._ending = 0, False
+        self._chosen, self._ending = Chosen(session), False
         self._most = _MOST_CHIPS
         self._pieces: list[Piece] = []
         self._typing = False
@@ -102,7 +100,7 @@ class CaptionEditor(QWidget):
     def finish(self) -> None:
         """Add what stands in the line of tags without Enter: the window closes, and nothing typed is lost."""
         self._ending = True
-        if self._pictures:
+        if self._chosen:
             self.line.enter()
         self._ending = False
 
@@ -168,11 +166,11 @@ class CaptionEditor(QWidget):
 
     def has_pictures(self) -> bool:
         """Tell whether there is a caption to edit."""
-        return bool(self._pictures)
+        return bool(self._chosen)
 
     def has_one(self) -> bool:
         """Tell whether it is just one."""
-        return len(self._pictures) == 1
+        return len(self._chosen) == 1
 
     def has_shown(self) -> bool:
         """Tell whether any picture is shown."""
@@ -286,26 +284,15 @@ class CaptionEditor(QWidget):
     # --- what is shown
 
     def _choose(self) -> None:
-        """Take the pictures to edit from the view: of the chosen ones those that are shown."""
-        view, library = self._session.view, self._session.library.pictures
-        current = [view.current] if view.current is not None and view.current in library else []
-        chosen = len(view.selected or current)
-        # With one picture chosen there is no need to gather from all that are shown.
-        single = view.selected.issubset(current)
-        current = [number for number in current if number in view.ids]
-        shown = current if single else view.scope()
-        ids, self._hidden = shown or current, chosen - len(shown)
-        if self._order != ids or not ids:
+        if self._chosen.follow():
             self._end_typing()
-            self._order, self._ids = ids, view.selected.union(current)
-            self._pictures = list(map(library.__getitem__, ids))
             self._most = _MOST_CHIPS
             self._show()
         self._tell_hint()
 
     def _altered(self, altered: Altered) -> None:
-        if not altered.altered.isdisjoint(self._ids):
-            if len(self._pictures) > 1:
+        if self._chosen.touched(altered):
+            if len(self._chosen) > 1:
                 self._gather.start()
             else:
                 self._show()
@@ -315,27 +302,27 @@ class CaptionEditor(QWidget):
     def _show(self) -> None:
         """Show the pictures' captions as they are now."""
         self._call_off()
-        one = len(self._pictures) == 1
-        self.line.setVisible(bool(self._pictures))
-        self._area.setVisible(bool(self._pictures))
+        one = len(self._chosen) == 1
+        self.line.setVisible(bool(self._chosen))
+        self._area.setVisible(bool(self._chosen))
         self._tell_hint()
         for part in (self.text, self.count, self.limit):
             part.setVisible(one)
         if one:
-            self._show_one(self._pictures[0])
+            self._show_one(self._chosen.pictures[0])
         else:
             self.text.show_text("")
             self.variants.hide()
-            if len(self._pictures) > AT_ONCE:
+            if len(self._chosen) > AT_ONCE:
                 self._show_chips([], movable=False)
-                self._tell(self._words.title(len(self._pictures), self._hidden), "", "muted")
+                self._tell(self._words.title(len(self._chosen), self._chosen.hidden), "", "muted")
                 self._gather.start()  # in an event of its own: taking many in has cost enough of this one
             else:
                 self._summarise()
 
     def _tell_hint(self) -> None:
         """Say what can be done, and which of the chosen pictures are left alone."""
-        words = self._words.hint(len(self._pictures), self._hidden)
+        words = self._words.hint(len(self._chosen), self._chosen.hidden)
         self.hint.setText(words)
         self.hint.setVisible(bool(words))
 
@@ -353,10 +340,10 @@ class CaptionEditor(QWidget):
     def _summarise(self) -> None:
         """Look at many captions: here where they are few, else behind."""
         self._call_off()
-        if len(self._pictures) < 2:
+        if len(self._chosen) < 2:
             self._show_many(Summary(0, (), (), 0, 0))
             return
-        captions = self._snapshot = Snapshot(self._pictures)
+        captions = self._snapshot = Snapshot(self._chosen.pictures)
         lines = self._lines
 
         def look() -> Summary:
@@ -376,7 +363,7 @@ class CaptionEditor(QWidget):
         chips = [ChipData(tag, have=count, total=count) for tag in summary.common]
         chips += [ChipData(tag, have=have, total=count) for tag, have in summary.mixed]
         self._show_chips(chips[: self._most], movable=False, more=len(chips) - self._most)
-        self._tell(self._words.title(count, self._hidden), *self._words.of_many(summary, self._pictures))
+        self._tell(self._words.title(count, self._chosen.hidden), *self._words.of_many(summary, self._chosen.pictures))
 
     def _show_chips(self, chips: Sequence[ChipData], movable: bool, more: int = 0) -> None:
         self.chips.show_chips(chips, movable)
@@ -397,10 +384,10 @@ class CaptionEditor(QWidget):
 
     def _measure(self) -> None:
         """Count the tokens of the one caption and mark where training cuts it."""
-        if len(self._pictures) != 1:
+        if len(self._chosen) != 1:
             return
         self.limit.setCurrentIndex(self.limit.findData(self._session.settings.preferences.judging.tokens))
-        picture, limit = self._pictures[0], self.limit.currentData()
+        picture, limit = self._chosen.pictures[0], self.limit.currentData()
         measured = self.ruler.measure(picture.caption or "", self._lines, limit, picture.folder.trigger or "")
         self.text.mark(measured or ())
         words, role = self._words.of_tokens(measured, limit)
@@ -418,15 +405,15 @@ class CaptionEditor(QWidget):
     # --- what the user does
 
     def _add(self, text: str, front: bool) -> None:
-        tags = split_tags(text)
+        tags = split_tags(text, "variants")  # of a list that was pasted each line is a tag of its own
         at = 0 if front else None
         self._do(lambda captions: add_tags(captions, tags, at, self._lines), self._words.there_already(tags))
 
     def _remove(self, number: int) -> None:
         tag = self.chips.chips[number].chip.tag
-        if len(self._pictures) == 1:
-            text = remove_piece(self._pictures[0].caption or "", self._pieces[number])
-            self._rewrite(f"Remove {tag} from {self._pictures[0].name}", text)
+        if len(self._chosen) == 1:
+            text = remove_piece(self._chosen.pictures[0].caption or "", self._pieces[number])
+            self._rewrite(f"Remove {tag} from {self._chosen.pictures[0].name}", text)
         else:
             self._do(lambda captions: remove_tags(captions, [tag], self._lines))
 
@@ -434,18 +421,18 @@ class CaptionEditor(QWidget):
         old = self.chips.chips[number].chip.tag
         if not new:
             self._remove(number)
-        elif len(self._pictures) == 1:
-            text = replace_piece(self._pictures[0].caption or "", self._pieces[number], new)
-            self._rewrite(f"Rename {old} to {new} in {self._pictures[0].name}", text)
+        elif len(self._chosen) == 1:
+            text = replace_piece(self._chosen.pictures[0].caption or "", self._pieces[number], new)
+            self._rewrite(f"Rename {old} to {new} in {self._chosen.pictures[0].name}", text)
         else:
             self._do(lambda captions: rename_tag(captions, old, new, self._lines))
 
     def _move(self, source: int, target: int) -> None:
-        text = move_piece(self._pictures[0].caption or "", self._pieces, source, target)
-        self._rewrite(f"Move {self._pieces[source].tag} in {self._pictures[0].name}", text)
+        text = move_piece(self._chosen.pictures[0].caption or "", self._pieces, source, target)
+        self._rewrite(f"Move {self._pieces[source].tag} in {self._chosen.pictures[0].name}", text)
 
     def _typed(self, text: str) -> None:
-        picture = self._pictures[0]
+        picture = self._chosen.pictures[0]
         name = f"Write the caption of {picture.name}"
         joins, self._typing = self._typing, True
         self._session.history.do(Edit(name, (Change(picture.id, "caption", picture.caption, text),)), joins=joins)
@@ -457,14 +444,14 @@ class CaptionEditor(QWidget):
 
     def _rewrite(self, name: str, text: str) -> None:
         self._end_typing()
-        picture = self._pictures[0]
+        picture = self._chosen.pictures[0]
         if text != picture.caption:
             self._session.history.do(Edit(name, (Change(picture.id, "caption", picture.caption, text),)))
 
     def _do(self, make: Callable[[Sequence[Words]], Edit], nothing: str = "") -> None:
         """Make an edit of all captions: here where they are few or the window waits for it to close, else behind."""
         self._end_typing()
-        captions = Snapshot(self._pictures)
+        captions = Snapshot(self._chosen.pictures)
 
         def have(edit: Edit) -> None:
             if edit:
@@ -487,8 +474,8 @@ class CaptionEditor(QWidget):
         view.select({number}, number)
 
     def _complete(self, typed: str) -> Sequence[Completion]:
-        one = len(self._pictures) == 1
-        besides = split_tags(self._pictures[0].caption, self._lines) if one else ()
+        one = len(self._chosen) == 1
+        besides = split_tags(self._chosen.pictures[0].caption, self._lines) if one else ()
         return self._session.completer.complete(typed, besides=besides)
 
     def _call_off(self) -> None:

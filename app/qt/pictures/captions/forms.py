@@ -103,7 +103,7 @@ class AddForm(Form):
 
     def make(self) -> Make | None:
         """See Form."""
-        tags = split_tags(self.tags.text())
+        tags = split_tags(self.tags.text(), "variants")  # as in the editor, a pasted list may have lines
         at = (None, 0, self.place.value() - 1)[self.where.currentIndex()]
         return (lambda captions, lines: bulk.add_tags(captions, tags, at, lines)) if tags else None
 
@@ -124,7 +124,7 @@ class RemoveForm(Form):
 
     def make(self) -> Make | None:
         """See Form."""
-        tags = split_tags(self.tags.text())
+        tags = split_tags(self.tags.text(), "variants")  # as in the editor, a pasted list may have lines
         return (lambda captions, lines: bulk.remove_tags(captions, tags, lines)) if tags else None
 
 

@@ -21,9 +21,11 @@ from app.core.edits.backups import Backups, Written
 from app.core.edits.replacing import refusal
 from app.core.session import Session
 from app.core.tasks import only
+from app.core.words import in_words
 from app.qt.parts import while_there
 from app.qt.pictures.captions.preview import Preview, Row
 from trainer.dataset.caption_files import SUFFIXES
+from trainer.errors import DatasetError
 
 
 class RestoreDialog(QDialog):
@@ -161,7 +163,8 @@ class RestoreDialog(QDialog):
 
     def _tell(self, fault: OSError, remedy: str) -> None:
         """Say what hinders it; nothing of this is tried again by itself, as edits are."""
-        self.fault.setText(f"{refusal(fault, Path(self.root)).sentence} {remedy}")
+        reason = refusal(fault, Path(self.root))
+        self.fault.setText(in_words(DatasetError(reason.code, reason.sentence, remedy)))
         self.fault.show()
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QPushButton, QVBoxLayout, QWidget
 
-from app.core.edits.saving import Notice, SaveProblem, SaveState
+from app.core.edits.states import Notice, SaveProblem, SaveState
 from app.core.session import Session
 from app.qt.parts import until_destroyed
 from app.qt.tips import plain_tip

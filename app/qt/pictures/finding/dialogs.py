@@ -17,6 +17,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
+from app.core.disk.roots import told_apart
 from app.core.query.language import help_text
 
 _Buttons = QDialogButtonBox.StandardButton
@@ -33,7 +34,7 @@ class SaveDialog(QDialog):
         self._scope = QComboBox()
         self._scope.addItem(self.tr("All datasets"), None)
         for root in roots:
-            self._scope.addItem(self.tr("Only %1").replace("%1", root.name), root)
+            self._scope.addItem(self.tr("Only %1").replace("%1", told_apart(root, roots)), root)
         shown = QLabel(query)
         shown.setWordWrap(True)
         self._buttons = QDialogButtonBox(_Buttons.Save | _Buttons.Cancel)

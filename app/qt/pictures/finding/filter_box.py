@@ -17,6 +17,7 @@ from app.core.query.saved import SavedFilter
 from app.core.query.terms import Query, Term, literal
 from app.core.query.unknown import Unknown, unknown_tags
 from app.core.session import Session
+from app.core.words import in_words
 from app.qt.actions.commands import Commands
 from app.qt.actions.table import Action
 from app.qt.parts import until_destroyed
@@ -199,6 +200,7 @@ class FilterBox(QWidget):
             faults: tuple[Fault, ...] = ()
         except QueryError as error:
             faults = error.faults
+            self._written = self._filtering.text
         unknown = [] if faults else self._unknown()
         doubts: list[Fault | Unknown] = [*faults, *unknown]
         if patient and doubts and all(self._is_typed(doubt) for doubt in doubts):
@@ -248,7 +250,7 @@ class FilterBox(QWidget):
 
     def _tell_faults(self, faults: tuple[Fault, ...]) -> None:
         self.field.underline(faults)
-        self.fault.setText("\n".join(f"{fault.sentence} {fault.remedy}" for fault in faults))
+        self.fault.setText("\n".join(map(in_words, faults)))
         self.fault.setVisible(bool(faults))
         self.field.setAccessibleDescription(
             self.fault.text() or self.tr("Shows only the pictures that this query finds")

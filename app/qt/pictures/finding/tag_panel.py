@@ -39,6 +39,7 @@ from app.core.query.terms import Term, literal
 from app.core.session import Session
 from app.core.tags.index import Row, TagCount, beside
 from app.core.tasks import only, raise_again
+from app.core.words import in_words
 from app.qt.actions.commands import Commands
 from app.qt.actions.table import Action
 from app.qt.parts import until_destroyed
@@ -367,5 +368,5 @@ class TagPanel(QWidget):
         )
 
     def _refused(self, fault: ImpastoError) -> None:
-        self.message.setText(f"{fault.sentence} {fault.remedy}")
+        self.message.setText(in_words(fault))
         self.message.show()

@@ -6,6 +6,7 @@ from PySide6.QtCore import QCoreApplication, QPointF, QRect, QRectF, Qt
 from PySide6.QtGui import QColor, QFont, QFontMetrics, QPainter, QPalette, QPen, QPixmap
 
 from app.core.pictures import Picture
+from app.core.tags.splitting import one_line
 from app.qt.theme import colours, icon
 
 _INSET = 6
@@ -102,7 +103,7 @@ class Cells:
         painter.setFont(self.font)
         named = colours().on_accent if selected else colours().text if there else colours().muted
         painter.setPen(QColor(named))
-        flat = self.metrics.elidedText(text.replace("\n", " ")[:400], Qt.TextElideMode.ElideRight, room.width())
+        flat = self.metrics.elidedText(one_line(text[:400]), Qt.TextElideMode.ElideRight, room.width())
         painter.drawText(room, int(Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter), flat)
 
 

@@ -23,6 +23,7 @@ from PySide6.QtGui import (
 )
 from PySide6.QtWidgets import QAbstractScrollArea, QApplication, QFrame, QToolTip, QWidget
 
+from app.core.disk.roots import told_apart
 from app.core.disk.thumbnails import Thumbnail, edge_for
 from app.core.pictures import Altered, Picture
 from app.core.session import Session
@@ -191,7 +192,8 @@ class Grid(QAbstractScrollArea):
         above = range(max(0, seen.start - len(seen)), seen.start)
         order = [ids[index] for part in (seen, below, reversed(above)) for index in part]
         pictures = self._library.pictures
-        self._session.thumbnails.show((pictures[number] for number in order if number in pictures), self._edge())
+        known = (pictures[number] for number in order if number in pictures)
+        self._session.thumbnails.show(known, self._edge())
 
     def _edge(self) -> int:
         return edge_for((self.side - _INSET) * self.devicePixelRatioF())
@@ -309,7 +311,8 @@ class Grid(QAbstractScrollArea):
         size = f"{picture.width} × {picture.height}" if picture.width else ""
         thumbnail = self._session.thumbnails.get(picture, self._edge())
         problem = picture.problem or (thumbnail.problem if thumbnail else None)
-        inside = picture.path.relative_to(picture.folder.root.parent).as_posix()
+        root = picture.folder.root
+        inside = f"{told_apart(root, self._session.datasets.folders)}/{picture.path.relative_to(root).as_posix()}"
         return "\n".join(part for part in (inside, size, problem, (picture.caption or "").strip()[:500]) if part)
 
     def contextMenuEvent(self, event: QContextMenuEvent) -> None:  # noqa: N802

@@ -26,6 +26,8 @@ _GRIP = 14
 class CropCanvas(ZoomArea):
     """Drag the frame to move it, a corner or the wheel to size it; arrows (Shift: one pixel), + and - do the same."""
 
+    pulled = Signal()
+    """The user holds a frame that is another now."""
     framed = Signal()
     """The user has put the frame elsewhere: a drag has ended, or a key was pressed."""
 
@@ -120,6 +122,7 @@ class CropCanvas(ZoomArea):
         else:
             self._pull(event.position(), self._corner)
         self._held = event.position()
+        self.pulled.emit()
 
     def mouseReleaseEvent(self, event: QMouseEvent) -> None:  # noqa: N802
         """Let go."""

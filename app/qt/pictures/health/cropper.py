@@ -87,14 +87,21 @@ class Cropper(OneByOne):
         self.canvas.show_picture(picture.id if picture else None)
         self._tell()
 
-    def _shown(self) -> Shown | None:
+    def _shown(self, crop: Crop | None) -> Shown | None:
         picture = self.picture
         if picture is None or not picture.width or not picture.height:
             return None
-        return shown_of(picture.width, picture.height, picture.crop, self._recipe)
+        return shown_of(picture.width, picture.height, crop, self._recipe)
+
+    def _follow(self) -> None:
+        """Say what the frame leaves out while it is held."""
+        shown = self._shown(self.canvas.frame)
+        if shown:
+            self.facts.setText(self._facts(shown))
 
     def _tell(self) -> None:
-        picture, shown = self.picture, self._shown()
+        picture = self.picture
+        shown = self._shown(picture.crop if picture else None)
         self.canvas.show_frame(shown.frame if shown else None)
         self._tell_place()
         self.facts.setText(self._facts(shown) if shown else self.tr("Too small for any shape, or not to be read."))
@@ -127,6 +134,7 @@ class Cropper(OneByOne):
     def _build(self) -> None:
         self.shape.setAccessibleName(self.tr("Shape"))
         self.shape.activated.connect(self._choose_shape)
+        self.canvas.pulled.connect(self._follow)
         self.canvas.framed.connect(lambda: self._crop(self.canvas.frame))
         label = QLabel(self.tr("Shape"))
         label.setProperty("role", "muted")

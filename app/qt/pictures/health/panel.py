@@ -27,6 +27,7 @@ from app.core.health.findings import Action as ByHand
 from app.core.health.findings import Finding
 from app.core.health.health import Progress
 from app.core.session import Session
+from app.core.words import in_words
 from app.qt.actions.commands import Commands
 from app.qt.actions.table import Action
 from app.qt.parts import until_destroyed
@@ -340,7 +341,7 @@ class HealthPanel(QWidget):
             assert isinstance(fault, BaseException)
             raise fault
         self._detail()
-        self.message.setText(f"{fault.sentence} {fault.remedy}")
+        self.message.setText(in_words(fault))
         self.message.show()
 
     def _here(self, have: Callable[[object], None]) -> Callable[[object], None]:

@@ -13,6 +13,7 @@ from app.core.edits.backups import Written
 from app.core.masks import LEFT_OUT, TRAINED, Mask, MaskChanged, Opened, read_mask, remove_mask, state_of, write_mask
 from app.core.pictures import Picture
 from app.core.session import Session
+from app.core.words import in_words
 from app.qt.pictures.masks.canvas import MaskCanvas, Tool
 from app.qt.pictures.one_by_one import OneByOne
 from trainer.errors import ImpastoError
@@ -173,7 +174,7 @@ class MaskPainter(OneByOne):
             if not isinstance(fault, ImpastoError):
                 raise fault
             self.over_button.setVisible(isinstance(fault, MaskChanged))
-            self._say(f"{fault.sentence} {fault.remedy}")
+            self._say(in_words(fault))
 
         self._session.tasks.run(work, ended, failed)
 

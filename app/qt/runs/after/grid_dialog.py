@@ -109,8 +109,7 @@ class GridDialog(QDialog):
 
     def chosen(self) -> list[Candidate]:
         """Return the steps that are ticked."""
-        ticked = (self.steps.item(row).checkState() == Qt.CheckState.Checked for row in range(self.steps.count()))
-        return [candidate for candidate, on in zip(self._found, ticked, strict=True) if on]
+        return [candidate for row, candidate in enumerate(self._found) if self._is_ticked(row)]
 
     def chosen_strengths(self) -> list[float] | None:
         """Return the strengths that are written, or None where one is no number.
@@ -204,7 +203,13 @@ class GridDialog(QDialog):
             item.setFlags(item.flags() | Qt.ItemFlag.ItemIsUserCheckable)
             near = candidate.best or candidate.last
             item.setCheckState(Qt.CheckState.Checked if near else Qt.CheckState.Unchecked)
+        ticked = [row for row in range(self.steps.count()) if self._is_ticked(row)]
+        if ticked:
+            self.steps.setCurrentRow(ticked[0])  # of many steps it would be out of sight
         self.prompts.setPlainText(str(self._settings["prompt"]))
+
+    def _is_ticked(self, row: int) -> bool:
+        return self.steps.item(row).checkState() == Qt.CheckState.Checked
 
     def _lay_table(self, chosen: Sequence[Candidate], strengths: Sequence[float], prompts: Sequence[str]) -> None:
         columns = self._columns = [(candidate.step, strength) for candidate in chosen for strength in strengths]

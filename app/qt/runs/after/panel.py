@@ -34,6 +34,7 @@ from app.core.session import Session
 from app.core.tasks import Single, only, raise_again
 from app.qt.actions.commands import Commands
 from app.qt.actions.table import Action
+from app.qt.flow_layout import FlowLayout
 from app.qt.parts import until_destroyed
 from app.qt.runs.after.card_dialog import CardDialog
 from app.qt.runs.after.export_dialog import destination_name
@@ -271,6 +272,7 @@ class AfterPanel(QWidget):
         if job is not self._job:
             self._job = job
             self._look_at_captions()
+            self._gather()  # its folder is gone, or there again
         self._refresh()
 
     def _gather(self) -> None:
@@ -369,8 +371,10 @@ class AfterPanel(QWidget):
             self.send_button.setToolTip(plain_tip(str(destination.folder)))
         going = self.tr("Nothing is saved yet. What the run saves appears here, step beside step.")
         over = self.tr("This run has saved no LoRA.")
+        lost = self.tr("What this run saved cannot be read now.")
         choose = self.tr("Choose a run to see what it saved.")
-        self.empty.setText(choose if run is None else going if run.alive else over)
+        ended = lost if run and run.summary.problem else over
+        self.empty.setText(choose if run is None else going if run.alive else ended)
         self._commands.refresh()
 
     def _fill_menu(self) -> None:
@@ -438,7 +442,7 @@ class AfterPanel(QWidget):
         row.addSpacing(12)
         self.prompt_box.setAccessibleName(self.tr("Preview prompt"))
         self.prompt_box.setSizeAdjustPolicy(QComboBox.SizeAdjustPolicy.AdjustToMinimumContentsLengthWithIcon)
-        self.prompt_box.setMinimumContentsLength(14)
+        self.prompt_box.setMinimumContentsLength(6)
         self.prompt_box.setMaximumWidth(_WIDEST)
         self.prompt_box.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
         row.addWidget(self.prompt_box, 1)
@@ -447,18 +451,17 @@ class AfterPanel(QWidget):
             row.addWidget(self._commands.button(name, Qt.ToolButtonStyle.ToolButtonTextBesideIcon))
         return row
 
-    def _export_row(self) -> QHBoxLayout:
+    def _export_row(self) -> FlowLayout:
         self.export_button.setText(self.tr("Export…"))
         self.export_button.setDefault(True)
         set_icon(self.export_button, "save", "on_accent")
         self.send_button.setPopupMode(QToolButton.ToolButtonPopupMode.MenuButtonPopup)
         self.send_button.setMenu(self.send_menu)
-        row = QHBoxLayout()
+        row = FlowLayout(6)
         row.addWidget(self.export_button)
         row.addWidget(self.send_button)
         for name in ("after.grid", "after.card"):
             row.addWidget(self._commands.button(name, Qt.ToolButtonStyle.ToolButtonTextBesideIcon))
-        row.addStretch(1)
         return row
 
 

@@ -28,7 +28,7 @@ def read_image(
     def have(pixels: Pixels | None) -> None:
         done(image_of(pixels) if pixels else QImage())
 
-    session.tasks.run(lambda: read_pixels(file, side), while_there(owner, have), raise_again)
+    session.tasks.run(lambda: read_pixels(file, side), while_there(owner, have), raise_again, kept=False)
 
 
 def paint_fitting(painter: QPainter, room: QRect, image: QImage, ratio: float) -> None:

@@ -19,7 +19,7 @@ from PySide6.QtCore import (
     Qt,
     Signal,
 )
-from PySide6.QtGui import QColor, QFont, QFontMetrics, QImage, QPainter
+from PySide6.QtGui import QColor, QFont, QFontMetrics, QImage, QPainter, QResizeEvent
 from PySide6.QtWidgets import QListView, QStyle, QStyledItemDelegate, QStyleOptionViewItem, QWidget
 
 from app.core.after.candidates import Candidate
@@ -205,3 +205,8 @@ class CandidateStrip(QListView):
         )
         if not self.candidates.all:
             self.chosen.emit(None)
+
+    def resizeEvent(self, event: QResizeEvent) -> None:  # noqa: N802
+        """Keep the chosen one in sight."""
+        super().resizeEvent(event)
+        self.scrollTo(self.currentIndex())

@@ -9,6 +9,7 @@ from PySide6.QtGui import QColor, QPainter, QPaintEvent, QPen
 from PySide6.QtWidgets import QWidget
 
 from app.qt.theme import colours
+from app.qt.theme.palettes import CONTRAST
 
 Entry = tuple[str, str, str]
 """Label, colour role, look."""
@@ -16,7 +17,16 @@ Entry = tuple[str, str, str]
 DASHES = {"dashed": Qt.PenStyle.DashLine, "dotted": Qt.PenStyle.DotLine}
 """The looks of lines that are broken."""
 COLOURS = 6
+_PALE, _PALE_IN_CONTRAST = 0.42, 0.6
+"""The share of its line's colour that noise has; the rest is the ground's."""
 _SWATCH, _GAP, _BETWEEN = 18, 6, 16
+
+
+def pale(colour: QColor) -> QColor:
+    """Return the colour of noise in a line's own; not seen through: lines over each other would be darker than one."""
+    ground, share = QColor(colours().base), _PALE_IN_CONTRAST if colours() is CONTRAST else _PALE
+    parts = ((colour.red(), ground.red()), (colour.green(), ground.green()), (colour.blue(), ground.blue()))
+    return QColor(*(round(share * one + (1.0 - share) * other) for one, other in parts))
 
 
 def colour_of(place: int) -> str:
@@ -62,7 +72,7 @@ class Legend(QWidget):
             if room < metrics.averageCharWidth() * 4:
                 break
             line = QColor(getattr(scheme, colour))
-            line.setAlpha(110 if look == "raw" else 255)
+            line = pale(line) if look == "raw" else line
             painter.setPen(QPen(line, 1.5 if look == "raw" else 2.5, DASHES.get(look, Qt.PenStyle.SolidLine)))
             painter.drawLine(QPointF(x, middle), QPointF(x + _SWATCH, middle))
             text = metrics.elidedText(label, Qt.TextElideMode.ElideRight, room)

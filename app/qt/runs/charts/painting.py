@@ -12,7 +12,7 @@ from PySide6.QtGui import QColor, QFont, QFontMetricsF, QPainter, QPen
 from app.core.runs.curves import Values, means, peaks
 from app.core.runs.series import Mark
 from app.qt.runs.charts.axis import Wording, even, logarithmic
-from app.qt.runs.charts.legend import DASHES
+from app.qt.runs.charts.legend import DASHES, pale
 from app.qt.runs.charts.lines import Drawing, Level, Line
 from app.qt.runs.charts.scale import Scale
 from app.qt.theme import colours
@@ -23,7 +23,6 @@ _SIDE, _TOP, _RIGHT, _GAP = 62.0, 4.0, 10.0, 6.0
 _GRID = 48  # of 255: the grid is to be seen through
 # Columns of pixels for each point of a line one reads: more points are not seen, and wide pens are what costs a frame.
 _SMOOTH = 2
-_RAW_SHARE = 0.42  # of its colour; the rest is the ground's
 _POINT = 3.0
 # Kinds of marks that are lines over the whole chart, and those that are ticks at its foot, with their height.
 _UPRIGHT = (
@@ -109,7 +108,7 @@ def _paint_line(painter: QPainter, scale: Scale, line: Line) -> None:
     steps, values = thin(line.steps, line.values, *scale.steps, max(1, columns))
     painter.setRenderHint(QPainter.RenderHint.Antialiasing, not noisy)
     colour = QColor(getattr(colours(), line.colour))
-    colour = _mixed(colour, QColor(colours().base)) if line.look == "raw" else colour
+    colour = pale(colour) if line.look == "raw" else colour
     painter.setPen(QPen(colour, 0 if noisy else 2, DASHES.get(line.look, Qt.PenStyle.SolidLine)))
     for points in _parts(scale.all_across(steps), scale.all_up(values)):
         painter.drawPolyline(points)
@@ -154,9 +153,3 @@ def _upright(painter: QPainter, scale: Scale, step: float, pen: QPen, height: fl
     across, field = scale.across(step), scale.field
     painter.setPen(pen)
     painter.drawLine(QPointF(across, field.bottom()), QPointF(across, field.bottom() - height * field.height()))
-
-
-def _mixed(colour: QColor, ground: QColor) -> QColor:
-    """Return a paler colour; not one that is seen through, for lines over each other would be darker than one."""
-    parts = ((colour.red(), ground.red()), (colour.green(), ground.green()), (colour.blue(), ground.blue()))
-    return QColor(*(round(_RAW_SHARE * one + (1.0 - _RAW_SHARE) * other) for one, other in parts))

@@ -13,6 +13,7 @@ from PySide6.QtWidgets import (
     QFrame,
     QHBoxLayout,
     QLabel,
+    QLayout,
     QScrollArea,
     QSlider,
     QToolButton,
@@ -26,6 +27,7 @@ from app.core.session import Session
 from app.core.tasks import Single
 from app.qt.actions.commands import Commands
 from app.qt.actions.table import Action
+from app.qt.flow_layout import FlowLayout
 from app.qt.parts import while_there
 from app.qt.runs.charts.difference import DifferenceTable
 from app.qt.runs.charts.legend import Legend, colour_of
@@ -223,10 +225,11 @@ class ProgressPanel(QWidget):
         column.addWidget(self.legend)
         column.addWidget(self.area, 1)
 
-    def _tools(self) -> QHBoxLayout:
-        row = QHBoxLayout()
-        row.setContentsMargins(16, 8, 16, 4)
-        row.setSpacing(14)
+    def _tools(self) -> QLayout:
+        tools, smoothing = FlowLayout(14), QWidget()
+        tools.setContentsMargins(16, 8, 16, 4)
+        row = QHBoxLayout(smoothing)
+        row.setContentsMargins(0, 0, 0, 0)
         label, self.smoothed = QLabel(self.tr("Smoothing")), QLabel()
         self.smoothing = QSlider(Qt.Orientation.Horizontal)
         self.smoothing.setRange(0, len(SMOOTHING) - 1)
@@ -239,11 +242,11 @@ class ProgressPanel(QWidget):
         self.logarithmic = self._box(self.tr("Logarithmic"), False, self.set_logarithmic)
         self.outliers = self._box(self.tr("Leave outliers out"), True, self.set_clip)
         self.every = QToolButton()
-        for part in (label, self.smoothing, self.smoothed, self.logarithmic, self.outliers):
+        for part in (label, self.smoothing, self.smoothed):
             row.addWidget(part)
-        row.addStretch()
-        row.addWidget(self.every)
-        return row
+        for tool in (smoothing, self.logarithmic, self.outliers, self.every):
+            tools.addWidget(tool)
+        return tools
 
     def _smooth(self, place: int) -> None:
         self.smoothed.setText(self.tr("%n step(s)", "", SMOOTHING[place]))

@@ -13,7 +13,6 @@ from PySide6.QtWidgets import (
     QHBoxLayout,
     QLabel,
     QMenu,
-    QSlider,
     QStackedWidget,
     QVBoxLayout,
     QWidget,
@@ -28,6 +27,7 @@ from app.qt.actions.table import Action
 from app.qt.reveal import reveal
 from app.qt.runs.samples.compare import SampleCompare
 from app.qt.runs.samples.grid import SIDES, SampleGrid
+from app.qt.sizing import size_slider
 from app.qt.words import QT_TRANSLATE_NOOP as _NOOP
 from trainer.errors import RunError
 
@@ -106,12 +106,14 @@ class SampleMatrix(QWidget):
         self._session, self._commands = session, commands
         self._run: Run | None = None
         self._job: Job | None = None
+        self._lost = False
+        """Whether the run's folder could not be read when it was looked at last."""
         self._ends: list[Callable[[], None]] = []
         self.samples: Samples | None = None
         self.grid, self.compare = SampleGrid(session), SampleCompare(session)
         self.stack = QStackedWidget()
         self.best = QLabel()
-        self.slider = QSlider(Qt.Orientation.Horizontal)
+        self.slider = size_slider(SIDES, self.grid.side, self.tr("Size of samples"))
         commands.add(ACTIONS, self)
         self._lay_out()
         self._listen()
@@ -132,7 +134,7 @@ class SampleMatrix(QWidget):
         self.samples = Samples(run.directory.path) if run else None
         if run and self.samples:
             self.samples.take([*run.previews, *run.validations, *run.saved])
-        self._job = None
+        self._job, self._lost = None, False
         self.grid.show_samples(self.samples)
         self._learn()
         self.show_grid()
@@ -146,6 +148,10 @@ class SampleMatrix(QWidget):
             self.samples.name_prompts([prompt.prompt for prompt in job.report.previews.prompts])
             self.grid.set_shape(*_shape(job))
         self._job = job
+        lost, self._lost = self._lost, bool(run and run.summary.problem)
+        if lost and not self._lost and self.samples:  # the folder is there again
+            self._session.thumbnails.retry(self.samples.pictures)
+            self.grid.follow()
         if (words := self._empty()) != self.grid.empty:
             self.grid.empty = words
             self.grid.viewport().update()
@@ -303,13 +309,6 @@ class SampleMatrix(QWidget):
         row.addSpacing(8)
         row.addWidget(self.best)
         row.addStretch(1)
-        self.slider.setRange(*SIDES)
-        self.slider.setSingleStep(8)
-        self.slider.setPageStep(48)
-        self.slider.setValue(self.grid.side)
-        self.slider.setFixedWidth(140)
-        self.slider.setAccessibleName(self.tr("Size of samples"))
-        self.slider.setToolTip(self.tr("Size of samples"))
         row.addWidget(self.slider)
         column = QVBoxLayout(self)
         column.setContentsMargins(0, 0, 0, 0)

@@ -6,6 +6,7 @@ from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import QComboBox, QHBoxLayout, QLabel, QVBoxLayout, QWidget
 
 from app.core.planning.forecaster import GIGABYTES, HERE, NAMED, Forecaster
+from app.core.words import in_words
 from app.qt.train.forecast import words
 
 _NAMES = 4
@@ -82,7 +83,7 @@ class CardChooser(QWidget):
         if forecaster.cards is None:
             return ""
         if forecaster.card_error is not None:
-            return f"{forecaster.card_error.sentence} {forecaster.card_error.remedy}"
+            return in_words(forecaster.card_error)
         card = forecaster.here
         if card is None:
             return self.tr("This PC has no NVIDIA card, so this is planned for one that is not here.")

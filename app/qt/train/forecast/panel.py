@@ -166,7 +166,7 @@ class ForecastPanel(QWidget):
         if self._on_processor():
             self.forecaster.forget()
         else:
-            self.forecaster.ask(Question(draft.path, self._card()))
+            self.forecaster.ask(Question.of(draft, self._card()))
 
     def _on_processor(self) -> bool:
         """Whether the job says that it trains on the CPU: what a card would need tells nothing then."""
@@ -216,6 +216,7 @@ class ForecastPanel(QWidget):
         forecaster, answer = self.forecaster, self.forecaster.answer
         best = answer.best if answer else None
         self.headline.setText(self._headline(answer))
+        self.headline.setVisible(bool(self.headline.text()))
         self.stale.setText(self._stale_words())
         self.stale.setVisible(forecaster.stale)
         self.state.setText(self._state_words())

@@ -8,7 +8,7 @@ from typing import Any
 from PySide6.QtCore import QCoreApplication, QLocale, QObject
 
 from app.core.planning.answer import Answer, Plan, Use
-from app.qt import durations
+from app.qt.durations import duration as duration
 from app.qt.words import QT_TRANSLATE_NOOP
 from trainer.protocol.forecast import ROUNDING
 
@@ -41,12 +41,6 @@ KINDS: Mapping[str, str] = {
 class Counts(QObject):
     """The texts whose form depends on a number: lupdate finds these only as an object's own."""
 
-    def seconds(self, count: int) -> str:  # noqa: D102
-        return self.tr("%n second(s)", "", count)
-
-    def minutes(self, count: int) -> str:  # noqa: D102
-        return self.tr("%n minute(s)", "", count)
-
     def at_a_time(self, count: int) -> str:  # noqa: D102
         return self.tr("Compute %n picture(s) at a time", "", count)
 
@@ -70,16 +64,6 @@ def gigabytes(size: float) -> str:
 def figure(size: float) -> str:
     """Return bytes as a bare number of GB."""
     return QLocale().toString(size / _GIB, "f", 1)
-
-
-def duration(seconds: float) -> str:
-    """Return a time no finer than it can be known: "42 s", "38 minutes" or "3 h 05 min"."""
-    if seconds < 90:
-        return Counts().seconds(max(1, round(seconds)))
-    minutes = round(seconds / 60)
-    if minutes < 90:
-        return Counts().minutes(minutes)
-    return durations.duration(60 * minutes)
 
 
 def headline(answer: Answer, *, here: bool) -> str:
@@ -166,7 +150,7 @@ def lacking(missing: int, uses: tuple[Use, ...]) -> str:
 
 
 def _base(chosen: Mapping[str, Any]) -> str:
-    if chosen.get("quantise") == "int8":
+    if chosen.get("quantise") in ("int8", "int8_products"):
         return QCoreApplication.translate("Forecast", "8-bit base")
     if chosen.get("quantise") == "nf4":
         return QCoreApplication.translate("Forecast", "4-bit base")

@@ -1,0 +1,48 @@
+"""What can be told of a dataset's own folder: which one it is, and why it cannot be opened or reached."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from trainer.errors import DatasetError
+from trainer.protocol.atomic import long_path
+
+
+def told_apart(root: Path, others: Iterable[Path]) -> str:
+    """Return a folder's name, with as many of the folders above it as tell it from others of that name."""
+    besides = [other.parts for other in others if other != root]
+    for count in range(1, len(root.parts)):
+        parts = root.parts[-count:]
+        if all(other[-count:] != parts for other in besides):
+            return "/".join(parts)
+    return str(root)
+
+
+def identity_of(folder: Path) -> tuple[int, int] | None:
+    """Return what two paths to one folder share, also where one of them is a link; None where nothing is."""
+    try:
+        facts = long_path(folder).stat()
+    except OSError:
+        return None
+    return (facts.st_dev, facts.st_ino) if facts.st_ino else None
+
+
+def overlapping(root: Path, other: Path) -> DatasetError:
+    """Return why a folder is not opened besides another that it lies in, or that lies in it; asks the disk."""
+    if root.is_relative_to(other):
+        if not os.path.lexists(long_path(root)):
+            sentence = f"There is nothing at {root}."
+            return DatasetError("dataset.folder_lost", sentence, "It was moved or renamed, or the path has a slip.")
+        sentence = f"{root} lies inside {other}, which is open already with all its folders."
+        return DatasetError("dataset.open_already", sentence, "Look for its pictures there.")
+    sentence = f"{root} holds {other}, which is open already."
+    return DatasetError("dataset.open_already", sentence, f"Close {other.name} first to open all of {root.name}.")
+
+
+def silence(folder: Path) -> DatasetError:
+    """Return what is said of a folder whose disk does not answer."""
+    sentence = f"The folder {folder} does not answer."
+    remedy = "Check its drive or network: all goes on when it answers. Its pictures stay listed until you close it."
+    return DatasetError("dataset.silent", sentence, remedy)

@@ -1,0 +1,25 @@
+"""Presets for tests, and what they state."""
+
+from typing import Any
+
+from trainer.config.identity import flat
+from trainer.config.presets.preset import Preset
+
+JOB = """schema = 1
+name = "mine"
+[base]
+model = "owner/name"
+[[dataset.folders]]
+path = "pictures"
+"""
+
+
+def preset(**values: Any) -> Preset:
+    data = {"schema": 1, "name": "gouache", "base": {"family": "sdxl"}, "recipe": {"rank": 8}} | values
+    return Preset.model_validate(data)
+
+
+def stated(section: Any) -> dict[str, Any]:
+    """What a table states, by dotted key; stating nothing in a table is stating nothing."""
+    data = section.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude_none=True)
+    return {key: value for key, value in flat(data, "") if value != []}

@@ -1,0 +1,116 @@
+"""Stands where CUDA graphs stand on a card: logs every operation that some work dispatches, and does them again.
+
+What a replay does is what was logged: the same operations on the same memory with the same numbers, no line of Python.
+So a number that a program read from somewhere and gave to an operation stays what it was, as in a CUDA graph. Stricter
+than that: memory that the work made holds no numbers before each replay, memory that it found must lie where it lay,
+and reading a value raises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+READS = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.default, torch.ops.aten.nonzero.default)
+
+
+@dataclass
+class Call:
+    """One operation as it was done."""
+
+    func: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    made: list[tuple[int, Tensor]]
+    """Of what it returned, tensors in memory of their own with their places: a replay writes them again."""
+
+
+class Log(TorchDispatchMode):
+    """Notes the operations inside; gradients' too, as on the CPU they are computed by the same thread."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[Call] = []
+        self.born: dict[int, torch.UntypedStorage] = {}
+        self.found: dict[int, tuple[torch.UntypedStorage, int]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in READS:
+            raise RuntimeError(f"{func} reads from the device while it is recorded")
+        for tensor in tensors_in((*args, *kwargs.values())):
+            storage = tensor.untyped_storage()
+            if storage._cdata not in self.born:
+                self.found.setdefault(storage._cdata, (storage, storage.data_ptr()))
+        result = func(*args, **kwargs)
+        made = []
+        for place, tensor in enumerate(listed(result)):
+            storage = tensor.untyped_storage() if isinstance(tensor, Tensor) else None
+            if storage is not None and storage._cdata not in self.born and storage._cdata not in self.found:
+                self.born[storage._cdata] = storage
+                made.append((place, tensor))
+        self.calls.append(Call(func, args, kwargs, made))
+        return result
+
+
+@dataclass
+class Replay:
+    """See trainer.training.graphs.Recording."""
+
+    log: Log
+    result: Tensor
+    times: list[None] = field(default_factory=list)
+
+    def replay(self) -> None:
+        """Raises RuntimeError where memory that the work found has moved."""
+        self.times.append(None)
+        for storage, address in self.log.found.values():
+            if storage.data_ptr() != address:
+                raise RuntimeError("what was recorded reads memory that is another's now")
+        with torch.no_grad():
+            for storage in self.log.born.values():
+                forget(storage)
+            for call in self.log.calls:
+                again = listed(call.func(*call.args, **call.kwargs))
+                for place, tensor in call.made:
+                    tensor.detach().copy_(again[place])
+
+
+class Replayer:
+    """See trainer.training.graphs.Recorder; ``replays`` are all that it made."""
+
+    def __init__(self, device: torch.device) -> None:
+        assert device.type == "cpu"
+        self.replays: list[Replay] = []
+
+    def record(self, work: Callable[[], Tensor]) -> Replay:
+        """Does the work once as a warm-up, as on a card, and once to log it."""
+        work()
+        with Log() as log:
+            result = work()
+        self.replays.append(Replay(log, result))
+        return self.replays[-1]
+
+
+def listed(result: Any) -> Sequence[Any]:
+    """What an operation returned, be it one thing or several."""
+    return result if isinstance(result, (tuple, list)) else (result,)
+
+
+def tensors_in(values: Iterable[Any]) -> Iterator[Tensor]:
+    """All tensors in nested lists."""
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, (tuple, list)):
+            yield from tensors_in(value)
+
+
+def forget(storage: torch.UntypedStorage) -> None:
+    """Fills memory with what is no number in any float format: all bits set."""
+    torch.tensor([], dtype=torch.uint8).set_(storage).fill_(255)  # type: ignore[call-overload]

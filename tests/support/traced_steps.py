@@ -1,0 +1,29 @@
+"""A training traced as a whole: what a forecast takes from two entries of tapes, side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from trainer.memory.steps import Size, trace_micro, trace_optimizer
+from trainer.memory.subject import Subject
+from trainer.memory.tape import Tape
+
+
+@dataclass(frozen=True, slots=True)
+class StepTapes:
+    """In their order: ``weights``, then for each optimizer step ``micro_first``, any number of ``micro_more``, and
+    ``optimizer_first`` in the run's first step or ``optimizer`` in a later one. Micro-batches may change buckets.
+    """
+
+    weights: Tape
+    micro_first: Mapping[Size, Tape]
+    micro_more: Mapping[Size, Tape]
+    optimizer_first: Tape
+    optimizer: Tape
+
+
+def trace_steps(subject: Subject, buckets: Sequence[Size], pictures: int) -> StepTapes:
+    """Training on micro-batches of ``pictures`` in each of ``buckets`` (width, height)."""
+    micro = trace_micro(subject, buckets, pictures)
+    return StepTapes(micro.weights, micro.first, micro.more, *trace_optimizer(subject))

@@ -1,0 +1,293 @@
+"""Steps that are recorded once for each shape and replayed: a LoRA to the byte, whatever changes from step to step.
+
+There is no card here: the recorder of tests.support.replaying stands where CUDA graphs would, and all else is the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support.exhaustion import Exhaustion, Killed, SharedPlace, Trial, step_begins
+from tests.support.replaying import Replay, Replayer
+from trainer.base.source import open_base
+from trainer.config.fit import FitConfig
+from trainer.config.load import load_job
+from trainer.config.resolve import resolve_job
+from trainer.dataset.listing import read_dataset
+from trainer.protocol import events
+from trainer.training import graphs, loop, scaler
+from trainer.training.build import build_engine, build_parts
+from trainer.training.graphs import Recording, graphs_of
+from trainer.training.keeper import Keeper
+from trainer.training.loop import Engine
+from trainer.training.machine import this_machine
+from trainer.training.segments import Segment
+from trainer.training.step import MicroBatch, StepModels, training_step
+
+FACTS = {"prediction": "epsilon", "zero_terminal_snr": False}
+BRIEF = (
+    "recipe.steps=6",
+    "recipe.layers=attention",
+    "report.previews.prompts=[]",
+    "report.validation.every=100",
+    "report.validation.timesteps=[500]",
+    "report.saving.every_steps=100",
+    "report.saving.checkpoint_every=2",
+)
+ON = "fit.graphs=true"
+
+
+class Place(SharedPlace):
+    """With short runs."""
+
+    def trial(self, family: str, settings: Sequence[str], act: Any = None) -> Trial:
+        return Trial(self.job(family), [*BRIEF, *settings], act)
+
+    def plain(self, family: str, settings: Sequence[str]) -> tuple[str, dict[str, str]]:
+        """The LoRA of the run in which every operation is done as it comes."""
+        key = (family, tuple(settings))
+        if key not in self.known:
+            self.known[key] = self.trial(family, settings).start().lora()
+        return self.known[key]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
+    return Place(tmp_path_factory.mktemp("graphs"))
+
+
+@pytest.fixture(autouse=True)
+def replayers(place: Place, per_user_folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[Replayer]:
+    """All that recorded anything; what is encoded is shared."""
+    monkeypatch.setenv("IMPASTO_HOME", str(place.folder / "home"))
+    made: list[Replayer] = []
+
+    def make(device: torch.device) -> Replayer:
+        made.append(Replayer(device))
+        return made[-1]
+
+    monkeypatch.setitem(graphs.RECORDERS, "cpu", make)
+    return made
+
+
+def replayed(made: Sequence[Replayer]) -> list[int]:
+    """How often each recording was replayed."""
+    return [len(replay.times) for one in made for replay in one.replays]
+
+
+def notices(trial: Trial) -> list[str]:
+    return [event.sentence for event in trial.of(events.Notice) if event.code == "graphs"]
+
+
+def engine_of(place: Place, family: str, settings: Sequence[str], told: list[str]) -> Engine:
+    """An engine as a run has it, with all that its steps need encoded."""
+    job = load_job(place.job(family), settings)
+    frozen = resolve_job(job, family=family, samples_per_epoch=6, machine=this_machine("cpu"), **FACTS)  # type: ignore[arg-type]
+    listed = read_dataset(frozen.dataset, frozen.recipe).pictures
+    parts = build_parts(frozen, listed, open_base(frozen.base), place.folder / "cache")
+    parts.feed.prepare(0, (), (), lambda *_: None, lambda _: None)
+    engine = build_engine(frozen, parts, [Segment(0, 6)], fresh=True)
+    engine.graphs = graphs_of(frozen.fit, engine.device, lambda _, sentence: told.append(sentence))
+    return engine
+
+
+def learned(engine: Engine, steps: int = 4) -> tuple[list[float], list[torch.Tensor]]:
+    """The losses of some steps, and the masters after them."""
+    losses = [engine.train_step().loss for _ in range(steps)]
+    return losses, [master.detach() for master in engine.masters.masters.values()]
+
+
+def assert_same(found: Any, expected: Any) -> None:
+    """Losses and masters to the bit."""
+    assert found[0] == expected[0]
+    assert all(torch.equal(one, other) for one, other in zip(found[1], expected[1], strict=True))
+
+
+NOISE = ("recipe.objective.min_snr_gamma=5.0", "recipe.objective.input_perturbation=0.1", "recipe.pictures.flip=true")
+ONE = ("recipe.pictures.buckets=false",)
+"""One shape, whole micro-batches and rests: recorded in the second step already."""
+WAYS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "accumulation over several shapes": ("sd15", NOISE),
+    "a loss scale that moves, products in int8": ("sd15", (*ONE, "fit.dtype=fp16", "fit.quantise=int8_products")),
+    "an NF4 base, checkpointed": ("sdxl", (*ONE, "fit.quantise=nf4", "fit.dtype=bf16", "fit.checkpointing=full")),
+    "text encoders that learn": ("sdxl", (*ONE, "recipe.text_encoder.learning_rate=1e-4")),
+    "dropouts": ("sd15", (*ONE, "recipe.dropout=0.1", "recipe.rank_dropout=0.1", "recipe.module_dropout=0.1")),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_is_learned_is_what_plain_steps_learn(
+    place: Place, replayers: list[Replayer], monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    monkeypatch.setattr(scaler, "GOOD_STEPS_TO_GROW", 2)
+    family, settings = WAYS[way]
+    told: list[str] = []
+    graphed, plain = (engine_of(place, family, (*settings, *on), told) for on in ((ON,), ()))
+    assert plain.graphs is None
+    steps = 4 if ONE[0] in settings else 6
+    found = learned(graphed, steps)
+    assert not told
+    # The first of its kind is replayed when it is recorded, then in two steps more.
+    times = replayed(replayers)
+    assert len(replayers) == 1 and times[:2] == [3, 3] if steps == 4 else sum(times) > len(times) >= 4
+    assert_same(found, learned(plain, steps))
+
+
+Variant = Callable[[Engine, MicroBatch, float | torch.Tensor], float | torch.Tensor]
+
+
+def vary(monkeypatch: pytest.MonkeyPatch, engines: Sequence[Engine], variant: Variant) -> None:
+    """Lets a function have its way with the loss scale of every step."""
+
+    def varied(models: StepModels, schedule: Any, objective: Any, batch: MicroBatch, scale: Any) -> torch.Tensor:
+        engine = next(engine for engine in engines if engine.models is models)
+        return training_step(models, schedule, objective, batch, variant(engine, batch, scale))
+
+    monkeypatch.setattr(loop, "training_step", varied)
+
+
+@pytest.fixture
+def pair(place: Place) -> tuple[Engine, Engine, list[str]]:
+    """With graphs and without, and what the first tells."""
+    told: list[str] = []
+    graphed, plain = (engine_of(place, "sd15", (*ONE, *settings), told) for settings in ((ON,), ()))
+    return graphed, plain, told
+
+
+def test_a_number_of_the_program_that_changes_is_found(
+    pair: tuple[Engine, Engine, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What these tests are worth: the same step with a number in it that each step has anew is not the same."""
+    graphed, plain, _ = pair
+    vary(monkeypatch, (graphed, plain), lambda engine, _, scale: scale * (1.0 + engine.progress.step))
+    with pytest.raises(AssertionError):
+        assert_same(learned(graphed), learned(plain))
+
+
+def test_what_reads_from_the_device_goes_on_plainly_and_is_told_once(
+    pair: tuple[Engine, Engine, list[str]], replayers: list[Replayer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graphed, plain, told = pair
+    vary(monkeypatch, (graphed, plain), lambda _, batch, scale: scale * float(batch.timesteps.max() > 0))
+    assert_same(learned(graphed), learned(plain))
+    assert not replayed(replayers)
+    (sentence,) = told
+    assert sentence.startswith("fit.graphs: recording a step as a CUDA graph failed (RuntimeError: aten._local_scalar")
+
+
+def test_a_recording_that_gives_something_else_is_not_used(
+    pair: tuple[Engine, Engine, list[str]], replayers: list[Replayer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graphed, plain, told = pair
+    replay = Replay.replay
+
+    def off(one: Replay) -> None:
+        replay(one)
+        master = graphed.masters.gradients()[-1]
+        master += 1e-6
+
+    monkeypatch.setattr(Replay, "replay", off)
+    assert_same(learned(graphed), learned(plain))
+    assert set(replayed(replayers)) == {1}
+    assert told and all("other gradients" in sentence for sentence in told)
+
+
+def test_weights_that_moved_are_not_read_where_they_were(
+    pair: tuple[Engine, Engine, list[str]], replayers: list[Replayer]
+) -> None:
+    """As when the UNet makes room for previews."""
+    graphed, plain, told = pair
+    learned(graphed, 3)
+    weight = graphed.models.unet.conv_in.weight
+    weight.data = weight.data.clone()
+    losses, masters = learned(graphed, 1)
+    expected = learned(plain)
+    assert_same((losses, masters), (expected[0][3:], expected[1]))
+    assert len(replayers) == 2 and not told
+
+
+def test_no_more_shapes_are_recorded_than_memory_is_counted_for(
+    pair: tuple[Engine, Engine, list[str]], replayers: list[Replayer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(graphs, "MOST_GRAPHS", 1)
+    graphed, plain, _ = pair
+    assert_same(learned(graphed), learned(plain))
+    assert len(replayed(replayers)) == 1
+
+
+def test_memory_that_runs_out_ends_the_graphs_and_not_the_run(place: Place, replayers: list[Replayer]) -> None:
+    """In a replayed step, of which the optimizer alone asks for memory then; and once more it would step down."""
+    exhaustion = Exhaustion(step_begins(6), 1)
+    trial = place.trial("sd15", (ON,), exhaustion.tell).start()
+    assert trial.code == 0 and not exhaustion.left
+    assert replayed(replayers) and len(replayers) == 1
+    assert notices(trial) == [
+        "fit.graphs: memory ran out, so no step is recorded any more, and what graphs held is free; such steps are "
+        "computed as without fit.graphs."
+    ]
+    assert not trial.of(events.SteppedDown)
+    assert trial.lora() == place.plain("sd15", ())
+
+
+def test_what_was_given_up_stays_so_when_the_engine_is_built_anew(
+    place: Place, replayers: list[Replayer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it is where models did not come back from a preview."""
+    drop = Keeper.drop
+
+    def drop_all(keeper: Keeper) -> None:
+        drop(keeper)
+        keeper.set_aside()
+
+    monkeypatch.setattr(Keeper, "drop", drop_all)
+    exhaustion = Exhaustion(step_begins(4), 1)
+    trial = place.trial("sd15", (*ONE, ON), exhaustion.tell).start()
+    assert trial.code == 0 and not exhaustion.left
+    assert len(replayers) == 1 and len(notices(trial)) == 1
+    assert trial.lora() == place.plain("sd15", ONE)
+
+
+def test_memory_that_runs_out_while_a_step_is_recorded_ends_the_graphs(
+    pair: tuple[Engine, Engine, list[str]], replayers: list[Replayer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also those of other shapes; gradients stay no longer than in plain steps."""
+    graphed, plain, told = pair
+    record = Replayer.record
+
+    def fail(replayer: Replayer, work: Callable[[], torch.Tensor]) -> Recording:
+        if replayer.replays:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+        return record(replayer, work)
+
+    monkeypatch.setattr(Replayer, "record", fail)
+    assert_same(learned(graphed, 6), learned(plain, 6))
+    assert len(replayed(replayers)) == 1
+    assert len(told) == 1 and "no step is recorded any more" in told[0]
+    assert not graphed.masters.gradients()
+
+
+def test_a_killed_run_is_resumed_with_graphs_to_the_same_lora(place: Place, replayers: list[Replayer]) -> None:
+    """Killed after the fifth step, between two checkpoints, with previews that read the weights in between."""
+
+    def act(event: events.Event) -> None:
+        if isinstance(event, events.StepEvent) and event.step == 5:
+            raise Killed
+
+    settings = ("recipe.steps=8", "report.validation.every=3")
+    trial = place.trial("sd15", (*settings, ON), act).start()
+    assert trial.code is None and len(replayers) == 1
+    assert trial.resume().code == 0 and len(replayers) == 2 and not notices(trial)
+    assert trial.lora() == place.plain("sd15", settings)
+
+
+def test_where_nothing_can_be_recorded_or_is_asked_for_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, cpu = FitConfig(graphs=True), torch.device("cpu")
+    assert graphs_of(asked, cpu, lambda *_: None) is not None
+    assert graphs_of(FitConfig(), cpu, lambda *_: None) is None
+    monkeypatch.delitem(graphs.RECORDERS, "cpu")
+    assert graphs_of(asked, cpu, lambda *_: None) is None

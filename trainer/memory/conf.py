@@ -1,0 +1,129 @@
+"""What PyTorch's allocator is told to do otherwise than usual, as PYTORCH_ALLOC_CONF says it. Needs no torch."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+MIB = 2**20
+LARGE_SEGMENT = 20 * MIB
+
+# roundup_power2_divisions may differ between this many powers of two: up to 2 MiB, up to 4, and so on.
+_INTERVALS = 16
+_SETTING = re.compile(r"(\w+):(\[[^\]]*\]|[^,]*)")
+_VARIABLES = (
+    "PYTORCH_ALLOC_CONF",
+    "PYTORCH_CUDA_ALLOC_CONF",
+)  # the later is the older name, asked where the other is not
+
+
+@dataclass(frozen=True, slots=True)
+class AllocatorSettings:
+    """What PYTORCH_ALLOC_CONF and torch.cuda.set_per_process_memory_fraction can say; the defaults are PyTorch's."""
+
+    capacity: int | None = None
+    """Bytes that the segments may sum to; None for no limit."""
+    expandable: bool = False
+    """Segments grow page by page (expandable_segments). Windows has none: PyTorch warns and ignores it there."""
+    max_split_size: int | None = None
+    """Blocks of so many bytes and more are never split."""
+    roundup_power2_divisions: int | tuple[int, ...] = 0
+    """Sizes are rounded up to one of so many steps between two powers of two; 0 and 1 for none. Several: for sizes
+    below 2 MiB, below 4, and so on, the last for all above."""
+    garbage_collection_threshold: float = 0.0
+    """The share of ``capacity`` above which blocks unused for long are given back before new ones are taken."""
+    large_segment_size: int = LARGE_SEGMENT
+    """Of the segments that blocks of 1 to 10 MiB share, and of an expandable segment's large pages."""
+
+    def divisions(self, size: int) -> int:
+        """The steps between two powers of two for a size of at least 1 byte."""
+        divisions = self.roundup_power2_divisions
+        if isinstance(divisions, int):
+            return divisions
+        return divisions[min(max(size.bit_length() - MIB.bit_length(), 0), len(divisions) - 1)]
+
+
+def settings_here(environment: Mapping[str, str] = os.environ, system: str | None = None) -> AllocatorSettings:
+    """The settings that processes begun here train with, as far as forecasts follow them.
+
+    Collecting garbage is not: it only gives back sooner what a retry would give back to make room.
+    """
+    conf = next((environment[name] for name in _VARIABLES if environment.get(name)), "")
+    settings = replace(settings_of(conf), garbage_collection_threshold=0.0)
+    return replace(settings, expandable=False) if (system or platform.system()) == "Windows" else settings
+
+
+def settings_of(conf: str) -> AllocatorSettings:
+    """Read a text such as "expandable_segments:True,max_split_size_mb:128".
+
+    What the model does not know, or PyTorch would not take, counts as not said. The rules are those of
+    c10/core/AllocatorConfig.cpp.
+    """
+    told: dict[str, Any] = {}
+    for key, value in _SETTING.findall("".join(conf.split())):
+        if key in _READERS:
+            name, read = _READERS[key]
+            with suppress(ValueError, IndexError):
+                told[name] = read(value)
+    return AllocatorSettings(**told)
+
+
+def _mebibytes(least: int) -> Callable[[str], int]:
+    def read(text: str) -> int:
+        if int(text) < least:
+            raise ValueError(text)
+        return int(text) * MIB
+
+    return read
+
+
+def _share(text: str) -> float:
+    if not 0.0 < float(text) < 1.0:
+        raise ValueError(text)
+    return float(text)
+
+
+def _truth(text: str) -> bool:
+    return ("False", "True").index(text) == 1
+
+
+def _divisions(text: str) -> int | tuple[int, ...]:
+    """A number, or a list such as [64:8,256:4,>:1]: for sizes from 64 MiB, from 256, and from there on.
+
+    What stands first holds for all below it too; ">" also replaces what stands before it, as in PyTorch.
+    """
+    if not text.startswith("["):
+        return _power_of_two(text)
+    found, last, first = [0] * _INTERVALS, 0, True
+    for item in text[1:-1].split(","):
+        bound, _, value = item.partition(":")
+        divisions = _power_of_two(value) if int(value) else 0
+        if bound == ">":
+            found[last:] = [divisions] * (_INTERVALS - last)
+            continue
+        last = min(_power_of_two(bound).bit_length() - 1, _INTERVALS - 1)
+        found[0 if first else last : last + 1] = [divisions] * (last + 1 if first else 1)
+        first = False
+    return tuple(found)
+
+
+def _power_of_two(text: str) -> int:
+    number = int(text)
+    if number < 1 or number & (number - 1):
+        raise ValueError(text)
+    return number
+
+
+_READERS: Mapping[str, tuple[str, Callable[[str], Any]]] = {
+    "expandable_segments": ("expandable", _truth),
+    "garbage_collection_threshold": ("garbage_collection_threshold", _share),
+    # Smaller than the blocks that share them: PyTorch's rule for those is not known here.
+    "large_segment_size_mb": ("large_segment_size", _mebibytes(10)),
+    "max_split_size_mb": ("max_split_size", _mebibytes(LARGE_SEGMENT // MIB)),
+    "roundup_power2_divisions": ("roundup_power2_divisions", _divisions),
+}
