@@ -232,6 +232,8 @@ FILES = {
         "line 3 holds a byte that is no UTF-8",
     ),
     "UTF-16": (GOOD.encode("utf-16"), "job.encoding", "saved as UTF-16"),
+    "UTF-32": (GOOD.encode("utf-32"), "job.encoding", "saved as UTF-32"),
+    "UTF-32, the other order": (b"\0\0\xfe\xff" + GOOD.encode("utf-32-be"), "job.encoding", "saved as UTF-32"),
     "over a mebibyte": (b"#" * (1024 * 1024 + 1), "job.large", "larger than 1 MiB"),
     "newer schema": (b"schema = 99\nanything = 1", "job.newer", "schema 99, by a newer Impasto"),
     "schema that never was": (b"schema = -3", "job.schema", "schema -3, which never was one"),

@@ -279,6 +279,7 @@ HOSTILE = {
     "names of paths": {"ss_output_name": "../../x", "ss_sd_model_name": "C:\\models\\x\\y.safetensors"},
     "out of range": {"ss_network_dim": "100000", "ss_noise_offset": "7", "ss_max_grad_norm": "-3"},
     "strange sizes": {"ss_keep_tokens": "-3", "ss_resolution": "(1, 2)", "ss_lr_warmup_steps": "-5"},
+    "huge sizes": {"ss_resolution": "(99999999, 0)", "ss_min_bucket_reso": "9" * 40},
     "our own key broken": {RECIPE_KEY: "{" * 40_000, "ss_network_dim": "4"},
     "our own key hostile": {RECIPE_KEY: '{"rank": 100000, "path": "/etc/x", "optimizer": {"name": "os.system"}}'},
     "words without end": {"modelspec.trigger_phrase": "a," * 5000, "modelspec.description": "a " * 9000},
@@ -296,6 +297,14 @@ def test_hostile_metadata_make_a_sound_preset_or_a_sentence(kind: str, tmp_path:
     assert made.recipe is not None
     assert "/" not in made.name
     assert "models" not in made.base.name
+
+
+def test_no_resolution_is_made_of_a_part_of_a_number(tmp_path: Path, capsys: Any) -> None:
+    path = lora(tmp_path, SD15, {"ss_network_dim": "4", "ss_resolution": "(99999999, 0)"})
+    assert cli.main(["presets", "share", str(path), "--out", str(tmp_path / "out.toml")]) == 0
+    assert "99999999x0" in capsys.readouterr().out
+    made = load_preset(tmp_path / "out.toml")
+    assert made.recipe is not None and made.recipe.resolution is None
 
 
 @settings(max_examples=150)

@@ -32,6 +32,14 @@ class FileKind:
     """What to do when there is no such file."""
 
 
+# UTF-32 first: its mark begins as that of UTF-16 does.
+_MARKS = {
+    b"\xff\xfe\x00\x00": "UTF-32",
+    b"\x00\x00\xfe\xff": "UTF-32",
+    b"\xff\xfe": "UTF-16",
+    b"\xfe\xff": "UTF-16",
+}
+
 # What the parser says, and what that means to somebody who has never heard of TOML.
 _TOML_WORDS = (
     (r"Cannot overwrite a value|[Dd]uplicate", "the key on this line stands in the file twice"),
@@ -120,8 +128,8 @@ def _remedy(path: Path, kind: FileKind) -> str:
 
 def _not_utf8(path: Path, data: bytes, at: int, kind: FileKind) -> JobError:
     line = data.count(b"\n", 0, at) + 1
-    utf16 = data[:2] in (b"\xff\xfe", b"\xfe\xff")
-    what = "it is saved as UTF-16" if utf16 else f"line {line} holds a byte that is no UTF-8"
+    saved = next((name for mark, name in _MARKS.items() if data.startswith(mark)), None)
+    what = f"it is saved as {saved}" if saved else f"line {line} holds a byte that is no UTF-8"
     return JobError(
         f"{kind.word}.encoding",
         f"{path.name} is not UTF-8 text: {what}.",

@@ -268,7 +268,7 @@ def _warmup(text: str | None) -> int | float | None:
 
 def _pictures(told: Mapping[str, str], _: LoraParts, mapped: Mapped) -> None:
     """Resolution, buckets, crop and the number of pictures that a step learns from."""
-    sides = [int(digits) for digits in re.findall(r"\d{1,5}", told.get("ss_resolution", ""))[:2]]
+    sides = [int(digits) for digits in re.findall(r"(?<!\d)\d{1,9}(?!\d)", told.get("ss_resolution", ""))[:2]]
     if sides:
         mapped.put("resolution", round(math.sqrt(sides[0] * sides[-1]) / 8) * 8)
         if sides[0] != sides[-1]:
