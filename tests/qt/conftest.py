@@ -30,8 +30,9 @@ PATIENCE = 120_000
 class PatientQtBot(QtBot):
     """Waits longer than pytest-qt's five seconds."""
 
-    def waitUntil(self, callback: Callable[[], bool | None], *, timeout: int = PATIENCE) -> None:  # noqa: N802
-        super().waitUntil(callback, timeout=timeout)
+    def waitUntil(self, callback: Callable[[], object], *, timeout: int = PATIENCE) -> None:  # noqa: N802
+        """Wait until something is so: None says no, too, where pytest-qt would take it for an assertion that held."""
+        super().waitUntil(lambda: bool(callback()), timeout=timeout)
 
     def waitSignal(self, signal: Any, *, timeout: int = PATIENCE, **words: Any) -> Any:  # noqa: N802
         return super().waitSignal(signal, timeout=timeout, **words)

@@ -293,21 +293,29 @@ class Looker:
             other.unread.update(other.listing.pictures)
 
     def _read(self) -> None:
-        """Read the captions and notes that have to be, in batches."""
+        """Read the captions and notes that have to be, in batches.
+
+        What goes meanwhile waits for the next look, which tells whether it is gone, or the folder is.
+        """
         total, done = sum(len(directory.unread) for directory in self._directories.values()), 0
         for directory in self._directories.values():
+            gone = set[str]()
             metadata = {**self._from_root(directory), **directory.metadata} if directory.unread else {}
             for batch in _batches([name for name in directory.listing.pictures if name in directory.unread]):
                 each = in_turns(batch, self._alive)
-                facts = {name: self._words(directory, name, metadata.get(name)) for name in each}
+                read = {name: self._words(directory, name, metadata.get(name)) for name in each}
+                facts = {name: words for name, words in read.items() if words}
+                gone.update(read.keys() - facts.keys())
                 self._hand(Facts(directory.folder, facts))
                 done += len(batch)
                 self._hand(Step("captions", done, total))
-            directory.unread.clear()
+            directory.unread = gone
 
-    def _words(self, directory: _Directory, name: str, listed: str | None) -> dict[str, Any]:
+    def _words(self, directory: _Directory, name: str, listed: str | None) -> dict[str, Any] | None:
         sources = directory.listing.captions_of(name)
         words = read_caption(directory.path, sources, listed)
+        if not words.whole:
+            return None
         for error in words.faults:
             self._hand(Trouble(error))
         if not all(is_settled(directory.listing.texts[source]) for source in sources):

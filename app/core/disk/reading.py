@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from PIL import ImageFile
 
+from app.core.disk.listing import file_state
 from trainer.config.dataset import DatasetConfig
 from trainer.dataset.caption_files import NotACaptionError, read_caption_file, split_caption
 from trainer.dataset.pixels import exif_orientation, open_picture, upright_size
@@ -29,6 +30,8 @@ class Words(NamedTuple):
     caption: str | None
     clash: bool
     faults: list[DatasetError]
+    whole: bool = True
+    """Whether all files were still there; else they, or the disk, went while they were read."""
 
 
 def read_caption(folder: Path, sources: Sequence[str], listed: str | None) -> Words:
@@ -37,17 +40,20 @@ def read_caption(folder: Path, sources: Sequence[str], listed: str | None) -> Wo
     `sources` are its caption files, the one that counts first, `listed` what metadata.jsonl says. The first that is
     not blank counts, as in training; blank ones give an empty caption, none at all gives None.
     """
-    texts, faults = list[str](), []
+    texts, faults, whole = list[str](), [], True
     for name in sources:
         try:
             texts.append(read_caption_file(folder / name).text)
         except NotACaptionError as fault:
-            faults.append(_no_caption(folder / name, fault))
+            if _has_gone(folder / name, fault):
+                whole = False
+            else:
+                faults.append(_no_caption(folder / name, fault))
     if listed is not None:
         texts.append(listed)
     read = [split_caption(text, "caption") for text in texts]
     used = next((text for text, words in zip(texts, read, strict=True) if words), "" if texts else None)
-    return Words(used, len(set(read)) > 1, faults)
+    return Words(used, len(set(read)) > 1, faults, whole)
 
 
 def noted(notes: PictureNotes) -> dict[str, Any]:
@@ -88,6 +94,12 @@ def _tells_later(path: Path) -> bool:
                 return False
             file.seek(length + 4, 1)
     return False
+
+
+def _has_gone(path: Path, fault: NotACaptionError) -> bool:
+    """Tell whether a file could not be read for not being there any more, or its disk."""
+    cause = fault.__cause__
+    return isinstance(cause, FileNotFoundError) or (isinstance(cause, OSError) and file_state(path) is None)
 
 
 def _no_caption(path: Path, fault: NotACaptionError) -> DatasetError:

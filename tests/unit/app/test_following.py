@@ -219,6 +219,35 @@ def test_headers_that_were_asked_for_while_a_dataset_was_gone_are_read_when_it_i
     assert (opened["1.png"].problem, opened["1.png"].width) == (None, 40)
 
 
+@pytest.mark.parametrize("away", [True, False], ids=["with the folder", "alone"])
+def test_captions_that_go_while_they_are_read_are_read_when_they_are_back(
+    opened: Open, tmp_path: Path, away: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "share"
+    picture(root / "1.png")
+    text = write(root / "1.txt", "one")
+    for path in (text, root):
+        os.utime(path, ns=(10**18, 10**18))
+    here = root if away else text
+    elsewhere, real = tmp_path / "elsewhere", looking.read_caption
+
+    def late(*words: Any) -> reading.Words:
+        here.rename(elsewhere)
+        return real(*words)
+
+    with monkeypatch.context() as going:
+        going.setattr(looking, "read_caption", late)
+        opened.open(root)
+    assert opened.problems == []
+    if away:
+        opened.look()
+        assert [error.code for error in opened.problems] == ["dataset.folder_lost"]
+    elsewhere.rename(here)
+    os.utime(root, ns=(10**18, 10**18))  # as if it had never been away
+    opened.look(whole=False)
+    assert (opened["1.png"].caption, opened["1.png"].problem) == ("one", None)
+
+
 def test_an_unsaved_edit_is_never_overwritten_by_the_disk(opened: Open, tmp_path: Path) -> None:
     picture(tmp_path / "1.png")
     text = write(tmp_path / "1.txt", "one")
