@@ -72,7 +72,7 @@ class Apart:
                 told(item)
             return Told(items, f"took longer than {seconds:.0f} s")
         except (EOFError, OSError):
-            process.join(1.0)
+            process.join(60.0)  # it is ending, and on a busy machine that takes its time
             return Told(items, f"its process ended with {process.exitcode}")
         finally:
             _end(process, pipe)

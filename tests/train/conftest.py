@@ -13,3 +13,11 @@ def deterministic_torch() -> Iterator[None]:
     torch.use_deterministic_algorithms(True)
     yield
     torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture(autouse=True)
+def torch_left_as_found(deterministic_torch: None) -> Iterator[None]:
+    """What a test changes for good decides over those after it, which are others on each core and machine."""
+    yield
+    flags = torch.are_deterministic_algorithms_enabled(), torch.is_grad_enabled(), torch.get_default_dtype()
+    assert (torch.get_num_threads(), *flags) == (1, True, True, torch.float32), "a test has left PyTorch changed"

@@ -12,6 +12,7 @@ from trainer.errors import ImpastoError
 from trainer.training import machine
 
 GIB = 1 << 30
+WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 UUID = "6f8ab3e1-3c40-5d9b-9a52-c9b1b7f0000{}"
 
 
@@ -38,6 +39,8 @@ def two_cards(monkeypatch):
     monkeypatch.setattr(cuda, "_maybe_exchange_device", partial(exchange, present), raising=False)
     monkeypatch.setattr(cuda, "mem_get_info", lambda index: ((3 + index) * GIB, 12 * GIB))
     monkeypatch.setattr(gpu, "cards", lambda: [listed(0, 2 * GIB), listed(1, 7 * GIB)])
+    monkeypatch.setenv(WORKSPACE, "anything")  # so that it is put back afterwards
+    monkeypatch.delenv(WORKSPACE)
     return present
 
 
@@ -72,11 +75,10 @@ def test_torch_describes_a_card_that_the_driver_does_not_list(monkeypatch, cards
     [(False, None, ":4096:2:16:8"), (True, None, ":4096:8"), (True, ":16:8", ":16:8")],
 )
 def test_the_workspace_of_cublas_is_stated_unless_the_user_did(monkeypatch, deterministic, before, inside):
-    name = "CUBLAS_WORKSPACE_CONFIG"
-    monkeypatch.setenv(name, "anything")  # so that it is put back afterwards
-    monkeypatch.delenv(name) if before is None else monkeypatch.setenv(name, before)
+    if before is not None:
+        monkeypatch.setenv(WORKSPACE, before)
     with machine.numerics(job_of(device="cuda:1", deterministic=deterministic)):
-        assert machine.os.environ[name] == inside
+        assert machine.os.environ[WORKSPACE] == inside
 
 
 def test_the_card_of_a_run_is_the_present_one_until_it_ends(two_cards):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import tracemalloc
 import weakref
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import pytest
 import torch
 from numpy.random import default_rng
 
+from tests.support.waiting import until
 from tests.train.test_memory_phases import CPU, played, subject, tiny
 from trainer.adapter.attach import initial_weights
 from trainer.config.fit import FitConfig
@@ -78,27 +78,27 @@ def test_caching_holds_one_weight_one_picture_and_what_waits_before_and_after_th
 
 
 def test_as_many_cut_pictures_wait_as_are_counted() -> None:
-    """At the moment when the model works on one and every reader is done."""
+    """When the model works on one, and every reader is done and has let go; one more as the next is taken."""
     alive: weakref.WeakSet[Any] = weakref.WeakSet()
-    most: list[int] = []
-    made, all_made = Counter[str](), threading.Semaphore(0)
+    waiting: list[int] = []
+    count = 20
+    made = threading.Semaphore(0)
 
     def ready(_: int) -> Any:
-        picture = default_rng(0).random((2, 2))
-        alive.add(holder := Holder(picture))
-        most.append(len(alive))
-        all_made.release()
+        alive.add(holder := Holder(default_rng(0).random((2, 2))))
+        made.release()
         return holder
 
-    def compute(holder: Any) -> int:
-        made["computed"] += 1
-        for _ in range(READERS + 1 if made["computed"] == 1 else 0):
-            assert all_made.acquire(timeout=60)
-        most.append(len(alive))
+    def compute(_: Any) -> int:
+        for _ in range(READERS + 1 if not waiting else len(waiting) + READERS < count):
+            made.acquire()
+        # A reader lets go of a picture a moment after it has handed it over.
+        until(lambda: len(alive) < CROPS_WAITING)
+        waiting.append(len(alive))
         return 0
 
-    Stages(ready, compute, lambda *_: None).run(range(20), lambda _: None)
-    assert READERS + 1 <= max(most) <= CROPS_WAITING
+    Stages(ready, compute, lambda *_: None).run(range(count), lambda _: None)
+    assert max(waiting) == CROPS_WAITING - 1
 
 
 class Holder:
