@@ -53,8 +53,9 @@ LONGEST = (
     "tests/unit/test_run_py.py",
     "tests/unit/test_guards.py",
 )
-# And these come last: where a compiler has failed in a process, PyTorch evaluates its later frames in another way, and
-# what they hold dies an operation later than in the tapes that ship. Runs plan before they compile.
+# And these come last, on each core: where a compiler has failed in a process, PyTorch counts a thread too many that
+# compiles, and leaves its own evaluation of frames to all of Python. Then arguments live until their call returns, and
+# storages die an operation later than in the tapes that ship. Runs plan before they compile.
 LAST = ("tests/train/test_compiled.py", "tests/train/test_layout.py")
 
 
@@ -75,7 +76,27 @@ LIBRARY_LOGGERS = ("diffusers", "transformers", "huggingface_hub")
 
 
 @pytest.fixture(autouse=True)
-def per_user_folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+def environment_left_as_found() -> Iterator[None]:
+    """Fail the test that changes it for good: those after it, which differ from machine to machine, would see that."""
+    before = environment()
+    yield
+    changed = dict(before.items() ^ environment().items())
+    if changed:
+        os.environ.update(before)
+        for name in changed.keys() - before.keys():
+            del os.environ[name]
+        pytest.fail(f"left in the environment: {sorted(changed)}", pytrace=False)
+
+
+def environment() -> dict[str, str]:
+    """All but what pytest says of the test that runs."""
+    return {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
+
+
+@pytest.fixture(autouse=True)
+def per_user_folder(
+    environment_left_as_found: None, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Path:
     """Keep caches, models and the list of runs of each test away from the user's and from other tests'."""
     folder = tmp_path_factory.mktemp("home")
     monkeypatch.setenv("IMPASTO_HOME", str(folder))
