@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import shiboken6
-from PySide6.QtCore import QCoreApplication, QEvent, QObject, QPoint, QThread, QTimer
+from PySide6.QtCore import QCoreApplication, QEvent, QObject, QPoint, Qt, QThread, QTimer
+from PySide6.QtGui import QCursor
 from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QWidget
 from pytestqt.qtbot import QtBot
@@ -25,6 +27,9 @@ from app.qt.window import Window
 
 PATIENCE = 120_000
 """Milliseconds that a test waits where it says nothing else: a busy machine is no fault of the app's."""
+
+_ASIDE = QPoint(1, 0)
+"""From where the pointer comes that a test before left in the very place: of a move to there Qt tells nobody."""
 
 
 class PatientQtBot(QtBot):
@@ -40,14 +45,26 @@ class PatientQtBot(QtBot):
     def waitExposed(self, widget: Any, *, timeout: int = PATIENCE) -> Any:  # noqa: N802
         return super().waitExposed(widget, timeout=timeout)
 
+    def waitActive(self, widget: Any, *, timeout: int = PATIENCE) -> Any:  # noqa: N802
+        return super().waitActive(widget, timeout=timeout)
+
     def hover(self, widget: QWidget, place: QPoint) -> None:
         """Move the pointer, no button held, over a place of a shown widget.
 
         The move is given to the widget's own window: Qt's `mouseMove` moves the screen's pointer instead, and
         whatever lies above there, such as a tip that is about to go, takes the move.
         """
+        QTest.mouseRelease(QWidget(), Qt.MouseButton.LeftButton)  # a double click of a test before left it held
         window = widget.window()
-        QTest.mouseMove(window.windowHandle(), widget.mapTo(window, place))
+        there = widget.mapTo(window, place)
+        for spot in (there + _ASIDE, there):
+            QTest.mouseMove(window.windowHandle(), spot)
+
+    def mouseMove(self, widget: QWidget, pos: QPoint) -> None:  # noqa: N802
+        """Move the screen's pointer over a widget, as a drag does."""
+        if QCursor.pos() == widget.mapToGlobal(pos):
+            QTest.mouseMove(widget, pos + _ASIDE)
+        QTest.mouseMove(widget, pos)
 
 
 @pytest.fixture
@@ -91,14 +108,20 @@ def all_collected() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def nothing_left_running(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Fail the test that leaves a thread or a timer running after its widgets are closed."""
+    """Fail the test that leaves a thread or a timer running after its widgets are closed.
+
+    A worker that only looks at something is waited for here: the app ends without it when it takes long.
+    """
     timers, threads = recorded(monkeypatch, QTimer), recorded(monkeypatch, QThread)
     before = set(threading.enumerate())
     yield
     QCoreApplication.sendPostedEvents(None, QEvent.Type.DeferredDelete)  # widgets that pytest-qt has closed
     left = [f"{timer.parent()}: {timer}" for timer in alive(timers, QTimer.isActive)]
     left += [str(thread) for thread in alive(threads, QThread.isRunning)]
-    left += [str(thread) for thread in set(threading.enumerate()) - before if thread.is_alive()]
+    end = time.monotonic() + PATIENCE / 1000
+    for thread in set(threading.enumerate()) - before:
+        thread.join(max(0.0, end - time.monotonic()))
+        left += [str(thread)] if thread.is_alive() else []
     if left:
         pytest.fail("still running after the test:\n" + "\n".join(left), pytrace=False)
 

@@ -95,8 +95,9 @@ def test_entries_show_how_they_stand_and_offer_what_can_be_done(panel, queue, qt
         }
 
 
-def test_what_is_still_to_be_done_is_in_sight_below_all_that_has_ended(panel, queue, qtbot):
+def test_what_is_still_to_be_done_is_in_sight_below_all_that_has_ended(queue, qtbot, request):
     *_, waiting = add(queue, *["done"] * 30, "waiting")
+    panel = request.getfixturevalue("panel")  # which looks at once
 
     def is_seen(entries):
         view = panel.list
@@ -104,7 +105,6 @@ def test_what_is_still_to_be_done_is_in_sight_below_all_that_has_ended(panel, qu
             view.visualRect(view.queue.place_of(waiting))
         )
 
-    panel._look()
     qtbot.waitUntil(lambda: is_seen(31))
     queue.remove(order(panel)[0])  # the list begins anew
     panel._look()

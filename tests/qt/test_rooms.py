@@ -267,7 +267,18 @@ def test_what_is_asked_of_a_page_is_done_though_what_was_asked_before_fails(wind
     assert [kind for kind, *_ in faults] == [MemoryError]
 
 
-def test_nothing_is_undone_out_of_sight_while_a_page_is_on_its_way(window, session, qtbot, tmp_path):
+def test_nothing_is_undone_out_of_sight_while_a_page_is_on_its_way(session, qtbot, tmp_path):
+    window, arrives = Window(session), []
+    qtbot.addWidget(window)
+    parts = window._workshop._parts
+
+    def late(number):
+        while not arrives:  # however long all before it takes
+            yield
+        yield from parts(number)
+
+    window._workshop._parts = late
+    window.show()
     session.datasets.open(photographs(tmp_path / "cats", 1))
     qtbot.waitUntil(lambda: len(session.view.ids) == 1)
     (number,) = session.view.ids
@@ -280,6 +291,7 @@ def test_nothing_is_undone_out_of_sight_while_a_page_is_on_its_way(window, sessi
     assert not window.commands["edit.undo"].isEnabled()
     window.undo()
     assert session.library.pictures[number].caption == "red"
+    arrives.append(True)
     shown_page(window, RunsPage)
     assert window.commands["edit.undo"].text() == "Undo Write it"
 
