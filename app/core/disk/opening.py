@@ -12,6 +12,7 @@ from itertools import islice, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from app.core.disk.forgetting import Forgetting
 from app.core.disk.roots import identity_of, overlapping, silence
 from app.core.events import Event
 from app.core.library import Library
@@ -141,6 +142,7 @@ class Datasets:
         self.unsaved_of_folder: Callable[[Folder], Collection[FolderField]] = lambda folder: ()
         """Tells which facts of a folder are still on their way, likewise."""
         self._library, self._tasks = library, tasks
+        self._forgetting = Forgetting(library, tasks.post)
         self._open: dict[Path, _Dataset] = {}
         self._leaving: set[tuple[Folder, str]] = set()
         """Pictures whose files are being moved away: a look finds them still, and they are none."""
@@ -169,16 +171,17 @@ class Datasets:
         if other:
             self._tasks.run(lambda: overlapping(root, other), self.problems.emit, raise_again, kept=False)
             return
+        self._forgetting.finish()  # those of this folder that are on their way out come back as what they were
         self._library.expect(root)
         self._open[root] = _Dataset(root, others=tuple(self._open.values()))
         self._look(self._open[root], {})
 
     def close(self, folder: Path) -> None:
-        """Forget a dataset; its files are not touched."""
+        """Forget a dataset; its files are not touched. A large one's pictures leave the library by and by."""
         dataset = self._open.pop(folder.absolute(), None)
         if dataset:
             dataset.stop.set()
-            self._library.remove(number for ids in dataset.ids.values() for number in ids.values())
+            self._forgetting.begin([number for ids in dataset.ids.values() for number in ids.values()])
             if dataset.lost:
                 self.found.emit(dataset.lost)
             self.closed.emit(dataset.root)

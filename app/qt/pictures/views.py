@@ -359,8 +359,9 @@ class Views(QWidget):
     def close_dataset(self) -> None:
         """Close the dataset of the current picture, else the one opened last; its files stay as they are."""
         picture = self._session.library.pictures.get(self._session.view.current or 0)
-        root = picture.folder.root if picture else self._session.datasets.folders[-1]
-        name = told_apart(root, self._session.datasets.folders)
+        folders = self._session.datasets.folders
+        root = picture.folder.root if picture and picture.folder.root in folders else folders[-1]
+        name = told_apart(root, folders)
         self._session.datasets.close(root)
         self.said.emit(self.tr("Closed {folder}; its files are as they were.").format(folder=name))
         self._commands.refresh()

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from app.core.edits import saving
 from app.core.edits.backups import Backups, Written
 from app.core.edits.edit import AT_ONCE, Edit, History
-from app.core.edits.journal import Journal
+from app.core.edits.journal import Journal, read
 from app.core.edits.rewriting import Rewriter, Rewriting
 from app.core.edits.saving import Saver
 from app.core.edits.states import Learned
@@ -117,6 +118,29 @@ def test_who_waits_for_the_disk_waits_for_a_caption_that_is_typed_on_meanwhile(
     assert not waits.is_alive()
     assert [(live.data / f"{number}.txt").read_bytes() for number in range(2)] == [b"first, more", b"blue"]
     live.saver.close()
+
+
+def test_what_no_thread_has_entered_when_the_disk_hangs_at_the_end_is_there_at_the_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live = Live(tmp_path, 2)
+    writing, over, write = threading.Event(), threading.Event(), live.saver._writer.write
+
+    def hang(wishes: Sequence[Wish]) -> Iterable[Outcome]:
+        writing.set()
+        assert over.wait(60.0)
+        return write(wishes)
+
+    monkeypatch.setattr(saving, "_PATIENCE", 0.0)
+    monkeypatch.setattr(live.saver._writer, "write", hang)
+    live.history.do(Edit("Set", (Change(live.ids[0], "caption", "red, x", "one"),)))
+    assert writing.wait(60.0)
+    live.history.do(Edit("Set", (Change(live.ids[1], "caption", "red, x", "two"),)))
+    live.saver.close()
+    over.set()
+    live.saver._thread.join(60.0)  # type: ignore[union-attr]
+    (left,) = (tmp_path / "journal").glob("*.jsonl")
+    assert {key.name: wish.desired for key, (wish,) in read(left).items()} == {"0.jpg": "one", "1.jpg": "two"}
 
 
 def test_a_large_edit_is_made_in_portions_and_undone_whole(tmp_path: Path) -> None:

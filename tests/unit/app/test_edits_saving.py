@@ -17,6 +17,7 @@ from app.core.edits import replacing, saving
 from app.core.edits.backups import Backups
 from app.core.edits.edit import Edit
 from app.core.edits.saving import Saver
+from app.core.edits.states import Learned
 from app.core.edits.wishes import Key, Wish
 from app.core.pictures import Change, FolderChange
 from tests.support.app_world import DISK_FULL, FAULTS, World, a_world, change, conflicts, set_to
@@ -354,6 +355,56 @@ def test_a_fact_of_a_folder_behind_a_large_edit_does_not_have_that_entered_at_on
         {"rating"},
     ]
     assert not entered
+
+
+def test_nothing_that_the_window_asks_of_a_large_edit_enters_all_of_it(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At 100,000 captions each of these held up the window for up to a second."""
+    set_to(world, 0, "mine")
+    set_to(world, 3, "mine")
+    for name in ("a.txt", "d.txt"):
+        (world.data / name).write_bytes(b"theirs")
+    world.settle()
+    first, last = world.saver.now.conflicts
+    world.history.do(Edit("Set", tuple(change(world, place, "new") for place in (0, 1, 2))))
+    entered: list[str] = []
+    add = Saver._add
+
+    def noted(saver: Saver, wish: Wish, due: float) -> None:
+        entered.append(wish.key.name)
+        add(saver, wish, due)
+
+    monkeypatch.setattr(Saver, "_add", noted)
+    assert [world.saver.wants_more(Learned(key, 0, "theirs")) for key in (first.key, last.key)] == [True, True]
+    assert not world.saver.wants_more(Learned(first.key, 99, "theirs"))
+    world.saver.hurry()
+    world.saver.resolve(last, "theirs")
+    assert entered == []
+    world.saver.resolve(first, "theirs")
+    assert entered == ["a.jpg"]
+    world.settle()
+    assert sorted(entered) == ["a.jpg", "b.jpg", "c.jpg"]
+    assert conflicts(world) == [("new", "theirs")]  # he went on from it, so it is judged anew
+    assert world.disk().files == {"a.txt": b"theirs", "b.caption": b"new", "c.txt": b"new", "d.txt": b"theirs"}
+
+
+def test_what_was_refused_is_looked_at_again_in_portions(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(saving, "_BATCH", 1)
+    FAULTS.fault = DISK_FULL
+    for place in range(3):
+        set_to(world, place, "mine")
+    world.settle()
+    assert len(world.saver._refused) == 3
+    FAULTS.clear()
+    world.saver.hurry()
+    left = []
+    while world.saver._refused:
+        world.saver._step()
+        left.append(len(world.saver._refused))
+    assert left == [2, 1, 0]
+    world.settle()
+    assert world.saver.now.clean and world.disk().files["c.txt"] == b"mine"
 
 
 def test_what_another_program_writes_right_after_us_is_no_fault_of_the_disk(

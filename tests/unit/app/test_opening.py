@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from app.core.disk import opening, reading
+from app.core.disk import forgetting, opening, reading
 from app.core.disk.opening import Opened
 from app.core.disk.reading import read_size
 from tests.support.opened import Open, picture, write
@@ -158,6 +158,29 @@ def test_nothing_and_one_picture_open_and_close(opened: Open, tmp_path: Path) ->
     opened.datasets.close(tmp_path / "one")
     assert opened.names() == [] and opened.datasets.folders == (tmp_path / "none",)
     assert (tmp_path / "one" / "1.png").is_file()
+
+
+def test_a_large_dataset_is_forgotten_in_portions_and_comes_back_as_it_was(
+    opened: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At 100,000 pictures all who hear of it took half a second."""
+    monkeypatch.setattr(forgetting, "_AT_ONCE", 2)
+    for number in range(5):
+        picture(tmp_path / f"{number}.png")
+    opened.open(tmp_path)
+    ids = list(opened.library.pictures)
+    left: list[int] = []
+    opened.library.altered.connect(lambda altered: left.append(len(opened.library.pictures)))
+    opened.datasets.close(tmp_path)
+    assert opened.names() == ["0.png", "1.png", "2.png"] and not opened.datasets.folders
+    opened.desk.until(lambda: not opened.library.pictures)
+    assert left == [3, 1, 0]
+    opened.open(tmp_path)
+    opened.datasets.close(tmp_path)
+    opened.datasets.open(tmp_path)
+    assert not opened.library.pictures  # else one whose file is found before it has left would come in twice
+    opened.settle()
+    assert list(opened.library.pictures) == ids
 
 
 def test_a_dataset_is_known_once_when_every_size_is(opened: Open, tmp_path: Path) -> None:
