@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -56,6 +57,14 @@ def serving(pages: dict[str, Page]) -> Iterator[Server]:
         http.shutdown()
         http.server_close()
         thread.join()
+
+
+@contextmanager
+def refusing() -> Iterator[str]:
+    """An address of this machine that refuses every connection while the block lasts, and that nobody else gets."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        yield f"http://127.0.0.1:{held.getsockname()[1]}"
 
 
 def _handler(server: Server) -> type[BaseHTTPRequestHandler]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import huggingface_hub.constants
 import pytest
 
-from tests.support.server import Page, Server, json_page, serving
+from tests.support.server import Page, Server, json_page, refusing, serving
 from tests.support.tiny import tiny_base
 from trainer.base import hub
 from trainer.base.hub import fetch_from_hub, needed_files
@@ -77,9 +77,8 @@ def test_a_known_commit_asks_nobody_and_a_branch_works_offline(server: Server) -
     server.requests.clear()
     assert fetch_from_hub(MODEL, commit, None, server.address) == (path, commit)
     assert server.requests == []
-    with serving({}) as other:
-        dead = other.address
-    assert fetch_from_hub(MODEL, None, None, dead) == (path, commit)
+    with refusing() as dead:
+        assert fetch_from_hub(MODEL, None, None, dead) == (path, commit)
 
 
 def test_a_second_time_downloads_nothing(server: Server) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.raw import write_shapes
-from tests.support.server import Page, Server, serving
+from tests.support.server import Page, Server, refusing, serving
 from trainer.base.fetch import fetch_base
 from trainer.base.link import fetch_link
 from trainer.errors import BaseModelError
@@ -80,9 +80,7 @@ def test_a_download_given_up_goes_on_at_the_next_start(server: Server, body: byt
 def test_no_server_at_all(server: Server) -> None:
     link = f"{server.address}/m.safetensors"
     server.pages.clear()
-    with serving({}) as other:
-        dead = other.address
-    with pytest.raises(BaseModelError, match="stopped") as caught:
+    with refusing() as dead, pytest.raises(BaseModelError, match="stopped") as caught:
         fetch_link(f"{dead}/m.safetensors")
     assert "connection" in caught.value.remedy
     with pytest.raises(BaseModelError, match="no file there"):
