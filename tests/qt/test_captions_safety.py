@@ -199,7 +199,7 @@ def test_restoring_is_asked_once_and_is_a_step_although_the_dialog_is_closed_mea
     goes_on, restore = threading.Event(), session.backups.restore
 
     def waits(root: str, files: Sequence[str]) -> list[Written]:
-        assert goes_on.wait(20.0)
+        assert goes_on.wait(120.0)
         return restore(root, files)
 
     monkeypatch.setattr(session.backups, "restore", waits)
@@ -249,7 +249,7 @@ def test_what_hinders_restoring_one_dataset_is_said_of_no_other(
 
     def refuse(root: str) -> Sequence[Version]:
         if root == str(folder):
-            assert goes_on.wait(20.0)
+            assert goes_on.wait(120.0)
             raise PermissionError(errno.EACCES, "Permission denied", root)
         return originals(root)
 
@@ -261,7 +261,7 @@ def test_what_hinders_restoring_one_dataset_is_said_of_no_other(
     told, both, over = dialog.told.text(), threading.Barrier(2), []
     goes_on.set()
     for _ in range(2):  # each worker has done all before
-        session.tasks.run(lambda: both.wait(20.0), over.append, over.append)
+        session.tasks.run(lambda: both.wait(120.0), over.append, over.append)
     qtbot.waitUntil(lambda: len(over) == 2)
     assert dialog.told.text() == told and not dialog.fault.isVisible()
     dialog.datasets.setCurrentIndex(0)

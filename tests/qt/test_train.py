@@ -64,7 +64,7 @@ def on_disk(page: TrainPage) -> dict[str, Any]:
 
 
 def reaches_disk(qtbot: QtBot, page: TrainPage, until: Callable[[dict[str, Any]], bool]) -> None:
-    """Wait until the file says so: a second is promised, and a busy machine is given a minute."""
+    """Wait until the file says so: a second is promised, and a busy machine is given longer."""
 
     def reached() -> bool:
         try:
@@ -72,9 +72,7 @@ def reaches_disk(qtbot: QtBot, page: TrainPage, until: Callable[[dict[str, Any]]
         except KeyError:  # not there yet
             return False
 
-    began = time.monotonic()
     qtbot.waitUntil(reached)
-    assert time.monotonic() - began < 60.0
 
 
 def test_a_first_job_is_there_with_the_pictures_that_are_open(page: TrainPage, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from tests.support import tool_homes
-from tests.support.artist import Sitting, neon, until
+from tests.support.artist import PATIENCE, Sitting, neon, until
 from trainer.protocol.rundir import RunDirectory
 
 LOADS = """
@@ -49,7 +49,7 @@ def test_from_pictures_to_a_lora_that_loads(sittings, tmp_path, monkeypatch):
     sitting = sittings()  # "Training continues": everything is there again
     artist = sitting.artist
     train = artist.train
-    until(lambda: train.draft is not None, 10, "the job that was open last")
+    until(lambda: train.draft is not None, PATIENCE, "the job that was open last")
     assert train.sheet.essentials.trigger.text() == wish.trigger
     page = artist.watch(run)
     until(lambda: page.run.summary.state == "done" and page.run.loaded, 240, "the end of the run")

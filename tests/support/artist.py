@@ -27,6 +27,8 @@ from app.qt.window import Window
 from trainer.files.assets import asset_path
 
 _LOOK_MS = 20
+PATIENCE = 120.0
+"""Seconds in which something happens that takes one or two: a busy machine is no fault of the app's."""
 _Page = TypeVar("_Page", bound=Page)
 
 
@@ -88,7 +90,7 @@ def until(reached: Callable[[], object], seconds: float, what: str) -> None:
         raise TimeoutError(f"in {seconds:.0f} s not: {what}")
 
 
-def shown_page(window: Window, kind: type[_Page], seconds: float = 60.0) -> _Page:
+def shown_page(window: Window, kind: type[_Page], seconds: float = PATIENCE) -> _Page:
     """Return the page that the window shows, which is of this kind, when it is made."""
     until(lambda: isinstance(window.pages.currentWidget(), Page), seconds, f"the {kind.__name__}")
     page = window.pages.currentWidget()
@@ -144,21 +146,21 @@ class Artist:
         self._go("window.pictures")
         if not self.session.library.pictures:
             self.window.open([folder])
-        until(lambda: self.session.library.pictures, 30, "pictures in the library")
+        until(lambda: self.session.library.pictures, PATIENCE, "pictures in the library")
 
     def set_up(self, wish: Wish) -> None:
         """Make the job that is open on the Train page say what is wished, changing only what does not say so yet."""
         page = self.train
-        until(lambda: page.draft is not None, 10, "a job on the Train page")
+        until(lambda: page.draft is not None, PATIENCE, "a job on the Train page")
         essentials = page.sheet.essentials
         if essentials.base.field.text() != str(wish.base):
             self.type(essentials.base.field, str(wish.base))
-        until(lambda: essentials.base.badge.text() == "SD 1.5", 20, "the family of the base")
-        until(lambda: any(self._names(card, wish.recipe) for card in essentials.cards.cards), 20, "recipe cards")
+        until(lambda: essentials.base.badge.text() == "SD 1.5", PATIENCE, "the family of the base")
+        until(lambda: any(self._names(card, wish.recipe) for card in essentials.cards.cards), PATIENCE, "recipe cards")
         card = next(card for card in essentials.cards.cards if self._names(card, wish.recipe))
         if not card.isChecked():
             self.click(card)
-            until(card.isChecked, 5, "the recipe's card on")
+            until(card.isChecked, PATIENCE, "the recipe's card on")
         if essentials.trigger.text() != wish.trigger:
             self.type(essentials.trigger, wish.trigger)
         self._choose_length(page, wish.steps)
@@ -166,7 +168,11 @@ class Artist:
         for key, text in wish.settings.items():
             self.set(page, key, text)
         draft = page.draft
-        until(lambda: draft is not None and draft.job is not None and not draft.file.unsaved, 5, "a sound job on disk")
+        until(
+            lambda: draft is not None and draft.job is not None and not draft.file.unsaved,
+            PATIENCE,
+            "a sound job on disk",
+        )
 
     def set(self, page: TrainPage, key: str, text: str) -> None:
         """Find a setting by the search over all of them and type its value."""
@@ -174,7 +180,7 @@ class Artist:
         self.type(page.sheet.search, key)
         page.sheet.form.finish()
         row = next(row for (name, _), row in page.sheet.form.rows.items() if name == key)
-        until(row.isVisible, 5, f"{key} in the form")
+        until(row.isVisible, PATIENCE, f"{key} in the form")
         if isinstance(row.editor, TickEditor):
             if row.editor.isChecked() != (text == "true"):
                 self.click(row.editor)
@@ -186,9 +192,9 @@ class Artist:
     def start(self) -> Path:
         """Press Start, where nothing was started yet, and return the run that appears."""
         page = self.train
-        until(lambda: page.start_button.isEnabled(), 20, "Start to be possible")
+        until(lambda: page.start_button.isEnabled(), PATIENCE, "Start to be possible")
         self.click(page.start_button)
-        until(lambda: self.session.queue.queue.read().entries, 20, "the job in the queue")
+        until(lambda: self.session.queue.queue.read().entries, PATIENCE, "the job in the queue")
         run = self.begun()
         assert run is not None
         return run
@@ -229,28 +235,30 @@ class Artist:
     def watch(self, run: Path) -> RunsPage:
         """Look at a run on the Runs page."""
         page = self.runs
-        until(lambda: any(each.path == run for each in self.session.runs.all), 20, "the run in the list")
+        until(lambda: any(each.path == run for each in self.session.runs.all), PATIENCE, "the run in the list")
         if page.run is None or page.run.directory.path != run:
             page.list.choose(run)
-        until(lambda: page.run is not None and page.run.directory.path == run, 5, "the run that is shown")
+        until(lambda: page.run is not None and page.run.directory.path == run, PATIENCE, "the run that is shown")
         return page
 
     def send_to_comfy(self, page: RunsPage) -> Path:
         """Choose the best step after the run and send it out with one click; return the file."""
         page.tabs.setCurrentWidget(page.after)
         strip = page.after.strip
-        until(lambda: any(each.last for each in strip.candidates.all), 20, "the candidates")
+        until(lambda: any(each.last for each in strip.candidates.all), PATIENCE, "the candidates")
         best = next(place for place, each in enumerate(strip.candidates.all) if each.best)
         strip.choose(best)
         button = page.after.send_button
         until(
-            lambda: button.isVisible() and button.isEnabled() and "ComfyUI" in button.text(), 30, "a folder to send to"
+            lambda: button.isVisible() and button.isEnabled() and "ComfyUI" in button.text(),
+            PATIENCE,
+            "a folder to send to",
         )
         folder = self.session.models.destinations()[0].folder
         file = folder / strip.candidates.all[best].file.name
         if not file.exists():
             self.click(button)
-        until(lambda: file.exists() or self._replace(), 20, f"{file.name} in ComfyUI's folder")
+        until(lambda: file.exists() or self._replace(), PATIENCE, f"{file.name} in ComfyUI's folder")
         return file
 
     # --- hands

@@ -192,7 +192,7 @@ def captions_restore(window: Window) -> QWidget:
     return dialog
 
 
-def wait(application: QApplication, until: Callable[[], bool], milliseconds: int = 30_000) -> None:
+def wait(application: QApplication, until: Callable[[], bool], milliseconds: int = 120_000) -> None:
     """Let Qt work until something is so, leaving the processor to others meanwhile; raises TimeoutError."""
     deadline = QDeadlineTimer(milliseconds)
     beat = QTimer(interval=10)  # so that what no event of Qt's tells of is seen too

@@ -234,7 +234,7 @@ def models(posted: queue.SimpleQueue[Callable[[], None]]) -> Iterator[Models]:
 
 def settle(models: Models, posted: queue.SimpleQueue[Callable[[], None]]) -> None:
     while models.looking:
-        posted.get(timeout=30)()
+        posted.get(timeout=120)()
 
 
 def test_the_whole_of_it(

@@ -38,7 +38,7 @@ class Desk:
 
     def until(self, so):
         while not so():
-            self.posted.get(timeout=30)()
+            self.posted.get(timeout=120)()
 
     def read(self, run):
         run.read()
@@ -276,7 +276,7 @@ def test_nothing_is_taken_in_after_the_close(tmp_path, desk):
     run = Run(directory.path, desk.tasks)
     run.read()
     run.close()
-    desk.posted.get(timeout=30)()
+    desk.posted.get(timeout=120)()
     assert len(run.series.loss) == 0
     run.read()
     assert not run._reading.busy
@@ -323,7 +323,7 @@ def test_a_forgotten_run_of_a_job_stays_away_until_it_is_started_again(per_user_
     one = write_run(per_user_folder / "jobs" / "katze" / "runs", "one", 10)
     look(runs, desk)
     runs.look()
-    arrives = desk.posted.get(timeout=30)  # it was read while it was still listed
+    arrives = desk.posted.get(timeout=120)  # it was read while it was still listed
     runs.forget(one.path)
     arrives()
     assert runs.all == []
@@ -361,10 +361,10 @@ def test_a_fault_that_nobody_expects_does_not_end_the_watching(tmp_path, desk, r
         broken.setattr(runs_module, "known_runs", lambda: 1 // 0)
         run.read()
         with pytest.raises(ZeroDivisionError):
-            desk.posted.get(timeout=30)()
+            desk.posted.get(timeout=120)()
         runs.look()
         with pytest.raises(ZeroDivisionError):
-            desk.posted.get(timeout=30)()
+            desk.posted.get(timeout=120)()
     desk.read(run)
     assert run.loaded
     look(runs, desk)
@@ -498,7 +498,7 @@ def test_the_end_waits_for_no_look_at_a_disk_that_is_silent(tmp_path, desk, monk
         assert asked.acquire(timeout=60)
         end = threading.Thread(target=runs.close, daemon=True)
         end.start()
-        end.join(20)
+        end.join(60)
         left.append(end.is_alive())
     answer.set()
     assert left == [False, False]

@@ -8,7 +8,7 @@ import pytest
 from app.core.engine import served as served_module
 from app.core.engine.served import Served
 
-PATIENCE = 30
+PATIENCE = 120
 # Says what it was sent only after somebody tells it to begin by making a file: until then its pipe fills.
 CHILD = """
 import json, pathlib, sys, time

@@ -161,7 +161,7 @@ def test_where_all_threads_are_stuck_what_waits_is_made_at_the_next_look(
         assert made._threads == 1
         monkeypatch.setattr(thumbnails, "_LONG", 0.0)
         made.look()
-        desk.until(lambda: made.get(other, 256), 10.0)
+        desk.until(lambda: made.get(other, 256))
         made.close()
 
 

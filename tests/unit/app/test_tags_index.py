@@ -152,7 +152,7 @@ def test_lines_become_alternatives_and_one_caption_again(threaded):
 
     def settled():
         while index.pending:
-            calls.get(timeout=30)()
+            calls.get(timeout=120)()
         return index.counts()
 
     as_one = {"red hat": 2, "cat": 1, "dog": 1, "a dog": 1}

@@ -132,11 +132,11 @@ def test_who_comes_back_takes_what_waits_though_others_are_enough(stuck, monkeyp
     calls.get(timeout=60)()
     monkeypatch.setattr(tasks_module, "_LONG", 60.0)  # none is stuck any more, nor will be soon
     held, begun = threading.Event(), threading.Event()
-    tasks.run(lambda: begun.set() or held.wait(60), lambda _: None, lambda _: None)  # the third has this
+    tasks.run(lambda: begun.set() or held.wait(120), lambda _: None, lambda _: None)  # the third has this
     assert begun.wait(60)
     told = [tasks.run(lambda number=number: number, lambda _: None, lambda _: None) for number in range(3)]
     answer.set()
-    assert [one.result(timeout=20) for one in told] == [0, 1, 2]
+    assert [one.result(timeout=120) for one in told] == [0, 1, 2]
     held.set()
 
 

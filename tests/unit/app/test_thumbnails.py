@@ -200,7 +200,7 @@ def test_of_a_lost_folder_what_the_disks_cache_has_is_shown_and_no_file_is_asked
     again, lost = Thumbnails(desk.post, tmp_path / "t.sqlite", threads=1), {tmp_path}
     again.reachable = lambda picture: picture.folder.root not in lost
     again.show([never, kept], 256)
-    desk.until(lambda: again.get(kept, 256), 10.0)
+    desk.until(lambda: again.get(kept, 256))
     found = again.get(kept, 256)
     assert found and found.problem is None
     assert (again.get(never, 256), drawn) == (None, [])
