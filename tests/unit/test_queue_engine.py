@@ -16,7 +16,7 @@ from trainer.queue.engine import carried_out
 
 # An engine that turns the system's request to end into a pause, as training does.
 PAUSING = """
-import signal, sys
+import signal, sys, threading
 from pathlib import Path
 from trainer.protocol.rundir import RunDirectory, Status
 from trainer.queue.engine import carried_out
@@ -28,7 +28,8 @@ def work(made):
     run.begin_attempt({})
     try:
         print("ready", flush=True)
-        signal.pause()
+        while True:
+            threading.Event().wait(0.1)  # a signal that comes just before a wait does not end it
     except KeyboardInterrupt:
         pass
     run.write_status(Status("paused", None, 1, 10, 1, 0.0))
