@@ -38,6 +38,8 @@ _AT_ONCE = 20
 _TEXTS = 500
 _INDIFFERENT = frozenset({"rating"})
 _OF_FILES = frozenset({"file", "mask"})
+# Told of a picture that is back: a look may have found its file gone, and what an earlier one told is forgotten.
+_OF_RETURN = frozenset({"problem", "inspection"})
 # Below this number of pictures every tag is rare; above this ratio of showings folders count as unbalanced.
 _ENOUGH = 10
 _UNBALANCED = 5
@@ -162,6 +164,8 @@ class Health:
         ids = altered.added if altered.what <= _INDIFFERENT else altered.added | altered.altered
         if altered.added or altered.what & _OF_FILES:
             self._inspector.want(ids if altered.what & _OF_FILES else altered.added)
+        if altered.what & _OF_RETURN:
+            self._inspector.want(filter(self._is_unseen, altered.altered))
         if "caption" in altered.what:
             self._forget_encodings(altered.altered)
         if altered.what & {"excluded", "folder"} or altered.removed or altered.added:
@@ -175,6 +179,11 @@ class Health:
             self._go_on()
         if ids or altered.removed:
             self._tell_soon()
+
+    def _is_unseen(self, number: int) -> bool:
+        """Tell whether nothing is known of the file of a picture that is there."""
+        picture = self._library.pictures.get(number)
+        return picture is not None and picture.content is None and not picture.problem
 
     def _forget(self, number: int) -> None:
         self._waiting.pop(number, None)

@@ -130,7 +130,7 @@ class Inspector:
         except DatasetError:  # no process can be started: those that could be give back their memory
             self._let_go()
             raise
-        seen = [_seen(one, found[one.path]) for one in in_turns(asked)]
+        seen = [each for one in in_turns(asked) if (each := _seen(one, found[one.path]))]
         return Slice(seen, self._near.add((one.picture, one.fingerprint) for one in seen if one.fingerprint))
 
     def _let_go(self) -> None:
@@ -172,12 +172,16 @@ class _Stopped(Exception):
     """The app is closing."""
 
 
-def _seen(asked: _Asked, found: Inspection) -> Seen:
+def _seen(asked: _Asked, found: Inspection) -> Seen | None:
+    """Return what came of a picture; None where its file is gone, perhaps with its folder: that is told by others."""
+    from app.core.disk.listing import file_state
     from trainer.dataset.assembly import doubts_of_file
 
     number, path, changed_ns, _, mask_changed_ns = asked
     written = _encodings(path)
     if isinstance(found, DatasetError):
+        if file_state(path) is None:
+            return None
         return Seen(number, changed_ns, mask_changed_ns, written, problem=found.sentence)
     codes = (*doubts_of_file(path, found), *written, *_mask_doubts(asked, (found.width, found.height)))
     content = found.id, found.fingerprint, found.width, found.height

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
@@ -17,6 +18,7 @@ from tests.support.desk import Desk, a_desk
 from tests.support.processes import no_process_starts
 from trainer.config.dataset import DatasetConfig, FolderConfig
 from trainer.config.recipe import RecipeConfig
+from trainer.dataset import facts
 from trainer.dataset.listing import read_dataset
 from trainer.dataset.sidecar import FolderNotes, Sidecar, write_sidecar
 
@@ -186,6 +188,43 @@ def test_pictures_that_no_process_can_look_at_are_not_called_damaged(folder: Pat
         assert all(one.content for one in watched.library.pictures.values() if one.problem is None)
         assert not [one for one in watched.health.now if one.code == "picture.no_process"]
         watched.health.close()
+
+
+@pytest.mark.parametrize("alone", [True, False], ids=["one picture", "the folder"])
+def test_pictures_that_go_while_they_are_looked_at_are_not_damaged_and_looked_at_when_they_are_back(
+    watched: Watched, folder: Path, alone: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(folder / "new.png", colour="gold")
+    here = folder / "new.png" if alone else folder
+    away, real = folder.with_name("away"), facts.inspect_pictures
+
+    def late(*asked: Any) -> Any:
+        here.rename(away)
+        return real(*asked)
+
+    with monkeypatch.context() as going:
+        going.setattr(facts, "inspect_pictures", late)
+        watched.look()
+    watched.look()
+    away.rename(here)
+    watched.look()
+    assert [(one.problem, bool(one.content)) for one in watched.library.pictures.values()] == [(None, True)] * 6
+
+
+def test_a_picture_that_comes_back_is_a_duplicate_again(watched: Watched, folder: Path) -> None:
+    def duplicates() -> list[str]:
+        found = [one for one in watched.health.now if one.code == "duplicate.exact"]
+        return sorted(watched.library.pictures[number].name for one in found for number in one.ids)
+
+    save(folder / "new.png")
+    watched.look()
+    assert duplicates() == ["0.png", "new.png"]
+    (folder / "new.png").rename(folder.with_name("away"))
+    watched.look()
+    assert duplicates() == []
+    folder.with_name("away").rename(folder / "new.png")
+    watched.look()
+    assert duplicates() == ["0.png", "new.png"]
 
 
 def test_the_encoding_of_a_caption_that_another_program_writes_is_followed(watched: Watched, folder: Path) -> None:
