@@ -8,20 +8,27 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 
 from tests.support.exhaustion import Exhaustion, Killed, SharedPlace, Trial, step_begins
 from tests.train.test_graphs import BRIEF, engine_of, learned
+from trainer.adapter.lean.layers import WholeInt8
 from trainer.config.fit import FitConfig
 from trainer.config.load import load_job
 from trainer.protocol import events
 from trainer.training import compiled
 from trainer.training.compiled import CompiledBlocks, compiled_of
+from trainer.training.keeper import Keeper
+from trainer.training.layout import NormAndSilu
 from trainer.training.loop import Engine
 
 COMPILER = os.environ.get("IMPASTO_COMPILER", "eager")
@@ -242,6 +249,78 @@ def test_a_killed_run_is_resumed_to_the_same_lora(place: SharedPlace, compiler: 
     assert trial.lora() == undisturbed.lora()
     doubts = [event.sentence for event in undisturbed.of(events.Notice) if event.code == "doubtful"]
     assert len(doubts) == 1 and doubts[0].startswith("fit.compile: forecasts count blocks that are not compiled")
+
+
+KILL = getattr(signal, "SIGKILL", signal.SIGTERM)  # Windows' SIGTERM ends a process as hard
+EVERYTHING = (
+    *BRIEF,
+    ON,
+    "recipe.layers=attention",
+    "recipe.pictures.buckets=false",
+    "recipe.effective_batch=2",
+    "recipe.steps=4",
+    "recipe.rank=64",  # tensors of 4096 elements, from which bitsandbytes keeps 8-bit state
+    "recipe.optimizer.name=adamw8bit",
+    "recipe.text_encoder.learning_rate=1e-4",
+    "fit.dtype=bf16",
+    "fit.micro_batch=1",
+    "fit.checkpointing=full",
+    "fit.quantise=int8_products",
+    "fit.channels_last=true",
+    "fit.deterministic=true",  # so that nothing is left to a clock
+)
+"""All that can be on together without a card; our own LoRA layers always are."""
+
+
+@pytest.fixture
+def engines(monkeypatch: pytest.MonkeyPatch) -> list[Engine]:
+    """The engines that runs of this process are given from now on."""
+    given: list[Engine] = []
+    build = Keeper._build
+
+    def watched(keeper: Keeper, *, fresh: bool) -> Engine:
+        given.append(build(keeper, fresh=fresh))
+        return given[-1]
+
+    monkeypatch.setattr(Keeper, "_build", watched)
+    return given
+
+
+def test_with_everything_on_a_process_that_is_killed_leaves_what_leads_to_the_same_lora(
+    place: SharedPlace, compiler: Compiler, engines: list[Engine], tmp_path: Path
+) -> None:
+    """The third step, which no checkpoint holds, is done again, by another process and with blocks compiled anew."""
+    undisturbed = Trial(place.job(), EVERYTHING).start()
+    trial = Trial(place.job(), EVERYTHING)
+    call = f"from {__name__} import until_killed; until_killed({str(trial.job)!r})"
+    with (log := tmp_path / "log.txt").open("wb") as output:
+        ended = subprocess.run([sys.executable, "-c", call], stdout=output, stderr=output, check=False)
+    assert ended.returncode == (-KILL if os.name == "posix" else KILL), log.read_text(encoding="utf-8")
+    told = events.read_events(trial.run.events)[0]
+    assert [event.step for event in told if isinstance(event, events.StepEvent)] == [1, 2, 3]
+    state = safetensors.torch.load_file(trial.run.checkpoints / "step-00000002" / "optimizer.safetensors")
+    assert any(tensor.dtype == torch.uint8 for tensor in state.values())
+    assert trial.resume().code == 0
+    assert [event.step for event in trial.of(events.StepEvent)] == [3, 4]
+    assert trial.lora() == undisturbed.lora()
+    undisturbed_engine, resumed_engine = engines
+    notices = [event for event in (*told, *undisturbed.seen, *trial.seen) if isinstance(event, events.Notice)]
+    assert compiler.runs and "compile" not in {event.code for event in notices}
+    assert load_job(trial.run.job).fit.int8_products
+    for unet in (undisturbed_engine.models.unet, resumed_engine.models.unet):
+        assert {WholeInt8, NormAndSilu} <= {type(module) for module in unet.modules()}
+        assert unet.is_gradient_checkpointing
+
+
+def until_killed(job: str) -> None:
+    """Runs a job in this process and kills it after the third step."""
+    compiled.BACKEND = Compiler()  # type: ignore[assignment]
+
+    def act(event: events.Event) -> None:
+        if isinstance(event, events.StepEvent) and event.step == 3:
+            os.kill(os.getpid(), KILL)
+
+    Trial(Path(job), EVERYTHING, act).start()
 
 
 def test_memory_that_runs_out_ends_the_compiling_and_not_the_run(place: SharedPlace) -> None:
