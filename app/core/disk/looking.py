@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from app.core.disk.listing import Listing, is_settled, list_directory, look_again, stem_of
+from app.core.disk.listing import Listing, State, file_state, is_settled, list_directory, look_again, stem_of
 from app.core.disk.news import Facts, Found, Gone, Lost, Marked, News, Step, Strays, Trouble
 from app.core.disk.reading import noted, read_caption
 from app.core.pictures import Folder
@@ -30,6 +30,9 @@ _REST = 10
 
 Names = Mapping[Path, Collection[str]]
 """Names of files by directory."""
+
+_GONE = State(-1, -1)
+"""As no file is."""
 
 # What has to be found out anew about a picture whose file is another now.
 _UNKNOWN = {"width": None, "height": None, "problem": None, "content": None, "fingerprint": None}
@@ -266,10 +269,14 @@ class Looker:
     def _read_notes(self, directory: _Directory) -> None:
         before = directory.notes
         try:
-            directory.notes = read_sidecar(directory.path)
+            notes = read_sidecar(directory.path)
         except DatasetError as error:
-            self._hand(Trouble(error))
+            if not _has_gone(directory, FILE_NAME):
+                self._hand(Trouble(error))
             return
+        if _has_gone(directory, FILE_NAME):
+            return
+        directory.notes = notes
         others = directory.notes.changed_since(before, directory.listing.pictures.keys() - directory.unread)
         self._tell(directory, {name: noted(directory.notes.of(name)) for name in others})
         for path, other in self._directories.items():
@@ -285,7 +292,10 @@ class Looker:
         self._hand(Marked(directory.folder, marks))
 
     def _read_metadata(self, directory: _Directory) -> None:
-        directory.metadata, faults = read_metadata(directory.path / METADATA_NAME)
+        metadata, faults = read_metadata(directory.path / METADATA_NAME)
+        if _has_gone(directory, METADATA_NAME):
+            return
+        directory.metadata = metadata
         for fault in faults:
             sentence = f"In {directory.path / METADATA_NAME}, {fault}."
             self._hand(Trouble(DatasetError("metadata.damaged", sentence, "Correct that line.")))
@@ -327,6 +337,15 @@ class Looker:
         if directory.path == self.root:
             return {}
         return below(self._directories[self.root].metadata, directory.path.relative_to(self.root).as_posix())
+
+
+def _has_gone(directory: _Directory, name: str) -> bool:
+    """Tell whether a text went after it was listed; then the next look lists and reads anew, whatever times say."""
+    if name not in directory.listing.texts or file_state(directory.path / name):
+        return False
+    directory.listing.texts[name] = _GONE
+    directory.listing.settled = False
+    return True
 
 
 def _file_facts(listing: Listing, name: str) -> dict[str, Any]:

@@ -248,6 +248,29 @@ def test_captions_that_go_while_they_are_read_are_read_when_they_are_back(
     assert (opened["1.png"].caption, opened["1.png"].problem) == ("one", None)
 
 
+@pytest.mark.parametrize("reader", ["read_sidecar", "read_metadata"])
+def test_notes_that_go_with_their_folder_while_they_are_read_are_read_when_it_is_back(
+    opened: Open, tmp_path: Path, reader: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, away, real = tmp_path / "share", tmp_path / "away", getattr(looking, reader)
+    picture(root / "1.png")
+    write(root / "impasto.jsonl", '{"file": "1.png", "rating": 3}\n')
+    write(root / "metadata.jsonl", '{"file_name": "1.png", "text": "told"}\n')
+
+    def late(path: Path) -> Any:
+        root.rename(away)
+        return real(path)
+
+    with monkeypatch.context() as going:
+        going.setattr(looking, reader, late)
+        opened.open(root)
+    opened.look()
+    away.rename(root)
+    opened.look()
+    assert (opened["1.png"].rating, opened["1.png"].caption, opened["1.png"].problem) == (3, "told", None)
+    assert [error.code for error in opened.problems] == ["dataset.folder_lost"]
+
+
 def test_an_unsaved_edit_is_never_overwritten_by_the_disk(opened: Open, tmp_path: Path) -> None:
     picture(tmp_path / "1.png")
     text = write(tmp_path / "1.txt", "one")
