@@ -16,6 +16,7 @@ from torch import Tensor
 from trainer.errors import BaseModelError
 from trainer.files.header import read_header
 from trainer.protocol.atomic import long_path
+from trainer.protocol.places import is_disk_full
 
 _DTYPES = {
     "F64": torch.float64,
@@ -93,6 +94,8 @@ class StoredWeights:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._open.close()
+        if isinstance(error, OSError) and is_disk_full(error):
+            return  # of no reading: who tells how far it has come writes that down
         if isinstance(error, (SafetensorError, OSError)):
             names = ", ".join(path.name for path in self._files)
             sentence = f'Reading "{names}" failed: {error}.'
