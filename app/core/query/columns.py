@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from math import nan
 
 from app.core.library import Library
@@ -17,22 +17,18 @@ _SLICE = 2000
 class Columns:
     """Numbers by key and id, NaN where there is none; kept up to date with the library, on the thread that owns it."""
 
-    def __init__(self, library: Library, tokens: Callable[[Picture], int | None]) -> None:
+    def __init__(self, library: Library) -> None:
         self._library = library
-        self._values: dict[str, Callable[[Picture], float | None]] = {**_VALUES, "tokens": tokens}
         self._columns: dict[str, array[float]] = {}
         self._having: dict[str, set[int]] = {}
         library.altered.connect(self._take)
         if not library.pictures:
-            self._columns = {key: array("d") for key in self._values}
+            self._columns = {key: array("d") for key in _VALUES}
             self._having = {key: set() for key in _FLAGS}
 
     def between(self, key: str, low: float, high: float, ids: Set[int] | None) -> set[int]:
         """Return the pictures, of these or of all, whose number lies between both or is one of them."""
-        column = self._columns.get(key) or self._made(key)
-        if ids is None:
-            return {number for number, value in enumerate(column) if low <= value <= high}
-        return {number for number in ids if low <= column[number] <= high}
+        return between(self._columns.get(key) or self._made(key), low, high, ids)
 
     def having(self, key: str) -> Set[int]:
         """Return the pictures that have a caption, a mask or a crop, or are excluded; not to be changed."""
@@ -40,11 +36,6 @@ class Columns:
             has = _FLAGS[key]
             self._having[key] = {number for number, picture in self._library.pictures.items() if has(picture)}
         return self._having[key]
-
-    def look_again(self, key: str, ids: Iterable[int]) -> None:
-        """Take over numbers of these pictures that have become known, without a change of the library."""
-        if key in self._columns:
-            self._fill(self._columns[key], key, ids)
 
     def _take(self, altered: Altered) -> None:
         """Hear of what became different in the library."""
@@ -76,7 +67,7 @@ class Columns:
         return column
 
     def _fill(self, column: array[float], key: str, ids: Iterable[int]) -> None:
-        pictures, value_of = self._library.pictures, self._values[key]
+        pictures, value_of = self._library.pictures, _VALUES[key]
         room = max(ids, default=0) + 1 - len(column)
         if room > 0:
             column.extend([nan] * room)
@@ -85,6 +76,13 @@ class Columns:
             if picture is not None:
                 value = value_of(picture)
                 column[number] = nan if value is None else value
+
+
+def between(column: Sequence[float], low: float, high: float, ids: Set[int] | None) -> set[int]:
+    """Return the pictures, of these or of all, whose number in a column by id lies between both or is one of them."""
+    if ids is None:
+        return {number for number, value in enumerate(column) if low <= value <= high}
+    return {number for number in ids if low <= column[number] <= high}
 
 
 def _short_side(picture: Picture) -> int | None:

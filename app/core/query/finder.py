@@ -14,8 +14,8 @@ from app.core.pictures import Altered, Folder, Picture
 from app.core.query.columns import Columns
 from app.core.query.keys import KEYS
 from app.core.query.language import parse
+from app.core.query.lengths import Lengths
 from app.core.query.terms import WILD, Node, Not, Or, Query, Range, Term
-from app.core.query.tokens import TokenCounts
 from app.core.tags.haystack import even, fold
 from app.core.tags.index import TagIndex
 from app.core.tags.splitting import SEPARATOR, one_line
@@ -58,10 +58,9 @@ class Finder:
         self.findings = findings
         self._library = library
         self._index = index
-        self._tokens = TokenCounts(tasks)
-        self._tokens.counted.connect(lambda pending: self.more.emit(Counting("tokens", pending)))
-        self._columns = Columns(library, lambda picture: self._tokens.of(picture.caption))
-        self._uncounted: set[int] = set()
+        self._columns = Columns(library)
+        self._lengths = Lengths(library, tasks)
+        self._lengths.more.connect(lambda pending: self.more.emit(Counting("tokens", pending)))
         self._names: dict[int, str] = {}
         self._all: set[int] = set()
         self._copies: set[int] | None = None
@@ -75,7 +74,7 @@ class Finder:
             "folder": self._folder,
             "path": self._path,
             "tags": self._tag_counts,
-            "tokens": self._token_counts,
+            "tokens": lambda term, ids: self._lengths.between(*_bounds(term), ids),
             "missing": self._missing,
             "problem": lambda term, ids: self._problem(str(term.value), ids),
             "dup": lambda term, _: Found(self._duplicates(), not term.value),
@@ -93,7 +92,7 @@ class Finder:
     @property
     def pending(self) -> int:
         """How many captions the last query still waits for, to know their tokens."""
-        return self._tokens.pending
+        return self._lengths.pending
 
     @staticmethod
     def depends(query: Query) -> frozenset[str]:
@@ -188,15 +187,6 @@ class Finder:
         found = self._index.pictures_with_count(low, high)
         return found if low > 0 else found | (self._library.pictures.keys() - self._index.tagged)
 
-    def _token_counts(self, term: Term, ids: Ids) -> Set[int]:
-        """Find by token counts as far as they are known, and have the others counted."""
-        pictures, count = self._library.pictures, self._tokens.of
-        unknown = {number for number in self._uncounted if count(pictures[number].caption) is None}
-        self._columns.look_again("tokens", self._uncounted - unknown)
-        self._uncounted = unknown
-        self._tokens.want(pictures[number].caption for number in unknown)
-        return self._columns.between("tokens", *_bounds(term), ids)
-
     def _missing(self, term: Term, ids: Ids) -> Set[int] | Found:
         what = str(term.value)
         if what in ("caption", "mask", "crop"):
@@ -227,11 +217,8 @@ class Finder:
         pictures, names = self._library.pictures, self._names
         for number in altered.removed:
             names.pop(number, None)
-        self._uncounted -= altered.removed
         self._all -= altered.removed
         self._all |= altered.added
-        if altered.added or not _CAPTION.isdisjoint(altered.what):
-            self._uncounted |= altered.added | altered.altered
         for number in altered.added:
             names[number] = even(pictures[number].name)
         if altered.added or altered.removed or not _CONTENT.isdisjoint(altered.what):
@@ -281,5 +268,4 @@ def _effort(node: Node) -> int:
     return 3
 
 
-_CAPTION = frozenset({"caption", "file"})
 _CONTENT = frozenset({"inspection", "file"})

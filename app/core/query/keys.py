@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 from typing import Literal
 
 Kind = Literal["text", "number", "flag", "choice"]
@@ -20,6 +21,8 @@ class Key:
     choices: tuple[str, ...] = ()
     whole: bool = True
     """Whether its numbers are whole ones."""
+    most: float = inf
+    """The greatest number that there can be."""
 
 
 def _key(name: str, kind: Kind, sentence: str, example: str, depends: str = "", **more: object) -> Key:
@@ -44,7 +47,7 @@ KEYS: dict[str, Key] = {
         _key("tags", "number", "how many different tags", "tags:>30", "caption file"),
         _key("chars", "number", "characters of the caption", "chars:>200", "caption file"),
         _key("tokens", "number", "CLIP tokens of the caption", "tokens:>75", "caption file"),
-        _key("rating", "number", "how many stars", "rating:>=3", "rating"),
+        _key("rating", "number", "how many stars", "rating:>=3", "rating", most=5),
         _key(
             "missing",
             "choice",

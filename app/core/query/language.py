@@ -42,6 +42,7 @@ _RATIO = re.compile(rf"({_NUMBER}):({_NUMBER})")
 _ESCAPE = re.compile(r'\\(["\\])')
 _BARE_ESCAPE = re.compile(r'\\(["\\ ])')
 _DEEPEST = 50
+_LONE_MINUS = 'Write a condition right after it, or "-" in quotes to search for the character.'
 _YES = {"": True, "yes": True, "no": False}
 
 
@@ -110,6 +111,8 @@ def tokenize(text: str) -> tuple[list[Token], list[Fault]]:
         else:
             tokens.append(_word(text, place, faults))
             place = tokens[-1].end
+            if text[tokens[-1].start : place] == "-":
+                faults.append(Fault("This minus turns nothing round.", _LONE_MINUS, place - 1, place))
     return tokens, faults
 
 
@@ -271,6 +274,10 @@ class _Parser:
             sign = value[: len(value) - len(ratio[0])]
             value = f"{sign}{float(ratio[1]) / float(ratio[2]):.9f}"
         found = _RANGE.fullmatch(value)
+        if found and (most := max(float(found[part] or 0) for part in ("high", "low", "value"))) > key.most:
+            said = f'"{key.name}:" goes up to {key.most:g}, not to {most:g}.'
+            self._fault(said, f"Write it like {key.example}.", token)
+            return None
         if not found:
             said = f'"{token.value}" is no number.' if value else f'"{key.name}:" needs a number after it.'
             self._fault(said, f"Write it like {key.example}, or {key.name}:1..5 for a range.", token)

@@ -12,9 +12,12 @@ from hypothesis import strategies as st
 
 from app.core.library import Library
 from app.core.pictures import Change, Folder
+from app.core.query import lengths
+from app.core.query import tokens as token_counts
 from app.core.query.finder import Counting, Finder
 from app.core.query.language import QueryError, parse
 from app.core.query.terms import And, Not, Or, Query, Range, Term
+from app.core.query.tokens import TokenCounts
 from app.core.tags.index import TagIndex
 from app.core.tasks import Tasks
 from trainer.files.tokens import ClipTokens
@@ -226,6 +229,58 @@ def test_token_counts_come_behind_and_are_kept():
     assert finder.find("tokens:>75") == expected(parse("tokens:>75").root, library)
     library.apply([Change(1, "caption", library.pictures[1].caption, library.pictures[2].caption)])
     assert finder.find("tokens:>75") == expected(parse("tokens:>75").root, library)
+
+
+def test_captions_are_looked_at_and_counted_in_portions(home, monkeypatch):
+    """All in one go held up the window for 60 ms at 100,000 pictures."""
+    monkeypatch.setattr(lengths, "_AT_ONCE", 3)
+    monkeypatch.setattr(lengths, "_ASKED", 2)
+    library, finder = finder_over(
+        [(FOLDERS[0], f"{n}.png", {"caption": "cat " * n}) for n in (0, 0, *range(9))], home[1]
+    )
+    looked, wanted = [], []
+    of, want = TokenCounts.of, TokenCounts.want
+
+    def count(counts, caption):
+        looked[-1] += 1
+        return of(counts, caption)
+
+    def want_noted(counts, captions):
+        wanted.append(len(captions := list(captions)))
+        want(counts, captions)
+
+    def look_noted(self):
+        looked.append(0)
+        look(self)
+
+    look = lengths.Lengths._look
+    monkeypatch.setattr(TokenCounts, "of", count)
+    monkeypatch.setattr(TokenCounts, "want", want_noted)
+    monkeypatch.setattr(lengths.Lengths, "_look", look_noted)
+    assert ask(finder, "tokens:>3", home[0]) == expected(parse("tokens:>3").root, library)
+    assert max(looked) <= 6 and max(wanted) == 2 and finder.pending == 0
+    looked.clear()
+    without, over_those = finder_over([(FOLDERS[0], f"{n}.png", {}) for n in range(9)], home[1])
+    assert ask(over_those, "tokens:0", home[0]) == list(without.pictures)
+    assert max(looked) <= 3
+    library.apply([Change(3, "caption", library.pictures[3].caption, "one of many words")])
+    assert 3 not in finder.find("tokens:0..3")  # what it had before is no answer any more
+    assert ask(finder, "tokens:4", home[0])[0] == 3
+
+
+def test_counting_that_fails_is_given_up_and_told(monkeypatch):
+    def fail(texts):
+        raise OSError("no vocabulary")
+
+    monkeypatch.setattr(token_counts, "count_tokens", fail)
+    calls = queue.Queue()
+    tasks = Tasks(calls.put)
+    _, finder = finder_over([(FOLDERS[0], "1.png", {"caption": "never counted before"})], tasks)
+    assert finder.find("tokens:>1") == [] and finder.pending == 1
+    with pytest.raises(OSError, match="no vocabulary"):
+        calls.get(timeout=120)()
+    tasks.close()
+    assert finder.pending == 0 and finder.find("tokens:>1") == []
 
 
 def test_a_query_knows_which_changes_can_alter_its_answer():

@@ -1,5 +1,7 @@
 """Queries read and written again, what is said of wrong ones, and where."""
 
+from math import isinf
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -30,7 +32,8 @@ CAT, DOG, HAT = Term("tag", "cat"), Term("tag", "dog"), Term("", "hat")
         ("-(tag:cat tag:dog)", Not(And((CAT, DOG)))),
         ("--hat", Not(Not(HAT))),
         ("red-hat", Term("", "red-hat")),
-        ("-", Term("", "-")),
+        ('"-"', Term("", "-")),
+        ("rating:>5", Term("rating", Range(low=5, open=True))),  # other programs' notes may know more stars
         ('"or"', Term("", "or")),
         ("tag:or", Term("tag", "or")),
         (r'caption:"say \"hi\" \\ there"', Term("caption", r'say "hi" \ there')),
@@ -81,6 +84,11 @@ def test_what_a_query_means(text, root):
         ("not", [("not", 'nothing after "not"')]),
         ("-and cat", [("-", 'nothing after "minus"')]),
         ('""', [('""', "no text between")]),
+        ("-", [("-", "turns nothing round")]),
+        ("cat - dog", [("-", "turns nothing round")]),
+        ("rating:8", [("rating:8", "goes up to 5, not to 8")]),
+        ("rating:9..2", [("rating:9..2", "goes up to 5, not to 9")]),
+        ("rating:<=6 size:6", [("rating:<=6", "goes up to 5, not to 6")]),
         ("(x:1 or size:a) y:2)", [("x:", "key"), ("size:a", "number"), ("y:", "key"), (")", "closes nothing")]),
         ("(" * 60 + "cat" + ")" * 60, [("(", "Too many groups")]),
     ],
@@ -114,7 +122,8 @@ RANGES = st.one_of(
 
 
 def term_of(key):
-    values = {"text": TEXTS.filter(bool), "number": RANGES, "flag": st.booleans(), "choice": st.sampled_from(MISSING)}
+    numbers = RANGES if isinf(key.most) else st.sampled_from([Range(3.0, 5.0), Range(high=2.0, open=True), Range(low=5.0)])
+    values = {"text": TEXTS.filter(bool), "number": numbers, "flag": st.booleans(), "choice": st.sampled_from(MISSING)}
     value = values[key.kind] | st.just("") if key.name in OPTIONAL else values[key.kind]
     return value.map(lambda value: Term(key.name, value))
 
