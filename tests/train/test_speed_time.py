@@ -18,7 +18,7 @@ CASES = (Case(512, 2), Case(512, 1, "selective"), Case(512, 1, attention="cudnn"
 
 @pytest.fixture(scope="module")
 def rows() -> list[Row]:
-    return list(time_group(Base("sd15", "peft", dtype="fp32"), CASES, 60.0, small=True))
+    return list(time_group(Base("sd15", "peft", dtype="fp32"), CASES, 600.0, small=True))
 
 
 def test_a_row_has_all_that_a_step_takes_and_one_that_fails_is_named(rows: list[Row]) -> None:
