@@ -32,6 +32,10 @@ def test_home_is_empty_first(per_user_folder):
     assert os.environ["IMPASTO_HOME"] == str(per_user_folder)
     (per_user_folder / "file").write_text("x")
 def test_home_is_empty_second(per_user_folder): assert not list(per_user_folder.iterdir())
+
+def test_left_behind(): os.environ.update(LEFT_BEHIND="1", PATH="elsewhere")
+def test_nothing_is_left(): assert "LEFT_BEHIND" not in os.environ and os.environ["PATH"] != "elsewhere"
+def test_taken_back(monkeypatch): monkeypatch.setenv("LEFT_BEHIND", "1")
 """
 
 
@@ -44,5 +48,7 @@ def test_guards_fail_what_they_should_and_nothing_else(tmp_path):
     lines = [line for line in output.splitlines() if "::test_" in line]
     failed = {line.split("::")[1].split()[0] for line in lines if line.startswith(("FAILED", "ERROR"))}
     passed = {line.split("::")[1].split()[0] for line in lines if line.startswith("PASSED")} - failed
-    assert failed == {"test_warning", "test_log", "test_library_log", "test_another_log", "test_missed"}
-    assert passed == {"test_quiet", "test_expected", "test_home_is_empty_first", "test_home_is_empty_second"}
+    logged = {"test_warning", "test_log", "test_library_log", "test_another_log", "test_missed"}
+    assert failed == logged | {"test_left_behind"}
+    alone = {"test_home_is_empty_first", "test_home_is_empty_second", "test_nothing_is_left", "test_taken_back"}
+    assert passed == {"test_quiet", "test_expected"} | alone

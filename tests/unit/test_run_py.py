@@ -226,7 +226,9 @@ class Checkout:
         self.wheels.mkdir()
         (self.root / "trainer").mkdir(parents=True)
         (self.root / "run.py").write_bytes((ROOT / "run.py").read_bytes())
-        shutil.copytree(ROOT / "trainer" / "protocol", self.root / "trainer" / "protocol")
+        # Without what other processes may be compiling there at this moment.
+        sources = ROOT / "trainer" / "protocol"
+        shutil.copytree(sources, self.root / "trainer" / "protocol", ignore=shutil.ignore_patterns("__pycache__"))
         for name in ("__init__.py", "errors.py"):
             shutil.copy(ROOT / "trainer" / name, self.root / "trainer")
         (self.root / "trainer" / "__main__.py").write_text(
