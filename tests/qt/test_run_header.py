@@ -201,8 +201,7 @@ def test_between_resume_and_the_engine_s_first_step_it_says_that_it_starts(qtbot
 
     def said_when(**now: object) -> str:
         queue.change(entry.id, lambda entry: replace(entry, **now))
-        session.queue.look()
-        qtbot.waitUntil(lambda: session.queue.entry(entry.id) == queue.get(entry.id))
+        qtbot.waitUntil(lambda: session.queue.look() or session.queue.entry(entry.id) == queue.get(entry.id))
         look(qtbot, run)
         return header.state.text()
 

@@ -40,9 +40,8 @@ def watching(window: Window, qtbot: QtBot) -> Window:
 
 
 def seen(window: Window, qtbot: QtBot) -> None:
-    """Let the window see which runs live, as when the user comes back to it."""
-    window.session.runs.look()
-    qtbot.waitUntil(lambda: window.session.telling.watching)
+    """Let the window see which runs live, as when the user comes back to it; a look under way is not begun anew."""
+    qtbot.waitUntil(lambda: window.session.runs.look() or window.session.telling.watching)
 
 
 def end(engine: Teller) -> None:
@@ -113,16 +112,14 @@ def test_closing_the_window_says_what_goes_on_training_or_a_queue_that_waits(wat
     queue = watching.session.queue.queue
     queue.put(new_entry(tmp_path / "job.toml"))
     with locks.held(queue.worker_lock, 0.0):  # somebody works on it
-        watching.session.queue.look()
-        qtbot.waitUntil(lambda: watching.session.telling.watching)
+        qtbot.waitUntil(lambda: watching.session.queue.look() or watching.session.telling.watching)
         watching.close()
         waits = watching.findChild(Notifier).farewell
         assert waits.isVisible() and waits.title.text() == "The queue goes on."
         watching.show()
         with qtbot.waitSignal(waits.destroyed):
             waits.close()
-    watching.session.queue.look()
-    qtbot.waitUntil(lambda: not watching.session.telling.watching)
+    qtbot.waitUntil(lambda: watching.session.queue.look() or not watching.session.telling.watching)
     with held(new_run(tmp_path, "cats")):
         seen(watching, qtbot)
         watching.close()

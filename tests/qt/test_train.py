@@ -352,8 +352,7 @@ def test_start_while_the_queue_is_held_says_so_and_offers_to_go_on(
     page: TrainPage, window: Window, session: Session, qtbot: QtBot, tmp_path: Path
 ) -> None:
     session.queue.queue.hold("cats: The base is gone.")
-    session.queue.look()
-    qtbot.waitUntil(lambda: session.queue.now.reading.held)
+    qtbot.waitUntil(lambda: session.queue.look() or session.queue.now.reading.held)
     page.sheet.essentials.base.chosen.emit(str(tmp_path / "gone.safetensors"))
     page.start_button.click()
     qtbot.waitUntil(lambda: bool(window.notices.sentences()))

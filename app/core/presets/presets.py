@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -37,6 +38,9 @@ class Presets:
         self.changed: Event[None] = Event()
         self.failed: Event[ImpastoError] = Event()
         self.outlooks = Outlooks(tasks.post)
+        self._readings = count(1)
+        self._newest = 0
+        """The number of the reading that `shelf` comes from."""
 
     def close(self) -> None:
         """End the planner."""
@@ -164,14 +168,16 @@ class Presets:
     def _change(self, work: Callable[[], _Result], then: Callable[[_Result], None], refused: Refused = None) -> None:
         """Do something to the files, read them all again, and only then go on."""
 
-        def both() -> tuple[_Result, Shelf]:
+        def both() -> tuple[_Result, int, Shelf]:
             from trainer.config.presets.shelf import read_shelf
 
-            return work(), read_shelf()
+            return work(), next(self._readings), read_shelf()
 
-        def have(came: tuple[_Result, Shelf]) -> None:
-            result, self.shelf = came
-            self.changed.emit(None)
+        def have(came: tuple[_Result, int, Shelf]) -> None:
+            result, number, shelf = came
+            if number > self._newest:  # of two workers the one that began earlier may come later
+                self._newest, self.shelf = number, shelf
+                self.changed.emit(None)
             then(result)
 
         self._run(both, have, refused)

@@ -1,5 +1,7 @@
 """The presets at hand without a window: a planner that dies, a folder that refuses, answers that are kept."""
 
+import threading
+
 import pytest
 
 from app.core.presets.outlooks import Outlooks
@@ -35,6 +37,29 @@ def test_a_planner_that_dies_is_told_in_the_place_of_the_answer_and_started_anew
     other = parse_preset(GOOD.replace("rank = 8", "rank = 9"), "other")
     assert outlooks.of(path, other) is None  # the file holds another recipe now
     outlooks.close()
+
+
+def test_what_was_read_before_a_preset_was_kept_does_not_hide_it_when_it_comes_later(desk: Desk, monkeypatch):
+    presets, kept, looked = Presets(desk.tasks), [], []
+    read, goes_on, real = threading.Event(), threading.Event(), shelf.read_shelf
+
+    def late():
+        if read.is_set():
+            return real()
+        found = real()
+        read.set()
+        assert goes_on.wait(120)
+        return found
+
+    monkeypatch.setattr(shelf, "read_shelf", late)
+    presets._change(lambda: None, looked.append)
+    assert read.wait(120)
+    presets.keep(parse_preset(GOOD, "good"), "gouache", "yours", kept.append)
+    desk.until(lambda: kept)
+    goes_on.set()
+    desk.until(lambda: looked)
+    assert "gouache" in {each.preset.name for each in presets.shelf.presets}
+    presets.close()
 
 
 def test_a_place_that_is_taken_by_a_file_is_told(desk: Desk, per_user_folder):
