@@ -71,17 +71,9 @@ def one_compiler() -> Iterator[Compiler]:
     torch.compiler.reset()
 
 
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> SharedPlace:
-    return SharedPlace(tmp_path_factory.mktemp("compiled"))
-
-
 @pytest.fixture(autouse=True)
-def compiler(
-    one_compiler: Compiler, place: SharedPlace, per_user_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> Compiler:
-    """What is encoded is shared."""
-    monkeypatch.setenv("IMPASTO_HOME", str(place.folder / "home"))
+def compiler(one_compiler: Compiler, shared_home: None, monkeypatch: pytest.MonkeyPatch) -> Compiler:
+    """What compiles in all tests here."""
     monkeypatch.setattr(compiled, "BACKEND", one_compiler)
     # The test runner would keep thousands of lines of what the compiler notes for its makers.
     monkeypatch.setattr(logging.getLogger("torch.__trace"), "disabled", True)

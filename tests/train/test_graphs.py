@@ -6,7 +6,6 @@ There is no card here: the recorder of tests.support.replaying stands where CUDA
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -62,9 +61,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
 
 
 @pytest.fixture(autouse=True)
-def replayers(place: Place, per_user_folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[Replayer]:
-    """All that recorded anything; what is encoded is shared."""
-    monkeypatch.setenv("IMPASTO_HOME", str(place.folder / "home"))
+def replayers(shared_home: None, monkeypatch: pytest.MonkeyPatch) -> list[Replayer]:
+    """All that recorded anything."""
     made: list[Replayer] = []
 
     def make(device: torch.device) -> Replayer:

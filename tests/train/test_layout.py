@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -32,19 +31,10 @@ from trainer.training.layout import Kernels, NormAndSilu, is_channels_last
 from trainer.training.layout_race import Maps, layout_of, residual_blocks
 from trainer.training.loop import Engine
 
+pytestmark = pytest.mark.usefixtures("shared_home")
+
 ON = "fit.channels_last=true"
 ONE = ("recipe.pictures.buckets=false", "recipe.effective_batch=2", "fit.micro_batch=2")
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> SharedPlace:
-    return SharedPlace(tmp_path_factory.mktemp("layout"))
-
-
-@pytest.fixture(autouse=True)
-def home(place: SharedPlace, per_user_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is encoded is shared."""
-    monkeypatch.setenv("IMPASTO_HOME", str(place.folder / "home"))
 
 
 def lesson(engine: Engine) -> tuple[torch.Tensor, torch.Tensor]:

@@ -32,6 +32,8 @@ from trainer.training.keeper import Keeper
 from trainer.training.loop import Engine
 from trainer.training.run import PlannedFit
 
+pytestmark = pytest.mark.usefixtures("shared_home")
+
 FULL = {"checkpointing": "full"}
 ONE = {"micro_batch": 1}
 LADDER = 'ladder=[{exact=true, checkpointing="full"}, {exact=false, micro_batch=1}]'
@@ -85,12 +87,6 @@ class Place(SharedPlace):
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
     return Place(tmp_path_factory.mktemp("shared ü"))
-
-
-@pytest.fixture(autouse=True)
-def shared_home(place: Place, per_user_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is known of the pictures, and what is encoded: only the runs are each test's own."""
-    monkeypatch.setenv("IMPASTO_HOME", str(place.folder / "home"))
 
 
 def changes_of(trial: Trial) -> list[tuple[int, Mapping[str, Any]]]:
