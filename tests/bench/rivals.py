@@ -23,12 +23,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -36,8 +36,8 @@ from PIL import Image
 from safetensors.torch import save_file
 from torch import Tensor
 
+from tests.bench.rivals_told import RATE, RIVALS, Layers, Place, Rival, Settings, ours
 from tests.support.tiny import sdxl_on_meta, single_file_metadata, single_file_tensors, tiny_configs, write_folder
-from trainer.config.write import toml_value
 from trainer.files.assets import asset_path
 from trainer.files.configs import bundled_configs
 from trainer.protocol import atomic
@@ -50,211 +50,8 @@ RESULT = "RESULT"
 RESULTS = Path(__file__).parent / "results"
 MIB = 1 << 20
 PICTURES = 24
-RATE = 1e-4
 LONGEST = 150.0
 """Seconds that one may take, with loading and caching."""
-Layers = Literal["attention", "linear"]
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What all have in common."""
-
-    resolution: int
-    batch: int
-    steps: int
-    small: bool
-    rank: int = 16
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where things lie: bases in both forms, pictures in each layout, and a folder to write to."""
-
-    folder: Path
-    single: Path
-    diffusers: Path
-    pictures: Path
-    """Pictures with captions beside them."""
-    listed: Path
-    """The same with metadata.jsonl instead."""
-    repeated: Path
-    """A folder that holds `1000_pictures`."""
-
-
-Command = Callable[[Settings, Place, Path], list[str]]
-
-
-@dataclass(frozen=True)
-class Rival:
-    """A trainer: how it is told what to do, and what its LoRA is on."""
-
-    name: str
-    layers: Layers
-    command: Command
-    """From settings, place and checkout: a script with its arguments, or "-m", a module and its arguments."""
-    inside: str = "."
-    """The folder of the checkout that it starts in and imports from."""
-    environment: Mapping[str, str] = field(default_factory=dict)
-
-
-def ours(layers: Layers) -> Rival:
-    """This trainer, as a user starts it."""
-
-    def command(settings: Settings, place: Place, checkout: Path) -> list[str]:
-        job = place.folder / "job.toml"
-        device = "cpu" if settings.small else "cuda"
-        values: Mapping[str, Any] = {
-            "name": f"ours-{layers}",
-            "base.model": str(place.single),
-            "recipe.layers": layers,
-            "recipe.rank": settings.rank,
-            "recipe.alpha": float(settings.rank),
-            "recipe.resolution": settings.resolution,
-            "recipe.effective_batch": settings.batch,
-            "recipe.learning_rate": RATE,
-            "recipe.steps": settings.steps + 1,
-            "fit.device": device,
-            "fit.dtype": "fp32" if settings.small else "bf16",
-            "fit.micro_batch": settings.batch,
-            "fit.checkpointing": "none",
-            "fit.quantise": "none",
-            "report.validation.every": 10**6,
-            "report.saving.every_steps": 10**6,
-            "report.saving.checkpoint_every": 10**6,
-            "report.previews.prompts": [],
-        }
-        lines = ["schema = 1", *(f"{key} = {toml_value(value)}" for key, value in values.items())]
-        folders = f"[[dataset.folders]]\npath = {toml_value(str(place.pictures))}\n"
-        atomic.write_text(job, "\n".join(lines) + "\n" + folders)
-        return ["-m", "trainer", "train", str(job)]
-
-    return Rival(f"Impasto, {layers}", layers, command)
-
-
-def _diffusers(settings: Settings, place: Place, checkout: Path) -> list[str]:
-    script = checkout / "examples" / "text_to_image" / "train_text_to_image_lora_sdxl.py"
-    return [
-        str(script),
-        f"--pretrained_model_name_or_path={place.diffusers}",
-        f"--train_data_dir={place.listed}",
-        "--caption_column=text",
-        f"--resolution={settings.resolution}",
-        f"--train_batch_size={settings.batch}",
-        f"--max_train_steps={settings.steps + 1}",
-        "--checkpointing_steps=1000000",
-        f"--rank={settings.rank}",
-        f"--learning_rate={RATE}",
-        "--lr_warmup_steps=0",
-        "--dataloader_num_workers=2",
-        f"--mixed_precision={'no' if settings.small else 'bf16'}",
-        f"--output_dir={place.folder / 'out'}",
-        f"--cache_dir={place.folder / 'hub'}",
-    ]
-
-
-def _sd_scripts(settings: Settings, place: Place, checkout: Path) -> list[str]:
-    precision = "no" if settings.small else "bf16"
-    return [
-        str(checkout / "sdxl_train_network.py"),
-        f"--pretrained_model_name_or_path={place.single}",
-        f"--train_data_dir={place.repeated}",
-        "--caption_extension=.txt",
-        f"--resolution={settings.resolution}",
-        f"--train_batch_size={settings.batch}",
-        f"--max_train_steps={settings.steps + 1}",
-        "--network_module=networks.lora",
-        f"--network_dim={settings.rank}",
-        f"--network_alpha={settings.rank}",
-        "--network_train_unet_only",
-        "--cache_latents",
-        "--cache_text_encoder_outputs",
-        f"--learning_rate={RATE}",
-        "--optimizer_type=AdamW",
-        f"--mixed_precision={precision}",
-        "--no_half_vae",
-        "--sdpa",
-        "--persistent_data_loader_workers",
-        "--max_data_loader_n_workers=2",
-        f"--output_dir={place.folder / 'out'}",
-    ]
-
-
-def _onetrainer(settings: Settings, place: Place, checkout: Path) -> list[str]:
-    dtype = "FLOAT_32" if settings.small else "BFLOAT_16"
-    part = {"train": False, "weight_dtype": dtype}
-    config = {
-        "training_method": "LORA",
-        "model_type": "STABLE_DIFFUSION_XL_10_BASE",
-        "base_model_name": str(place.single),
-        "output_model_format": "KOHYA_LORA",
-        "output_model_destination": str(place.folder / "out" / "lora.safetensors"),
-        "workspace_dir": str(place.folder / "workspace"),
-        "cache_dir": str(place.folder / "cache"),
-        "tensorboard": False,
-        "concepts": [
-            {
-                "name": "pictures",
-                "path": str(place.pictures),
-                "text": {"prompt_source": "sample"},
-                "image": {"enable_crop_jitter": False},
-            }
-        ],
-        "samples": [],
-        "resolution": str(settings.resolution),
-        "aspect_ratio_bucketing": False,
-        "batch_size": settings.batch,
-        "epochs": 1000,
-        "learning_rate": RATE,
-        "learning_rate_warmup_steps": 0,
-        "optimizer": {"optimizer": "ADAMW"},
-        "train_dtype": dtype,
-        "train_device": "cpu" if settings.small else "cuda",
-        "lora_rank": settings.rank,
-        "lora_alpha": float(settings.rank),
-        "layer_filter_preset": "attn-mlp",
-        "layer_filter": "attentions",
-        "unet": {"train": True, "weight_dtype": dtype, "gradient_checkpointing": False},
-        "text_encoder": part,
-        "text_encoder_2": part,
-        "vae": {"weight_dtype": "FLOAT_32"},
-    }
-    path = place.folder / "onetrainer.json"
-    atomic.write_json(path, config)
-    preset = checkout / "training_presets" / "SDXL" / "#sdxl 1.0 LoRA.json"
-    return [str(checkout / "scripts" / "train.py"), f"--preset-path={preset}", f"--config-path={path}"]
-
-
-def _unsloth(settings: Settings, place: Place, checkout: Path) -> list[str]:
-    return [
-        "-m",
-        "core.training.diffusion_lora_trainer",
-        f"--base-model={place.diffusers}",
-        f"--data-dir={place.pictures}",
-        f"--output-dir={place.folder / 'out'}",
-        f"--resolution={settings.resolution}",
-        f"--train-steps={settings.steps + 1}",
-        f"--learning-rate={RATE}",
-        f"--train-batch-size={settings.batch}",
-        f"--lora-rank={settings.rank}",
-        f"--mixed-precision={'no' if settings.small else 'bf16'}",
-        "--no-snr",
-        "--no-gradient-checkpointing",
-    ]
-
-
-RIVALS = {
-    "diffusers": Rival("diffusers, train_text_to_image_lora_sdxl.py", "attention", _diffusers),
-    "sd_scripts": Rival("sd-scripts, sdxl_train_network.py", "linear", _sd_scripts),
-    "onetrainer": Rival("OneTrainer, SDXL LoRA", "linear", _onetrainer),
-    "unsloth": Rival(
-        "Unsloth Studio, SDXL LoRA",
-        "attention",
-        _unsloth,
-        inside="studio/backend",
-        environment={"UNSLOTH_DIFFUSION_FP32_OPTIM": "1"},  # AdamW with all its bits, as the others have it
-    ),
-}
 
 
 @dataclass(frozen=True)
@@ -417,7 +214,7 @@ def table(outcomes: Sequence[Outcome], card: str, settings: Settings) -> str:
         f"# Other trainers beside ours on {card}",
         "",
         f"By `python -m tests.bench.rivals`, {datetime.now(UTC).date()}, torch {torch.__version__}: {size}, LoRA "
-        f"r{settings.rank}, random weights; tests/bench/rivals.py says how each is told.",
+        f"r{settings.rank}, random weights; tests/bench/rivals_told.py says how each is told.",
         "",
         "| trainer | LoRA on | batch | pictures/s | Impasto is quicker by | allocated, MiB | reserved, MiB |",
         "|---|---|---|---|---|---|---|",

@@ -12,7 +12,8 @@ import torch
 from diffusers import StableDiffusionXLPipeline
 
 from tests.bench import rivals, rivals_check
-from tests.bench.rivals import RIVALS, Outcome, Place, Rival, Settings, lay_out, ours, run, table
+from tests.bench.rivals import Outcome, lay_out, run, table
+from tests.bench.rivals_told import RIVALS, Place, Rival, Settings, ours
 from trainer.base.source import open_base
 from trainer.config.base import BaseConfig
 from trainer.config.load import load_job
