@@ -95,6 +95,9 @@ def test_the_first_five_minutes(qtbot, session, folder, english):
     problems.scrollTo(place)
     qtbot.mouseClick(problems.viewport(), Qt.MouseButton.LeftButton, pos=problems.visualRect(place).center())
     assert len(view.ids) == BARE
+    session.filtering.apply("")
+    qtbot.mouseClick(page.health_panel.fix_button, Qt.MouseButton.LeftButton)  # "Write captions"
+    assert len(view.ids) == BARE and view.current == view.ids[0] and editor.line.hasFocus()
 
     # Arrow keys, type a tag, Enter.
     page.views.grid.setFocus()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import unicodedata
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -16,6 +17,9 @@ from trainer.errors import DatasetError
 from trainer.protocol.atomic import read_text, write_text
 
 FILE_NAME = "impasto.jsonl"
+
+_HALF = re.compile("[\ud800-\udfff]")
+"""What stands in names that are no Unicode; pydantic takes it in no JSON."""
 
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 
@@ -103,7 +107,7 @@ def read_sidecar(folder: Path) -> Sidecar:
             if number == 1 and "file" not in json.loads(line):
                 head = FolderNotes.model_validate_json(line)
             else:
-                notes = PictureNotes.model_validate_json(line)
+                notes = _notes(line)
                 pictures[_composed(notes.file)] = notes
         except (ValueError, TypeError) as fault:  # pydantic's errors are ValueErrors
             raise _damaged(path, f"line {number}: {first_reason(fault)}") from fault
@@ -118,8 +122,25 @@ def write_sidecar(folder: Path, sidecar: Sidecar) -> None:
 def sidecar_text(sidecar: Sidecar) -> str:
     """Return what the file says for these notes."""
     head = sidecar.folder.model_copy(update={"impasto": 1})
-    lines = [line.model_dump_json(exclude_unset=True) for line in (head, *sidecar.pictures.values())]
-    return "\n".join(lines) + "\n"
+    return "".join(f"{_text(line)}\n" for line in (head, *sidecar.pictures.values()))
+
+
+def _text(line: _Line) -> str:
+    try:
+        return line.model_dump_json(exclude_unset=True)
+    except ValueError:  # a name that is no Unicode, as Linux allows: JSON's escapes can spell it
+        return json.dumps(line.model_dump(exclude_unset=True), separators=(",", ":"))
+
+
+def _notes(line: str) -> PictureNotes:
+    try:
+        return PictureNotes.model_validate_json(line)
+    except ValueError:
+        held = json.loads(line)
+        name = held.get("file") if isinstance(held, dict) else None
+        if not isinstance(name, str) or not _HALF.search(name):
+            raise
+        return _notes(json.dumps({**held, "file": "a name"})).model_copy(update={"file": name})
 
 
 def _damaged(path: Path, reason: str) -> DatasetError:

@@ -86,7 +86,7 @@ class Backups:
             database.executemany(
                 "INSERT OR IGNORE INTO versions (file, hash, kept, original)"
                 " VALUES (?1, ?2, ?3, NOT EXISTS (SELECT 1 FROM versions WHERE file = ?1 AND original))",
-                ((file, key, now) for file, key, _ in rows),
+                ((_stored(file), key, now) for file, key, _ in rows),
             )
             if self._bytes(database) > self._most:
                 _drop_oldest(database, self._bytes(database) - self._most * 3 // 4)
@@ -97,7 +97,7 @@ class Backups:
 
     def versions(self, root: str, file: str) -> list[Version]:
         """Return all that is kept of one file, oldest first; raises OSError."""
-        return [version for version in self._versions(root, "file = ?", file) if version.file == file]
+        return [version for version in self._versions(root, "file = ?", _stored(file)) if version.file == file]
 
     def restore(self, root: str, files: Sequence[str] | None = None) -> list[Written]:
         """Write originals back, byte for byte, of all files or of these; what stands there now is kept first.
@@ -115,7 +115,7 @@ class Backups:
                 write_bytes(Path(root, version.file), version.data)
         return [Written(Path(root, version.file), present[version.file], version.data) for version in changed]
 
-    def _versions(self, root: str, where: str, *values: str) -> list[Version]:
+    def _versions(self, root: str, where: str, *values: str | bytes) -> list[Version]:
         if not self.path(root).exists():
             return []
         query = (
@@ -124,7 +124,8 @@ class Backups:
         )
         with self._opened(root) as database:
             return [
-                Version(file, kept, bool(first), data) for file, kept, first, data in database.execute(query, values)
+                Version(_named(file), kept, bool(first), data)
+                for file, kept, first, data in database.execute(query, values)
             ]
 
     @contextlib.contextmanager
@@ -161,6 +162,19 @@ def _drop_oldest(database: sqlite3.Connection, surplus: int) -> None:
         surplus -= size
     database.executemany("DELETE FROM versions WHERE id = ?", dropped)
     database.execute("DELETE FROM contents WHERE hash NOT IN (SELECT hash FROM versions)")
+
+
+def _stored(file: str) -> str | bytes:
+    """Return a file's name as SQLite takes it: bytes where it is no Unicode, which Linux allows."""
+    try:
+        file.encode("utf-8")
+    except UnicodeEncodeError:
+        return file.encode("utf-8", "surrogatepass")
+    return file
+
+
+def _named(stored: str | bytes) -> str:
+    return stored if isinstance(stored, str) else stored.decode("utf-8", "surrogatepass")
 
 
 def _read(path: Path) -> bytes | None:

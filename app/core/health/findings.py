@@ -13,7 +13,7 @@ from trainer.dataset.findings import Severity
 from trainer.dataset.health import RULES, Rule, worded
 from trainer.errors import ImpastoError
 
-Action = Literal["crop", "mask", "convert", "look"]
+Action = Literal["crop", "mask", "convert", "look", "write"]
 """What the user can be led to, where no edit mends it by itself."""
 
 OURS: Mapping[str, Rule] = {
@@ -61,6 +61,9 @@ _REMEDIES: Mapping[str, str] = {
 _ACTIONS: Mapping[str, Action] = {
     "picture.cropped": "crop",
     "mask.missing": "mask",
+    "caption.missing": "write",
+    "caption.empty": "write",
+    "caption.words": "write",
     "caption.cp1252": "convert",
     "caption.utf-16": "convert",
 }

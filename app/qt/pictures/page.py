@@ -77,6 +77,7 @@ class PicturesPage(QWidget):
     def _put_health(self) -> None:
         self.health_panel = HealthPanel(self.session, self.commands)
         self.health_panel.said.connect(self.views.said)
+        self.health_panel.write_asked.connect(self.editor.type_tag)
         self.put(self.health, self.health_panel)
 
     def _build(self) -> None:

@@ -221,6 +221,28 @@ def test_a_caption_that_training_could_not_read_waits(world: World, text: str, w
     assert (world.data / "a.txt").read_bytes() == b"cat, dog\n"
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere names are Unicode")
+def test_a_picture_whose_name_is_no_unicode_keeps_its_caption_and_its_notes(tmp_path: Path) -> None:
+    """Neither SQLite nor pydantic took its name, and no change of any picture was saved beside one of it."""
+    odd = os.fsdecode(b"caf\xe9")
+    world = World(tmp_path, {f"{odd}.jpg": {".txt": b"before"}, "a.jpg": {}})
+    for place, rating in enumerate((3, 4)):
+        set_to(world, place, "words")
+        set_to(world, place, rating, "rating")
+    world.settle()
+    set_to(world, 0, (0.0, 0.0, 0.5, 1.0), "crop")
+    world.settle()
+    assert world.saver.now.clean
+    assert world.disk().files[f"{odd}.txt"] == world.disk().files["a.txt"] == b"words"
+    notes = read_sidecar(world.data)
+    assert (notes.of(f"{odd}.jpg").rating, notes.of(f"{odd}.jpg").crop) == (3, (0.0, 0.0, 0.5, 1.0))
+    assert notes.of("a.jpg").rating == 4
+    assert kept(world, f"{odd}.txt") == [b"before"]
+    world.backups.restore(str(world.data))
+    assert world.disk().files[f"{odd}.txt"] == b"before"
+    world.crash()
+
+
 def test_a_damaged_sidecar_is_never_written_over(world: World) -> None:
     (world.data / "impasto.jsonl").write_bytes(b"{half")
     set_to(world, 0, 3, "rating")

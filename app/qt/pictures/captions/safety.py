@@ -11,6 +11,7 @@ from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QPushButton, QVBoxLay
 
 from app.core.edits.states import Notice, SaveProblem, SaveState
 from app.core.session import Session
+from app.core.words import in_words
 from app.qt.parts import until_destroyed
 from app.qt.tips import plain_tip
 
@@ -41,13 +42,13 @@ class Safety(QFrame):
 
     def _show(self, state: SaveState) -> None:
         rows = [
-            _Row(self._shortly(one), one.remedy, self.tr("Try again"), self.retry_asked.emit, one.sentence)
+            _Row(self._shortly(one), one.sentence, one.remedy, self.tr("Try again"), self.retry_asked.emit)
             for one in state.problems
         ]
         if state.conflicts:
             words = self.tr("Another program changed %n value(s) that you changed too.", "", len(state.conflicts))
             remedy = self.tr("Nothing was overwritten.")
-            rows.append(_Row(words, remedy, self.tr("Choose…"), self.choose_asked.emit, words))
+            rows.append(_Row(words, words, remedy, self.tr("Choose…"), self.choose_asked.emit))
         if [row.words for row in rows] == [row.words for row in self._shown]:
             return
         self._shown = rows
@@ -88,18 +89,18 @@ class Safety(QFrame):
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """What is wrong, shortly and in `whole`, what to do, and the button's title with what it does."""
+    """What is wrong, shortly and in a whole sentence, what to do, and the button's title with what it does."""
 
+    short: str
     sentence: str
     remedy: str
     title: str
     act: Callable[[], None]
-    whole: str
 
     @property
     def words(self) -> str:
         """All of it, as a screen reader says it."""
-        return f"{self.whole} {self.remedy}"
+        return in_words(self)
 
 
 def _made(row: _Row) -> QWidget:
@@ -111,7 +112,7 @@ def _made(row: _Row) -> QWidget:
     for layout in (line, column):
         layout.setContentsMargins(0, 0, 0, 0)
     column.setSpacing(4)
-    line.addWidget(_label(row.sentence, "warning", row.whole), 1)
+    line.addWidget(_label(row.short, "warning", row.sentence), 1)
     line.addWidget(button, 0, Qt.AlignmentFlag.AlignTop)
     column.addLayout(line)
     column.addWidget(_label(row.remedy, "muted"))

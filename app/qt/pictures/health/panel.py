@@ -69,10 +69,11 @@ ACTIONS = (
 class HealthPanel(QWidget):
     """Lists what is wrong; a click shows the pictures, a button mends it.
 
-    `said` carries sentences for the status line.
+    `said` carries sentences for the status line; `write_asked` is for whoever knows where captions are written.
     """
 
     said = Signal(str)
+    write_asked = Signal()
 
     def __init__(self, session: Session, commands: Commands, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -120,6 +121,9 @@ class HealthPanel(QWidget):
             self._convert(finding)
         elif finding.action == "look":
             self._health.begin()
+        elif finding.action == "write":
+            self.show_pictures()
+            self.write_asked.emit()
         elif finding.action:
             self._lead(finding.action, self._in_order(finding.ids))
 
@@ -311,6 +315,7 @@ class HealthPanel(QWidget):
             "mask": self.tr("Paint masks…"),
             "convert": self.tr("Write as UTF-8"),
             "look": self.tr("Try again"),
+            "write": self.tr("Write captions"),
         }
         return titles[action] if action else ""
 
