@@ -15,7 +15,7 @@ from trainer.cli.libraries import engine_imports
 from trainer.errors import ImpastoError, JobError
 from trainer.protocol import atomic, events
 from trainer.protocol.naming import safe_name
-from trainer.protocol.rundir import find_run
+from trainer.protocol.rundir import find_run, require_place
 
 if TYPE_CHECKING:
     from trainer.config.base import Family
@@ -239,7 +239,7 @@ def _overrides(options: argparse.Namespace, text: str | None) -> list[str]:
 
 
 def _require_sound(job: Path, overrides: Sequence[str], text: str | None) -> None:
-    """Raise ImpastoError when the job, a base on this disk or a folder of pictures cannot be read.
+    """Raise ImpastoError when the job, a base on this disk or a folder of pictures cannot be read, or runs not written.
 
     That is before the engine takes its seconds to come.
     """
@@ -249,6 +249,7 @@ def _require_sound(job: Path, overrides: Sequence[str], text: str | None) -> Non
     from trainer.files.identify import identify_base
 
     wanted = load_job(job, overrides, text)
+    require_place(Path(wanted.output.runs))
     model = wanted.base.model
     if is_base_path(model, Path.cwd()):
         if Path(model).exists():

@@ -216,6 +216,7 @@ def _answer(question: Question, planned: Planned) -> Iterator[str]:
         yield ""
         yield f"Peak: {plan_table.peak(planned.pick.forecast)}."
     yield from plan_words.remarks(question, planned)
+    yield from (f"In the way: {error.sentence} {error.remedy}" for error in question.obstacles)
     if situation.correction.damage:
         yield situation.correction.damage
 

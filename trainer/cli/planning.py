@@ -29,7 +29,7 @@ def plan_run(
     """Return the fit for a resolved job, its ladder and its forecast; see trainer.training.run.Planner.
 
     On the CPU the fit is the table's, and only time and main memory are forecast. Raises JobError when the card is
-    clearly too small for the job however it is fitted.
+    clearly too small for the job however it is fitted, RunError when a disk is for what the run writes.
     """
     import torch
 
@@ -37,6 +37,7 @@ def plan_run(
     from trainer.dataset.cached import Cached
     from trainer.memory.course import Course, occasions_of
     from trainer.memory.forecast import forecast_on_cpu
+    from trainer.memory.ground import require_room
     from trainer.memory.planner import plan
     from trainer.memory.situation import situation_here, situation_on_cpu
     from trainer.memory.store import TapeStore
@@ -50,6 +51,7 @@ def plan_run(
     traces = Traces(TapeStore.of_user())
     cached = Cached(cache_folder(), job, source.family, source.vae_hash, source.text_hash)
     subject, occasions = subject_of_job(job, source, pictures), occasions_of(job, source, pictures, cached)
+    require_room(job, subject, occasions)
     if machine.device == "cpu":
         steps = traces.steps(subject, subject.buckets[0].size, subject.fit.micro_batch or 1)
         with numerics(job):  # the run's threads and determinism

@@ -30,9 +30,11 @@ from trainer.files.identify import BaseIdentity, identify_base, identify_vae
 from trainer.files.parts import joint_digest, known_hashes, part_files, vae_files
 from trainer.memory.cards import find_card
 from trainer.memory.course import Occasions, occasions_of
+from trainer.memory.ground import lacking_room
 from trainer.memory.situation import Situation, situation_ahead, situation_here
 from trainer.memory.subject import Subject, subject_ahead, subject_of_job
 from trainer.protocol.places import cache_folder
+from trainer.protocol.rundir import require_place
 
 # Before there are pictures and prompts: as many as a first LoRA usually has.
 PICTURES_AHEAD = 20
@@ -104,14 +106,15 @@ def question_of_job(
     source = _source_of(job.base, remarks, obstacles)
     resolved = _resolved(job, source, situation, PICTURES_AHEAD)
     pictures, findings = _pictures_of(resolved, remarks, obstacles, progress)
+    here = card is None or _is_here(card)
     if pictures:
         resolved = _resolved(job, source, situation, samples_per_epoch(pictures))
-        here = card is None or _is_here(card)
         cached = Cached(cache_folder(), resolved, source.family, *source.hashes) if here and source.hashes else None
         subject = subject_of_job(resolved, source, pictures)
         occasions = occasions_of(resolved, source, pictures, cached)
     else:
         subject, occasions = _ahead(resolved, source)
+    obstacles += _ground(resolved, subject, occasions if here and pictures else None)
     return Question(job.name, subject, job.fit, situation, occasions, tuple(remarks), tuple(obstacles), findings)
 
 
@@ -192,6 +195,15 @@ def _source_of(base: BaseConfig, remarks: list[str], obstacles: list[ImpastoErro
         text_configs=tuple(configs[part] for part in PARTS[identity.family] if part.startswith("text_encoder")),
         hashes=_hashes_of(base, identity),
     )
+
+
+def _ground(job: Job, subject: Subject, encoded: Occasions | None) -> list[ImpastoError]:
+    """What the disks would refuse; without what is ``encoded`` the room for it is left out."""
+    try:
+        require_place(Path(job.output.runs))
+    except ImpastoError as error:
+        return [error]
+    return [*lacking_room(job, subject, encoded)]
 
 
 def _hashes_of(base: BaseConfig, identity: BaseIdentity) -> tuple[str, str] | None:

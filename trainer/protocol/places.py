@@ -71,10 +71,32 @@ def runs_list() -> Path:
 
 def free_bytes(path: Path) -> int:
     """Return the bytes that may still be written where `path` is or would be; raises OSError when its disk is gone."""
+    return shutil.disk_usage(existing(path)).free
+
+
+def existing(path: Path) -> Path:
+    """Return `path`, or the nearest folder above it that exists; on a drive that is not there, that drive."""
     place = path.absolute()
-    while not place.exists() and place != place.parent:
+    while not os.path.lexists(place) and place != place.parent:
         place = place.parent
-    return shutil.disk_usage(place).free
+    return place
+
+
+def unwritable(folder: Path) -> str | None:
+    """Return why no folder can be made in `folder`, which itself may still be to be made; None where nothing is known.
+
+    Windows tells of rights only when something is written.
+    """
+    place = existing(folder)
+    try:
+        if place.is_dir():
+            free_to_write = os.access(place, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids)
+            return None if free_to_write else f"{os.strerror(errno.EACCES)} in {place}"
+        if place == place.parent:
+            return f"the drive {place} is not there"
+        return f"{place} is a file" if place.exists() else f"{place} leads nowhere"
+    except OSError as error:
+        return error.strerror or str(error)
 
 
 def is_disk_full(error: OSError) -> bool:

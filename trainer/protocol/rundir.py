@@ -78,11 +78,7 @@ class RunDirectory:
                 shutil.rmtree(long_path(run.path), ignore_errors=True)
                 raise
         except OSError as error:
-            raise RunError(
-                "run.folder",
-                f"The run's folder cannot be made in {parent}: {error.strerror or error}.",
-                "Choose a folder that you may write to with output.runs in the job, or make room on that disk.",
-            ) from error
+            raise _unmade(parent, places.unwritable(parent) or error.strerror or str(error)) from error
         return run
 
     @classmethod
@@ -202,6 +198,12 @@ class RunDirectory:
             raise
 
 
+def require_place(parent: Path) -> None:
+    """Raise RunError, in the words of `RunDirectory.create`, where it is known that no run can be made in `parent`."""
+    if why := places.unwritable(parent):
+        raise _unmade(parent, why)
+
+
 def known_runs() -> list[Path]:
     """Return the folders of this user's runs that still exist, the latest started first."""
     try:
@@ -255,6 +257,14 @@ def find_run(text: str) -> RunDirectory:
     if not named:
         raise _unknown(text)
     return RunDirectory.open(named[0])
+
+
+def _unmade(parent: Path, why: str) -> RunError:
+    return RunError(
+        "run.folder",
+        f"The run's folder cannot be made in {parent}: {why}.",
+        "Choose a folder that you may write to with output.runs in the job, or make room on that disk.",
+    )
 
 
 def _unknown(text: str) -> RunError:

@@ -1,0 +1,105 @@
+"""What disks would refuse is told before a run starts, in the words in which it would end."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.support.forecasts import known_job
+from trainer import cli
+from trainer.config.load import load_job
+from trainer.errors import RunError
+from trainer.memory.ground import lacking_room, require_room
+from trainer.memory.questions import question_of_job
+from trainer.protocol import places
+from trainer.protocol.rundir import RunDirectory, require_place
+
+# More LoRA files than any disk holds.
+ENDLESS = ("recipe.rank=512", "recipe.steps=10000000", "report.saving.every_steps=1", "recipe.learning_rate=1e-4")
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    return known_job(tmp_path / "Auftrag ü", "sdxl")
+
+
+def told(error: RunError) -> str:
+    return f"{error.sentence} {error.remedy}"
+
+
+@pytest.mark.parametrize("below", ["", "a/b"])
+def test_a_file_where_runs_should_lie_is_told_alike_before_and_at_the_start(
+    job: Path, tmp_path: Path, below: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("x", encoding="utf-8")
+    runs = tmp_path / "file" / below
+    keys = [f"output.runs={runs}"]
+    with pytest.raises(RunError) as refused:
+        RunDirectory.create(runs, "test")
+    assert "is a file" in refused.value.sentence
+    obstacles = question_of_job(job, keys, "8GB").obstacles
+    assert told(refused.value) in [told(error) for error in obstacles if isinstance(error, RunError)]
+    assert cli.main(["train", str(job), "--set", *keys]) == 2
+    assert refused.value.sentence in capsys.readouterr().err
+
+
+def test_a_folder_that_is_still_to_be_made_stands_in_nobodys_way(job: Path, tmp_path: Path) -> None:
+    keys = [f"output.runs={tmp_path / 'to' / 'be' / 'made'}"]
+    assert not [error for error in question_of_job(job, keys, "8GB").obstacles if isinstance(error, RunError)]
+    assert not (tmp_path / "to").exists()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no read-only folders")
+def test_a_folder_that_may_not_be_written_is_told_before_anything_is(tmp_path: Path) -> None:
+    """As nobody where tests run as root, whom permissions do not bind."""
+    for path in (tmp_path, *tmp_path.parents[:2]):
+        path.chmod(0o755)
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o555)
+    words = f"""
+import os
+from pathlib import Path
+from trainer.protocol.rundir import require_place
+if os.geteuid() == 0:
+    os.seteuid(65534)
+require_place(Path({str(closed / "runs")!r}))
+"""
+    done = subprocess.run([sys.executable, "-c", words], capture_output=True, text=True, encoding="utf-8")
+    assert f"Permission denied in {closed}" in done.stderr
+
+
+@pytest.mark.skipif(sys.platform != "win32", reason="only Windows has drives")
+def test_a_drive_that_is_not_there_is_named() -> None:
+    missing = next(f"{letter}:\\" for letter in "QRSTUVWXYZ" if not os.path.lexists(f"{letter}:\\"))
+    with pytest.raises(RunError, match="is not there"):
+        require_place(Path(missing) / "runs")
+
+
+def test_a_disk_without_room_for_the_runs_files_is_told(job: Path) -> None:
+    found = question_of_job(job, ENDLESS, "8GB")
+    (error,) = [error for error in found.obstacles if isinstance(error, RunError)]
+    assert "LoRA files and checkpoints" in error.sentence and "free" in error.sentence and error.remedy
+    frozen = load_job(job, ENDLESS)
+    with pytest.raises(RunError) as refused:  # as a run is refused when it starts
+        require_room(frozen, found.subject, None)
+    assert (refused.value.code, refused.value.remedy) == (error.code, error.remedy)
+    assert "LoRA files and checkpoints" in refused.value.sentence
+    assert not list(lacking_room(load_job(job, ["recipe.rank=1", "recipe.steps=10"]), found.subject, None))
+
+
+def test_what_is_encoded_counts_where_it_goes(job: Path) -> None:
+    found = question_of_job(job, [], "8GB")
+    assert not list(lacking_room(load_job(job), found.subject, found.occasions))
+    many = replace(found.occasions, pictures=10**12)
+    (error,) = lacking_room(load_job(job), found.subject, many)
+    assert "encoded pictures and captions" in error.sentence
+
+
+def test_above_what_is_not_there_lies_what_is(tmp_path: Path) -> None:
+    assert places.existing(tmp_path / "a" / "b") == tmp_path
+    assert places.existing(tmp_path) == tmp_path
