@@ -271,6 +271,15 @@ def test_our_own_lora_gives_its_whole_recipe(tmp_path: Path) -> None:
     assert made.preset.preview is not None
 
 
+@pytest.mark.parametrize(("layers", "listed"), [(SD15, False), (SDXL, True)])
+def test_our_own_lora_tells_of_the_encoders_that_its_family_has(
+    layers: dict[str, int], listed: bool, tmp_path: Path
+) -> None:
+    metadata = FOLDER | {RECIPE_KEY: RecipeConfig(rank=4, steps=9).model_dump_json(by_alias=True, exclude_none=True)}
+    found = recipe(preset_of_lora(lora(tmp_path, layers, metadata)))
+    assert ("text_encoder_2" in found) == listed and "text_encoder" in found
+
+
 HOSTILE = {
     "huge JSON": {"ss_datasets": "[" * 50_000},
     "JSON of other things": {"ss_datasets": '[{"subsets": 3, "resolution": {"a": 1}}]', "ss_network_args": "[1]"},
