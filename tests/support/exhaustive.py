@@ -1,0 +1,144 @@
+"""A search for the best plan that looks at every candidate, with sums of its own: what planners are compared with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cache, lru_cache
+
+from tests.support.plans import situation_with
+from trainer.config.fit import FitConfig
+from trainer.memory import timing
+from trainer.memory.course import MOST_ROUNDS, Course, Occasions
+from trainer.memory.forecast import Playing, Runs
+from trainer.memory.search import time_step
+from trainer.memory.situation import Situation
+from trainer.memory.subject import Subject
+from trainer.memory.tape import Tape
+from trainer.memory.traces import Traces
+
+OCCASIONS = Occasions(pictures=10, texts=10, measured=4, validations=3, previews=3)
+AMPLE = 400 * 2**20
+"""Bytes that are more than any of them takes."""
+
+
+def highest(tapes: list[Tape]) -> int:
+    """The largest sum of what lives, each storage rounded up to 512 bytes, workspaces left out."""
+    living, most = 0, 0
+    for tape in tapes:
+        for event in tape.events.tolist():
+            storage = tape.storages[event if event >= 0 else ~event]
+            size = 0 if storage.kind == "workspace" else (storage.bytes + 511) // 512 * 512
+            living += size if event >= 0 else -size
+            most = max(most, living)
+    return most
+
+
+@dataclass
+class Exhaustive:
+    """All fits of a subject with their true preferences, and what they take without a limit."""
+
+    subject: Subject
+    traces: Traces
+
+    def __post_init__(self) -> None:
+        self.course = cache(self._course)
+        self.figures = cache(self._figures)
+        self.free = cache(self._free)
+        self.runs = lru_cache(maxsize=2)(lambda budget: Runs(situation_with(budget)))
+
+    def _course(self, fit: FitConfig) -> Course:
+        return Course(replace(self.subject, fit=fit), self.traces, OCCASIONS, situation_with(AMPLE).rate)
+
+    def _figures(self, fit: FitConfig) -> tuple[float, float, int]:
+        """Seconds of all steps and of all previews, and bytes at the highest moment."""
+        subject, rate = self.subject, situation_with(AMPLE).rate
+        steps = self.traces.steps(replace(subject, fit=fit), subject.buckets[0].size, fit.micro_batch or 1)
+        parts = subject.recipe.effective_batch / (fit.micro_batch or 1)
+        step = timing.seconds([*steps.micro_first.work, *steps.optimizer.work], rate)
+        step += (parts - 1) * timing.seconds(steps.micro_more.work, rate)
+        more = [steps.micro_more] if parts > 1 else []
+        first = [steps.weights, steps.micro_first, *more, steps.optimizer_first]
+        need = highest([*first, steps.micro_first, *more, steps.optimizer])
+        drawing = 0.0
+        if subject.previews:
+            drawn = list(self.traces.phase(replace(subject, fit=fit), "preview"))
+            drawing = OCCASIONS.previews * sum(timing.seconds(tape.work, rate) for tape in drawn)
+            need = max(need, highest([steps.weights, steps.micro_first, steps.optimizer_first, *drawn]))
+        return step * (subject.recipe.steps or 1), drawing, need
+
+    def retrying(self, fit: FitConfig, situation: Situation) -> float | None:
+        """Seconds that giving memory back costs over all steps; None where the fit does not fit."""
+        if self.free(fit) <= situation.budget:
+            return 0.0
+        course = self.course(fit)
+        if self.figures(fit)[2] > situation.budget:
+            return None  # its tensors alone are too many
+        if self.runs(situation.budget).through(course, situation.budget).failure is not None:
+            return None
+        playing = Playing(situation, situation.budget)
+        for act in course.before_training():
+            playing.play(act.phase, act.tapes)
+        playing.play("first_step", course.first_step(), release=False)
+        for _ in range(MOST_ROUNDS):  # as long as memory grows
+            reserved, counts = playing.allocator.reserved, []
+            for tape in course.round():
+                before = playing.allocator.retries
+                playing.play("train", [tape], release=False)
+                counts.append(playing.allocator.retries - before)
+            if playing.allocator.reserved == reserved:
+                break
+        first, *more, last = counts
+        parts = self.subject.recipe.effective_batch / (fit.micro_batch or 1)
+        return timing.RETRY_SECONDS * (first + sum(more) * (parts - 1) + last) * (self.subject.recipe.steps or 1)
+
+    def _free(self, fit: FitConfig) -> int:
+        return self.runs(AMPLE).through(self.course(fit), None).reserved
+
+    def training(self, fit: FitConfig) -> int:
+        """Bytes that training alone takes."""
+        course = self.course(fit)
+        return highest([*course.tapes("load"), *course.tapes("quantise"), *course.first_step(), *course.round()])
+
+    def picks(self, choices: list[FitConfig], situation: Situation, *, free_choice: bool) -> list[FitConfig]:
+        """Of those that fit, the first without what giving memory back costs, and each that this makes better."""
+        best: tuple[tuple[int, ...], FitConfig] | None = None
+        picks: list[FitConfig] = []
+        for fit in sorted(choices, key=lambda fit: self.order(fit, 0.0, free_choice=free_choice)):
+            if best is not None and self.order(fit, 0.0, free_choice=free_choice) >= best[0]:
+                break  # giving memory back only adds to the time
+            if (retrying := self.retrying(fit, situation)) is not None:
+                found = self.order(fit, retrying, free_choice=free_choice)
+                if best is None or found < best[0]:
+                    best = (found, fit)
+                    picks.append(fit)
+        return picks
+
+    def order(self, fit: FitConfig, retrying: float, *, free_choice: bool) -> tuple[int, ...]:
+        """What a plan prefers is less; ``retrying`` is the time that giving memory back costs, in seconds."""
+        seconds, drawing, need = self.figures(fit)
+        quality = 0 if free_choice else ("none", "int8", "nf4").index(fit.quantise or "none")
+        usual = (fit.quantise == "none", fit.checkpointing == "none", fit.vae_tiling is True)
+        usual += (fit.preview_offload is False, fit.micro_batch == self.subject.recipe.effective_batch)
+        return quality, time_step(seconds + retrying), len(usual) - sum(usual), time_step(drawing), need
+
+
+def every_fit(subject: Subject, written: FitConfig, sets: tuple[object, ...]) -> list[FitConfig]:
+    """All that leave what is written as it is, with these choices of checkpointing."""
+    batch = subject.recipe.effective_batch
+    start = subject.fit.changed(dtype=written.dtype or "bf16", allow_quantised=written.allow_quantised)
+
+    def values(name: str, free: tuple[object, ...]) -> tuple[object, ...]:
+        stated = getattr(written, name)
+        return free if stated is None else (stated,)
+
+    previews = bool(subject.previews)
+    return [
+        start.changed(
+            quantise=quantise, checkpointing=chosen, micro_batch=size, vae_tiling=tiling, preview_offload=offload
+        )
+        for quantise in values("quantise", ("none", "int8", "nf4"))
+        for chosen in values("checkpointing", sets)
+        for size in values("micro_batch", tuple({-(-batch // part): None for part in range(1, batch + 1)}))
+        for tiling in values("vae_tiling", (True, False) if previews else (True,))
+        for offload in values("preview_offload", (False, True) if previews else (False,))
+    ]
