@@ -49,7 +49,7 @@ def sit(pictures: int, *words: Path) -> tuple[int, int]:
     """Start the app until it shows so many pictures; datasets asked for at its first paint, and open at the end."""
     command = [sys.executable, "-c", SITTING, str(pictures), *map(str, words)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUTF8": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, encoding="utf-8", check=False, timeout=60)
+    done = subprocess.run(command, env=environment, capture_output=True, encoding="utf-8", check=False, timeout=240)
     assert done.returncode == 0, done.stderr
     first, last = map(int, done.stdout.split()[-2:])
     return first, last
