@@ -512,6 +512,16 @@
     </message>
 </context>
 <context>
+    <name>Trouble</name>
+    <message numerus="yes">
+        <source>%n step(s) after it are made anew.</source>
+        <translation>
+            <numerusform>%n step after it are made anew.</numerusform>
+            <numerusform>%n steps after it are made anew.</numerusform>
+        </translation>
+    </message>
+</context>
+<context>
     <name>Views</name>
     <message numerus="yes">
         <source>Brought back %n picture(s).</source>

@@ -29,7 +29,7 @@ from tests.support.artist import shown_page
 from tests.support.jobs import photographs, write_job
 from tests.support.runs import step_event, write_events, write_run
 from tests.support.tiny import tiny_base
-from trainer.protocol.rundir import RunDirectory
+from trainer.protocol.rundir import RunDirectory, Status
 
 SEEN_WITHIN = 2_000
 
@@ -228,6 +228,33 @@ def test_charts_are_moved_and_read_with_the_keyboard(page, qtbot, tmp_path):
     page.progress.set_logarithmic(True)
     low, high = chart.plot.values
     assert low < -0.5 < high  # powers of ten
+
+
+def test_a_run_whose_folder_was_renamed_is_said_to_be_gone_and_leaves_the_list_on_a_click(page, qtbot, tmp_path):
+    write_run(tmp_path, "well", 30)
+    moved = write_run(tmp_path, "moved", 30)
+    qtbot.waitUntil(lambda: len(listed(page)) == 2)
+    page.list.choose(moved.path)
+    qtbot.waitUntil(lambda: page.run is not None and page.run.directory.path == moved.path and page.run.loaded)
+    assert not page.trouble.leave.isVisibleTo(page)
+    moved.path.rename(tmp_path / "renamed")
+    qtbot.waitUntil(lambda: page.trouble.leave.isVisibleTo(page))
+    qtbot.waitUntil(lambda: page.header.state.text() == "Not there any more")
+    place = page.list.runs.place_of(moved.path)
+    assert "Not there any more" in page.list.runs.data(place, Qt.ItemDataRole.AccessibleTextRole)
+    page.trouble.leave.click()
+    assert [name for name, _ in listed(page)] == ["well"]
+    assert not page.trouble.leave.isVisibleTo(page)
+
+
+def test_header_and_bar_of_a_killed_run_tell_one_step_and_what_is_made_anew(page, qtbot, tmp_path):
+    directory = write_run(tmp_path, "killed", 600, done=340, state="running")
+    directory.write_status(Status("running", "train", 337, 600, 1, 1.0))
+    (directory.checkpoints / "step-00000300").mkdir()
+    qtbot.waitUntil(lambda: page.run is not None and page.run.loaded and page.trouble.isVisibleTo(page))
+    assert "Step 340 of 600" in page.header.facts.text()
+    assert page.header.phases.bars["train"].amount == "340 / 600"
+    assert "step 300. 40 step" in page.trouble.sentence.text()
 
 
 def test_a_folder_that_is_damaged_or_gone_is_told_on_its_entry_and_above_it(page, qtbot, tmp_path):

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from app.core.words import in_words
 from trainer.errors import RunError
 from trainer.protocol.atomic import long_path
-from trainer.protocol.events import Phase
+from trainer.protocol.events import AttemptStarted, Phase, StepEvent, from_line, read_lines
 from trainer.protocol.rundir import RunDirectory
 
 State = Literal["new", "running", "paused", "stopped", "done", "failed", "interrupted", "unknown"]
@@ -17,6 +17,8 @@ State = Literal["new", "running", "paused", "stopped", "done", "failed", "interr
 
 LIVE: frozenset[State] = frozenset({"running"})
 RESUMABLE: frozenset[State] = frozenset({"paused", "stopped", "failed", "interrupted"})
+_TAIL = 64 * 1024
+"""Bytes of the events of an interrupted run that are looked at: some 200 steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,10 @@ class RunSummary:
     """How often it was started."""
     problem: str = ""
     """Why nothing more can be told, in a sentence."""
+    gone: bool = False
+    """Whether there is no run any more where it was."""
+    kept: int | None = None
+    """The step of the last checkpoint of one that was interrupted; None where there is none."""
 
 
 def summarise(path: Path) -> RunSummary:
@@ -45,7 +51,7 @@ def summarise(path: Path) -> RunSummary:
     run = RunDirectory(path)
     try:
         if not long_path(run.run).is_file():
-            return _unreadable(path, _absence(path))
+            return replace(_unreadable(path, _absence(path)), gone=True)
         state = run.state()
         attempts = run.attempts()
         started, times = _started(attempts), len(attempts)
@@ -57,7 +63,35 @@ def summarise(path: Path) -> RunSummary:
     if status is None:
         return RunSummary(path, path.name, state, started=started, attempts=times)
     phase = status.phase if state == "running" else None
-    return RunSummary(path, path.name, state, phase, status.step, status.steps, status.heartbeat, started, times)
+    found = RunSummary(path, path.name, state, phase, status.step, status.steps, status.heartbeat, started, times)
+    if state != "interrupted":
+        return found
+    return replace(found, step=_last_step(run, status.step), kept=_kept(run))
+
+
+def _last_step(run: RunDirectory, stated: int) -> int:
+    """Return the last step of the latest start: a killed engine told of steps after it had written its status."""
+    try:
+        size = long_path(run.events).stat().st_size
+        lines, _ = read_lines(run.events, max(0, size - _TAIL))
+    except OSError:
+        return stated
+    for event in map(from_line, reversed(lines)):
+        match event:
+            case StepEvent():
+                return event.step
+            case AttemptStarted():
+                break
+    return stated
+
+
+def _kept(run: RunDirectory) -> int | None:
+    """Return the step of the newest checkpoint that lies there."""
+    try:
+        names = [folder.name.removeprefix("step-") for folder in long_path(run.checkpoints).glob("step-*")]
+    except OSError:
+        return None
+    return max((int(name) for name in names if name.isdigit()), default=None)
 
 
 def _absence(path: Path) -> str:

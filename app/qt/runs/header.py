@@ -18,7 +18,7 @@ from app.qt.elided import Elided
 from app.qt.parts import say, until_destroyed
 from app.qt.reveal import open_folder
 from app.qt.runs.phase_bars import PhaseBars
-from app.qt.runs.state_words import starting_word, state_colour, state_word
+from app.qt.runs.state_words import starting_word, state_colour, word_of
 from app.qt.tips import plain_tip
 from app.qt.words import QT_TRANSLATE_NOOP as _NOOP
 from trainer.protocol.commands import Answer, CommandName
@@ -248,7 +248,7 @@ class RunHeader(QWidget):
         if self._begins:
             say(self.state, starting_word(), state_colour("running"))
             return
-        words = [state_word(state)] if state else []
+        words = [word_of(run.summary)] if run else []
         if self._waits:
             words.append(self.tr("waits in the queue"))
         if self._asked & {"pause", "stop"}:

@@ -85,6 +85,7 @@ class RunsPage(Page):
         )
         self.list.chosen.connect(self._show_chosen)
         self.samples.chosen.connect(self._use_step)
+        self.trouble.unwanted.connect(self._forget_shown)
         self._pass_on()
         yield
         self.list.show_runs(session.runs.all)  # of hundreds it takes a while to say how they stand
@@ -189,6 +190,10 @@ class RunsPage(Page):
         """Return the chosen runs that do not run."""
         chosen = set(self.list.paths)
         return [run.path for run in self.session.runs.all if run.path in chosen and run.state != "running"]
+
+    def _forget_shown(self) -> None:
+        if self.run:
+            self.session.runs.forget(self.run.directory.path)
 
     def _watch_live(self) -> None:
         alive = [run.path for run in self.session.runs.all if run.state == "running"]

@@ -21,6 +21,7 @@ _STATES: dict[State, tuple[str, str]] = {
     "interrupted": (QT_TRANSLATE_NOOP("RunState", "Interrupted"), "bad"),
     "unknown": (QT_TRANSLATE_NOOP("RunState", "Cannot be read"), "bad"),
 }
+_GONE = QT_TRANSLATE_NOOP("RunState", "Not there any more")
 _PHASES: dict[Phase, str] = {
     "download": QT_TRANSLATE_NOOP("RunState", "Downloading the base"),
     "load": QT_TRANSLATE_NOOP("RunState", "Loading the base"),
@@ -37,6 +38,11 @@ _PHASES: dict[Phase, str] = {
 def state_word(state: State) -> str:
     """Return one word for a state."""
     return _tr(_STATES[state][0])
+
+
+def word_of(run: RunSummary) -> str:
+    """Return one word for how a run stands."""
+    return _tr(_GONE) if run.gone else state_word(run.state)
 
 
 def starting_word() -> str:
@@ -60,7 +66,7 @@ def standing(run: RunSummary, left: float | None, *, begins: bool = False) -> st
         time_left = _tr("{duration} left").format(duration=duration(left)) if left is not None else ""
         steps = _tr("{step} of {steps}").format(step=number(run.step), steps=number(run.steps)) if run.steps else ""
         return " · ".join(filter(None, (doing or _tr("Running"), steps, time_left)))
-    parts = [starting_word() if begins else state_word(run.state)]
+    parts = [starting_word() if begins else word_of(run)]
     if run.steps and run.state == "done":
         parts.append(_tr("{steps} steps").format(steps=number(run.step)))
     elif run.steps:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import Qt
+from PySide6.QtCore import QLocale, Qt, Signal
 from PySide6.QtGui import QFontDatabase
 from PySide6.QtWidgets import (
     QFrame,
     QHBoxLayout,
     QPlainTextEdit,
+    QPushButton,
     QVBoxLayout,
     QWidget,
 )
@@ -24,6 +25,9 @@ _AROUND = 34  # frame, padding and margin of the field, and the bar below lines 
 class Trouble(QFrame):
     """A sentence and the last words of the engine; hidden where there is nothing to say."""
 
+    unwanted = Signal()
+    """A run that is not there any more is to leave the list."""
+
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.setObjectName("notice")
@@ -35,6 +39,8 @@ class Trouble(QFrame):
         self.last_words.setAccessibleName(self.tr("The last that the engine printed"))
         self.last_words.setFont(QFontDatabase.systemFont(QFontDatabase.SystemFont.FixedFont))
         self.last_words.setLineWrapMode(QPlainTextEdit.LineWrapMode.NoWrap)
+        self.leave = QPushButton(self.tr("Take it out of the list"))
+        self.leave.clicked.connect(self.unwanted)
         self._lay_out()
         self.hide()
 
@@ -45,6 +51,7 @@ class Trouble(QFrame):
         if not run or not sentence:
             return
         self.sentence.setText(sentence)
+        self.leave.setVisible(run.summary.gone)
         self.last_words.setVisible(bool(run.last_words) and run.summary.state == "interrupted" and not failure)
         lines = run.last_words.splitlines()[-_LINES:]  # the log has the rest
         if self.last_words.toPlainText() != "\n".join(lines):
@@ -58,12 +65,22 @@ class Trouble(QFrame):
             if failure:
                 return failure
             ended = self.tr("This run ended without a word: its engine was killed, or the computer went down.")
-            resume = self.tr("“Resume” goes on from its last checkpoint.")
+            resume = self._resume_words(run)
             said = self.tr("The last that it printed:") if run.last_words else ""
             return " ".join(filter(None, (ended, resume, said)))
         if run.summary.state in ("failed", "paused") and run.error:  # a full disk pauses it
             return in_words(run.error)
         return ""
+
+    def _resume_words(self, run: Run) -> str:
+        """Say from where it goes on, and which steps it makes anew."""
+        kept, step = run.summary.kept, run.summary.step
+        if kept is None:
+            return self.tr("It had written no checkpoint yet: “Resume” begins with the first step.")
+        number = QLocale().toString
+        goes_on = self.tr("“Resume” goes on from its last checkpoint, of step {step}.").format(step=number(kept))
+        lost = self.tr("%n step(s) after it are made anew.", "", step - kept) if step > kept else ""
+        return " ".join(filter(None, (goes_on, lost)))
 
     def _lay_out(self) -> None:
         row, column = QHBoxLayout(self), QVBoxLayout()
@@ -73,3 +90,4 @@ class Trouble(QFrame):
         column.addWidget(self.last_words)
         row.addWidget(self.sign, 0, Qt.AlignmentFlag.AlignTop)
         row.addLayout(column, 1)
+        row.addWidget(self.leave, 0, Qt.AlignmentFlag.AlignTop)

@@ -26,7 +26,7 @@ from trainer.gpu import Card, Use
 from trainer.protocol import events, locks, places
 from trainer.protocol import rundir as rundir_module
 from trainer.protocol.events import EventWriter, latest_steps, read_events
-from trainer.protocol.rundir import RunDirectory, _enter_in_list, known_runs
+from trainer.protocol.rundir import RunDirectory, Status, _enter_in_list, known_runs
 
 
 class Desk:
@@ -247,6 +247,21 @@ def test_a_damaged_status_is_no_reason_to_fail(tmp_path, text):
     directory = write_run(tmp_path, "run", 20)
     directory.status.write_text(text, encoding="utf-8")
     assert summarise(directory.path).state == "interrupted"
+
+
+def test_a_killed_run_stands_at_the_last_step_that_it_told_of(tmp_path):
+    directory = write_run(tmp_path, "run", 600, done=340, state="running")
+    directory.write_status(Status("running", "train", 337, 600, 1, 1.0))
+    assert (summarise(directory.path).step, summarise(directory.path).kept) == (340, None)
+    for step in (200, 300):
+        (directory.checkpoints / f"step-{step:08d}").mkdir()
+    (directory.checkpoints / ".step-00000340.77").mkdir()  # one that was being written
+    assert summarise(directory.path).kept == 300
+    directory.write_status(Status("running", "train", 300, 600, 2, 1.0))
+    write_events(directory, [events.AttemptStarted(pid=1, device="cuda:0")], attempt=2)
+    assert summarise(directory.path).step == 300  # killed again before its first step
+    directory.write_status(Status("stopped", None, 337, 600, 1, 1.0))
+    assert summarise(directory.path).step == 337  # who ended in order knows best
 
 
 def test_noise_in_the_events_is_passed_over(tmp_path, desk):
