@@ -41,7 +41,12 @@ class Explained(Protocol):
 
 def in_words(fault: Explained) -> str:
     """Return what happened and what to do, one after the other; a list of problems may end without a full stop."""
-    return f"{_closed(fault.sentence)} {fault.remedy}"
+    return joined(fault.sentence, fault.remedy)
+
+
+def joined(sentence: str, remedy: str) -> str:
+    """Return what happened and what to do as `in_words` does, where either may be missing."""
+    return " ".join(filter(None, (sentence and _closed(sentence), remedy)))
 
 
 def first_names(files: Sequence[Path]) -> str:

@@ -514,10 +514,10 @@
 <context>
     <name>Trouble</name>
     <message numerus="yes">
-        <source>%n step(s) after it are made anew.</source>
+        <source>%n step(s) after it will be made anew.</source>
         <translation>
-            <numerusform>%n step after it are made anew.</numerusform>
-            <numerusform>%n steps after it are made anew.</numerusform>
+            <numerusform>%n step after it will be made anew.</numerusform>
+            <numerusform>%n steps after it will be made anew.</numerusform>
         </translation>
     </message>
 </context>

@@ -115,7 +115,9 @@ def as_json(question: Question, planned: Planned, *, whole: bool = True) -> dict
         "complete": planned.complete,
         "complete_beside": planned.complete_beside,
         "remarks": plan_words.remarks(question, planned, whole=whole),
-        "obstacles": [{"sentence": error.sentence, "remedy": error.remedy} for error in question.obstacles],
+        "obstacles": [
+            {"code": error.code, "sentence": error.sentence, "remedy": error.remedy} for error in question.obstacles
+        ],
         "findings": [
             {"severity": found.severity, "sentence": found.sentence, "remedy": found.remedy}
             for found in question.findings

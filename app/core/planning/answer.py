@@ -24,6 +24,8 @@ class Use:
 class Obstacle:
     """What would end a training of the job as it is."""
 
+    code: str
+    """By which the app knows it, where it has a remedy of its own."""
     sentence: str
     remedy: str
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from app.core.planning.answer import Answer
+from app.core.planning.answer import Answer, Obstacle
 from app.core.words import QT_TRANSLATE_NOOP, sentence_of
 from trainer.errors import ImpastoError
 
@@ -30,6 +30,14 @@ _STILL_TO_COME = QT_TRANSLATE_NOOP(
     "What the base is will be known once it is downloaded. Choose a recipe for its family to see what it needs.",
 )
 _CHOOSE_ANOTHER = QT_TRANSLATE_NOOP("Preflight", "Choose another base.")
+_IN_THE_APP: Mapping[str, tuple[str, str]] = {
+    "run.folder": ("output.runs", QT_TRANSLATE_NOOP("Preflight", "Choose a folder that you may write to.")),
+    "gpu.none": ("", QT_TRANSLATE_NOOP("Preflight", "Choose a card above to plan for.")),
+    "job.invalid": ("", _SET_RIGHT),
+    "job.toml": ("", _SET_RIGHT),
+    "job.unreadable": ("", QT_TRANSLATE_NOOP("Preflight", "Choose another job on the left, or make a new one.")),
+}
+"""Errors by their codes whose remedies speak of commands and keys: the setting concerned, and what to do here."""
 _THINK_OVER = QT_TRANSLATE_NOOP("Preflight", "It works, but hardly anybody wants it so.")
 
 
@@ -70,12 +78,17 @@ def _of_error(draft: Draft, error: ImpastoError) -> Check:
         if Path(draft.base).is_absolute():
             return Check("error", error.sentence, _CHOOSE_ANOTHER, "base.model")
         return Check("warning", "", _STILL_TO_COME, "base.family")  # a Hub id or a link: no fault of the job's
-    return Check("error", error.sentence, error.remedy)
+    return _told(error)
+
+
+def _told(error: ImpastoError | Obstacle) -> Check:
+    key, remedy = _IN_THE_APP.get(error.code, ("", error.remedy))
+    return Check("error", error.sentence, remedy, key)
 
 
 def _of_answer(answer: Answer) -> Iterator[Check]:
     for obstacle in answer.obstacles:
-        yield Check("error", obstacle.sentence, obstacle.remedy)
+        yield _told(obstacle)
     for remark in answer.remarks:
         yield Check("info", remark)
     for finding in answer.findings:

@@ -79,7 +79,7 @@ class Trouble(QFrame):
             return self.tr("It had written no checkpoint yet: “Resume” begins with the first step.")
         number = QLocale().toString
         goes_on = self.tr("“Resume” goes on from its last checkpoint, of step {step}.").format(step=number(kept))
-        lost = self.tr("%n step(s) after it are made anew.", "", step - kept) if step > kept else ""
+        lost = self.tr("%n step(s) after it will be made anew.", "", step - kept) if step > kept else ""
         return " ".join(filter(None, (goes_on, lost)))
 
     def _lay_out(self) -> None:

@@ -6,6 +6,7 @@ from PySide6.QtCore import QCoreApplication, QLocale
 
 from app.core.models.found import Family, Found, Told, Tool
 from app.core.models.verdict import Verdict
+from app.core.words import joined
 from app.qt.words import QT_TRANSLATE_NOOP
 
 FAMILIES: dict[Family, str] = {"sd15": "SD 1.5", "sdxl": "SDXL"}
@@ -46,7 +47,7 @@ def verdict_words(verdict: Verdict) -> str:
     """Return the line below the field."""
     told = verdict.told
     if told.problem:
-        return f"{told.problem} {told.remedy}".strip()
+        return joined(told.problem, told.remedy)
     if verdict.place == "link":
         return _tr(_LINK)
     if verdict.place == "hub":

@@ -12,8 +12,11 @@ from pathlib import Path
 import pytest
 
 from app.core.planning.forecaster import Forecaster, Question
+from app.core.planning.preflight import preflight
 from app.core.tasks import Tasks
+from tests.support.drafts import opened
 from tests.support.forecasts import known_job
+from trainer.errors import ImpastoError
 
 
 class Desk:
@@ -66,6 +69,21 @@ def test_the_pick_comes_before_the_whole_and_an_error_in_words(desk: Desk, job: 
     desk.wait(desk.ended)
     assert forecaster.error is not None and "RTX 9999" in forecaster.error.sentence and forecaster.error.remedy
     assert forecaster.stale and forecaster.answer is answer  # kept, as it says what was
+
+
+def test_what_stands_in_the_way_is_said_in_words_of_the_app(desk: Desk, job: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x", encoding="utf-8")
+    with job.open("a", encoding="utf-8") as file:
+        file.write("\n[output]\nruns = '../file'\n")
+    draft = opened(job, desk.tasks)
+    desk.forecaster.ask(Question(job, "8GB"))
+    desk.wait(desk.ended)
+    (runs,) = [check for check in preflight(draft, desk.forecaster.answer, None) if check.key == "output.runs"]
+    assert runs.severity == "error" and "is a file" in runs.sentence
+    for code in ("run.folder", "gpu.none", "job.invalid", "job.toml", "job.unreadable"):
+        error = ImpastoError(code, "It is so.", "See `python -m trainer doctor`, or --set output.runs.")
+        told = next(check for check in preflight(draft, None, error) if check.sentence == "It is so.")
+        assert told.remedy and not [word for word in ("trainer", "--set", "output.runs") if word in told.remedy]
 
 
 def test_the_newest_question_is_answered_alone(desk: Desk, job: Path) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from app.core.words import in_words, sentence_of
+from app.core.words import in_words, joined, sentence_of
 from trainer.errors import JobError
 
 
@@ -15,3 +15,9 @@ def test_what_happened_and_what_to_do_are_two_sentences(sentence):
 def test_a_reason_becomes_a_sentence_of_its_own():
     assert sentence_of("must be above 0, not -1") == "Must be above 0, not -1."
     assert sentence_of("Is it there?") == "Is it there?"
+
+
+def test_either_of_what_happened_and_what_to_do_may_be_missing():
+    assert joined("The base is gone", "") == "The base is gone."
+    assert joined("", "Choose a base.") == "Choose a base."
+    assert joined("The base is gone", "Choose another.") == "The base is gone. Choose another."

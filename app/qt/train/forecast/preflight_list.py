@@ -9,6 +9,7 @@ from PySide6.QtWidgets import QHBoxLayout, QLabel, QToolButton, QVBoxLayout, QWi
 
 from app.core.jobs.settings import title_of
 from app.core.planning.preflight import Check
+from app.core.words import joined
 from app.qt.theme import set_icon
 from app.qt.tips import plain_tip
 from app.qt.train.forecast.clearing import clear
@@ -61,7 +62,7 @@ class PreflightList(QWidget):
             mark.setFocusPolicy(Qt.FocusPolicy.NoFocus)
             mark.setAttribute(Qt.WidgetAttribute.WA_TransparentForMouseEvents)
         remedy = QCoreApplication.translate("Preflight", check.remedy) if check.remedy else ""
-        text = QLabel(f"{_told(check)} {remedy}".strip())
+        text = QLabel(joined(_told(check), remedy))
         text.setToolTip(plain_tip(check.key))
         text.setTextFormat(Qt.TextFormat.PlainText)
         text.setWordWrap(True)
