@@ -57,8 +57,18 @@ def runs_overlaid(window: Window) -> QWidget:
 @screen("runs-killed")
 def runs_killed(window: Window) -> QWidget:
     path = made("portrait", done=300, state="running", seed=3)
+    (path / "checkpoints" / "step-00000250").mkdir(exist_ok=True)
     (path / "console.log").write_text("step 299\nstep 300\nKilled\n", encoding="utf-8")
     page = shown(window, path)
+    wait(QApplication.instance(), page.trouble.isVisible)
+    return window
+
+
+@screen("runs-gone")
+def runs_gone(window: Window) -> QWidget:
+    path = made("landscape", seed=4)
+    page = shown(window, path)
+    path.rename(path.with_name("landscape, first try"))
     wait(QApplication.instance(), page.trouble.isVisible)
     return window
 
