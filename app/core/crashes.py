@@ -48,7 +48,8 @@ class CrashNet:
         """Catch from now on; where the file cannot be written, exceptions go only where they went before."""
         with contextlib.suppress(OSError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = self.path.open("w", encoding="utf-8", buffering=1)
+            # With whatever names of files an exception tells of: some are no Unicode.
+            self._file = self.path.open("w", encoding="utf-8", errors="backslashreplace", buffering=1)
             self._file.write(_header())
             self._file.flush()
             faulthandler.enable(self._file)

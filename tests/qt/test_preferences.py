@@ -1,13 +1,17 @@
 """The preferences: what is clicked is in force, on disk, and there at the next start."""
 
+from dataclasses import replace
+
 import pytest
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QKeySequence
-from PySide6.QtWidgets import QCheckBox, QComboBox, QSpinBox
+from PySide6.QtWidgets import QCheckBox, QComboBox, QSpinBox, QWidget
 
 from app.core.settings.preferences import Preferences, Section
 from app.core.settings.store import Settings
+from app.qt.actions.commands import Commands
 from app.qt.dialogs.preferences import PreferencesDialog
+from app.qt.dialogs.shortcuts import ShortcutEditor
 
 
 @pytest.fixture
@@ -100,6 +104,43 @@ def test_keys_come_back_as_delivered(dialog, session, window):
     assert window.commands["window.quit"].shortcut() == QKeySequence("Ctrl+Q")
     session.settings.file.settle()
     assert Settings().preferences.shortcuts == {}
+
+
+def test_what_getting_the_delivered_keys_back_takes_from_others_is_said(dialog, window):
+    editor = dialog.shortcuts
+    dialog.tabs.setCurrentWidget(editor)
+    choose(editor, "Quit")
+    editor.keys.setKeySequence(QKeySequence("Ctrl+K"))
+    editor._set.click()
+    choose(editor, "Find a command…")
+    assert not editor.told.isVisible()
+    editor._default.click()
+    assert editor.told.text() == "Its keys were taken from “Quit”." and editor.told.isVisible()
+    assert [window.commands[name].keys() for name in ("window.quit", "window.palette")] == [[], ["Ctrl+K"]]
+
+
+def test_a_step_to_be_undone_does_not_rename_its_command_among_the_keys(dialog, window):
+    window.commands["edit.undo"].setText("Undo Exclude 1 picture")
+    editor = dialog.shortcuts
+    editor.search.setText("undo")
+    assert editor.list.topLevelItem(0).text(0) == "Undo"
+
+
+def test_the_users_own_keys_go_before_those_delivered_to_others(window, session):
+    """A later version may deliver keys that he has given away; Qt calls neither of two that have the same."""
+    own = {"window.quit": ("Ctrl+k", "F8"), "window.open": ("F8",)}
+    session.settings.change(session.settings.preferences.model_copy(update={"shortcuts": own}))
+    names = ("window.palette", "window.quit", "window.open")
+    had = [window.commands[name].keys() for name in names]
+    assert had == [[], ["Ctrl+K"], ["F8"]]
+    editor = ShortcutEditor(window.commands, own)
+    assert [list(editor.keys_of(window.commands[name])) for name in names] == had
+    assert [command.action.id for command in editor.owners(QKeySequence("Ctrl+K"))] == ["window.quit"]
+    later = Commands(own=own)
+    owner = QWidget()
+    for name in ("window.open", "window.quit", "window.palette"):  # one room after the other
+        later.add([replace(window.commands[name].action, run="show", enabled=None)], owner)
+    assert [later[name].keys() for name in names] == had
 
 
 def test_commands_are_found_by_name_and_by_key(dialog):

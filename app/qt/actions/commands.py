@@ -17,6 +17,8 @@ from app.qt.words import QT_TRANSLATE_NOOP
 Keys = Mapping[str, tuple[str, ...]]
 """Shortcuts by command, as Qt writes them portably."""
 
+_PORTABLE = QKeySequence.SequenceFormat.PortableText
+
 MENUS: dict[Menu, str] = {
     "file": QT_TRANSLATE_NOOP("Menu", "&File"),
     "edit": QT_TRANSLATE_NOOP("Menu", "&Edit"),
@@ -29,6 +31,25 @@ MENUS: dict[Menu, str] = {
     "presets": QT_TRANSLATE_NOOP("Menu", "Pre&sets"),
     "help": QT_TRANSLATE_NOOP("Menu", "&Help"),
 }
+
+
+def in_force(actions: Iterable[Action], own: Keys) -> dict[str, tuple[str, ...]]:
+    """Return the keys of commands by id, as Qt writes them portably; of two that want the same only one has it.
+
+    The user's own go before those delivered, which may be newer than his: where Qt finds two it calls neither.
+    """
+    given: dict[str, tuple[str, ...]] = {}
+    taken: set[str] = set()
+    for action in sorted(actions, key=lambda action: action.id not in own):
+        wanted = map(portable, own.get(action.id, action.keys))
+        given[action.id] = tuple(key for key in wanted if key not in taken)
+        taken.update(given[action.id])
+    return given
+
+
+def portable(keys: str) -> str:
+    """Return a shortcut as Qt writes it on every system."""
+    return QKeySequence(keys, _PORTABLE).toString(_PORTABLE)
 
 
 class Command(QAction):
@@ -63,7 +84,7 @@ class Command(QAction):
 
     def set_keys(self, keys: Iterable[str]) -> None:
         """Give it other shortcuts; its tip names the first."""
-        self.setShortcuts([QKeySequence(key, QKeySequence.SequenceFormat.PortableText) for key in keys])
+        self.setShortcuts([QKeySequence(key, _PORTABLE) for key in keys])
         tip = QCoreApplication.translate("Action", self.action.tip or self.action.title)
         self.setToolTip(" ".join([tip, *(f"({key})" for key in self.keys()[:1])]))
 
@@ -114,9 +135,11 @@ class Commands(QObject):
             assert former is None or once_more, f"two actions are named {action.id}"
             if former:
                 former.deleteLater()
-            command = Command(action, owner, self._own.get(action.id, action.keys))
+            command = Command(action, owner, action.keys)
             self._commands[action.id] = command
             self._enter(command)
+        if self._own:
+            self.rebind(self._own)
         owner.destroyed.connect(lambda _=None: self._forget(actions))
         self.refresh()
 
@@ -129,8 +152,9 @@ class Commands(QObject):
     def rebind(self, own: Keys) -> None:
         """Put the user's own shortcuts in force; commands that are not named have those of the table."""
         self._own = own
-        for command in self._commands.values():
-            command.set_keys(own.get(command.action.id, command.action.keys))
+        keys = in_force((command.action for command in self._commands.values()), own)
+        for name, command in self._commands.items():
+            command.set_keys(keys[name])
 
     def refresh(self) -> None:
         """Ask all owners for the state of their actions, once the event that runs now is over."""

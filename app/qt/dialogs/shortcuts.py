@@ -17,7 +17,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.qt.actions.commands import Command, Commands
+from app.qt.actions.commands import Command, Commands, in_force, portable
 
 _PORTABLE = QKeySequence.SequenceFormat.PortableText
 _ROW = 26
@@ -34,6 +34,7 @@ class ShortcutEditor(QWidget):
         self._commands = commands
         self.own = dict(own)
         """What differs from the table, by command."""
+        self._keys: dict[str, tuple[str, ...]] = {}
         self.search = QLineEdit()
         self.search.setPlaceholderText(self.tr("Search by name or key"))
         self.search.setAccessibleName(self.tr("Search for a command"))
@@ -44,21 +45,17 @@ class ShortcutEditor(QWidget):
         self._clear = QPushButton(self.tr("No keys"))
         self._default = QPushButton(self.tr("As delivered"))
         self._build()
+        self._renew()
         self._fill()
 
     def keys_of(self, command: Command) -> tuple[str, ...]:
         """Return the keys that a command will have."""
-        return self.own.get(command.action.id, command.action.keys)
+        return self._keys.get(command.action.id, command.action.keys)  # of a room that came later, those delivered
 
     def owners(self, keys: QKeySequence) -> list[Command]:
         """Return the commands that will have these keys, without the one that is being edited."""
-        portable = keys.toString(_PORTABLE)
-        return [
-            command
-            for command in self._commands
-            if command is not self._chosen()
-            and portable in {QKeySequence(key, _PORTABLE).toString(_PORTABLE) for key in self.keys_of(command)}
-        ]
+        wanted, chosen = keys.toString(_PORTABLE), self._chosen()
+        return [one for one in self._commands if one is not chosen and wanted in self.keys_of(one)]
 
     def _build(self) -> None:
         self.list.setAccessibleName(self.tr("Commands and their keys"))
@@ -96,7 +93,7 @@ class ShortcutEditor(QWidget):
         for command in self._commands:
             keys = (QKeySequence(key, _PORTABLE).toString(QKeySequence.SequenceFormat.NativeText)
                     for key in self.keys_of(command))  # fmt: skip
-            texts = [command.text(), command.group, ", ".join(keys)]
+            texts = [command.title, command.group, ", ".join(keys)]
             if wanted in " ".join(texts).casefold():
                 item = QTreeWidgetItem(self.list, texts)
                 item.setData(0, _ID, command.action.id)
@@ -109,7 +106,7 @@ class ShortcutEditor(QWidget):
         """Say what the keys in the field do now, and which buttons can be used."""
         chosen, keys = self._chosen(), self.keys.keySequence()
         others = self.owners(keys) if not keys.isEmpty() else []
-        names = ", ".join(command.text() for command in others)
+        names = ", ".join(command.title for command in others)
         self.told.setText(self.tr("These keys belong to “{name}” and will be taken from it.").format(name=names))
         self.told.setVisible(bool(others))
         self._set.setEnabled(chosen is not None and not keys.isEmpty())
@@ -120,20 +117,30 @@ class ShortcutEditor(QWidget):
         """Give the chosen command other keys, or those of the table (None), and take them from whoever has them."""
         chosen = self._chosen()
         assert chosen is not None
-        for key in chosen.action.keys if keys is None else keys:
-            self._take(QKeySequence(key, _PORTABLE))
+        losers = [name for key in chosen.action.keys if keys is None for name in self._take(key)]
+        for key in keys or ():
+            self._take(key)
         self._put(chosen, chosen.action.keys if keys is None else keys)
         self.keys.clear()
         self._fill()
+        if losers:  # of which nothing could be said before
+            self.told.setText(self.tr("Its keys were taken from “{name}”.").format(name=", ".join(losers)))
+            self.told.show()
         self.changed.emit()
 
-    def _take(self, keys: QKeySequence) -> None:
-        for command in self.owners(keys):
-            left = tuple(key for key in self.keys_of(command) if QKeySequence(key, _PORTABLE) != keys)
-            self._put(command, left)
+    def _take(self, key: str) -> list[str]:
+        """Take a key from whoever has it; return their titles."""
+        losers = self.owners(QKeySequence(key, _PORTABLE))
+        for command in losers:
+            self._put(command, tuple(one for one in self.keys_of(command) if one != portable(key)))
+        return [command.title for command in losers]
 
     def _put(self, command: Command, keys: tuple[str, ...]) -> None:
-        if keys == command.action.keys:
+        if tuple(map(portable, keys)) == tuple(map(portable, command.action.keys)):
             self.own.pop(command.action.id, None)
         else:
             self.own[command.action.id] = keys
+        self._renew()
+
+    def _renew(self) -> None:
+        self._keys = in_force((command.action for command in self._commands), self.own)

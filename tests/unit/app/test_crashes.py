@@ -22,6 +22,7 @@ def run(code: str) -> subprocess.CompletedProcess:
         ("import ctypes; ctypes.string_at(0)", "ctypes"),  # a crash in native code
         ("import threading; threading.Thread(target=lambda: 1 / 0, name='painter').start()", "In thread painter"),
         ("import os; os.abort()", "Aborted"),
+        (r"raise FileNotFoundError('caf\udce9.jpg')", r"FileNotFoundError: caf\udce9.jpg"),  # a name on Linux
     ],
 )
 def test_what_happened_is_there_at_the_next_start_and_only_then(code, words, per_user_folder):
