@@ -144,6 +144,15 @@ def test_no_process_is_left_and_none_is_started_for_what_is_remembered(
     assert inspect_pictures([good], 100) == first
 
 
+def test_a_process_that_comes_up_when_nobody_is_left_ends_without_a_word(capfd: pytest.CaptureFixture[str]) -> None:
+    ours, theirs = decoders._SPAWN.Pipe()
+    ours.close()
+    process = decoders._SPAWN.Process(target=decoders._serve, args=(theirs,))
+    process.start()
+    process.join()
+    assert (process.exitcode, capfd.readouterr().err) == (0, "")
+
+
 def test_an_error_passes_between_processes_whole() -> None:
     error = JobError("a.b", "It is so.", "Do that.", ("one", "two"))
     copy = pickle.loads(pickle.dumps(error))

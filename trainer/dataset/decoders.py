@@ -242,7 +242,6 @@ def _no_process(reason: str) -> DatasetError:
 def _serve(pipe: Connection) -> None:
     """Answer until the other end is closed; what runs in the process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    pipe.send(_HERE)
 
     @contextmanager
     def turn() -> Iterator[None]:
@@ -251,6 +250,7 @@ def _serve(pipe: Connection) -> None:
         yield
 
     try:
+        pipe.send(_HERE)
         while True:
             path, max_megapixels = pipe.recv()
             pipe.send(inspect(path, max_megapixels, turn))
