@@ -37,7 +37,7 @@ class Live:
         for number in range(count):
             (self.data / f"{number}.txt").write_bytes(b"red, x")
         self.journal = Journal(base / "journal")
-        self.saver = Saver(self.journal, Writer(Backups(base / "backups")), self.posted.put, pause=30.0)
+        self.saver = Saver(self.journal, Writer(Backups(base / "backups")), self.posted.put, pause=600.0)
         self.history = History(self.library, self.journal, self.saver)
 
     def deliver(self) -> None:
@@ -71,17 +71,17 @@ def test_who_waits_for_the_disk_waits_for_nothing_that_is_typed_meanwhile(
 
     def wait_and_write(wishes: Sequence[Wish]) -> Iterable[Outcome]:
         writing.set()
-        assert typed.wait(20.0)
+        assert typed.wait(120.0)
         return write(wishes)
 
     monkeypatch.setattr(live.saver._writer, "write", wait_and_write)
     live.history.do(Edit("Type", (Change(live.ids[0], "caption", "red, x", "first"),)), joins=True)
     waits = threading.Thread(target=live.saver.flush)
     waits.start()
-    assert writing.wait(20.0)
+    assert writing.wait(120.0)
     live.history.do(Edit("Type", (Change(live.ids[1], "caption", "red, x", "more"),)), joins=True)
     typed.set()
-    waits.join(20.0)  # what was typed is due in thirty
+    waits.join(120.0)  # what was typed is due in six hundred
     assert not waits.is_alive()
     assert [(live.data / f"{number}.txt").read_bytes() for number in range(2)] == [b"first", b"red, x"]
     live.saver.close()
@@ -97,7 +97,7 @@ def test_who_waits_for_the_disk_waits_for_a_caption_that_is_typed_on_meanwhile(
 
     def wait_and_write(wishes: Sequence[Wish]) -> Iterable[Outcome]:
         writing.set()
-        assert typed.wait(20.0)
+        assert typed.wait(120.0)
         return write(wishes)
 
     def hurry_and_tell() -> None:
@@ -107,14 +107,14 @@ def test_who_waits_for_the_disk_waits_for_a_caption_that_is_typed_on_meanwhile(
     monkeypatch.setattr(live.saver._writer, "write", wait_and_write)
     monkeypatch.setattr(live.saver, "hurry", hurry_and_tell)
     live.history.do(Edit("Set", (Change(live.ids[1], "caption", "red, x", "blue"),)))
-    assert writing.wait(20.0)
+    assert writing.wait(120.0)
     live.history.do(Edit("Type", (Change(live.ids[0], "caption", "red, x", "first"),)), joins=True)
     waits = threading.Thread(target=live.saver.flush)
     waits.start()
-    assert hurried.wait(20.0)
+    assert hurried.wait(120.0)
     live.history.do(Edit("Type", (Change(live.ids[0], "caption", "first", "first, more"),)), joins=True)
     typed.set()
-    waits.join(20.0)
+    waits.join(120.0)
     assert not waits.is_alive()
     assert [(live.data / f"{number}.txt").read_bytes() for number in range(2)] == [b"first, more", b"blue"]
     live.saver.close()
