@@ -240,6 +240,7 @@ def test_a_run_whose_folder_was_renamed_is_said_to_be_gone_and_leaves_the_list_o
     moved.path.rename(tmp_path / "renamed")
     qtbot.waitUntil(lambda: page.trouble.leave.isVisibleTo(page))
     qtbot.waitUntil(lambda: page.header.state.text() == "Not there any more")
+    assert not page.header.buttons["runs.folder"].isVisibleTo(page)
     place = page.list.runs.place_of(moved.path)
     assert "Not there any more" in page.list.runs.data(place, Qt.ItemDataRole.AccessibleTextRole)
     page.trouble.leave.click()

@@ -81,7 +81,7 @@ ACTIONS = (
         tip=_NOOP("Action", "Goes on from the last checkpoint when its turn in the queue comes"),
     ),
     Action(
-        "runs.folder", _NOOP("Action", "Open the run's folder"), "runs", "open_folder", (), "has_run", icon="folder"
+        "runs.folder", _NOOP("Action", "Open the run's folder"), "runs", "open_folder", (), "has_folder", icon="folder"
     ),
 )
 _WHILE_ALIVE = ("runs.sample", "runs.save", "runs.pause", "runs.stop")
@@ -123,9 +123,9 @@ class RunHeader(QWidget):
 
     # --- what can be done now
 
-    def has_run(self) -> bool:
-        """Tell whether there is a run to speak of."""
-        return self._run is not None
+    def has_folder(self) -> bool:
+        """Tell whether the run's folder is still where it was."""
+        return self._run is not None and not self._run.summary.gone
 
     def can_preview(self) -> bool:
         """Tell whether the run trains and has prompts, and was not asked already."""
@@ -235,9 +235,10 @@ class RunHeader(QWidget):
         self.facts.setText(self._facts(run) if run else "")
         alive = bool(run and run.alive)
         for name, button in self.buttons.items():
-            button.setVisible(run is not None and (name == "runs.folder" or (name in _WHILE_ALIVE) == alive))
+            button.setVisible(run is not None and (name in _WHILE_ALIVE) == alive)
+        self.buttons["runs.folder"].setVisible(self.has_folder())
         self.buttons["runs.resume"].setVisible(bool(run and run.resumable))
-        can = (self.can_preview(), self.can_save(), self.can_end(), self.can_resume())
+        can = (self.can_preview(), self.can_save(), self.can_end(), self.can_resume(), self.has_folder())
         if can != self._could:
             self._could = can
             self._commands.refresh()
