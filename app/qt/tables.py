@@ -17,6 +17,8 @@ _BAR = int(Qt.ItemDataRole.UserRole)
 _BAR_HEIGHT, _GAP, _SIDE = 10.0, 10, 9
 _NUMBER = 96
 """Pixels that are left for the number beside its bar."""
+_CUT = 24
+"""Characters from which on a column may have no room for all of a text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +28,12 @@ class Row:
     texts: tuple[str, ...]
     bar: float | None = None
     tip: str = ""
+
+
+def _tip(row: Row, text: str) -> str:
+    """Return what is said of a cell: all of a text that may be cut, then what the line means."""
+    shown = text if len(text) > _CUT else ""
+    return "\n\n".join(filter(None, (shown, row.tip))) or text
 
 
 class Rows(QAbstractTableModel):
@@ -63,7 +71,7 @@ class Rows(QAbstractTableModel):
         if role in (Qt.ItemDataRole.DisplayRole, Qt.ItemDataRole.AccessibleTextRole):
             return row.texts[index.column()]
         if role == Qt.ItemDataRole.ToolTipRole:
-            return plain_tip(row.tip or row.texts[index.column()])
+            return plain_tip(_tip(row, row.texts[index.column()]))
         if role == _BAR and index.column() == len(self.titles) - 1:
             return row.bar
         return None

@@ -289,6 +289,24 @@ def test_edited_it_keeps_what_it_was_and_goes_back(page, qtbot):
     assert len(shelf.versions_of(path)) == 2
 
 
+def test_texts_that_differ_where_they_are_cut_can_be_read_whole(page, qtbot):
+    path = keep(page, qtbot, preset())
+    notes = ["Made with sixty pictures of gouache, by day", "Made with sixty pictures of gouache, by night"]
+    for text in notes:
+        page.edit()
+        dialog = next(each for each in page.findChildren(EditDialog) if each.isVisible())
+        dialog.notes.setPlainText(text)
+        dialog.buttons.accepted.emit()
+        wait(qtbot, lambda text=text: load_preset(path).notes == text and page.chosen.preset.notes == text)
+    page.versions()
+    versions = page.findChild(VersionsDialog)
+    wait(qtbot, lambda: versions.back.isEnabled())
+    lines = versions.table.lines
+    row = next(row for row, line in enumerate(lines.rows) if line.texts[0] == "Notes")
+    tips = [lines.data(lines.index(row, column), Qt.ItemDataRole.ToolTipRole) for column in (1, 2)]
+    assert [text in tip for text, tip in zip(reversed(notes), tips, strict=True)] == [True, True]
+
+
 def test_built_in_ones_cannot_be_changed_but_copied(page, qtbot):
     page.field.setText("likeness sdxl")
     page.commands.refresh_now()
