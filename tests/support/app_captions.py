@@ -223,7 +223,7 @@ class Captions(RuleBasedStateMachine):
     @rule(mine=st.booleans())
     def resolve(self, mine: bool) -> None:
         conflict = self.world.saver.now.conflicts[0]
-        self.world.saver.unsaved(self.world.picture(0))  # takes in what the user did since
+        self.world.saver._absorb(None)  # what the user did since
         if conflict.key not in self.world.saver._conflicts:  # the user went on, and it is to be judged anew
             return
         self.shown(conflict.path.name)
