@@ -237,22 +237,29 @@ def main(folder: Path, chosen: Sequence[str] = ()) -> None:
     application = QApplication([])
     speak(application, "en")
     theme = Theme(application)
+    with tempfile.TemporaryDirectory() as place, a_window(Path(place)) as window:
+        open_demo(application, window, Path(place) / "demo")
+        for look in looks:
+            theme.choose(look)
+            for name, show in SCREENS.items():
+                if names and not name.startswith(names):
+                    continue
+                with showing(application, show, window) as shown:
+                    # Packed as quickly as PNG can be: packing well takes longer than drawing.
+                    shown.grab().save(str(folder / f"{name}-{look}-{percent}.png"), quality=90)
+
+
+@contextmanager
+def a_window(place: Path) -> Iterator[Window]:
+    """The window, which keeps what it has to keep in a folder of its own unless one is set."""
+    os.environ.setdefault("IMPASTO_HOME", str(place / "home"))
     poster = Poster()
     session = Session(poster.post)
     window = Window(session)
     window.resize(*SIZE)
     window.show()
     try:
-        with tempfile.TemporaryDirectory() as place:
-            open_demo(application, window, Path(place) / "demo")
-            for look in looks:
-                theme.choose(look)
-                for name, show in SCREENS.items():
-                    if names and not name.startswith(names):
-                        continue
-                    with showing(application, show, window) as shown:
-                        # Packed as quickly as PNG can be: packing well takes longer than drawing.
-                        shown.grab().save(str(folder / f"{name}-{look}-{percent}.png"), quality=90)
+        yield window
     finally:
         session.close()
         poster.close()

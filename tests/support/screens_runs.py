@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 from PySide6.QtWidgets import QApplication, QWidget
@@ -68,7 +69,9 @@ def runs_killed(window: Window) -> QWidget:
 def runs_gone(window: Window) -> QWidget:
     path = made("landscape", seed=4)
     page = shown(window, path)
-    path.rename(path.with_name("landscape, first try"))
+    other = path.with_name("landscape, first try")
+    shutil.rmtree(other, ignore_errors=True)  # of the look before
+    path.rename(other)
     wait(QApplication.instance(), page.trouble.isVisible)
     return window
 
