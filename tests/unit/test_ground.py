@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -54,12 +56,18 @@ def test_a_folder_that_is_still_to_be_made_stands_in_nobodys_way(job: Path, tmp_
     assert not (tmp_path / "to").exists()
 
 
+@pytest.fixture
+def everybodys_folder() -> Iterator[Path]:
+    """A folder to which everybody may go; pytest's own let only their owner in."""
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no read-only folders")
-def test_a_folder_that_may_not_be_written_is_told_before_anything_is(tmp_path: Path) -> None:
+def test_a_folder_that_may_not_be_written_is_told_before_anything_is(everybodys_folder: Path) -> None:
     """As nobody where tests run as root, whom permissions do not bind."""
-    for path in (tmp_path, *tmp_path.parents[:2]):
-        path.chmod(0o755)
-    closed = tmp_path / "closed"
+    closed = everybodys_folder / "closed"
     closed.mkdir(mode=0o555)
     words = f"""
 import os

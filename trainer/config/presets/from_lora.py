@@ -43,7 +43,7 @@ def preset_of_lora(path: Path) -> Made:
             "Choose a plain LoRA or LoCon of SD 1.5 or SDXL.",
         )
     told = identity.metadata
-    own = _own_recipe(told, family)
+    own = _own_recipe(told)
     mapped = Mapped(own) if own is not None else _mapped(identity, family)
     stated = set(_leaves(mapped.recipe, ""))
     not_found = [] if own is not None else [key for key in _asked_for(family) if key not in stated]
@@ -99,11 +99,8 @@ def _mapped(identity: LoraIdentity, family: Family) -> Mapped:
     return recipe_of_metadata(identity.metadata, parts)
 
 
-def _own_recipe(metadata: Mapping[str, str], family: Family) -> dict[str, Any] | None:
-    """The whole recipe that Impasto writes into its files; what of it cannot be used is left out later, by name.
-
-    What it says of a text encoder that the family has not is left out without a word.
-    """
+def _own_recipe(metadata: Mapping[str, str]) -> dict[str, Any] | None:
+    """The whole recipe that Impasto writes into its files; what of it cannot be used is left out later, by name."""
     text = metadata.get(RECIPE_KEY)
     if text is None or len(text) > _LONGEST:
         return None
@@ -111,9 +108,7 @@ def _own_recipe(metadata: Mapping[str, str], family: Family) -> dict[str, Any] |
         recipe = json.loads(text)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(recipe, dict):
-        return None
-    return {key: value for key, value in recipe.items() if key != "text_encoder_2" or family == "sdxl"}
+    return recipe if isinstance(recipe, dict) else None
 
 
 def _asked_for(family: Family) -> Iterator[str]:

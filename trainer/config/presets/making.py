@@ -86,8 +86,11 @@ def stated_recipe(recipe: RecipeConfig) -> Data:
 def made_of(data: Data, left_out: Sequence[str] = (), not_found: Sequence[str] = ()) -> Made:
     """Make a preset of values as they stand in its file; what no preset may hold is left out and named.
 
-    Empty values are dropped without a word. Raises JobError when what is left is no preset.
+    Empty values, and what a recipe says of a text encoder that the family has not, are dropped without a word. Raises
+    JobError when what is left is no preset.
     """
+    if data["base"]["family"] != "sdxl" and data["recipe"]:
+        data["recipe"] = {key: value for key, value in data["recipe"].items() if key != "text_encoder_2"}
     data = {key: value for key, value in data.items() if value}
     data["schema"] = SCHEMA
     data["name"] = safe_name(str(data.get("name", "")), "preset")[:LONGEST_NAME].rstrip(". ")
