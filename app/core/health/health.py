@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -281,11 +281,7 @@ class Health:
             self._seen[seen.picture] = seen.codes
             facts[seen.picture] = self._facts(seen, kinds)
             self._part(seen.picture)
-        pictures = self._library.pictures
-        for first, second in found.near:
-            if first in pictures and second in pictures:
-                self._near.setdefault(first, set()).add(second)
-                self._near.setdefault(second, set()).add(first)
+        self._link(found.near, {number: known["content"] for number, known in facts.items()})
         self._library.learn(facts, *kinds)  # type: ignore[arg-type]  # built from Literals
         self._tell_soon()
 
@@ -300,6 +296,16 @@ class Health:
             kinds.add("problem")
         return facts
 
+    def _link(self, near: Iterable[tuple[int, int]], learned: Mapping[int, object]) -> None:
+        """Note pairs that are nearly the same; not those of the same bytes, of which there may be thousands."""
+        pictures = self._library.pictures
+        for first, second in near:
+            if first in pictures and second in pictures:
+                contents = [learned.get(one, pictures[one].content) for one in (first, second)]
+                if contents[0] != contents[1]:
+                    self._near.setdefault(first, set()).add(second)
+                    self._near.setdefault(second, set()).add(first)
+
     def _part(self, number: int) -> None:
         """Take a picture from those that are nearly the same as others."""
         for other in self._near.pop(number, ()):
@@ -308,19 +314,20 @@ class Health:
         self._near_marked.discard(number)
 
     def _mark_near(self, number: int) -> None:
-        if self._near_to(number):
+        if next(self._near_to(number, self._near.get(number, ())), None) is not None:
             self._near_marked.add(number)
         else:
             self._near_marked.discard(number)
 
-    def _near_to(self, number: int) -> list[int]:
-        """Return which trained pictures of other bytes a trained picture is nearly the same as."""
+    def _near_to(self, number: int, others: Iterable[int]) -> Iterator[int]:
+        """Yield which of these are trained pictures of other bytes, for a trained picture."""
         pictures = self._library.pictures
         one = pictures.get(number)
-        if one is None or one.excluded or number not in self._near:
-            return []
-        others = [pictures[other] for other in tuple(self._near[number]) if other in pictures]
-        return [other.id for other in others if not other.excluded and other.content != one.content]
+        if one is None or one.excluded:
+            return
+        for other in map(pictures.get, others):
+            if other and not other.excluded and other.content != one.content:
+                yield other.id
 
     # Tags
 
@@ -420,7 +427,8 @@ class Health:
     def _near_groups(self) -> list[list[int]]:
         from app.core.health.fixes import connected
 
-        return connected({number: self._near_to(number) for number in tuple(self._near_marked)})
+        near = {number: tuple(self._near.get(number, ())) for number in tuple(self._near_marked)}
+        return connected({number: list(self._near_to(number, others)) for number, others in near.items()})
 
     def _pictures(self, groups: Iterable[Iterable[int]]) -> list[list[Picture]]:
         pictures = self._library.pictures
