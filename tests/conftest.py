@@ -89,8 +89,8 @@ def environment_left_as_found() -> Iterator[None]:
 
 
 def environment() -> dict[str, str]:
-    """All but what pytest says of the test that runs."""
-    return {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
+    """All but what pytest says of the test that runs, and PyTorch's compiler to processes of its own."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "_TORCHINDUCTOR_"))}
 
 
 @pytest.fixture(autouse=True)

@@ -21,6 +21,7 @@ import torch
 
 from tests.support.exhaustion import Exhaustion, Killed, SharedPlace, Trial, step_begins
 from tests.train.test_graphs import BRIEF, engine_of, learned
+from trainer.adapter import lean
 from trainer.adapter.lean.layers import WholeInt8
 from trainer.config.fit import FitConfig
 from trainer.config.load import load_job
@@ -115,6 +116,40 @@ def test_what_is_learned_is_what_plain_blocks_learn(place: SharedPlace, compiler
     assert not told and compiler.runs
     assert float(loss) == pytest.approx(float(plain_loss), rel=1e-5)
     assert float((gradient - plain_gradient).norm() / plain_gradient.norm()) < 1e-5
+
+
+def test_in_bf16_gradients_are_as_near_to_those_of_fp32_as_without(
+    place: SharedPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sums that are fused are rounded elsewhere, not more: over twelve batches, by single ones chance decides."""
+    exact = gradients(place, "fp32")
+    plain, ours = error(gradients(place, "bf16"), exact), error(gradients(place, "bf16", compile=True), exact)
+    monkeypatch.setattr(lean, "SWITCHED_ON", False)
+    peft = error(gradients(place, "bf16"), exact)
+    assert 0.0 < ours < 1.1 * max(plain, peft), f"plain {plain:.4f}, compiled {ours:.4f}, PEFT's layers {peft:.4f}"
+
+
+def gradients(place: SharedPlace, dtype: str, *, compile: bool = False) -> list[torch.Tensor]:
+    """Of twelve batches, at weights of LoRAs that do something."""
+    engine = engine_of(place, "sd15", (*ONE, f"fit.dtype={dtype}"), [])
+    if compile:
+        engine.compiled = blocks = CompiledBlocks(lambda _, sentence: pytest.fail(sentence))
+        blocks.install(engine.models.unet)
+    chance = torch.Generator().manual_seed(7)
+    for weight in engine.masters.masters.values():
+        weight.detach().copy_(torch.randn(weight.shape, generator=chance) * 0.05)
+    engine.masters.refresh()
+    found = []
+    for batch in map(engine.feed.batch, range(12)):
+        engine.masters.zero_grad()
+        engine.forward_backward(batch)
+        found.append(torch.cat([gradient.flatten().double() for gradient in engine.masters.gradients()]))
+    return found
+
+
+def error(found: Sequence[torch.Tensor], exact: Sequence[torch.Tensor]) -> float:
+    """The mean distance, in norms of what is exact."""
+    return float(sum((one - other).norm() / other.norm() for one, other in zip(found, exact, strict=True)) / len(found))
 
 
 def test_outside_of_a_step_nothing_is_compiled(place: SharedPlace, compiler: Compiler) -> None:
