@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -72,6 +73,8 @@ class Jobs:
         self.last: Path | None = None
         """The job that was open last."""
         self._elsewhere: tuple[Path, ...] = ()
+        self._readings = count(1)
+        self._newest = 0
         self._tasks = tasks
         self._open: Draft | None = None
         self._wanted: Path | None = None
@@ -141,6 +144,7 @@ class Jobs:
 
         def thrown(lies: Path | None) -> None:
             self._keep(None if self.last == path else self.last, self._without(path))
+            self._newest = next(self._readings)  # whoever reads the list by now may have found it there
             self.all = tuple(entry for entry in self.all if entry.path != path)
             self.changed.emit(None)
             then(Thrown(path, lies))
@@ -173,14 +177,20 @@ class Jobs:
         """Read the list again on a worker."""
         elsewhere = self._elsewhere
 
-        def found(entries: tuple[JobEntry, ...]) -> None:
-            if entries != self.all:
-                self.all = entries
-                self.changed.emit(None)
+        def read() -> tuple[int, tuple[JobEntry, ...]]:
+            return next(self._readings), _entries(self.folder, elsewhere)
+
+        def found(came: tuple[int, tuple[JobEntry, ...]]) -> None:
+            number, entries = came
+            if number > self._newest:  # of two workers the one that began earlier may come later
+                self._newest = number
+                if entries != self.all:
+                    self.all = entries
+                    self.changed.emit(None)
             if then:
                 then()
 
-        self._tasks.run(lambda: _entries(self.folder, elsewhere), found, raise_again, kept=False)
+        self._tasks.run(read, found, raise_again, kept=False)
 
     def close(self) -> None:
         """Put what is not on disk there, now: the app ends."""

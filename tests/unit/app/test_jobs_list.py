@@ -11,6 +11,7 @@ import pytest
 
 from app.core.jobs import essentials
 from app.core.jobs import file as file_module
+from app.core.jobs import jobs as jobs_module
 from app.core.jobs.draft import Draft
 from app.core.jobs.jobs import Jobs
 from app.core.jobs.values import Values
@@ -208,3 +209,25 @@ def test_what_the_place_of_a_job_that_is_let_go_refuses_is_among_our_jobs(desk, 
     assert mended == errors[-1:]  # it says that the changes are still in the form
     assert on_disk(told[0])["recipe"]["rank"] == 79 and told[0].parent.parent == jobs.folder
     assert not jobs._leaving
+
+
+def test_what_was_read_before_a_job_was_thrown_away_does_not_show_it_when_it_comes_later(desk, jobs, file, monkeypatch):
+    read, goes_on, looked, real = threading.Event(), threading.Event(), list[bool](), jobs_module._entries
+
+    def late(*where: Any) -> Any:
+        entries = real(*where)
+        read.set()
+        assert goes_on.wait(120)
+        return entries
+
+    done(desk, jobs.open, file)
+    jobs.look(lambda: looked.append(True))
+    desk.until(lambda: looked)
+    assert [entry.path for entry in jobs.all] == [file]
+    monkeypatch.setattr(jobs_module, "_entries", late)
+    jobs.look(lambda: looked.append(True))
+    assert read.wait(120)
+    done(desk, jobs.trash, file)
+    goes_on.set()
+    desk.until(lambda: len(looked) == 2)
+    assert jobs.all == ()
