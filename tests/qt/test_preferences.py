@@ -9,7 +9,7 @@ from PySide6.QtWidgets import QCheckBox, QComboBox, QSpinBox, QWidget
 
 from app.core.settings.preferences import Preferences, Section
 from app.core.settings.store import Settings
-from app.qt.actions.commands import Commands
+from app.qt.actions.commands import Commands, in_force
 from app.qt.dialogs.preferences import PreferencesDialog
 from app.qt.dialogs.shortcuts import ShortcutEditor
 
@@ -141,6 +141,18 @@ def test_the_users_own_keys_go_before_those_delivered_to_others(window, session)
     for name in ("window.open", "window.quit", "window.palette"):  # one room after the other
         later.add([replace(window.commands[name].action, run="show", enabled=None)], owner)
     assert [later[name].keys() for name in names] == had
+
+
+def test_pages_share_their_keys_though_the_user_has_one_of_his_own(window):
+    actions = [
+        replace(window.commands["window.open"].action, id=name, keys=("F2",)) for name in ("train.a", "presets.a")
+    ]
+    own = {"window.quit": ("F8",)}
+    assert in_force([*actions, window.commands["window.quit"].action], own) == {
+        "train.a": ("F2",),
+        "presets.a": ("F2",),
+        "window.quit": ("F8",),
+    }
 
 
 def test_commands_are_found_by_name_and_by_key(dialog):

@@ -34,16 +34,18 @@ MENUS: dict[Menu, str] = {
 
 
 def in_force(actions: Iterable[Action], own: Keys) -> dict[str, tuple[str, ...]]:
-    """Return the keys of commands by id, as Qt writes them portably; of two that want the same only one has it.
+    """Return the keys of commands by id, as Qt writes them portably.
 
-    The user's own go before those delivered, which may be newer than his: where Qt finds two it calls neither.
+    A key of the user's own has one command only, before those delivered, which may be newer: where Qt finds two it
+    calls neither. Those delivered may be alike: pages that are never seen together share them.
     """
     given: dict[str, tuple[str, ...]] = {}
     taken: set[str] = set()
     for action in sorted(actions, key=lambda action: action.id not in own):
         wanted = map(portable, own.get(action.id, action.keys))
         given[action.id] = tuple(key for key in wanted if key not in taken)
-        taken.update(given[action.id])
+        if action.id in own:
+            taken.update(given[action.id])
     return given
 
 
