@@ -16,12 +16,13 @@ from typing import Any
 import pytest
 import shiboken6
 from PySide6.QtCore import QCoreApplication, QEvent, QObject, QPoint, Qt, QThread, QTimer
-from PySide6.QtGui import QCursor
+from PySide6.QtGui import QAction, QCursor, QWindow
 from PySide6.QtTest import QTest
-from PySide6.QtWidgets import QWidget
+from PySide6.QtWidgets import QAbstractButton, QWidget
 from pytestqt.qtbot import QtBot
 
 from app.core.session import Session
+from app.qt.actions.commands import Command
 from app.qt.posting import Poster
 from app.qt.window import Window
 
@@ -47,6 +48,16 @@ class PatientQtBot(QtBot):
 
     def waitActive(self, widget: Any, *, timeout: int = PATIENCE) -> Any:  # noqa: N802
         return super().waitActive(widget, timeout=timeout)
+
+    def keyClick(self, *arguments: Any, **words: Any) -> None:  # noqa: N802
+        """Press a key as a hand does: after what the window has still to do, such as asking what can be done now."""
+        QCoreApplication.processEvents()
+        QTest.keyClick(*arguments, **words)
+
+    def mouseClick(self, widget: QWidget | QWindow, *arguments: Any, **words: Any) -> None:  # noqa: N802
+        """Click as a hand does: on what can be used, which may be so a moment after what changed it."""
+        self.waitUntil(lambda: not isinstance(widget, QWidget) or widget.isEnabled())
+        QTest.mouseClick(widget, *arguments, **words)
 
     def hover(self, widget: QWidget, place: QPoint) -> None:
         """Move the pointer, no button held, over a place of a shown widget.
@@ -124,6 +135,23 @@ def nothing_left_running(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         left += [str(thread)] if thread.is_alive() else []
     if left:
         pytest.fail("still running after the test:\n" + "\n".join(left), pytrace=False)
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_used_in_vain(qtbot: QtBot) -> Iterator[None]:
+    """Wait until a command or a button that a test uses can be used: the window asks a moment after what changed it."""
+    with pytest.MonkeyPatch.context() as patched:  # one of its own: tests undo theirs
+        for kind, use in ((Command, "trigger"), (QAbstractButton, "click")):
+            patched.setattr(kind, use, _when_it_can(getattr(kind, use), qtbot))
+        yield
+
+
+def _when_it_can(use: Callable[[Any], None], qtbot: QtBot) -> Callable[[Any], None]:
+    def patient(thing: QAction | QWidget) -> None:
+        qtbot.waitUntil(thing.isEnabled)
+        use(thing)
+
+    return patient
 
 
 @pytest.fixture
