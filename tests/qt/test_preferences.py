@@ -11,7 +11,7 @@ from app.core.settings.preferences import Preferences, Section
 from app.core.settings.store import Settings
 from app.qt.actions.commands import Commands, in_force
 from app.qt.dialogs.preferences import PreferencesDialog
-from app.qt.dialogs.shortcuts import ShortcutEditor
+from app.qt.dialogs.shortcuts import ShortcutEditor, used_by_views
 
 
 @pytest.fixture
@@ -93,6 +93,26 @@ def test_new_keys_are_taken_from_the_command_that_had_them_after_saying_so(dialo
     assert window.commands["window.palette"].keys() == []
     session.settings.file.settle()
     assert Settings().preferences.shortcuts == {"window.quit": ("Ctrl+K",), "window.palette": ()}
+
+
+@pytest.mark.parametrize(
+    ("keys", "warns"),
+    [("Right", True), ("Shift+Down", True), ("Ctrl+Up", True), ("Return", True), ("Space", True), ("Tab", True),
+     ("Esc", True), ("+", True), ("Alt+F7", False), ("Ctrl+Return", False), ("F7", False)],
+)  # fmt: skip
+def test_keys_that_pictures_and_lists_use_themselves_are_said(dialog, keys, warns):
+    editor = dialog.shortcuts
+    dialog.tabs.setCurrentWidget(editor)
+    choose(editor, "Quit")
+    assert not editor.told.isVisible()
+    editor.keys.setKeySequence(QKeySequence(keys))
+    assert editor.told.isVisible() == warns
+    assert ("to move and choose" in editor.told.text()) == warns
+
+
+def test_no_delivered_key_is_one_that_pictures_and_lists_use_themselves(window):
+    for command in window.commands:
+        assert not any(map(used_by_views, command.shortcuts())), command.action.id
 
 
 def test_keys_come_back_as_delivered(dialog, session, window):

@@ -22,6 +22,17 @@ from app.qt.actions.commands import Command, Commands, in_force, portable
 _PORTABLE = QKeySequence.SequenceFormat.PortableText
 _ROW = 26
 _ID = Qt.ItemDataRole.UserRole
+_STEPS = ("Left", "Right", "Up", "Down", "Home", "End", "PgUp", "PgDown")
+_CHOICES = ("Return", "Enter", "Esc", "Tab", "Backtab", "Space", "+", "-", "=")
+_VIEWS = frozenset(
+    [shift + key for key in (*_STEPS, *_CHOICES) for shift in ("", "Shift+")]
+    + [control + key for key in _STEPS for control in ("Ctrl+", "Ctrl+Shift+")]
+)
+
+
+def used_by_views(keys: QKeySequence) -> bool:
+    """Tell whether pictures, lists and fields use these keys themselves, of which no command knows."""
+    return keys.toString(_PORTABLE) in _VIEWS
 
 
 class ShortcutEditor(QWidget):
@@ -107,8 +118,13 @@ class ShortcutEditor(QWidget):
         chosen, keys = self._chosen(), self.keys.keySequence()
         others = self.owners(keys) if not keys.isEmpty() else []
         names = ", ".join(command.title for command in others)
-        self.told.setText(self.tr("These keys belong to “{name}” and will be taken from it.").format(name=names))
-        self.told.setVisible(bool(others))
+        if others:
+            self.told.setText(self.tr("These keys belong to “{name}” and will be taken from it.").format(name=names))
+        elif used_by_views(keys):
+            self.told.setText(
+                self.tr("Pictures and lists need these keys to move and choose; beside this command they may not work.")
+            )
+        self.told.setVisible(bool(others) or used_by_views(keys))
         self._set.setEnabled(chosen is not None and not keys.isEmpty())
         self._clear.setEnabled(chosen is not None and bool(self.keys_of(chosen)))
         self._default.setEnabled(chosen is not None and chosen.action.id in self.own)
