@@ -154,7 +154,8 @@ class Saver:
         with self._changed:
             stores = (self._flight, self._open, self._refused, self._conflicts)
             numbers = [held.wish.number for store in stores if (held := store.get(learned.key))]
-            numbers += [arrived.latest for arrived in self._inbox if learned.key in arrived.keys]
+            newer = [one for one in self._inbox if one.latest > learned.number and learned.key in one.keys]
+            numbers += [wish.number for one in newer for wish in one.wishes if wish.key == learned.key]
             return any(number > learned.number for number in numbers)
 
     def hurry(self) -> None:

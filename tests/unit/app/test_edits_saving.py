@@ -379,6 +379,14 @@ def test_a_fact_of_a_folder_behind_a_large_edit_does_not_have_that_entered_at_on
     assert not entered
 
 
+def test_a_later_edit_of_another_value_is_no_later_wish_for_this_one(world: World) -> None:
+    """Of what a session that crashed left, edits of many numbers arrive at once."""
+    first, other = (Key(str(world.data), name, "caption") for name in ("a.jpg", "b.jpg"))
+    world.saver.take([Wish(first, (None,), "x", number=1), Wish(other, (None,), "y", number=5)])
+    asked = [Learned(first, 0, ""), Learned(first, 1, ""), Learned(other, 4, ""), Learned(other, 5, "")]
+    assert [world.saver.wants_more(learned) for learned in asked] == [True, False, True, False]
+
+
 def test_nothing_that_the_window_asks_of_a_large_edit_enters_all_of_it(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
