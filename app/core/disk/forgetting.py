@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from app.core.library import Library
 from app.core.tasks import Post
@@ -24,10 +25,13 @@ class Forgetting:
         if len(self._left) == len(ids):
             self._go_on()
 
-    def finish(self) -> None:
-        """Forget the rest now."""
-        left, self._left = self._left, []
-        self._library.remove(left)
+    def finish(self, root: Path) -> None:
+        """Forget now what is left of that folder, and of those that lie in it or that it lies in."""
+        known = self._library.pictures
+        left = {number: known[number].folder.root for number in self._left if number in known}
+        here = {one for one in set(left.values()) if one.is_relative_to(root) or root.is_relative_to(one)}
+        self._left = [number for number, of in left.items() if of not in here]
+        self._library.remove([number for number, of in left.items() if of in here])
 
     def _go_on(self) -> None:
         some, self._left = self._left[-_AT_ONCE:], self._left[:-_AT_ONCE]

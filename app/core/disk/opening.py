@@ -171,7 +171,7 @@ class Datasets:
         if other:
             self._tasks.run(lambda: overlapping(root, other), self.problems.emit, raise_again, kept=False)
             return
-        self._forgetting.finish()  # those of this folder that are on their way out come back as what they were
+        self._forgetting.finish(root)  # those of this folder that are on their way out come back as what they were
         self._library.expect(root)
         self._open[root] = _Dataset(root, others=tuple(self._open.values()))
         self._look(self._open[root], {})

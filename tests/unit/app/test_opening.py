@@ -183,6 +183,24 @@ def test_a_large_dataset_is_forgotten_in_portions_and_comes_back_as_it_was(
     assert list(opened.library.pictures) == ids
 
 
+def test_opening_a_folder_ends_only_the_forgetting_of_what_lies_there(
+    opened: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forgetting, "_AT_ONCE", 1)
+    roots = [tmp_path / name for name in ("a", "b")]
+    for root in roots:
+        for number in range(3):
+            picture(root / "in" / f"{number}.png")
+        opened.open(root)
+    for root in roots:
+        opened.datasets.close(root)
+    opened.datasets.open(roots[0] / "in")
+    assert {one.folder.root for one in opened.library.pictures.values()} == {roots[1]}
+    opened.settle()
+    opened.desk.until(lambda: len(opened.library.pictures) == 3)
+    assert {one.folder.root for one in opened.library.pictures.values()} == {roots[0] / "in"}
+
+
 def test_a_dataset_is_known_once_when_every_size_is(opened: Open, tmp_path: Path) -> None:
     for number in range(3):
         picture(tmp_path / "data" / f"{number}.png")
