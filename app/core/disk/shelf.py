@@ -69,9 +69,10 @@ class Shelf:
             self._write()
 
     def close(self) -> None:
-        """Write what waits, and let the file go."""
+        """Write what waits, and let the file go for good: a thread that was stuck may come yet."""
         with self._lock:
             self._write()
+            self._failed = True
             if self._database:
                 self._database.close()
                 self._database = None

@@ -259,3 +259,16 @@ def test_a_cache_that_cannot_be_written_holds_nothing_up(tmp_path: Path) -> None
     shelf.flush()
     assert shelf.get(b"k" * 16) is None
     shelf.close()
+
+
+def test_who_comes_after_the_end_does_not_open_the_cache_again(tmp_path: Path) -> None:
+    """A thread that was stuck at a disk that did not answer would leave it open."""
+    shelf = Shelf(tmp_path / "t.sqlite", 1 << 20)
+    shelf.put(b"kept", b"data")
+    shelf.close()
+    for number in range(40):
+        shelf.put(str(number).encode(), b"late")
+    assert shelf.get(b"kept") is None and not shelf.has(b"kept")
+    again = Shelf(tmp_path / "t.sqlite", 1 << 20)
+    assert again.get(b"kept") == b"data" and not again.has(b"0")
+    again.close()
