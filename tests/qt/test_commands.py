@@ -1,6 +1,7 @@
 """The table of actions, and what is made of it."""
 
 import pytest
+import shiboken6
 from PySide6.QtCore import QSize, Qt
 from PySide6.QtGui import QKeySequence
 from PySide6.QtWidgets import QLabel, QLineEdit, QMainWindow, QVBoxLayout, QWidget
@@ -123,6 +124,14 @@ def test_two_actions_of_one_name_are_a_mistake(window):
     with pytest.raises(AssertionError, match=r"test\.reject"):
         window.commands.add(ACTIONS[:1], window.owner)
     assert window.commands["test.reject"].isEnabled()  # the first of them stays
+
+
+def test_commands_go_with_the_widget_that_does_them(qapp):
+    commands, owner = Commands(), Owner()
+    commands.add(ACTIONS, owner)
+    shiboken6.delete(owner)
+    assert list(commands) == []
+    commands.refresh_now()
 
 
 def test_own_keys_replace_those_of_the_table_at_once_and_at_the_start(window, qtbot):

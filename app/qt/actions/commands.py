@@ -8,7 +8,6 @@ from functools import partial
 from PySide6.QtCore import QCoreApplication, QObject, Qt, QTimer
 from PySide6.QtGui import QAction, QKeySequence
 from PySide6.QtWidgets import QMenu, QMenuBar, QToolButton, QWidget
-from shiboken6 import isValid
 
 from app.qt.actions.table import Action, Menu
 from app.qt.theme import set_icon
@@ -131,6 +130,7 @@ class Commands(QObject):
 
         A room that could not be made and is made once more takes the place of the former.
         """
+        made = []
         for action in actions:
             former = self._commands.get(action.id)
             once_more = former and former.owner is not owner and type(former.owner) is type(owner)
@@ -139,10 +139,11 @@ class Commands(QObject):
                 former.deleteLater()
             command = Command(action, owner, action.keys)
             self._commands[action.id] = command
+            made.append(command)
             self._enter(command)
         if self._own:
             self.rebind(self._own)
-        owner.destroyed.connect(lambda _=None: self._forget(actions))
+        owner.destroyed.connect(lambda _=None: self._forget(made))
         self.refresh()
 
     def __getitem__(self, name: str) -> Command:
@@ -195,11 +196,11 @@ class Commands(QObject):
             if command.action.menu == menu:
                 command.drawn()
 
-    def _forget(self, actions: Iterable[Action]) -> None:
-        """The widget that did them is gone, and they with it."""
-        for action in actions:
-            if action.id in self._commands and not isValid(self._commands[action.id]):
-                del self._commands[action.id]
+    def _forget(self, made: Iterable[Command]) -> None:
+        """The widget that did them is gone, and they are about to be, unless others took their place."""
+        for command in made:
+            if self._commands.get(command.action.id) is command:
+                del self._commands[command.action.id]
 
     def _enter(self, command: Command) -> None:
         menu = self._menus.get(command.action.menu)
