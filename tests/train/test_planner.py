@@ -233,6 +233,17 @@ def test_what_stands_beside_the_pick_has_a_time_of_its_own(traces: Traces, tmp_p
     assert whole.smallest or not hurried.smallest
 
 
+def test_in_haste_nothing_smaller_is_not_denied(traces: Traces, tmp_path: Path) -> None:
+    """A smaller plan that time did not allow to look at is not shown, and nobody is told that there is none."""
+    subject, written = small_subject(previews=False, side=512, effective_batch=1), FitConfig(quantise="none")
+    whole = plan(subject, written, situation_with(AMPLE), traces, OCCASIONS)
+    assert whole.smaller is not None
+    empty = Traces(TapeStore(tmp_path))
+    hurried = plan(subject, written, situation_with(AMPLE), empty, OCCASIONS, until_beside=0.0)
+    assert (hurried.smaller, hurried.floor) == (None, None)
+    assert not hurried.smallest
+
+
 def test_haste_rounds_no_base(traces: Traces, tmp_path: Path) -> None:
     """With tapes of rounded bases at hand and no time, an unrounded one that fits is traced and taken all the same."""
     subject = small_subject(previews=False, effective_batch=4, side=512)
