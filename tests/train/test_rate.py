@@ -1,6 +1,8 @@
 """The measured rate of this machine's CPU: sizes are met, the largest are chosen, and what is measured is plausible."""
 
+import itertools
 import time
+from functools import partial
 
 import pytest
 import torch
@@ -130,6 +132,22 @@ def test_what_is_measured_foretells_what_is_not():
         truth.append(now() - started)
     foretold = seconds([work("gemm", *gemm(1024, 256, 1024))], measured) - measured.launch
     assert min(truth) / 6 < foretold < min(truth) * 6
+
+
+def test_what_is_passed_over_before_each_operation_does_not_count(monkeypatch):
+    """By a clock that is looked at by each pass twice."""
+    ticks = itertools.count()
+    now = partial(next, ticks)
+    monkeypatch.setattr(rate, "cpu_time", lambda: now)
+    one = torch.zeros(1)
+
+    def took() -> int:
+        started = now()
+        for _ in range(5):
+            one + one
+        return now() - started
+
+    assert rate._passing_between(64, took) == took() + 5 == 6
 
 
 def test_the_cost_of_an_operation_is_that_of_a_real_step():
