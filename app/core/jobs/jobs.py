@@ -175,10 +175,10 @@ class Jobs:
 
     def look(self, then: Callable[[], None] | None = None) -> None:
         """Read the list again on a worker."""
-        elsewhere = self._elsewhere
 
         def read() -> tuple[int, tuple[JobEntry, ...]]:
-            return next(self._readings), _entries(self.folder, elsewhere)
+            number = next(self._readings)
+            return number, _entries(self.folder, self._elsewhere)  # as they are now: it may have waited for its turn
 
         def found(came: tuple[int, tuple[JobEntry, ...]]) -> None:
             number, entries = came

@@ -15,7 +15,7 @@ from app.core.jobs import jobs as jobs_module
 from app.core.jobs.draft import Draft
 from app.core.jobs.jobs import Jobs
 from app.core.jobs.values import Values
-from app.core.tasks import Tasks
+from app.core.tasks import Tasks, raise_again
 from tests.support.desk import Desk
 from tests.support.drafts import BARE, on_disk, refuse_writing, write_bare
 from trainer.errors import JobError
@@ -209,6 +209,19 @@ def test_what_the_place_of_a_job_that_is_let_go_refuses_is_among_our_jobs(desk, 
     assert mended == errors[-1:]  # it says that the changes are still in the form
     assert on_disk(told[0])["recipe"]["rank"] == 79 and told[0].parent.parent == jobs.folder
     assert not jobs._leaving
+
+
+def test_a_look_that_waited_for_its_turn_does_not_show_a_job_that_was_thrown_away_meanwhile(desk, jobs, tasks, file):
+    free, looked, thrown = threading.Event(), list[bool](), list[Any]()
+    done(desk, jobs.open, file)
+    tasks.run(lambda: free.wait(120), lambda _: None, raise_again)  # a slow disk
+    jobs.trash(file, thrown.append, raise_again)
+    tasks.run(lambda: free.wait(120), lambda _: None, raise_again)
+    jobs.look(lambda: looked.append(True))
+    desk.until(lambda: thrown)
+    free.set()
+    desk.until(lambda: looked)
+    assert jobs.all == ()
 
 
 def test_what_was_read_before_a_job_was_thrown_away_does_not_show_it_when_it_comes_later(desk, jobs, file, monkeypatch):
