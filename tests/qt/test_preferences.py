@@ -12,6 +12,9 @@ from app.core.settings.store import Settings
 from app.qt.actions.commands import Commands, in_force
 from app.qt.dialogs.preferences import PreferencesDialog
 from app.qt.dialogs.shortcuts import ShortcutEditor, used_by_views
+from app.qt.presets.page import PresetsPage
+from app.qt.train.page import TrainPage
+from tests.support.artist import shown_page
 
 
 @pytest.fixture
@@ -137,6 +140,21 @@ def test_what_getting_the_delivered_keys_back_takes_from_others_is_said(dialog, 
     editor._default.click()
     assert editor.told.text() == "Its keys were taken from “Quit”." and editor.told.isVisible()
     assert [window.commands[name].keys() for name in ("window.quit", "window.palette")] == [[], ["Ctrl+K"]]
+
+
+def test_who_gets_the_delivered_keys_back_shares_them_as_delivered(window, qtbot):
+    for page, kind in (("window.train", TrainPage), ("window.presets", PresetsPage)):
+        window.commands[page].trigger()
+        shown_page(window, kind)  # which share a key
+    editor = ShortcutEditor(window.commands, {})
+    qtbot.addWidget(editor)
+    choose(editor, "Rename Job")
+    editor.keys.setKeySequence(QKeySequence("F8"))
+    editor._set.click()
+    choose(editor, "Rename Job")
+    editor._default.click()
+    assert editor.own == {} and editor.told.isHidden()
+    assert [editor.keys_of(window.commands[name]) for name in ("train.rename", "presets.edit")] == [("F2",), ("F2",)]
 
 
 def test_a_step_to_be_undone_does_not_rename_its_command_among_the_keys(dialog, window):

@@ -133,7 +133,7 @@ class ShortcutEditor(QWidget):
         """Give the chosen command other keys, or those of the table (None), and take them from whoever has them."""
         chosen = self._chosen()
         assert chosen is not None
-        losers = [name for key in chosen.action.keys if keys is None for name in self._take(key)]
+        losers = [name for key in chosen.action.keys if keys is None for name in self._take(key, only_own=True)]
         for key in keys or ():
             self._take(key)
         self._put(chosen, chosen.action.keys if keys is None else keys)
@@ -144,9 +144,10 @@ class ShortcutEditor(QWidget):
             self.told.show()
         self.changed.emit()
 
-    def _take(self, key: str) -> list[str]:
-        """Take a key from whoever has it; return their titles."""
+    def _take(self, key: str, *, only_own: bool = False) -> list[str]:
+        """Take a key from whoever has it, or whom the user gave it; return their titles."""
         losers = self.owners(QKeySequence(key, _PORTABLE))
+        losers = [one for one in losers if not only_own or one.action.id in self.own]
         for command in losers:
             self._put(command, tuple(one for one in self.keys_of(command) if one != portable(key)))
         return [command.title for command in losers]
