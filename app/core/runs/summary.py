@@ -60,13 +60,14 @@ def summarise(path: Path) -> RunSummary:
     except OSError as error:
         return _unreadable(path, f"This run's folder cannot be read: {error.strerror or error}.")
     status = run.read_status()
-    if status is None:
-        return RunSummary(path, path.name, state, started=started, attempts=times)
-    phase = status.phase if state == "running" else None
-    found = RunSummary(path, path.name, state, phase, status.step, status.steps, status.heartbeat, started, times)
+    found = RunSummary(path, path.name, state, started=started, attempts=times)
+    if status:
+        phase = status.phase if state == "running" else None
+        found = replace(found, phase=phase, step=status.step, steps=status.steps, heartbeat=status.heartbeat)
     if state != "interrupted":
         return found
-    return replace(found, step=_last_step(run, status.step), kept=_kept(run))
+    kept = _kept(run)
+    return replace(found, step=_last_step(run, status.step if status else kept or 0), kept=kept)
 
 
 def _last_step(run: RunDirectory, stated: int) -> int:
@@ -88,7 +89,7 @@ def _last_step(run: RunDirectory, stated: int) -> int:
 def _kept(run: RunDirectory) -> int | None:
     """Return the step of the newest checkpoint that lies there."""
     try:
-        names = [folder.name.removeprefix("step-") for folder in long_path(run.checkpoints).glob("step-*")]
+        names = [folder.name.removeprefix("step-") for folder in long_path(run.checkpoints).glob("step-*/")]
     except OSError:
         return None
     return max((int(name) for name in names if name.isdigit()), default=None)

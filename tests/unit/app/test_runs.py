@@ -246,6 +246,14 @@ def test_a_damaged_status_is_no_reason_to_fail(tmp_path, text):
     assert summarise(directory.path).state == "interrupted"
 
 
+def test_without_a_status_a_run_still_has_its_checkpoints(tmp_path):
+    directory = write_run(tmp_path, "run", 20, done=12)
+    (directory.checkpoints / "step-00000010").mkdir()
+    (directory.checkpoints / "step-00000011").write_bytes(b"no checkpoint")
+    directory.status.unlink()
+    assert (summarise(directory.path).step, summarise(directory.path).kept) == (12, 10)
+
+
 def test_a_killed_run_stands_at_the_last_step_that_it_told_of(tmp_path):
     directory = write_run(tmp_path, "run", 600, done=340, state="running")
     directory.write_status(Status("running", "train", 337, 600, 1, 1.0))
