@@ -274,22 +274,16 @@ class _Parser:
             sign = value[: len(value) - len(ratio[0])]
             value = f"{sign}{float(ratio[1]) / float(ratio[2]):.9f}"
         found = _RANGE.fullmatch(value)
-        if found and (most := max(float(found[part] or 0) for part in ("high", "low", "value"))) > key.most:
-            said = f'"{key.name}:" goes up to {key.most:g}, not to {most:g}.'
-            self._fault(said, f"Write it like {key.example}.", token)
-            return None
         if not found:
             said = f'"{token.value}" is no number.' if value else f'"{key.name}:" needs a number after it.'
             self._fault(said, f"Write it like {key.example}, or {key.name}:1..5 for a range.", token)
             return None
-        if found["low"]:
-            low, high = sorted((float(found["low"]), float(found["high"])))
-            return Range(low, high)
-        number, sign = float(found["value"]), found["sign"] or "="
-        if sign == "=":
-            return Range(number, number)
-        low, high = (number, inf) if sign[0] == ">" else (-inf, number)
-        return Range(low, high, open=len(sign) == 1)
+        wanted = _range_of(found)
+        if wanted.low > key.most:
+            said = f'"{key.name}:" goes up to {key.most:g}, not to {wanted.low:g}.'
+            self._fault(said, f"Write it like {key.example}.", token)
+            return None
+        return wanted
 
     def _flag(self, key: Key, token: Token) -> bool | None:
         value = _YES.get(token.value.strip().casefold())
@@ -340,6 +334,17 @@ class _Parser:
     def _ended(self) -> bool:
         """Tell whether nothing more belongs to this group of conditions."""
         return self._next == len(self._tokens) or self._tokens[self._next].kind == ")" or self._at_word("or")
+
+
+def _range_of(found: re.Match[str]) -> Range:
+    if found["low"]:
+        low, high = sorted((float(found["low"]), float(found["high"])))
+        return Range(low, high)
+    number, sign = float(found["value"]), found["sign"] or "="
+    if sign == "=":
+        return Range(number, number)
+    low, high = (number, inf) if sign[0] == ">" else (-inf, number)
+    return Range(low, high, open=len(sign) == 1)
 
 
 def _joined(kind: type[And] | type[Or], parts: list[Node | None]) -> Node | None:
