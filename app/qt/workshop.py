@@ -70,6 +70,8 @@ class Workshop(QObject):
         self._half: dict[int, Page] = {}
         self._order: list[int] = []
         """Those that are to be made, the next one first."""
+        self._asked: set[int] = set()
+        """Those that were asked for, some of which could not be made."""
         self._uses: dict[int, list[Use]] = {number: [] for number in later}
         self._loaded: bool | None = None
         """Whether what is none of Qt's is there; None before that was asked for."""
@@ -86,7 +88,8 @@ class Workshop(QObject):
 
     def make_all(self) -> None:
         """Make what nobody has asked for yet, while the user looks at something else."""
-        self._order += [number for number in self._rooms if number not in self._order and self._page(number) is None]
+        known = self._asked.union(self._order)
+        self._order += [number for number in self._rooms if number not in known and self._page(number) is None]
         self._begin()
 
     def ask(self, number: int, use: Use | None = None) -> None:
@@ -94,6 +97,7 @@ class Workshop(QObject):
         page = self._page(number)
         if page is None:
             self._place(number).wait()
+            self._asked.add(number)
             self._uses[number] += [use] if use else []
             self._order = [number, *(other for other in self._order if other != number)]
             self._begin()

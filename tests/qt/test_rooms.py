@@ -252,6 +252,20 @@ def test_a_page_that_failed_says_that_it_opens_whichever_way_it_is_asked_for_aga
     shown_page(window, RunsPage)
 
 
+def test_a_page_that_was_asked_for_and_failed_is_not_made_again_with_those_nobody_asked_for(window, qtbot, monkeypatch):
+    def fail(*_):
+        raise MemoryError
+
+    monkeypatch.setattr(runs_page, "LogView", fail)
+    with qtbot.capture_exceptions() as faults:
+        window.show_runs()
+        place = window.pages.currentWidget()
+        qtbot.waitUntil(place.button.isVisible)
+        window._workshop.make_all()
+        qtbot.waitUntil(lambda: all(isinstance(window.pages.widget(at), Page) for at in (1, 3)))
+    assert place.button.isVisible() and [kind for kind, *_ in faults] == [MemoryError]
+
+
 def test_what_is_asked_of_a_page_is_done_though_what_was_asked_before_fails(window, qtbot):
     used = []
 
