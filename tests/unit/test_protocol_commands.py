@@ -1,4 +1,5 @@
 import json
+import time
 
 import pytest
 
@@ -33,7 +34,8 @@ def test_a_command_is_sent_read_and_answered(run):
     assert kept["finished"] >= kept["sent"]
 
 
-def test_commands_come_in_the_order_they_were_sent(run):
+def test_commands_come_in_the_order_they_were_sent_also_within_one_tick_of_the_clock(run, monkeypatch):
+    monkeypatch.setattr(time, "time_ns", lambda: 1_700_000_000_000_000_000)
     sent = [commands.send(run, name) for name in ("save", "sample", "pause", "stop", "save")]
     assert [command.path for command in commands.pending(run)] == sent
 

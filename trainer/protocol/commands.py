@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import secrets
 import time
@@ -17,6 +18,9 @@ if TYPE_CHECKING:  # rundir imports this module
 
 CommandName = Literal["stop", "pause", "save", "sample"]
 CommandOutcome = Literal["done", "refused", "failed", "void"]
+
+_NUMBERS = itertools.count()
+"""How many commands this process has sent."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +45,8 @@ class Answer:
 def send(run: RunDirectory, name: CommandName, arguments: Mapping[str, object] | None = None) -> Path:
     """Ask something of a run's engine; the path returned is what `answer` takes. Raises OSError."""
     sent = time.time()
-    # The name sorts by time, so that commands are carried out in the order they came.
-    path = run.commands / f"{time.time_ns():020d}-{name}-{secrets.token_hex(4)}.json"
+    # The name sorts by time, so that commands are carried out in the order they came; Windows' clock goes in 16 ms.
+    path = run.commands / f"{time.time_ns():020d}-{next(_NUMBERS):06d}-{name}-{secrets.token_hex(4)}.json"
     atomic.write_json(path, {"name": name, "arguments": dict(arguments or {}), "sent": sent})
     return path
 
