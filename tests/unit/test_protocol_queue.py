@@ -297,6 +297,15 @@ def test_what_is_done_by_an_engine_is_neither_removed_nor_done_twice(queue):
     assert list((queue.folder / "entries").iterdir()) == []
 
 
+def test_what_began_while_a_time_was_chosen_for_it_is_given_none(queue):
+    (name,) = add(queue, "a")
+    assert queue.start_after(name, 7e9).after == 7e9
+    running(queue, name, after=None)
+    with pytest.raises(RunError) as told:
+        queue.start_after(name, 7e9)
+    assert (told.value.code, queue.get(name).after) == ("queue.state", None)
+
+
 @pytest.mark.parametrize("asked", ["of the queue", "of the entry", "by nobody"])
 def test_a_failure_holds_the_queue_only_when_asked(queue, asked):
     (name,) = add(queue, "a")

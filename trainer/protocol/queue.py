@@ -209,8 +209,15 @@ class Queue:
         return self.change(name, again)
 
     def start_after(self, name: str, after: float | None) -> Entry:
-        """Let an entry wait for a moment (Unix time in seconds); None: for its turn only."""
-        return self.change(name, lambda entry: dataclasses.replace(entry, after=after))
+        """Let an entry that does not run wait for a moment (Unix time in seconds); None: for its turn only."""
+
+        def wait(entry: Entry) -> Entry:
+            if entry.state == "running":
+                sentence = "This has begun meanwhile, so it cannot start later."
+                raise RunError("queue.state", sentence, "Pause it first to give it a time.")
+            return dataclasses.replace(entry, after=after)
+
+        return self.change(name, wait)
 
     def hold(self, reason: str = "") -> None:
         """Begin nothing more until `go_on`; what runs is not touched."""
