@@ -157,6 +157,16 @@ def _when_it_can(use: Callable[[Any], None], qtbot: QtBot) -> Callable[[Any], No
 @pytest.fixture
 def session(qapp: QObject) -> Iterator[Session]:
     """A session that reports home through Qt's event loop, as in the app."""
+    yield from _session()
+
+
+@pytest.fixture
+def another_session(qapp: QObject) -> Iterator[Session]:
+    """That of another window, or of the next start."""
+    yield from _session()
+
+
+def _session() -> Iterator[Session]:
     poster = Poster()
     session = Session(poster.post)
     yield session

@@ -107,11 +107,41 @@ def test_a_real_engine_is_asked_for_previews_saving_and_a_pause_and_goes_on(qtbo
     assert usable(header) == set()
     until(lambda: run.summary.state == "paused" and len(said) == 3)
     assert said[2] == "asked is paused, and the memory that it used is free."
-    assert engine.wait(timeout=60) == 75
+    qtbot.waitUntil(lambda: engine.poll() is not None)
+    assert engine.returncode == 75
     look(qtbot, run)
     assert header.state.text() == "Paused"
     assert usable(header) == {"resume"}
     assert not header.phases.bars["train"].current
+
+
+def test_two_windows_on_one_run_show_the_same_and_may_both_ask_for_a_pause(
+    qtbot, session, another_session, header, engine, tmp_path
+):
+    folder = tmp_path / "job ü" / "runs" / "asked"
+    qtbot.waitUntil(lambda: (folder / "run.json").is_file() or engine.poll() is not None)
+    beside = RunHeader(another_session, Commands())
+    qtbot.addWidget(beside)
+    beside.show()
+    windows = [(header, session.runs.open(folder)), (beside, another_session.runs.open(folder))]
+    for one, run in windows:
+        one.show_run(run)
+
+    def until(reached: Callable[[RunHeader], object]) -> None:
+        def looked() -> bool:
+            for _, run in windows:
+                run.read()
+            return all(reached(one) for one, _ in windows)
+
+        qtbot.waitUntil(looked)
+
+    until(lambda one: "pause" in usable(one))
+    for one, _ in windows:
+        qtbot.mouseClick(one.buttons["runs.pause"], Qt.MouseButton.LeftButton)
+    qtbot.waitUntil(lambda: engine.poll() is not None)
+    assert engine.returncode == 75, engine.stderr.read()
+    until(lambda one: one.state.text() == "Paused" and usable(one) == {"resume"})
+    assert header.facts.text() == beside.facts.text()
 
 
 def test_what_can_be_asked_follows_how_the_run_stands(qtbot, session, header, tmp_path):

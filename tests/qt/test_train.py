@@ -7,19 +7,18 @@ import os
 import threading
 import time
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import wait
 from pathlib import Path
 from typing import Any
 
 import pytest
-from PySide6.QtCore import QObject, Qt
+from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QComboBox, QFileDialog, QLabel, QLineEdit
 from pytestqt.qtbot import QtBot
 
 from app.core.jobs import file
 from app.core.session import Session
-from app.qt.posting import Poster
 from app.qt.train.form.row import SettingRow
 from app.qt.train.page import TrainPage
 from app.qt.window import Window
@@ -256,17 +255,8 @@ def test_a_job_that_is_opened_while_another_goes_into_the_trash_is_shown(
     qtbot.waitUntil(lambda: page.draft is not None and page.draft.path == made[0])
 
 
-@pytest.fixture
-def another_start(qapp: QObject) -> Iterator[Session]:
-    poster = Poster()
-    session = Session(poster.post)
-    yield session
-    session.close()
-    poster.close()
-
-
 def test_the_next_start_shows_the_same_form(
-    page: TrainPage, window: Window, session: Session, qtbot: QtBot, tmp_path: Path, another_start: Session
+    page: TrainPage, window: Window, session: Session, qtbot: QtBot, tmp_path: Path, another_session: Session
 ) -> None:
     type_into(qtbot, page.sheet.name, "mein stil")
     type_into(qtbot, page.sheet.essentials.trigger, "ohwx")
@@ -279,13 +269,13 @@ def test_the_next_start_shows_the_same_form(
     page._show(None)
     window.close()
 
-    window = Window(another_start)
+    window = Window(another_session)
     qtbot.addWidget(window)
     window.resize(1280, 900)
-    another_start.datasets.open(tmp_path / "katzen ü")
+    another_session.datasets.open(tmp_path / "katzen ü")
     with qtbot.waitExposed(window):
         window.show()
-    qtbot.waitUntil(lambda: len(another_start.library.pictures) == 3)
+    qtbot.waitUntil(lambda: len(another_session.library.pictures) == 3)
     later = shown(window, qtbot)
     qtbot.waitUntil(lambda: later.sheet.essentials.cards.cards[-1].isChecked())
     row_of(later, "recipe.rank")
