@@ -117,14 +117,15 @@ class ShortcutEditor(QWidget):
         """Say what the keys in the field do now, and which buttons can be used."""
         chosen, keys = self._chosen(), self.keys.keySequence()
         others = self.owners(keys) if not keys.isEmpty() else []
-        names = ", ".join(command.title for command in others)
+        names, words = ", ".join(command.title for command in others), ""
         if others:
-            self.told.setText(self.tr("These keys belong to “{name}” and will be taken from it.").format(name=names))
+            words = self.tr("These keys belong to “{name}” and will be taken from it.").format(name=names)
         elif used_by_views(keys):
-            self.told.setText(
-                self.tr("Pictures and lists need these keys to move and choose; beside this command they may not work.")
+            words = self.tr(
+                "Pictures and lists need these keys to move and choose; beside this command they may not work."
             )
-        self.told.setVisible(bool(others) or used_by_views(keys))
+        self.told.setText(words)
+        self.told.setVisible(bool(words))
         self._set.setEnabled(chosen is not None and not keys.isEmpty())
         self._clear.setEnabled(chosen is not None and bool(self.keys_of(chosen)))
         self._default.setEnabled(chosen is not None and chosen.action.id in self.own)
@@ -133,13 +134,13 @@ class ShortcutEditor(QWidget):
         """Give the chosen command other keys, or those of the table (None), and take them from whoever has them."""
         chosen = self._chosen()
         assert chosen is not None
-        losers = [name for key in chosen.action.keys if keys is None for name in self._take(key, only_own=True)]
-        for key in keys or ():
-            self._take(key)
-        self._put(chosen, chosen.action.keys if keys is None else keys)
+        delivered = keys is None
+        given = chosen.action.keys if keys is None else keys
+        losers = [name for key in given for name in self._take(key, only_own=delivered)]
+        self._put(chosen, given)
         self.keys.clear()
         self._fill()
-        if losers:  # of which nothing could be said before
+        if losers and delivered:  # of which nothing could be said before
             self.told.setText(self.tr("Its keys were taken from “{name}”.").format(name=", ".join(losers)))
             self.told.show()
         self.changed.emit()
