@@ -209,7 +209,10 @@ class Queue:
         return self.change(name, again)
 
     def start_after(self, name: str, after: float | None) -> Entry:
-        """Let an entry that does not run wait for a moment (Unix time in seconds); None: for its turn only."""
+        """Let an entry wait for a moment (Unix time in seconds); None: for its turn only.
+
+        Raises RunError "queue.state" for one that runs.
+        """
 
         def wait(entry: Entry) -> Entry:
             if entry.state == "running":
