@@ -27,7 +27,7 @@ from app.qt.train.page import TrainPage
 from app.qt.window import Window
 from tests.support.artist import shown_page
 from tests.support.jobs import photographs, write_job
-from tests.support.runs import step_event, write_events, write_run
+from tests.support.runs import step_event, write_checkpoint, write_events, write_run
 from tests.support.tiny import tiny_base
 from trainer.protocol.rundir import RunDirectory, Status
 
@@ -251,7 +251,7 @@ def test_a_run_whose_folder_was_renamed_is_said_to_be_gone_and_leaves_the_list_o
 def test_header_and_bar_of_a_killed_run_tell_one_step_and_what_is_made_anew(page, qtbot, tmp_path):
     directory = write_run(tmp_path, "killed", 600, done=340, state="running")
     directory.write_status(Status("running", "train", 337, 600, 1, 1.0))
-    (directory.checkpoints / "step-00000300").mkdir()
+    write_checkpoint(directory, 300)
     qtbot.waitUntil(lambda: page.run is not None and page.run.loaded and page.trouble.isVisibleTo(page))
     assert "Step 340 of 600" in page.header.facts.text()
     assert page.header.phases.bars["train"].amount == "340 / 600"

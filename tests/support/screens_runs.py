@@ -11,10 +11,10 @@ from app.qt.runs.farewell import Farewell
 from app.qt.runs.page import RunsPage
 from app.qt.window import Window
 from tests.support.artist import shown_page
-from tests.support.runs import write_run
+from tests.support.runs import write_checkpoint, write_run
 from tests.support.screens import screen, wait
 from trainer.protocol.places import home
-from trainer.protocol.rundir import known_runs
+from trainer.protocol.rundir import RunDirectory, known_runs
 
 
 def made(name: str, **more: object) -> Path:
@@ -58,7 +58,8 @@ def runs_overlaid(window: Window) -> QWidget:
 @screen("runs-killed")
 def runs_killed(window: Window) -> QWidget:
     path = made("portrait", done=300, state="running", seed=3)
-    (path / "checkpoints" / "step-00000250").mkdir(exist_ok=True)
+    if not (path / "checkpoints" / "step-00000250").exists():
+        write_checkpoint(RunDirectory(path), 250)
     (path / "console.log").write_text("step 299\nstep 300\nKilled\n", encoding="utf-8")
     page = shown(window, path)
     wait(QApplication.instance(), page.trouble.isVisible)

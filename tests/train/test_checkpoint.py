@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from trainer.errors import ResumableError
+from trainer.protocol.checkpoints import newest_step, steps_on_disk
 from trainer.training import checkpoint as checkpoints
-from trainer.training.checkpoint import Checkpoint, load_latest, prune, save_checkpoint, steps_on_disk
+from trainer.training.checkpoint import Checkpoint, load_latest, prune, save_checkpoint
 
 
 def sample(step: int, size: int = 8) -> Checkpoint:
@@ -46,6 +47,7 @@ def test_a_damaged_one_is_passed_over(tmp_path: Path, name: str, damage: str) ->
     loaded, damaged = load_latest(tmp_path)
     assert loaded is not None and loaded.step == 5
     assert damaged == [newest]
+    assert newest_step(tmp_path) == (6 if damage == "flipped" else 5)  # bytes are read by the engine only
 
 
 def test_saving_again_replaces_and_leftovers_do_not_count(tmp_path: Path) -> None:

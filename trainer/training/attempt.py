@@ -12,6 +12,7 @@ from trainer.config.doubtful import unforeseen
 from trainer.config.job import Job
 from trainer.dataset.picture import Picture
 from trainer.protocol import events, places
+from trainer.protocol.checkpoints import steps_on_disk
 from trainer.protocol.forecast import read_forecast
 from trainer.protocol.report import write_report
 from trainer.protocol.rundir import RunDirectory, State, Status
@@ -77,7 +78,7 @@ class Attempt:
     @property
     def step(self) -> int:
         """How many optimizer steps are done and would not be lost."""
-        return max(checkpoints.steps_on_disk(self.run.checkpoints), default=0)
+        return max(steps_on_disk(self.run.checkpoints), default=0)
 
     def run_to_end(self, number: int) -> Ended:
         """Caches, trains and exports; returns how it ended and the LoRA written at the end, if any."""

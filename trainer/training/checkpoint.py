@@ -17,9 +17,9 @@ from torch import Tensor
 
 from trainer.errors import ResumableError
 from trainer.protocol import atomic
+from trainer.protocol.checkpoints import MANIFEST, folder_name, read_manifest, sizes_hold, steps_on_disk
 from trainer.protocol.places import free_bytes, is_disk_full
 
-MANIFEST = "manifest.json"
 # Room asked for beside the checkpoint itself, so that events and logs can still be written.
 SPARE_BYTES = 64 << 20
 
@@ -32,11 +32,6 @@ class Checkpoint:
     adapter: dict[str, Tensor]
     optimizer: dict[str, Tensor]
     state: dict[str, object]
-
-
-def folder_name(step: int) -> str:
-    """The folder of the checkpoint at ``step``: step-00000500."""
-    return f"step-{step:08d}"
 
 
 def save_checkpoint(parent: Path, checkpoint: Checkpoint) -> Path:
@@ -82,13 +77,10 @@ def write_staged(staging: Path, files: Mapping[str, bytes]) -> None:
 
 def holds(folder: Path, manifest: Mapping[str, Mapping[str, object]]) -> bool:
     """Whether every file of the manifest is there with its size and hash."""
-    for name, facts in manifest.items():
-        path = folder / name
-        if not path.is_file() or path.stat().st_size != facts["bytes"]:
-            return False
-        if hashlib.sha256(path.read_bytes()).hexdigest() != facts["sha256"]:
-            return False
-    return True
+    if not sizes_hold(folder, manifest):
+        return False
+    hashes = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in manifest}
+    return all(facts["sha256"] == hashes[name] for name, facts in manifest.items())
 
 
 def require_space(folder: Path, size: int) -> None:
@@ -118,12 +110,6 @@ def disk_full(folder: Path, detail: str) -> ResumableError:
     )
 
 
-def steps_on_disk(parent: Path) -> list[int]:
-    """The steps that have a checkpoint folder, lowest first; half-made ones are not counted."""
-    names = [path.name for path in parent.glob("step-*") if path.is_dir()]
-    return sorted(int(name.removeprefix("step-")) for name in names if name.removeprefix("step-").isdigit())
-
-
 def load_latest(parent: Path) -> tuple[Checkpoint | None, list[Path]]:
     """The newest sound checkpoint, or None, and the damaged ones that were passed over."""
     damaged: list[Path] = []
@@ -138,8 +124,7 @@ def load_latest(parent: Path) -> tuple[Checkpoint | None, list[Path]]:
 def load_checkpoint(folder: Path) -> Checkpoint | None:
     """The checkpoint in ``folder``, or None when anything in it is missing or damaged."""
     try:
-        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["files"]
-        if not holds(folder, manifest):
+        if not holds(folder, read_manifest(folder)):
             return None
         return Checkpoint(
             step=int(folder.name.removeprefix("step-")),

@@ -34,6 +34,7 @@ from trainer.errors import (
     RunError,
 )
 from trainer.protocol import atomic, events, lanes
+from trainer.protocol.checkpoints import steps_on_disk
 from trainer.protocol.forecast import Forecast, write_forecast
 from trainer.protocol.places import cache_limit, is_disk_full
 from trainer.protocol.rundir import RunDirectory
@@ -43,7 +44,7 @@ from trainer.training.attention import head_widths, settled
 from trainer.training.attention_race import race_of
 from trainer.training.build import attach_adapter, live_text
 from trainer.training.cache import file_digest
-from trainer.training.checkpoint import disk_full, steps_on_disk
+from trainer.training.checkpoint import disk_full
 from trainer.training.control import Control
 from trainer.training.int8_race import products_of
 from trainer.training.layout_race import layout_of

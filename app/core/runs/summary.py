@@ -9,6 +9,7 @@ from typing import Any, Literal
 from app.core.words import in_words
 from trainer.errors import RunError
 from trainer.protocol.atomic import long_path
+from trainer.protocol.checkpoints import newest_step
 from trainer.protocol.events import AttemptStarted, Phase, StepEvent, from_line, read_lines
 from trainer.protocol.rundir import RunDirectory
 
@@ -55,6 +56,7 @@ def summarise(path: Path) -> RunSummary:
         state = run.state()
         attempts = run.attempts()
         started, times = _started(attempts), len(attempts)
+        kept = newest_step(run.checkpoints) if state == "interrupted" else None
     except RunError as error:
         return _unreadable(path, in_words(error))
     except OSError as error:
@@ -66,7 +68,6 @@ def summarise(path: Path) -> RunSummary:
         found = replace(found, phase=phase, step=status.step, steps=status.steps, heartbeat=status.heartbeat)
     if state != "interrupted":
         return found
-    kept = _kept(run)
     return replace(found, step=_last_step(run, status.step if status else kept or 0), kept=kept)
 
 
@@ -84,15 +85,6 @@ def _last_step(run: RunDirectory, stated: int) -> int:
             case AttemptStarted():
                 break
     return stated
-
-
-def _kept(run: RunDirectory) -> int | None:
-    """Return the step of the newest checkpoint that lies there."""
-    try:
-        names = [folder.name.removeprefix("step-") for folder in long_path(run.checkpoints).glob("step-*/")]
-    except OSError:
-        return None
-    return max((int(name) for name in names if name.isdigit()), default=None)
 
 
 def _absence(path: Path) -> str:

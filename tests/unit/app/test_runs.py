@@ -17,7 +17,7 @@ from app.core.runs.run import Run
 from app.core.runs.runs import Runs
 from app.core.runs.summary import summarise
 from app.core.tasks import Tasks
-from tests.support.runs import step_event, write_events, write_run
+from tests.support.runs import step_event, write_checkpoint, write_events, write_run
 from trainer.config.load import load_job
 from trainer.gpu import Card, Use
 from trainer.protocol import events, locks, places
@@ -248,7 +248,7 @@ def test_a_damaged_status_is_no_reason_to_fail(tmp_path, text):
 
 def test_without_a_status_a_run_still_has_its_checkpoints(tmp_path):
     directory = write_run(tmp_path, "run", 20, done=12)
-    (directory.checkpoints / "step-00000010").mkdir()
+    write_checkpoint(directory, 10)
     (directory.checkpoints / "step-00000011").write_bytes(b"no checkpoint")
     directory.status.unlink()
     assert (summarise(directory.path).step, summarise(directory.path).kept) == (12, 10)
@@ -259,7 +259,7 @@ def test_a_killed_run_stands_at_the_last_step_that_it_told_of(tmp_path):
     directory.write_status(Status("running", "train", 337, 600, 1, 1.0))
     assert (summarise(directory.path).step, summarise(directory.path).kept) == (340, None)
     for step in (200, 300):
-        (directory.checkpoints / f"step-{step:08d}").mkdir()
+        write_checkpoint(directory, step)
     (directory.checkpoints / ".step-00000340.77").mkdir()  # one that was being written
     assert summarise(directory.path).kept == 300
     directory.write_status(Status("running", "train", 300, 600, 2, 1.0))
@@ -267,6 +267,25 @@ def test_a_killed_run_stands_at_the_last_step_that_it_told_of(tmp_path):
     assert summarise(directory.path).step == 300  # killed again before its first step
     directory.write_status(Status("stopped", None, 337, 600, 1, 1.0))
     assert summarise(directory.path).step == 337  # who ended in order knows best
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        lambda newest: (newest / "state.json").unlink(),
+        lambda newest: (newest / "state.json").write_bytes(b"{"),
+        lambda newest: (newest / "manifest.json").unlink(),
+        lambda newest: (newest / "manifest.json").write_bytes(b"\x00\x00"),
+        lambda newest: (newest / "manifest.json").write_text('{"files": ["state.json"]}', encoding="utf-8"),
+        shutil.rmtree,
+    ],
+)
+def test_a_killed_run_goes_on_from_the_newest_checkpoint_that_nothing_is_missing_of(tmp_path, harm):
+    directory = write_run(tmp_path, "run", 600, done=340, state="running")
+    for step in (200, 300):
+        newest = write_checkpoint(directory, step)
+    harm(newest)
+    assert summarise(directory.path).kept == 200
 
 
 def test_noise_in_the_events_is_passed_over(tmp_path, desk):
