@@ -248,6 +248,20 @@ def test_a_run_whose_folder_was_renamed_is_said_to_be_gone_and_leaves_the_list_o
     assert not page.trouble.leave.isVisibleTo(page)
 
 
+def test_a_run_whose_disk_is_taken_away_is_said_to_be_out_of_reach_until_it_is_there_again(page, qtbot, tmp_path):
+    run = write_run(tmp_path / "disk" / "runs", "run", 30)
+    qtbot.waitUntil(lambda: page.run is not None and page.run.loaded)
+    (tmp_path / "disk").rename(tmp_path / "unplugged")
+    qtbot.waitUntil(lambda: page.header.state.text() == "Cannot be reached")
+    qtbot.waitUntil(lambda: "disk is not there" in page.trouble.sentence.text())
+    place = page.list.runs.place_of(run.path)
+    said = Qt.ItemDataRole.AccessibleTextRole
+    qtbot.waitUntil(lambda: "Cannot be reached" in page.list.runs.data(place, said))
+    (tmp_path / "unplugged").rename(tmp_path / "disk")
+    qtbot.waitUntil(lambda: page.header.state.text() == "Done")
+    qtbot.waitUntil(lambda: not page.trouble.isVisibleTo(page))
+
+
 def test_header_and_bar_of_a_killed_run_tell_one_step_and_what_is_made_anew(page, qtbot, tmp_path):
     directory = write_run(tmp_path, "killed", 600, done=340, state="running")
     directory.write_status(Status("running", "train", 337, 600, 1, 1.0))

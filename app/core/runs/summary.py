@@ -15,6 +15,8 @@ from trainer.protocol.rundir import RunDirectory
 
 State = Literal["new", "running", "paused", "stopped", "done", "failed", "interrupted", "unknown"]
 """As `RunDirectory.state` tells; "unknown" where the folder cannot be read."""
+Missing = Literal["gone", "unreachable"]
+"""Whether the place where it was is there without it, or is not there itself, as of a disk that was taken away."""
 
 LIVE: frozenset[State] = frozenset({"running"})
 RESUMABLE: frozenset[State] = frozenset({"paused", "stopped", "failed", "interrupted"})
@@ -41,8 +43,8 @@ class RunSummary:
     """How often it was started."""
     problem: str = ""
     """Why nothing more can be told, in a sentence."""
-    gone: bool = False
-    """Whether there is no run any more where it was."""
+    missing: Missing | None = None
+    """What is known of a run that is not where it was; None where it is there."""
     kept: int | None = None
     """The step of the last checkpoint of one that was interrupted; None where there is none."""
 
@@ -52,7 +54,7 @@ def summarise(path: Path) -> RunSummary:
     run = RunDirectory(path)
     try:
         if not long_path(run.run).is_file():
-            return replace(_unreadable(path, _absence(path)), gone=True)
+            return _missing(path)
         state = run.state()
         attempts = run.attempts()
         started, times = _started(attempts), len(attempts)
@@ -87,12 +89,19 @@ def _last_step(run: RunDirectory, stated: int) -> int:
     return stated
 
 
-def _absence(path: Path) -> str:
+def _missing(path: Path) -> RunSummary:
+    missing: Missing = "gone"
     if long_path(path).is_dir():
-        return "This folder is no run any more: its run.json is gone."
-    if long_path(path.parent).is_dir():
-        return "This run's folder is gone: it was moved, renamed or deleted."
-    return "This run's folder cannot be reached: its disk is not there, or the folder around it was moved."
+        problem = "This folder is no run any more: its run.json is gone."
+    elif long_path(path.parent).is_dir():
+        problem = "This run's folder is gone: it was moved, renamed or deleted."
+    else:
+        missing = "unreachable"
+        problem = (
+            "This run's folder cannot be reached: its disk is not there, or the folder around it was moved. "
+            "Connect the disk, and the run is here again."
+        )
+    return replace(_unreadable(path, problem), missing=missing)
 
 
 def _unreadable(path: Path, problem: str) -> RunSummary:

@@ -125,7 +125,7 @@ class RunHeader(QWidget):
 
     def has_folder(self) -> bool:
         """Tell whether the run's folder is still where it was."""
-        return self._run is not None and not self._run.summary.gone
+        return self._run is not None and self._run.summary.missing is None
 
     def can_preview(self) -> bool:
         """Tell whether the run trains and has prompts, and was not asked already."""

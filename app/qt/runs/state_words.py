@@ -6,7 +6,7 @@ import time
 
 from PySide6.QtCore import QCoreApplication, QLocale
 
-from app.core.runs.summary import RunSummary, State
+from app.core.runs.summary import Missing, RunSummary, State
 from app.qt.durations import duration, moment
 from app.qt.words import QT_TRANSLATE_NOOP
 from trainer.protocol.events import Phase
@@ -21,7 +21,10 @@ _STATES: dict[State, tuple[str, str]] = {
     "interrupted": (QT_TRANSLATE_NOOP("RunState", "Interrupted"), "bad"),
     "unknown": (QT_TRANSLATE_NOOP("RunState", "Cannot be read"), "bad"),
 }
-_GONE = QT_TRANSLATE_NOOP("RunState", "Not there any more")
+_MISSING: dict[Missing, str] = {
+    "gone": QT_TRANSLATE_NOOP("RunState", "Not there any more"),
+    "unreachable": QT_TRANSLATE_NOOP("RunState", "Cannot be reached"),
+}
 _PHASES: dict[Phase, str] = {
     "download": QT_TRANSLATE_NOOP("RunState", "Downloading the base"),
     "load": QT_TRANSLATE_NOOP("RunState", "Loading the base"),
@@ -42,7 +45,7 @@ def state_word(state: State) -> str:
 
 def word_of(run: RunSummary) -> str:
     """Return one word for how a run stands."""
-    return _tr(_GONE) if run.gone else state_word(run.state)
+    return _tr(_MISSING[run.missing]) if run.missing else state_word(run.state)
 
 
 def starting_word() -> str:

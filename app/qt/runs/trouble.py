@@ -51,7 +51,7 @@ class Trouble(QFrame):
         if not run or not sentence:
             return
         self.sentence.setText(sentence)
-        self.leave.setVisible(run.summary.gone)
+        self.leave.setVisible(run.summary.missing is not None)
         self.last_words.setVisible(bool(run.last_words) and run.summary.state == "interrupted" and not failure)
         lines = run.last_words.splitlines()[-_LINES:]  # the log has the rest
         if self.last_words.toPlainText() != "\n".join(lines):
