@@ -15,6 +15,7 @@ class ImpastoError(Exception):
     """
 
     exit_code = EXIT_BAD_INPUT
+    problems: tuple[str, ...] = ()
 
     def __init__(self, code: str, sentence: str, remedy: str) -> None:
         super().__init__(sentence)
@@ -25,6 +26,11 @@ class ImpastoError(Exception):
     def __reduce__(self) -> tuple[object, ...]:
         """Let errors pass from one process to another: how they are made again, and what else they hold."""
         return type(self), (self.code, self.sentence, self.remedy), self.__dict__
+
+    @property
+    def untold(self) -> tuple[str, ...]:
+        """The problems that the sentence does not tell already."""
+        return tuple(problem for problem in self.problems if problem not in self.sentence)
 
 
 class JobError(ImpastoError):
@@ -61,3 +67,16 @@ class TrainingFault(ImpastoError):
     """The run cannot go on and repeating it as it is would end the same way."""
 
     exit_code = EXIT_FAULT
+
+
+def joined(sentence: str, remedy: str) -> str:
+    """Return what happened and what to do one after the other, where either may be missing.
+
+    A list of problems may end without a full stop.
+    """
+    return " ".join(filter(None, (sentence and closed(sentence), remedy)))
+
+
+def closed(text: str) -> str:
+    """Return a text as a sentence that has an end."""
+    return text if text.endswith((".", "!", "?")) else f"{text}."

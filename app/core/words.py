@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
+from trainer.errors import closed, joined
+
 
 def QT_TRANSLATE_NOOP(context: str, text: str) -> str:  # noqa: N802 - lupdate looks for this name
     """Return the text as it is: `lupdate` finds it here, and QCoreApplication.translate(context, ...) uses it later.
@@ -20,11 +22,7 @@ def QT_TRANSLATE_NOOP(context: str, text: str) -> str:  # noqa: N802 - lupdate l
 
 def sentence_of(reason: str) -> str:
     """Return a reason of a check, "must be ..., not ...", as a sentence of its own."""
-    return _closed(reason[:1].upper() + reason[1:])
-
-
-def _closed(text: str) -> str:
-    return text if text.endswith((".", "!", "?")) else f"{text}."
+    return closed(reason[:1].upper() + reason[1:])
 
 
 class Explained(Protocol):
@@ -40,13 +38,8 @@ class Explained(Protocol):
 
 
 def in_words(fault: Explained) -> str:
-    """Return what happened and what to do, one after the other; a list of problems may end without a full stop."""
+    """Return what happened and what to do, one after the other."""
     return joined(fault.sentence, fault.remedy)
-
-
-def joined(sentence: str, remedy: str) -> str:
-    """Return what happened and what to do as `in_words` does, where either may be missing."""
-    return " ".join(filter(None, (sentence and _closed(sentence), remedy)))
 
 
 def first_names(files: Sequence[Path]) -> str:

@@ -166,7 +166,9 @@ def test_output_that_goes_elsewhere_is_left_alone(queue, name, tmp_path, capfd):
     ("error", "problem"),
     [
         (JobError("job.key", "A key is wrong.", "Correct it.", ("rank: too small",)),
-         "A key is wrong. rank: too small Correct it."),
+         "A key is wrong. rank: too small. Correct it."),
+        (JobError("job.invalid", "job.toml: rank: too small", "Correct it.", ("rank: too small",)),
+         "job.toml: rank: too small. Correct it."),
         (ResumableError("disk.full", "The disk is full.", "Make room."), "The disk is full. Make room."),
         (ZeroDivisionError("by 0"), "Something in Impasto went wrong: ZeroDivisionError: by 0"),
     ],

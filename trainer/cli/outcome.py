@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Callable
 from typing import TextIO
 
-from trainer.errors import EXIT_DONE, EXIT_FAULT, EXIT_RESUMABLE, ImpastoError, JobError
+from trainer.errors import EXIT_DONE, EXIT_FAULT, EXIT_RESUMABLE, ImpastoError
 from trainer.protocol.atomic import write_text
 from trainer.protocol.places import home, refusal
 
@@ -38,9 +38,7 @@ def guarded(command: Callable[[], int], *, debug: bool) -> int:
 
 def in_words(error: ImpastoError) -> str:
     """Return an error as the user reads it: what happened, each problem on a line of its own, what to do."""
-    problems = error.problems if isinstance(error, JobError) else ()
-    # Sentences may hold their problems already; none is told twice.
-    listed = [f"  {problem}" for problem in problems if problem not in error.sentence]
+    listed = [f"  {problem}" for problem in error.untold]
     return "\n".join([f"Error: {error.sentence}", *listed, f"What to do: {error.remedy}"])
 
 

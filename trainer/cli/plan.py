@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from trainer.cli import plan_table, plan_words, words
 from trainer.cli.arguments import Commands, add_command
 from trainer.cli.outcome import say
-from trainer.errors import EXIT_BAD_INPUT, EXIT_DONE, JobError
+from trainer.errors import EXIT_BAD_INPUT, EXIT_DONE, JobError, joined
 from trainer.protocol.sizes import share
 
 if TYPE_CHECKING:
@@ -218,7 +218,7 @@ def _answer(question: Question, planned: Planned) -> Iterator[str]:
         yield ""
         yield f"Peak: {plan_table.peak(planned.pick.forecast)}."
     yield from plan_words.remarks(question, planned)
-    yield from (f"In the way: {error.sentence} {error.remedy}" for error in question.obstacles)
+    yield from (f"In the way: {joined(error.sentence, error.remedy)}" for error in question.obstacles)
     if situation.correction.damage:
         yield situation.correction.damage
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainer.errors import RunError
+from trainer.errors import RunError, joined
 from trainer.protocol.detached import last_words
 from trainer.protocol.queue import Entry, Queue, State
 from trainer.protocol.rundir import RunDirectory
@@ -29,7 +29,7 @@ def _said(run: RunDirectory, before: int) -> tuple[State, str] | None:
     try:
         state, status = run.state(), run.read_status()
     except RunError as error:
-        return "failed", f"{error.sentence} {error.remedy}"
+        return "failed", joined(error.sentence, error.remedy)
     if state == "running":
         return "interrupted", "Another process goes on with this run."
     if status is None or status.attempt <= before or state == "new" or state == "interrupted":

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from trainer.errors import EXIT_DONE, ImpastoError, JobError
+from trainer.errors import EXIT_DONE, ImpastoError, closed, joined
 from trainer.protocol.atomic import long_path
 from trainer.protocol.detached import speak_into
 from trainer.protocol.lanes import occupied
@@ -86,5 +86,4 @@ def _conclude(queue: Queue, name: str, state: State, problem: str = "") -> None:
 
 
 def _in_words(error: ImpastoError) -> str:
-    problems = error.problems if isinstance(error, JobError) else ()
-    return " ".join([error.sentence, *(one for one in problems if one not in error.sentence), error.remedy])
+    return joined(" ".join(map(closed, (error.sentence, *error.untold))), error.remedy)

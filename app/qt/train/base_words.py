@@ -6,8 +6,8 @@ from PySide6.QtCore import QCoreApplication, QLocale
 
 from app.core.models.found import Family, Found, Told, Tool
 from app.core.models.verdict import Verdict
-from app.core.words import joined
 from app.qt.words import QT_TRANSLATE_NOOP
+from trainer.errors import joined
 
 FAMILIES: dict[Family, str] = {"sd15": "SD 1.5", "sdxl": "SDXL"}
 """Names, the same in every language."""

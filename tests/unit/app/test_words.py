@@ -2,8 +2,8 @@
 
 import pytest
 
-from app.core.words import in_words, joined, sentence_of
-from trainer.errors import JobError
+from app.core.words import in_words, sentence_of
+from trainer.errors import JobError, joined
 
 
 @pytest.mark.parametrize("sentence", ["The base is gone.", "a.toml: schema: is missing: the version of its form"])

@@ -9,10 +9,10 @@ from PySide6.QtWidgets import QHBoxLayout, QLabel, QToolButton, QVBoxLayout, QWi
 
 from app.core.jobs.settings import title_of
 from app.core.planning.preflight import Check
-from app.core.words import joined
 from app.qt.theme import set_icon
 from app.qt.tips import plain_tip
 from app.qt.train.forecast.clearing import clear
+from trainer.errors import joined
 
 _ICONS = {"error": ("error", "bad"), "warning": ("warning", "warning"), "info": ("info", "muted")}
 _SHOWN = 12
