@@ -91,7 +91,8 @@ def test_a_drive_that_is_not_there_is_named() -> None:
 def test_a_disk_without_room_for_the_runs_files_is_told(job: Path) -> None:
     found = question_of_job(job, ENDLESS, "8GB")
     (error,) = [error for error in found.obstacles if isinstance(error, RunError)]
-    assert "LoRA files and checkpoints" in error.sentence and "free" in error.sentence and error.remedy
+    assert "LoRA files and checkpoints" in error.sentence and "free" in error.sentence
+    assert error.code == "run.room" and "another one with output.runs" in error.remedy
     frozen = load_job(job, ENDLESS)
     with pytest.raises(RunError) as refused:  # as a run is refused when it starts
         require_room(frozen, found.subject, None)
@@ -106,6 +107,18 @@ def test_what_is_encoded_counts_where_it_goes(job: Path) -> None:
     many = replace(found.occasions, pictures=10**12)
     (error,) = lacking_room(load_job(job), found.subject, many)
     assert "encoded pictures and captions" in error.sentence
+
+
+@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="needs a second disk that is known")
+def test_a_disk_without_room_for_what_is_encoded_is_told_with_what_names_it(
+    job: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = question_of_job(job, [], "8GB")
+    monkeypatch.setenv("IMPASTO_CACHE", "/dev/shm/impasto")
+    many = replace(found.occasions, pictures=10**12)
+    (error,) = lacking_room(load_job(job), found.subject, many)
+    assert (error.code, "IMPASTO_CACHE" in error.remedy) == ("cache.room", True)
+    assert "/dev/shm" in error.sentence and "LoRA" not in error.sentence
 
 
 def test_above_what_is_not_there_lies_what_is(tmp_path: Path) -> None:

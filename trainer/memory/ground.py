@@ -23,6 +23,7 @@ _WEIGHTS = {
 _SPARE_BYTES = 64 << 20
 _CHECKPOINT_BYTES = 4
 _FILE_BYTES = {"fp16": 2, "bf16": 2, "fp32": 4}
+_NAMED_BY = {"run.room": "with output.runs in the job", "cache.room": "in the environment variable IMPASTO_CACHE"}
 
 
 def require_room(job: Job, subject: Subject, encoded: Occasions | None) -> None:
@@ -37,25 +38,26 @@ def require_room(job: Job, subject: Subject, encoded: Occasions | None) -> None:
 def lacking_room(job: Job, subject: Subject, encoded: Occasions | None) -> Iterator[RunError]:
     """Yield an error for each disk that lacks room for what a run surely writes; see `require_room`."""
     runs, cache = Path(job.output.runs), cache_folder()
-    needs = [(runs, _run_bytes(job, subject) + _SPARE_BYTES, "LoRA files and checkpoints")]
+    needs = [("run.room", runs, _run_bytes(job, subject) + _SPARE_BYTES, "LoRA files and checkpoints")]
     entries = _cache_bytes(subject, encoded) if encoded else 0
     try:
         if entries and existing(runs).stat().st_dev == existing(cache).stat().st_dev:
-            needs = [(runs, needs[0][1] + entries, "LoRA files, checkpoints, encoded pictures and captions")]
+            what = "LoRA files, checkpoints, encoded pictures and captions"
+            needs = [("run.room", runs, needs[0][2] + entries, what)]
         elif entries:
-            needs.append((cache, entries + _SPARE_BYTES, "encoded pictures and captions"))
-        for folder, need, what in needs:
+            needs.append(("cache.room", cache, entries + _SPARE_BYTES, "encoded pictures and captions"))
+        for code, folder, need, what in needs:
             if (free := free_bytes(folder)) < need:
-                yield _too_little(folder, free, need, what)
+                yield _too_little(code, folder, free, need, what)
     except OSError:
         return  # a disk that is not there: `require_place` has the words
 
 
-def _too_little(folder: Path, free: int, need: int, what: str) -> RunError:
+def _too_little(code: str, folder: Path, free: int, need: int, what: str) -> RunError:
     return RunError(
-        "run.room",
+        code,
         f"The disk of {folder} has {size(free)} free, and this run writes at least {size(need)} there: {what}.",
-        "Make room on that disk, or let the run write to another one.",
+        f"Make room on that disk, or name a folder on another one {_NAMED_BY[code]}.",
     )
 
 

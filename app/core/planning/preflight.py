@@ -32,6 +32,10 @@ _STILL_TO_COME = QT_TRANSLATE_NOOP(
 _CHOOSE_ANOTHER = QT_TRANSLATE_NOOP("Preflight", "Choose another base.")
 _IN_THE_APP: Mapping[str, tuple[str, str]] = {
     "run.folder": ("output.runs", QT_TRANSLATE_NOOP("Preflight", "Choose a folder that you may write to.")),
+    "run.room": (
+        "output.runs",
+        QT_TRANSLATE_NOOP("Preflight", "Make room on that disk, or choose a folder on another one."),
+    ),
     "gpu.none": ("", QT_TRANSLATE_NOOP("Preflight", "Choose a card above to plan for.")),
     "job.invalid": ("", _SET_RIGHT),
     "job.toml": ("", _SET_RIGHT),

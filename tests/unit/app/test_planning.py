@@ -80,10 +80,11 @@ def test_what_stands_in_the_way_is_said_in_words_of_the_app(desk: Desk, job: Pat
     desk.wait(desk.ended)
     (runs,) = [check for check in preflight(draft, desk.forecaster.answer, None) if check.key == "output.runs"]
     assert runs.severity == "error" and "is a file" in runs.sentence
-    for code in ("run.folder", "gpu.none", "job.invalid", "job.toml", "job.unreadable"):
+    for code in ("run.folder", "run.room", "gpu.none", "job.invalid", "job.toml", "job.unreadable"):
         error = ImpastoError(code, "It is so.", "See `python -m trainer doctor`, or --set output.runs.")
         told = next(check for check in preflight(draft, None, error) if check.sentence == "It is so.")
         assert told.remedy and not [word for word in ("trainer", "--set", "output.runs") if word in told.remedy]
+        assert (told.key == "output.runs") == code.startswith("run.")
 
 
 def test_the_newest_question_is_answered_alone(desk: Desk, job: Path) -> None:
