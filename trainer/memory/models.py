@@ -9,7 +9,7 @@ from typing import Any, TypeVar, cast
 import bitsandbytes.functional
 import numpy as np
 import torch
-from bitsandbytes.nn.modules import Int8Params, Params4bit
+from bitsandbytes.nn.modules import Int8Params, Linear8bitLt, Params4bit
 from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
 from diffusers.models.modeling_utils import no_init_weights
 from diffusers.models.unets.unet_2d_condition import UNet2DConditionModel
@@ -93,9 +93,8 @@ def empty_engine(subject: Subject) -> Engine:
     The models of the latest one are taken again where they are the same, for PEFT takes longer to put its layers into
     SDXL's than a micro-batch takes to trace: only one engine is ever in use. They cost 50 MB of main memory.
     """
-    # An encoder's checkpointing leaves a hook behind; of int8 weights bitsandbytes moves the scales at first use.
-    key = subject.key("load", subject.fit.checkpointing if subject.trained_texts else None)
-    if key not in _latest or subject.fit.quantise in ("int8", "int8_products"):
+    key = subject.key("load")
+    if key not in _latest:
         _latest.clear()
         _latest[key] = _adapted_models(subject)
     unet, encoders, adapter = _latest[key]
@@ -200,8 +199,10 @@ def lasting_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Parameters with what bitsandbytes keeps beside them, then buffers, by path."""
     for path, parameter in model.named_parameters():
         yield path, parameter
-        if isinstance(parameter, Int8Params) and parameter.SCB is not None:
-            yield f"{path}.scale", parameter.SCB
+        if isinstance(parameter, Int8Params):
+            # Its layer takes the scales over at first use.
+            layer = cast(Linear8bitLt, model.get_submodule(path.rpartition(".")[0]))
+            yield f"{path}.scale", cast(Tensor, layer.state.SCB if parameter.SCB is None else parameter.SCB)
         if isinstance(parameter, Params4bit) and parameter.quant_state is not None:
             state: bitsandbytes.functional.QuantState = parameter.quant_state
             yield f"{path}.absmax", state.absmax

@@ -75,6 +75,8 @@ def _switch_layers(encoder: PreTrainedModel, *, on: bool, dropouts: bool) -> Non
     transformers checkpoints only layers in train mode. So the layer itself is put into it and nothing inside it, where
     dropouts would wake up.
     """
+    # What enabling does to the embeddings, disabling leaves, and a second time it would be done twice.
+    encoder.disable_input_require_grads()
     if on:
         encoder.activation_checkpointing_enable({"use_reentrant": False, "preserve_rng_state": dropouts})
     else:

@@ -34,7 +34,7 @@ class Lengths:
         """Pictures whose captions have not been looked at since they changed."""
         self._asked: dict[int, None] = {}
         """Those whose captions are being counted, in the order in which they were asked for."""
-        self._soon = False
+        self._soon = self._failed = False
         self._counts.counted.connect(lambda left: self._have(left))
         library.altered.connect(self._take)
         self._take(Altered(added=frozenset(library.pictures)))
@@ -75,13 +75,20 @@ class Lengths:
         self.more.emit(self.pending)
 
     def _have(self, left: int) -> None:
-        """Hear that some were counted; where the first is still unknown, the counting failed and is given up."""
+        """Hear that some were counted; where the first is still unknown, the counting failed: once more, then no more."""
         first = next(iter(self._asked), None)
-        self._look()
-        if first in self._asked and not left:
+        again, self._failed = self._failed, not left and first is not None and self._unknown(first)
+        if not self._failed:
+            self._look()
+        else:
+            self._unseen.update(self._asked)  # behind the others, of which none may be at fault
             self._asked.clear()
-            self._unseen.clear()
+            if True:
+                self._unseen.clear()
         self.more.emit(self.pending)
+
+    def _unknown(self, number: int) -> bool:
+        return self._counts.of(self._library.pictures[number].caption) is None
 
     def _take(self, altered: Altered) -> None:
         """Hear of what became different in the library."""

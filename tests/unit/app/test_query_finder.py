@@ -283,6 +283,44 @@ def test_counting_that_fails_is_given_up_and_told(monkeypatch):
     assert finder.pending == 0 and finder.find("tokens:>1") == []
 
 
+def test_counting_that_failed_once_is_tried_again_and_what_fails_twice_in_a_row_is_not(monkeypatch):
+    monkeypatch.setattr(lengths, "_ASKED", 2)
+    tried, faults, broken = [], [], {1, 4, 5}
+    count = token_counts.count_tokens
+
+    def sometimes(texts):
+        tried.append(texts)
+        if len(tried) in broken:
+            raise OSError("the disk did not answer")
+        return count(texts)
+
+    monkeypatch.setattr(token_counts, "count_tokens", sometimes)
+    calls = queue.Queue()
+    tasks = Tasks(calls.put)
+    captions = [f"a caption of number {number}" for number in range(5)]
+    library, finder = finder_over(
+        [(FOLDERS[0], f"{number}.png", {"caption": text}) for number, text in enumerate(captions)], tasks
+    )
+    news = []
+    finder.more.connect(lambda counting: news.append(counting.pending))
+    found = finder.find("tokens:>1")
+    while len(faults) < len(broken):
+        try:
+            calls.get(timeout=120)()
+        except OSError as fault:
+            faults.append(fault)
+            assert news[-1] == 0
+            found = finder.find("tokens:>1")  # as the filter does
+    numbers = list(library.pictures)
+    assert tried == [captions[:2], captions[2:4], [captions[4], captions[0]], [captions[1]], [captions[1]]]
+    assert found == finder.find("tokens:>1") == [numbers[0], *numbers[2:]] and finder.pending == 0
+    library.apply([Change(numbers[1], "caption", captions[1], f"{captions[1]}, edited")])
+    assert finder.find("tokens:>1") == [numbers[0], *numbers[2:]] and finder.pending == 1
+    calls.get(timeout=120)()
+    tasks.close()
+    assert finder.find("tokens:>1") == numbers
+
+
 def test_a_query_knows_which_changes_can_alter_its_answer():
     assert Finder.depends(parse("rating:3 -tag:cat")) == {"rating", "caption", "file"}
     assert Finder.depends(parse("name:x")) == set()
