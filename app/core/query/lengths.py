@@ -75,7 +75,7 @@ class Lengths:
         self.more.emit(self.pending)
 
     def _have(self, left: int) -> None:
-        """Hear that some were counted; where the first is still unknown, the counting failed: once more, then no more."""
+        """Hear that some were counted; where the first is still unknown, that failed: once more, then no more."""
         first = next(iter(self._asked), None)
         again, self._failed = self._failed, not left and first is not None and self._unknown(first)
         if not self._failed:
@@ -83,7 +83,7 @@ class Lengths:
         else:
             self._unseen.update(self._asked)  # behind the others, of which none may be at fault
             self._asked.clear()
-            if True:
+            if again:
                 self._unseen.clear()
         self.more.emit(self.pending)
 
