@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from PySide6.QtCore import QAbstractTableModel, QModelIndex, QObject, QPersistentModelIndex, QRectF, QSize, Qt
-from PySide6.QtGui import QColor, QPainter
-from PySide6.QtWidgets import QHeaderView, QStyle, QStyledItemDelegate, QStyleOptionViewItem, QTreeView, QWidget
+from PySide6.QtGui import QColor, QPainter, QResizeEvent
+from PySide6.QtWidgets import QStyle, QStyledItemDelegate, QStyleOptionViewItem, QTreeView, QWidget
 
 from app.qt.theme import colours
 from app.qt.tips import plain_tip
@@ -17,6 +17,8 @@ _BAR = int(Qt.ItemDataRole.UserRole)
 _BAR_HEIGHT, _GAP, _SIDE = 10.0, 10, 9
 _NUMBER = 96
 """Pixels that are left for the number beside its bar."""
+_BETWEEN = 16
+"""Pixels between one column's longest text and the next column."""
 _CUT = 24
 """Characters from which on a column may have no room for all of a text."""
 
@@ -77,11 +79,21 @@ class Rows(QAbstractTableModel):
         return None
 
 
+def shared(wanted: Sequence[int], room: int) -> list[int]:
+    """Return how wide columns are in so many pixels: as wide as they want, else the widest of them equally wide."""
+    widths = [0] * len(wanted)
+    for done, column in enumerate(sorted(range(len(wanted)), key=wanted.__getitem__)):
+        widths[column] = min(wanted[column], room // (len(wanted) - done))
+        room -= widths[column]
+    return widths
+
+
 class Table(QTreeView):
     """Shows such lines; the last column takes the room that is left."""
 
     def __init__(self, titles: Sequence[str], name: str, parent: QWidget | None = None) -> None:
         super().__init__(parent)
+        self._wanted: list[int] = []
         self.lines = Rows(titles, self)
         self.setModel(self.lines)
         self.setItemDelegate(BarDelegate(self))
@@ -94,12 +106,22 @@ class Table(QTreeView):
         self.header().setSectionsMovable(False)
 
     def show_rows(self, rows: Sequence[Row]) -> None:
-        """Replace the lines, and give each column the room it needs, none more than half."""
+        """Replace the lines, and give each column the room it needs as far as there is so much."""
         self.lines.show(rows)
-        for column in range(len(self.lines.titles) - 1):
-            self.header().setSectionResizeMode(column, QHeaderView.ResizeMode.Interactive)
-            self.resizeColumnToContents(column)
-            self.setColumnWidth(column, min(self.columnWidth(column) + 16, 280))
+        self._wanted = [
+            max(self.sizeHintForColumn(column), self.header().sectionSizeHint(column)) + _BETWEEN
+            for column in range(len(self.lines.titles))
+        ]
+        self._share()
+
+    def resizeEvent(self, event: QResizeEvent) -> None:  # noqa: N802
+        """Share the new room among the columns."""
+        super().resizeEvent(event)
+        self._share()
+
+    def _share(self) -> None:
+        for column, width in enumerate(shared(self._wanted, self.viewport().width())[:-1]):
+            self.setColumnWidth(column, width)
 
 
 class BarDelegate(QStyledItemDelegate):
@@ -129,5 +151,6 @@ class BarDelegate(QStyledItemDelegate):
         painter.drawText(words, int(Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter), str(index.data()))
 
     def sizeHint(self, option: QStyleOptionViewItem, index: _Index) -> QSize:  # noqa: N802
-        """Return a cell's size."""
-        return super().sizeHint(option, index).expandedTo(QSize(0, option.fontMetrics.height() + 10))
+        """Return a cell's size; a bar is to be as long as its number has room at least."""
+        bar = 2 * (_NUMBER + _SIDE) + _GAP if isinstance(index.data(_BAR), float) else 0
+        return super().sizeHint(option, index).expandedTo(QSize(bar, option.fontMetrics.height() + 10))
