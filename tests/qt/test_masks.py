@@ -136,6 +136,33 @@ def test_all_by_keys(qtbot, painter):
     assert painter.canvas.zoom.scale is None
 
 
+def test_its_keys_stay_its_own_whatever_command_of_the_window_has_them(qtbot, window, session, folder):
+    own = {"pictures.rate_3": ("[",), "pictures.rate_4": ("]",), "pictures.rate_5": ("0", "+")}
+    session.settings.change(session.settings.preferences.model_copy(update={"shortcuts": own}))
+    window.open([folder])
+    view, pictures = session.view, session.library.pictures
+    qtbot.waitUntil(lambda: len(view.ids) == 2 and all(one.width for one in pictures.values()))
+    view.select(view.ids[:1], view.ids[0])
+    grid = window.pictures.views.grid
+    grid.setFocus()
+    qtbot.keyClick(grid, KEY.Key_BracketLeft)
+    assert pictures[view.ids[0]].rating == 3
+    qtbot.keyClick(grid, KEY.Key_M)
+    (painter,) = window.findChildren(MaskPainter)
+    qtbot.waitUntil(painter.isActiveWindow)
+    ready(qtbot, painter)
+    radius = painter.canvas.radius
+    qtbot.keyClick(painter.canvas, KEY.Key_BracketRight)
+    assert painter.canvas.radius > radius
+    qtbot.keyClick(painter.canvas, KEY.Key_BracketLeft)
+    assert painter.canvas.radius == radius
+    qtbot.keyClick(painter.canvas, KEY.Key_Plus)
+    assert painter.canvas.zoom.scale
+    qtbot.keyClick(painter.canvas, KEY.Key_0)
+    assert painter.canvas.zoom.scale is None
+    assert pictures[view.ids[0]].rating == 3
+
+
 def test_the_pressure_of_a_pen_is_the_size_of_the_brush(qtbot, painter):
     use(painter, "eraser")
     painter.canvas.radius = 40
