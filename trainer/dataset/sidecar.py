@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from trainer.dataset.findings import first_reason
 from trainer.errors import DatasetError
@@ -24,6 +24,12 @@ _HALF = re.compile("[\ud800-\udfff]")
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
+def _whole(text: str) -> str:
+    if _HALF.search(text):
+        raise ValueError("it holds half a letter (U+D800 to U+DFFF), which could be written and not be read again")
+    return text
+
+
 class _Line(BaseModel):
     # Keys of other programs and of later versions stay in the file.
     model_config = ConfigDict(extra="allow", frozen=True, strict=True)
@@ -35,7 +41,7 @@ class FolderNotes(_Line):
     impasto: Literal[1] = 1
     repeats: int | None = Field(default=None, ge=1, le=10_000)
     regularisation: bool = False
-    trigger: str | None = None
+    trigger: Annotated[str, AfterValidator(_whole)] | None = None
 
 
 class PictureNotes(_Line):

@@ -221,6 +221,20 @@ def test_a_caption_that_training_could_not_read_waits(world: World, text: str, w
     assert (world.data / "a.txt").read_bytes() == b"cat, dog\n"
 
 
+def test_a_trigger_that_could_not_be_read_again_waits(world: World) -> None:
+    """It was written as an escape, and of that folder's notes none could be read any more."""
+    set_to(world, 0, 3, "rating")
+    world.settle()
+    world.history.do(Edit("word", (), (FolderChange(world.folder, "trigger", None, "zwx \ud83d"),)))
+    world.settle()
+    (problem,) = world.saver.now.problems
+    assert problem.code == "save.value" and "half a letter" in problem.sentence
+    assert read_sidecar(world.data).of(world.names[0]).rating == 3
+    world.history.do(Edit("word", (), (FolderChange(world.folder, "trigger", "zwx \ud83d", "zwx"),)))
+    world.settle()
+    assert world.saver.now.clean and read_sidecar(world.data).folder.trigger == "zwx"
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere names are Unicode")
 def test_a_picture_whose_name_is_no_unicode_keeps_its_caption_and_its_notes(tmp_path: Path) -> None:
     """Neither SQLite nor pydantic took its name, and no change of any picture was saved beside one of it."""
