@@ -142,6 +142,7 @@ class Session:
         self.datasets.reworded.connect(self.health.look_again)
         self.datasets.closed.connect(self.health.drop_strays)
         self.datasets.known.connect(lambda _: self.health.begin())
+        self.datasets.looked.connect(lambda _: self.health.look_for_gone())
         self.settings.changed.connect(lambda _: self.health.aim_at(self._aim()))
         self.settings.changed.connect(lambda chosen: self.tags.read_lines(chosen.judging.lines))
         post(self.saver.recover)  # when the window listens: it says what was saved of a session that crashed

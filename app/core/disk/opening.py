@@ -127,6 +127,8 @@ class Datasets:
         self.known: Event[Opened] = Event()
         """All that is cheap to know of a dataset is known: now is the time for work that takes long."""
         self.closed: Event[Path] = Event()
+        self.looked: Event[Path] = Event()
+        """A look at that dataset is over, and all that it found is told."""
         self.progress: Event[Progress] = Event()
         self.problems: Event[ImpastoError] = Event()
         self.found: Event[ImpastoError] = Event()
@@ -297,6 +299,7 @@ class Datasets:
             dataset.listed = True
             self.opened.emit(Opened(dataset.root, sum(map(len, dataset.ids.values()))))
         self._size_more(dataset)
+        self.looked.emit(dataset.root)
 
     def _failed(self, dataset: _Dataset, fault: BaseException) -> None:
         dataset.looking = False

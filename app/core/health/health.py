@@ -138,6 +138,10 @@ class Health:
         """Look at the files of these pictures once more: they were changed without a sign of it."""
         self._inspector.want(ids)
 
+    def look_for_gone(self) -> None:
+        """Look again at files that were away for a moment which no look at the disk noticed: after each of those."""
+        self._inspector.want(filter(self._is_unseen, self._inspector.take_gone()))
+
     def take_strays(self, strays: Strays) -> None:
         """Tell from now on of these files of a folder that have no picture, and of no others there."""
         if strays.names:

@@ -68,6 +68,8 @@ class Inspector:
         self._library, self._have, self._stuck = library, have, stuck
         self._tasks = Tasks(post, threads=1, behind=True)
         self._waiting: dict[int, None] = {}
+        self._gone: set[int] = set()
+        """Those whose files were not there when they were to be looked at."""
         self._running = self._stopped = self._begun = False
         self._again = 0.0
         self.fault: DatasetError | None = None
@@ -87,6 +89,11 @@ class Inspector:
             self.begin()
         else:
             self._go_on()
+
+    def take_gone(self) -> set[int]:
+        """Return the pictures whose files were not there since this was asked last."""
+        gone, self._gone = self._gone, set()
+        return gone
 
     def begin(self) -> None:
         """Look from now on; what was wanted before waits for this."""
@@ -148,6 +155,7 @@ class Inspector:
         for number in some:
             self._waiting.pop(number, None)
         if found is not None and not self._stopped:
+            self._gone.update(set(some).difference(one.picture for one in found.seen))
             self._have(Slice([one for one in found.seen if self._is_current(one)], found.near))
         # Once nothing waits, one more turn lets the processes go.
         if some or self._waiting:
@@ -180,7 +188,7 @@ def _seen(asked: _Asked, found: Inspection) -> Seen | None:
     number, path, changed_ns, _, mask_changed_ns = asked
     written = _encodings(path)
     if isinstance(found, DatasetError):
-        if file_state(path) is None:
+        if found.code == "picture.missing" or file_state(path) is None:
             return None
         return Seen(number, changed_ns, mask_changed_ns, written, problem=found.sentence)
     codes = (*doubts_of_file(path, found), *written, *_mask_doubts(asked, (found.width, found.height)))

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from app.core.disk.opening import Datasets
-from app.core.health import fixes
+from app.core.health import fixes, inspector
 from app.core.health.aim import Aim
 from app.core.health.health import Health
 from app.core.pictures import FolderChange
@@ -45,6 +45,7 @@ class Watched:
         self.datasets.closed.connect(self.health.drop_strays)
         self.datasets.reworded.connect(self.health.look_again)
         self.datasets.known.connect(lambda _: self.health.begin())
+        self.datasets.looked.connect(lambda _: self.health.look_for_gone())
         self.datasets.open(folder)
         self.settle()
 
@@ -209,6 +210,40 @@ def test_pictures_that_go_while_they_are_looked_at_are_not_damaged_and_looked_at
     away.rename(here)
     watched.look()
     assert [(one.problem, bool(one.content)) for one in watched.library.pictures.values()] == [(None, True)] * 6
+
+
+@pytest.mark.parametrize("alone", [True, False], ids=["one picture", "the folder"])
+@pytest.mark.parametrize("late", [True, False], ids=["back when all are judged", "back before they are"])
+def test_pictures_that_were_away_between_two_looks_are_looked_at_after_the_next(
+    folder: Path, alone: bool, late: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a network that does not answer for a second: no look at the disk finds anything changed."""
+    here = folder / "0.png" if alone else folder
+    away, look, judge = folder.with_name("away"), facts.inspect_pictures, inspector._seen
+    judged: list[Any] = []
+
+    def inspect(*asked: Any) -> Any:
+        here.rename(away)
+        found = look(*asked)
+        if not late:
+            away.rename(here)
+        return found
+
+    def seen(*asked: Any) -> Any:
+        judged.append(judge(*asked))
+        if late and len(judged) == 5:
+            away.rename(here)
+        return judged[-1]
+
+    with a_desk() as desk:
+        with monkeypatch.context() as going:
+            going.setattr(facts, "inspect_pictures", inspect)
+            going.setattr(inspector, "_seen", seen)
+            watched = Watched(desk, folder)
+        assert judged.count(None) == (1 if alone else 5)
+        watched.look()
+        assert [(one.problem, bool(one.content)) for one in watched.library.pictures.values()] == [(None, True)] * 5
+        watched.health.close()
 
 
 def test_a_picture_that_comes_back_is_a_duplicate_again(watched: Watched, folder: Path) -> None:
