@@ -85,8 +85,10 @@ def test_a_command_still_being_written_is_not_seen(run):
     assert [command.name for command in commands.pending(run)] == ["stop"]
 
 
-def test_leftovers_are_voided(run):
+def test_what_a_former_attempt_left_is_voided_and_what_came_since_the_run_is_held_is_not(run):
     sent = [commands.send(run, "stop"), commands.send(run, "save")]
-    commands.void_leftovers(run)
-    assert commands.pending(run) == []
+    with run.hold():
+        meant = commands.send(run, "pause")  # by a window that sees the run held, before it has begun
+        run.begin_attempt({})
+        assert [command.path for command in commands.pending(run)] == [meant]
     assert [commands.answer(path).outcome for path in sent] == ["void", "void"]

@@ -126,7 +126,7 @@ def test_a_wish_that_a_former_start_of_the_engine_did_not_read_is_sent_again(que
     one.look()
     run = RunDirectory(queue.get(name).run)
     (first,) = commands.pending(run)
-    commands.void_leftovers(run)
+    commands.void(run, commands.unread(run))
     one.look()
     (second,) = commands.pending(run)
     assert (second.name, second.path == first.path) == ("stop", False)

@@ -81,10 +81,16 @@ def answer(sent: Path) -> Answer | None:
     return Answer(fields["outcome"], fields["detail"])
 
 
-def void_leftovers(run: RunDirectory) -> None:
-    """Answer "void" to every command that a former attempt left unread: it was not meant for this one."""
+def unread(run: RunDirectory) -> frozenset[str]:
+    """Return the names of the files that wait; before a run is held, these are what a former attempt left."""
+    return frozenset(path.name for path in atomic.long_path(run.commands).glob("*.json"))
+
+
+def void(run: RunDirectory, leftovers: frozenset[str]) -> None:
+    """Answer "void" to the commands in these files that a former attempt left: they were not meant for this one."""
     for command in pending(run):
-        finish(command, "void", "The run ended before it read this.")
+        if command.path.name in leftovers:
+            finish(command, "void", "The run ended before it read this.")
 
 
 def _read(path: Path) -> Command | dict[str, object]:

@@ -19,7 +19,7 @@ from typing import Literal
 from trainer.errors import ImpastoError, RunError
 from trainer.protocol import atomic, locks, places
 from trainer.protocol.atomic import long_path
-from trainer.protocol.commands import void_leftovers
+from trainer.protocol.commands import unread, void
 from trainer.protocol.events import Phase, cut_torn_line
 from trainer.protocol.naming import numbered, safe_name
 
@@ -61,6 +61,8 @@ class RunDirectory:
         self.samples = path / "samples"
         self.output = path / "output"
         self.lock = path / "lock"
+        self._leftovers: frozenset[str] = frozenset()
+        """Commands that waited before this process held the run; from then on they are meant for it."""
 
     @classmethod
     def create(cls, parent: Path, name: str) -> RunDirectory:
@@ -104,6 +106,7 @@ class RunDirectory:
         """
         with contextlib.ExitStack() as stack:
             try:
+                self._leftovers = unread(self)
                 stack.enter_context(locks.held(self.lock, locks.ASKED))
             except locks.LockBusyError as error:
                 raise RunError(
@@ -142,7 +145,7 @@ class RunDirectory:
         cut_torn_line(self.events)
         for folder in (self.path, self.checkpoints, self.samples, self.output):
             atomic.remove_strays(folder)
-        void_leftovers(self)
+        void(self, self._leftovers)
         record = self._record()
         number = len(self.attempts()) + 1
         started = {"number": number, "pid": os.getpid(), "host": socket.gethostname(), "started": time.time()}
