@@ -124,8 +124,11 @@ def test_two_windows_on_one_run_show_the_same_and_may_both_ask_for_a_pause(
     qtbot.addWidget(beside)
     beside.show()
     windows = [(header, session.runs.open(folder)), (beside, another_session.runs.open(folder))]
+    said: list[str] = []
     for one, run in windows:
         one.show_run(run)
+        one.said.connect(said.append)
+        one.told.connect(lambda words, *_: said.append(words))
 
     def until(reached: Callable[[RunHeader], object]) -> None:
         def looked() -> bool:
@@ -142,6 +145,7 @@ def test_two_windows_on_one_run_show_the_same_and_may_both_ask_for_a_pause(
     assert engine.returncode == 75, engine.stderr.read()
     until(lambda one: one.state.text() == "Paused" and usable(one) == {"resume"})
     assert header.facts.text() == beside.facts.text()
+    assert said == ["asked is paused, and the memory that it used is free."] * 2
 
 
 def test_what_can_be_asked_follows_how_the_run_stands(qtbot, session, header, tmp_path):

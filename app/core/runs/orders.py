@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,7 +11,10 @@ from app.core.tasks import Single, Tasks, only
 from trainer.errors import ImpastoError, RunError
 from trainer.protocol import commands
 from trainer.protocol.commands import Answer, CommandName
-from trainer.protocol.rundir import RunDirectory
+from trainer.protocol.rundir import RunDirectory, State
+
+_ENDS: Mapping[CommandName, State] = {"pause": "paused", "stop": "stopped"}
+"""How a run stands that did such an order."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +81,14 @@ def _answer(order: Order) -> Answer | None:
         answer = commands.answer(order.sent)
     except (OSError, ValueError, KeyError) as error:
         return Answer("failed", str(error))
-    return answer if answer or alive else Answer("void", "")
+    return answer if answer or alive else _unread(order)
+
+
+def _unread(order: Order) -> Answer:
+    """Return what becomes of an order that nobody read: another one, from elsewhere, may have done the same."""
+    status = order.run.read_status()
+    came_about = status is not None and status.state == _ENDS.get(order.name)
+    return Answer("done" if came_about else "void", "")
 
 
 def _unwritten(run: RunDirectory, error: OSError) -> RunError:

@@ -79,6 +79,21 @@ def test_an_engine_that_dies_leaves_orders_void_also_when_it_goes_on_later(desk,
         assert answered(desk, asker, 2)[1] == ("save", "void", "The run ended before it read this.")
 
 
+@pytest.mark.parametrize(
+    ("order", "state", "outcome"),
+    [("pause", "paused", "done"), ("stop", "stopped", "done"), ("stop", "paused", "void"), ("save", "paused", "void")],
+)
+def test_what_another_window_asked_for_as_well_is_done_though_the_engine_read_only_one(
+    desk, run, order, state, outcome
+):
+    asker = Asker(desk)
+    with held(run) as engine:
+        asker.orders.give(run, order)
+        desk.until(lambda: commands.pending(run))
+        engine.stand(state, 30)
+    assert answered(desk, asker, 1) == [(order, outcome, "")]
+
+
 def test_orders_to_other_runs_are_kept_apart(desk, run, tmp_path):
     asker, other = Asker(desk), new_run(tmp_path, "dogs")
     asker.orders.give(run, "save")
