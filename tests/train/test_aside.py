@@ -107,7 +107,7 @@ def test_its_tapes_are_those_that_are_traced_here(aside: TracerAside, store: Tap
 def test_a_plan_is_the_same_with_it(
     aside: TracerAside, store: TapeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainer.memory.traces.LONG", 0.0)  # tiny traces are quick
+    monkeypatch.setattr("trainer.memory.traces._is_large", lambda _: True)  # of tiny ones nothing is traced beside
     monkeypatch.setattr("trainer.memory.traces.usable_cores", lambda: 2)
     asked: list[Wish] = []
     monkeypatch.setattr(aside, "ask", lambda wish, ask=aside.ask: asked.append(wish) or ask(wish))
@@ -119,7 +119,10 @@ def test_a_plan_is_the_same_with_it(
     assert plans[0] == plans[1]
     assert plans[0].pick is not None
     parts = [(wish.part, wish.subject.fit.quantise, wish.subject.fit.checkpointing) for wish in asked]
-    assert parts[:3] == [("micro", "none", "full"), ("micro", "int8", "none"), ("micro", "int8", "full")]
+    assert [part for part, *_ in parts[:4]] == ["optimizer", "micro", "micro", "micro"]
+    assert parts[1:4] == [("micro", "none", "full"), ("micro", "int8", "none"), ("micro", "int8", "full")]
+    # Then what the search has next in line, whatever it looks at.
+    assert len({wish.subject.fit.micro_batch for wish in asked if wish.part == "micro"}) > 1
 
 
 @pytest.mark.parametrize("rounds", [0, 1])
@@ -127,9 +130,10 @@ def test_previews_are_foreseen_only_where_any_are_drawn(
     store: TapeStore, monkeypatch: pytest.MonkeyPatch, rounds: int
 ) -> None:
     traces = Traces(store)
-    foreseen: list[Wish] = []
-    monkeypatch.setattr(traces, "foresee", foreseen.extend)
+    told: list[list[Wish]] = []
+    monkeypatch.setattr(traces, "foresee", lambda wishes: told.append(wishes()))
     plan(small_subject(effective_batch=2), FitConfig(), situation_with(AMPLE), traces, Occasions(previews=rounds))
+    foreseen = told[0]
     assert sum(wish.part == "preview" for wish in foreseen) == rounds
     assert len(foreseen) > 3
 
@@ -154,7 +158,10 @@ def test_help_ends_with_its_block(store: TapeStore) -> None:
     """Tapes that are asked for later are traced without it."""
     traces = Traces(store)
     with traces.helped():
-        assert traces.aside is not None
+        first = traces.aside
+        assert first is not None
+        traces.rest()
+        assert traces.aside not in (None, first)
     assert traces.aside is None
 
 
@@ -168,6 +175,31 @@ def test_what_is_not_begun_is_taken_back(aside: TracerAside, store: TapeStore, m
     first.result()
     assert store.load(steps_of(5).key) is not None
     assert store.load(steps_of(6).key) is None
+
+
+def test_what_is_wanted_now_comes_before_what_was_wanted_and_is_not_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+    traced: list[Wish] = []
+
+    def trace(wish: Wish) -> None:
+        traced.append(wish)
+        begun.set()
+        go_on.wait()
+
+    first, former, both, now = map(steps_of, (5, 6, 7, 8))
+    with TracerAside(TapeStore(tmp_path)) as aside:
+        monkeypatch.setattr(aside, "_trace", trace)
+        aside.want([first, former, both])
+        assert begun.wait(60)
+        aside.want([now, both])
+        go_on.set()
+        aside.ask(both).result()
+        assert traced == [first, now, both]
+        aside.want([former])  # it was taken back, and is asked for anew
+        aside.ask(former).result()
+    assert traced == [first, now, both, former]
 
 
 def test_ended_in_the_middle_it_leaves_what_it_was_at_to_others(tmp_path: Path) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from tests.support.jobs import photographs, write_job
 from tests.support.tiny import tiny_base
 from trainer import cli
 from trainer.cli import plan as plan_command
+from trainer.cli import plan_serve
 
 ONE_SIZE = ("recipe.pictures.buckets=false", "recipe.layers=attention")
 # So much is trained at once that training decides the peak, not the segments in which the base is loaded.
@@ -142,6 +145,20 @@ def test_a_newer_question_ends_the_one_before() -> None:
         [(0, "pick"), (0, "cancelled"), (1, "pick"), (1, "done")],
     )
     assert answers[-1]["plan"]["card"]["name"] == "RTX 3060 12GB"
+
+
+def test_a_planner_that_nobody_asks_gets_ready_to_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As what that needs takes seconds to import: once it has been idle, in a thread that holds up no answer."""
+    ready = threading.Event()
+
+    def lines() -> Iterator[str]:
+        assert ready.wait(60)
+        yield from ()
+
+    monkeypatch.setattr(plan_serve, "IDLE", 0.01)
+    monkeypatch.setattr(plan_serve, "prepare", ready.set)
+    monkeypatch.setattr(sys, "stdin", lines())
+    assert plan_serve.serve() == 0
 
 
 def test_the_server_answers_each_line_by_its_id_and_keeps_stderr_clean(job: Path) -> None:

@@ -18,7 +18,7 @@ from trainer.memory.grid import blocks, nested_sets
 from trainer.memory.planner import Planned, plan
 from trainer.memory.recipes import changed, lighter
 from trainer.memory.store import TapeStore
-from trainer.memory.subject import BucketUse
+from trainer.memory.subject import BucketUse, Subject
 from trainer.memory.traces import Traces
 
 MIB = 2**20
@@ -215,6 +215,53 @@ def test_past_its_time_a_plan_takes_what_is_known(traces: Traces, tmp_path: Path
     assert patient.pick is not None
     assert patient.complete
     assert patient.pick.forecast.seconds <= hurried.pick.forecast.seconds
+
+
+def test_what_is_too_large_for_sure_is_not_traced(traces: Traces, tmp_path: Path) -> None:
+    """Where only the fit that saves most has room, what it keeps of one picture rules out all of many."""
+    subject = small_subject(previews=False, effective_batch=4, side=1024)
+    saving = FitConfig(quantise="none", checkpointing="full", micro_batch=1)
+    least = plan(subject, saving, situation_with(AMPLE), traces, OCCASIONS, others=False).pick
+    assert least is not None
+    plain = least.fit.changed(checkpointing="none")
+    steps = traces.steps(replace(subject, fit=plain), subject.buckets[0].size, 1)
+    sets = nested_sets(blocks(steps.weights, steps.micro_first))
+    fresh, few = Traces(TapeStore(tmp_path)), situation_with(least.forecast.reserved)
+    planned = plan(subject, FitConfig(quantise="none"), few, fresh, OCCASIONS, others=False)
+    assert planned.pick is not None
+    assert planned.pick.fit == least.fit
+    fits = {micro_key(subject, fit): fit for fit in every_fit(subject, FitConfig(quantise="none"), sets)}
+    traced = [(fits[key].checkpointing, fits[key].micro_batch) for key in fresh.made if key in fits]
+    assert traced[:2] == [("none", 1), ("full", 1)]
+    assert {size for _, size in traced} == {1, 2}
+    assert {fit.micro_batch for fit in fits.values()} == {1, 2, 4}
+
+
+def micro_key(subject: Subject, fit: FitConfig) -> str:
+    """Under which the tapes of its micro-batches are kept."""
+    return replace(subject, fit=fit).key("micro", subject.buckets[0].size, fit.micro_batch or 1)
+
+
+@pytest.mark.parametrize("fitting", [True, False])
+def test_before_a_search_has_to_trace_one_that_fits_is_told(traces: Traces, tmp_path: Path, fitting: bool) -> None:
+    """What was picked before, or one that saves most; the pick is that of a search without that."""
+    subject = small_subject(effective_batch=4)
+    whole = plan(subject, FitConfig(), situation_with(AMPLE), traces, OCCASIONS, others=False)
+    assert whole.pick is not None
+    few = situation_with(whole.pick.forecast.reserved * 9 // 10)
+    wanted = plan(subject, FitConfig(), few, traces, OCCASIONS, others=False)
+    assert wanted.pick is not None
+    likely = (wanted if fitting else whole).pick
+    assert likely is not None
+    told: list[Planned] = []
+    fresh = Traces(TapeStore(tmp_path))
+    plan(subject, FitConfig(), few, fresh, OCCASIONS, others=False, likely=likely.fit, on_pick=told.append)
+    soon, last = told
+    assert soon.pick is not None
+    assert (soon.complete, soon.pick.forecast.fits) == (False, True)
+    assert (soon.pick.fit == likely.fit) == fitting
+    assert soon.pick.quality == "exact"
+    assert last == wanted
 
 
 def test_what_stands_beside_the_pick_has_a_time_of_its_own(traces: Traces, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -26,6 +27,8 @@ class Known:
     costs: list[int]
     looked: set[int] = field(default_factory=set)
     tried: list[int] = field(default_factory=list)
+    foreseen: list[Sequence[int]] = field(default_factory=list)
+    """What was next in line whenever one was looked at."""
 
     def preference(self, candidate: int) -> Preference:
         known = self.truth[candidate] if candidate in self.looked else self.bounds[candidate]
@@ -40,8 +43,12 @@ class Known:
     def hopeless(self, candidate: int) -> bool:
         return self.hints[candidate] and not self.fitting[candidate]
 
+    def foresee(self, following: Callable[[], Sequence[int]]) -> None:
+        self.following = following
+
     def appraise(self, candidate: int) -> None:
         assert candidate not in self.looked
+        self.foreseen.append(self.following()[:1])
         self.looked.add(candidate)
         # Looking at one tells something of another.
         other = random.Random(candidate).randrange(len(self.truth))
@@ -77,6 +84,7 @@ def test_what_cannot_be_better_is_not_looked_at() -> None:
     assert best(range(3), known) == 0
     assert known.looked == {0}
     assert known.tried == [0]
+    assert known.foreseen == [[1]]
 
 
 def test_times_within_a_per_cent_count_as_one() -> None:

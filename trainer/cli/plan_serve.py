@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +17,7 @@ from trainer.memory.planner import plan
 from trainer.memory.questions import question_of_job
 from trainer.memory.serve import plan_server
 from trainer.memory.store import TapeStore
-from trainer.memory.traces import Traces
+from trainer.memory.traces import Traces, prepare
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,9 +30,15 @@ if TYPE_CHECKING:
     from trainer.protocol.serving import Answer, Turn
 
 
+# Seconds without a request after which a planner looks ahead: whoever sets up a job has then read the answer.
+IDLE = 3.0
+
+
 def serve() -> int:
     """Answer requests until the input ends."""
-    plan_server(_Planner().answer, sys.stdout).run(sys.stdin)
+    planner = _Planner()
+    with planner.traces.helped():
+        plan_server(planner.answer, sys.stdout, idle=IDLE, on_idle=planner.look_ahead).run(sys.stdin)
     return EXIT_DONE
 
 
@@ -48,8 +55,15 @@ class _Planner:
 
     def answer(self, turn: Turn) -> Answer:
         """The whole plan for a request; its pick is told as soon as it is known."""
-        with self.traces.helped():
+        try:
             return self._answer(turn)
+        finally:
+            self.traces.relax()
+
+    def look_ahead(self) -> None:
+        """Import in a thread, which nobody waits for, what the first missing tape would wait for."""
+        self.traces.rest()
+        threading.Thread(target=prepare, name="preparing").start()
 
     def _answer(self, turn: Turn) -> Answer:
         subject = json.dumps([turn.request.get(key) for key in ("job", "family", "recipe")])

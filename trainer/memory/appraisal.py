@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from trainer.config.fit import FitConfig
+from trainer.memory.aside import Wish
 from trainer.memory.course import Seconds, bounding_buckets, step_seconds, training_sums
 from trainer.memory.grid import Block, Checkpointing, blocks, held_after_forward, within
 from trainer.memory.outline import Outline, in_a_row
@@ -70,10 +71,12 @@ class Appraisal:
         previews: float,
         free_choice: bool,
         until: float | None = None,
+        later: Callable[[], Sequence[Wish]] = tuple,
     ) -> None:
         """``previews`` rounds are drawn; with ``free_choice`` quantised bases rank with the others.
 
-        After ``until`` (of time.monotonic) nothing is traced any more.
+        ``later`` is what the plan is likely to ask for besides. After ``until`` (of time.monotonic) nothing is traced
+        any more.
         """
         self.subject = subject
         self.traces = traces
@@ -86,6 +89,7 @@ class Appraisal:
         self._fits = fits
         self._previews = previews
         self._free_choice = free_choice
+        self._later = later
         self._anchors: dict[str, Anchor] = {}
         self._steps: dict[tuple[str, Checkpointing, int], Figures] = {}
         self._drawn: dict[tuple[str, bool, bool], Figures] = {}
@@ -116,14 +120,18 @@ class Appraisal:
         self.left_out |= late
         return late
 
+    def foresee(self, following: Callable[[], Sequence[FitConfig]]) -> None:
+        """Have traced meanwhile what the next fits in line lack, as their turn is likely to come."""
+        self.traces.foresee(lambda: [*self._lacking(following()), *self._later()])
+
     def appraise(self, fit: FitConfig) -> None:
         """Reads or traces one thing more of what is missing: the anchor, the fit's steps, its previews."""
         quantise = fit.quantise or "none"
-        key = _step_key(fit)
         if quantise not in self._anchors:
             self.anchor(quantise)
-        elif key not in self._steps:
-            self._steps[key] = self._step_figures(fit)
+        elif not self.knows_steps(fit):
+            first = self._most_telling(fit)
+            self._steps[_step_key(first)] = self._step_figures(first)
         else:
             self._drawn[_draw_key(fit)] = self._draw_figures(fit)
 
@@ -146,8 +154,7 @@ class Appraisal:
     def is_traced(self, fit: FitConfig) -> bool:
         """Whether its tapes of training and previews need not be traced."""
         subject = replace(self.subject, fit=fit)
-        steps = self.traces.has_steps(subject, self.bucket, fit.micro_batch or 1)
-        return steps and (not self._previews or self.traces.has_phase(subject, "preview"))
+        return self._has_steps(fit) and (not self._previews or self.traces.has_phase(subject, "preview"))
 
     def estimate(self, quantise: str, checkpointing: Checkpointing, size: int) -> int:
         """Bytes that training takes at the least; sets and sizes compare well by it. 0 without an anchor."""
@@ -161,7 +168,7 @@ class Appraisal:
     def anchor(self, quantise: str) -> Anchor:
         """What one picture without checkpointing does, with the base in these bits."""
         if quantise not in self._anchors:
-            fit = self.subject.fit.changed(quantise=quantise, checkpointing="none", micro_batch=1)
+            fit = _anchored(self.subject.fit.changed(quantise=quantise))
             steps = self._tapes(fit)
             outlines = self._outlines(fit)
             self._anchors[quantise] = Anchor(
@@ -173,6 +180,31 @@ class Appraisal:
             )
             self._steps[_step_key(fit)] = self._step_figures(fit)
         return self._anchors[quantise]
+
+    def _has_steps(self, fit: FitConfig) -> bool:
+        return self.traces.has_steps(replace(self.subject, fit=fit), self.bucket, fit.micro_batch or 1)
+
+    def _most_telling(self, fit: FitConfig) -> FitConfig:
+        """The fit itself; where it is checkpointed and not traced yet, first the one that tells most of all like it.
+
+        From what checkpointed blocks keep of one picture follows nearly what each set takes with any number of them,
+        so that those which are too large need no trace.
+        """
+        saving = fit.changed(checkpointing="full", micro_batch=1)
+        if fit.checkpointing in (None, "none") or self.knows_steps(saving) or self._has_steps(fit):
+            return fit
+        return saving
+
+    def _lacking(self, fits: Iterable[FitConfig]) -> list[Wish]:
+        """The next tapes that would be asked for of each fit that may do, in their order."""
+        may_do = (fit for fit in fits if not self.exact(fit) and self.preference(fit).bytes <= self._budget)
+        return list({wish.key: wish for wish in map(self._next_wish, may_do)}.values())
+
+    def _next_wish(self, fit: FitConfig) -> Wish:
+        if self.knows_steps(fit):
+            return Wish(replace(self.subject, fit=fit), "preview")
+        fit = self._most_telling(fit) if (fit.quantise or "none") in self._anchors else _anchored(fit)
+        return Wish(replace(self.subject, fit=fit), "micro", (self.bucket, fit.micro_batch or 1))
 
     def _tapes(self, fit: FitConfig) -> Steps[Tape]:
         """Those of training in the bucket with most pixels."""
@@ -250,6 +282,10 @@ class Appraisal:
             if other == quantise and tiled >= tiling and away >= offload:
                 needed = max(needed, figures.bytes)
         return Figures(seconds, needed)
+
+
+def _anchored(fit: FitConfig) -> FitConfig:
+    return fit.changed(checkpointing="none", micro_batch=1)
 
 
 def _step_key(fit: FitConfig) -> tuple[str, Checkpointing, int]:

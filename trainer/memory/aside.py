@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import _thread
+import atexit
 import multiprocessing
 import os
 import signal
-import sys
 import threading
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -65,6 +66,10 @@ class TracerAside:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        """As `close`."""
+        self.close()
+
+    def close(self) -> None:
         """End the process, whatever it does; what it has traced is kept."""
         self._end()
         if self._process is not None:
@@ -74,6 +79,13 @@ class TracerAside:
         self._hand.shutdown(cancel_futures=True)  # only now: it waits for what the process is at
         if self._pipe is not None:
             self._pipe.close()
+
+    def want(self, wishes: Sequence[Wish]) -> None:
+        """Trace these next, in their order; what was asked for before and is not begun is taken back."""
+        for key in [key for key, asked in self._asked.items() if asked.cancel()]:
+            del self._asked[key]
+        for wish in wishes:
+            self.ask(wish)
 
     def ask(self, wish: Wish) -> Future[None]:
         """Trace this too, after what was asked for before; the result is there when that is done with, or not to be."""
@@ -123,8 +135,7 @@ class TracerAside:
 def _serve(pipe: Connection, folder: Path, shipped: Path | None) -> None:
     """Trace until the other end is closed; what runs in the process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # In order, in the middle of a trace too: a kill would have Python complain of semaphores that libraries leave.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit())
+    signal.signal(signal.SIGTERM, _leave)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     from trainer.memory.traces import Traces
 
@@ -135,6 +146,15 @@ def _serve(pipe: Connection, folder: Path, shipped: Path | None) -> None:
             with suppress(Exception):  # who needs these tapes meets it himself
                 traces.fulfil(wish)
             pipe.send(None)
+
+
+def _leave(*_: object) -> None:
+    """End in the middle of a trace, in order: a kill would have Python complain of semaphores that libraries leave.
+
+    Not by an exception, which whatever is going on just then might swallow.
+    """
+    atexit._run_exitfuncs()
+    os._exit(0)
 
 
 def _end_with_parent() -> None:

@@ -15,6 +15,7 @@ from trainer.config.job import Job
 from trainer.dataset.cached import Cached
 from trainer.dataset.picture import Picture
 from trainer.dataset.sampling import measured_samples
+from trainer.memory.aside import Wish
 from trainer.memory.dealing import Makeup, Part, lessened, makeups, sizes_of_parts, split
 from trainer.memory.graphs import Graphs, graphs_of
 from trainer.memory.outline import Outline, Sums, in_a_row
@@ -172,6 +173,10 @@ class Course:
     def after_training(self) -> list[Act]:
         """What comes between the steps of a run, on all that then lives; each is played once."""
         return [Act(phase, self.tapes(phase)) for phase in _AFTER]
+
+    def foreseen(self) -> list[Wish]:
+        """All phases but training, the last first: whoever plays the course comes from the other end."""
+        return [Wish(_as_traced(self.subject, part), part) for part in reversed((*_BEFORE, *_AFTER))]
 
     def other_seconds(self, seconds: Seconds) -> dict[ForecastPhase, float]:
         """Of every phase but training over the whole run."""

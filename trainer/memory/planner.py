@@ -108,14 +108,18 @@ def plan(
     With ``until`` (of time.monotonic) nothing is traced after that moment but what it takes to find one that fits, or
     that none does, before the base is rounded. With ``others`` the plans beside the pick are worked out too, for which
     nothing is traced after ``until_beside``; ``on_pick`` is told the pick before that. ``likely`` is a fit that may do,
-    such as that of a former plan: where traces are missing and it fits, ``on_pick`` is told of it first, since it takes
-    fewer of them than a search does. ``runs`` are those of other questions on cards with like workspaces.
+    such as that of a former plan: where traces are missing, ``on_pick`` is told first of that, if it fits, or else of
+    one that saves most, since they take fewer of them than a search does. ``runs`` are those of other questions on
+    cards with like workspaces.
     """
-    planning = _Planning(subject, written, situation, traces, occasions, until, runs)
-    traces.foresee(planning.foreseen)
-    if likely is not None and (soon := planning.soon(likely)) is not None:
+
+    def tell_soon(soon: Plan) -> None:
         on_pick(Planned(situation, soon, complete=False))
-    pick = planning.best(planning.choices)
+
+    planning = _Planning(subject, written, situation, traces, occasions, until, runs)
+    traces.foresee(lambda: planning.foreseen)
+    told = likely is not None and planning.tell_likely(likely, tell_soon)
+    pick = planning.best(planning.choices, None if told or likely is None else tell_soon)
     if pick is None:
         return planning.nothing_fits(look_for_change=others)
     chosen = planning.plan_of(pick, brief=False)
@@ -179,7 +183,7 @@ class _Planning:
 
     @property
     def foreseen(self) -> list[Wish]:
-        """What a search is likely to ask for after one picture without checkpointing: what saves memory, in its order.
+        """What a search may ask for beside one picture without checkpointing: the optimizer, and what saves memory.
 
         Of two ways to keep the base, as a card that is too small for the first needs figures of both.
         """
@@ -201,7 +205,7 @@ class _Planning:
         last = plain.changed(quantise=looked_at[-1])
         parts: tuple[TracePart, ...] = ("load", "quantise", "validate")
         previews = [wish(fits[-1], "preview")] if self.occasions.previews else []
-        return [*steps, *previews, *(wish(last, part) for part in parts)]
+        return [wish(plain, "optimizer"), *steps, *previews, *(wish(last, part) for part in parts)]
 
     @cached_property
     def sets(self) -> tuple[Checkpointing, ...]:
@@ -222,9 +226,14 @@ class _Planning:
             previews=bool(self.subject.previews),
         )
 
-    def best(self, choices: Sequence[FitConfig]) -> FitConfig | None:
-        """The best that fits; a base is rounded only where none fits that is rounded less, however late it is."""
+    def best(self, choices: Sequence[FitConfig], tell_soon: Callable[[Plan], None] | None = None) -> FitConfig | None:
+        """The best that fits; a base is rounded only where none fits that is rounded less, however late it is.
+
+        ``tell_soon`` is told of one that fits before those are traced that may be better.
+        """
         for alike in self._by_quality(choices):
+            if tell_soon is not None and self._has_to_trace(alike):
+                tell_soon = None if self._tell(max(alike, key=self._saving), tell_soon) else tell_soon
             found = best(alike, self.appraisal)
             if found is None:
                 found = self._past_its_time([fit for fit in alike if self.appraisal.late_for(fit)])
@@ -255,15 +264,27 @@ class _Planning:
         self.appraisal.left_out = found is not None
         return found
 
-    def soon(self, likely: FitConfig) -> Plan | None:
-        """The plan of a fit that may do, changed to what is stated, if it fits; None where a search is as quick."""
+    def tell_likely(self, likely: FitConfig, tell: Callable[[Plan], None]) -> bool:
+        """Tells of a fit that may do, changed to what is stated, if it fits; not where a search is as quick."""
         stated = {name: value for name in SEARCHED if (value := getattr(self.written, name)) is not None}
         fit = self.subject.fit.changed(**{name: getattr(likely, name) for name in SEARCHED} | stated)
         fit = fit.changed(micro_batch=min(fit.micro_batch or 1, self.subject.recipe.effective_batch or 1))
-        if self.appraisal.is_traced(fit):
-            return None
-        plan = self.plan_of(fit, brief=False)
-        return plan if plan.forecast.fits else None
+        return not self.appraisal.is_traced(fit) and self._tell(fit, tell)
+
+    def _tell(self, fit: FitConfig, tell: Callable[[Plan], None]) -> bool:
+        """Tells of a fit, if it fits."""
+        if self.appraisal.hopeless(fit) or not self._fits(fit):
+            return False
+        tell(self.plan_of(fit, brief=False))
+        return True
+
+    def _has_to_trace(self, choices: Sequence[FitConfig]) -> bool:
+        """Whether the first of these that may do has to be traced."""
+        if all(map(self.appraisal.hopeless, choices)):
+            return False
+        self.appraisal.anchor(choices[0].quantise or "none")
+        may_do = [fit for fit in choices if not self.appraisal.hopeless(fit)]
+        return bool(may_do) and not self.appraisal.is_traced(min(may_do, key=self.appraisal.preference))
 
     def plan_of(self, fit: FitConfig, *, brief: bool = True) -> Plan:
         """A fit with its forecast; the pick's is told at length."""
@@ -397,13 +418,17 @@ class _Planning:
             previews=self.occasions.previews,
             free_choice=self.written.allow_quantised,
             until=until,
+            later=lambda: self.foreseen,
         )
 
     def _seconds(self, work: Iterable[Work]) -> float:
         return timing.seconds(work, self.situation.rate)
 
     def _course(self, fit: FitConfig) -> Course:
-        return Course(replace(self.subject, fit=fit), self.traces, self.occasions, self.situation.rate)
+        """The course of a fit, which is about to be played."""
+        course = Course(replace(self.subject, fit=fit), self.traces, self.occasions, self.situation.rate)
+        self.traces.foresee(course.foreseen)
+        return course
 
     def _within(self, fit: FitConfig) -> Within:
         return self._runs.within(self._course(fit), self.situation.budget)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol, TypeVar
 
 Candidate = TypeVar("Candidate")
@@ -13,6 +13,8 @@ _Contra = TypeVar("_Contra", contravariant=True)
 # Differences in time below this share decide nothing: a forecast cannot tell them apart, and what saves memory
 # without need makes a run harder to follow and leaves its ladder a rung less.
 SAME_TIME = 0.01
+# So many places of the line are told ahead; fits that differ only in how previews are drawn stand side by side.
+TOLD_AHEAD = 16
 
 
 class Preference(NamedTuple):
@@ -42,6 +44,9 @@ class Appraiser(Protocol[_Contra]):
     def hopeless(self, candidate: _Contra) -> bool:
         """Whether what is known already rules out that it fits."""
 
+    def foresee(self, following: Callable[[], Sequence[_Contra]]) -> None:
+        """Learns how to ask which candidates come next in line, while it appraises one."""
+
     def appraise(self, candidate: _Contra) -> None:
         """Makes ``preference`` exact; may raise what was known of others."""
 
@@ -62,6 +67,10 @@ def best(candidates: Sequence[Candidate], appraiser: Appraiser[Candidate]) -> Ca
     """
     line = [(appraiser.preference(candidate), place) for place, candidate in enumerate(candidates)]
     heapq.heapify(line)
+
+    def following() -> list[Candidate]:
+        return [candidates[place] for _, place in heapq.nsmallest(TOLD_AHEAD, line)]
+
     while line:
         known, place = heapq.heappop(line)
         candidate = candidates[place]
@@ -70,6 +79,7 @@ def best(candidates: Sequence[Candidate], appraiser: Appraiser[Candidate]) -> Ca
         if (now := appraiser.preference(candidate)) > known:  # others told more of it meanwhile
             heapq.heappush(line, (now, place))
         elif not appraiser.exact(candidate):
+            appraiser.foresee(following)
             appraiser.appraise(candidate)
             heapq.heappush(line, (appraiser.preference(candidate), place))
         elif not appraiser.fits(candidate):

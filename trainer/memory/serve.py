@@ -17,14 +17,18 @@ What trainer/protocol/serving.py says of requests holds. One has what is asked:
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TextIO
 
 from trainer.protocol.serving import Request, Server, Work
 
 
-def plan_server(work: Work, output: TextIO) -> Server:
-    """Return a server that answers with plans, as ``work`` finds them."""
-    return Server(work, _fault, output, code="plan.request", guide="trainer/memory/serve.py")
+def plan_server(
+    work: Work, output: TextIO, *, idle: float | None = None, on_idle: Callable[[], None] = lambda: None
+) -> Server:
+    """Return a server that answers with plans, as ``work`` finds them; for ``on_idle`` see `Server`."""
+    guide = "trainer/memory/serve.py"
+    return Server(work, _fault, output, code="plan.request", guide=guide, idle=idle, on_idle=on_idle)
 
 
 def _fault(request: Request) -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -20,11 +20,12 @@ from trainer.memory.tape import Tape
 Size = tuple[int, int]
 T = TypeVar("T", Tape, Outline)
 
-# A base of which one trace takes so many seconds of the processor (SDXL's on slow cores) is worth a process beside this
-# one, which takes twice that to start.
-LONG = 2.5
+# A UNet of SDXL whose blocks are as wide as this takes a second a trace, and a plan asks for a dozen: that is worth a
+# process beside this one, which takes three to start. Those of SD 1.5 are traced before it has.
+WIDE = 640
 # Up to here one trace costs less than the two that larger micro-batches follow from.
 LARGEST_TRACED = 4
+_PREPARING = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,19 +65,31 @@ class Traces:
         """Those of them that had to be traced."""
         self._tapes: dict[str, tuple[Tape, ...]] = {}
         self._outlines: dict[str, tuple[Outline, ...]] = {}
-        self._foreseen: Sequence[Wish] = ()
+        self._foreseen: Callable[[], Sequence[Wish]] = tuple
 
     @contextmanager
     def helped(self) -> Iterator[None]:
         """Let a process beside this one trace what is foreseen, until the block ends."""
-        with TracerAside(self.store) as self.aside:
-            try:
-                yield
-            finally:
-                self.aside = None
+        self.aside = TracerAside(self.store)
+        try:
+            yield
+        finally:
+            self.aside.close()
+            self.aside = None
 
-    def foresee(self, wishes: Sequence[Wish]) -> None:
-        """Say what is likely to be asked for after the next tapes that are missing, the soonest first."""
+    def relax(self) -> None:
+        """Have nothing more traced beside this but what is begun."""
+        if self.aside is not None:
+            self.aside.want(())
+
+    def rest(self) -> None:
+        """End the process beside this one until tapes are missing again: it holds 0.8 GB of main memory."""
+        if self.aside is not None:
+            self.aside.close()
+            self.aside = TracerAside(self.store)
+
+    def foresee(self, wishes: Callable[[], Sequence[Wish]]) -> None:
+        """Say what is likely to be asked for beside tapes that are missing, the soonest first: asked when some are."""
         self._foreseen = wishes
 
     def fulfil(self, wish: Wish) -> None:
@@ -174,29 +187,22 @@ class Traces:
     def _trace(self, wish: Wish) -> tuple[Tape, ...]:
         key = wish.key
         self.before_tracing()
-        with quick_imports():  # seconds of their own, the first time
-            from trainer.memory import phases, steps  # noqa: F401
+        self._look_ahead(wish)
+        prepare()
         self.before_tracing()  # who asked may have asked for something else meanwhile
         self.made.append(key)
         if self.aside is not None:
             self.aside.finish(key)
             if (found := self._read(key)) is not None:
                 return found
-        began = time.process_time()
         tapes = self._keep(key, _traced(wish))
         self._save(key, tapes)
-        if time.process_time() - began > LONG:
-            self._look_ahead()
         return tapes
 
-    def _look_ahead(self) -> None:
-        """Have begun, in the process beside this one, what is missing of what is foreseen; on a single core nothing."""
-        wishes, self._foreseen = self._foreseen, ()
-        if self.aside is None or usable_cores() < 2:
-            return
-        for wish in wishes:
-            if not self.has(wish):
-                self.aside.ask(wish)
+    def _look_ahead(self, wish: Wish) -> None:
+        """Have traced, in the process beside this one, what is foreseen beside a wish; on a single core nothing."""
+        if self.aside is not None and usable_cores() > 1 and _is_large(wish.subject):
+            self.aside.want([each for each in self._foreseen() if each.key != wish.key and not self.has(each)])
 
     def _keep(self, key: str, tapes: Sequence[Tape]) -> tuple[Tape, ...]:
         self._tapes[key] = kept = tuple(tapes)
@@ -207,6 +213,16 @@ class Traces:
     def _save(self, key: str, tapes: Sequence[Tape]) -> None:
         with suppress(OSError):  # a full disk costs the next forecast some seconds, not this one its answer
             self.store.save(key, tapes)
+
+
+def prepare() -> None:
+    """Import what traces, which takes seconds the first time; other threads that ask for it wait."""
+    with _PREPARING, quick_imports():
+        from trainer.memory import phases, steps  # noqa: F401
+
+
+def _is_large(subject: Subject) -> bool:
+    return subject.family == "sdxl" and max(subject.unet_config["block_out_channels"]) >= WIDE
 
 
 def _traced(wish: Wish) -> tuple[Tape, ...]:
