@@ -334,6 +334,15 @@ def test_repeated_tags_are_marked(editor, session, qtbot):
     assert said.args == ["dog is there already."]
 
 
+def test_commas_alone_add_nothing_and_nothing_is_said(editor, session, qtbot):
+    select(session, "c")
+    before = editor.text.toPlainText()
+    with qtbot.assertNotEmitted(editor.said):
+        qtbot.keyClicks(editor.line, " ,, ")
+        qtbot.keyClick(editor.line, KEY.Key_Return)
+    assert editor.text.toPlainText() == before
+
+
 def test_lines_are_shown_as_alternatives_where_they_are(window, editor, session, qtbot):
     select(session, "a")
     session.library.learn({session.view.current: {"caption": "cat, hat\ndog, hat"}}, "caption")

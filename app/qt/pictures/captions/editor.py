@@ -407,7 +407,8 @@ class CaptionEditor(QWidget):
     def _add(self, text: str, front: bool) -> None:
         tags = split_tags(text, "variants")  # of a list that was pasted each line is a tag of its own
         at = 0 if front else None
-        self._do(lambda captions: add_tags(captions, tags, at, self._lines), self._words.there_already(tags))
+        if tags:  # and not commas alone
+            self._do(lambda captions: add_tags(captions, tags, at, self._lines), self._words.there_already(tags))
 
     def _remove(self, number: int) -> None:
         tag = self.chips.chips[number].chip.tag
