@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import sqlite3
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -104,6 +105,20 @@ def test_without_a_place_to_remember_all_still_works(tmp_path: Path, per_user_fo
     for _ in range(2):
         assert isinstance(inspect_pictures([path], 100)[path], PictureFacts)
     assert opened == [path, path]
+
+
+def test_a_memory_that_fails_while_it_is_used_is_done_without(tmp_path: Path, per_user_folder: Path) -> None:
+    path = settled(tmp_path / "a.png")
+    facts = inspect_pictures([path], 100)[path]
+    assert isinstance(facts, PictureFacts)
+    state = (path.stat().st_size, PAST)
+    with memory.picture_memory() as remembered:
+        assert remembered.recall(path, state) == facts
+        other = sqlite3.connect(per_user_folder / "cache" / "pictures.sqlite")
+        other.execute("DROP TABLE pictures")
+        other.close()
+        remembered.keep(path, state, facts)
+        assert remembered.recall(path, state) is None
 
 
 def test_progress_counts_every_file_once(tmp_path: Path) -> None:

@@ -39,24 +39,35 @@ class PictureFacts:
 
 
 class PictureMemory:
-    """Facts by path and state, in a small database; without one (None) nothing is remembered."""
+    """Facts by path and state, in a small database; without one (None) nothing is remembered.
+
+    One that fails is done without from then on: another check may be writing, or the disk be full or gone.
+    """
 
     def __init__(self, database: sqlite3.Connection | None) -> None:
         self._database = database
 
     def recall(self, path: Path, state: State) -> PictureFacts | None:
         """Return what is remembered of a file in this state."""
-        if self._database is None:
-            return None
         query = "SELECT facts FROM pictures WHERE path = ? AND size = ? AND changed = ?"
-        row = self._database.execute(query, (os.fsencode(path), *state)).fetchone()
+        row = self._ask(query, os.fsencode(path), *state)
         return PictureFacts(**json.loads(row[0])) if row else None
 
     def keep(self, path: Path, state: State, facts: PictureFacts) -> None:
         """Remember a file, unless it changed so recently that its state says little."""
-        if self._database is not None and time.time_ns() - state[1] > _SETTLED_NS:
+        if time.time_ns() - state[1] > _SETTLED_NS:
             row = (os.fsencode(path), *state, json.dumps(asdict(facts)))
-            self._database.execute("INSERT OR REPLACE INTO pictures VALUES (?, ?, ?, ?)", row)
+            self._ask("INSERT OR REPLACE INTO pictures VALUES (?, ?, ?, ?)", *row)
+
+    def _ask(self, query: str, *values: bytes | int | str) -> tuple[str] | None:
+        if self._database is None:
+            return None
+        try:
+            row: tuple[str] | None = self._database.execute(query, values).fetchone()
+        except sqlite3.Error:
+            self._database = None
+            return None
+        return row
 
 
 @contextmanager
