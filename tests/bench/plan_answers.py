@@ -1,10 +1,11 @@
-"""How soon plans answer: python -m tests.bench.plan_answers [--gpu 8GB ...]
+"""How soon plans answer: python -m tests.bench.plan_answers [--gpu 8GB ...] [--new]
 
 Asks a resident planner, as the app does, for SDXL and SD 1.5 with the built-in style recipe, whose tapes ship: one
 question to a planner that has to start for it; then further ones to another: another card, the same again, another
 length, rank and optimizer. Then the command line. Every planner finds what ships and nothing else, and Python's
 compiled modules, as from an Impasto that has been used before. By the clock, and in the processor's time, which matters
-where a machine is busy.
+where a machine is busy. With ``--new`` instead settings that have to be traced for SDXL, as nothing of them ships:
+asked some seconds after the first answer, as by people, who read it.
 """
 
 from __future__ import annotations
@@ -29,13 +30,21 @@ PLAN = (sys.executable, "-m", "trainer", "plan")
 CARDS = ("8GB", "RTX 5060")
 # Of which nothing ships for these jobs: it is traced, by libraries that no other question loads.
 OTHER_OPTIMIZER = 'recipe.optimizer={name="adamw8bit"}'
+NEW = (
+    "recipe.rank=64", 'recipe.layers="attention"', 'recipe.layers="all"', "recipe.text_encoder.learning_rate=5e-5",
+    "recipe.token_chunks=225", "recipe.dropout=0.1", "recipe.resolution=768", OTHER_OPTIMIZER,
+)  # fmt: skip
+READING = 8.0
+"""Seconds that somebody reads an answer before another question."""
 
 
 def main() -> None:
-    """Print a line for each question: seconds to the pick, and to the whole table."""
+    """Print a line for each question: seconds to the first pick, to the last one where it differs, to the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gpu", nargs="+", default=CARDS)
-    cards = parser.parse_args().gpu
+    parser.add_argument("--new", action="store_true", help="settings that have to be traced")
+    options = parser.parse_args()
+    cards = options.gpu
     families: tuple[Family, ...] = ("sdxl", "sd15")
     with tempfile.TemporaryDirectory() as folder:
         os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -45,7 +54,10 @@ def main() -> None:
             resident(jobs["sd15"], [{"gpu": cards[0]}, {"gpu": cards[0], "set": [OTHER_OPTIMIZER]}])  # compiles
         for family, job in jobs.items():
             for gpu in cards:
-                questions(f"{family} {gpu}", job, gpu)
+                if not options.new:
+                    questions(f"{family} {gpu}", job, gpu)
+                elif family == "sdxl":
+                    new_settings(f"{family} {gpu}", job, gpu)
 
 
 def questions(name: str, job: Path, gpu: str) -> None:
@@ -69,6 +81,14 @@ def questions(name: str, job: Path, gpu: str) -> None:
             tell(f"{name}, command line: {time.monotonic() - began:.2f} s; {spent() - before:.2f} s of processor")
 
 
+def new_settings(name: str, job: Path, gpu: str) -> None:
+    """Each asked of a planner of its own, which knows the job without it."""
+    for setting in NEW:
+        with fresh_home():
+            answers, used = resident(job, [{"gpu": gpu}, {"gpu": gpu, "set": [setting]}], READING)
+            tell(f"{name}, {setting}: {answers[1]}; {used:.1f} s of processor")
+
+
 def tell(line: str) -> None:
     """Say it at once: the next question may take a while."""
     sys.stdout.write(f"{line}\n")
@@ -89,34 +109,39 @@ def fresh_home() -> Iterator[None]:
         yield
 
 
-def resident(job: Path, asked: Sequence[dict[str, Any]]) -> tuple[list[str], float]:
-    """Ask one planner one question after the other; what each took, and the processor's seconds of all."""
+def resident(job: Path, asked: Sequence[dict[str, Any]], reading: float = 0.0) -> tuple[list[str], float]:
+    """Ask one planner one question after the other; what each took, and the processor's seconds of all.
+
+    Its answers are read for so many seconds.
+    """
     answers = []
     before, began = spent(), time.monotonic()
     with subprocess.Popen(
         [*PLAN, "--serve"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, encoding="utf-8"
     ) as server:
         for number, question in enumerate(asked):
-            pick, whole = ask(server, {"id": number, "job": str(job), **question}, began)
-            answers.append(f"pick {pick:.2f} s, whole {whole:.2f} s")
+            picks, whole = ask(server, {"id": number, "job": str(job), **question}, began)
+            told = ", then ".join(f"{pick:.2f}" for pick in picks)
+            answers.append(f"pick {told} s, whole {whole:.2f} s")
+            time.sleep(reading)
             began = time.monotonic()
         assert server.stdin
         server.stdin.close()
     return answers, spent() - before
 
 
-def ask(server: subprocess.Popen[str], question: dict[str, Any], began: float) -> tuple[float, float]:
-    """Seconds from ``began`` to the pick and to the whole answer."""
+def ask(server: subprocess.Popen[str], question: dict[str, Any], began: float) -> tuple[list[float], float]:
+    """Seconds from ``began`` to each pick and to the whole answer."""
     assert server.stdin and server.stdout
     server.stdin.write(json.dumps(question) + "\n")
     server.stdin.flush()
-    pick = 0.0
+    picks: list[float] = []
     for line in server.stdout:
         answer = json.loads(line)
         if answer["state"] == "pick":
-            pick = time.monotonic() - began
+            picks.append(time.monotonic() - began)
         elif answer["state"] == "done":
-            return pick, time.monotonic() - began
+            return picks, time.monotonic() - began
         assert answer["state"] != "error", answer
     raise AssertionError("the planner ended")
 

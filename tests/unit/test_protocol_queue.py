@@ -2,6 +2,7 @@ import dataclasses
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -87,6 +88,13 @@ def test_order_is_that_of_adding_until_something_is_moved(queue):
     assert names(queue) == ["d", "c", "a", "e"]
     assert queue.add(job_file("f"), before=c).name == "f"
     assert names(queue) == ["d", "f", "c", "a", "e"]
+
+
+def test_order_is_that_of_adding_though_the_clock_stands_or_goes_back(queue, monkeypatch):
+    for clock in (1e9, 1e9, 1e9, 5e8):
+        monkeypatch.setattr(time, "time", lambda clock=clock: clock)
+        add(queue, *"abcdefgh")
+    assert names(queue) == [*"abcdefgh"] * 4
 
 
 def test_two_programs_edit_at_once_and_nothing_is_lost(queue):

@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import math
 import re
 import time
 from collections.abc import Callable, Collection, Iterator
@@ -155,7 +156,7 @@ class Queue:
         with self.editing():
             former = next((one for one in self.entries() if one.run == run and one.state != "done"), None)
             if former is None:
-                return self._write(new_entry(None, run, steps=steps))
+                return self._append(new_entry(None, run, steps=steps))
             if former.state in ("waiting", "running"):
                 return former
             return self._write(again(former, steps))
@@ -163,7 +164,7 @@ class Queue:
     def put(self, entry: Entry) -> Entry:
         """Put in an entry that `new_entry` made."""
         with self.editing():
-            return self._write(entry)
+            return self._append(entry)
 
     def remove(self, name: str) -> None:
         """Take an entry out; its run stays on disk. A damaged one can be removed too; one that runs cannot."""
@@ -335,6 +336,11 @@ class Queue:
             return locks.is_held(lock)
         except OSError as error:
             raise _refused(self.folder, error) from error
+
+    def _append(self, entry: Entry) -> Entry:
+        """Write one as added after all others, also where the clock goes by steps (15 ms on Windows) or went back."""
+        latest = max((one.added for one in self.entries()), default=0.0)
+        return self._write(dataclasses.replace(entry, added=max(entry.added, math.nextafter(latest, math.inf))))
 
     def _write(self, entry: Entry) -> Entry:
         fields = {key: str(value) if isinstance(value, Path) else value for key, value in vars(entry).items()}
