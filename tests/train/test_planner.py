@@ -242,8 +242,8 @@ def micro_key(subject: Subject, fit: FitConfig) -> str:
     return replace(subject, fit=fit).key("micro", subject.buckets[0].size, fit.micro_batch or 1)
 
 
-@pytest.mark.parametrize("fitting", [True, False])
-def test_before_a_search_has_to_trace_one_that_fits_is_told(traces: Traces, tmp_path: Path, fitting: bool) -> None:
+@pytest.mark.parametrize("known", ["fits", "does not fit", "none"])
+def test_before_a_search_has_to_trace_one_that_fits_is_told(traces: Traces, tmp_path: Path, known: str) -> None:
     """What was picked before, or one that saves most; the pick is that of a search without that."""
     subject = small_subject(effective_batch=4)
     whole = plan(subject, FitConfig(), situation_with(AMPLE), traces, OCCASIONS, others=False)
@@ -251,17 +251,29 @@ def test_before_a_search_has_to_trace_one_that_fits_is_told(traces: Traces, tmp_
     few = situation_with(whole.pick.forecast.reserved * 9 // 10)
     wanted = plan(subject, FitConfig(), few, traces, OCCASIONS, others=False)
     assert wanted.pick is not None
-    likely = (wanted if fitting else whole).pick
-    assert likely is not None
+    likely = {"fits": wanted.pick.fit, "does not fit": whole.pick.fit, "none": None}[known]
     told: list[Planned] = []
     fresh = Traces(TapeStore(tmp_path))
-    plan(subject, FitConfig(), few, fresh, OCCASIONS, others=False, likely=likely.fit, on_pick=told.append)
+    plan(
+        subject,
+        FitConfig(),
+        few,
+        fresh,
+        OCCASIONS,
+        others=False,
+        likely=likely,
+        on_soon=told.append,
+        on_pick=told.append,
+    )
     soon, last = told
     assert soon.pick is not None
     assert (soon.complete, soon.pick.forecast.fits) == (False, True)
-    assert (soon.pick.fit == likely.fit) == fitting
+    assert (soon.pick.fit == likely) == (known == "fits")
     assert soon.pick.quality == "exact"
     assert last == wanted
+    told.clear()  # and nothing of the kind where all is known
+    plan(subject, FitConfig(), few, traces, OCCASIONS, others=False, likely=likely, on_soon=told.append)
+    assert not told
 
 
 def test_what_stands_beside_the_pick_has_a_time_of_its_own(traces: Traces, tmp_path: Path) -> None:

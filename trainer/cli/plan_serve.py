@@ -70,7 +70,7 @@ class _Planner:
         self.traces.before_tracing = self._before_tracing(turn, self.told.get(subject))
         question = _requested(turn)
 
-        def on_pick(planned: Planned) -> None:
+        def tell(planned: Planned) -> None:
             self._remember(subject, planned)
             turn.go_on()
             turn.tell("pick", plan=as_json(question, planned, whole=False))
@@ -86,7 +86,8 @@ class _Planner:
             until_beside=now + PATIENCE_BESIDE,
             runs=self._runs(question.situation, turn),
             likely=self.picked.get(subject),
-            on_pick=on_pick,
+            on_soon=tell,
+            on_pick=tell,
         )
         self._remember(subject, planned)
         self.told[subject] = told = as_json(question, planned)

@@ -96,6 +96,7 @@ def plan(
     others: bool = True,
     runs: Runs | None = None,
     likely: FitConfig | None = None,
+    on_soon: Callable[[Planned], None] | None = None,
     on_pick: Callable[[Planned], None] = lambda _: None,
 ) -> Planned:
     """The plan for ``subject`` in ``situation``; keys that the user has ``written`` into the fit stay as they are.
@@ -107,19 +108,19 @@ def plan(
     not where another that is as quick does without.
     With ``until`` (of time.monotonic) nothing is traced after that moment but what it takes to find one that fits, or
     that none does, before the base is rounded. With ``others`` the plans beside the pick are worked out too, for which
-    nothing is traced after ``until_beside``; ``on_pick`` is told the pick before that. ``likely`` is a fit that may do,
-    such as that of a former plan: where traces are missing, ``on_pick`` is told first of that, if it fits, or else of
-    one that saves most, since they take fewer of them than a search does. ``runs`` are those of other questions on
-    cards with like workspaces.
+    nothing is traced after ``until_beside``; ``on_pick`` is told the pick before that. Where a search has to trace,
+    ``on_soon`` is told before it of one that fits and takes fewer traces: ``likely``, such as a former plan's pick, or
+    one that saves most. ``runs`` are those of other questions on cards with like workspaces.
     """
-
-    def tell_soon(soon: Plan) -> None:
-        on_pick(Planned(situation, soon, complete=False))
-
     planning = _Planning(subject, written, situation, traces, occasions, until, runs)
     traces.foresee(lambda: planning.foreseen)
-    told = likely is not None and planning.tell_likely(likely, tell_soon)
-    pick = planning.best(planning.choices, None if told or likely is None else tell_soon)
+
+    def tell(soon: Plan) -> None:
+        assert on_soon
+        on_soon(Planned(situation, soon, complete=False))
+
+    told = on_soon and likely is not None and planning.tell_likely(likely, tell)
+    pick = planning.best(planning.choices, None if told or not on_soon else tell)
     if pick is None:
         return planning.nothing_fits(look_for_change=others)
     chosen = planning.plan_of(pick, brief=False)

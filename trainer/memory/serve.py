@@ -11,7 +11,8 @@ What trainer/protocol/serving.py says of requests holds. One has what is asked:
     {"id": 1, "state": "tracing", "stale": {...}}    figures are missing and are being made, which takes seconds;
                                                      "stale" is the last plan for that job or recipe, or null
     {"id": 1, "state": "pick", "plan": {...}}        the pick, before what stands beside it is known; where figures are
-                                                     missing, first what becomes of the last plan, "complete" false
+                                                     missing, first a fit that works, "complete" false: that of the
+                                                     last plan, or one that saves most
     {"id": 1, "state": "done", "plan": {...}}        the whole plan, as `plan --json` prints it
 """
 
