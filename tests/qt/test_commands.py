@@ -2,7 +2,7 @@
 
 import pytest
 import shiboken6
-from PySide6.QtCore import QSize, Qt
+from PySide6.QtCore import QSize, Qt, QTimer
 from PySide6.QtGui import QKeySequence
 from PySide6.QtWidgets import QLabel, QLineEdit, QMainWindow, QVBoxLayout, QWidget
 
@@ -132,6 +132,25 @@ def test_commands_go_with_the_widget_that_does_them(qapp):
     shiboken6.delete(owner)
     assert list(commands) == []
     commands.refresh_now()
+
+
+def test_what_can_be_done_is_asked_though_every_turn_of_the_loop_asks_again(window, qtbot):
+    """So do rooms that are made in the background, one a turn: a key that is pressed meanwhile would do nothing."""
+    turns = QTimer(window)
+    turns.setInterval(0)
+    found = []
+
+    def turn():
+        found.append(window.commands["test.reject"].isEnabled())
+        window.owner.ready = len(found) < 5
+        window.commands.refresh()
+
+    turns.timeout.connect(turn)
+    turns.start()
+    qtbot.waitUntil(lambda: len(found) >= 20)
+    turns.stop()
+    assert found[0]
+    assert not any(found[6:])
 
 
 def test_own_keys_replace_those_of_the_table_at_once_and_at_the_start(window, qtbot):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 
-from PySide6.QtCore import QCoreApplication, QObject, Qt, QTimer
+from PySide6.QtCore import QCoreApplication, QObject, Qt, Signal, Slot
 from PySide6.QtGui import QAction, QKeySequence
 from PySide6.QtWidgets import QMenu, QMenuBar, QToolButton, QWidget
 
@@ -116,14 +116,16 @@ class Command(QAction):
 class Commands(QObject):
     """All commands by id, in the order in which rooms added them."""
 
+    _asked = Signal()
+
     def __init__(self, parent: QObject | None = None, own: Keys | None = None) -> None:
         super().__init__(parent)
         self._commands: dict[str, Command] = {}
         self._menus: dict[Menu, QMenu] = {}
         self._own = own or {}
-        self._soon = QTimer(self)
-        self._soon.setSingleShot(True)
-        self._soon.timeout.connect(self.refresh_now)
+        self._due = False
+        """Whether `_refresh` is on its way. A timer would be put off by each room that is made in the background."""
+        self._asked.connect(self._refresh, Qt.ConnectionType.QueuedConnection)
 
     def add(self, actions: Iterable[Action], owner: QWidget) -> None:
         """Bind a room's actions to the widget that does them; they show up in their menus.
@@ -161,7 +163,14 @@ class Commands(QObject):
 
     def refresh(self) -> None:
         """Ask all owners for the state of their actions, once the event that runs now is over."""
-        self._soon.start(0)
+        if not self._due:
+            self._due = True
+            self._asked.emit()
+
+    @Slot()
+    def _refresh(self) -> None:
+        self._due = False
+        self.refresh_now()
 
     def refresh_now(self) -> None:
         """Ask at once."""
