@@ -11,6 +11,7 @@ from app.core.edits.edit import Edit
 from app.core.pictures import Change
 from app.qt.language import FOLDER
 from app.qt.pictures.captions.chip import ChipData
+from app.qt.pictures.captions.chips import ChipEdit
 from app.qt.window import Window
 
 KEY = Qt.Key
@@ -183,6 +184,51 @@ def test_a_chip_is_written_anew_in_its_place(editor, session, qtbot):
     qtbot.keyClicks(field, "never")
     qtbot.keyClick(field, KEY.Key_Escape)
     assert captions(session)["a"] == "cat,  green hat,dog"
+
+
+def write_second_tag(editor, session, qtbot, text):
+    select(session, "a")
+    qtbot.mouseDClick(editor.chips.chips[1], Qt.MouseButton.LeftButton, pos=QPoint(15, 10))
+    field = QApplication.focusWidget()
+    qtbot.keyClicks(field, text)
+    return field
+
+
+def written(editor):
+    return [field for field in editor.chips.findChildren(ChipEdit) if field.isVisible()]
+
+
+def change_on_disk(session, folder, qtbot, text):
+    (folder / "a.txt").write_text(text, encoding="utf-8", newline="")
+    qtbot.waitUntil(lambda: captions(session)["a"] == text)
+
+
+def test_a_tag_that_is_being_written_goes_with_its_chip_when_the_caption_changes(editor, session, folder, qtbot):
+    field = write_second_tag(editor, session, qtbot, "green hat")
+    change_on_disk(session, folder, qtbot, "sun, cat, red hat")
+    assert field.hasFocus()
+    assert field.geometry().topLeft() == editor.chips.chips[2].geometry().topLeft()
+    qtbot.keyClick(field, KEY.Key_Return)
+    assert captions(session)["a"] == "sun, cat, green hat"
+
+
+def test_a_tag_that_is_being_written_stays_while_something_else_is_learnt(editor, session, qtbot):
+    field = write_second_tag(editor, session, qtbot, "green hat")
+    session.settings.judge(tokens=150)
+    assert field.hasFocus()
+    qtbot.keyClick(field, KEY.Key_Return)
+    assert captions(session)["a"] == "cat,  green hat,dog"
+
+
+def test_a_tag_that_is_gone_and_another_picture_end_the_writing(editor, session, folder, qtbot):
+    write_second_tag(editor, session, qtbot, "green hat")
+    change_on_disk(session, folder, qtbot, "sun, cat")
+    assert not written(editor)
+    assert tags(editor) == ["sun", "cat"]
+    write_second_tag(editor, session, qtbot, "never")
+    select(session, "b")  # has a tag "cat" in that place, too
+    assert not written(editor)
+    assert captions(session)["b"] == "dog, cat"
 
 
 def test_tags_are_put_in_order_by_keys_and_by_dragging(editor, session, qtbot):

@@ -4,6 +4,7 @@ import pytest
 import shiboken6
 from PySide6.QtCore import QSize, Qt, QTimer
 from PySide6.QtGui import QKeySequence
+from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QLabel, QLineEdit, QMainWindow, QVBoxLayout, QWidget
 
 from app.qt.actions.commands import Commands
@@ -132,6 +133,14 @@ def test_commands_go_with_the_widget_that_does_them(qapp):
     shiboken6.delete(owner)
     assert list(commands) == []
     commands.refresh_now()
+
+
+def test_a_key_of_a_command_does_nothing_before_its_owner_was_asked(window):
+    hidden = Owner()
+    hidden.setParent(window)
+    window.commands.add([Action("test.hidden", "Hidden", "view", "reject", keys=("F9",))], hidden)
+    QTest.keyClick(window.owner, Qt.Key.Key_F9)  # at once: the test's own keys wait until it was asked
+    assert hidden.done == []
 
 
 def test_what_can_be_done_is_asked_though_every_turn_of_the_loop_asks_again(window, qtbot):

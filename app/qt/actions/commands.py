@@ -64,6 +64,7 @@ class Command(QAction):
         self.setObjectName(action.id)
         self.setText(self.title)
         self.setCheckable(action.checked is not None)
+        self.setEnabled(False)  # until its owner was asked: a key of a page that nobody sees would be taken
         self.set_keys(keys)
         self._drawn = not action.icon
         self.triggered.connect(self._do)

@@ -62,8 +62,8 @@ class ChipBoard(QWidget):
         self.setAccessibleName(self.tr("Tags"))
 
     def show_chips(self, chips: Sequence[ChipData], movable: bool) -> None:
-        """Show these in place of the former; the keyboard stays at the same place."""
-        self._close_edit(False)
+        """Show these in place of the former; the keyboard stays at the same place, and a tag that is being written."""
+        self._follow_edit(chips)
         focused = self._focused()
         self._movable = movable
         while len(self.chips) < len(chips):
@@ -96,12 +96,15 @@ class ChipBoard(QWidget):
         self._writing = number
         edit = self._edit = ChipEdit(chip.chip.tag, self)
         edit.setAccessibleName(self.tr("Tag"))
-        width = min(self.width() - chip.x(), max(chip.width() + 40, 140))
-        edit.setGeometry(chip.x(), chip.y(), width, chip.height())
+        self._place_edit()
         edit.done.connect(self._close_edit)
         edit.selectAll()
         edit.show()
         edit.setFocus()
+
+    def stop_writing(self) -> None:
+        """Leave the tag that is being written as it was."""
+        self._close_edit(False)
 
     # --- Qt's events
 
@@ -217,8 +220,27 @@ class ChipBoard(QWidget):
         places, height = self._places(self.width())
         for chip, place in zip(self.chips, places, strict=True):
             chip.setGeometry(place)
+        self._place_edit()
         self.setMinimumHeight(height)
         self.update()
+
+    def _place_edit(self) -> None:
+        if self._edit is not None:
+            chip = self.chips[self._writing]
+            width = min(self.width() - chip.x(), max(chip.width() + 40, 140))
+            self._edit.setGeometry(chip.x(), chip.y(), width, chip.height())
+            self._edit.raise_()
+
+    def _follow_edit(self, chips: Sequence[ChipData]) -> None:
+        """Keep what is being written with its tag, wherever that is now; without it there is nothing to replace."""
+        if self._edit is None:
+            return
+        tag, number = self.chips[self._writing].chip.tag, self._writing
+        places = [place for place, chip in enumerate(chips) if chip.tag == tag]
+        if places:
+            self._writing = min(places, key=lambda place: abs(place - number))
+        else:
+            self._close_edit(False)
 
     def _close_edit(self, take: bool) -> None:
         edit, self._edit = self._edit, None

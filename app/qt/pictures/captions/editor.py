@@ -286,6 +286,7 @@ class CaptionEditor(QWidget):
     def _choose(self) -> None:
         if self._chosen.follow():
             self._end_typing()
+            self.chips.stop_writing()
             self._most = _MOST_CHIPS
             self._show()
         self._tell_hint()
