@@ -77,6 +77,25 @@ def test_candidates_stand_side_by_side_with_the_best_marked_and_chosen(panel, qt
     qtbot.waitUntil(lambda: panel.strip.viewport().rect().intersected(panel.strip.visualRect(place)).width() > 140)
 
 
+def test_while_nobody_chose_the_best_is_chosen_also_when_it_becomes_another(panel):
+    strip = panel.strip
+    first, second, last = strip.candidates.all
+    other = [replace(first, best=True), replace(second, best=False), last]
+    strip.show_candidates(other, 0)
+    assert strip.current().step == 100
+    for choose in (
+        lambda: panel.choose(100),
+        lambda: strip.clicked.emit(strip.candidates.index(0)),
+    ):
+        strip.show_candidates([], 0)
+        strip.show_candidates(other, 0)
+        choose()
+        strip.show_candidates([first, second, last], 0)
+        assert strip.current().step == 100, "it was chosen"
+    strip.show_candidates([second, last], 0)
+    assert strip.current().step == 200, "what was chosen is gone"
+
+
 def test_in_a_narrow_window_nothing_is_out_of_sight_to_the_right(panel, qtbot):
     panel.resize(590, 500)  # what the page leaves of 960 pixels
     area = panel.findChild(QScrollArea)

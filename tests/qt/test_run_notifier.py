@@ -67,6 +67,21 @@ def test_a_run_that_fails_while_pictures_are_looked_at_is_told_with_a_way_to_it(
     assert shown == [engine.run.path]
 
 
+def test_that_a_run_ended_is_said_no_longer_when_it_goes_on(watching, qtbot, tmp_path, beeps):
+    run = new_run(tmp_path, "cats")
+    with held(run) as engine:
+        seen(watching, qtbot)
+        engine.stand("running", 7, "train")
+    words = "cats ended without a word at step 7; it can be resumed."
+    qtbot.waitUntil(lambda: words in watching.notices.sentences())
+    watching.session.runs.look()  # shows the old start at most
+    with held(run) as engine:
+        seen(watching, qtbot)
+        qtbot.waitUntil(lambda: words not in watching.notices.sentences())
+        engine.stand("running", 9, "train")
+    qtbot.waitUntil(lambda: words.replace("7", "9") in watching.notices.sentences())
+
+
 def test_a_run_that_had_to_pause_is_told_with_the_reason(watching, tmp_path, beeps):
     paused = RunSummary(tmp_path / "cats", "cats", "paused", step=12)
     watching.session.telling.ended.emit(Ended(paused, "No room. Make some."))

@@ -176,7 +176,7 @@ class Artist:
 
     def set(self, page: TrainPage, key: str, text: str) -> None:
         """Find a setting by the search over all of them and type its value."""
-        self.window.commands["train.search"].trigger()
+        self._go("train.search")
         self.type(page.sheet.search, key)
         page.sheet.form.finish()
         row = next(row for (name, _), row in page.sheet.form.rows.items() if name == key)
@@ -284,8 +284,10 @@ class Artist:
         if isinstance(page, TrainPage) and page.sheet.isAncestorOf(widget):
             page.sheet.ensureWidgetVisible(widget)
 
-    def _go(self, command: str) -> None:
-        self.window.commands[command].trigger()
+    def _go(self, name: str) -> None:
+        command = self.window.commands[name]
+        until(command.isEnabled, PATIENCE, f"{name} to be possible")
+        command.trigger()
 
     def _names(self, card: object, recipe: str) -> bool:
         return getattr(card, "name", "").lower() == recipe.lower()

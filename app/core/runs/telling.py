@@ -58,6 +58,8 @@ class Telling:
         self.changed: Event[None] = Event()
         """`watching` may be another now."""
         self.ended: Event[Ended] = Event()
+        self.goes_on_again: Event[Path] = Event()
+        """A run whose end was told is alive: it was resumed. Told as often as that is seen."""
         runs.changed.connect(lambda _: self._learn())
         queue.changed.connect(lambda _: self._learn_queue())
 
@@ -96,10 +98,13 @@ class Telling:
         """Take over which runs live; what lived before and does no more is looked at more closely."""
         if not self._runs.looked:
             return
-        listed = {summary.path for summary in self._runs.all if summary.state in LIVE}
+        living = [summary for summary in self._runs.all if summary.state in LIVE]
+        listed = {summary.path for summary in living}
         ended = self._alive - listed
         self._alive |= listed
         self._earlier -= listed
+        for summary in living:
+            self._tell_life(summary)
         self._changed()
         if ended:
             self.look()
@@ -129,6 +134,7 @@ class Telling:
             if one.summary.state in LIVE:
                 self._alive.add(path)
                 self._earlier.discard(path)
+                self._tell_life(one.summary)
             elif path in self._alive:
                 if one.summary.state == "interrupted":
                     if self._queue.concludes(one.summary):
@@ -139,6 +145,11 @@ class Telling:
                     self._told[path] = one.summary.started
                     self.ended.emit(replace(one, earlier=path in self._earlier))
         self._changed()
+
+    def _tell_life(self, living: RunSummary) -> None:
+        """Tell of one that began anew since its end was told; a list may be older than that, and show it alive yet."""
+        if living.started > self._told.get(living.path, living.started):
+            self.goes_on_again.emit(living.path)
 
     def _changed(self) -> None:
         self._memory.keep(Unfinished(frozenset(self._alive), frozenset(self._pending)))

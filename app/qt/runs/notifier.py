@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QEvent, QLocale, QObject, Qt, QTimer
@@ -27,6 +28,8 @@ class Notifier(QObject):
         self._session, self._notices, self._window = session, notices, window
         self._tray: QSystemTrayIcon | None = None
         self._last: Ended | None = None
+        self._told: dict[Path, str] = {}
+        """What was said last of the end of a run."""
         self.farewell: Farewell | None = None
         self._timer = QTimer(self)
         self._timer.setInterval(_EVERY_MS)
@@ -35,6 +38,7 @@ class Notifier(QObject):
             self,
             session.telling.changed.connect(lambda _: self._watch()),
             session.telling.ended.connect(self.tell),
+            session.telling.goes_on_again.connect(self._take_back),
         )
         window.installEventFilter(self)
         application = QGuiApplication.instance()
@@ -52,6 +56,7 @@ class Notifier(QObject):
             words = self.tr("While Impasto was closed: {words}").format(words=words) if ended.earlier else words
             act = (self.tr("Show"), lambda: self._show(ended))
             self._notices.tell(words, "info" if well else "error", act)
+            self._told[ended.summary.path] = words
             if not ended.earlier:
                 QApplication.alert(self._window)
             if not ended.earlier and not self._window.isActiveWindow():
@@ -89,6 +94,11 @@ class Notifier(QObject):
             self._session.runs.look()
             if self._tray:
                 self._tray.hide()
+
+    def _take_back(self, run: Path) -> None:
+        """Say no longer that a run ended which was resumed."""
+        if words := self._told.pop(run, ""):
+            self._notices.take_back(words)
 
     def _words(self, ended: Ended) -> str:
         run, step = ended.summary, QLocale().toString(ended.summary.step)

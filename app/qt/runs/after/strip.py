@@ -170,6 +170,8 @@ class CandidateStrip(QListView):
         super().__init__(parent)
         self.candidates = Candidates(session)
         self.candidates.setParent(self)
+        self._ours: int | None = None
+        """The step that nobody but the strip itself chose."""
         self.setModel(self.candidates)
         self.setItemDelegate(_Painter(self))
         self.setFlow(QListView.Flow.LeftToRight)
@@ -180,7 +182,8 @@ class CandidateStrip(QListView):
         self.setVerticalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.setAccessibleName(self.tr("Saved steps"))
         self.setFixedHeight(_SIDE + 2 * _INSET + 2 * self.fontMetrics().lineSpacing() + 22)
-        self.selectionModel().currentChanged.connect(lambda _new, _old: self.chosen.emit(self.current()))
+        self.selectionModel().currentChanged.connect(lambda _new, _old: self._chosen())
+        self.clicked.connect(lambda _: self._chosen())
 
     def current(self) -> Candidate | None:
         """Return the chosen candidate."""
@@ -188,23 +191,29 @@ class CandidateStrip(QListView):
         return self.candidates.all[row] if 0 <= row < len(self.candidates.all) else None
 
     def show_candidates(self, found: Sequence[Candidate], prompt: int) -> None:
-        """Show what a run saved; the chosen step stays chosen, else the best is, else the last."""
-        before = self.current()
+        """Show what a run saved. The step that was chosen stays; while none was, the best is chosen, else the last."""
+        before, ours = self.current(), self._ours
         self.candidates.show(found, prompt)
         steps = [candidate.step for candidate in found]
-        if before and before.step in steps:
-            row = steps.index(before.step)
+        if before and before.step in steps and before.step != ours:
+            self.choose(steps.index(before.step))
         else:
             row = next((row for row, candidate in enumerate(found) if candidate.best), len(steps) - 1)
-        self.choose(row)
+            self.choose(row)
+            self._ours = steps[row] if steps else None
 
     def choose(self, row: int) -> None:
         """Choose one by its place."""
+        self._ours = None
         self.selectionModel().setCurrentIndex(
             self.candidates.index(row), QItemSelectionModel.SelectionFlag.ClearAndSelect
         )
         if not self.candidates.all:
             self.chosen.emit(None)
+
+    def _chosen(self) -> None:
+        self._ours = None
+        self.chosen.emit(self.current())
 
     def resizeEvent(self, event: QResizeEvent) -> None:  # noqa: N802
         """Keep the chosen one in sight."""
