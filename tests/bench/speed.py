@@ -3,10 +3,12 @@
     python tests/bench/speed.py --count --family sdxl --batch 1 --json
     python tests/bench/speed.py --time [--family sdxl] [--minutes 8] [--small]
     python tests/bench/speed.py --overhead [--family sdxl] [--steps 40] [--json]
+    python tests/bench/speed.py --host [--family sdxl] [--steps 40] [--json]
     python tests/bench/speed.py --encode [--family sdxl] [--small]
 
 --time measures steps on a card (tests/bench/speed_time.py says how), --overhead what the loop costs the CPU besides
-the step (tests/bench/speed_overhead.py), --encode the VAE (tests/bench/speed_encode.py). --count counts one step of a
+the step (tests/bench/speed_overhead.py), --host what the step itself costs it (tests/bench/speed_host.py), --encode the
+VAE (tests/bench/speed_encode.py). --count counts one step of a
 full-size base, without a card and without weights. A step is forward and backward of one micro-batch, its gradients
 taken into the masters, the optimizer and the refresh of the working weights, as trainer.training.loop.Engine does them,
 here on meta tensors from the published configs. Printed are `dispatched_operations`, what PyTorch's dispatcher sends to
@@ -32,6 +34,7 @@ import torch
 from torch import nn
 
 from tests.bench import speed_encode
+from tests.bench.speed_host import measure_host
 from tests.bench.speed_overhead import measure_overhead
 from tests.bench.speed_rows import say
 from tests.bench.speed_techniques import Technique, applied
@@ -193,6 +196,7 @@ def arguments() -> argparse.ArgumentParser:
     mode.add_argument("--count", action="store_true", help="count, without a card")
     mode.add_argument("--time", action="store_true", help="time steps on the card, or small ones on the CPU")
     mode.add_argument("--overhead", action="store_true", help="time the loop around the step on the CPU")
+    mode.add_argument("--host", action="store_true", help="time what the host does in a step, on the CPU")
     mode.add_argument("--encode", action="store_true", help="time the VAE on the card, or a tiny one on the CPU")
     parser.add_argument("--family", choices=tuple(RESOLUTIONS), help="default: sdxl; both for --time")
     parser.add_argument("--resolution", type=int, help="side of the square bucket; 512 for SD 1.5, 1024 for SDXL")
@@ -206,7 +210,7 @@ def arguments() -> argparse.ArgumentParser:
     words = "; ".join(f"{name}: {what}" for name, what in ADAPTERS.items())
     parser.add_argument("--adapters", choices=("all", *ADAPTERS), default=IN_USE, help=words)
     parser.add_argument("--json", action="store_true", help="one JSON object, or a list of them for --adapters all")
-    parser.add_argument("--steps", type=int, default=40, help="of --overhead")
+    parser.add_argument("--steps", type=int, default=40, help="of --overhead and --host")
     parser.add_argument("--minutes", type=float, default=8.0, help="of --time: begin nothing that would end later")
     parser.add_argument("--small", action="store_true", help="of --time and --encode: tiny models on the CPU")
     parser.add_argument("--groups", type=int, help="of --time: only so many groups of rows")
@@ -225,7 +229,8 @@ def main(words: Sequence[str] | None = None) -> int:
         for line in speed_encode.table(options.family, small=options.small):
             say(line)
         return 0
-    print_told(options, *(_overhead(options) if options.overhead else _count(options)))
+    told = _overhead if options.overhead else _host if options.host else _count
+    print_told(options, *told(options))
     return 0
 
 
@@ -239,6 +244,15 @@ def _overhead(options: argparse.Namespace) -> tuple[object, str]:
     named = (f"{name} {milliseconds:.2f}" for name, milliseconds in overhead.items())
     told = f"Milliseconds of the CPU a step, one picture of a tiny {options.family} base: {', '.join(named)}."
     return {"family": options.family, **overhead}, told
+
+
+def _host(options: argparse.Namespace) -> tuple[object, str]:
+    times = measure_host(options.family, options.steps)
+    lines = ["| adapters | forward, ms of the CPU | backward | both |", "|---|---|---|---|"]
+    for name, spent in times.items():
+        numbers = (f"{number:.1f}" for number in (spent.forward, spent.backward, spent.forward + spent.backward))
+        lines.append(f"| {name} | {' | '.join(numbers)} |")
+    return {"family": options.family, **{name: asdict(spent) for name, spent in times.items()}}, "\n".join(lines)
 
 
 def _count(options: argparse.Namespace) -> tuple[object, str]:

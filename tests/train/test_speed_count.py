@@ -15,8 +15,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tests.bench.speed import count_step, main
+from tests.bench.speed_host import LAYERS, narrow_unet
 from tests.support.counting import StepCounter
 from tests.support.cpu_steps import tiny_subject
+from tests.support.loras import full_size
+from trainer.config.base import Family
 from trainer.memory.models import META, empty_engine, micro_batch
 from trainer.memory.subject import Subject
 
@@ -156,3 +159,19 @@ def test_layers_of_our_own_ask_for_less(subject: Subject, ours: Mapping[str, Any
     assert lean.optimizer == ours["optimizer"]
     assert lean.saved_bytes <= ours["saved_bytes"]
     assert lean.waits == {}
+
+
+@pytest.mark.parametrize("family", ["sd15", "sdxl"])
+def test_the_host_is_timed_on_every_layer_of_the_published_unet(family: Family) -> None:
+    narrow, published = narrow_unet(family), full_size(family)[0]
+    assert list(narrow.state_dict()) == list(published.state_dict())
+    assert narrow.num_parameters() < published.num_parameters() / 90
+
+
+def test_the_hosts_time_is_told_by_kind_of_lora_layers() -> None:
+    told = io.StringIO()
+    with redirect_stdout(told):
+        assert main(["--host", "--family", "sd15", "--steps", "1", "--json"]) == 0
+    found = json.loads(told.getvalue())
+    assert set(LAYERS) < found.keys()
+    assert all(found[name][part] > 0 for name in LAYERS for part in ("forward", "backward"))

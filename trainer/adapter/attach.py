@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from trainer.adapter import lean as lean_room
 from trainer.adapter.layers import Factors, Size, inject, models_by_part
-from trainer.adapter.lean.attention import install
+from trainer.adapter.lean.blocks import install
 from trainer.adapter.lean.layers import register
 from trainer.adapter.names import Part, Slot, slots
 from trainer.config.base import Family

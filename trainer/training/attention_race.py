@@ -187,7 +187,7 @@ def stopwatch(seconds: float) -> Clock:
 
 
 class _Attention:
-    """One attention with inputs of its own, as LeanAttnProcessor calls it: heads are views into rows."""
+    """One attention with inputs of its own, as LeanAttention calls it: heads are views into rows."""
 
     def __init__(self, shape: Shape, device: torch.device, dtype: torch.dtype) -> None:
         chance = torch.Generator(device).manual_seed(0)

@@ -14,86 +14,82 @@ from trainer.adapter.lean.layers import WholeLinear
 from trainer.adapter.lean.products import projections_with_lora
 
 
-class LeanAttnProcessor(AttnProcessor2_0):
-    """diffusers' processor for the attentions of transformer blocks, without the operations that change nothing.
+class LeanAttention(Attention):
+    """diffusers' attention of transformer blocks, without the work that changes nothing.
 
-    Those are two reshapes for pictures, and the division by a factor of 1.0, which costs three operations in all.
+    On the device that is two reshapes for pictures, and the division by a factor of 1.0, which costs three operations
+    in all; on the host the look at its processor's signature, which takes longer than a product.
     """
 
-    def __call__(
+    def forward(
         self,
-        attn: Attention,
         hidden_states: Tensor,
         encoder_hidden_states: Tensor | None = None,
         attention_mask: Tensor | None = None,
-        *args: Any,
-        **kwargs: Any,
+        **cross_attention_kwargs: Any,
     ) -> Tensor:
-        """(B, places, width) to the same; with a mask as diffusers does it."""
-        if attention_mask is not None:
-            masked: Tensor = super().__call__(
-                attn, hidden_states, encoder_hidden_states, attention_mask, *args, **kwargs
+        """(B, places, width) to the same; with a mask, or anything else, as diffusers does it."""
+        if attention_mask is not None or cross_attention_kwargs:
+            other: Tensor = super().forward(
+                hidden_states, encoder_hidden_states, attention_mask, **cross_attention_kwargs
             )
-            return masked
+            return other
         if encoder_hidden_states is None:
-            query, key, value = projected((attn.to_q, attn.to_k, attn.to_v), hidden_states)
+            query, key, value = projected((self.to_q, self.to_k, self.to_v), hidden_states)
         else:
-            query = attn.to_q(hidden_states)
-            key, value = projected((attn.to_k, attn.to_v), encoder_hidden_states)
+            query = self.to_q(hidden_states)
+            key, value = projected((self.to_k, self.to_v), encoder_hidden_states)
         query, key, value = (
-            part.view(*part.shape[:-1], attn.heads, -1).transpose(1, 2) for part in (query, key, value)
+            part.view(*part.shape[:-1], self.heads, -1).transpose(1, 2) for part in (query, key, value)
         )
         seen = F.scaled_dot_product_attention(query, key, value)
         result: Tensor = seen.transpose(1, 2).flatten(2)
-        for module in attn.to_out:
+        for module in self.to_out:
             result = module(result)
         return result
 
 
-def install(model: nn.Module) -> None:
-    """Let the attentions of a UNet's transformer blocks compute so, and lay the LoRAs of their projections together.
+def lean(attention: Attention) -> None:
+    """Let an attention compute so over its own modules, and lay the LoRAs of its projections together.
 
-    Call it before the LoRAs' weights are set: they move. An attention with anything out of the ordinary stays as it is.
+    Call it before the LoRAs' weights are set: they move. One with anything out of the ordinary stays as it is.
     """
-    for module in model.modules():
-        if isinstance(module, Attention) and _is_ordinary(module):
-            text = (module.to_k, module.to_v)
-            _lay_together(text if module.is_cross_attention else (module.to_q, *text))
-            module.set_processor(cast(Any, LeanAttnProcessor)())
+    if not _is_ordinary(attention):
+        return
+    text = (attention.to_k, attention.to_v)
+    _lay_together(text if attention.is_cross_attention else (attention.to_q, *text))
+    attention.__class__ = LeanAttention
 
 
 def projected(layers: Sequence[nn.Module], x: Tensor) -> Sequence[Tensor]:
     """What each of the layers makes of x, in one function where their LoRAs lie together."""
-    if torch.compiler.is_compiling():
-        return [layer(x) for layer in layers]
-    alike = [layer for layer in layers if isinstance(layer, WholeLinear) and layer.acts_alone_on(x)]
-    if len(alike) == len(layers):
-        bases = [cast(nn.Linear, layer.base_layer) for layer in alike]
-        downs, ups = [_weight(layer.down) for layer in alike], [layer.up for layer in alike]
-        plain = not any(base.bias is not None for base in bases) and len({layer.strength for layer in alike}) == 1
-        if plain and _adjoin(downs) and _adjoin(ups):
-            return projections_with_lora(x, [base.weight for base in bases], downs, ups, alike[0].strength)
+    if not torch.compiler.is_compiling():
+        loras = [layer.alone_on(x) for layer in layers if isinstance(layer, WholeLinear)]
+        acting = [lora for lora in loras if lora is not None]
+        if len(acting) == len(layers) and all(lora.strength == acting[0].strength for lora in acting):
+            downs, ups = [_weight(lora.down) for lora in acting], [lora.up for lora in acting]
+            if _adjoin(downs) and _adjoin(ups):
+                frozen = [_weight(cast(nn.Module, layer.base_layer)) for layer in layers]
+                return projections_with_lora(x, frozen, downs, ups, acting[0].strength)
     return [layer(x) for layer in layers]
 
 
 def _lay_together(layers: Sequence[nn.Module]) -> None:
-    """Move the weights of LoRAs of one shape into memory in which they follow each other."""
-    alike = [layer for layer in layers if isinstance(layer, WholeLinear)]
+    """Move the weights of LoRAs of one shape into memory in which they follow each other; of layers without bias."""
+    alike = [layer for layer in layers if isinstance(layer, WholeLinear) and layer.get_base_layer().bias is None]
     if len(alike) < len(layers):
         return
-    for weights in ([_weight(layer.down) for layer in alike], [layer.up for layer in alike]):
+    for part in ("lora_A", "lora_B"):
+        weights = [_weight(module) for layer in alike for module in getattr(layer, part).values()]
         if len({weight.shape for weight in weights}) == 1:
-            for weight, part in zip(weights, torch.stack([weight.detach() for weight in weights]), strict=True):
-                weight.data = part
+            for weight, place in zip(weights, torch.stack([weight.detach() for weight in weights]), strict=True):
+                weight.data = place
 
 
 def _adjoin(weights: Sequence[Tensor]) -> bool:
     """Whether weights lie where `_lay_together` put them; a weight that was moved since begins its own memory."""
-    first = weights[0]
-    return all(
-        weight.shape == first.shape and weight.storage_offset() == first.storage_offset() + index * first.numel()
-        for index, weight in enumerate(weights)
-    )
+    size = weights[0].numel()
+    return all(weight.storage_offset() == index * size for index, weight in enumerate(weights))
 
 
 def _weight(module: nn.Module) -> Tensor:

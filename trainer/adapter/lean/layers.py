@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from bitsandbytes.nn.modules import Linear4bit, Linear8bitLt
 from peft import LoraConfig
@@ -10,6 +10,17 @@ from peft.tuners.lora import LoraLayer, bnb, layer
 from torch import Tensor, nn
 
 from trainer.adapter.lean.products import QuantisedLinear, add_up, linear_with_lora, quantised_with_lora
+
+
+class One(NamedTuple):
+    """A layer's LoRA."""
+
+    down: nn.Module
+    """From inputs to rank."""
+    up: Tensor
+    """The weight from rank to outputs."""
+    strength: float
+    """alpha / rank."""
 
 
 class _Lean(LoraLayer):
@@ -21,32 +32,19 @@ class _Lean(LoraLayer):
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """What PEFT's layer gives; where more is asked than one LoRA in the base's dtype, PEFT gives it itself."""
-        if args or kwargs or not self.acts_alone_on(x):
+        lora = None if args or kwargs else self.alone_on(x)
+        if lora is None:
             found: Tensor = super().forward(x, *args, **kwargs)  # type: ignore[misc]
             return found
-        return self.with_lora(x, self.down, self.up, self.strength)
+        return self.with_lora(x, *lora)
 
-    @property
-    def down(self) -> nn.Module:
-        """From inputs to rank."""
-        (module,) = self.lora_A.values()
-        return module
-
-    @property
-    def up(self) -> Tensor:
-        """The weight from rank to outputs."""
-        (module,) = self.lora_B.values()
-        return cast(Tensor, module.weight)
-
-    @property
-    def strength(self) -> float:
-        """alpha / rank."""
-        (scale,) = self.scaling.values()
-        return cast(float, scale)
-
-    def acts_alone_on(self, x: Tensor) -> bool:
-        """Whether the one LoRA acts, in the format of x."""
-        return not (self.disable_adapters or self.merged) and x.dtype == self.up.dtype
+    def alone_on(self, x: Tensor) -> One | None:
+        """The one LoRA, where it acts in the format of x; asked for hundreds of times a step."""
+        if self.disable_adapters or self.merged:
+            return None
+        (down,), (up,), (strength,) = self.lora_A.values(), self.lora_B.values(), self.scaling.values()
+        weight = cast(Tensor, up.weight)
+        return One(down, weight, strength) if x.dtype == weight.dtype else None
 
     def with_lora(self, x: Tensor, down: nn.Module, up: Tensor, scale: float) -> Tensor:
         """The base's answer and the LoRA's together; `down` may carry hooks, which dropouts are."""
