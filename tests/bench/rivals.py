@@ -1,16 +1,20 @@
 """Trains SDXL with other trainers and with ours on one random base, the same pictures and settings, and compares.
 
     python -m tests.bench.rivals [--diffusers CHECKOUT] [--sd-scripts CHECKOUT] [--onetrainer CHECKOUT]
-                                 [--unsloth CHECKOUT] [--batch 1 4] [--minutes 8] [--small] [--results FOLDER] [--check]
+                                 [--unsloth CHECKOUT] [--batch 1 4] [--minutes 8] [--results FOLDER]
+                                 [--small | --cpu | --check]
 
 Each runs as a process of its own, its own script with its own command line, from a checkout given by path and with the
 libraries of a virtual environment in it (venv or .venv), else of this one (and of PYTHONPATH): some need other versions
 than ours. Nothing of theirs is in this repository. With --check their own parsers read what they will be told, and
 nothing is trained: for the day before a card is there. tests/bench/rivals_watch.py
-takes the time of all alike, ours too. bf16, LoRA r16 on the UNet, AdamW, no checkpointing, latents and texts cached
+takes the time of all alike, ours too, and counts as tests/support/counting.py says what one step after that sends to
+the device and keeps for backward. bf16, LoRA r16 on the UNet, AdamW, no checkpointing, latents and texts cached
 where a trainer can. What a rival adapts besides attention, ours adapts too in the row that it is compared with. What
-cannot be run is named with the last line that it said. With --small everything is tiny and on
-the CPU, where several of them have no way to train: figures of no meaning.
+cannot be run is named with the last line that it said. With --small everything is tiny and on the CPU, where several
+of them have no way to train: figures of no meaning. With --cpu the whole SDXL learns small pictures on the CPU, which
+takes some 20 GB and minutes a trainer: seconds of no meaning, but their operations are those of a card, but for the
+kernels of attention and what autocasting turns to another format.
 """
 
 from __future__ import annotations
@@ -24,9 +28,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +42,7 @@ from PIL import Image
 from safetensors.torch import save_file
 from torch import Tensor
 
-from tests.bench.rivals_told import RATE, RIVALS, Layers, Place, Rival, Settings, ours
+from tests.bench.rivals_told import RATE, RIVALS, TOKENIZERS, Layers, Place, Rival, Settings, ours
 from tests.support.tiny import sdxl_on_meta, single_file_metadata, single_file_tensors, tiny_configs, write_folder
 from trainer.files.assets import asset_path
 from trainer.files.configs import bundled_configs
@@ -51,7 +57,10 @@ RESULTS = Path(__file__).parent / "results"
 MIB = 1 << 20
 PICTURES = 24
 LONGEST = 150.0
-"""Seconds that one may take, with loading and caching."""
+"""Seconds that one may take on a card, with loading and caching."""
+ON_CARD = Settings(1024, 1, steps=30, small=False, device="cuda")
+ON_CPU = Settings(256, 1, steps=3, small=False, device="cpu", warm_up=1)
+TINY = Settings(64, 1, steps=8, small=True, device="cpu")
 
 
 @dataclass(frozen=True)
@@ -64,6 +73,12 @@ class Outcome:
     pictures_per_second: float | None = None
     allocated: int | None = None
     reserved: int | None = None
+    trained: int | None = None
+    """Numbers that the optimizer changes."""
+    operations: int | None = None
+    """From the end of one optimizer step to the next one's beginning."""
+    kept: int | None = None
+    """Bytes that backward finds when it begins, weights apart."""
     failure: str = ""
 
 
@@ -74,14 +89,15 @@ def run(rival: Rival, settings: Settings, place: Place, checkout: Path, seconds:
         here = replace(place, folder=Path(folder))
         log = here.folder / "log.txt"
         try:
-            told = _told(rival, settings, here, checkout, [str(WATCH), RESULT, str(settings.steps)], seconds)
+            watch = [str(WATCH), RESULT, str(settings.warm_up), str(settings.steps)]
+            told = _told(rival, settings, here, checkout, watch, seconds)
         except FileNotFoundError:
             return outcome(failure=_last_words(log))
         except subprocess.TimeoutExpired:
             return outcome(failure=f"took longer than {seconds:.0f} s; last: {_last_words(log)}")
         except Exception as error:  # noqa: BLE001 (whatever it was, it is named in the table)
             return outcome(failure=f"{type(error).__name__}: {error}")
-    return outcome(settings.batch / told["step_seconds"], told["allocated"], told["reserved"])
+    return outcome(settings.batch / told.pop("step_seconds"), **told)
 
 
 def _told(
@@ -145,10 +161,9 @@ def _last_words(log: Path) -> str:
 
 
 def lay_out(folder: Path, settings: Settings) -> Place:
-    """Writes bases and pictures."""
-    single, whole = folder / "base.safetensors", folder / "base"
-    write_bases(single, whole, small=settings.small)
-    place = Place(folder, single, whole, folder / "pictures", folder / "listed", folder / "repeated")
+    """Writes bases, tokenizers and pictures."""
+    place = _place(folder)
+    write_bases(place.single, place.diffusers, small=settings.small)
     for target in (place.pictures, place.listed, place.repeated / "1000_pictures"):
         target.mkdir(parents=True)
     captions = {}
@@ -160,9 +175,16 @@ def lay_out(folder: Path, settings: Settings) -> Place:
     shutil.copytree(place.pictures, place.repeated / "1000_pictures", dirs_exist_ok=True)
     for name in captions:
         shutil.copy(place.pictures / name, place.listed / name)
+    for name in TOKENIZERS:
+        shutil.copytree(place.diffusers / "tokenizer", place.tokenizers / name)
     lines = [json.dumps({"file_name": name, "text": caption}) for name, caption in captions.items()]
     (place.listed / "metadata.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
     return place
+
+
+def _place(folder: Path) -> Place:
+    names = ("base.safetensors", "base", "pictures", "listed", "repeated", "tokenizers")
+    return Place(folder, *(folder / name for name in names))
 
 
 def _draw(seed: int, side: int) -> Image.Image:
@@ -210,24 +232,32 @@ def table(outcomes: Sequence[Outcome], card: str, settings: Settings) -> str:
     """All of them as Markdown; each is compared with ours on the same layers and batch."""
     own = {(one.batch, one.layers): one.pictures_per_second for one in outcomes if one.name.startswith("Impasto")}
     size = "tiny models, figures of no meaning" if settings.small else f"SDXL at {settings.resolution}"
+    if settings.device == "cpu" and not settings.small:
+        size += " on the CPU, whose seconds tell nothing of a card"
     lines = [
         f"# Other trainers beside ours on {card}",
         "",
         f"By `python -m tests.bench.rivals`, {datetime.now(UTC).date()}, torch {torch.__version__}: {size}, LoRA "
         f"r{settings.rank}, random weights; tests/bench/rivals_told.py says how each is told.",
         "",
-        "| trainer | LoRA on | batch | pictures/s | Impasto is quicker by | allocated, MiB | reserved, MiB |",
-        "|---|---|---|---|---|---|---|",
+        "| trainer | LoRA on | numbers learned | batch | pictures/s | Impasto is quicker by | operations | kept, MiB "
+        "| allocated, MiB | reserved, MiB |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for one in outcomes:
-        head = f"| {one.name} | {one.layers} | {one.batch} |"
+        head = f"| {one.name} | {one.layers} | {_count(one.trained)} | {one.batch} |"
         if one.pictures_per_second is None:
-            lines.append(f"{head} {one.failure} | | | |")
+            lines.append(f"{head} {one.failure} | | | | | |")
             continue
         rate = own.get((one.batch, one.layers))
         ratio = "" if rate is None else f"{rate / one.pictures_per_second:.2f} ×"
-        lines.append(f"{head} {one.pictures_per_second:.2f} | {ratio} | {_mib(one.allocated)} | {_mib(one.reserved)} |")
+        asked = f"{_count(one.operations)} | {_mib(one.kept)} | {_mib(one.allocated)} | {_mib(one.reserved)}"
+        lines.append(f"{head} {one.pictures_per_second:.2f} | {ratio} | {asked} |")
     return "\n".join(lines) + "\n"
+
+
+def _count(number: int | None) -> str:
+    return "" if number is None else f"{number:,}"
 
 
 def _mib(size: int | None) -> str:
@@ -235,18 +265,19 @@ def _mib(size: int | None) -> str:
 
 
 def compare(
-    checkouts: Mapping[str, Path], batches: Sequence[int], minutes: float, folder: Path, *, small: bool
+    checkouts: Mapping[str, Path], batches: Sequence[int], minutes: float, folder: Path, settings: Settings
 ) -> list[Outcome]:
     """Runs all, ours first, and writes the table after each."""
     until = time.monotonic() + 60 * minutes - 10
-    card = "the CPU" if small else torch.cuda.get_device_properties(0).name
-    name = f"rivals_{'cpu_small' if small else card.lower().replace(' ', '_')}"
-    settings = Settings(64 if small else 1024, 1, 8 if small else 30, small)
+    cpu = settings.device == "cpu"
+    card = "the CPU" if cpu else torch.cuda.get_device_properties(0).name
+    name = f"rivals_{card.lower().removeprefix('the ').replace(' ', '_')}{'_small' if settings.small else ''}"
     outcomes: list[Outcome] = []
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch:
-        place = lay_out(Path(scratch), settings)
+        with ProcessPoolExecutor(1, get_context("spawn")) as other:  # what it takes would be missing later on
+            place = other.submit(lay_out, Path(scratch), settings).result()
         for batch in batches:
-            turn = Settings(settings.resolution, batch, settings.steps, small)
+            turn = replace(settings, batch=batch)
             for rival, checkout in _in_order(checkouts):
                 left = until - time.monotonic()
                 if checkout is None:
@@ -254,7 +285,7 @@ def compare(
                 elif left < 10:
                     outcome = Outcome(rival.name, batch, rival.layers, failure="no time was left")
                 else:
-                    outcome = run(rival, turn, place, checkout, min(left, LONGEST * (4 if small else 1)))
+                    outcome = run(rival, turn, place, checkout, min(left, LONGEST * (10 if cpu else 1)))
                 outcomes.append(outcome)
                 _write(folder / name, outcomes, card, settings)
     return outcomes
@@ -262,13 +293,11 @@ def compare(
 
 def check_all(checkouts: Mapping[str, Path]) -> int:
     """Says of each whether its parser understands what it will be told; returns 0 if all do."""
-    settings = Settings(1024, 4, 30, small=False)
+    settings = replace(ON_CARD, batch=4)
     with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch)
-        names = ("base.safetensors", "base", "pictures", "listed", "repeated")
-        place = Place(folder, *(folder / name for name in names))
-        for name in names[1:]:
-            (folder / name).mkdir()
+        place = _place(Path(scratch))
+        for folder in (place.diffusers, place.pictures, place.listed, place.repeated):
+            folder.mkdir()
         found = {key: check(RIVALS[key], settings, place, path) for key, path in checkouts.items()}
     for key, words in found.items():
         sys.stdout.write(f"{RIVALS[key].name}: {words}\n")
@@ -285,7 +314,7 @@ def _in_order(checkouts: Mapping[str, Path]) -> list[tuple[Rival, Path | None]]:
 def _write(path: Path, outcomes: Sequence[Outcome], card: str, settings: Settings) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     atomic.write_text(path.with_suffix(".md"), table(outcomes, card, settings))
-    told = {"date": str(datetime.now(UTC).date()), "card": card, "torch": torch.__version__, "small": settings.small}
+    told = {"date": str(datetime.now(UTC).date()), "card": card, "torch": torch.__version__, **vars(settings)}
     atomic.write_json(path.with_suffix(".json"), {**told, "outcomes": [vars(one) for one in outcomes]})
     sys.stdout.write(f"{vars(outcomes[-1])}\n")
     sys.stdout.flush()
@@ -298,14 +327,17 @@ def main(words: Sequence[str] | None = None) -> int:
         parser.add_argument(f"--{key.replace('_', '-')}", type=Path, metavar="CHECKOUT", help=rival.name)
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 4])
     parser.add_argument("--minutes", type=float, default=8.0)
-    parser.add_argument("--small", action="store_true", help="tiny models on the CPU")
     parser.add_argument("--results", type=Path, default=RESULTS)
-    parser.add_argument("--check", action="store_true", help="only ask their parsers what they make of it")
+    way = parser.add_mutually_exclusive_group()
+    way.add_argument("--small", action="store_const", const=TINY, dest="settings", help="tiny models on the CPU")
+    way.add_argument("--cpu", action="store_const", const=ON_CPU, dest="settings", help="whole models on the CPU")
+    way.add_argument("--check", action="store_true", help="only ask their parsers what they make of it")
     options = parser.parse_args(words)
     checkouts = {key: path for key in RIVALS if (path := getattr(options, key)) is not None}
     if options.check:
         return check_all(checkouts)
-    outcomes = compare(checkouts, options.batch, options.minutes, options.results, small=options.small)
+    settings = options.settings or ON_CARD
+    outcomes = compare(checkouts, options.batch, options.minutes, options.results, settings)
     return 0 if any(one.pictures_per_second for one in outcomes) else 1
 
 

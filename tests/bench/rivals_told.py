@@ -11,6 +11,7 @@ from trainer.config.write import toml_value
 from trainer.protocol import atomic
 
 RATE = 1e-4
+TOKENIZERS = ("openai_clip-vit-large-patch14", "laion_CLIP-ViT-bigG-14-laion2B-39B-b160k")
 Layers = Literal["attention", "linear"]
 
 
@@ -21,7 +22,11 @@ class Settings:
     resolution: int
     batch: int
     steps: int
+    """Whose end is waited for, those to warm up included."""
     small: bool
+    """Tiny models, in fp32; else whole ones, in bf16."""
+    device: Literal["cpu", "cuda"]
+    warm_up: int = 5
     rank: int = 16
 
 
@@ -38,6 +43,8 @@ class Place:
     """The same with metadata.jsonl instead."""
     repeated: Path
     """A folder that holds `1000_pictures`."""
+    tokenizers: Path
+    """A folder that holds a tokenizer by each name of TOKENIZERS, for who would fetch it else."""
 
 
 Command = Callable[[Settings, Place, Path], list[str]]
@@ -61,7 +68,6 @@ def ours(layers: Layers) -> Rival:
 
     def command(settings: Settings, place: Place, checkout: Path) -> list[str]:
         job = place.folder / "job.toml"
-        device = "cpu" if settings.small else "cuda"
         values: Mapping[str, Any] = {
             "name": f"ours-{layers}",
             "base.model": str(place.single),
@@ -71,8 +77,8 @@ def ours(layers: Layers) -> Rival:
             "recipe.resolution": settings.resolution,
             "recipe.effective_batch": settings.batch,
             "recipe.learning_rate": RATE,
-            "recipe.steps": settings.steps + 1,
-            "fit.device": device,
+            "recipe.steps": settings.steps + 2,
+            "fit.device": settings.device,
             "fit.dtype": "fp32" if settings.small else "bf16",
             "fit.micro_batch": settings.batch,
             "fit.checkpointing": "none",
@@ -99,7 +105,7 @@ def _diffusers(settings: Settings, place: Place, checkout: Path) -> list[str]:
         "--caption_column=text",
         f"--resolution={settings.resolution}",
         f"--train_batch_size={settings.batch}",
-        f"--max_train_steps={settings.steps + 1}",
+        f"--max_train_steps={settings.steps + 2}",
         "--checkpointing_steps=1000000",
         f"--rank={settings.rank}",
         f"--learning_rate={RATE}",
@@ -117,10 +123,11 @@ def _sd_scripts(settings: Settings, place: Place, checkout: Path) -> list[str]:
         str(checkout / "sdxl_train_network.py"),
         f"--pretrained_model_name_or_path={place.single}",
         f"--train_data_dir={place.repeated}",
+        f"--tokenizer_cache_dir={place.tokenizers}",
         "--caption_extension=.txt",
         f"--resolution={settings.resolution}",
         f"--train_batch_size={settings.batch}",
-        f"--max_train_steps={settings.steps + 1}",
+        f"--max_train_steps={settings.steps + 2}",
         "--network_module=networks.lora",
         f"--network_dim={settings.rank}",
         f"--network_alpha={settings.rank}",
@@ -144,7 +151,7 @@ def _onetrainer(settings: Settings, place: Place, checkout: Path) -> list[str]:
     config = {
         "training_method": "LORA",
         "model_type": "STABLE_DIFFUSION_XL_10_BASE",
-        "base_model_name": str(place.single),
+        "base_model_name": str(place.diffusers),  # of a single file it would fetch the configurations
         "output_model_format": "KOHYA_LORA",
         "output_model_destination": str(place.folder / "out" / "lora.safetensors"),
         "workspace_dir": str(place.folder / "workspace"),
@@ -165,9 +172,10 @@ def _onetrainer(settings: Settings, place: Place, checkout: Path) -> list[str]:
         "epochs": 1000,
         "learning_rate": RATE,
         "learning_rate_warmup_steps": 0,
-        "optimizer": {"optimizer": "ADAMW"},
+        # What its window sets for AdamW; without, it would replace the step by one of its own, which calls no hook.
+        "optimizer": {"optimizer": "ADAMW", "fused": True, "stochastic_rounding": False},
         "train_dtype": dtype,
-        "train_device": "cpu" if settings.small else "cuda",
+        "train_device": settings.device,
         "lora_rank": settings.rank,
         "lora_alpha": float(settings.rank),
         "layer_filter_preset": "attn-mlp",
@@ -191,7 +199,7 @@ def _unsloth(settings: Settings, place: Place, checkout: Path) -> list[str]:
         f"--data-dir={place.pictures}",
         f"--output-dir={place.folder / 'out'}",
         f"--resolution={settings.resolution}",
-        f"--train-steps={settings.steps + 1}",
+        f"--train-steps={settings.steps + 2}",
         f"--learning-rate={RATE}",
         f"--train-batch-size={settings.batch}",
         f"--lora-rank={settings.rank}",

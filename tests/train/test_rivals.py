@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,11 +19,14 @@ from trainer.base.source import open_base
 from trainer.config.base import BaseConfig
 from trainer.config.load import load_job
 
-SETTINGS = Settings(resolution=64, batch=2, steps=7, small=True)
+SETTINGS = Settings(resolution=64, batch=2, steps=7, small=True, device="cpu")
 
-# A trainer of a few lines: PyTorch's own optimizer, and more steps than are wanted.
+# A trainer of a few lines: PyTorch's own optimizer, more steps than are wanted, and before them some of another.
 LOOP = """
 import sys, torch
+forecast = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(5, device="meta"))])
+for step in range(50):
+    forecast.step()
 weight = torch.nn.Parameter(torch.zeros(3))
 optimizer = torch.optim.AdamW([weight])
 for step in range(1000):
@@ -60,7 +64,7 @@ def test_pictures_lie_as_each_trainer_wants_them(place: Place) -> None:
 
 def test_all_are_told_the_same(place: Place, tmp_path: Path) -> None:
     """Rank, rate, size, batch and length, however each calls them."""
-    here = Place(tmp_path, place.single, place.diffusers, place.pictures, place.listed, place.repeated)
+    here = replace(place, folder=tmp_path)
     job = load_job(Path(ours("linear").command(SETTINGS, here, tmp_path)[-1]))
     assert (job.recipe.rank, job.recipe.layers, job.recipe.effective_batch) == (16, "linear", 2)
     assert (job.fit.checkpointing, job.fit.micro_batch, job.recipe.resolution) == ("none", 2, 64)
@@ -79,6 +83,9 @@ def test_a_trainer_is_watched_until_it_has_stepped_often_enough(place: Place, tm
     rival = Rival("a loop", "attention", lambda settings, place, checkout: [str(checkout / "loop.py")])
     outcome = run(rival, SETTINGS, place, tmp_path, 120.0)
     assert not outcome.failure and outcome.pictures_per_second is not None and outcome.pictures_per_second > 0
+    # The square and its sum; a one to begin with, twice the weight, times that, and added to the last gradient. Of
+    # four bytes each are the sum and the one.
+    assert (outcome.trained, outcome.operations, outcome.kept) == (3, 7, 8)
 
 
 def test_of_one_that_failed_the_last_words_are_told(tmp_path: Path) -> None:
@@ -90,7 +97,7 @@ def test_of_one_that_failed_the_last_words_are_told(tmp_path: Path) -> None:
 
 def test_the_table_compares_with_ours_on_the_same_layers() -> None:
     outcomes = [
-        Outcome("Impasto, attention", 1, "attention", 6.0, 3 << 20, 4 << 20),
+        Outcome("Impasto, attention", 1, "attention", 6.0, 3 << 20, 4 << 20, 5678, 1234, 2 << 20),
         Outcome("Impasto, linear", 1, "linear", 5.0),
         Outcome("one", 1, "attention", 2.0),
         Outcome("other", 1, "linear", 4.0),
@@ -98,7 +105,7 @@ def test_the_table_compares_with_ours_on_the_same_layers() -> None:
     ]
     lines = table(outcomes, "a card", SETTINGS).splitlines()[-5:]
     assert len({line.count("|") for line in lines}) == 1
-    assert lines[0] == "| Impasto, attention | attention | 1 | 6.00 | 1.00 × | 3 | 4 |"
+    assert lines[0] == "| Impasto, attention | attention | 5,678 | 1 | 6.00 | 1.00 × | 1,234 | 2 | 3 | 4 |"
     assert "3.00 ×" in lines[2] and "1.25 ×" in lines[3] and "No module named" in lines[4]
 
 
