@@ -38,7 +38,7 @@ from tests.bench.speed_host import measure_host
 from tests.bench.speed_overhead import measure_overhead
 from tests.bench.speed_rows import say
 from tests.bench.speed_techniques import Technique, applied
-from tests.bench.speed_time import LAYOUTS, RESULTS, time_steps
+from tests.bench.speed_time import RESULTS, time_steps
 from tests.support.counting import StepCounter
 from trainer.adapter.attach import attach
 from trainer.adapter.lean import SWITCHED_ON
@@ -206,7 +206,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--dtype", choices=("bf16", "fp16", "fp32"), default="bf16")
     parser.add_argument("--quantise", choices=("none", "int8", "int8_products", "nf4"), default="none")
     parser.add_argument("--checkpointing", choices=("none", "full"), default="none")
-    parser.add_argument("--technique", choices=("none", *LAYOUTS), default="none", help="of --count")
+    parser.add_argument("--technique", choices=("none", "channels_last"), default="none", help="of --count")
     words = "; ".join(f"{name}: {what}" for name, what in ADAPTERS.items())
     parser.add_argument("--adapters", choices=("all", *ADAPTERS), default=IN_USE, help=words)
     parser.add_argument("--json", action="store_true", help="one JSON object, or a list of them for --adapters all")

@@ -53,10 +53,15 @@ class Exhaustive:
         """Seconds of all steps and of all previews, and bytes at the highest moment."""
         subject, rate = self.subject, situation_with(AMPLE).rate
         steps = self.traces.steps(replace(subject, fit=fit), subject.buckets[0].size, fit.micro_batch or 1)
-        parts = subject.recipe.effective_batch / (fit.micro_batch or 1)
+        most = fit.micro_batch or 1
+        parts, rest = divmod(subject.recipe.effective_batch, most)
         step = timing.seconds([*steps.micro_first.work, *steps.optimizer.work], rate)
         step += (parts - 1) * timing.seconds(steps.micro_more.work, rate)
-        more = [steps.micro_more] if parts > 1 else []
+        if rest:  # as many operations, each the smaller
+            share = rest / most
+            less = [replace(one, flops=share * one.flops, bytes=share * one.bytes) for one in steps.micro_more.work]
+            step += timing.seconds(less, rate)
+        more = [steps.micro_more] if parts + bool(rest) > 1 else []
         first = [steps.weights, steps.micro_first, *more, steps.optimizer_first]
         need = highest([*first, steps.micro_first, *more, steps.optimizer])
         drawing = 0.0
@@ -88,7 +93,7 @@ class Exhaustive:
             if playing.allocator.reserved == reserved:
                 break
         first, *more, last = counts
-        parts = self.subject.recipe.effective_batch / (fit.micro_batch or 1)
+        parts = -(-self.subject.recipe.effective_batch // (fit.micro_batch or 1))
         return timing.RETRY_SECONDS * (first + sum(more) * (parts - 1) + last) * (self.subject.recipe.steps or 1)
 
     def _free(self, fit: FitConfig) -> int:

@@ -29,7 +29,7 @@ from trainer.protocol import events
 from trainer.training import compiled
 from trainer.training.compiled import CompiledBlocks, compiled_of
 from trainer.training.keeper import Keeper
-from trainer.training.layout import NormAndSilu
+from trainer.training.layout import LastNormAndSilu
 from trainer.training.loop import Engine
 
 COMPILER = os.environ.get("IMPASTO_COMPILER", "eager")
@@ -335,7 +335,7 @@ def test_with_everything_on_a_process_that_is_killed_leaves_what_leads_to_the_sa
     assert compiler.runs and "compile" not in {event.code for event in notices}
     assert load_job(trial.run.job).fit.int8_products
     for unet in (undisturbed_engine.models.unet, resumed_engine.models.unet):
-        assert {WholeInt8, NormAndSilu} <= {type(module) for module in unet.modules()}
+        assert {WholeInt8, LastNormAndSilu} <= {type(module) for module in unet.modules()}
         assert unet.is_gradient_checkpointing
 
 

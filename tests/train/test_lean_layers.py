@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from diffusers.models.attention import BasicTransformerBlock
 from diffusers.models.attention_processor import Attention
 from peft import LoraConfig, inject_adapter_in_model
 from peft.tuners.lora import LoraLayer
@@ -23,7 +22,6 @@ from tests.support.steps import distance, make_batch, step_models, take_gradient
 from tests.train.test_cache import prepared, quiet, showings
 from trainer.adapter.attach import Adapter, attach
 from trainer.adapter.lean.attention import LeanAttention, projected
-from trainer.adapter.lean.blocks import LeanBlock, install
 from trainer.adapter.lean.layers import (
     LeanConv2d,
     LeanInt8,
@@ -303,38 +301,6 @@ def test_a_mask_is_left_to_diffusers() -> None:
     ours, without = attention(x, attention_mask=mask), attention(x)
     assert distance(ours, Attention.forward(attention, x, attention_mask=mask)) < 1e-14
     assert distance(ours, without) > 1e-3
-
-
-def blocks(models: Models) -> list[BasicTransformerBlock]:
-    return [module for module in models.unet.modules() if isinstance(module, BasicTransformerBlock)]
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_block_gives_what_diffusers_block_gives(family: Family) -> None:
-    """And with a mask, or anything else that ours does not know, it is diffusers' own."""
-    found = blocks(adapted(family, torch.float32, lean=True)[0])
-    assert found and all(type(block) is LeanBlock for block in found)
-    for block in found:
-        x = normal(2, 5, block.dim).float()
-        text = normal(2, 7, block.attn2.cross_attention_dim).float()
-        ours = block(x, encoder_hidden_states=text)
-        assert torch.equal(ours, BasicTransformerBlock.forward(block, x, encoder_hidden_states=text))
-        mask = torch.tensor([[0.0] * 6 + [-1e4]] * 2)[:, None]
-        for more in ({"encoder_attention_mask": mask}, {"attention_mask": mask[..., 2:]}):
-            masked = block(x, encoder_hidden_states=text, **more)
-            assert torch.equal(masked, BasicTransformerBlock.forward(block, x, encoder_hidden_states=text, **more))
-            assert not torch.equal(masked, ours)
-
-
-def test_a_block_out_of_the_ordinary_stays_as_it_is() -> None:
-    """One without attention to the text, and one that is computed in pieces."""
-    ordinary = BasicTransformerBlock(32, 2, 16, cross_attention_dim=24)
-    pieces = BasicTransformerBlock(32, 2, 16, cross_attention_dim=24)
-    pieces.set_chunk_feed_forward(2)
-    to_itself = BasicTransformerBlock(32, 2, 16)
-    install(nn.ModuleList([ordinary, pieces, to_itself]))
-    assert [type(block) is LeanBlock for block in (ordinary, pieces, to_itself)] == [True, False, False]
 
 
 @torch.no_grad()

@@ -110,7 +110,8 @@ def test_what_a_limit_did_once_is_not_played_again_within_its_bounds(traces: Tra
 
 def test_an_allocator_that_is_set_otherwise_is_followed(traces: Traces) -> None:
     """One whose segments expand asks for more than it then takes: what it took freely tells nothing of limits."""
-    course, usual = course_of(small_subject(previews=False, effective_batch=2), traces), situation_with(AMPLE)
+    large = small_subject(previews=False, effective_batch=2, side=1024)
+    course, usual = course_of(large, traces), situation_with(AMPLE)
     expanding = replace(usual, allocator=AllocatorSettings(expandable=True))
     assert Runs(expanding).key(course) != Runs(usual).key(course)
     free = run_through(course, expanding, None)

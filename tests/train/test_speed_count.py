@@ -113,7 +113,7 @@ def ours(subject: Subject) -> Mapping[str, Any]:
     return found
 
 
-def test_a_steps_kept_bytes_are_those_that_autograd_is_given(subject: Subject, ours: Mapping[str, Any]) -> None:
+def test_a_steps_kept_bytes_are_those_that_autograd_is_given(subject: Subject) -> None:
     """What autograd hands to its hooks, beside the storages that live when backward begins."""
     engine = empty_engine(subject)
     unet = engine.models.unet
@@ -128,7 +128,7 @@ def test_a_steps_kept_bytes_are_those_that_autograd_is_given(subject: Subject, o
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         engine.micro_step(micro_batch(subject, subject.buckets[0].size, 2))
     given = sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
-    assert ours["saved_bytes"] == pytest.approx(given, rel=0.02)
+    assert count_step(subject, 2, "lean").saved_bytes == pytest.approx(given, rel=0.02)
 
 
 def test_weights_in_fp32_cost_casts_and_copies(subject: Subject, ours: Mapping[str, Any]) -> None:
@@ -150,14 +150,15 @@ def test_layers_of_our_own_ask_for_less(subject: Subject, ours: Mapping[str, Any
     """By hand, for each of the 12 transformer blocks, over two attentions with four adapted layers each.
 
     Forward: PEFT's layers take four operations more than the base, ours two; q, k and v share theirs, and so k and v of
-    the text; nothing is divided by 1. So 8 times 4 and 2, against 5 times 2.
+    the text; nothing is divided by 1. So 8 times 4 and 2, against 5 times 2. Nor divide the 12 residual blocks.
+    Backward: 2 norms of each transformer block and the 25 of the residual blocks and the end are computed again.
     """
     lean = count_step(subject, 2, "lean")
-    assert ours["forward"] - lean.forward == 12 * (8 * 4 + 2 - 5 * 2)
-    assert ours["backward"] - lean.backward >= 12 * 24
+    assert ours["forward"] - lean.forward == 12 * (8 * 4 + 2 - 5 * 2) + 12
+    assert ours["backward"] - lean.backward >= 12 * 24 - 12 * 2 - 25
     assert lean.accumulate <= 2
     assert lean.optimizer == ours["optimizer"]
-    assert lean.saved_bytes <= ours["saved_bytes"]
+    assert lean.saved_bytes <= 0.83 * ours["saved_bytes"]
     assert lean.waits == {}
 
 

@@ -57,14 +57,14 @@ def operations(tape: Tape) -> int:
 
 
 def test_sdxl_at_1024_without_checkpointing() -> None:
-    """A micro-step of one picture; elsewhere PEFT was counted at 10.4 k operations and 6.29 GiB.
+    """A micro-step of one picture; elsewhere PEFT was counted at 10.4 k operations and 6.29 GiB, of which we keep 60 %.
 
     Here with views and allocations, and every weight's gradient being put in its place.
     """
     tapes = traced("sdxl", {"checkpointing": "none"}, {})
     micro = tapes.micro_first[1024, 1024]
-    assert operations(micro) == pytest.approx(8_000, rel=0.05)
-    assert max(live(micro)) / GIB == pytest.approx(6.29, rel=0.03)
+    assert operations(micro) == pytest.approx(8_450, rel=0.05)
+    assert max(live(micro)) / GIB == pytest.approx(0.6 * 6.29, rel=0.03)
     # What outlives the step is the gradients, once, in fp32, and the loss.
     left = {storage.name: storage for storage in micro.storages if storage.kind == "gradients" and storage.name}
     masters = [storage for name, storage in left.items() if name.startswith("master_gradient.")]

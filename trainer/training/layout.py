@@ -8,15 +8,15 @@ compiler works, else by several operations. Results are the same but for roundin
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
-from diffusers.models.resnet import ResnetBlock2D
 from torch import Tensor, nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
+from trainer.adapter.lean.residual import NormAndSilu, lean_residuals
 from trainer.training.compiled import compile_apart, compiler_trouble
 from trainer.training.shortage import is_out_of_memory
 
@@ -59,29 +59,19 @@ class Kernels:
         return plain(*inputs)
 
 
-class NormAndSilu(nn.Module):
-    """A frozen GroupNorm with the SiLU after it: maps (B, C, h, w) in either layout to the same."""
+class LastNormAndSilu(NormAndSilu):
+    """A norm with its SiLU that leaves maps in the layout in which they come."""
 
-    def __init__(self, norm: nn.GroupNorm, kernels: Kernels) -> None:
-        super().__init__()
-        self.norm = norm
-        self.kernels = kernels
+    kernels: Kernels
 
-    def forward(self, x: Tensor) -> Tensor:
-        """What the two modules give, one after the other."""
-        if not is_channels_last(x):
-            return F.silu(self.norm(x))
-        norm = self.norm
-        result: Tensor = _NormAndSilu.apply(x, norm.weight, norm.bias, norm.num_groups, norm.eps, self.kernels)  # type: ignore[no-untyped-call]
+    def forward(self, input: Tensor) -> Tensor:
+        """Maps (B, C, h, w) in either layout to the same."""
+        if not is_channels_last(input):
+            return super().forward(input)
+        result: Tensor = _NormAndSilu.apply(  # type: ignore[no-untyped-call]
+            input, self.weight, self.bias, self.num_groups, self.eps, self.kernels
+        )
         return result
-
-
-class SiluElsewhere(nn.Module):
-    """SiLU of a block's embedding; to its maps :class:`NormAndSilu` has applied it."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, C) to its SiLU, (B, C, h, w) to itself."""
-        return x if x.ndim == 4 else F.silu(x)
 
 
 def lay_out(unet: nn.Module, kernels: Kernels) -> None:
@@ -89,15 +79,13 @@ def lay_out(unet: nn.Module, kernels: Kernels) -> None:
 
     What learns lies as before. Biases and norms stay the parameters that they were.
     """
+    lean_residuals(unet)
     for module in unet.modules():
         if isinstance(module, nn.Conv2d) and not module.weight.requires_grad:
             module.weight.data = module.weight.data.to(memory_format=torch.channels_last)
-    for block in [module for module in unet.modules() if isinstance(module, ResnetBlock2D)]:
-        for name in ("norm1", "norm2"):
-            setattr(block, name, NormAndSilu(getattr(block, name), kernels))
-        block.nonlinearity = SiluElsewhere()
-    if isinstance(last := getattr(unet, "conv_norm_out", None), nn.GroupNorm):
-        unet.conv_norm_out, unet.conv_act = NormAndSilu(last, kernels), SiluElsewhere()
+        elif type(module) is NormAndSilu:
+            module.__class__ = LastNormAndSilu
+            cast(LastNormAndSilu, module).kernels = kernels
 
 
 def is_channels_last(x: Tensor) -> bool:

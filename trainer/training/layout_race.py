@@ -10,6 +10,7 @@ import torch
 from diffusers.models.resnet import ResnetBlock2D
 from torch import Tensor
 
+from trainer.adapter.lean.residual import lean_residuals
 from trainer.config.job import Job
 from trainer.dataset.picture import Picture
 from trainer.dataset.sampling import epoch_showings
@@ -119,6 +120,7 @@ def _seconds(
         (gradient,) = torch.autograd.grad(block(x, embedding), x, above)
         return gradient
 
+    lean_residuals(block)
     expected = both(x, above)
     usual = clock(lambda: both(x, above))
     lay_out(block, kernels)

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from diffusers.models.attention_processor import Attention, AttnProcessor2_0
 from torch import Tensor, nn
 
-from trainer.adapter.lean.layers import WholeLinear
-from trainer.adapter.lean.products import projections_with_lora
+from trainer.adapter.lean.layers import WholeLinear, through
+from trainer.adapter.lean.products import Source, projections_with_lora
 
 
 class LeanAttention(Attention):
@@ -26,18 +26,22 @@ class LeanAttention(Attention):
         hidden_states: Tensor,
         encoder_hidden_states: Tensor | None = None,
         attention_mask: Tensor | None = None,
+        source: Source | None = None,
         **cross_attention_kwargs: Any,
     ) -> Tensor:
-        """(B, places, width) to the same; with a mask, or anything else, as diffusers does it."""
+        """(B, places, width) to the same; with a mask, or anything else, as diffusers does it.
+
+        ``source`` says what `hidden_states` was made of, so that it need not be kept.
+        """
         if attention_mask is not None or cross_attention_kwargs:
             other: Tensor = super().forward(
                 hidden_states, encoder_hidden_states, attention_mask, **cross_attention_kwargs
             )
             return other
         if encoder_hidden_states is None:
-            query, key, value = projected((self.to_q, self.to_k, self.to_v), hidden_states)
+            query, key, value = projected((self.to_q, self.to_k, self.to_v), hidden_states, source)
         else:
-            query = self.to_q(hidden_states)
+            query = through(self.to_q, hidden_states, source)
             key, value = projected((self.to_k, self.to_v), encoder_hidden_states)
         query, key, value = (
             part.view(*part.shape[:-1], self.heads, -1).transpose(1, 2) for part in (query, key, value)
@@ -49,7 +53,7 @@ class LeanAttention(Attention):
         return result
 
 
-def lean(attention: Attention) -> None:
+def lean_attention(attention: Attention) -> None:
     """Let an attention compute so over its own modules, and lay the LoRAs of its projections together.
 
     Call it before the LoRAs' weights are set: they move. One with anything out of the ordinary stays as it is.
@@ -61,7 +65,7 @@ def lean(attention: Attention) -> None:
     attention.__class__ = LeanAttention
 
 
-def projected(layers: Sequence[nn.Module], x: Tensor) -> Sequence[Tensor]:
+def projected(layers: Sequence[nn.Module], x: Tensor, source: Source | None = None) -> Sequence[Tensor]:
     """What each of the layers makes of x, in one function where their LoRAs lie together."""
     if not torch.compiler.is_compiling():
         loras = [layer.alone_on(x) for layer in layers if isinstance(layer, WholeLinear)]
@@ -70,8 +74,8 @@ def projected(layers: Sequence[nn.Module], x: Tensor) -> Sequence[Tensor]:
             downs, ups = [_weight(lora.down) for lora in acting], [lora.up for lora in acting]
             if _adjoin(downs) and _adjoin(ups):
                 frozen = [_weight(cast(nn.Module, layer.base_layer)) for layer in layers]
-                return projections_with_lora(x, frozen, downs, ups, acting[0].strength)
-    return [layer(x) for layer in layers]
+                return projections_with_lora(x, frozen, downs, ups, acting[0].strength, source)
+    return [through(layer, x, source) for layer in layers]
 
 
 def _lay_together(layers: Sequence[nn.Module]) -> None:

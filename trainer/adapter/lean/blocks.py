@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
-from diffusers.models.attention import BasicTransformerBlock
+from diffusers.models.attention import BasicTransformerBlock, FeedForward
 from diffusers.models.attention_processor import Attention
 from torch import Tensor, nn
 
-from trainer.adapter.lean.attention import lean
+from trainer.adapter.lean.attention import LeanAttention, lean_attention
+from trainer.adapter.lean.feed_forward import LeanFeedForward, lean_feed_forward
+from trainer.adapter.lean.products import Source
+from trainer.adapter.lean.residual import lean_residuals
 
 
 class LeanBlock(BasicTransformerBlock):
-    """A block as SD 1.5 and SDXL have it: attention to itself, to the text, and two layers, each after a norm."""
+    """A block as SD 1.5 and SDXL have it: attention to itself, to the text, and two layers, each after a norm.
+
+    What a norm gives is not kept for backward but made again.
+    """
 
     def forward(
         self,
@@ -22,43 +28,43 @@ class LeanBlock(BasicTransformerBlock):
         *args: Any,
         **kwargs: Any,
     ) -> Tensor:
-        """(B, places, width) to the same, the text (B, tokens, width of the text); with more, as diffusers does it.
-
-        What is alive at which time is as with diffusers' own, so memory is too: no name more, no name less.
-        """
+        """(B, places, width) to the same, the text (B, tokens, width of the text); with more, as diffusers does it."""
         if attention_mask is not None or any(one is not None for one in (*args, *kwargs.values())):
             other: Tensor = super().forward(hidden_states, attention_mask, encoder_hidden_states, *args, **kwargs)
             return other
-        norm_hidden_states = self.norm1(hidden_states)
-        attn_output = self.attn1(norm_hidden_states)
-        hidden_states = attn_output + hidden_states
-        norm_hidden_states = self.norm2(hidden_states)
-        attn_output = self.attn2(norm_hidden_states, encoder_hidden_states)
-        hidden_states = attn_output + hidden_states
-        norm_hidden_states = self.norm3(hidden_states)
-        ff_output = self.ff(norm_hidden_states)
-        return ff_output + hidden_states  # type: ignore[no-any-return]
+        x = hidden_states
+        x = self.attn1(self.norm1(x), source=Source(x, self.norm1.forward)) + x
+        x = self.attn2(self.norm2(x), encoder_hidden_states, source=Source(x, self.norm2.forward)) + x
+        result: Tensor = self.ff(self.norm3(x), Source(x, self.norm3.forward)) + x
+        return result
 
 
-def install(model: nn.Module) -> None:
-    """Let a UNet's transformer blocks and their attentions compute so; what is out of the ordinary stays as it is.
+def install(unet: nn.Module) -> None:
+    """Let a UNet's blocks of all kinds compute so; what is out of the ordinary stays as it is.
 
     Call it before the LoRAs' weights are set: they move.
     """
-    for module in model.modules():
+    lean_residuals(unet)
+    for module in unet.modules():
         if isinstance(module, Attention):
-            lean(module)
-        elif isinstance(module, BasicTransformerBlock) and _is_ordinary(module):
+            lean_attention(module)
+        elif isinstance(module, FeedForward):
+            lean_feed_forward(module)
+    for module in unet.modules():
+        if isinstance(module, BasicTransformerBlock) and _is_ordinary(module):
             module.__class__ = LeanBlock
 
 
 def _is_ordinary(block: BasicTransformerBlock) -> bool:
     """Whether diffusers' forward comes to the same for it as ours."""
+    norms, attentions = (block.norm1, block.norm2, block.norm3), (block.attn1, block.attn2)
     return (
         type(block) is BasicTransformerBlock
+        and all(type(cast(object, norm)) is nn.LayerNorm for norm in norms)
+        and all(type(attention) is LeanAttention for attention in attentions)
+        and type(block.ff) is LeanFeedForward
         and block.norm_type == "layer_norm"
         and block.pos_embed is None
-        and block.attn2 is not None
         and not block.only_cross_attention
         and block._chunk_size is None
     )

@@ -9,7 +9,7 @@ from peft import LoraConfig
 from peft.tuners.lora import LoraLayer, bnb, layer
 from torch import Tensor, nn
 
-from trainer.adapter.lean.products import QuantisedLinear, add_up, linear_with_lora, quantised_with_lora
+from trainer.adapter.lean.products import QuantisedLinear, Source, add_up, linear_with_lora, quantised_with_lora
 
 
 class One(NamedTuple):
@@ -30,13 +30,16 @@ class _Lean(LoraLayer):
     """Whether the base layer is one of bitsandbytes'. What those give is now a view and now not, by rows and card, so
     that nothing is overwritten there: memory stays what was foreseen."""
 
-    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """What PEFT's layer gives; where more is asked than one LoRA in the base's dtype, PEFT gives it itself."""
+    def forward(self, x: Tensor, *args: Any, source: Source | None = None, **kwargs: Any) -> Tensor:
+        """What PEFT's layer gives; where more is asked than one LoRA in the base's dtype, PEFT gives it itself.
+
+        ``source`` says what x was made of, so that it need not be kept; where dropouts act, it is kept all the same.
+        """
         lora = None if args or kwargs else self.alone_on(x)
         if lora is None:
             found: Tensor = super().forward(x, *args, **kwargs)  # type: ignore[misc]
             return found
-        return self.with_lora(x, *lora)
+        return self.with_lora(x, *lora, source)
 
     def alone_on(self, x: Tensor) -> One | None:
         """The one LoRA, where it acts in the format of x; asked for hundreds of times a step."""
@@ -46,7 +49,7 @@ class _Lean(LoraLayer):
         weight = cast(Tensor, up.weight)
         return One(down, weight, strength) if x.dtype == weight.dtype else None
 
-    def with_lora(self, x: Tensor, down: nn.Module, up: Tensor, scale: float) -> Tensor:
+    def with_lora(self, x: Tensor, down: nn.Module, up: Tensor, scale: float, source: Source | None) -> Tensor:
         """The base's answer and the LoRA's together; `down` may carry hooks, which dropouts are."""
         return add_up(self.base_layer(x), down(x), up, scale, in_place=not self.quantised)
 
@@ -74,18 +77,18 @@ class LeanNF4(_Lean, bnb.Linear4bit):
 class WholeLinear(_Lean, layer.Linear):
     """A linear layer of full precision and its LoRA as one function; the LoRA has no dropouts."""
 
-    def with_lora(self, x: Tensor, down: nn.Module, up: Tensor, scale: float) -> Tensor:
+    def with_lora(self, x: Tensor, down: nn.Module, up: Tensor, scale: float, source: Source | None) -> Tensor:
         """The same in one function, which does not call the modules."""
-        return linear_with_lora(x, cast(nn.Linear, self.base_layer), cast(Tensor, down.weight), up, scale)
+        return linear_with_lora(x, cast(nn.Linear, self.base_layer), cast(Tensor, down.weight), up, scale, source)
 
 
 class _WholeQuantised(_Lean):
     """A quantised linear layer and its LoRA as one function; the LoRA has no dropouts."""
 
-    def with_lora(self, x: Tensor, down: nn.Module, up: Tensor, scale: float) -> Tensor:
+    def with_lora(self, x: Tensor, down: nn.Module, up: Tensor, scale: float, source: Source | None) -> Tensor:
         """The same in one function, which calls the base layer only."""
         base = cast(QuantisedLinear, self.base_layer)
-        return quantised_with_lora(x, base, cast(Tensor, down.weight), up, scale)
+        return quantised_with_lora(x, base, cast(Tensor, down.weight), up, scale, source)
 
 
 class WholeInt8(_WholeQuantised, bnb.Linear8bitLt):
@@ -94,6 +97,12 @@ class WholeInt8(_WholeQuantised, bnb.Linear8bitLt):
 
 class WholeNF4(_WholeQuantised, bnb.Linear4bit):
     """A linear layer kept in 4 bits."""
+
+
+def through(layer: nn.Module, x: Tensor, source: Source | None) -> Tensor:
+    """What a layer, with a LoRA or without, makes of x; a frozen layer without keeps no input by itself."""
+    result: Tensor = layer(x, source=source) if isinstance(layer, _Lean) else layer(x)
+    return result
 
 
 def register(config: LoraConfig, *, dropouts: bool) -> None:

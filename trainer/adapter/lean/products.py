@@ -1,13 +1,15 @@
 """The arithmetic of LoRA as autograd functions: y = base(x) + scale · up · down · x, added up in the base's output.
 
 Rows are pictures times places. Every product is one operation of the library with the scale in it. Nothing is kept but
-the input, the `rank` numbers a row between down and up, and the weights. Results and gradients have the input's dtype;
-each is rounded at most as often as with PEFT's layers.
+the input, the `rank` numbers a row between down and up, and the weights; where it is known what the input was made of,
+that, which is kept anyway. Results and gradients have the input's dtype; each is rounded at most as often as with
+PEFT's layers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
 import torch
@@ -28,23 +30,37 @@ class QuantisedLinear(Protocol):
         """The gradient (..., outputs) of what it gave to that of x (..., inputs), in memory of its own."""
 
 
-def linear_with_lora(x: Tensor, base: nn.Linear, down: Tensor, up: Tensor, scale: float) -> Tensor:
+@dataclass(frozen=True)
+class Source:
+    """What an input was made of, with little arithmetic: it is made again in backward, instead of being kept."""
+
+    x: Tensor
+    """Kept by whatever made the input."""
+    make: Callable[..., Tensor]
+    """A frozen norm, for example."""
+
+
+def linear_with_lora(
+    x: Tensor, base: nn.Linear, down: Tensor, up: Tensor, scale: float, source: Source | None = None
+) -> Tensor:
     """A frozen linear layer of full precision with its LoRA: (..., outputs).
 
     x (..., inputs), down (rank, inputs), up (outputs, rank). The gradient of x is computed only where somebody asks
-    for it.
+    for it. `source` says where x came from.
     """
     if torch.compiler.is_compiling():
         return _plainly(base(x), x @ down.t(), up, scale)
-    result: Tensor = _LinearWithLora.apply(x, down, up, scale, base, None)  # type: ignore[no-untyped-call]
+    result: Tensor = _LinearWithLora.apply(x, down, up, scale, base, None, source)  # type: ignore[no-untyped-call]
     return result
 
 
-def quantised_with_lora(x: Tensor, base: QuantisedLinear, down: Tensor, up: Tensor, scale: float) -> Tensor:
+def quantised_with_lora(
+    x: Tensor, base: QuantisedLinear, down: Tensor, up: Tensor, scale: float, source: Source | None = None
+) -> Tensor:
     """The same over a quantised layer, which computes both of its products itself."""
     if torch.compiler.is_compiling():
         return _plainly(base(x), x @ down.t(), up, scale)
-    result: Tensor = _LinearWithLora.apply(x, down, up, scale, None, base)  # type: ignore[no-untyped-call]
+    result: Tensor = _LinearWithLora.apply(x, down, up, scale, None, base, source)  # type: ignore[no-untyped-call]
     return result
 
 
@@ -62,14 +78,19 @@ def add_up(base: Tensor, hidden: Tensor, up: Tensor, scale: float, *, in_place: 
 
 
 def projections_with_lora(
-    x: Tensor, weights: Sequence[Tensor], downs: Sequence[Tensor], ups: Sequence[Tensor], scale: float
+    x: Tensor,
+    weights: Sequence[Tensor],
+    downs: Sequence[Tensor],
+    ups: Sequence[Tensor],
+    scale: float,
+    source: Source | None = None,
 ) -> Sequence[Tensor]:
     """k frozen linear layers without bias over the same x (..., inputs), with LoRAs of one shape: k (..., outputs).
 
     Each of `weights` is (outputs, inputs), of `downs` (rank, inputs), of `ups` (outputs, rank). The downs have to lie
-    one after another in memory, and so the ups: each of the two is multiplied as one.
+    one after another in memory, and so the ups: each of the two is multiplied as one. `source` says where x came from.
     """
-    results: Sequence[Tensor] = _ProjectionsWithLora.apply(x, scale, *weights, *downs, *ups)  # type: ignore[no-untyped-call]
+    results: Sequence[Tensor] = _ProjectionsWithLora.apply(x, scale, source, *weights, *downs, *ups)  # type: ignore[no-untyped-call]
     return results
 
 
@@ -88,20 +109,21 @@ class _LinearWithLora(Function):
         scale: float,
         full: nn.Linear | None,
         quantised: QuantisedLinear | None,
+        source: Source | None,
     ) -> Tensor:
         rows = x.reshape(-1, x.shape[-1])
         result = _product(x, rows, full) if full is not None else cast(QuantisedLinear, quantised)(x)
         out = result.view(-1, len(up))
         hidden = rows @ down.t()
         torch.addmm(out, hidden, up.t(), alpha=scale, out=out)
-        ctx.save_for_backward(rows, hidden, down, up)
+        _keep(ctx, source, rows, hidden, down, up)
         ctx.scale, ctx.shape, ctx.full, ctx.quantised = scale, x.shape, full, quantised
         return result
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        rows, hidden, down, up = ctx.saved_tensors
+        rows, hidden, down, up = _kept(ctx)
         above = gradient.reshape(-1, gradient.shape[-1])
         of_hidden, of_up = _scaled(above, up, ctx.scale), _scaled(above.t(), hidden, ctx.scale)
         of_x = None
@@ -109,7 +131,7 @@ class _LinearWithLora(Function):
             of_x = above @ ctx.full.weight if ctx.full is not None else ctx.quantised.input_gradient(above)
             torch.addmm(of_x, of_hidden, down, out=of_x)
             of_x = of_x.view(ctx.shape)
-        return of_x, of_hidden.t() @ rows, of_up, None, None, None
+        return of_x, of_hidden.t() @ rows, of_up, *[None] * 4
 
 
 class _AddUp(Function):
@@ -135,7 +157,7 @@ class _AddUp(Function):
 
 class _ProjectionsWithLora(Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, scale: float, *weights: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, x: Tensor, scale: float, source: Source | None, *weights: Tensor) -> tuple[Tensor, ...]:
         count = len(weights) // 3
         frozen, down, up = weights[:count], weights[count], weights[-count]
         rows = x.reshape(-1, x.shape[-1])
@@ -145,14 +167,14 @@ class _ProjectionsWithLora(Function):
             torch.mm(rows, weight.t(), out=part)
         hidden = _parts(rows @ _together(down, count).flatten(0, 1).t(), count)
         torch.baddbmm(flat, hidden, _together(up, count).transpose(1, 2), alpha=scale, out=flat)
-        ctx.save_for_backward(rows, hidden, down, up, *frozen)
+        _keep(ctx, source, rows, hidden, down, up, *frozen)
         ctx.scale, ctx.shape = scale, x.shape
         return out.unbind()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        rows, hidden, down, up, *frozen = ctx.saved_tensors
+        rows, hidden, down, up, *frozen = _kept(ctx)
         count = len(frozen)
         downs = _together(down, count)
         above = torch.stack([gradient.reshape(len(rows), -1) for gradient in gradients])
@@ -169,7 +191,20 @@ class _ProjectionsWithLora(Function):
                 torch.addmm(of_x, part, weight, out=of_x)
             torch.addmm(of_x, of_hidden, downs.flatten(0, 1), out=of_x)
             of_x = of_x.view(ctx.shape)
-        return of_x, None, *[None] * count, *of_downs.unbind(), *of_ups.unbind()
+        return of_x, None, None, *[None] * count, *of_downs.unbind(), *of_ups.unbind()
+
+
+def _keep(ctx: Any, source: Source | None, rows: Tensor, *others: Tensor) -> None:
+    """For backward: the rows, or what they can be made of again."""
+    ctx.make = None if source is None else source.make
+    ctx.save_for_backward(rows if source is None else source.x, *others)
+
+
+def _kept(ctx: Any) -> tuple[Tensor, ...]:
+    """What `_keep` was given."""
+    first, *others = ctx.saved_tensors
+    rows = first if ctx.make is None else ctx.make(first).flatten(0, -2)
+    return rows, *others
 
 
 def _product(x: Tensor, rows: Tensor, base: nn.Linear) -> Tensor:

@@ -1,0 +1,163 @@
+"""Blocks of our own over diffusers' modules: the same numbers, and for backward only what cannot be made again."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from diffusers.models.activations import GEGLU
+from diffusers.models.attention import BasicTransformerBlock, FeedForward
+from diffusers.models.resnet import ResnetBlock2D
+from torch import Tensor, nn
+
+from tests.support.loras import Models
+from tests.train.test_lean_layers import FAMILIES, adapted, normal
+from trainer.adapter.lean.blocks import LeanBlock, install
+from trainer.adapter.lean.feed_forward import LeanFeedForward, gated
+from trainer.adapter.lean.residual import FrozenConv, LeanResidual, NormAndSilu, lean_residuals
+from trainer.config.base import Family
+from trainer.config.recipe import RecipeConfig
+
+RANK = 4
+
+
+def blocks(family: Family, layers: str = "attention") -> list[BasicTransformerBlock]:
+    recipe = RecipeConfig.model_validate({"layers": layers, "rank": RANK, "alpha": 2.0})
+    models: Models = adapted(family, torch.float32, lean=True, recipe=recipe)[0]
+    return [module for module in models.unet.modules() if isinstance(module, BasicTransformerBlock)]
+
+
+def kept(work: Callable[[], Tensor], weights: nn.Module) -> int:
+    """Numbers that autograd keeps for backward, each storage once, without weights."""
+    of_weights = {weight.untyped_storage().data_ptr() for weight in weights.parameters()}
+    found: dict[int, int] = {}
+
+    def note(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in of_weights:
+            found[storage.data_ptr()] = storage.nbytes() // tensor.element_size()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        work().sum().backward()  # type: ignore[no-untyped-call]
+    return sum(found.values())
+
+
+@pytest.mark.parametrize("layers", ["attention", "linear"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_transformer_block_gives_what_diffusers_gives_bit_for_bit(family: Family, layers: str) -> None:
+    """Its gradients too, although what its norms give and what lies between the two layers is made again for them."""
+    found = blocks(family, layers)
+    assert found and all(type(block) is LeanBlock for block in found)
+    for block in found:
+        x = normal(2, 5, block.dim).float().requires_grad_()
+        text = normal(2, 7, block.attn2.cross_attention_dim).float()
+        learnt = [x, *(weight for weight in block.parameters() if weight.requires_grad)]
+        assert len(learnt) == 1 + 2 * (8 if layers == "attention" else 10)
+        ours, theirs = (
+            each(block, x, encoder_hidden_states=text) for each in (LeanBlock.forward, BasicTransformerBlock.forward)
+        )
+        assert torch.equal(ours, theirs)
+        above = normal(*ours.shape, seed=1).float()
+        for mine, wanted in zip(*(torch.autograd.grad(one, learnt, above) for one in (ours, theirs)), strict=True):
+            assert torch.equal(mine, wanted)
+
+
+@torch.no_grad()
+def test_a_mask_is_left_to_diffusers_block() -> None:
+    block = blocks("sdxl")[0]
+    x, text = normal(2, 5, block.dim).float(), normal(2, 7, block.attn2.cross_attention_dim).float()
+    mask = torch.tensor([[0.0] * 6 + [-1e4]] * 2)[:, None]
+    for more in ({"encoder_attention_mask": mask}, {"attention_mask": mask[..., 2:]}):
+        masked = block(x, encoder_hidden_states=text, **more)
+        assert torch.equal(masked, BasicTransformerBlock.forward(block, x, encoder_hidden_states=text, **more))
+        assert not torch.equal(masked, block(x, encoder_hidden_states=text))
+
+
+def test_a_transformer_block_keeps_what_cannot_be_made_again() -> None:
+    """By hand, of 5 places and 7 tokens: of the width are what its three norms were shown, q, k and v, what attention
+    gave, the same of the text, and eight times what the first of the two layers gave. Besides, the sums of attention
+    for each head, mean and deviation of each norm, and what lies between down and up.
+    """
+    block = blocks("sdxl")[0]
+    width, wide = block.dim, block.attn2.cross_attention_dim
+    x, text = normal(1, 5, width).float().requires_grad_(), normal(1, 7, wide).float()
+    places = 5 * width * (3 + 4 + 2 + 8) + 2 * 5 * block.attn1.heads + 3 * 2 * 5 + 5 * RANK * (3 + 1 + 1 + 1)
+    words = 7 * (2 * width + wide + 2 * RANK)
+    assert kept(lambda: block(x, encoder_hidden_states=text), block) == places + words
+
+
+def test_two_layers_that_learn_keep_no_more_but_what_lies_between_down_and_up() -> None:
+    """Neither what the norm gave nor what the second layer was shown."""
+    attention, linear = (blocks("sdxl", layers)[0] for layers in ("attention", "linear"))
+    x, text = normal(1, 5, attention.dim).float(), normal(1, 7, attention.attn2.cross_attention_dim).float()
+    less, more = (
+        kept(lambda block=block: block(x.clone().requires_grad_(), encoder_hidden_states=text), block)  # type: ignore[misc]
+        for block in (attention, linear)
+    )
+    assert more - less == 2 * 5 * RANK
+
+
+def test_what_gates_is_that_of_diffusers() -> None:
+    for dtype in (torch.float64, torch.float32, torch.bfloat16):
+        theirs = GEGLU(6, 10).to(dtype)
+        wide = normal(2, 3, 20).to(dtype).requires_grad_()
+        theirs.proj = nn.Identity()  # type: ignore[assignment]
+        results = theirs(wide), gated(wide)
+        assert torch.equal(*results)
+        above = normal(2, 3, 10, seed=1).to(dtype)
+        assert torch.equal(*(torch.autograd.grad(one, wide, above)[0] for one in results))
+
+
+def residual(inputs: int, outputs: int, dtype: torch.dtype = torch.float32) -> ResnetBlock2D:
+    torch.manual_seed(3)
+    block = ResnetBlock2D(in_channels=inputs, out_channels=outputs, temb_channels=16, groups=4)
+    for weight in block.parameters():
+        weight.data.normal_(std=0.3)
+    return block.to(dtype).requires_grad_(requires_grad=False)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("outputs", [8, 12])
+def test_a_residual_block_gives_what_diffusers_gives_bit_for_bit(outputs: int, dtype: torch.dtype) -> None:
+    """With a convolution in its shortcut and without."""
+    theirs = residual(8, outputs, dtype)
+    ours = copy.deepcopy(theirs)
+    lean_residuals(ours)
+    assert type(ours) is LeanResidual and ours.state_dict().keys() == theirs.state_dict().keys()
+    x, embedding = (normal(*shape).to(dtype).requires_grad_() for shape in ((2, 8, 6, 5), (2, 16)))
+    results = [block(x, embedding) for block in (ours, theirs)]
+    assert torch.equal(*results)
+    above = normal(2, outputs, 6, 5, seed=1).to(dtype)
+    for mine, wanted in zip(*(torch.autograd.grad(one, (x, embedding), above) for one in results), strict=True):
+        assert torch.equal(mine, wanted)
+
+
+def test_a_residual_block_keeps_what_its_norms_were_shown() -> None:
+    """By hand: maps of 8 and 12 channels, mean and deviation of 4 groups twice, and the embedding's SiLU's input."""
+    block = residual(8, 12)
+    lean_residuals(block)
+    x, embedding = normal(1, 8, 6, 5).float().requires_grad_(), normal(1, 16).float().requires_grad_()
+    assert kept(lambda: block(x, embedding), block) == 6 * 5 * (8 + 12) + 2 * 2 * 4 + 16
+
+
+def test_what_is_out_of_the_ordinary_stays_as_it_is() -> None:
+    """A block that is computed in pieces, one without attention to the text, other activations, scaled residuals, and
+    convolutions that learn."""
+    ordinary, pieces = (BasicTransformerBlock(32, 2, 16, cross_attention_dim=24) for _ in range(2))
+    pieces.set_chunk_feed_forward(2)
+    to_itself = BasicTransformerBlock(32, 2, 16)
+    scaled, swish = (
+        ResnetBlock2D(in_channels=8, temb_channels=16, groups=4, **more)  # type: ignore[arg-type]
+        for more in ({"output_scale_factor": 2.0}, {"non_linearity": "gelu"})
+    )
+    others = [FeedForward(8, activation_fn="gelu"), FeedForward(8, dropout=0.1), nn.Conv2d(3, 3, 3)]
+    frozen = nn.Conv2d(3, 3, 3).requires_grad_(requires_grad=False)
+    install(nn.ModuleList([ordinary, pieces, to_itself, scaled, swish, *others, frozen, residual(8, 8)]))
+    assert [type(block) is LeanBlock for block in (ordinary, pieces, to_itself)] == [True, False, False]
+    assert type(scaled) is type(swish) is ResnetBlock2D and type(scaled.norm1) is nn.GroupNorm
+    assert [type(one) for one in others] == [FeedForward, FeedForward, nn.Conv2d]
+    assert type(ordinary.ff) is LeanFeedForward and type(frozen) is FrozenConv
+    assert NormAndSilu not in {type(module) for module in swish.modules()}
