@@ -48,14 +48,6 @@ class FrozenConv(nn.Conv2d):
         return result
 
 
-class AlreadyApplied(nn.Module):
-    """Stands where a SiLU stood that the norm before it applies."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """What came."""
-        return x
-
-
 def lean_residuals(unet: nn.Module) -> None:
     """Let a UNet's residual blocks, its last norm and its frozen convolutions compute so; others stay as they are."""
     for module in unet.modules():
@@ -63,10 +55,9 @@ def lean_residuals(unet: nn.Module) -> None:
             module.__class__ = FrozenConv
         elif isinstance(module, ResnetBlock2D) and _is_ordinary(module):
             module.norm1.__class__ = module.norm2.__class__ = NormAndSilu
-            module.nonlinearity = AlreadyApplied()
             module.__class__ = LeanResidual
     if type(getattr(unet, "conv_norm_out", None)) is nn.GroupNorm and isinstance(unet.conv_act, nn.SiLU):
-        unet.conv_norm_out.__class__, unet.conv_act = NormAndSilu, AlreadyApplied()
+        unet.conv_norm_out.__class__, unet.conv_act = NormAndSilu, nn.Identity()
 
 
 def _is_ordinary(block: ResnetBlock2D) -> bool:
