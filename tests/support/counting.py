@@ -13,12 +13,10 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from trainer.training.dispatched import is_allocation, is_view
+
 aten = torch.ops.aten
 
-# They give memory and compute nothing.
-ALLOCATIONS = frozenset({aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.new_empty_strided})
-# A view in all but its declaration.
-UNDECLARED_VIEWS = frozenset({aten._unsafe_view, aten._reshape_alias})
 # What makes the host wait on a GPU: reading a value, or a shape that depends on values.
 WAITING = frozenset({"_local_scalar_dense", "nonzero", "masked_select", "_unique2", "equal", "unique_consecutive"})
 
@@ -26,7 +24,7 @@ WAITING = frozenset({"_local_scalar_dense", "nonzero", "masked_select", "_unique
 class StepCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """While active, counts by stage what PyTorch's dispatcher sends to ``device``, below all of our own functions.
 
-    Not counted are views and allocations (ALLOCATIONS), as they start nothing on a device. An operation over a list
+    Not counted are views and allocations, as they start nothing on a device. An operation over a list
     of tensors ("foreach") counts once, unless it mixes number formats: that PyTorch does tensor by tensor on a card,
     copies alone excepted, so it counts once a tensor.
     """
@@ -70,11 +68,11 @@ class StepCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not any(tensor.device == self.device for tensor in (*given, *made)):
             return result
         packet = func.overloadpacket
-        if func.is_view or packet in UNDECLARED_VIEWS:
+        if is_view(func):
             return result
         if stage == "forward":
             self._note_made(given, made)
-        if packet not in ALLOCATIONS:
+        if not is_allocation(func):
             self.operations[stage, packet.__name__] += _times(packet.__name__, args)
         if (
             packet.__name__ in WAITING

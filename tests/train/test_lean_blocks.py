@@ -16,7 +16,7 @@ from tests.support.loras import Models
 from tests.train.test_lean_layers import FAMILIES, adapted, normal
 from trainer.adapter.lean.blocks import LeanBlock, install
 from trainer.adapter.lean.feed_forward import LeanFeedForward, gated
-from trainer.adapter.lean.residual import FrozenConv, LeanResidual, NormAndSilu, lean_residuals
+from trainer.adapter.lean.residual import FrozenConv, FrozenResidual, LeanResidual, NormAndSilu, lean_residuals
 from trainer.config.base import Family
 from trainer.config.recipe import RecipeConfig
 
@@ -121,18 +121,39 @@ def residual(inputs: int, outputs: int, dtype: torch.dtype = torch.float32) -> R
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("outputs", [8, 12])
-def test_a_residual_block_gives_what_diffusers_gives_bit_for_bit(outputs: int, dtype: torch.dtype) -> None:
-    """With a convolution in its shortcut and without."""
+@pytest.mark.parametrize("learns", [None, "conv1", "conv2"])
+def test_a_residual_block_gives_what_diffusers_gives_bit_for_bit(
+    learns: str | None, outputs: int, dtype: torch.dtype
+) -> None:
+    """With a convolution in its shortcut and without, all of them frozen or one that learns."""
     theirs = residual(8, outputs, dtype)
+    if learns is not None:
+        theirs.get_submodule(learns).requires_grad_()
     ours = copy.deepcopy(theirs)
     lean_residuals(ours)
-    assert type(ours) is LeanResidual and ours.state_dict().keys() == theirs.state_dict().keys()
+    assert type(ours) is (FrozenResidual if learns is None else LeanResidual)
+    assert ours.state_dict().keys() == theirs.state_dict().keys()
     x, embedding = (normal(*shape).to(dtype).requires_grad_() for shape in ((2, 8, 6, 5), (2, 16)))
+    learnt = [[x, embedding, *(w for w in block.parameters() if w.requires_grad)] for block in (ours, theirs)]
     results = [block(x, embedding) for block in (ours, theirs)]
     assert torch.equal(*results)
     above = normal(2, outputs, 6, 5, seed=1).to(dtype)
-    for mine, wanted in zip(*(torch.autograd.grad(one, (x, embedding), above) for one in results), strict=True):
+    grads = [torch.autograd.grad(one, wanted, above) for one, wanted in zip(results, learnt, strict=True)]
+    assert len(grads[0]) == (2 if learns is None else 4)
+    for mine, wanted in zip(*grads, strict=True):
         assert torch.equal(mine, wanted)
+
+
+@pytest.mark.parametrize("asked", [0, 1])
+def test_a_residual_block_is_asked_for_one_gradient(asked: int) -> None:
+    """Of the maps or of the embedding, and gives what it gives when asked for both."""
+    block = residual(8, 12)
+    lean_residuals(block)
+    inputs = [normal(2, 8, 6, 5).float(), normal(2, 16).float()]
+    both = torch.autograd.grad(block(*(one.requires_grad_() for one in inputs)).sum(), inputs)
+    inputs[1 - asked] = inputs[1 - asked].detach()
+    (one,) = torch.autograd.grad(block(*inputs).sum(), inputs[asked])
+    assert torch.equal(one, both[asked])
 
 
 def test_a_residual_block_keeps_what_its_norms_were_shown() -> None:

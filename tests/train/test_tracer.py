@@ -113,6 +113,26 @@ def test_attention_takes_flashs_operations_and_hidden_buffers() -> None:
     assert (forward.flops, forward.dtype) == (2 * 2 * (2 * 300 * 300 * 40), "bfloat16")
 
 
+def test_bytes_are_what_an_operation_reads_and_what_it_writes() -> None:
+    """Of six numbers in fp32 two are read and one is written, in place or not; what is written to only counts once.
+
+    A view does nothing, and nothing is written to memory that is only taken.
+    """
+
+    def program(tracer: Tracer) -> None:
+        x, y, place = (torch.ones(6, device=META) for _ in range(3))
+        tracer.cut("inputs")
+        with tracer.stage("forward"):
+            x.view(2, 3) * y.view(2, 3)
+            torch.mul(x, y, out=place)
+            x.mul_(y)
+            torch.ops.aten.gelu_backward(x, y, grad_input=place)
+            torch.empty_like(x)
+
+    done = [one for one in tape_of(program).work if one.stage == "forward" and one.count]
+    assert [(work.bytes, work.count) for work in done] == [(3 * 6 * 4, 1)] * 4
+
+
 def test_a_mask_turns_flash_into_efficient_with_an_aligned_bias() -> None:
     def program(tracer: Tracer) -> None:
         query = torch.empty(1, 2, 77, 64, device=META, dtype=torch.float16)

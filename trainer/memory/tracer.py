@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
@@ -26,6 +26,7 @@ from trainer.memory.kernels import (
     safe_softmax,
 )
 from trainer.memory.tape import Storage, StorageKind, Tape, Work, WorkKind
+from trainer.training.dispatched import is_allocation, is_view
 
 aten = torch.ops.aten
 
@@ -35,8 +36,6 @@ CUBLAS_WORKSPACE = 8_519_680
 
 _GEMMS = {aten.mm, aten.addmm, aten.bmm, aten.baddbmm, aten._int_mm}
 _CONVOLUTIONS = {aten.convolution, aten.convolution_backward}
-# These return the memory they were given without saying so.
-_UNDECLARED_VIEWS = {aten._unsafe_view.default}
 
 
 class _Living(weakref.ref[torch.UntypedStorage]):
@@ -61,6 +60,8 @@ class _Operator(NamedTuple):
     """Whether all that it returns is new memory."""
     works: bool
     """Whether it touches memory; else it only looks at it in another way."""
+    allocates: bool
+    """Whether it only takes memory, which starts nothing on a card."""
     overwrites: bool
     """Whether it changes numbers and nothing else, so that on meta it need not be run."""
     fills: bool
@@ -245,11 +246,13 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _note_work(self, key: tuple[Any, ...], operator: _Operator, call: _Call) -> None:
         """Counts an operation; takes the buffers that it needs."""
+        self._after_product = operator.work == "gemm"
+        if operator.allocates:
+            return
         done = (self._stage, key)
         self._work[done] = self._work.get(done, 0) + 1
         for size in call.hidden:
             self._note_buffer(Storage(size, "temporary", self._module(), self._stage))
-        self._after_product = operator.work == "gemm"
         if operator.work == "gemm":
             thread = "autograd" if self._stage in ("backward", "recompute") else "caller"
             self._note_workspace(Storage(CUBLAS_WORKSPACE, "workspace", "cublas", self._stage, f"cublas.{thread}"))
@@ -368,7 +371,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         plain = torch.Tag.pointwise in func.tags or packet.__name__.startswith("_foreach")
         operator = self._operators[func] = _Operator(
             makes=bool(returns) and all(value.alias_info is None for value in returns),
-            works=not (func.is_view or func in _UNDECLARED_VIEWS),
+            works=not is_view(func),
+            allocates=is_allocation(func),
             overwrites=plain and func._schema.is_mutable and packet.__name__.endswith("_"),
             fills=packet in _GEMMS and func._overloadname == "out",
             work=kind,
@@ -423,8 +427,14 @@ def _learned(func: OpOverload, operator: _Operator, args: Sequence[Any], kwargs:
         hidden=hidden_bytes(func, args),
         dtype=str(tensors[0].dtype).removeprefix("torch."),
         flops=operator.flops(*args, **kwargs, out_val=result) if operator.flops else 0,
-        bytes=sum(tensor.numel() * tensor.itemsize for tensor in tensors),
+        bytes=sum(tensor.numel() * tensor.itemsize for tensor in tensors) - _only_written(given, kwargs),
     )
+
+
+def _only_written(given: Sequence[Tensor], kwargs: Mapping[str, Any]) -> int:
+    """Bytes of what is an argument only to be written to (`out`): it is among the results already."""
+    places = [tensor for tensor in _tensors(kwargs.values()) if any(tensor is one for one in given)]
+    return sum(tensor.numel() * tensor.itemsize for tensor in places)
 
 
 def _made(results: Sequence[Any], taken: Sequence[Tensor]) -> tuple[_Made | None, ...] | None:

@@ -13,15 +13,10 @@ from typing import Any, cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 
-from trainer.adapter.lean.residual import NormAndSilu, lean_residuals
+from trainer.adapter.lean.residual import NormAndSilu, Normed, lean_residuals
 from trainer.training.compiled import compile_apart, compiler_trouble
 from trainer.training.shortage import is_out_of_memory
-
-Normed = tuple[Tensor, Tensor, Tensor]
-"""Maps, and mean and 1 / deviation of each group of them in fp32 or wider."""
 
 
 class Kernels:
@@ -64,14 +59,18 @@ class LastNormAndSilu(NormAndSilu):
 
     kernels: Kernels
 
-    def forward(self, input: Tensor) -> Tensor:
-        """Maps (B, C, h, w) in either layout to the same."""
-        if not is_channels_last(input):
-            return super().forward(input)
-        result: Tensor = _NormAndSilu.apply(  # type: ignore[no-untyped-call]
-            input, self.weight, self.bias, self.num_groups, self.eps, self.kernels
-        )
-        return result
+    def normed(self, x: Tensor) -> Normed:
+        """What it makes of maps x (B, C, h, w) in either layout."""
+        if not is_channels_last(x):
+            return super().normed(x)
+        return self.kernels.forward(x, self.weight, self.bias, self.num_groups, self.eps)
+
+    def gradient(self, above: Tensor, x: Tensor, mean: Tensor, rstd: Tensor) -> Tensor:
+        """The gradient of x, in its layout."""
+        if not is_channels_last(x):
+            return super().gradient(above, x, mean, rstd)
+        above = above.contiguous(memory_format=torch.channels_last)
+        return self.kernels.backward(above, x, self.weight, self.bias, mean, rstd)
 
 
 def lay_out(unet: nn.Module, kernels: Kernels) -> None:
@@ -93,23 +92,8 @@ def is_channels_last(x: Tensor) -> bool:
     return x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
 
 
-class _NormAndSilu(Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, groups: int, eps: float, kernels: Kernels) -> Tensor:
-        result, mean, rstd = kernels.forward(x, weight, bias, groups, eps)
-        ctx.save_for_backward(x, weight, bias, mean, rstd)
-        ctx.kernels = kernels
-        return result
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        above = gradient.contiguous(memory_format=torch.channels_last)
-        return ctx.kernels.backward(above, *ctx.saved_tensors), *[None] * 5
-
-
 def _forward(x: Tensor, weight: Tensor, bias: Tensor, groups: int, eps: float) -> Normed:
-    """Sums in fp32 or wider, rounded once."""
+    """Sums, mean and 1 / deviation in fp32 or wider; the maps are rounded once."""
     parts = _grouped(x, groups)
     variance, mean = torch.var_mean(parts, (1, 3), correction=0, keepdim=True)
     rstd = (variance + eps).rsqrt()

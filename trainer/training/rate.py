@@ -18,6 +18,7 @@ from trainer.adapter.attach import attach
 from trainer.base.text import TextConditioning
 from trainer.config.recipe import RecipeConfig
 from trainer.protocol.rate import Operation, Rate, Timed
+from trainer.training.dispatched import is_allocation, is_view
 from trainer.training.examples import Size, Thunk, examples_of
 from trainer.training.objective import NoiseSchedule
 from trainer.training.step import MicroBatch, StepModels, training_step
@@ -208,14 +209,14 @@ def _passing_between(size: int, took: Callable[[], float]) -> float:
 
 
 class _Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts operations as traces do: all but those that look at memory in another way."""
+    """Counts operations as traces do: all that cost a device something."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.operations = 0
 
     def __torch_dispatch__(self, func: OpOverload, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.operations += not (func.is_view or func is torch.ops.aten._unsafe_view.default)
+        self.operations += not (is_view(func) or is_allocation(func))
         return func(*args, **(kwargs or {}))
 
 

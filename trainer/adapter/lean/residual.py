@@ -1,6 +1,8 @@
 """Residual blocks and frozen convolutions of which backward finds only what it needs, over diffusers' own modules.
 
-A norm with its SiLU keeps its input, of which both are computed again; a frozen convolution keeps nothing.
+A norm with its SiLU keeps its input, of which both are computed again; a frozen convolution keeps nothing. A block
+without a convolution that learns is one function: for small maps a card does operations quicker than the host records
+them one by one.
 """
 
 from __future__ import annotations
@@ -13,7 +15,9 @@ from diffusers.models.resnet import ResnetBlock2D
 from torch import Tensor, nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
-from torch.nn.grad import conv2d_input
+
+Normed = tuple[Tensor, Tensor, Tensor]
+"""Maps, and mean and 1 / deviation of each group of them."""
 
 
 class LeanResidual(ResnetBlock2D):
@@ -30,6 +34,21 @@ class LeanResidual(ResnetBlock2D):
         return result
 
 
+class FrozenResidual(LeanResidual):
+    """The same in one function, as none of its convolutions learns."""
+
+    norm1: NormAndSilu
+    norm2: NormAndSilu
+    conv1: FrozenConv
+    conv2: FrozenConv
+    conv_shortcut: FrozenConv | None
+
+    def forward(self, input_tensor: Tensor, temb: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """Maps (B, C, h, w) and the embedding of the time step (B, width) to maps."""
+        result: Tensor = _Residual.apply(input_tensor, self.time_emb_proj(F.silu(temb)), self)  # type: ignore[no-untyped-call]
+        return result
+
+
 class NormAndSilu(nn.GroupNorm):
     """A frozen GroupNorm with the SiLU after it."""
 
@@ -37,6 +56,19 @@ class NormAndSilu(nn.GroupNorm):
         """Maps (B, C, h, w) to the same."""
         result: Tensor = _NormAndSilu.apply(input, self)  # type: ignore[no-untyped-call]
         return result
+
+    def normed(self, x: Tensor) -> Normed:
+        """What it makes of maps x (B, C, h, w), for functions that do backward themselves."""
+        normed, mean, rstd = _normed(x, self)
+        return F.silu(normed, inplace=True), mean, rstd
+
+    def gradient(self, above: Tensor, x: Tensor, mean: Tensor, rstd: Tensor) -> Tensor:
+        """The gradient of x from that of what `normed` made of it."""
+        above = torch.ops.aten.silu_backward(above, _normed(x, self)[0])
+        below = torch.ops.aten.native_group_norm_backward
+        sizes, needed = _sizes(x, self), [True, False, False]
+        of_x: Tensor = below(above.contiguous(), x.contiguous(), mean, rstd, self.weight, *sizes, needed)[0]
+        return of_x
 
 
 class FrozenConv(nn.Conv2d):
@@ -47,15 +79,27 @@ class FrozenConv(nn.Conv2d):
         result: Tensor = _FrozenConv.apply(input, self)  # type: ignore[no-untyped-call]
         return result
 
+    def convolved(self, x: Tensor) -> Tensor:
+        """What it makes of maps x, for functions that do backward themselves."""
+        return F.conv2d(x, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups)
+
+    def gradient(self, above: Tensor, like: Tensor) -> Tensor:
+        """The gradient of its input from that of its output; ``like`` has the shape of the input, and is not read."""
+        back, settings = torch.ops.aten.convolution_backward, (self.stride, self.padding, self.dilation)
+        whole = (False, [0, 0], self.groups)  # not transposed, no padding of the output
+        of_x: Tensor = back(above, like, self.weight, None, *settings, *whole, [True, False, False])[0]
+        return of_x
+
 
 def lean_residuals(unet: nn.Module) -> None:
     """Let a UNet's residual blocks, its last norm and its frozen convolutions compute so; others stay as they are."""
     for module in unet.modules():
         if type(module) is nn.Conv2d and not module.weight.requires_grad and module.padding_mode == "zeros":
             module.__class__ = FrozenConv
-        elif isinstance(module, ResnetBlock2D) and _is_ordinary(module):
+    for module in unet.modules():
+        if isinstance(module, ResnetBlock2D) and _is_ordinary(module):
             module.norm1.__class__ = module.norm2.__class__ = NormAndSilu
-            module.__class__ = LeanResidual
+            module.__class__ = FrozenResidual if _is_frozen(module) else LeanResidual
     if type(getattr(unet, "conv_norm_out", None)) is nn.GroupNorm and isinstance(unet.conv_act, nn.SiLU):
         unet.conv_norm_out.__class__, unet.conv_act = NormAndSilu, nn.Identity()
 
@@ -75,44 +119,66 @@ def _is_ordinary(block: ResnetBlock2D) -> bool:
     )
 
 
+def _is_frozen(block: ResnetBlock2D) -> bool:
+    convolutions = (block.conv1, block.conv2, block.conv_shortcut)
+    return all(conv is None or type(conv) is FrozenConv for conv in convolutions)
+
+
+class _Residual(Function):
+    """Nothing is kept but the input of each norm, and the little that norms know of it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, time: Tensor, block: FrozenResidual) -> Tensor:
+        active, *first = block.norm1.normed(x)
+        hidden = block.conv1.convolved(active).add_(time[:, :, None, None])
+        active, *second = block.norm2.normed(hidden)
+        result: Tensor = block.conv2.convolved(active)
+        ctx.save_for_backward(x, *first, hidden, *second)
+        ctx.block = block
+        return result.add_(x if block.conv_shortcut is None else block.conv_shortcut.convolved(x))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        block = ctx.block
+        x, mean, rstd, hidden, *second = ctx.saved_tensors
+        above = block.norm2.gradient(block.conv2.gradient(gradient, hidden), hidden, *second)
+        of_time = above.sum((2, 3)) if ctx.needs_input_grad[1] else None
+        if not ctx.needs_input_grad[0]:
+            return None, of_time, None
+        of_x = block.norm1.gradient(block.conv1.gradient(above, x), x, mean, rstd)
+        past = gradient if block.conv_shortcut is None else block.conv_shortcut.gradient(gradient, x)
+        return of_x.add_(past), of_time, None
+
+
 class _NormAndSilu(Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, norm: nn.GroupNorm) -> Tensor:
-        normed, mean, rstd = _normed(x, norm)
+    def forward(ctx: Any, x: Tensor, norm: NormAndSilu) -> Tensor:
+        result, mean, rstd = norm.normed(x)
         ctx.save_for_backward(x, mean, rstd)
         ctx.norm = norm
-        return F.silu(normed, inplace=True)
+        return result
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        x, mean, rstd = ctx.saved_tensors
-        norm = ctx.norm
-        above = torch.ops.aten.silu_backward(gradient, _normed(x, norm)[0])
-        below = torch.ops.aten.native_group_norm_backward
-        needed = [True, False, False]
-        return below(above.contiguous(), x.contiguous(), mean, rstd, norm.weight, *_sizes(x, norm), needed)[0], None
+        return ctx.norm.gradient(gradient, *ctx.saved_tensors), None
 
 
 class _FrozenConv(Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, conv: nn.Conv2d) -> Tensor:
+    def forward(ctx: Any, x: Tensor, conv: FrozenConv) -> Tensor:
         ctx.shape, ctx.conv = x.shape, conv
-        return F.conv2d(x, conv.weight, conv.bias, conv.stride, conv.padding, conv.dilation, conv.groups)
+        return conv.convolved(x)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        conv = ctx.conv
-        settings = (conv.stride, conv.padding, conv.dilation, conv.groups)
-        return conv2d_input(ctx.shape, conv.weight, gradient, *settings), None  # type: ignore[no-untyped-call]
+        return ctx.conv.gradient(gradient, gradient.new_empty(1).expand(ctx.shape)), None
 
 
-def _normed(x: Tensor, norm: nn.GroupNorm) -> tuple[Tensor, Tensor, Tensor]:
-    """The maps, and mean and 1 / deviation of each group of them."""
-    found: tuple[Tensor, Tensor, Tensor] = torch.ops.aten.native_group_norm(
-        x.contiguous(), norm.weight, norm.bias, *_sizes(x, norm), norm.eps
-    )
+def _normed(x: Tensor, norm: nn.GroupNorm) -> Normed:
+    found: Normed = torch.ops.aten.native_group_norm(x.contiguous(), norm.weight, norm.bias, *_sizes(x, norm), norm.eps)
     return found
 
 
