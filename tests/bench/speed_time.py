@@ -142,13 +142,15 @@ def _as_stated(base: Base, device: torch.device) -> Iterator[None]:
         capability = torch.cuda.get_device_capability(device)
         workspace = gpu.cublas_workspace(capability, deterministic=base.deterministic)
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", workspace)
-    before = torch.are_deterministic_algorithms_enabled()
+    before = torch.are_deterministic_algorithms_enabled(), torch.utils.deterministic.fill_uninitialized_memory
     torch.use_deterministic_algorithms(base.deterministic)
+    torch.utils.deterministic.fill_uninitialized_memory = False
     try:
         with patch.object(lean, "SWITCHED_ON", base.adapters == "lean"):
             yield
     finally:
-        torch.use_deterministic_algorithms(before)
+        torch.use_deterministic_algorithms(before[0])
+        torch.utils.deterministic.fill_uninitialized_memory = before[1]
 
 
 def _choose_products(run: RealRun, engine: Engine, case: Case, *, small: bool) -> None:

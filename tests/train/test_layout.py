@@ -45,7 +45,9 @@ def lesson(engine: Engine) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.parametrize(
-    "settings", [("recipe.layers=all",), ("fit.checkpointing=full",)], ids=["where convolutions learn", "checkpointed"]
+    "settings",
+    [("recipe.layers=all",), ("fit.checkpointing=full",), ("recipe.layers=linear", "recipe.dropout=0.3")],
+    ids=["where convolutions learn", "checkpointed", "with dropouts"],
 )
 def test_a_step_learns_the_same_and_its_norms_keep_the_layout(
     place: SharedPlace, settings: tuple[str, ...], monkeypatch: pytest.MonkeyPatch

@@ -12,6 +12,7 @@ from diffusers.models.attention import BasicTransformerBlock, FeedForward
 from diffusers.models.resnet import ResnetBlock2D
 from torch import Tensor, nn
 
+from tests.support.counting import StepCounter
 from tests.support.loras import Models
 from tests.train.test_lean_layers import FAMILIES, adapted, normal
 from trainer.adapter.lean.blocks import LeanBlock, install
@@ -144,16 +145,40 @@ def test_a_residual_block_gives_what_diffusers_gives_bit_for_bit(
         assert torch.equal(mine, wanted)
 
 
-@pytest.mark.parametrize("asked", [0, 1])
-def test_a_residual_block_is_asked_for_one_gradient(asked: int) -> None:
-    """Of the maps or of the embedding, and gives what it gives when asked for both."""
+@pytest.mark.parametrize(("asked", "saved"), [("maps", {"sum": 1}), ("embedding", {"native_group_norm_backward": 1})])
+def test_a_residual_block_works_for_no_gradient_that_nobody_asks_for(asked: str, saved: dict[str, int]) -> None:
+    """Nothing is summed up over places for the embedding; for it alone nothing goes through the first norm."""
     block = residual(8, 12)
     lean_residuals(block)
-    inputs = [normal(2, 8, 6, 5).float(), normal(2, 16).float()]
-    both = torch.autograd.grad(block(*(one.requires_grad_() for one in inputs)).sum(), inputs)
-    inputs[1 - asked] = inputs[1 - asked].detach()
-    (one,) = torch.autograd.grad(block(*inputs).sum(), inputs[asked])
-    assert torch.equal(one, both[asked])
+    inputs = {"maps": normal(2, 8, 6, 5).float(), "embedding": normal(2, 16).float()}
+
+    def work(wanted: list[str]) -> tuple[Tensor, StepCounter]:
+        given = {name: one.clone().requires_grad_(name in wanted) for name, one in inputs.items()}
+        result = block(*given.values())
+        above = normal(*result.shape, seed=1).float()
+        with StepCounter(torch.device("cpu")) as counter, counter.stage("backward"):
+            gradients = torch.autograd.grad(result, [given[name] for name in wanted], above)
+        return gradients[wanted.index(asked)], counter
+
+    (alone, less), (together, more) = work([asked]), work(["maps", "embedding"])
+    assert torch.equal(alone, together)
+    for name, count in saved.items():
+        assert more.operations["backward", name] - less.operations["backward", name] == count
+
+
+def test_maps_may_come_and_gradients_go_in_any_layout() -> None:
+    theirs = residual(8, 12)
+    ours = copy.deepcopy(theirs)
+    lean_residuals(ours)
+    x, above = (normal(2, 5, 6, channels, seed=channels).float().permute(0, 3, 1, 2) for channels in (8, 12))
+    embedding = normal(2, 16).float()
+    assert not x.is_contiguous() and not above.is_contiguous()
+    (mine, my_gradient), (wanted, gradient) = (
+        (result := block(given, embedding), torch.autograd.grad(result, given, above)[0])
+        for block, given in ((block, x.detach().requires_grad_()) for block in (ours, theirs))
+    )
+    assert torch.allclose(mine, wanted, rtol=1e-5, atol=1e-5)
+    assert torch.allclose(my_gradient, gradient, rtol=1e-5, atol=1e-5)
 
 
 def test_a_residual_block_keeps_what_its_norms_were_shown() -> None:
@@ -164,21 +189,63 @@ def test_a_residual_block_keeps_what_its_norms_were_shown() -> None:
     assert kept(lambda: block(x, embedding), block) == 6 * 5 * (8 + 12) + 2 * 2 * 4 + 16
 
 
+UNUSUAL_BLOCKS: dict[str, Callable[[], ResnetBlock2D]] = {
+    "scaled": lambda: ResnetBlock2D(in_channels=8, temb_channels=16, groups=4, output_scale_factor=2.0),
+    "gelu": lambda: ResnetBlock2D(in_channels=8, temb_channels=16, groups=4, non_linearity="gelu"),
+    "dropout": lambda: ResnetBlock2D(in_channels=8, temb_channels=16, groups=4, dropout=0.1),
+    "scale and shift": lambda: ResnetBlock2D(
+        in_channels=8, temb_channels=16, groups=4, time_embedding_norm="scale_shift"
+    ),
+    "plain embedding": lambda: ResnetBlock2D(in_channels=8, temb_channels=16, groups=4, skip_time_act=True),
+    "larger": lambda: ResnetBlock2D(in_channels=8, temb_channels=16, groups=4, up=True),
+    "smaller": lambda: ResnetBlock2D(in_channels=8, temb_channels=16, groups=4, down=True),
+    "no time": lambda: ResnetBlock2D(in_channels=8, temb_channels=None, groups=4),
+}
+
+
+@pytest.mark.parametrize("kind", UNUSUAL_BLOCKS)
+def test_an_unusual_residual_block_stays_as_it_is(kind: str) -> None:
+    block = UNUSUAL_BLOCKS[kind]().requires_grad_(requires_grad=False)
+    lean_residuals(block)
+    assert type(block) is ResnetBlock2D
+    assert NormAndSilu not in {type(module) for module in block.modules()}
+
+
+@pytest.mark.parametrize("learns", ["norm1.weight", "norm2.bias"])
+def test_norms_that_learn_stay_as_they_are(learns: str) -> None:
+    block = residual(8, 8)
+    block.get_parameter(learns).requires_grad_()
+    lean_residuals(block)
+    assert type(block) is ResnetBlock2D and type(block.norm1) is type(block.norm2) is nn.GroupNorm
+
+
+def test_convolutions_that_learn_or_pad_otherwise_stay_as_they_are() -> None:
+    learning, mirrored, alike, usual = (
+        nn.Conv2d(3, 3, 3, **more).requires_grad_(requires_grad=False)  # type: ignore[arg-type]
+        for more in ({}, {"padding": 1, "padding_mode": "reflect"}, {"padding": "same"}, {})
+    )
+    assert learning.bias is not None
+    learning.bias.requires_grad_()
+    block = residual(8, 12)
+    assert block.conv_shortcut is not None
+    block.conv_shortcut.requires_grad_()
+    lean_residuals(nn.ModuleList([learning, mirrored, alike, usual, block]))
+    assert [type(one) is FrozenConv for one in (learning, mirrored, alike, usual)] == [False, False, False, True]
+    assert type(block) is LeanResidual and type(block.conv_shortcut) is nn.Conv2d
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_unets_last_norm_applies_its_silu(family: Family) -> None:
+    unet = adapted(family, torch.float32, lean=True)[0].unet
+    assert type(unet.conv_norm_out) is NormAndSilu and type(unet.conv_act) is nn.Identity
+
+
 def test_what_is_out_of_the_ordinary_stays_as_it_is() -> None:
-    """A block that is computed in pieces, one without attention to the text, other activations, scaled residuals, and
-    convolutions that learn."""
+    """A block that is computed in pieces, one without attention to the text, and other activations."""
     ordinary, pieces = (BasicTransformerBlock(32, 2, 16, cross_attention_dim=24) for _ in range(2))
     pieces.set_chunk_feed_forward(2)
     to_itself = BasicTransformerBlock(32, 2, 16)
-    scaled, swish = (
-        ResnetBlock2D(in_channels=8, temb_channels=16, groups=4, **more)  # type: ignore[arg-type]
-        for more in ({"output_scale_factor": 2.0}, {"non_linearity": "gelu"})
-    )
-    others = [FeedForward(8, activation_fn="gelu"), FeedForward(8, dropout=0.1), nn.Conv2d(3, 3, 3)]
-    frozen = nn.Conv2d(3, 3, 3).requires_grad_(requires_grad=False)
-    install(nn.ModuleList([ordinary, pieces, to_itself, scaled, swish, *others, frozen, residual(8, 8)]))
+    others = [FeedForward(8, activation_fn="gelu"), FeedForward(8, dropout=0.1)]
+    install(nn.ModuleList([ordinary, pieces, to_itself, *others, residual(8, 8)]))
     assert [type(block) is LeanBlock for block in (ordinary, pieces, to_itself)] == [True, False, False]
-    assert type(scaled) is type(swish) is ResnetBlock2D and type(scaled.norm1) is nn.GroupNorm
-    assert [type(one) for one in others] == [FeedForward, FeedForward, nn.Conv2d]
-    assert type(ordinary.ff) is LeanFeedForward and type(frozen) is FrozenConv
-    assert NormAndSilu not in {type(module) for module in swish.modules()}
+    assert all(type(one) is FeedForward for one in others) and type(ordinary.ff) is LeanFeedForward

@@ -89,6 +89,17 @@ def test_the_card_of_a_run_is_the_present_one_until_it_ends(two_cards):
 
 
 @pytest.mark.parametrize("before", [False, True])
+def test_a_deterministic_run_writes_nothing_to_memory_that_it_only_takes(
+    before: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", before)
+    with machine.numerics(job_of(deterministic=True)):
+        assert torch.are_deterministic_algorithms_enabled()
+        assert not torch.utils.deterministic.fill_uninitialized_memory
+    assert torch.utils.deterministic.fill_uninitialized_memory is before
+
+
+@pytest.mark.parametrize("before", [False, True])
 @pytest.mark.parametrize("inside", [False, True])
 def test_how_fp16_is_added_up_is_as_the_job_says_and_put_back(before: bool, inside: bool) -> None:
     products = torch.backends.cuda.matmul

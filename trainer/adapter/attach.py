@@ -162,7 +162,8 @@ def _drop_out(adapter: Adapter, recipe: RecipeConfig, down: nn.Module, inputs: o
     if not adapter.training:
         return None
     if recipe.dropout:
-        output = F.dropout(output, recipe.dropout)
+        # Numbers are drawn in the order of memory, which is that of the layout: one seed has to drop the same in each.
+        output = F.dropout(output.contiguous(), recipe.dropout)
     if recipe.rank_dropout:
         axis = 1 if isinstance(down, nn.Conv2d) else output.ndim - 1
         shape = [size if dim in (0, axis) else 1 for dim, size in enumerate(output.shape)]

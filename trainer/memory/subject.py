@@ -29,7 +29,7 @@ TracePart = Literal[
 ]  # fmt: skip
 
 # Raised when tapes of one version of the program would come out otherwise: those on disk are then made anew.
-FORM = 6
+FORM = 7
 LIBRARIES = ("torch", "diffusers", "transformers", "peft", "bitsandbytes", "prodigyopt", "schedulefree")
 
 # What is traced where a fit leaves something open.

@@ -66,6 +66,7 @@ def numerics(job: Job) -> Iterator[None]:
     """
     threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     accumulation = torch.backends.cuda.matmul.allow_fp16_accumulation
+    filling = torch.utils.deterministic.fill_uninitialized_memory
     present = ExitStack()
     if job.fit.threads:
         torch.set_num_threads(job.fit.threads)
@@ -76,11 +77,15 @@ def numerics(job: Job) -> Iterator[None]:
         # Read when the first matrices are multiplied. What the user set stays, and is read by the forecast as well.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", workspace)
     torch.use_deterministic_algorithms(bool(job.fit.deterministic))
+    # Else PyTorch writes NaN to all memory that it takes, an operation each time, before anybody writes there himself.
+    # Our tests let it.
+    torch.utils.deterministic.fill_uninitialized_memory = False
     torch.backends.cuda.matmul.allow_fp16_accumulation = job.fit.fp16_accumulation
     try:
         with present:
             yield
     finally:
         torch.backends.cuda.matmul.allow_fp16_accumulation = accumulation
+        torch.utils.deterministic.fill_uninitialized_memory = filling
         torch.use_deterministic_algorithms(deterministic)
         torch.set_num_threads(threads)

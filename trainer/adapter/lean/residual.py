@@ -94,7 +94,7 @@ class FrozenConv(nn.Conv2d):
 def lean_residuals(unet: nn.Module) -> None:
     """Let a UNet's residual blocks, its last norm and its frozen convolutions compute so; others stay as they are."""
     for module in unet.modules():
-        if type(module) is nn.Conv2d and not module.weight.requires_grad and module.padding_mode == "zeros":
+        if type(module) is nn.Conv2d and _is_ordinary_convolution(module):
             module.__class__ = FrozenConv
     for module in unet.modules():
         if isinstance(module, ResnetBlock2D) and _is_ordinary(module):
@@ -110,6 +110,7 @@ def _is_ordinary(block: ResnetBlock2D) -> bool:
         type(block) is ResnetBlock2D
         and type(block.norm1) is nn.GroupNorm
         and type(block.norm2) is nn.GroupNorm
+        and not (_learns(block.norm1) or _learns(block.norm2))
         and isinstance(block.nonlinearity, nn.SiLU)
         and cast(object, block.time_emb_proj) is not None
         and block.time_embedding_norm == "default"
@@ -117,6 +118,15 @@ def _is_ordinary(block: ResnetBlock2D) -> bool:
         and block.output_scale_factor == 1.0
         and block.dropout.p == 0.0
     )
+
+
+def _is_ordinary_convolution(conv: nn.Conv2d) -> bool:
+    return not _learns(conv) and conv.padding_mode == "zeros" and not isinstance(conv.padding, str)
+
+
+def _learns(module: nn.Module) -> bool:
+    """Whether a weight or bias of its own does."""
+    return any(weight.requires_grad for weight in module.parameters(recurse=False))
 
 
 def _is_frozen(block: ResnetBlock2D) -> bool:
@@ -146,7 +156,8 @@ class _Residual(Function):
         of_time = above.sum((2, 3)) if ctx.needs_input_grad[1] else None
         if not ctx.needs_input_grad[0]:
             return None, of_time, None
-        of_x = block.norm1.gradient(block.conv1.gradient(above, x), x, mean, rstd)
+        above = block.conv1.gradient(above, x)  # under the same name, so that what it was does not stay in memory
+        of_x = block.norm1.gradient(above, x, mean, rstd)
         past = gradient if block.conv_shortcut is None else block.conv_shortcut.gradient(gradient, x)
         return of_x.add_(past), of_time, None
 
