@@ -59,11 +59,11 @@ def operations(tape: Tape) -> int:
 def test_sdxl_at_1024_without_checkpointing() -> None:
     """A micro-step of one picture; elsewhere PEFT was counted at 10.4 k operations and 6.29 GiB, of which we keep 60 %.
 
-    Here with views and allocations, and every weight's gradient being put in its place.
+    Operations as `tests/bench/speed.py --count --layers linear` counts them in its own way: 2,733 and 4,074.
     """
     tapes = traced("sdxl", {"checkpointing": "none"}, {})
     micro = tapes.micro_first[1024, 1024]
-    assert operations(micro) == pytest.approx(8_450, rel=0.05)
+    assert operations(micro) == pytest.approx(2_733 + 4_074, abs=9)
     assert max(live(micro)) / GIB == pytest.approx(0.6 * 6.29, rel=0.03)
     # What outlives the step is the gradients, once, in fp32, and the loss.
     left = {storage.name: storage for storage in micro.storages if storage.kind == "gradients" and storage.name}
@@ -77,7 +77,7 @@ def test_sdxl_at_1024_without_checkpointing() -> None:
 def test_sdxl_at_1024_with_checkpointing() -> None:
     """Blocks keep their inputs and are computed again: a forward more, a tenth of the memory (0.45 GiB kept, A4)."""
     micro = traced("sdxl", {"checkpointing": "full"}, {}).micro_more[1024, 1024]
-    assert 10_500 < operations(micro) < 12_000
+    assert 0.85 * 2_733 < operations(micro) - (2_733 + 4_074) < 2_733
     assert 0.45 < max(live(micro)) / GIB < 0.65
     assert {storage.stage for storage in micro.storages} == {"forward", "backward", "recompute", "accumulate"}
 
@@ -152,7 +152,8 @@ class _Account(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         tensors = [one for one in tree_leaves((args, kwargs, result)) if isinstance(one, Tensor)]
-        if any(tensor.is_meta for tensor in tensors) and not (func.is_view or func is aten._unsafe_view.default):
+        free = func.is_view or func is aten._unsafe_view.default or "empty" in func.__name__
+        if any(tensor.is_meta for tensor in tensors) and not free:
             in_backward = torch._C._current_graph_task_id() != -1
             self.operations["recompute" if self.again else "backward" if in_backward else "forward"] += 1
         return result

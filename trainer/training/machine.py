@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from typing import Any
 
 import torch
 
@@ -66,7 +67,8 @@ def numerics(job: Job) -> Iterator[None]:
     """
     threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     accumulation = torch.backends.cuda.matmul.allow_fp16_accumulation
-    filling = torch.utils.deterministic.fill_uninitialized_memory
+    taking: Any = torch.utils.deterministic  # its one setting is declared to no type checker
+    filling = taking.fill_uninitialized_memory
     present = ExitStack()
     if job.fit.threads:
         torch.set_num_threads(job.fit.threads)
@@ -79,13 +81,13 @@ def numerics(job: Job) -> Iterator[None]:
     torch.use_deterministic_algorithms(bool(job.fit.deterministic))
     # Else PyTorch writes NaN to all memory that it takes, an operation each time, before anybody writes there himself.
     # Our tests let it.
-    torch.utils.deterministic.fill_uninitialized_memory = False
+    taking.fill_uninitialized_memory = False
     torch.backends.cuda.matmul.allow_fp16_accumulation = job.fit.fp16_accumulation
     try:
         with present:
             yield
     finally:
         torch.backends.cuda.matmul.allow_fp16_accumulation = accumulation
-        torch.utils.deterministic.fill_uninitialized_memory = filling
+        taking.fill_uninitialized_memory = filling
         torch.use_deterministic_algorithms(deterministic)
         torch.set_num_threads(threads)
