@@ -8,7 +8,7 @@
 
 --time measures steps on a card (tests/bench/speed_time.py says how), --overhead what the loop costs the CPU besides
 the step (tests/bench/speed_overhead.py), --host what the step itself costs it (tests/bench/speed_host.py), --encode the
-VAE (tests/bench/speed_encode.py). --count counts one step of a
+VAE and the text encoders (tests/bench/speed_encode.py). --count counts one step of a
 full-size base, without a card and without weights. A step is forward and backward of one micro-batch, its gradients
 taken into the masters, the optimizer and the refresh of the working weights, as trainer.training.loop.Engine does them,
 here on meta tensors from the published configs. Printed are `dispatched_operations`, what PyTorch's dispatcher sends to

@@ -18,6 +18,7 @@ from trainer.base.placing import Placer, place_weights
 from trainer.base.stored import StoredTensor
 from trainer.base.text import TextConditioning, encode_words
 from trainer.base.vae import posterior
+from trainer.dataset.cached import texts_at_once
 from trainer.dataset.portions import LATENT_SCALE
 from trainer.memory.models import (
     bare_text_encoders,
@@ -67,9 +68,9 @@ class RealRun:
         release(self.device)
 
     def cache_texts(self) -> None:
-        """A text through the text encoders, which are gone afterwards; nothing where they are trained."""
+        """As many texts as go at once through the text encoders, which are gone then; none where they are trained."""
         if not self.subject.trained_texts:
-            self._encode(self._text_encoders())
+            self._encode(self._text_encoders(), texts_at_once(self.subject.fit))
             release(self.device)
 
     def load(self) -> None:
@@ -152,9 +153,11 @@ class RealRun:
         assert text is not None
         return text
 
-    def _encode(self, encoders: Any) -> TextConditioning:
+    def _encode(self, encoders: Any, texts: int = 1) -> TextConditioning:
         recipe = self.subject.recipe
-        return encode_words(self.subject.family, encoders, [""], recipe.clip_skip, self.device, recipe.token_chunks)
+        return encode_words(
+            self.subject.family, encoders, [""] * texts, recipe.clip_skip, self.device, recipe.token_chunks
+        )
 
     def _vae(self) -> AutoencoderKL:
         return self._placed(bare_vae(self.subject), DTYPES[self.subject.fit.vae_dtype or "fp32"])

@@ -102,6 +102,37 @@ def pixels_by_pillow(sample: Sample) -> torch.Tensor:
     return torch.from_numpy(values).permute(2, 0, 1)[None]
 
 
+def test_texts_at_once_are_those_of_each_by_itself(tmp_path: Path) -> None:
+    """But for rounding; progress and pace count texts, the last group, which is not full, too."""
+    job, _, parts = prepared(tmp_path, ("recipe.token_chunks=150",))
+    texts = [f"picture {n}, " + "many words, " * n * 3 for n in range(21)]
+    told: list[tuple[int, int]] = []
+    encoders = parts.source.load_text_encoders(torch.float32, "cpu")
+    parts.cache.ensure_texts(texts[:2], quiet)  # one at a time, as all is on the CPU
+    parts.cache.job = job.changed(fit=job.fit.changed(deterministic=False))
+    cached = parts.cache.ensure_texts(texts, lambda *amount: told.append(amount))
+    assert cached is not None and cached.count == 19 and cached.encode >= cached.count / cached.seconds
+    assert told == [(done, 21) for done in (2, 10, 18, 21)]
+    for text in texts:
+        kept, alone = parts.cache.text(text), parts.cache.encode_now(encoders, [text])
+        torch.testing.assert_close(kept.hidden, alone.hidden, rtol=1e-5, atol=1e-5)
+        assert kept.pooled is not None and alone.pooled is not None
+        torch.testing.assert_close(kept.pooled, alone.pooled, rtol=1e-5, atol=1e-5)
+    assert len({parts.cache.text(text).hidden.numpy().tobytes() for text in texts}) == 21
+
+
+def test_a_text_is_encoded_by_itself_where_runs_repeat(tmp_path: Path) -> None:
+    """Bit for bit; the CPU always does."""
+    job, _, parts = prepared(tmp_path)
+    assert job.fit.deterministic
+    texts = [f"picture {n}" for n in range(5)]
+    parts.cache.ensure_texts(texts, quiet)
+    encoders = parts.source.load_text_encoders(torch.float32, "cpu")
+    assert all(
+        torch.equal(parts.cache.text(text).hidden, parts.cache.encode_now(encoders, [text]).hidden) for text in texts
+    )
+
+
 def test_entries_are_those_of_each_picture_by_itself_bit_for_bit(tmp_path: Path) -> None:
     """However many are decoded and written meanwhile, and however they are brought to the VAE."""
     job, pictures, parts = prepared(tmp_path, SHUFFLED)

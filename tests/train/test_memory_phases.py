@@ -220,12 +220,13 @@ def test_decoding_in_tiles_against_the_cpu(family: Family, side: int) -> None:
 
 
 @FAMILIES
+@pytest.mark.parametrize(("deterministic", "texts"), [(True, 1), (False, 8)])
 @pytest.mark.usefixtures("as_on_the_cpu")
-def test_encoding_texts_against_the_cpu(family: Family) -> None:
-    (tape,) = phases.cache_texts(tiny(family))
+def test_encoding_texts_against_the_cpu(family: Family, deterministic: bool, texts: int) -> None:
+    (tape,) = phases.cache_texts(tiny(family, CPU.changed(deterministic=deterministic)))
     encoders = [cast(Any, model) for part, model in tiny_models(family).items() if part.startswith("text")]
-    real = most_alive(lambda: encode_words(family, encoders, [""], 1, torch.device("cpu")))
-    ids = 77 * 8  # moved to a card, where they are already on the CPU
+    real = most_alive(lambda: encode_words(family, encoders, [""] * texts, 1, torch.device("cpu")))
+    ids = texts * 77 * 8  # moved to a card, where they are already on the CPU
     assert stage_peak(tape, "texts") == real + ids * len(encoders)
 
 

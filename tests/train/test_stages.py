@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from trainer.training import stages
-from trainer.training.stages import MOST_KEPT, READERS, Room, Stages
+from trainer.training.stages import MOST_KEPT, READERS, Pace, Room, Stages
 
 PATIENCE = 60.0
 
@@ -132,6 +132,7 @@ def test_the_pace_of_a_stage_is_what_it_would_come_to_by_itself(monkeypatch: pyt
 
     pace = Stages(int, compute, lambda item, result: None).run(range(10), quiet)
     assert (pace.seconds, pace.ready, pace.compute, pace.keep) == (40.0, 0.5, 0.5, 0.5)
+    assert pace.of_parts(75) == Pace(75, 40.0, ready=3.75, compute=3.75, keep=3.75)
 
 
 def test_threads_hold_no_more_together_than_there_is_and_as_much() -> None:

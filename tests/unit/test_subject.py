@@ -175,6 +175,13 @@ def test_one_rank_for_all_of_a_lora() -> None:
     assert keys != {subject(many).at_rank(16).key("micro")}
 
 
+def test_how_many_texts_are_encoded_at_once_matters_to_their_trace_alone() -> None:
+    plain, exact = subject(), subject(deterministic=True)
+    assert exact.key("cache_texts") != plain.key("cache_texts")
+    assert exact.key("cache_pictures") == plain.key("cache_pictures")
+    assert exact.key("micro") == plain.key("micro")
+
+
 def test_parts_and_what_was_asked_for_besides_have_keys_of_their_own() -> None:
     keys = {subject().key("micro"), subject().key("load"), subject().key("micro", (1024, 1024), 2)}
     assert len(keys) == 3

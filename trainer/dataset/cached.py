@@ -8,11 +8,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainer.config.base import Family
+from trainer.config.fit import FitConfig
 from trainer.config.job import Job
 from trainer.dataset.sampling import Sample
 
 # Raised when what an entry holds changes, so that entries of older programs are never read.
 FORM = 1
+# With one text most cards are done with each operation before the host asks for the next; see decision 23.
+TEXTS_AT_ONCE = 8
+
+
+def texts_at_once(fit: FitConfig) -> int:
+    """How many texts go through the encoders together; one where runs repeat, as others beside it change its bits."""
+    return 1 if fit.deterministic else TEXTS_AT_ONCE
 
 
 def content_key(*parts: object) -> str:

@@ -12,7 +12,7 @@ from typing import Literal
 
 from trainer.config.fit import MOST_GRAPHS
 from trainer.config.job import Job
-from trainer.dataset.cached import Cached
+from trainer.dataset.cached import Cached, texts_at_once
 from trainer.dataset.picture import Picture
 from trainer.dataset.sampling import measured_samples
 from trainer.memory.aside import Wish
@@ -183,8 +183,7 @@ class Course:
         measured = self.occasions.validations * self.occasions.measured
         return {
             "cache_pictures": self._picture_seconds(seconds),
-            "cache_texts": (self.occasions.texts + self.occasions.later.texts)
-            * seconds(self._work("cache_texts", "texts")),
+            "cache_texts": self._text_seconds(seconds),
             "load": self.loading(),
             "quantise": self.loading(),
             "validate": measured * seconds(self._work("validate")),
@@ -289,6 +288,11 @@ class Course:
     def _work(self, part: TracePart, stage: str | None = None) -> list[Work]:
         outlines = self._traces.phase_outlines(_as_traced(self.subject, part), part)
         return [work for each in outlines for work in each.work if stage is None or work.stage == stage]
+
+    def _text_seconds(self, seconds: Seconds) -> float:
+        """Of all texts; the last few take what as many as go through the encoders at once take."""
+        texts = self.occasions.texts + self.occasions.later.texts
+        return -(-texts // texts_at_once(self.subject.fit)) * seconds(self._work("cache_texts", "texts"))
 
     def _picture_seconds(self, seconds: Seconds) -> float:
         """By the share of pictures in each shape."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from trainer.dataset.cached import texts_at_once
 from trainer.dataset.portions import FLOAT_BYTES, latent_bytes, text_bytes
 from trainer.memory.subject import Subject
 from trainer.memory.tape import Storage, Tape
@@ -38,7 +39,7 @@ def host_bytes(phase: ForecastPhase, subject: Subject, tapes: Sequence[Tape], li
             return _staged(tapes, subject.fit.vae_dtype) + PICTURE_BYTES + _pictures_waiting(subject)
         case "cache_texts":
             widths = (int(config["hidden_size"]) for config in subject.text_configs)
-            waiting = RESULTS_WAITING * text_bytes(subject.recipe.token_chunks, widths)
+            waiting = RESULTS_WAITING * texts_at_once(subject.fit) * text_bytes(subject.recipe.token_chunks, widths)
             return _staged(tapes, subject.fit.dtype) + waiting
         case "preview":
             # The UNet that waits outside is what is born again when all is drawn.

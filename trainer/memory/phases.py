@@ -23,6 +23,7 @@ from trainer.base.text import TextConditioning, encode_words
 from trainer.base.vae import posterior
 from trainer.config.optimizer import ScheduleFreeConfig
 from trainer.config.report import PromptConfig
+from trainer.dataset.cached import texts_at_once
 from trainer.dataset.portions import LATENT_SCALE
 from trainer.memory.dealing import sizes_of_parts
 from trainer.memory.kernels import AttentionKernel, as_on_cuda, attention_kernel
@@ -89,7 +90,10 @@ def cache_pictures(subject: Subject) -> tuple[Tape, ...]:
 
 
 def cache_texts(subject: Subject) -> tuple[Tape, ...]:
-    """The text encoders placed, a text encoded, the encoders gone; before the base is loaded; none where they learn."""
+    """The text encoders placed, as many texts encoded as go through them at once, the encoders gone.
+
+    Before the base is loaded; none where they learn.
+    """
     if subject.trained_texts:
         return ()
     encoders, dtype = bare_text_encoders(subject), dtype_of(subject)
@@ -97,7 +101,7 @@ def cache_texts(subject: Subject) -> tuple[Tape, ...]:
         for part, encoder in zip(ENCODERS, encoders, strict=False):
             _place(tracer, part, encoder, dtype)
         with tracer.stage("texts"):
-            _encode(subject, encoders)
+            _encode(subject, encoders, texts_at_once(subject.fit))
         del encoder, encoders
         return (tracer.cut("cache_texts"),)
 
@@ -204,9 +208,9 @@ def _shapes(subject: Subject) -> list[Size]:
     return list(dict.fromkeys(bucket.size for bucket in (*subject.buckets, *subject.validation_buckets)))
 
 
-def _encode(subject: Subject, encoders: Sequence[TextEncoder]) -> TextConditioning:
+def _encode(subject: Subject, encoders: Sequence[TextEncoder], texts: int = 1) -> TextConditioning:
     recipe = subject.recipe
-    return encode_words(subject.family, encoders, [""], recipe.clip_skip, META, recipe.token_chunks)
+    return encode_words(subject.family, encoders, [""] * texts, recipe.clip_skip, META, recipe.token_chunks)
 
 
 def _different(prompts: Iterable[PromptConfig]) -> list[PromptConfig]:

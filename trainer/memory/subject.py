@@ -18,6 +18,7 @@ from trainer.config.job import Job
 from trainer.config.optimizer import ScheduleFreeConfig
 from trainer.config.recipe import RecipeConfig
 from trainer.config.report import PromptConfig
+from trainer.dataset.cached import texts_at_once
 from trainer.dataset.picture import Picture
 from trainer.dataset.sampling import epoch_showings
 from trainer.files.architecture import Config
@@ -52,7 +53,7 @@ _FACTS: dict[TracePart, tuple[str, ...]] = {
     "load": ("unet", "live_texts", "adapter", "precision"),
     "quantise": ("unet", "live_texts", "adapter", "precision"),
     "cache_pictures": ("vae", "vae_dtype", "buckets", "validation"),
-    "cache_texts": ("texts", "live_texts", "text_form", "precision"),
+    "cache_texts": ("texts", "live_texts", "text_form", "precision", "texts_at_once"),
     "validate": (*_STEP_FACTS, "averaged", "buckets", "micro_batch", "validation"),
     "preview": (
         "unet",
@@ -151,6 +152,7 @@ class Subject:
             "vae": _plain(self.vae_config),
             "texts": texts,
             "live_texts": texts if self.trained_texts else None,
+            "texts_at_once": texts_at_once(fit),
             "text_form": (recipe.token_chunks, recipe.clip_skip),
             "adapter": self._adapter_facts(),
             # Flash is what "auto" takes; see trainer.memory.kernels.attention_kernel.

@@ -6,6 +6,7 @@ import hashlib
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from itertools import accumulate
 from pathlib import Path
 from typing import Literal
 
@@ -22,7 +23,7 @@ from trainer.base.source import BaseSource
 from trainer.base.text import TextConditioning, encode_words
 from trainer.base.vae import encode_latents
 from trainer.config.job import Job
-from trainer.dataset.cached import Cached, entry_path
+from trainer.dataset.cached import Cached, entry_path, texts_at_once
 from trainer.dataset.picture import Picture
 from trainer.dataset.pixels import crop_pixels
 from trainer.dataset.portions import LATENT_SCALE
@@ -209,7 +210,7 @@ class Cache:
         self.texts.drop_written({self.text_key(text) for text in texts})
 
     def ensure_texts(self, texts: Iterable[str], progress: OnProgress) -> events.Cached | None:
-        """Encodes the texts that are missing or damaged, one at a time so that no text changes another's rounding.
+        """Encodes the texts that are missing or damaged, several at once unless runs are to repeat bit for bit.
 
         Meanwhile the last ones are written. Otherwise as for pictures.
         """
@@ -225,13 +226,18 @@ class Cache:
 
     def _encode_texts(self, missing: Sequence[str], texts: Mapping[str, str], kept: Callable[[int], object]) -> Pace:
         encoders = self.source.load_text_encoders(DTYPES[self.job.fit.dtype or "fp32"], self.device)
+        groups = _groups(missing, texts_at_once(self.job.fit))
 
-        def encode(key: str) -> dict[str, Tensor]:
-            text = self.encode_now(encoders, [texts[key]])
-            tensors = {"hidden": text.hidden[0].cpu()}
-            return tensors if text.pooled is None else {**tensors, "pooled": text.pooled[0].cpu()}
+        def encode(keys: Sequence[str]) -> list[dict[str, Tensor]]:
+            return _each_text(self.encode_now(encoders, [texts[key] for key in keys]))
 
-        return Stages(str, encode, self.texts.write).run(missing, kept)
+        def write(keys: Sequence[str], encoded: Sequence[dict[str, Tensor]]) -> None:
+            for key, tensors in zip(keys, encoded, strict=True):
+                self.texts.write(key, tensors)
+
+        done = list(accumulate(len(group) for group in groups))
+        pace = Stages(list, encode, write).run(groups, lambda count: kept(done[count - 1]))
+        return pace.of_parts(len(missing))
 
     def encode_now(self, encoders: Sequence[TextEncoder], texts: Sequence[str]) -> TextConditioning:
         """Embeddings of ``texts`` by encoders that are in memory, without the disk."""
@@ -266,6 +272,17 @@ def _encode_picture(vae: AutoencoderKL, image: Floats, mask: Floats | None) -> d
         full = torch.from_numpy(mask)[None, None].float()
         tensors["mask"] = torch.nn.functional.avg_pool2d(full, LATENT_SCALE)[0]
     return tensors
+
+
+def _groups(keys: Sequence[str], size: int) -> list[Sequence[str]]:
+    return [keys[start : start + size] for start in range(0, len(keys), size)]
+
+
+def _each_text(encoded: TextConditioning) -> list[dict[str, Tensor]]:
+    """Text by text what is kept of it, on the CPU; a card is waited for once for all."""
+    parts = {"hidden": encoded.hidden} if encoded.pooled is None else vars(encoded)
+    moved = {name: tensor.cpu() for name, tensor in parts.items()}
+    return [{name: tensor[row] for name, tensor in moved.items()} for row in range(len(encoded.hidden))]
 
 
 def _cached(phase: Literal["cache_pictures", "cache_texts"], pace: Pace) -> events.Cached:

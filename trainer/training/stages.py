@@ -37,6 +37,11 @@ class Pace:
     compute: float
     keep: float
 
+    def of_parts(self, parts: int) -> Pace:
+        """The same of ``parts`` that were passed through several at once."""
+        share = parts / self.count
+        return Pace(parts, self.seconds, self.ready * share, self.compute * share, self.keep * share)
+
 
 @dataclass(frozen=True)
 class Stages(Generic[Item, Ready, Result]):
