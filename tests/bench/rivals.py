@@ -91,13 +91,14 @@ def run(rival: Rival, settings: Settings, place: Place, checkout: Path, seconds:
         try:
             watch = [str(WATCH), RESULT, str(settings.warm_up), str(settings.steps)]
             told = _told(rival, settings, here, checkout, watch, seconds)
+            uncounted = f"not counted: {_last_words(log)}" if told["operations"] is None else ""
         except FileNotFoundError:
             return outcome(failure=_last_words(log))
         except subprocess.TimeoutExpired:
             return outcome(failure=f"took longer than {seconds:.0f} s; last: {_last_words(log)}")
         except Exception as error:  # noqa: BLE001 (whatever it was, it is named in the table)
             return outcome(failure=f"{type(error).__name__}: {error}")
-    return outcome(settings.batch / told.pop("step_seconds"), **told)
+    return outcome(settings.batch / told.pop("step_seconds"), **told, failure=uncounted)
 
 
 def _told(
@@ -251,7 +252,9 @@ def table(outcomes: Sequence[Outcome], card: str, settings: Settings) -> str:
             continue
         rate = own.get((one.batch, one.layers))
         ratio = "" if rate is None else f"{rate / one.pictures_per_second:.2f} ×"
-        asked = f"{_count(one.operations)} | {_mib(one.kept)} | {_mib(one.allocated)} | {_mib(one.reserved)}"
+        asked = (
+            f"{one.failure or _count(one.operations)} | {_mib(one.kept)} | {_mib(one.allocated)} | {_mib(one.reserved)}"
+        )
         lines.append(f"{head} {one.pictures_per_second:.2f} | {ratio} | {asked} |")
     return "\n".join(lines) + "\n"
 

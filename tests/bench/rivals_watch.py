@@ -5,8 +5,8 @@
 
 The hooks are PyTorch's public ones for whatever is an optimizer. Memory and time count from the end of the WARM_UP-th
 step to that of the STEPS-th; then all that PyTorch sends to the device up to the next step of the optimizer is counted,
-and the process ends, for what comes later is of no interest. Imports nothing of ours but the counter, which needs
-PyTorch alone.
+and the process ends, for what comes later is of no interest. Imports nothing of ours but the counter, by its path:
+trainers have packages of our names, and libraries that ours does not go with.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ import torch
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-COUNTING = Path(__file__).resolve().parents[1] / "support" / "counting.py"
+ROOT = Path(__file__).resolve().parents[2]
+DISPATCHED, COUNTING = "trainer.training.dispatched", "tests.support.counting"
+"""What counts, after what it imports; both need PyTorch alone."""
 
 
 class Watch:
@@ -83,11 +85,8 @@ class Watch:
 
     def _count(self, device: torch.device) -> None:
         """From here on, in this thread, by which all of them step."""
-        found = importlib.util.spec_from_file_location("counting", COUNTING)
-        assert found is not None and found.loader is not None
-        module = importlib.util.module_from_spec(found)
-        found.loader.exec_module(module)
-        self.counter = self.counting.enter_context(module.StepCounter(device))
+        _load(DISPATCHED)
+        self.counter = self.counting.enter_context(_load(COUNTING).StepCounter(device))
         self.counting.enter_context(self.counter.stage("forward"))
 
     def _tell(self) -> None:
@@ -96,6 +95,15 @@ class Watch:
     def _wait(self) -> None:
         if torch.cuda.is_available():
             torch.cuda.synchronize()
+
+
+def _load(name: str) -> Any:
+    """A module of ours under its name, without the packages that it lies in."""
+    found = importlib.util.spec_from_file_location(name, ROOT.joinpath(*name.split(".")).with_suffix(".py"))
+    assert found is not None and found.loader is not None
+    sys.modules[name] = module = importlib.util.module_from_spec(found)
+    found.loader.exec_module(module)
+    return module
 
 
 def main() -> None:

@@ -24,6 +24,7 @@ SETTINGS = Settings(resolution=64, batch=2, steps=7, small=True, device="cpu")
 # A trainer of a few lines: PyTorch's own optimizer, more steps than are wanted, and before them some of another.
 LOOP = """
 import sys, torch
+sys.modules.update(dict.fromkeys(("trainer", "tests")))  # there are none, or they are others
 forecast = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(5, device="meta"))])
 for step in range(50):
     forecast.step()
@@ -86,6 +87,15 @@ def test_a_trainer_is_watched_until_it_has_stepped_often_enough(place: Place, tm
     # The square and its sum; a one to begin with, twice the weight, times that, and added to the last gradient. Of
     # four bytes each are the sum and the one.
     assert (outcome.trained, outcome.operations, outcome.kept) == (3, 7, 8)
+
+
+def test_one_that_ends_before_it_is_counted_keeps_its_time_and_says_why(place: Place, tmp_path: Path) -> None:
+    (tmp_path / "loop.py").write_text(LOOP.replace("range(1000)", f"range({SETTINGS.steps})"), encoding="utf-8")
+    rival = Rival("a loop", "attention", lambda settings, place, checkout: [str(checkout / "loop.py")])
+    outcome = run(rival, SETTINGS, place, tmp_path, 120.0)
+    assert outcome.pictures_per_second and outcome.operations is None
+    assert outcome.failure == f"not counted: step {SETTINGS.steps - 1}"
+    assert "| not counted: step 6 |" in table([outcome], "a card", SETTINGS)
 
 
 def test_of_one_that_failed_the_last_words_are_told(tmp_path: Path) -> None:
