@@ -70,8 +70,11 @@ class Cached:
         )
 
     def text_key(self, text: str) -> str:
-        """The key of a text's embeddings: the words, the encoders, clip skip, chunks and dtype."""
-        recipe = self.job.recipe
+        """The key of a text's embeddings: the words, the encoders, clip skip, chunks and dtype.
+
+        And how many are encoded at once, where that is more than one: what repeats bit for bit takes none of those.
+        """
+        recipe, at_once = self.job.recipe, texts_at_once(self.job.fit)
         return content_key(
             "text",
             text,
@@ -80,6 +83,7 @@ class Cached:
             recipe.clip_skip,
             recipe.token_chunks,
             self.job.fit.dtype,
+            *([at_once] if at_once > 1 else []),
         )
 
     def has_picture(self, sample: Sample) -> bool:

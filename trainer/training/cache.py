@@ -225,7 +225,8 @@ class Cache:
         return _cached("cache_texts", pace)
 
     def _encode_texts(self, missing: Sequence[str], texts: Mapping[str, str], kept: Callable[[int], object]) -> Pace:
-        encoders = self.source.load_text_encoders(DTYPES[self.job.fit.dtype or "fp32"], self.device)
+        dtype = DTYPES[self.job.fit.dtype or "fp32"]
+        encoders = self.source.load_text_encoders(dtype, self.device)
         groups = _groups(missing, texts_at_once(self.job.fit))
 
         def encode(keys: Sequence[str]) -> list[dict[str, Tensor]]:
@@ -236,8 +237,9 @@ class Cache:
                 self.texts.write(key, tensors)
 
         done = list(accumulate(len(group) for group in groups))
-        pace = Stages(list, encode, write).run(groups, lambda count: kept(done[count - 1]))
-        return pace.of_parts(len(missing))
+        stages = Stages(list, encode, write)
+        with attention("auto", self.device, dtype):  # the same before the first step and between epochs
+            return stages.run(groups, lambda count: kept(done[count - 1])).of_parts(len(missing))
 
     def encode_now(self, encoders: Sequence[TextEncoder], texts: Sequence[str]) -> TextConditioning:
         """Embeddings of ``texts`` by encoders that are in memory, without the disk."""
