@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 import torch
+from torch.torch_version import TorchVersion
 
+from tests.support.counting import StepCounter
 from tests.support.exhaustion import Exhaustion, Killed, SharedPlace, Trial, step_begins
 from tests.support.replaying import Replay, Replayer
 from trainer.base.source import open_base
@@ -265,7 +267,7 @@ def test_memory_that_runs_out_while_a_step_is_recorded_ends_the_graphs(
     monkeypatch.setattr(Replayer, "record", fail)
     assert_same(learned(graphed, 6), learned(plain, 6))
     assert len(replayed(replayers)) == 1
-    assert len(told) == 1 and "no step is recorded any more" in told[0]
+    assert len(told) == 1 and "while a step was recorded, so none is any more" in told[0]
     assert not graphed.masters.gradients()
 
 
@@ -281,6 +283,38 @@ def test_a_killed_run_is_resumed_with_graphs_to_the_same_lora(place: Place, repl
     assert trial.code is None and len(replayers) == 1
     assert trial.resume().code == 0 and len(replayers) == 2 and not notices(trial)
     assert trial.lora() == place.plain("sd15", settings)
+
+
+def test_a_replayed_micro_batch_is_one_order_besides_its_inputs(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the host sends to the device from the micro-batch to gradients that are added up."""
+    told: list[str] = []
+    graphed = engine_of(place, "sd15", (*BRIEF, *ONE, ON), told)
+    learned(graphed, 3)
+    learn, orders, sent = graphs.RecordedSteps.learn, list[Recording](), list[tuple[int, int]]()
+
+    def counted(steps: graphs.RecordedSteps, engine: Engine, micro: MicroBatch) -> torch.Tensor:
+        with StepCounter(torch.device("cpu")) as counter, counter.stage("micro"):
+            loss = learn(steps, engine, micro)
+        sent.append((counter.total(), len(list(micro.tensors()))))
+        return loss
+
+    monkeypatch.setattr(graphs.RecordedSteps, "learn", counted)
+    monkeypatch.setattr(Replay, "replay", lambda replay: orders.append(replay))
+    graphed.train_step()
+    assert len(orders) == len(sent) > 0 and not told
+    assert all(operations == inputs + 1 for operations, inputs in sent)  # each is copied, and the loss scale is written
+
+
+def test_a_pytorch_that_a_failed_recording_breaks_records_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(torch, "__version__", TorchVersion("2.12.1+cu126"))
+    assert graphs_of(FitConfig(graphs=True), torch.device("cpu"), lambda _, sentence: told.append(sentence)) is None
+    assert told == [
+        "fit.graphs needs PyTorch 2.13 or newer, and this is 2.12.1+cu126: steps are computed as without it. Install a "
+        "newer one to have them recorded."
+    ]
+    monkeypatch.setattr(torch, "__version__", TorchVersion("2.13.0+cu126"))
+    assert graphs_of(FitConfig(graphs=True), torch.device("cpu"), lambda *_: None) is not None
 
 
 def test_where_nothing_can_be_recorded_or_is_asked_for_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:

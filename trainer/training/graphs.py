@@ -91,6 +91,9 @@ class CudaRecorder:
         return CudaRecording(graph, result)
 
 
+# Before, a recording that failed left PyTorch's allocator unusable: https://github.com/pytorch/pytorch/pull/180395
+MINIMUM = "2.13"
+
 RECORDERS: dict[str, Callable[[torch.device], Recorder]] = {"cuda": CudaRecorder}
 """By the kind of device; others take every operation as it comes."""
 
@@ -98,7 +101,16 @@ RECORDERS: dict[str, Callable[[torch.device], Recorder]] = {"cuda": CudaRecorder
 def graphs_of(fit: FitConfig, device: torch.device, tell: Tell) -> RecordedSteps | None:
     """What records the steps of a run, where its job asks for it and its device can."""
     recorder = RECORDERS.get(device.type)
-    return RecordedSteps(lambda: recorder(device), tell) if fit.graphs and recorder else None
+    if not fit.graphs or recorder is None:
+        return None
+    if torch.__version__ < MINIMUM:  # which PyTorch compares number by number
+        tell(
+            "graphs",
+            f"fit.graphs needs PyTorch {MINIMUM} or newer, and this is {torch.__version__}: steps are computed as "
+            "without it. Install a newer one to have them recorded.",
+        )
+        return None
+    return RecordedSteps(lambda: recorder(device), tell)
 
 
 @dataclass(frozen=True)
@@ -165,6 +177,9 @@ class RecordedSteps:
         """See trainer.training.loop.Graphs."""
         if self.in_use:
             self._say("memory ran out, so no step is recorded any more, and what graphs held is free")
+        self._end()
+
+    def _end(self) -> None:
         self.forget()
         self._records = False
 
@@ -217,7 +232,11 @@ class RecordedSteps:
 
     def _fail(self, error: Exception) -> None:
         if is_out_of_memory(error):
-            self.give_up()
+            self._say(
+                "memory ran out while a step was recorded, so none is any more; PyTorch may hold what that took until "
+                "the run is paused and resumed"
+            )
+            self._end()
             return
         self._records = False
         words = (str(error).splitlines() or [""])[0]
