@@ -17,7 +17,14 @@ from tests.support.loras import Models
 from tests.train.test_lean_layers import FAMILIES, adapted, normal
 from trainer.adapter.lean.blocks import LeanBlock, install
 from trainer.adapter.lean.feed_forward import LeanFeedForward, gated
-from trainer.adapter.lean.residual import FrozenConv, FrozenResidual, LeanResidual, NormAndSilu, lean_residuals
+from trainer.adapter.lean.residual import (
+    FrozenConv,
+    FrozenResidual,
+    LeanResidual,
+    NormAndSilu,
+    is_channels_last,
+    lean_residuals,
+)
 from trainer.config.base import Family
 from trainer.config.recipe import RecipeConfig
 
@@ -179,6 +186,32 @@ def test_maps_may_come_and_gradients_go_in_any_layout() -> None:
     )
     assert torch.allclose(mine, wanted, rtol=1e-5, atol=1e-5)
     assert torch.allclose(my_gradient, gradient, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_a_frozen_convolution_is_asked_for_its_gradient_in_the_layout_of_what_comes(
+    layout: torch.memory_format, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """cuDNN takes the layout from what has the shape of the input; only the usual one costs no memory."""
+    asked: list[Tensor] = []
+    gradient = FrozenConv.gradient
+
+    def noted(conv: FrozenConv, above: Tensor, like: Tensor) -> Tensor:
+        asked.append(like)
+        return gradient(conv, above, like)
+
+    monkeypatch.setattr(FrozenConv, "gradient", noted)
+    conv = nn.Conv2d(8, 6, 3, stride=2, padding=1).to(memory_format=layout).requires_grad_(requires_grad=False)
+    lean_residuals(nn.Sequential(conv))
+    x = torch.randn(2, 8, 10, 12).to(memory_format=layout).requires_grad_()
+    made = conv(x)
+    above = torch.randn(made.shape).to(memory_format=layout)
+    made.backward(above)
+    (like,) = asked
+    assert like.shape == x.shape and is_channels_last(like) == (layout == torch.channels_last)
+    assert like.untyped_storage().nbytes() == (x.nbytes if layout == torch.channels_last else 4)
+    expected = torch.nn.grad.conv2d_input(x.shape, conv.weight, above, stride=2, padding=1)
+    torch.testing.assert_close(x.grad, expected)
 
 
 def test_a_residual_block_keeps_what_its_norms_were_shown() -> None:

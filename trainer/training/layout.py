@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trainer.adapter.lean.residual import NormAndSilu, Normed, lean_residuals
+from trainer.adapter.lean.residual import NormAndSilu, Normed, is_channels_last, lean_residuals
 from trainer.training.compiled import compile_apart, compiler_trouble
 from trainer.training.shortage import is_out_of_memory
 
@@ -85,11 +85,6 @@ def lay_out(unet: nn.Module, kernels: Kernels) -> None:
         elif type(module) is NormAndSilu:
             module.__class__ = LastNormAndSilu
             cast(LastNormAndSilu, module).kernels = kernels
-
-
-def is_channels_last(x: Tensor) -> bool:
-    """Whether maps (B, C, h, w) lie so and not as usual; those of a single place or channel lie both ways."""
-    return x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
 
 
 def _forward(x: Tensor, weight: Tensor, bias: Tensor, groups: int, eps: float) -> Normed:

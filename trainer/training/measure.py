@@ -62,9 +62,11 @@ class Meter:
         use.seconds, self._since = use.seconds + now - self._since, now
         use.host = _higher(use.host, private_bytes())
         if self.device.type == "cuda":
-            self.latest = torch.cuda.max_memory_allocated(self.device)
+            # Read once a step, while the card waits: max_memory_allocated and its kin sort all of this each time.
+            peaks = torch.cuda.memory_stats_as_nested_dict(self.device)
+            self.latest = peaks["allocated_bytes"]["all"]["peak"]
             use.allocated = _higher(use.allocated, self.latest)
-            use.reserved = _higher(use.reserved, torch.cuda.max_memory_reserved(self.device))
+            use.reserved = _higher(use.reserved, peaks["reserved_bytes"]["all"]["peak"])
             torch.cuda.reset_peak_memory_stats(self.device)
 
     def knows(self, phase: ForecastPhase) -> bool:

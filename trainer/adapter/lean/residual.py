@@ -185,7 +185,21 @@ class _FrozenConv(Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return ctx.conv.gradient(gradient, gradient.new_empty(1).expand(ctx.shape)), None
+        return ctx.conv.gradient(gradient, _like(gradient, ctx.shape)), None
+
+
+def _like(gradient: Tensor, shape: torch.Size) -> Tensor:
+    """Something of a shape that nobody reads, in the gradient's layout, as cuDNN takes its own from it.
+
+    Without memory where that is the usual one; maps of channels-last cost as much as the result for a moment.
+    """
+    like = gradient.new_empty(1).expand(shape)
+    return torch.empty_like(like, memory_format=torch.channels_last) if is_channels_last(gradient) else like
+
+
+def is_channels_last(x: Tensor) -> bool:
+    """Whether maps (B, C, h, w) lie so and not as usual; those of a single place or channel lie both ways."""
+    return x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
 
 
 def _normed(x: Tensor, norm: nn.GroupNorm) -> Normed:
