@@ -230,8 +230,9 @@ def random_weights(configs: Mapping[str, Mapping[str, Any]], dtype: torch.dtype)
 
 
 def table(outcomes: Sequence[Outcome], card: str, settings: Settings) -> str:
-    """All of them as Markdown; each is compared with ours on the same layers and batch."""
-    own = {(one.batch, one.layers): one.pictures_per_second for one in outcomes if one.name.startswith("Impasto")}
+    """All of them as Markdown; each is compared with ours as it is by default, on the same layers and batch."""
+    plain = [one for one in outcomes if one.name == ours(one.layers).name]
+    own = {(one.batch, one.layers): one.pictures_per_second for one in plain}
     size = "tiny models, figures of no meaning" if settings.small else f"SDXL at {settings.resolution}"
     if settings.device == "cpu" and not settings.small:
         size += " on the CPU, whose seconds tell nothing of a card"
@@ -281,7 +282,7 @@ def compare(
             place = other.submit(lay_out, Path(scratch), settings).result()
         for batch in batches:
             turn = replace(settings, batch=batch)
-            for rival, checkout in _in_order(checkouts):
+            for rival, checkout in _in_order(checkouts, graphs=not cpu):
                 left = until - time.monotonic()
                 if checkout is None:
                     outcome = Outcome(rival.name, batch, rival.layers, failure="no checkout was given")
@@ -307,10 +308,11 @@ def check_all(checkouts: Mapping[str, Path]) -> int:
     return 0 if all(words.startswith("understood") for words in found.values()) else 1
 
 
-def _in_order(checkouts: Mapping[str, Path]) -> list[tuple[Rival, Path | None]]:
-    """Ours on the layers that somebody is compared on, then those that are here."""
+def _in_order(checkouts: Mapping[str, Path], *, graphs: bool) -> list[tuple[Rival, Path | None]]:
+    """Ours on the layers that somebody is compared on, with ``graphs`` in both ways, then those that are here."""
     layers = sorted({RIVALS[key].layers for key in checkouts}) or ["attention"]
-    here: list[tuple[Rival, Path | None]] = [(ours(one), ROOT) for one in layers]
+    ways = (False, True) if graphs else (False,)
+    here: list[tuple[Rival, Path | None]] = [(ours(one, graphs=way), ROOT) for one in layers for way in ways]
     return here + [(rival, checkouts.get(key)) for key, rival in RIVALS.items()]
 
 

@@ -63,13 +63,15 @@ class Rival:
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
-def ours(layers: Layers) -> Rival:
-    """This trainer, as a user starts it."""
+def ours(layers: Layers, *, graphs: bool = False) -> Rival:
+    """This trainer, as a user starts it; or with steps recorded as CUDA graphs, an experiment until this says more."""
+
+    name = f"Impasto, {layers}" + (", graphs" if graphs else "")
 
     def command(settings: Settings, place: Place, checkout: Path) -> list[str]:
         job = place.folder / "job.toml"
         values: Mapping[str, Any] = {
-            "name": f"ours-{layers}",
+            "name": name,
             "base.model": str(place.single),
             "recipe.layers": layers,
             "recipe.rank": settings.rank,
@@ -83,6 +85,7 @@ def ours(layers: Layers) -> Rival:
             "fit.micro_batch": settings.batch,
             "fit.checkpointing": "none",
             "fit.quantise": "none",
+            "fit.graphs": graphs,
             "report.validation.every": 10**6,
             "report.saving.every_steps": 10**6,
             "report.saving.checkpoint_every": 10**6,
@@ -93,7 +96,7 @@ def ours(layers: Layers) -> Rival:
         atomic.write_text(job, "\n".join(lines) + "\n" + folders)
         return ["-m", "trainer", "train", str(job)]
 
-    return Rival(f"Impasto, {layers}", layers, command)
+    return Rival(name, layers, command)
 
 
 def _diffusers(settings: Settings, place: Place, checkout: Path) -> list[str]:

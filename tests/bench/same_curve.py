@@ -60,6 +60,15 @@ TECHNIQUES = {
         "maps of the UNet channels-last with norms that keep them so, against as usual", on=("fit.channels_last=true",)
     ),
     "compile": Technique("transformer blocks compiled, against plain", on=("fit.compile=true",)),
+    "int8": Technique("weights of the base in int8, against bf16", on=("fit.quantise=int8",)),
+    "nf4": Technique("weights of the base in NF4, against bf16", on=("fit.quantise=nf4",)),
+    "together": Technique(
+        "our own LoRA layers and blocks, maps channels-last, all activations computed twice, pictures one at a time, "
+        "against PEFT's layers and none of it",
+        on=("fit.channels_last=true", "fit.checkpointing=full", "fit.micro_batch=1"),
+        off=("fit.checkpointing=none", "fit.micro_batch=4"),
+        lean=True,
+    ),
     "int8_products": Technique(
         "linear layers of the base in int8 with their products, both ways, against bf16",
         on=("fit.quantise=int8_products",),

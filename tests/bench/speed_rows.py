@@ -20,7 +20,8 @@ from trainer.training.attention import AttentionChoice
 
 MIB = 1 << 20
 
-Adapters = Literal["lean", "peft"]
+Adapters = Literal["lean", "layers", "peft"]
+"""Ours; ours in blocks of diffusers, which keep for backward what ours make again; PEFT's in such blocks."""
 Checkpointing = Literal["none", "selective", "full"]
 
 

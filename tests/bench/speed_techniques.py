@@ -2,6 +2,7 @@
 
 - `channels_last`: maps lie as with `fit.channels_last = true` (trainer.training.layout).
 - `compiled`: torch.compile fuses the transformer blocks as with `fit.compile = true` (trainer.training.compiled).
+- `fp16_accumulation`: products in fp16 add up in fp16 as with `fit.fp16_accumulation = true`.
 - `graphs`: steps are recorded and replayed as with `fit.graphs = true` (trainer.training.graphs).
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Literal, cast
+from unittest.mock import patch
 
 import torch
 from diffusers.models.attention import BasicTransformerBlock
@@ -23,7 +25,7 @@ from trainer.training.graphs import RECORDERS, RecordedSteps
 from trainer.training.layout import Kernels
 from trainer.training.loop import Engine
 
-Technique = Literal["none", "channels_last", "compiled", "graphs"]
+Technique = Literal["none", "channels_last", "compiled", "fp16_accumulation", "graphs"]
 
 
 @contextmanager
@@ -35,6 +37,8 @@ def applied(technique: Technique, engine: Engine) -> Iterator[None]:
             stack.enter_context(_channels_last(unet, engine.device))
         if technique == "compiled":
             stack.enter_context(_compiled(engine))
+        if technique == "fp16_accumulation":
+            stack.enter_context(patch.object(torch.backends.cuda.matmul, "allow_fp16_accumulation", new=True))
         if technique == "graphs":
             stack.enter_context(_with_graphs(engine))
         yield

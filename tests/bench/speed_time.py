@@ -9,6 +9,8 @@ trainer.training.loop with one micro-batch, which waits in pinned memory: what p
 --overhead tells. TFLOP/s counts what a step without checkpointing computes, by its trace, so that computing twice is no
 merit. The card's limit is what it reaches on one large product of matrices in the row's number format.
 
+Eight minutes are about enough for one family: --family sdxl and --family sd15 are two calls.
+
 With --small tiny models run on the CPU through the same code: figures of no meaning.
 """
 
@@ -22,7 +24,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
@@ -31,16 +33,20 @@ from tempfile import TemporaryDirectory
 from unittest.mock import patch
 
 import torch
+from diffusers.models.attention_processor import Attention
+from torch import nn
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from tests.bench.speed_rows import Base, Bench, Case, Row, Timing, say
+from tests.bench.speed_rows import Base, Bench, Case, Checkpointing, Row, Timing, say
 from tests.bench.speed_techniques import applied
 from tests.support.apart import Apart
 from tests.support.counting import StepCounter
 from tests.support.real_phases import RealRun
 from trainer import gpu
-from trainer.adapter import lean
+from trainer.adapter import attach, lean
+from trainer.adapter.lean.attention import lean_attention
+from trainer.adapter.lean.blocks import install
 from trainer.base.quantised import choose_products
 from trainer.config.base import Family
 from trainer.memory.models import bare_unet, dtype_of
@@ -72,6 +78,8 @@ TOKENS = 77
 LEAST_SECONDS = 10.0
 """Without so many left nothing is begun."""
 
+_IN_GRAPHS: tuple[tuple[int, Checkpointing], ...] = ((1, "none"), (4, "none"), (4, "full"))
+
 Group = tuple[Base, tuple[Case, ...]]
 
 
@@ -83,7 +91,8 @@ def groups(family: Family) -> list[Group]:
     return [
         (main, (Case(side, 1), Case(side, 4), Case(side, 4, "full"), Case(side, 1, "full"), Case(side, 8, "full"))),
         (Base(family, "peft"), (Case(side, 1), Case(side, 4))),
-        (main, (Case(side, 1, technique="graphs"), Case(side, 4, technique="graphs"))),
+        (main, tuple(Case(side, batch, way, technique="graphs") for batch, way in _IN_GRAPHS)),
+        (Base(family, "layers"), (Case(side, 1), Case(side, 4), Case(side, 4, "full"))),
         (
             main,
             (
@@ -101,7 +110,7 @@ def groups(family: Family) -> list[Group]:
         (Base(family, quantise="int8_products"), (Case(side, 1), Case(side, 4))),
         (Base(family, deterministic=True), (Case(side, 1), Case(side, 4))),
         (main, (Case(side, 1, technique="channels_last"), Case(side, 4, technique="channels_last"))),
-        (Base(family, dtype="fp16"), (Case(side, 1),)),
+        (Base(family, dtype="fp16"), (Case(side, 1), Case(side, 1, technique="fp16_accumulation"))),
         (Base(family, dtype="fp32"), (Case(side, 1),)),
         (main, (Case(side, 1, technique="compiled"), Case(side, 4, technique="compiled"))),
     ]
@@ -146,11 +155,19 @@ def _as_stated(base: Base, device: torch.device) -> Iterator[None]:
     torch.use_deterministic_algorithms(base.deterministic)
     torch.utils.deterministic.fill_uninitialized_memory = False
     try:
-        with patch.object(lean, "SWITCHED_ON", base.adapters == "lean"):
+        blocks = install if base.adapters == "lean" else _install_attention
+        with patch.object(lean, "SWITCHED_ON", base.adapters != "peft"), patch.object(attach, "install", blocks):
             yield
     finally:
         torch.use_deterministic_algorithms(before[0])
         torch.utils.deterministic.fill_uninitialized_memory = before[1]
+
+
+def _install_attention(unet: nn.Module) -> None:
+    """Of what trainer.adapter.lean.blocks.install does that which makes nothing again in backward."""
+    for module in unet.modules():
+        if isinstance(module, Attention):
+            lean_attention(module)
 
 
 def _choose_products(run: RealRun, engine: Engine, case: Case, *, small: bool) -> None:
@@ -171,7 +188,8 @@ def _tidy_up(engine: Engine, device: torch.device) -> None:
     engine.masters.zero_grad()
     gc.collect()
     if device.type == "cuda":
-        torch.cuda.empty_cache()
+        with suppress(RuntimeError):  # a recording that failed may leave PyTorch's allocator so
+            torch.cuda.empty_cache()
 
 
 class Stopwatch:

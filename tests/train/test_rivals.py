@@ -69,6 +69,8 @@ def test_all_are_told_the_same(place: Place, tmp_path: Path) -> None:
     job = load_job(Path(ours("linear").command(SETTINGS, here, tmp_path)[-1]))
     assert (job.recipe.rank, job.recipe.layers, job.recipe.effective_batch) == (16, "linear", 2)
     assert (job.fit.checkpointing, job.fit.micro_batch, job.recipe.resolution) == ("none", 2, 64)
+    assert not job.fit.graphs
+    assert load_job(Path(ours("linear", graphs=True).command(SETTINGS, here, tmp_path)[-1])).fit.graphs
     for key in ("diffusers", "sd_scripts", "unsloth"):
         words = RIVALS[key].command(SETTINGS, here, tmp_path)
         values = [word.partition("=")[2] for word in words]
@@ -77,6 +79,20 @@ def test_all_are_told_the_same(place: Place, tmp_path: Path) -> None:
     RIVALS["onetrainer"].command(SETTINGS, here, tmp_path)
     told = json.loads((tmp_path / "onetrainer.json").read_text(encoding="utf-8"))
     assert (told["lora_rank"], told["batch_size"], told["resolution"], told["learning_rate"]) == (16, 2, "64", 1e-4)
+
+
+def test_on_a_card_ours_runs_with_graphs_too() -> None:
+    """Before the others, so that a run that is cut short has both."""
+    here = {"unsloth": Path(), "onetrainer": Path()}
+    plain = ["Impasto, attention", "Impasto, linear"]
+    both = ["Impasto, attention", "Impasto, attention, graphs", "Impasto, linear", "Impasto, linear, graphs"]
+    for graphs, names in ((False, plain), (True, both)):
+        order = rivals._in_order(here, graphs=graphs)
+        assert [rival.name for rival, _ in order][: len(names)] == names
+        assert [rival.name for rival, path in order if path is None] == [
+            RIVALS["diffusers"].name,
+            RIVALS["sd_scripts"].name,
+        ]
 
 
 def test_a_trainer_is_watched_until_it_has_stepped_often_enough(place: Place, tmp_path: Path) -> None:
@@ -109,14 +125,15 @@ def test_the_table_compares_with_ours_on_the_same_layers() -> None:
     outcomes = [
         Outcome("Impasto, attention", 1, "attention", 6.0, 3 << 20, 4 << 20, 5678, 1234, 2 << 20),
         Outcome("Impasto, linear", 1, "linear", 5.0),
+        Outcome("Impasto, linear, graphs", 1, "linear", 10.0),
         Outcome("one", 1, "attention", 2.0),
         Outcome("other", 1, "linear", 4.0),
         Outcome("none", 4, "linear", failure="No module named 'x'"),
     ]
-    lines = table(outcomes, "a card", SETTINGS).splitlines()[-5:]
+    lines = table(outcomes, "a card", SETTINGS).splitlines()[-6:]
     assert len({line.count("|") for line in lines}) == 1
     assert lines[0] == "| Impasto, attention | attention | 5,678 | 1 | 6.00 | 1.00 × | 1,234 | 2 | 3 | 4 |"
-    assert "3.00 ×" in lines[2] and "1.25 ×" in lines[3] and "No module named" in lines[4]
+    assert "0.50 ×" in lines[2] and "3.00 ×" in lines[3] and "1.25 ×" in lines[4] and "No module named" in lines[5]
 
 
 def test_what_a_trainer_lacks_is_stood_in_for_and_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,6 +34,16 @@ def test_a_row_has_all_that_a_step_takes_and_one_that_fails_is_named(rows: list[
     assert cudnn.failure.startswith("JobError: fit.attention")
 
 
+def test_blocks_that_make_nothing_again_are_a_base_of_their_own(rows: list[Row]) -> None:
+    """PEFT's layers ask for most; with ours, blocks that make again what they do not keep ask for more than others."""
+    ours, layers = (
+        next(iter(time_group(Base("sd15", kind, dtype="fp32"), CASES[:1], 600.0, small=True)))
+        for kind in ("lean", "layers")
+    )
+    counts = [row.timing.operations for row in (layers, ours, rows[0]) if row.timing]
+    assert len(counts) == 3 and counts[0] < counts[1] < counts[2]  # type: ignore[operator]
+
+
 def test_no_case_is_begun_when_time_is_up_and_settings_are_put_back() -> None:
     before = torch.are_deterministic_algorithms_enabled()
     (row,) = time_group(Base("sd15", deterministic=not before, dtype="fp32"), CASES[:1], -1.0, small=True)
