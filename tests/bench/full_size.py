@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.support.jobs import photographs, write_job
-from tests.support.tiny import sdxl_on_meta, single_file_tensors
+from tests.support.tiny import models_on_meta, single_file_tensors
 from trainer.base.source import open_base
 from trainer.config.base import BaseConfig
 from trainer.files.configs import bundled_configs
@@ -92,7 +92,7 @@ def _values(name: str, tensor: Tensor, pool: np.ndarray) -> np.ndarray:
 def _full_tensors() -> dict[str, Tensor]:
     """Return the names and shapes of a full SDXL single file, as tensors on the meta device."""
     configs = bundled_configs("sdxl")
-    parts = {part: model.state_dict() for part, model in sdxl_on_meta(configs).items()}
+    parts = {part: model.state_dict() for part, model in models_on_meta(configs).items()}
     return single_file_tensors("sdxl", parts, configs)
 
 

@@ -1,7 +1,7 @@
 """Trains SDXL with other trainers and with ours on one random base, the same pictures and settings, and compares.
 
     python -m tests.bench.rivals [--diffusers CHECKOUT] [--sd-scripts CHECKOUT] [--onetrainer CHECKOUT]
-                                 [--unsloth CHECKOUT] [--batch 1 4] [--minutes 8] [--results FOLDER]
+                                 [--unsloth CHECKOUT] [--family sdxl] [--batch 1 4] [--minutes 8] [--results FOLDER]
                                  [--small | --cpu | --check]
 
 Each runs as a process of its own, its own script with its own command line, from a checkout given by path and with the
@@ -12,7 +12,7 @@ takes the time of all alike, ours too, and counts as tests/support/counting.py s
 the device and keeps for backward. bf16, LoRA r16 on the UNet, AdamW, no checkpointing, latents and texts cached
 where a trainer can. What a rival adapts besides attention, ours adapts too in the row that it is compared with. What
 cannot be run is named with the last line that it said. With --small everything is tiny and on the CPU, where several
-of them have no way to train: figures of no meaning. With --cpu the whole SDXL learns small pictures on the CPU, which
+of them have no way to train: figures of no meaning. With --cpu the whole base learns small pictures on the CPU, which
 takes some 20 GB and minutes a trainer: seconds of no meaning, but their operations are those of a card, but for the
 kernels of attention and what autocasting turns to another format.
 """
@@ -43,7 +43,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from tests.bench.rivals_told import RATE, RIVALS, TOKENIZERS, Layers, Place, Rival, Settings, ours
-from tests.support.tiny import sdxl_on_meta, single_file_metadata, single_file_tensors, tiny_configs, write_folder
+from tests.support.tiny import models_on_meta, single_file_metadata, single_file_tensors, tiny_configs, write_folder
+from trainer.config.base import Family
 from trainer.files.assets import asset_path
 from trainer.files.configs import bundled_configs
 from trainer.protocol import atomic
@@ -59,6 +60,7 @@ PICTURES = 24
 LONGEST = 150.0
 """Seconds that one may take on a card, with loading and caching."""
 ON_CARD = Settings(1024, 1, steps=30, small=False, device="cuda")
+SIDES: dict[Family, int] = {"sdxl": 1024, "sd15": 512}
 ON_CPU = Settings(256, 1, steps=3, small=False, device="cpu", warm_up=1)
 TINY = Settings(64, 1, steps=8, small=True, device="cpu")
 
@@ -164,7 +166,7 @@ def _last_words(log: Path) -> str:
 def lay_out(folder: Path, settings: Settings) -> Place:
     """Writes bases, tokenizers and pictures."""
     place = _place(folder)
-    write_bases(place.single, place.diffusers, small=settings.small)
+    write_bases(settings.family, place.single, place.diffusers, small=settings.small)
     for target in (place.pictures, place.listed, place.repeated / "1000_pictures"):
         target.mkdir(parents=True)
     captions = {}
@@ -194,18 +196,18 @@ def _draw(seed: int, side: int) -> Image.Image:
     return Image.fromarray(spots).resize((side, side), Image.Resampling.BICUBIC)
 
 
-def write_bases(single: Path, whole: Path, *, small: bool) -> None:
-    """One SDXL of random weights as a single file and as a diffusers folder, with tokenizers."""
-    configs = tiny_configs("sdxl") if small else bundled_configs("sdxl")
+def write_bases(family: Family, single: Path, whole: Path, *, small: bool) -> None:
+    """One base of random weights as a single file and as a diffusers folder, with tokenizers."""
+    configs = tiny_configs(family) if small else bundled_configs(family)
     weights = random_weights(configs, torch.float32 if small else torch.float16)
     tensors = {
         name: tensor.clone(memory_format=torch.contiguous_format)
-        for name, tensor in single_file_tensors("sdxl", weights, configs).items()
+        for name, tensor in single_file_tensors(family, weights, configs).items()
     }
-    save_file(tensors, single, single_file_metadata("sdxl", configs) if small else {"format": "pt"})
-    write_folder("sdxl", whole, weights, configs)
+    save_file(tensors, single, single_file_metadata(family, configs) if small else {"format": "pt"})
+    write_folder(family, whole, weights, configs)
     index = json.loads((whole / "model_index.json").read_text(encoding="utf-8"))
-    for name in ("tokenizer", "tokenizer_2"):
+    for name in ("tokenizer", "tokenizer_2") if family == "sdxl" else ("tokenizer",):
         shutil.copytree(asset_path("demo", "base", "tokenizer"), whole / name)
         index[name] = ["transformers", "CLIPTokenizer"]
     atomic.write_json(whole / "model_index.json", index)
@@ -225,7 +227,7 @@ def random_weights(configs: Mapping[str, Mapping[str, Any]], dtype: torch.dtype)
 
     return {
         part: {name: drawn(name, tensor) for name, tensor in model.state_dict().items() if tensor.is_floating_point()}
-        for part, model in sdxl_on_meta(configs).items()
+        for part, model in models_on_meta(configs).items()
     }
 
 
@@ -233,7 +235,8 @@ def table(outcomes: Sequence[Outcome], card: str, settings: Settings) -> str:
     """All of them as Markdown; each is compared with ours as it is by default, on the same layers and batch."""
     plain = [one for one in outcomes if one.name == ours(one.layers).name]
     own = {(one.batch, one.layers): one.pictures_per_second for one in plain}
-    size = "tiny models, figures of no meaning" if settings.small else f"SDXL at {settings.resolution}"
+    base = {"sdxl": "SDXL", "sd15": "SD 1.5"}[settings.family]
+    size = "tiny models, figures of no meaning" if settings.small else f"{base} at {settings.resolution}"
     if settings.device == "cpu" and not settings.small:
         size += " on the CPU, whose seconds tell nothing of a card"
     lines = [
@@ -275,14 +278,15 @@ def compare(
     until = time.monotonic() + 60 * minutes - 10
     cpu = settings.device == "cpu"
     card = "the CPU" if cpu else torch.cuda.get_device_properties(0).name
-    name = f"rivals_{card.lower().removeprefix('the ').replace(' ', '_')}{'_small' if settings.small else ''}"
+    family = "" if settings.family == "sdxl" else f"_{settings.family}"
+    name = f"rivals_{card.lower().removeprefix('the ').replace(' ', '_')}{family}{'_small' if settings.small else ''}"
     outcomes: list[Outcome] = []
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch:
         with ProcessPoolExecutor(1, get_context("spawn")) as other:  # what it takes would be missing later on
             place = other.submit(lay_out, Path(scratch), settings).result()
         for batch in batches:
             turn = replace(settings, batch=batch)
-            for rival, checkout in _in_order(checkouts, graphs=not cpu):
+            for rival, checkout in _in_order(settings.family, checkouts, graphs=not cpu):
                 left = until - time.monotonic()
                 if checkout is None:
                     outcome = Outcome(rival.name, batch, rival.layers, failure="no checkout was given")
@@ -295,25 +299,25 @@ def compare(
     return outcomes
 
 
-def check_all(checkouts: Mapping[str, Path]) -> int:
+def check_all(family: Family, checkouts: Mapping[str, Path]) -> int:
     """Says of each whether its parser understands what it will be told; returns 0 if all do."""
-    settings = replace(ON_CARD, batch=4)
+    settings = replace(ON_CARD, batch=4, family=family, resolution=SIDES[family])
     with tempfile.TemporaryDirectory() as scratch:
         place = _place(Path(scratch))
         for folder in (place.diffusers, place.pictures, place.listed, place.repeated):
             folder.mkdir()
-        found = {key: check(RIVALS[key], settings, place, path) for key, path in checkouts.items()}
+        found = {key: check(RIVALS[family][key], settings, place, path) for key, path in checkouts.items()}
     for key, words in found.items():
-        sys.stdout.write(f"{RIVALS[key].name}: {words}\n")
+        sys.stdout.write(f"{RIVALS[family][key].name}: {words}\n")
     return 0 if all(words.startswith("understood") for words in found.values()) else 1
 
 
-def _in_order(checkouts: Mapping[str, Path], *, graphs: bool) -> list[tuple[Rival, Path | None]]:
+def _in_order(family: Family, checkouts: Mapping[str, Path], *, graphs: bool) -> list[tuple[Rival, Path | None]]:
     """Ours on the layers that somebody is compared on, with ``graphs`` in both ways, then those that are here."""
-    layers = sorted({RIVALS[key].layers for key in checkouts}) or ["attention"]
+    layers = sorted({RIVALS[family][key].layers for key in checkouts}) or ["attention"]
     ways = (False, True) if graphs else (False,)
     here: list[tuple[Rival, Path | None]] = [(ours(one, graphs=way), ROOT) for one in layers for way in ways]
-    return here + [(rival, checkouts.get(key)) for key, rival in RIVALS.items()]
+    return here + [(rival, checkouts.get(key)) for key, rival in RIVALS[family].items()]
 
 
 def _write(path: Path, outcomes: Sequence[Outcome], card: str, settings: Settings) -> None:
@@ -328,8 +332,9 @@ def _write(path: Path, outcomes: Sequence[Outcome], card: str, settings: Setting
 def main(words: Sequence[str] | None = None) -> int:
     """Compare what there is."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for key, rival in RIVALS.items():
+    for key, rival in RIVALS["sdxl"].items():
         parser.add_argument(f"--{key.replace('_', '-')}", type=Path, metavar="CHECKOUT", help=rival.name)
+    parser.add_argument("--family", choices=tuple(RIVALS), default="sdxl")
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 4])
     parser.add_argument("--minutes", type=float, default=8.0)
     parser.add_argument("--results", type=Path, default=RESULTS)
@@ -338,10 +343,11 @@ def main(words: Sequence[str] | None = None) -> int:
     way.add_argument("--cpu", action="store_const", const=ON_CPU, dest="settings", help="whole models on the CPU")
     way.add_argument("--check", action="store_true", help="only ask their parsers what they make of it")
     options = parser.parse_args(words)
-    checkouts = {key: path for key in RIVALS if (path := getattr(options, key)) is not None}
+    checkouts = {key: path for key in RIVALS[options.family] if (path := getattr(options, key)) is not None}
     if options.check:
-        return check_all(checkouts)
-    settings = options.settings or ON_CARD
+        return check_all(options.family, checkouts)
+    settings = options.settings or replace(ON_CARD, resolution=SIDES[options.family])
+    settings = replace(settings, family=options.family)
     outcomes = compare(checkouts, options.batch, options.minutes, options.results, settings)
     return 0 if any(one.pictures_per_second for one in outcomes) else 1
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from trainer.config.base import Family
 from trainer.config.write import toml_value
 from trainer.protocol import atomic
 
@@ -28,6 +29,7 @@ class Settings:
     device: Literal["cpu", "cuda"]
     warm_up: int = 5
     rank: int = 16
+    family: Family = "sdxl"
 
 
 @dataclass(frozen=True)
@@ -100,9 +102,9 @@ def ours(layers: Layers, *, graphs: bool = False) -> Rival:
 
 
 def _diffusers(settings: Settings, place: Place, checkout: Path) -> list[str]:
-    script = checkout / "examples" / "text_to_image" / "train_text_to_image_lora_sdxl.py"
+    name = {"sdxl": "train_text_to_image_lora_sdxl.py", "sd15": "train_text_to_image_lora.py"}[settings.family]
     return [
-        str(script),
+        str(checkout / "examples" / "text_to_image" / name),
         f"--pretrained_model_name_or_path={place.diffusers}",
         f"--train_data_dir={place.listed}",
         "--caption_column=text",
@@ -122,8 +124,9 @@ def _diffusers(settings: Settings, place: Place, checkout: Path) -> list[str]:
 
 def _sd_scripts(settings: Settings, place: Place, checkout: Path) -> list[str]:
     precision = "no" if settings.small else "bf16"
+    xl = settings.family == "sdxl"
     return [
-        str(checkout / "sdxl_train_network.py"),
+        str(checkout / ("sdxl_train_network.py" if xl else "train_network.py")),
         f"--pretrained_model_name_or_path={place.single}",
         f"--train_data_dir={place.repeated}",
         f"--tokenizer_cache_dir={place.tokenizers}",
@@ -136,7 +139,7 @@ def _sd_scripts(settings: Settings, place: Place, checkout: Path) -> list[str]:
         f"--network_alpha={settings.rank}",
         "--network_train_unet_only",
         "--cache_latents",
-        "--cache_text_encoder_outputs",
+        *(["--cache_text_encoder_outputs"] if xl else []),  # it has no such cache for SD 1.5
         f"--learning_rate={RATE}",
         "--optimizer_type=AdamW",
         f"--mixed_precision={precision}",
@@ -151,9 +154,13 @@ def _sd_scripts(settings: Settings, place: Place, checkout: Path) -> list[str]:
 def _onetrainer(settings: Settings, place: Place, checkout: Path) -> list[str]:
     dtype = "FLOAT_32" if settings.small else "BFLOAT_16"
     part = {"train": False, "weight_dtype": dtype}
+    model, preset = {
+        "sdxl": ("STABLE_DIFFUSION_XL_10_BASE", "SDXL/#sdxl 1.0 LoRA.json"),
+        "sd15": ("STABLE_DIFFUSION_15", "SD1.5/#sd 1.5 LoRA.json"),
+    }[settings.family]
     config = {
         "training_method": "LORA",
-        "model_type": "STABLE_DIFFUSION_XL_10_BASE",
+        "model_type": model,
         "base_model_name": str(place.diffusers),  # of a single file it would fetch the configurations
         "output_model_format": "KOHYA_LORA",
         "output_model_destination": str(place.folder / "out" / "lora.safetensors"),
@@ -190,8 +197,8 @@ def _onetrainer(settings: Settings, place: Place, checkout: Path) -> list[str]:
     }
     path = place.folder / "onetrainer.json"
     atomic.write_json(path, config)
-    preset = checkout / "training_presets" / "SDXL" / "#sdxl 1.0 LoRA.json"
-    return [str(checkout / "scripts" / "train.py"), f"--preset-path={preset}", f"--config-path={path}"]
+    presets = checkout / "training_presets"
+    return [str(checkout / "scripts" / "train.py"), f"--preset-path={presets / preset}", f"--config-path={path}"]
 
 
 def _unsloth(settings: Settings, place: Place, checkout: Path) -> list[str]:
@@ -212,15 +219,23 @@ def _unsloth(settings: Settings, place: Place, checkout: Path) -> list[str]:
     ]
 
 
-RIVALS = {
-    "diffusers": Rival("diffusers, train_text_to_image_lora_sdxl.py", "attention", _diffusers),
-    "sd_scripts": Rival("sd-scripts, sdxl_train_network.py", "linear", _sd_scripts),
-    "onetrainer": Rival("OneTrainer, SDXL LoRA", "linear", _onetrainer),
-    "unsloth": Rival(
-        "Unsloth Studio, SDXL LoRA",
-        "attention",
-        _unsloth,
-        inside="studio/backend",
-        environment={"UNSLOTH_DIFFUSION_FP32_OPTIM": "1"},  # AdamW with all its bits, as the others have it
-    ),
+RIVALS: dict[Family, dict[str, Rival]] = {
+    "sdxl": {
+        "diffusers": Rival("diffusers, train_text_to_image_lora_sdxl.py", "attention", _diffusers),
+        "sd_scripts": Rival("sd-scripts, sdxl_train_network.py", "linear", _sd_scripts),
+        "onetrainer": Rival("OneTrainer, SDXL LoRA", "linear", _onetrainer),
+        "unsloth": Rival(
+            "Unsloth Studio, SDXL LoRA",
+            "attention",
+            _unsloth,
+            inside="studio/backend",
+            environment={"UNSLOTH_DIFFUSION_FP32_OPTIM": "1"},  # AdamW with all its bits, as the others have it
+        ),
+    },
+    "sd15": {
+        "diffusers": Rival("diffusers, train_text_to_image_lora.py", "attention", _diffusers),
+        "sd_scripts": Rival("sd-scripts, train_network.py", "linear", _sd_scripts),
+        "onetrainer": Rival("OneTrainer, SD 1.5 LoRA", "linear", _onetrainer),
+    },
 }
+"""Those that train a LoRA of each family; Unsloth Studio trains none of SD 1.5."""

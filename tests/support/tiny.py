@@ -160,15 +160,17 @@ def single_file_metadata(family: Family, configs: Mapping[str, Mapping[str, Any]
     return {"format": "pt", "impasto.configs": json.dumps({"family": family, **configs})}
 
 
-def sdxl_on_meta(configs: Mapping[str, Mapping[str, Any]]) -> dict[str, nn.Module]:
-    """The models of an SDXL base by part, by configs of any size, without memory for their weights."""
+def models_on_meta(configs: Mapping[str, Mapping[str, Any]]) -> dict[str, nn.Module]:
+    """The models of a base by part, by configs of any size and family, without memory for their weights."""
     with torch.device("meta"):
-        return {
+        models: dict[str, nn.Module] = {
             "unet": UNet2DConditionModel.from_config(dict(configs["unet"])),
             "vae": AutoencoderKL.from_config(dict(configs["vae"])),
             "text_encoder": CLIPTextModel(CLIPTextConfig(**configs["text_encoder"])),
-            "text_encoder_2": CLIPTextModelWithProjection(CLIPTextConfig(**configs["text_encoder_2"])),
         }
+        if "text_encoder_2" in configs:
+            models["text_encoder_2"] = CLIPTextModelWithProjection(CLIPTextConfig(**configs["text_encoder_2"]))
+        return models
 
 
 def single_file_tensors(

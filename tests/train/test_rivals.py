@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from diffusers import StableDiffusionXLPipeline
+from diffusers import StableDiffusionPipeline, StableDiffusionXLPipeline
 
 from tests.bench import rivals, rivals_check
 from tests.bench.rivals import Outcome, lay_out, run, table
@@ -72,11 +72,11 @@ def test_all_are_told_the_same(place: Place, tmp_path: Path) -> None:
     assert not job.fit.graphs
     assert load_job(Path(ours("linear", graphs=True).command(SETTINGS, here, tmp_path)[-1])).fit.graphs
     for key in ("diffusers", "sd_scripts", "unsloth"):
-        words = RIVALS[key].command(SETTINGS, here, tmp_path)
+        words = RIVALS["sdxl"][key].command(SETTINGS, here, tmp_path)
         values = [word.partition("=")[2] for word in words]
         assert {"16", "0.0001", "64", "2"} <= set(values), key
         assert not any(word.strip("-") == "gradient_checkpointing" for word in words)
-    RIVALS["onetrainer"].command(SETTINGS, here, tmp_path)
+    RIVALS["sdxl"]["onetrainer"].command(SETTINGS, here, tmp_path)
     told = json.loads((tmp_path / "onetrainer.json").read_text(encoding="utf-8"))
     assert (told["lora_rank"], told["batch_size"], told["resolution"], told["learning_rate"]) == (16, 2, "64", 1e-4)
 
@@ -87,12 +87,28 @@ def test_on_a_card_ours_runs_with_graphs_too() -> None:
     plain = ["Impasto, attention", "Impasto, linear"]
     both = ["Impasto, attention", "Impasto, attention, graphs", "Impasto, linear", "Impasto, linear, graphs"]
     for graphs, names in ((False, plain), (True, both)):
-        order = rivals._in_order(here, graphs=graphs)
+        order = rivals._in_order("sdxl", here, graphs=graphs)
         assert [rival.name for rival, _ in order][: len(names)] == names
         assert [rival.name for rival, path in order if path is None] == [
-            RIVALS["diffusers"].name,
-            RIVALS["sd_scripts"].name,
+            RIVALS["sdxl"]["diffusers"].name,
+            RIVALS["sdxl"]["sd_scripts"].name,
         ]
+
+
+def test_of_sd15_there_are_a_base_of_its_own_and_the_trainers_that_know_it(tmp_path: Path) -> None:
+    settings = replace(SETTINGS, family="sd15")
+    place = lay_out(tmp_path, settings)
+    pipeline = StableDiffusionPipeline.from_pretrained(place.diffusers, requires_safety_checker=False)
+    other = open_base(BaseConfig(model=str(place.single)))
+    assert other.family == "sd15" and pipeline.tokenizer("a cat").input_ids[0] == 49406
+    for name, weight in other.load_unet(torch.float32, "cpu").state_dict().items():
+        assert torch.equal(weight, pipeline.unet.state_dict()[name]), name
+    scripts = {key: rival.command(settings, place, tmp_path) for key, rival in RIVALS["sd15"].items()}
+    assert Path(scripts["diffusers"][0]).name == "train_text_to_image_lora.py"
+    assert Path(scripts["sd_scripts"][0]).name == "train_network.py"
+    told = json.loads((tmp_path / "onetrainer.json").read_text(encoding="utf-8"))
+    assert told["model_type"] == "STABLE_DIFFUSION_15" and "sd 1.5" in scripts["onetrainer"][1]
+    assert "unsloth" not in scripts
 
 
 def test_a_trainer_is_watched_until_it_has_stepped_often_enough(place: Place, tmp_path: Path) -> None:
