@@ -129,9 +129,9 @@ def test_in_bf16_gradients_are_as_near_to_those_of_fp32_as_without(
     assert 0.0 < ours < 1.1 * max(plain, peft), f"plain {plain:.4f}, compiled {ours:.4f}, PEFT's layers {peft:.4f}"
 
 
-def gradients(place: SharedPlace, dtype: str, *, compile: bool = False) -> list[torch.Tensor]:
+def gradients(place: SharedPlace, dtype: str, *settings: str, compile: bool = False) -> list[torch.Tensor]:
     """Of twelve batches, at weights of LoRAs that do something."""
-    engine = engine_of(place, "sd15", (*ONE, f"fit.dtype={dtype}"), [])
+    engine = engine_of(place, "sd15", (*ONE, f"fit.dtype={dtype}", *settings), [])  # type: ignore[arg-type]
     if compile:
         engine.compiled = blocks = CompiledBlocks(lambda _, sentence: pytest.fail(sentence))
         blocks.install(engine.models.unet)

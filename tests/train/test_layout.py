@@ -20,7 +20,9 @@ from tests.support.exhaustion import Killed, SharedPlace, Trial
 from tests.support.pictures import make_picture
 from tests.support.tiny import tiny_configs
 from tests.train.test_attention_race import as_on_a_card
+from tests.train.test_compiled import error, gradients
 from tests.train.test_graphs import BRIEF, engine_of
+from trainer.adapter import lean
 from trainer.adapter.lean.residual import Normed
 from trainer.config.base import Family
 from trainer.config.load import load_job
@@ -71,6 +73,17 @@ def test_a_step_learns_the_same_and_its_norms_keep_the_layout(
     # diffusers' transformers hand out maps that lie as usual, and so does a convolution's LoRA: a norm takes either.
     assert all(before == after for before, after in kept)
     assert settings[0] == "recipe.layers=all" or sum(before for before, _ in kept) > len(kept) // 2
+
+
+def test_in_bf16_gradients_are_as_near_to_those_of_fp32_as_without(
+    place: SharedPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sums are rounded elsewhere, not more: over twelve batches, by single ones chance decides."""
+    exact = gradients(place, "fp32")
+    plain, last = (error(gradients(place, "bf16", *settings), exact) for settings in ((), (ON,)))
+    monkeypatch.setattr(lean, "SWITCHED_ON", False)
+    peft = error(gradients(place, "bf16"), exact)
+    assert 0.0 < last < 1.1 * max(plain, peft), f"plain {plain:.4f}, channels-last {last:.4f}, PEFT's layers {peft:.4f}"
 
 
 @pytest.mark.parametrize(("works", "failures"), [(True, 0), (True, 1), (False, 100)])
