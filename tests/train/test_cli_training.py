@@ -50,8 +50,8 @@ def test_the_doctor_really_computes():
 
 
 def encoded_at_start(job: Path, card: str | None = None) -> tuple[int, int]:
-    """How many pictures and texts a plan foresees to be encoded on a card, in the dtypes of the CPU's runs."""
-    settings = ("recipe.steps=2", "name=whole", "fit.dtype=fp32", "fit.vae_dtype=fp32")
+    """How many pictures and texts a plan foresees to be encoded on a card, encoded as runs on the CPU do."""
+    settings = ("recipe.steps=2", "name=whole", "fit.dtype=fp32", "fit.vae_dtype=fp32", "fit.deterministic=true")
     occasions = question_of_job(job, settings, card).occasions
     return occasions.pictures, occasions.texts
 

@@ -270,20 +270,24 @@ def test_another_programs_change_is_taken_over_and_undo_brings_ours_back(desk, t
     assert settled(desk, draft)["recipe"]["rank"] == 9
 
 
-def test_a_file_that_another_program_broke_is_named_once_and_ours_stays(desk, tasks, file):
+def test_a_file_that_another_program_broke_is_named_once_and_ours_stays(desk, tasks, file, monkeypatch):
     draft = opened(file, tasks)
     errors: list[JobError] = []
     draft.file.failed.connect(errors.append)
+    read: list[str] = []
+    take_over = draft._take_over
+    monkeypatch.setattr(draft, "_take_over", lambda text: (take_over(text), read.append(text)))
     file.write_text("rank = = 3", encoding="utf-8")
-    for _ in range(2):
+    for turn in (1, 2):  # what is looked at late would be what is written next
         draft.look()
-        desk.until(lambda: bool(errors))
+        desk.until(lambda turn=turn: len(read) == turn)
     assert [error.code for error in errors] == ["job.toml"] and draft.get("recipe.rank") == 8
     mended: list[JobError] = []
     draft.file.mended.connect(mended.append)
     file.write_text(BARE, encoding="utf-8")
     draft.look()
-    desk.until(lambda: mended == errors)
+    desk.until(lambda: len(read) == 3)
+    assert mended == errors
     file.write_text("rank = = 3", encoding="utf-8")
     draft.look()
     desk.until(lambda: len(errors) == 2)  # it is broken anew
