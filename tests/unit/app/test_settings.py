@@ -154,7 +154,8 @@ def test_a_small_file_is_written_behind_and_only_the_latest_text_of_those_that_w
         file.write(text)  # although the disk sleeps
     awake.set()
     file.settle()
-    assert written in (["a", "d"], ["d"]) and file.path.read_text(encoding="utf-8") == "d"
+    # Which one the writer comes to take first depends on when it starts; of those that wait then, only the latest.
+    assert len(written) <= 2 and written[-1] == "d" and file.path.read_text(encoding="utf-8") == "d"
 
 
 def test_a_disk_that_refuses_a_small_file_stops_nobody_and_is_asked_again_at_the_end(tmp_path):
