@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from tests.support.exhaustion import (
     Counter,
@@ -17,6 +19,7 @@ from tests.support.exhaustion import (
     SharedPlace,
     Trial,
     Wanted,
+    allocates,
     edit,
     phase_begins,
     step_begins,
@@ -155,6 +158,40 @@ def test_a_plan_that_is_too_tight_again_and_again_is_left(place: Place) -> None:
     assert [event.step for event in trial.of(events.MemoryExhausted)] == [1, 2, 3, 4]
     assert changes_of(trial) == [(4, FULL)]
     assert trial.lora() == place.truth("sd15", settings)
+
+
+class Leftovers(Exhaustion):
+    """Notes which memory that the failed attempts took is still in use when the next attempt begins."""
+
+    def __init__(self, wanted: Wanted, at: int, times: int) -> None:
+        super().__init__(wanted, at, times)
+        self.taken: list[StorageWeakRef] = []
+        self.alive: list[int] = []
+        self._failed = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self._failed:
+            self.alive.append(sum(not storage.expired() for storage in self.taken))
+            self.taken, self._failed = [], False
+        left = self.left
+        try:
+            made = super().__torch_dispatch__(func, types, args, kwargs)
+        finally:
+            self._failed = self.left < left
+        if allocates(func, args):
+            tensors = [made] if isinstance(made, torch.Tensor) else [one for one in made if one is not None]
+            self.taken += [StorageWeakRef(tensor.untyped_storage()) for tensor in tensors]
+        return made
+
+
+@pytest.mark.parametrize("share", [0.1, 0.9], ids=["forward", "backward"])
+def test_nothing_of_a_failed_attempt_is_in_memory_when_the_next_one_begins(place: Place, share: float) -> None:
+    """Python 3.11 and 3.12 keep what was read of a running frame's locals: the error, and all that its frames held."""
+    leftovers = Leftovers(step_begins(4), int(share * place.size(TRAIN_ONLY).allocations), times=3)
+    trial = place.exhausted("sd15", TRAIN_ONLY, leftovers)
+    assert trial.of(events.MemoryExhausted)[0].stage == ("forward" if share < 0.5 else "backward")
+    assert leftovers.alive == [0, 0]  # the run is no longer watched after the last failure
+    assert_right(place, "sd15", TRAIN_ONLY, trial)
 
 
 # --- every phase ----------------------------------------------------------------------------------------------------

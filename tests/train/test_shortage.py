@@ -49,6 +49,19 @@ def test_what_cards_say_is_understood(words: str, requested: int | None) -> None
     assert shortage_of(RuntimeError(words), {}).requested == requested
 
 
+@pytest.mark.parametrize("private", ["", " with 30.00 MiB allocated in private pools (e.g., CUDA Graphs),"])
+def test_the_message_says_what_was_in_use_when_it_was_raised(private: str) -> None:
+    """As PyTorch 2.13 words it, on a GPU with a cap."""
+    error = torch.OutOfMemoryError(
+        "CUDA out of memory. Tried to allocate 300.00 MiB. GPU 0 has a total capacity of 11.76 GiB of which 9.22 GiB "
+        "is free. Including non-PyTorch memory, this process has 2.54 GiB memory in use. 2.35 GiB allowed; Of the "
+        f"allocated memory 2.50 GiB is allocated by PyTorch,{private} and 102.00 MiB is reserved by PyTorch but "
+        "unallocated. If reserved but unallocated memory is large try setting"
+    )
+    found = shortage_of(error, {})
+    assert (found.allocated, found.reserved) == (5 << 29, (5 << 29) + (102 << 20))
+
+
 @pytest.mark.parametrize(
     "error",
     [RuntimeError("mat1 and mat2 shapes cannot be multiplied"), ValueError("out of memory"), KeyError("x")],

@@ -153,9 +153,11 @@ class RenderService:
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
-            self.free()
-            raise _no_room() from error
-        return {}
+        else:
+            return {}
+        # Only here is the error gone, and with its frames everything that the failed work had allocated.
+        self.free()
+        raise _no_room()
 
     def free(self) -> None:
         """Give up base and card."""

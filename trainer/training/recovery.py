@@ -135,18 +135,23 @@ class Recovery:
         self.phase = phase
 
     def _tell(self, error: BaseException) -> events.MemoryExhausted:
+        """Write the event of a shortage.
+
+        Its figures are those of the error's own message: by the time that an error of backward arrives here, most of
+        what was in use when it was raised has been freed.
+        """
+        allocated, reserved = self.meter.present()
         shortage = shortage_of(error, self.keeper.models)
         phase = self.phase
         foreseen = self.forecast.of(phase) if self.forecast else None
-        allocated, reserved = self.meter.present()
         told = events.MemoryExhausted(
             phase=phase,
             step=self.position,
             requested=shortage.requested,
             stage=shortage.stage,
             module=shortage.module,
-            allocated=allocated,
-            reserved=reserved,
+            allocated=allocated if shortage.allocated is None else shortage.allocated,
+            reserved=reserved if shortage.reserved is None else shortage.reserved,
             forecast=foreseen.reserved if foreseen else None,
         )
         self.reporter.write(told)

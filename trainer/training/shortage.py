@@ -1,9 +1,10 @@
-"""What an error tells of memory that ran out: whether it is that, how much was asked for, what for, and where."""
+"""Recognize errors of exhausted memory, and read from them how much was requested, by what, and in which state."""
 
 from __future__ import annotations
 
 import inspect
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import CodeType, FrameType, TracebackType
@@ -24,7 +25,9 @@ _WORDS = (
     "device_allocation_failed",
     "host_allocation_failed",
 )
-_ASKED = re.compile(r"ried to allocate ([\d.]+) (bytes|KiB|MiB|GiB)")
+_REQUESTED = re.compile(r"ried to allocate ([\d.]+) (bytes|KiB|MiB|GiB)")
+_ALLOCATED = re.compile(r"([\d.]+) (bytes|KiB|MiB|GiB) is allocated by PyTorch")
+_CACHED = re.compile(r"([\d.]+) (bytes|KiB|MiB|GiB) is reserved by PyTorch but unallocated")
 _UNITS = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 # A step's stages by the functions that they are.
 _STAGES: Mapping[CodeType, str] = {
@@ -47,6 +50,10 @@ class Shortage:
     """What the step was doing, "" outside of one."""
     module: str
     """Dotted path of the module that was computing, "" where none was, as in most of backward."""
+    allocated: int | None
+    """Bytes in use at that moment, to about 10 MiB; None where the error does not say."""
+    reserved: int | None
+    """Bytes that PyTorch had taken from the driver; likewise."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -57,27 +64,43 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def shortage_of(error: BaseException, models: Mapping[str, nn.Module]) -> Shortage:
-    """What ``error`` tells, with the place by the names of ``models``; keeps nothing of the error alive."""
-    asked = _ASKED.search(str(error))
-    requested = round(float(asked[1]) * _UNITS[asked[2]]) if asked else None
+    """Return what ``error`` says, with the place by the names of ``models``; keeps nothing of the error alive."""
+    message = str(error)
+    requested, allocated, cached = (_bytes(pattern, message) for pattern in (_REQUESTED, _ALLOCATED, _CACHED))
+    reserved = None if allocated is None or cached is None else allocated + cached
     names = {
         id(module): f"{root}.{path}".rstrip(".")
         for root, model in models.items()
         for path, module in model.named_modules()
     }
     stage = module = ""
-    for frame in _frames(error.__traceback__):
+    for frame in _ended_frames(error.__traceback__):
         actor = frame.f_locals.get("self")
         if isinstance(actor, torch.optim.Optimizer):
             stage = "optimizer"
         stage = _STAGES.get(frame.f_code, stage)
         if isinstance(actor, nn.Module):
             module = names.get(id(actor), module or type(actor).__name__)
-    return Shortage(requested, stage, module)
+    return Shortage(requested, stage, module, allocated, reserved)
 
 
-def _frames(trace: TracebackType | None) -> Iterator[FrameType]:
-    """The frames that an error passed through, the outermost first."""
+def _bytes(pattern: re.Pattern[str], message: str) -> int | None:
+    found = pattern.search(message)
+    return round(float(found[1]) * _UNITS[found[2]]) if found else None
+
+
+def _ended_frames(trace: TracebackType | None) -> Iterator[FrameType]:
+    """Yield the frames that an error passed through and that have ended, the outermost first.
+
+    Reading ``f_locals`` of a frame that is still running is not free on Python 3.11 and 3.12: the frame keeps the
+    mapping until it returns. That of our caller holds the error, and so everything that the failed work had allocated.
+    """
+    running: set[FrameType] = set()
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        running.add(frame)
+        frame = frame.f_back
     while trace is not None:
-        yield trace.tb_frame
+        if trace.tb_frame not in running:
+            yield trace.tb_frame
         trace = trace.tb_next
