@@ -1,7 +1,7 @@
 """Masks as one paints them: 8-bit grey in the picture's upright pixels, white trains, black is left out.
 
 `Mask` paints and takes back, `read_mask`, `write_mask` and `remove_mask` are the file NAME-masklabel.png, which the
-trainer reads when dataset.masks is "files". Imports numpy, so the app loads it when the painter opens.
+trainer reads unless dataset.masks is "none" or "alpha". Imports numpy, so the app loads it when the painter opens.
 """
 
 from __future__ import annotations

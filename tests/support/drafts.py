@@ -15,7 +15,7 @@ from app.core.jobs.file import read_values
 from app.core.tasks import Tasks
 
 BARE = """# an artist's own words
-schema = 1
+schema = 2
 name = "höhle"
 [base]
 model = "owner/name"

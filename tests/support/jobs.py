@@ -39,7 +39,7 @@ def write_job(folder: Path, base: Path, pictures: Path, name: str = "test", extr
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "job.toml"
     path.write_text(
-        f"""schema = 1
+        f"""schema = 2
 name = "{name}"
 [base]
 model = '{base}'

@@ -5,7 +5,7 @@ from typing import Any
 from trainer.config.identity import flat
 from trainer.config.presets.preset import Preset
 
-JOB = """schema = 1
+JOB = """schema = 2
 name = "mine"
 [base]
 model = "owner/name"

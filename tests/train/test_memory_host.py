@@ -72,7 +72,7 @@ def test_caching_holds_one_weight_one_picture_and_what_waits_before_and_after_th
     pictures = PICTURE_BYTES + 4 * 512 * 512 * 9 + waiting
     assert host_bytes("cache_pictures", wanted, phases.cache_pictures(wanted), ()) == pictures
     masked = host_bytes("cache_pictures", replace(wanted, masks=True), phases.cache_pictures(wanted), ())
-    assert masked == pictures + (READERS + 2) * 4 * 1024 * 1024
+    assert masked == pictures + (READERS + 2) * 4 * 1024 * 1024 + 11 * 128 * 128 * 4
     exact = replace(wanted, fit=wanted.fit.changed(deterministic=True))
     for one, at_once in ((wanted, 8), (exact, 1)):
         texts = 6 * 49408 * 1280 + 11 * at_once * 77 * (768 + 1280) * 4

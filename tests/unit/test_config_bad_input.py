@@ -285,7 +285,7 @@ OVERRIDES = {
     ),
     "not a place": ("dataset.folders.x.repeats=3", "dataset.folders.x.repeats: there is no such item"),
     "below a value": ("name.first=3", "name.first: name is a single value"),
-    "newer schema": ("schema=2", "schema: must be a whole number from 1 to 1, not 2"),
+    "newer schema": ("schema=3", "schema: must be a whole number from 1 to 2, not 3"),
     "no text": ("name=\udcff", 'name: must be text such as "my-style", not the text "\\udcff"'),
     "endless number": ("recipe.rank=" + "9" * 5000, "recipe.rank: must be a whole number"),
     "endless list": ("recipe.rank=" + "[" * 5000, "recipe.rank: must be a whole number"),

@@ -6,9 +6,11 @@ from typing import Any
 import pytest
 
 from trainer.config import migrate
+from trainer.config.job import SCHEMA
 from trainer.config.load import load_job, parse_job
 from trainer.config.optimizer import AdamWConfig, ProdigyConfig
 from trainer.config.paths import is_base_path
+from trainer.config.write import dump_job
 from trainer.errors import JobError
 
 GOOD = """
@@ -164,13 +166,29 @@ def test_older_schemas_are_migrated_step_by_step(tmp_path: Path, monkeypatch: py
     older = parse_job(GOOD.replace("schema = 1", "schema = 0\nrank = 5"), "job.toml", tmp_path)
     oldest = parse_job(GOOD.replace("schema = 1", "schema = -1\ndim = 5"), "job.toml", tmp_path)
     assert older == oldest == parse_job(GOOD, "job.toml", tmp_path, ["recipe.rank=5"])
-    assert oldest.schema_version == 1
+    assert oldest.schema_version == SCHEMA
 
 
 def test_migration_leaves_the_present_schema_alone() -> None:
-    data = {"schema": 1, "name": "x"}
+    data = {"schema": SCHEMA, "name": "x"}
     assert migrate.migrate(data) is data
-    assert migrate.migrate({"name": "x"}) == {"name": "x"}
+
+
+@pytest.mark.parametrize("schema", ["", "schema = 1"])
+def test_a_job_of_schema_1_ignores_mask_files_as_it_did_then(tmp_path: Path, schema: str) -> None:
+    old = GOOD.replace("schema = 1", schema)
+    assert parse_job(old, "job.toml", tmp_path).dataset.masks == "none"
+    assert parse_job(old, "job.toml", tmp_path, ["dataset.masks=auto"]).dataset.masks == "auto"
+    stated = old.replace("[[dataset.folders]]", '[dataset]\nmasks = "files"\n[[dataset.folders]]', 1)
+    assert parse_job(stated, "job.toml", tmp_path).dataset.masks == "files"
+    frozen = dump_job(parse_job(old, "job.toml", tmp_path), comments=False)
+    assert parse_job(frozen, "job.toml", tmp_path).dataset.masks == "none"
+
+
+def test_a_new_job_uses_mask_files(tmp_path: Path) -> None:
+    assert parse_job(GOOD.replace("schema = 1", "schema = 2"), "job.toml", tmp_path).dataset.masks == "auto"
+    assert migrate.migrate({"name": "x"}) == {"name": "x", "schema": SCHEMA}
+    assert migrate.migrate({"dataset": 3}) == {"dataset": 3, "schema": SCHEMA}
 
 
 def test_a_gap_in_the_chain_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from tests.support.tables import recipes, tables
 from trainer.config.fit import FitConfig
-from trainer.config.job import Job
+from trainer.config.job import SCHEMA, Job
 from trainer.config.load import parse_job
 from trainer.config.resolve import Machine
 from trainer.config.write import dump_job, new_job_text
@@ -22,7 +22,7 @@ OLD_CARD = Machine("cuda:0", "NVIDIA GeForce GTX 1070", 8 * 1024**3, False, 8)
 
 @st.composite
 def jobs(draw: st.DrawFn) -> Job:
-    data = draw(tables(Job)) | {"schema": 1, "recipe": draw(recipes())}
+    data = draw(tables(Job)) | {"schema": SCHEMA, "recipe": draw(recipes())}
     data["report"]["saving"].pop("every_epochs", None)
     data["dataset"]["folders"] = [
         {**each, "kind": "train", "path": f"{each['path']}/{number}"}

@@ -172,10 +172,10 @@ def test_masks_beside_pictures(tmp_path: Path) -> None:
     fill(tmp_path, a_png="", b_png="")
     (tmp_path / "a-masklabel.PNG").touch()
     (tmp_path / "c-masklabel.png").touch()
-    result = scan(tmp_path, dataset_masks="files")
-    assert [c.mask_path and c.mask_path.name for c in result.candidates] == ["a-masklabel.PNG", None]
-    assert names(result.marks["mask.orphan"]) == ["c-masklabel.png"]
-    result = scan(tmp_path)
+    for result in (scan(tmp_path), scan(tmp_path, dataset_masks="files")):
+        assert [c.mask_path and c.mask_path.name for c in result.candidates] == ["a-masklabel.PNG", None]
+        assert names(result.marks["mask.orphan"]) == ["c-masklabel.png"]
+    result = scan(tmp_path, dataset_masks="none")
     assert [candidate.mask_path for candidate in result.candidates] == [None, None]
     assert names(result.marks["mask.unused"]) == ["a-masklabel.PNG"]
 

@@ -159,14 +159,27 @@ def test_masks_missing_bent_and_broken(good: Path) -> None:
     Image.new("L", (160, 160), 255).save(good / "coffee-masklabel.png")
     Image.new("L", (60, 160), 255).save(good / "chelsea-masklabel.png")
     (good / "rocket-masklabel.png").write_bytes(b"no mask")
-    found = check(good, dataset_masks="files")
+    for masks in ("auto", "files"):
+        found = check(good, dataset_masks=masks)
+        assert names(found["mask.missing"]) == ["astronaut.png", "rocket.png"]
     assert names(found["mask.size"]) == ["chelsea-masklabel.png"]
-    assert names(found["mask.missing"]) == ["astronaut.png", "rocket.png"]
     assert names(found["picture.unreadable"]) == ["rocket-masklabel.png"]
     dataset = read_dataset(folder_of(good, dataset_masks="files"), recipe_of(128))
     masked = {picture.path.name: picture.mask_path for picture in dataset.pictures if picture.mask == "file"}
     assert masked == {"coffee.png": good / "coffee-masklabel.png", "chelsea.png": good / "chelsea-masklabel.png"}
     assert all((picture.mask_id is not None) == (picture.mask == "file") for picture in dataset.pictures)
+
+
+def test_masks_are_missing_only_where_some_are_painted_or_they_are_asked_for(good: Path) -> None:
+    assert "mask.missing" not in check(good)
+    assert len(check(good, dataset_masks="files")["mask.missing"].paths) == 4
+
+
+def test_check_counts_masks_and_warns_of_ignored_ones(good: Path) -> None:
+    Image.new("L", (160, 160), 255).save(good / "coffee-masklabel.png")
+    assert "1 of 4 pictures with a mask" in describe(read_dataset(folder_of(good), recipe_of(128)), recipe_of(128))
+    found = check(good, dataset_masks="none")
+    assert (names(found["mask.unused"]), found["mask.unused"].severity) == (["coffee-masklabel.png"], "warning")
 
 
 def test_masks_from_transparency(good: Path) -> None:

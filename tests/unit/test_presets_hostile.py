@@ -224,7 +224,7 @@ def test_each_is_refused_in_a_sentence_and_nothing_is_written(kind, tmp_path, pe
 def test_a_job_is_told_apart(tmp_path, capsys):
     (tmp_path / "job.toml").write_text('schema = 1\nname = "a"\n[dataset]\n', encoding="utf-8")
     assert cli.main(["presets", "add", str(tmp_path / "job.toml")]) == 2
-    assert "is a job, which names pictures and folders of one machine" in capsys.readouterr().err
+    assert "is a job, not a preset" in capsys.readouterr().err
 
 
 def test_what_is_no_file_is_refused(tmp_path, capsys):

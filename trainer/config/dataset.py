@@ -42,8 +42,8 @@ class DatasetConfig(Section):
     """Whether the lines of a caption file make one caption, or each line is an alternative."""
     background: str = Field(default="#ffffff", pattern=r"^#[0-9a-fA-F]{6}$", examples=["#ffffff"])
     """The colour put behind transparent pictures."""
-    masks: Literal["none", "files", "alpha"] = "none"
-    """Where masks come from: nowhere, NAME-masklabel.png beside the picture, or the picture's transparency."""
+    masks: Literal["auto", "files", "alpha", "none"] = "auto"
+    """Where masks come from: auto and files read NAME-masklabel.png, alpha the transparency of images, none nothing."""
     max_megapixels: float = Field(default=100.0, gt=0.0, le=1000.0)
     """Larger pictures are refused, so that a hostile or broken file cannot fill the memory."""
     validation_share: HeldOut | Literal["auto"] = "auto"

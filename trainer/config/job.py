@@ -13,14 +13,14 @@ from trainer.config.output import OutputConfig
 from trainer.config.recipe import RecipeConfig
 from trainer.config.report import ReportConfig
 
-SCHEMA = 1
+SCHEMA = 2
 
 
 class Job(Section):
     """Everything one training needs."""
 
     schema_version: int = Field(default=SCHEMA, alias="schema", ge=1, le=SCHEMA)
-    """The version of this file's form."""
+    """File format version."""
     name: str = Field(
         min_length=1,
         max_length=100,

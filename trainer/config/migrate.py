@@ -10,8 +10,15 @@ from trainer.errors import JobError
 
 Data = dict[str, Any]
 
+
+def _state_unused_masks(data: Data) -> Data:
+    """Write out what schema 1 meant by an absent `dataset.masks`: mask files are ignored."""
+    dataset = data.get("dataset")
+    return {**data, "dataset": {"masks": "none", **dataset}} if isinstance(dataset, dict) else data
+
+
 OLDEST = 1
-MIGRATIONS: dict[int, Callable[[Data], Data]] = {}
+MIGRATIONS: dict[int, Callable[[Data], Data]] = {1: _state_unused_masks}
 """For each older schema, the function that turns its data into that of the next one; it need not set ``schema``."""
 
 

@@ -64,6 +64,9 @@ class Assembler:
         self._recipe = recipe
         self._inspected = inspected
         self._scan = scan
+        # Where no image has a mask, "auto" means that masks are not wanted: then none is missing either.
+        wanted = dataset.masks in ("files", "alpha")
+        self._masks_wanted = wanted or any(candidate.mask_path for candidate in scan.candidates)
 
     def picture(self, candidate: Candidate) -> tuple[Picture, PictureFacts] | None:
         """Return the record of a candidate and what its file is; None when it has to be left out."""
@@ -116,7 +119,7 @@ class Assembler:
             if crop_loss(mask.width, mask.height, (facts.width, facts.height)) > 0.01:
                 self._mark("mask.size", candidate.mask_path)
             return "file", candidate.mask_path, mask.id
-        if self._dataset.masks != "none":
+        if self._masks_wanted:
             self._mark("mask.missing", candidate.path)
         return "none", None, None
 

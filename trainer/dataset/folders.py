@@ -279,7 +279,7 @@ def _scan_picture(
     if len(directory.pictures(file.stem)) > 1:
         scan.marks["picture.same_stem"].append(file)
     mask = directory.beside(file.stem + MASK, ".png")
-    if mask and dataset.masks != "files":
+    if mask and dataset.masks not in ("auto", "files"):
         scan.marks["mask.unused"].append(mask)
         mask = None
     captions = imported.get(file) or _captions(file, directory, facts, dataset, scan)

@@ -134,8 +134,8 @@ RULES: Mapping[str, Rule] = {
     ),
     "mask.missing": Rule(
         "info",
-        "{pictures} without a mask: all of the picture is trained.",
-        "Add NAME-masklabel.png, or transparency, where only a part should count.",
+        "{pictures} without a mask: all of the image is trained.",
+        "Paint a mask where only a part should count.",
     ),
     "mask.orphan": Rule(
         "warning",
@@ -143,9 +143,9 @@ RULES: Mapping[str, Rule] = {
         "Rename the mask to NAME-masklabel.png after its picture, or remove it.",
     ),
     "mask.unused": Rule(
-        "info",
-        '{files} not used as masks, because dataset.masks is not "files".',
-        'Set dataset.masks = "files" to use them.',
+        "warning",
+        "{files} ignored: dataset.masks says that mask files are not used.",
+        'Set dataset.masks = "auto" to use them, or remove them.',
     ),
     "mask.size": Rule(
         "warning",

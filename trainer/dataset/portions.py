@@ -16,7 +16,10 @@ def text_bytes(token_chunks: int, widths: Iterable[int]) -> int:
     return (token_chunks + 2) * sum(widths) * FLOAT_BYTES
 
 
-def latent_bytes(bucket: tuple[int, int]) -> int:
-    """Bytes that cached latents of a bucket (width, height) take: mean and deviation, 4 channels each, fp32."""
+def latent_bytes(bucket: tuple[int, int], *, masked: bool) -> int:
+    """Return the bytes that cached latents of a bucket (width, height) take.
+
+    Mean and deviation have 4 channels each, a mask has one; all in fp32 and at the size of the latents.
+    """
     width, height = bucket
-    return 2 * 4 * (width // LATENT_SCALE) * (height // LATENT_SCALE) * FLOAT_BYTES
+    return (2 * 4 + masked) * (width // LATENT_SCALE) * (height // LATENT_SCALE) * FLOAT_BYTES

@@ -30,9 +30,8 @@ def _counts(pictures: Sequence[Picture]) -> Iterator[str]:
             continue
         shown = f", shown {sum(repeats)} times an epoch" if kind == "train" and sum(repeats) > len(repeats) else ""
         yield f"{_plural(len(repeats), 'picture')} {purpose}{shown}"
-    masked = sum(picture.mask != "none" for picture in pictures)
-    if masked:
-        yield f"{_plural(masked, 'picture')} with a mask"
+    if masked := sum(picture.mask != "none" for picture in pictures):
+        yield f"{masked} of {_plural(len(pictures), 'picture')} with a mask"
 
 
 def _buckets(pictures: Sequence[Picture]) -> Iterator[str]:

@@ -92,6 +92,6 @@ def _rank(recipe: RecipeConfig, kind: str) -> int:
 def _cache_bytes(subject: Subject, encoded: Occasions) -> int:
     """Bytes of what is encoded before the first step."""
     shown = sum(bucket.pictures for bucket in subject.buckets) or 1
-    latents = sum(latent_bytes(bucket.size) * bucket.pictures for bucket in subject.buckets) / shown
+    latents = sum(latent_bytes(bucket.size, masked=False) * bucket.pictures for bucket in subject.buckets) / shown
     widths = () if subject.trained_texts else (int(config["hidden_size"]) for config in subject.text_configs)
     return int(encoded.pictures * latents) + encoded.texts * text_bytes(subject.recipe.token_chunks, widths)

@@ -60,7 +60,8 @@ def _pictures_waiting(subject: Subject) -> int:
     """What the stages of encoding hold: pictures cut and ready, in fp32 with their masks, and latents to be written."""
     width, height = subject.buckets[0].size
     channels = 4 if subject.masks else 3
-    return CROPS_WAITING * channels * FLOAT_BYTES * width * height + RESULTS_WAITING * latent_bytes((width, height))
+    waiting = RESULTS_WAITING * latent_bytes((width, height), masked=subject.masks)
+    return CROPS_WAITING * channels * FLOAT_BYTES * width * height + waiting
 
 
 def _staged(tapes: Iterable[Tape], dtype: str | None) -> int:

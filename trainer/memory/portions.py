@@ -93,13 +93,13 @@ def later_portions(
     epochs = _epochs(job, pictures)
     limit = (job.fit.cache_gigabytes or float("inf")) * GIGABYTE
     text = text_bytes(recipe.token_chunks, (int(config["hidden_size"]) for config in configs))
-    most = max(latent_bytes(picture.bucket) for picture in pictures) + text
+    most = max(map(_latent_bytes, pictures)) + text
     if epochs == 1 or (epochs * shown * most <= limit and epochs * shown <= MOST_SHOWINGS):
         return NOT_LATER
     some = _every(shown // _LISTED, pictures)
     share = shown / samples_per_epoch(some)
     first, new = _showings(some, recipe, 0), _new_in(some, recipe, 1)
-    sizes = [share * sum(latent_bytes(one.picture.bucket) + text for one in of.values()) for of in (first, new)]
+    sizes = [share * sum(_latent_bytes(one.picture) + text for one in of.values()) for of in (first, new)]
     more = int((limit - sizes[0]) // sizes[1]) if sizes[1] and limit < float("inf") else epochs
     listed = MOST_SHOWINGS // shown
     together = max(1, min(1 + more, listed, epochs))
@@ -114,6 +114,10 @@ def later_portions(
     texts = round(repeated * told * absent[1]) if configs else 0
     limited: Literal["disk", "listing"] = "disk" if 1 + more <= listed else "listing"
     return Later(portions, round(repeated * pictured * absent[0]), texts, together, limited)
+
+
+def _latent_bytes(picture: Picture) -> int:
+    return latent_bytes(picture.bucket, masked=picture.mask != "none")
 
 
 def _epochs(job: Job, pictures: Sequence[Picture]) -> int:

@@ -96,7 +96,8 @@ class Feed:
                 for sample in batch
                 if (key := (self.cache.picture_key(sample), sample.caption)) not in distinct
             }
-            size += sum(latent_bytes(sample.picture.bucket) + self._text_bytes for sample in fresh.values())
+            pictures = [sample.picture for sample in fresh.values()]
+            size += sum(latent_bytes(one.bucket, masked=one.mask != "none") + self._text_bytes for one in pictures)
             showings += sum(map(len, self._epoch(epoch)))
             if epoch > first and (size > limit or showings > MOST_SHOWINGS):
                 return Portion(first, epoch - 1), list(distinct.values())

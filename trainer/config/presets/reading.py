@@ -107,7 +107,13 @@ def _too_deep(source: str) -> JobError:
 
 
 def _require_known_schema(data: Mapping[str, Any], source: str) -> None:
-    """Explain what is no preset of this version's form: one for a newer Impasto, and a job."""
+    """Raise JobError for a job, and for a preset written by a newer Impasto."""
+    if "dataset" in data:  # before its schema is read: jobs count theirs on their own
+        raise JobError(
+            "preset.job",
+            f"{source} is a job, not a preset: it names images and folders of one computer.",
+            f"Make a preset of it: python -m trainer presets share {source} --out my-preset.toml",
+        )
     version = data.get("schema")
     if isinstance(version, int) and version > SCHEMA:
         raise JobError(
@@ -115,12 +121,6 @@ def _require_known_schema(data: Mapping[str, Any], source: str) -> None:
             f"{source} is written in schema {version} of presets, by a newer Impasto; this one "
             f"reads schemas up to {SCHEMA} and would misread what it does not know.",
             "Update Impasto (python run.py update), or ask for the preset in the older form.",
-        )
-    if "dataset" in data:
-        raise JobError(
-            "preset.job",
-            f"{source} is a job, which names pictures and folders of one machine, and no preset.",
-            f"Make a preset of it: python -m trainer presets share {source} --out my-preset.toml",
         )
 
 
