@@ -6,9 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 from PySide6.QtCore import QCoreApplication, Signal
-from PySide6.QtWidgets import QCheckBox, QComboBox, QFormLayout, QLabel, QLineEdit, QSpinBox, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QCheckBox, QFormLayout, QLabel, QLineEdit, QVBoxLayout, QWidget
 
 from app.core.settings.preferences import Section
+from app.qt.inputs import ComboBox, SpinBox
 
 _Editor = tuple[QWidget, Callable[[], Any]]
 """A widget, and the function that reads its value."""
@@ -72,7 +73,7 @@ class SectionForm(QWidget):
         return line, line.text
 
     def _choice(self, value: str, labels: dict[str, str]) -> _Editor:
-        box = QComboBox()
+        box = ComboBox()
         for key, label in labels.items():
             box.addItem(words(label), key)
         box.setCurrentIndex(max(box.findData(value), 0))
@@ -80,7 +81,7 @@ class SectionForm(QWidget):
         return box, box.currentData
 
     def _number(self, value: int, schema: dict[str, Any]) -> _Editor:
-        box = QSpinBox()
+        box = SpinBox()
         box.setRange(schema["minimum"], schema["maximum"])
         box.setSingleStep(schema.get("multipleOf", 1))
         box.setSuffix(f" {schema['unit']}" if "unit" in schema else "")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from PySide6.QtWidgets import QCheckBox, QDialog, QDialogButtonBox, QFormLayout, QLabel, QLineEdit, QSpinBox, QWidget
+from PySide6.QtWidgets import QCheckBox, QDialog, QDialogButtonBox, QFormLayout, QLabel, QLineEdit, QWidget
 
 from app.core.pictures import Folder
+from app.qt.inputs import SpinBox
 
 _MOST = 10_000
 """As many repeats as impasto.jsonl allows."""
@@ -16,7 +17,7 @@ class FolderDialog(QDialog):
     def __init__(self, folder: Folder, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.setWindowTitle(self.tr("Folder {name}").format(name=folder.path.name))
-        self.repeats, self.regularisation, self.trigger = QSpinBox(), QCheckBox(), QLineEdit()
+        self.repeats, self.regularisation, self.trigger = SpinBox(), QCheckBox(), QLineEdit()
         self.repeats.setRange(0, _MOST)
         self.repeats.setSpecialValueText(self.tr("once"))
         self.repeats.setValue(folder.repeats or 0)

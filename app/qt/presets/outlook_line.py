@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from PySide6.QtCore import Qt
-from PySide6.QtWidgets import QComboBox, QHBoxLayout, QLabel, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QHBoxLayout, QLabel, QVBoxLayout, QWidget
 
 from app.core.planning.forecaster import GIGABYTES, HERE
 from app.core.presets.outlooks import Outlooks
+from app.qt.inputs import ComboBox
 from app.qt.parts import plain_label, say, until_destroyed
 from app.qt.presets.words import in_full
 from trainer.config.presets.preset import Preset
@@ -21,7 +22,7 @@ class OutlookLine(QWidget):
         super().__init__(parent)
         self._outlooks = outlooks
         self._shown: tuple[Path, Preset] | None = None
-        self.cards, self.words = QComboBox(), plain_label()
+        self.cards, self.words = ComboBox(), plain_label()
         self.cards.addItem(self.tr("This PC"), HERE)
         for size in GIGABYTES:
             self.cards.addItem(self.tr("A card with {size} GB").format(size=size), f"{size}GB")

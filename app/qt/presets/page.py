@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Literal
 from PySide6.QtCore import QMimeData, Qt, QTimer
 from PySide6.QtGui import QGuiApplication, QHideEvent, QPixmap, QShowEvent
 from PySide6.QtWidgets import (
-    QComboBox,
     QFileDialog,
     QHBoxLayout,
     QLineEdit,
@@ -24,6 +23,7 @@ from app.core.pixels import Pixels, pixels_of
 from app.core.session import Session
 from app.core.tasks import raise_again
 from app.qt.actions.commands import Commands
+from app.qt.inputs import ComboBox
 from app.qt.page import Page
 from app.qt.parts import pixmap_of, plain_label, until_destroyed, while_there
 from app.qt.pictures.trash import Thrown, bring_back, throw_files
@@ -66,7 +66,7 @@ class PresetsPage(Page):
     def build(self) -> Iterator[None]:
         """Make search, cards and details, then lay them out."""
         presets = self.session.presets
-        self.field, self.origin, self.kind = QLineEdit(), QComboBox(), QComboBox()
+        self.field, self.origin, self.kind = QLineEdit(), ComboBox(), ComboBox()
         self.nothing = plain_label("muted")
         self.side = QStackedWidget()
         self.commands.add(ACTIONS, self)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from PySide6.QtCore import QDateTime, QLocale, Qt, QTime
-from PySide6.QtWidgets import QDateTimeEdit, QDialog, QDialogButtonBox, QLabel, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QDialog, QDialogButtonBox, QLabel, QVBoxLayout, QWidget
+
+from app.qt.inputs import DateTimeEdit
 
 
 class AfterTimeDialog(QDialog):
@@ -16,7 +18,8 @@ class AfterTimeDialog(QDialog):
         words = QLabel(self.tr("When its turn has come, “{name}” begins no earlier than:").format(name=name))
         words.setTextFormat(Qt.TextFormat.PlainText)
         words.setWordWrap(True)
-        self.moment = QDateTimeEdit(_proposed(after))
+        self.moment = DateTimeEdit()
+        self.moment.setDateTime(_proposed(after))
         self.moment.setCalendarPopup(True)
         self.moment.setDisplayFormat(QLocale().dateTimeFormat(QLocale.FormatType.ShortFormat))
         self.moment.setMinimumDateTime(min(QDateTime.currentDateTime(), self.moment.dateTime()))

@@ -8,13 +8,11 @@ from typing import Any
 
 from PySide6.QtCore import QSize, Qt, Signal
 from PySide6.QtWidgets import (
-    QComboBox,
     QFileDialog,
     QHBoxLayout,
     QLabel,
     QMenu,
     QPushButton,
-    QSpinBox,
     QToolButton,
     QVBoxLayout,
     QWidget,
@@ -26,6 +24,7 @@ from app.core.jobs.essentials import FOLDERS, Pictures
 from app.core.jobs.values import drop
 from app.core.session import Session
 from app.qt.elided import Elided
+from app.qt.inputs import ComboBox, SpinBox
 from app.qt.theme import set_icon
 from app.qt.tips import plain_tip
 from app.qt.train.form.editors import words
@@ -126,7 +125,7 @@ class FolderRow(QWidget):
         self._place = 0
         self._kind_shown = ""
         self.name, self.count = Elided(), QLabel()
-        self.kind, self.repeats, self.remove = QComboBox(), QSpinBox(), QToolButton()
+        self.kind, self.repeats, self.remove = ComboBox(), SpinBox(), QToolButton()
         self._build()
         self.kind.activated.connect(lambda _: self._choose())
         self.repeats.valueChanged.connect(lambda value: self.edited.emit(self._place, "repeats", value or None))

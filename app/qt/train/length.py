@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from PySide6.QtCore import Signal
-from PySide6.QtWidgets import QComboBox, QHBoxLayout, QLabel, QWidget
+from PySide6.QtWidgets import QHBoxLayout, QLabel, QWidget
 
 from app.core.jobs import essentials
 from app.core.jobs.draft import Draft
 from app.core.jobs.settings import setting
+from app.qt.inputs import ComboBox
 from app.qt.train.form.editors import shown, words
 from app.qt.train.line import Line
 from app.qt.words import QT_TRANSLATE_NOOP
@@ -29,7 +30,7 @@ class LengthRow(QWidget):
         super().__init__(parent)
         self._draft: Draft | None = None
         self._showings: int | None = None
-        self.number, self.measure, self.words = Line(), QComboBox(), QLabel()
+        self.number, self.measure, self.words = Line(), ComboBox(), QLabel()
         for key, title in _MEASURES.items():
             self.measure.addItem(words(title), key)
         self.number.setAccessibleName(self.tr("Length"))

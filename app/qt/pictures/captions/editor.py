@@ -8,7 +8,6 @@ from PySide6.QtCore import QSize, Qt, QTimer, Signal
 from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import (
     QCheckBox,
-    QComboBox,
     QDialog,
     QFrame,
     QHBoxLayout,
@@ -31,6 +30,7 @@ from app.core.tags.splitting import Lines, Piece, move_piece, pieces, remove_pie
 from app.core.tags.summary import Summary, summarise
 from app.core.tasks import only, raise_again
 from app.qt.actions.commands import Commands
+from app.qt.inputs import ComboBox
 from app.qt.parts import until_destroyed
 from app.qt.pictures.captions.actions import ACTIONS
 from app.qt.pictures.captions.chip import ChipData, chips_of
@@ -75,7 +75,7 @@ class CaptionEditor(QWidget):
         self.line = TagLine(self._complete)
         self.chips, self.more = ChipBoard(), QPushButton()
         self.text = CaptionText()
-        self.limit, self.variants = QComboBox(), QCheckBox()
+        self.limit, self.variants = ComboBox(), QCheckBox()
         self.ruler = Ruler(session.tasks, self)
         self._pause = self._timer(_TYPING_MS, self._end_typing)
         self._gather = self._timer(_GATHER_MS, self._summarise)

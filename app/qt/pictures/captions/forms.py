@@ -12,6 +12,7 @@ from app.core.edits import bulk
 from app.core.edits.edit import Edit
 from app.core.edits.snapshots import Words
 from app.core.tags.splitting import Lines, split_tags
+from app.qt.inputs import ComboBox, SpinBox
 from app.qt.pictures.captions.tag_field import Complete, TagField
 
 _Field = TypeVar("_Field", bound=QWidget)
@@ -54,13 +55,13 @@ class Form(QWidget):
         return self._row(label, field)
 
     def _choice(self, label: str, choices: Sequence[str]) -> QComboBox:
-        box = QComboBox()
+        box = ComboBox()
         box.addItems(choices)
         box.currentIndexChanged.connect(lambda _: self.changed.emit())
         return self._row(label, box)
 
     def _number(self, label: str, least: int, most: int) -> QSpinBox:
-        box = QSpinBox()
+        box = SpinBox()
         box.setRange(least, most)
         box.valueChanged.connect(lambda _: self.changed.emit())
         return self._row(label, box)

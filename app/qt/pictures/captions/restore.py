@@ -8,7 +8,6 @@ from pathlib import Path
 from PySide6.QtCore import QItemSelection, Signal
 from PySide6.QtWidgets import (
     QAbstractItemView,
-    QComboBox,
     QDialog,
     QDialogButtonBox,
     QHBoxLayout,
@@ -22,6 +21,7 @@ from app.core.edits.replacing import refusal
 from app.core.session import Session
 from app.core.tasks import only
 from app.core.words import in_words
+from app.qt.inputs import ComboBox
 from app.qt.parts import while_there
 from app.qt.pictures.captions.preview import Preview, Row
 from trainer.dataset.caption_files import SUFFIXES
@@ -38,7 +38,7 @@ class RestoreDialog(QDialog):
         self._session = session
         self.setWindowTitle(self.tr("Restore original captions"))
         self.resize(820, 520)
-        self.datasets, self.told, self.fault = QComboBox(), QLabel(), QLabel()
+        self.datasets, self.told, self.fault = ComboBox(), QLabel(), QLabel()
         self.preview = Preview()
         self.buttons = QDialogButtonBox(QDialogButtonBox.StandardButton.Close)
         role = QDialogButtonBox.ButtonRole.ActionRole

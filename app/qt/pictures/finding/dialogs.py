@@ -6,7 +6,6 @@ from pathlib import Path
 
 from PySide6.QtGui import QFontDatabase
 from PySide6.QtWidgets import (
-    QComboBox,
     QDialog,
     QDialogButtonBox,
     QFormLayout,
@@ -19,6 +18,7 @@ from PySide6.QtWidgets import (
 
 from app.core.disk.roots import told_apart
 from app.core.query.language import help_text
+from app.qt.inputs import ComboBox
 
 _Buttons = QDialogButtonBox.StandardButton
 
@@ -31,7 +31,7 @@ class SaveDialog(QDialog):
         self.setWindowTitle(self.tr("Save filter"))
         self._name = QLineEdit(query)
         self._name.selectAll()
-        self._scope = QComboBox()
+        self._scope = ComboBox()
         self._scope.addItem(self.tr("All datasets"), None)
         for root in roots:
             self._scope.addItem(self.tr("Only %1").replace("%1", told_apart(root, roots)), root)

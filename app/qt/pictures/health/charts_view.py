@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Set
 
 from PySide6.QtCore import Signal
-from PySide6.QtWidgets import QComboBox, QFrame, QHBoxLayout, QLabel, QScrollArea, QStackedWidget, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QScrollArea, QStackedWidget, QVBoxLayout, QWidget
 
 from app.core.health import charts
 from app.core.health.health import Health
+from app.qt.inputs import ComboBox
 from app.qt.pictures.health.charts import Chart, Columns, Rows, SizeMap
 
 
@@ -20,7 +21,7 @@ class ChartsView(QWidget):
     def __init__(self, health: Health, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._health = health
-        self.choice = QComboBox()
+        self.choice = ComboBox()
         self.buckets = Rows(self.tr("Shapes as training sees them"))
         self.sizes = SizeMap(self.tr("Widths and heights"))
         self.lengths = Columns(self.tr("Lengths of captions in tokens"))

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from typing import cast
 
 from PySide6.QtCore import QLocale
-from PySide6.QtWidgets import QComboBox, QHBoxLayout, QLabel, QPushButton, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QHBoxLayout, QLabel, QPushButton, QVBoxLayout, QWidget
 
 from app.core.edits.stretch import Stretch
 from app.core.health.crops import Shown, crop_to, largest, shown_of
 from app.core.pictures import Altered, Crop
 from app.core.session import Session
+from app.qt.inputs import ComboBox
 from app.qt.pictures.health.crop_canvas import CropCanvas
 from app.qt.pictures.one_by_one import OneByOne
 
@@ -26,7 +27,7 @@ class Cropper(OneByOne):
         self._recipe = session.health.aim.recipe()
         self._steps = Stretch(session.history)
         self.canvas = CropCanvas(session)
-        self.facts, self.shape = QLabel(), QComboBox()
+        self.facts, self.shape = QLabel(), ComboBox()
         self.reset_button, self.done_button = QPushButton(), QPushButton()
         self.setWindowTitle(self.tr("Crop"))
         self.resize(1100, 800)

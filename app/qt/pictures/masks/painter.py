@@ -14,6 +14,7 @@ from app.core.masks import LEFT_OUT, TRAINED, Mask, MaskChanged, Opened, read_ma
 from app.core.pictures import Picture
 from app.core.session import Session
 from app.core.words import in_words
+from app.qt.inputs import Slider
 from app.qt.pictures.masks.canvas import MaskCanvas, Tool
 from app.qt.pictures.one_by_one import OneByOne
 from trainer.errors import ImpastoError
@@ -279,7 +280,7 @@ class MaskPainter(OneByOne):
         return foot
 
     def _slider(self, name: str, text: str, low: int, high: int, value: int, changed: Callable[[int], None]) -> QWidget:
-        slider, label = QSlider(Qt.Orientation.Horizontal), QLabel(text)
+        slider, label = Slider(Qt.Orientation.Horizontal), QLabel(text)
         slider.setRange(low, high)
         slider.setValue(value)
         slider.setFixedWidth(96)

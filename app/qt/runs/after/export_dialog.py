@@ -26,6 +26,7 @@ from app.core.after.candidates import Candidate
 from app.core.after.export import About
 from app.core.models.found import Destination
 from app.core.session import Session
+from app.qt.inputs import ComboBox
 from app.qt.runs.after.shown import Shown
 from app.qt.tips import plain_tip
 
@@ -55,14 +56,14 @@ class ExportDialog(QDialog):
         parent: QWidget | None = None,
     ) -> None:
         super().__init__(parent)
-        self.folder_box, self.folder_button = QComboBox(), QPushButton(self.tr("Another folder…"))
+        self.folder_box, self.folder_button = ComboBox(), QPushButton(self.tr("Another folder…"))
         self.name, self.title, self.author = (
             QLineEdit(candidate.file.stem),
             QLineEdit(told.title),
             QLineEdit(told.author),
         )
-        self.triggers, self.licence, self.description = QLineEdit(told.triggers), QComboBox(), QPlainTextEdit()
-        self.picture_box, self.picture = QComboBox(), Shown(session, self.tr("No picture"))
+        self.triggers, self.licence, self.description = QLineEdit(told.triggers), ComboBox(), QPlainTextEdit()
+        self.picture_box, self.picture = ComboBox(), Shown(session, self.tr("No picture"))
         self.buttons = QDialogButtonBox(QDialogButtonBox.StandardButton.Cancel)
         self.export_button = self.buttons.addButton(self.tr("Export"), QDialogButtonBox.ButtonRole.AcceptRole)
         self.path = QLabel()

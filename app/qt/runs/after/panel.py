@@ -35,6 +35,7 @@ from app.core.tasks import Single, only, raise_again
 from app.qt.actions.commands import Commands
 from app.qt.actions.table import Action
 from app.qt.flow_layout import FlowLayout
+from app.qt.inputs import ComboBox
 from app.qt.parts import until_destroyed
 from app.qt.runs.after.card_dialog import CardDialog
 from app.qt.runs.after.export_dialog import destination_name
@@ -101,7 +102,7 @@ class AfterPanel(QWidget):
         """The one that was opened last."""
         self.strip, self.trying = CandidateStrip(session), TryBox(session)
         self.exporting = Exporting(session, self)
-        self.empty, self.prompt_box = QLabel(), QComboBox()
+        self.empty, self.prompt_box = QLabel(), ComboBox()
         self.edited_bar, self.edited_words = QFrame(), QLabel()
         self.export_button, self.send_button, self.send_menu = QPushButton(), QToolButton(), QMenu(self)
         commands.add(ACTIONS, self)

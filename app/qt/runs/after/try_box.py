@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from PySide6.QtCore import QCoreApplication, Qt, Signal
 from PySide6.QtWidgets import (
     QAbstractSpinBox,
-    QDoubleSpinBox,
     QFormLayout,
     QHBoxLayout,
     QLabel,
@@ -16,8 +15,6 @@ from PySide6.QtWidgets import (
     QPlainTextEdit,
     QProgressBar,
     QPushButton,
-    QSlider,
-    QSpinBox,
     QVBoxLayout,
     QWidget,
 )
@@ -25,6 +22,7 @@ from PySide6.QtWidgets import (
 from app.core.after.candidates import Candidate
 from app.core.after.drawing import Cell, Drawing
 from app.core.session import Session
+from app.qt.inputs import DoubleSpinBox, Slider, SpinBox
 from app.qt.runs.after.shown import Shown
 
 if TYPE_CHECKING:
@@ -50,8 +48,8 @@ class TryBox(QWidget):
         self.drawing: Drawing | None = None
         """What was asked last."""
         self.prompt, self.negative = QPlainTextEdit(), QLineEdit()
-        self.strength, self.slider = QDoubleSpinBox(), QSlider(Qt.Orientation.Horizontal)
-        self.seed, self.width_box, self.height_box = QSpinBox(), QSpinBox(), QSpinBox()
+        self.strength, self.slider = DoubleSpinBox(), Slider(Qt.Orientation.Horizontal)
+        self.seed, self.width_box, self.height_box = SpinBox(), SpinBox(), SpinBox()
         self.draw_button, self.cancel_button = QPushButton(self.tr("Draw")), QPushButton(self.tr("Cancel"))
         self.progress, self.stage = QProgressBar(), QLabel()
         self.picture = Shown(session, self.tr("The picture appears here."))

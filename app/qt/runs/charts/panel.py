@@ -15,7 +15,6 @@ from PySide6.QtWidgets import (
     QLabel,
     QLayout,
     QScrollArea,
-    QSlider,
     QToolButton,
     QVBoxLayout,
     QWidget,
@@ -28,6 +27,7 @@ from app.core.tasks import Single
 from app.qt.actions.commands import Commands
 from app.qt.actions.table import Action
 from app.qt.flow_layout import FlowLayout
+from app.qt.inputs import Slider
 from app.qt.parts import while_there
 from app.qt.runs.charts.difference import DifferenceTable
 from app.qt.runs.charts.legend import Legend, colour_of
@@ -231,7 +231,7 @@ class ProgressPanel(QWidget):
         row = QHBoxLayout(smoothing)
         row.setContentsMargins(0, 0, 0, 0)
         label, self.smoothed = QLabel(self.tr("Smoothing")), QLabel()
-        self.smoothing = QSlider(Qt.Orientation.Horizontal)
+        self.smoothing = Slider(Qt.Orientation.Horizontal)
         self.smoothing.setRange(0, len(SMOOTHING) - 1)
         self.smoothing.setFixedWidth(140)
         self.smoothing.setAccessibleName(self.tr("Steps that the smooth line averages over"))

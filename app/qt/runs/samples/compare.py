@@ -6,10 +6,11 @@ from collections.abc import Mapping
 
 from PySide6.QtCore import QPointF, QRect, QRectF, Qt, Signal
 from PySide6.QtGui import QColor, QKeyEvent, QMouseEvent, QPainter, QPaintEvent, QPen, QRegion, QResizeEvent
-from PySide6.QtWidgets import QHBoxLayout, QLabel, QSizePolicy, QSlider, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QHBoxLayout, QLabel, QSizePolicy, QVBoxLayout, QWidget
 
 from app.core.pictures import Picture
 from app.core.session import Session
+from app.qt.inputs import Slider
 from app.qt.pictures.zoom import Zoom, ZoomArea
 from app.qt.theme import colours
 
@@ -123,7 +124,7 @@ class SampleCompare(QWidget):
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.stage = Stage(session)
-        self.slider = QSlider(Qt.Orientation.Horizontal)
+        self.slider = Slider(Qt.Orientation.Horizontal)
         self.slider.setRange(0, _FINE)
         self.slider.setValue(_FINE // 2)
         self.slider.setAccessibleName(self.tr("How much of the first sample is shown"))

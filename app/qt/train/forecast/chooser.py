@@ -7,6 +7,7 @@ from PySide6.QtWidgets import QComboBox, QHBoxLayout, QLabel, QVBoxLayout, QWidg
 
 from app.core.planning.forecaster import GIGABYTES, HERE, NAMED, Forecaster
 from app.core.words import in_words
+from app.qt.inputs import ComboBox
 from app.qt.train.forecast import words
 
 _NAMES = 4
@@ -20,7 +21,7 @@ class CardChooser(QWidget):
     def __init__(self, forecaster: Forecaster, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._forecaster = forecaster
-        self.box, self.uses = QComboBox(), QLabel()
+        self.box, self.uses = ComboBox(), QLabel()
         self._build()
         self._fill()
         self.box.activated.connect(lambda _: self.chosen.emit(self.card))

@@ -6,10 +6,10 @@ import json
 from typing import Any
 
 from PySide6.QtCore import QCoreApplication, Signal
-from PySide6.QtGui import QWheelEvent
-from PySide6.QtWidgets import QCheckBox, QComboBox, QCompleter
+from PySide6.QtWidgets import QCheckBox, QCompleter
 
 from app.core.jobs.settings import Setting
+from app.qt.inputs import ComboBox
 from app.qt.train.line import Line
 from app.qt.words import QT_TRANSLATE_NOOP
 
@@ -49,7 +49,7 @@ class TickEditor(QCheckBox):
         self.setChecked(bool(self._setting.default if value is None else value))
 
 
-class ChoiceEditor(QComboBox):
+class ChoiceEditor(ComboBox):
     """One of a few values; the first stands for what holds unless one is chosen, where that is none of them."""
 
     edited = Signal(object, bool)
@@ -75,10 +75,6 @@ class ChoiceEditor(QComboBox):
             self.addItem(shown(value), value)
             place = self.count() - 1
         self.setCurrentIndex(place)
-
-    def wheelEvent(self, event: QWheelEvent) -> None:  # noqa: N802
-        """Let the page scroll: a wheel that passes over a box changes nothing."""
-        event.ignore()
 
 
 class LineEditor(Line):
