@@ -143,7 +143,7 @@ def test_inspect_tells_a_lora_with_its_metadata_made_safe_for_a_terminal(tmp_pat
     told = capsys.readouterr().out
     assert told.startswith(f"{file} is a LoRA.\n")
     assert "rank 4" in told
-    assert "modelspec.title: nice [2Jname" in told
+    assert "modelspec.title: nice\\x1b[2Jname" in told
     assert "\x1b" not in told
     assert max(map(len, told.splitlines())) < 200
 

@@ -26,7 +26,7 @@ def test_what_is_told_before_there_is_a_folder_comes_first_and_a_resume_goes_on_
         log.show(events.AttemptStarted(pid=1, device="cpu", attempt=attempt))
         log.show(events.ErrorEvent(code="a", sentence="The loss is gone.", remedy="Lower the rate."))
         log.close()
-    once = ["Starting.", "Started on cpu.", "Error: The loss is gone.", "What to do: Lower the rate."]
+    once = ["Starting.", "Started on cpu.", "Error: The loss is gone.", "  What to do: Lower the rate."]
     again = [line.replace("on cpu.", "on cpu (attempt 2).") for line in once]
     assert run.console.read_text(encoding="utf-8").splitlines() == once + again
 
@@ -70,7 +70,7 @@ def test_a_name_that_is_no_unicode_is_written_as_a_terminal_shows_it(run: RunDir
     log.open(run.path)
     log.show(events.Notice(code="a", sentence="bad\udcfe.png is left out."))
     log.close()
-    assert run.console.read_text(encoding="utf-8") == "bad?.png cannot be read.\nbad?.png is left out.\n"
+    assert run.console.read_text(encoding="utf-8") == "bad\\udcfe.png cannot be read.\nbad\\udcfe.png is left out.\n"
 
 
 def test_a_line_that_cannot_be_written_ends_no_run(run: RunDirectory) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from trainer import __version__
 from trainer.cli import datasets, doctor, drawing, jobs, plan, presets, queue, runs, storage
+from trainer.cli.arguments import Parser
 from trainer.cli.libraries import quieten
 from trainer.cli.outcome import guarded
 
@@ -57,7 +58,7 @@ def _prepare_process(*, debug: bool) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m trainer",
         description=_DESCRIPTION,
         epilog=_EPILOG,

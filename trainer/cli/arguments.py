@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, NoReturn, TypeAlias, TypeVar
 
 from trainer.errors import JobError
+from trainer.protocol.printable import printable
 
 if TYPE_CHECKING:
     from trainer.config.model import Section
@@ -14,6 +15,14 @@ if TYPE_CHECKING:
     _Section = TypeVar("_Section", bound=Section)
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser of command-line arguments that quotes them in its errors only as printable text."""
+
+    def error(self, message: str) -> NoReturn:
+        """Write usage and message to stderr and exit with code 2."""
+        super().error(printable(message))
 
 
 def add_command(

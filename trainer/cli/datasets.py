@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainer.cli.arguments import Commands, add_command, checked
+from trainer.cli.output import echo, echo_lines
 from trainer.errors import EXIT_BAD_INPUT, EXIT_DONE, DatasetError, LoraFileError
 from trainer.protocol import events
+from trainer.protocol.printable import printable
 
 if TYPE_CHECKING:
     from trainer.config.dataset import DatasetConfig
@@ -57,7 +59,7 @@ def run_check(options: argparse.Namespace) -> int:
     with _progress() as progress:
         found = read_dataset(dataset, recipe, progress, captions)
     if found.pictures:
-        print("\n".join(describe(found, recipe, show_captions=options.show_captions)))
+        echo_lines(describe(found, recipe, show_captions=options.show_captions))
     for finding in found.findings:
         _print_finding(finding, len(finding.paths) if options.all else _MOST_PATHS)
     return EXIT_BAD_INPUT if any(finding.severity == "error" for finding in found.findings) else EXIT_DONE
@@ -98,9 +100,8 @@ def _import(path: Path, resolution: int | None) -> tuple[DatasetConfig, RecipeCo
 
     imported = import_dataset(path)
     for key, value in imported.settings.items():
-        print(f"It asks for {key} = {value!r}: write that into the job.")
-    for note in imported.notes:
-        print(note)
+        echo(f"It asks for {key} = {value!r}: write that into the job.")
+    echo_lines(imported.notes)
     asked = resolution or imported.settings.get("recipe.resolution", 1024)
     return imported.config(), checked(RecipeConfig, resolution=asked), imported.captions
 
@@ -124,13 +125,14 @@ def _progress() -> Iterator[Callable[[int, int], None]]:
 
 
 def _print_finding(finding: Finding, most: int) -> None:
-    print(f"\n{_SEVERITIES[finding.severity]}: {finding.sentence}")
+    echo()
+    echo(f"{_SEVERITIES[finding.severity]}: {finding.sentence}")
     if finding.remedy:
-        print(f"  What to do: {finding.remedy}")
+        echo(f"  What to do: {finding.remedy}")
     for path in finding.paths[:most]:
-        print(f"  {path}")
+        echo(f"  {path}")
     if len(finding.paths) > most:
-        print(f"  and {len(finding.paths) - most:,} more; --all names them")
+        echo(f"  and {len(finding.paths) - most:,} more; --all names them")
 
 
 def run_inspect(options: argparse.Namespace) -> int:
@@ -149,13 +151,13 @@ def run_inspect(options: argparse.Namespace) -> int:
 
 
 def _print_base(path: Path, identity: BaseIdentity) -> None:
-    print(f"{path} is a base that LoRAs can be trained on.")
+    echo(f"{path} is a base that LoRAs can be trained on.")
     for sentence in identity.evidence:
-        print(f"  {sentence}")
+        echo(f"  {sentence}")
     if identity.prediction is None:
-        print('  Nothing tells what it predicts: state base.prediction = "epsilon" or "v" in the job.')
+        echo('  Nothing tells what it predicts: state base.prediction = "epsilon" or "v" in the job.')
     if not identity.has_vae:
-        print("  It has no VAE: name one under base.vae in the job.")
+        echo("  It has no VAE: name one under base.vae in the job.")
 
 
 def _print_lora(path: Path) -> bool:
@@ -166,15 +168,9 @@ def _print_lora(path: Path) -> bool:
         identity = identify_lora(path)
     except LoraFileError:
         return False
-    print(f"{path} is a LoRA.")
+    echo(f"{path} is a LoRA.")
     for sentence in identity.evidence:
-        print(f"  {sentence}")
+        echo(f"  {sentence}")
     for key, value in sorted(identity.metadata.items()):
-        print(f"  {_printable(key)}: {_printable(value)}")
+        echo(f"  {printable(key, _LONGEST_VALUE)}: {printable(value, _LONGEST_VALUE)}")
     return True
-
-
-def _printable(text: str) -> str:
-    """Return a file's own text fit for a terminal: anybody may have written it, control codes included."""
-    cut = text if len(text) <= _LONGEST_VALUE else text[:_LONGEST_VALUE] + "..."
-    return "".join(letter if letter.isprintable() else " " for letter in cut)

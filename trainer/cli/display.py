@@ -16,8 +16,9 @@ from rich.table import Table
 from rich.text import Text
 
 from trainer.cli import words
-from trainer.cli.outcome import forget
+from trainer.cli.output import discard, json_line, write_lines
 from trainer.protocol import events
+from trainer.protocol.printable import printable, printable_lines
 from trainer.protocol.story import Story
 
 OnEvent = Callable[[events.Event], None]
@@ -34,8 +35,8 @@ def open_display(stream: TextIO, *, as_json: bool, past: Iterable[events.Event] 
     """Give the function that shows events on `stream` while the block lasts; `past` ones only set the scene."""
     if as_json:
         for event in past:
-            stream.write(events.to_line(event) + "\n")
-        yield lambda event: _write_line(stream, events.to_line(stamped(event)))
+            write_lines(stream, [json_line(events.to_line(event))])
+        yield lambda event: write_lines(stream, [json_line(events.to_line(stamped(event)))])
         return
     story = Story()
     for event in past:
@@ -66,14 +67,14 @@ class _Terminal:
         try:
             return self._stream.write(text)
         except OSError:
-            forget(self._stream)
+            discard(self._stream)
             return len(text)
 
     def flush(self) -> None:
         try:
             self._stream.flush()
         except OSError:
-            forget(self._stream)
+            discard(self._stream)
 
 
 class LiveDisplay:
@@ -94,7 +95,7 @@ class LiveDisplay:
         with self._lock:
             self._story.tell(event)
         if told := words.sentence(event):
-            self._console.print(told)
+            self._console.print(Text("\n".join(printable_lines(told))))
 
 
 class PlainDisplay:
@@ -112,7 +113,7 @@ class PlainDisplay:
         self._story.tell(event)
         line = words.sentence(event) or self._progress(event)
         if line:
-            _write_line(self._stream, line)
+            write_lines(self._stream, printable_lines(line))
 
     def _progress(self, event: events.Event) -> str | None:
         match event:
@@ -154,14 +155,9 @@ def picture(story: Story, now: float) -> Group:
         timing = f"{words.duration(left)} left" if left is not None else words.duration(state.elapsed(now))
         bar = ProgressBar(state.total, state.done, width=_BAR_WIDTH, pulse=state.total is None and running)
         rows.add_row(words.PHASES[phase], bar, words.progress(phase, state.done, state.total), timing)
-    return Group(rows, Text(words.figures(story)))
+    return Group(rows, Text(printable(words.figures(story))))
 
 
 def stamped(event: events.Event) -> events.Event:
     """Return the event with a time: those from before there is a run have passed no writer that gives them one."""
     return event if event.time else dataclasses.replace(event, time=time.time())
-
-
-def _write_line(stream: TextIO, line: str) -> None:
-    stream.write(line + "\n")
-    stream.flush()

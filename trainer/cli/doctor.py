@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from trainer.cli import checks, words
 from trainer.cli.arguments import Commands, add_command
 from trainer.cli.checks import Check
+from trainer.cli.output import echo, echo_json
 from trainer.errors import EXIT_DONE, EXIT_FAULT, ImpastoError
 from trainer.protocol import places
 from trainer.protocol.versions import LIBRARIES, version_of
@@ -71,18 +72,19 @@ def run_doctor(options: argparse.Namespace) -> int:
     marks = {"ok": "ok      ", "doubtful": "doubtful", "broken": "BROKEN  "}
     broken = False
     for check in examine(self_test=not options.quick):
-        print(f"{marks[check.verdict]}  {check.sentence}", flush=True)
+        echo(f"{marks[check.verdict]}  {check.sentence}")
         if check.remedy:
-            print(f"          What to do: {check.remedy}")
+            echo(f"          What to do: {check.remedy}")
         broken = broken or check.verdict == "broken"
-    print("\nSomething keeps training from working; see above." if broken else "\nTraining can work here.")
+    echo()
+    echo("Something prevents training; see above." if broken else "Training can work here.")
     return EXIT_FAULT if broken else EXIT_DONE
 
 
 def _tell_programs(checks: Iterator[Check]) -> int:
     broken = False
     for check in checks:
-        print(json.dumps(asdict(check), ensure_ascii=False), flush=True)
+        echo_json(asdict(check))
         broken = broken or check.verdict == "broken"
     return EXIT_FAULT if broken else EXIT_DONE
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from trainer.cli.arguments import Commands, add_base, add_command, add_json, checked
 from trainer.cli.jobs import shown
 from trainer.cli.libraries import engine_imports
+from trainer.cli.output import echo
 from trainer.errors import EXIT_DONE, LoraFileError
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ def run_render(options: argparse.Namespace) -> int:
                 options.out,
                 device=torch.device(machine.device),
                 dtype=drawing_dtype(machine),
-                on_drawn=lambda done, total, file: print(file, flush=True),
+                on_drawn=lambda done, total, file: echo(str(file)),
                 clip_skip=options.clip_skip,
                 progress=reporter.phase,
                 on_notice=reporter.notice,
@@ -131,8 +132,8 @@ def run_demo(options: argparse.Namespace) -> int:
 
         result = demo.run(options.out, on_event)
     if not options.json:
-        print(f"Before and after, side by side: {result.sheet}")
-        print(f"The LoRA: {result.lora}")
-        print(f"The pictures outside the dataset went {result.style:.0%} of the way to its style;")
-        print(f"the loss on pictures held out of training fell by {result.held_out_fall:.0%}.")
+        echo(f"Before and after, side by side: {result.sheet}")
+        echo(f"The LoRA: {result.lora}")
+        echo(f"The pictures outside the dataset went {result.style:.0%} of the way to its style;")
+        echo(f"the loss on pictures held out of training fell by {result.held_out_fall:.0%}.")
     return EXIT_DONE

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from trainer.cli import words
 from trainer.cli.arguments import Commands, add_base, add_command, add_json, add_run, positive
 from trainer.cli.libraries import engine_imports
+from trainer.cli.output import echo
 from trainer.errors import ImpastoError, JobError
 from trainer.protocol import atomic, events
 from trainer.protocol.naming import safe_name
@@ -93,7 +94,7 @@ def run_new(options: argparse.Namespace) -> int:
     )
     folder.mkdir(parents=True, exist_ok=True)
     atomic.write_text(target, text)
-    print(f"Wrote {target}. Look it over, then start with: python -m trainer train {words.quoted(target)}")
+    echo(f"Wrote {target}. Look it over, then start with: python -m trainer train {words.quoted(target)}")
     return 0
 
 

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from trainer.cli.output import LogHandler
 from trainer.protocol import events
 
 _STARTING = events.Notice("starting", "Starting the engine, which takes some seconds.")
@@ -18,7 +19,7 @@ def quieten() -> None:
     for name in ("TRANSFORMERS_VERBOSITY", "DIFFUSERS_VERBOSITY", "HF_HUB_VERBOSITY"):
         os.environ.setdefault(name, "error")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    logging.basicConfig(level=logging.ERROR)
+    logging.basicConfig(level=logging.ERROR, handlers=[LogHandler()])
     warnings.simplefilter("ignore")
 
 

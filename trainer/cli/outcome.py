@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import traceback
 from collections.abc import Callable
-from typing import TextIO
 
+from trainer.cli.output import discard, note, note_traceback
 from trainer.errors import EXIT_DONE, EXIT_FAULT, EXIT_RESUMABLE, ImpastoError
 from trainer.protocol.atomic import write_text
 from trainer.protocol.places import home, refusal
@@ -18,50 +17,39 @@ def guarded(command: Callable[[], int], *, debug: bool) -> int:
     try:
         return command()
     except ImpastoError as error:
-        say(in_words(error))
+        note_error(error)
         return error.exit_code
     except KeyboardInterrupt:
-        say("Interrupted. Whatever was saved before is kept; start again to go on.")
+        note("Interrupted. Whatever was saved before is kept; run the command again to continue.")
         return EXIT_RESUMABLE
     except BrokenPipeError:
-        forget(sys.stdout)  # whoever read our output has left, as `| head` does
+        discard(sys.stdout)  # the reader of our output has ended, as `| head` does
         return EXIT_DONE
     except OSError as error:
         refused = refusal(error)
         if refused is None:
             return _fault(error, debug=debug)
-        say(in_words(refused))
+        note_error(refused)
         return refused.exit_code
     except Exception as error:  # noqa: BLE001 - the edge of the process
         return _fault(error, debug=debug)
 
 
-def in_words(error: ImpastoError) -> str:
-    """Return an error as the user reads it: what happened, each problem on a line of its own, what to do."""
-    listed = [f"  {problem}" for problem in error.untold]
-    return "\n".join([f"Error: {error.sentence}", *listed, f"What to do: {error.remedy}"])
-
-
-def say(text: str) -> None:
-    """Write a line for the user that is not the command's result; where nobody can read it any more, nobody does."""
-    try:
-        print(text, file=sys.stderr, flush=True)
-    except OSError:
-        forget(sys.stderr)
-
-
-def forget(stream: TextIO) -> None:
-    """Lead all that is still written to a stream into nothing, what it holds back until the exit included."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+def note_error(error: ImpastoError) -> None:
+    """Write an error to stderr: what happened, each problem on a line of its own, what to do."""
+    note(f"Error: {error.sentence}")
+    for problem in error.untold:
+        note(f"  {problem}")
+    note(f"What to do: {error.remedy}")
 
 
 def _fault(error: Exception, *, debug: bool) -> int:
     if debug:
-        traceback.print_exception(error)
+        note_traceback(error)
     else:
         where = " ".join(getattr(error, "__notes__", ())) or _kept(error)  # hold() notes where it wrote the traceback
-        say(f"Error: Something in Impasto went wrong: {type(error).__name__}: {error}")
-        say(f"What to do: {where} Please report it.")
+        note(f"Error: Something in Impasto went wrong: {type(error).__name__}: {error}")
+        note(f"What to do: {where} Please report it.")
     return EXIT_FAULT
 
 

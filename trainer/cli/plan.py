@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainer.cli import plan_table, plan_words, words
 from trainer.cli.arguments import Commands, add_command
-from trainer.cli.outcome import say
+from trainer.cli.output import echo_json, echo_lines, note
 from trainer.errors import EXIT_BAD_INPUT, EXIT_DONE, JobError, joined
 from trainer.protocol.sizes import share
 
@@ -72,13 +71,13 @@ def _answered(question: Question, traces: Traces, options: argparse.Namespace) -
     """Print the plan as it becomes known; the exit code."""
     if options.json:
         planned = planned_for(question, traces)
-        print(json.dumps(as_json(question, planned), ensure_ascii=False, indent=1))
+        echo_json(as_json(question, planned), indent=1)
         return EXIT_DONE if planned.pick else EXIT_BAD_INPUT
-    _print(_asked(question))
-    planned = planned_for(question, traces, lambda found: _print(plan_table.picked(found, _batch(question))))
-    _print(_answer(question, planned))
+    echo_lines(_asked(question))
+    planned = planned_for(question, traces, lambda found: echo_lines(plan_table.picked(found, _batch(question))))
+    echo_lines(_answer(question, planned))
     if options.explain:
-        _print(_explained(question, planned, traces))
+        echo_lines(_explained(question, planned, traces))
     return EXIT_DONE if planned.pick else EXIT_BAD_INPUT
 
 
@@ -187,13 +186,7 @@ def once(action: Callable[[], None]) -> Callable[[], None]:
 
 def _say_tracing(*, as_json: bool) -> None:
     if not as_json:
-        say("Tracing what is not known yet; this takes seconds, and is remembered.")
-
-
-def _print(lines: Iterable[str]) -> None:
-    """Print lines at once, each when it is known."""
-    for line in lines:
-        print(line, flush=True)
+        note("Tracing what is not known yet; this takes seconds, and is remembered.")
 
 
 def _batch(question: Question) -> int:

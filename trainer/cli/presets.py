@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING
 from trainer.cli import words
 from trainer.cli.arguments import Commands, add_command
 from trainer.cli.jobs import machine_here
+from trainer.cli.output import echo, echo_lines
 from trainer.errors import EXIT_DONE, ImpastoError, JobError
 from trainer.protocol import atomic
+from trainer.protocol.printable import printable
 
 if TYPE_CHECKING:
     from trainer.config.base import Family
@@ -98,9 +100,9 @@ def run_list(_options: argparse.Namespace) -> int:
         )
         for each in shelf.presets
     ]
-    print(words.columns([("NAME", "FOR", "HOLDS", "FROM", "AUTHOR"), *rows]))
+    echo_lines(words.columns([("NAME", "FOR", "HOLDS", "FROM", "AUTHOR"), *rows]))
     for path, error in shelf.broken:
-        print(f"\nBroken: {path}\n  {error.sentence}\n  What to do: {error.remedy}")
+        echo_lines(("", f"Broken: {path}", f"  {error.sentence}", f"  What to do: {error.remedy}"))
     return EXIT_DONE
 
 
@@ -108,14 +110,14 @@ def run_show(options: argparse.Namespace) -> int:
     """Show a preset as its file says it, the picture's bytes left out."""
     from trainer.config.presets.shelf import find_preset
 
-    print(_shown(find_preset(options.name, options.family)))
+    echo_lines(_shown(find_preset(options.name, options.family)).split("\n"))
     return EXIT_DONE
 
 
 def run_check(options: argparse.Namespace) -> int:
     """Read a preset; whatever is wrong with it is raised as one error that names all of it."""
     preset, path = _read(options.name, options.family)
-    print(f"{path} is a sound preset.")
+    echo(f"{path} is a sound preset.")
     _print_preset(preset, options.gpu)
     return EXIT_DONE
 
@@ -152,8 +154,8 @@ def run_share(options: argparse.Namespace) -> int:
     preset = revised(made.preset, _details(options))
     text = dump_preset(preset)
     atomic.write_text(out, text)
-    print(f"Wrote {out}, {words.size(len(text.encode('utf-8')))}.")
-    print(_summary(preset))
+    echo(f"Wrote {out}, {words.size(len(text.encode('utf-8')))}.")
+    echo(_summary(preset))
     _print_listed("Left out:", made.left_out)
     _print_listed("Not told, so a job's own value will stand:", made.not_found)
     return EXIT_DONE
@@ -170,12 +172,12 @@ def run_add(options: argparse.Namespace) -> int:
     _print_preset(preset, options.gpu)
     agreed = _agree(preset, ask=_asks(options))
     if agreed is None:
-        print("Nothing was changed.")
+        echo("Nothing was changed.")
         return EXIT_DONE
     path, backup = keep_preset(agreed, "received")
-    print(f'Kept "{agreed.name}" as {path}.' + (f" The one it replaces is kept as {backup}." if backup else ""))
+    echo(f'Kept "{agreed.name}" as {path}.' + (f" The one it replaces is kept as {backup}." if backup else ""))
     if agreed.recipe:
-        print(f"Use it: python -m trainer new ... --recipe {words.quoted(agreed.name)}")
+        echo(f"Use it: python -m trainer new ... --recipe {words.quoted(agreed.name)}")
     return EXIT_DONE
 
 
@@ -209,7 +211,7 @@ def _agree(preset: Preset, ask: Callable[[str], str] | None) -> Preset | None:
         return preset if ask is None or _is_yes(ask("Keep it? [y/N] ")) else None
     different = compared(former.preset, preset)
     if not different:
-        print("You have it already, key for key.")
+        echo("You have it already, key for key.")
         return None
     _print_listed("You have one of this name. What this one changes:", different)
     if ask is None:
@@ -252,16 +254,16 @@ def _print_preset(preset: Preset, card: str | None) -> None:
     from trainer.config.presets.applying import compared_with_defaults, stated_fit
     from trainer.config.recipe import RecipeConfig
 
-    print(_summary(preset))
+    echo(_summary(preset))
     _print_listed("", preset.notes.splitlines())
     if preset.recipe:
         _print_listed("Against a job that states nothing:", compared_with_defaults(preset.recipe))
-        print("\n".join(outlook(preset.recipe, preset.base.family, card)), flush=True)
+        echo_lines(outlook(preset.recipe, preset.base.family, card))
     if preset.fit:
         _print_listed("It fits by:", stated_fit(preset.fit))
     if preset.fit and not preset.recipe:
-        print("With the recipe of a job that states nothing:")
-        print("\n".join(outlook(RecipeConfig(), preset.base.family, card, preset.fit)), flush=True)
+        echo("With the recipe of a job that states nothing:")
+        echo_lines(outlook(RecipeConfig(), preset.base.family, card, preset.fit))
 
 
 def _summary(preset: Preset) -> str:
@@ -294,15 +296,13 @@ def _shown(shelved: Shelved) -> str:
 
 
 def _print_listed(title: str, lines: Sequence[str]) -> None:
-    """Print lines from files of others under a title, fit for a terminal."""
-    from trainer.config.toml_file import printable
-
+    """Print lines from other people's files under a title."""
     if lines and title:
-        print(title)
+        echo(title)
     for line in lines[:_MOST_DIFFERENCES]:
-        print(f"  {printable(line, 300)}")
+        echo(f"  {printable(line, 300)}")
     if len(lines) > _MOST_DIFFERENCES:
-        print(f"  and {len(lines) - _MOST_DIFFERENCES} more")
+        echo(f"  and {len(lines) - _MOST_DIFFERENCES} more")
 
 
 def _card_bytes() -> int | None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from trainer.cli import words
 from trainer.cli.arguments import Commands, add_command, positive
-from trainer.cli.outcome import say
+from trainer.cli.output import echo, echo_json, echo_lines, note
 from trainer.errors import EXIT_DONE, EXIT_RESUMABLE, JobError, RunError
 from trainer.protocol.queue import Entry, Queue, Reading
 from trainer.protocol.rundir import find_run
@@ -74,15 +74,15 @@ def run_worker(options: argparse.Namespace) -> int:
     from trainer.queue.worker import Worker
 
     def tell(line: str) -> None:
-        print(f"{datetime.now().astimezone():%Y-%m-%d %H:%M:%S} {line}", flush=True)
+        echo(f"{datetime.now().astimezone():%Y-%m-%d %H:%M:%S} {line}")
 
     queue = Queue()
     try:
         if not Worker(queue, tell).run():
-            say("A worker is at the queue already. `queue list` shows what it does.")
+            note("A worker is at the queue already. `queue list` shows what it does.")
             return EXIT_DONE
     except KeyboardInterrupt:
-        say("The queue is not worked off any more; what it started goes on. `queue` takes it up again.")
+        note("The queue is not worked off any more; what it started goes on. `queue` takes it up again.")
         return EXIT_RESUMABLE
     reading = queue.read()
     if reading.held:
@@ -95,18 +95,18 @@ def run_list(options: argparse.Namespace) -> int:
     queue = Queue()
     reading, worked_on = queue.read(), queue.worker_alive()
     if options.json:
-        print(json.dumps(_plain(reading) | {"worker": worked_on}, ensure_ascii=False))
+        echo_json(_plain(reading) | {"worker": worked_on})
         return EXIT_DONE
     if reading.entries:
-        print(words.columns([("ID", "STATE", "NAME", "WHERE", "REMARK"), *map(_row, reading.entries)]))
+        echo_lines(words.columns([("ID", "STATE", "NAME", "WHERE", "REMARK"), *map(_row, reading.entries)]))
     else:
-        say("The queue is empty. `python -m trainer queue add job.toml` puts a job in.")
+        note("The queue is empty. `python -m trainer queue add job.toml` puts a job in.")
     for fault in reading.faults:
-        say(f"{fault.sentence}{f' `queue remove {fault.id}` deletes it.' if fault.id else ''}")
+        note(f"{fault.sentence}{f' `queue remove {fault.id}` deletes it.' if fault.id else ''}")
     if reading.held:
         _tell_held(reading)
     elif not worked_on and any(entry.state in ("waiting", "running") for entry in reading.entries):
-        say("Nobody works on it. `python -m trainer queue` does.")
+        note("Nobody works on it. `python -m trainer queue` does.")
     return EXIT_DONE
 
 
@@ -121,9 +121,12 @@ def run_add(options: argparse.Namespace) -> int:
         entry = queue.add_resume(find_run(options.what).path, options.steps)
         if options.before is not None:
             queue.move(entry.id, options.before)
-    print(json.dumps(_plain(entry), ensure_ascii=False) if options.json else f"{entry.id}  {entry.name}")
+    if options.json:
+        echo_json(_plain(entry))
+    else:
+        echo(f"{entry.id}  {entry.name}")
     if not queue.worker_alive():
-        say("Nobody works on the queue. `python -m trainer queue` does.")
+        note("Nobody works on the queue. `python -m trainer queue` does.")
     return EXIT_DONE
 
 
@@ -209,7 +212,7 @@ def _plain(value: Any) -> Any:
 
 def _tell_held(reading: Reading) -> None:
     why = f" {reading.reason}" if reading.reason else ""
-    say(f"The queue is held: nothing more is begun.{why} `queue go-on` begins again.")
+    note(f"The queue is held: nothing more is begun.{why} `queue go-on` begins again.")
 
 
 def _add_entry(parser: argparse.ArgumentParser) -> None:

@@ -11,7 +11,7 @@ from typing import get_args
 
 from trainer.cli import words
 from trainer.cli.arguments import Commands, add_command, add_json, add_run
-from trainer.cli.outcome import say
+from trainer.cli.output import echo, echo_lines, note
 from trainer.errors import EXIT_DONE, EXIT_FAULT, EXIT_RESUMABLE, RunError
 from trainer.protocol import commands as protocol
 from trainer.protocol import events
@@ -60,9 +60,9 @@ def run_command(options: argparse.Namespace) -> int:
         )
     answer = _wait_for_answer(run, options.name, options.timeout)
     if answer is None:
-        print(f'The run "{run.name}" ended before it read this: it is {run.state()}.')
+        echo(f'The run "{run.name}" ended before it read this: it is {run.state()}.')
         return EXIT_DONE if options.name in _ENDING else EXIT_FAULT
-    print(f"{options.name}: {answer.outcome}{', ' if answer.detail else ''}{answer.detail}")
+    echo(f"{options.name}: {answer.outcome}{', ' if answer.detail else ''}{answer.detail}")
     return EXIT_DONE if answer.outcome == "done" else EXIT_FAULT
 
 
@@ -98,7 +98,7 @@ def run_watch(options: argparse.Namespace) -> int:
         return EXIT_DONE
     if isinstance(last, events.Finished):
         if seen == len(past) and not options.json:
-            print(words.finish(last))
+            echo(words.finish(last))
         return _EXIT_CODES[last.outcome]
     return _tell_broken_off(run)
 
@@ -106,7 +106,7 @@ def run_watch(options: argparse.Namespace) -> int:
 def _tell_broken_off(run: RunDirectory) -> int:
     if run.state() == "new":
         raise RunError("run.new", f'The run "{run.name}" never began.', "Start its job again with `train`.")
-    say(
+    note(
         f'The run "{run.name}" ended without a word: it was killed, or the machine went down.\n'
         f"What to do: `python -m trainer resume {words.quoted(run.name)}` goes on from its last checkpoint; "
         f"if it ends so again, see {run.console}."
@@ -130,9 +130,9 @@ def run_runs(options: argparse.Namespace) -> int:
     """List the runs of this user, the latest started first."""
     rows = [_row(RunDirectory.open(path)) for path in known_runs()]
     if rows:
-        print(words.columns([("RUN", "STATE", "STEP", "STARTED", "FOLDER"), *rows]))
+        echo_lines(words.columns([("RUN", "STATE", "STEP", "STARTED", "FOLDER"), *rows]))
     else:
-        say("There are no runs yet. `python -m trainer train job.toml` starts one.")
+        note("There are no runs yet. `python -m trainer train job.toml` starts one.")
     return EXIT_DONE
 
 

@@ -6,6 +6,7 @@ import argparse
 
 from trainer.cli import words
 from trainer.cli.arguments import Commands, add_command
+from trainer.cli.output import echo
 from trainer.errors import EXIT_DONE
 from trainer.protocol import places
 
@@ -29,5 +30,5 @@ def run_prune(options: argparse.Namespace) -> int:
     verb = "Would delete" if options.dry_run else "Deleted"
     deleted = f"{words.counted(pruned.deleted, 'entry', 'entries')}, {words.size(pruned.deleted_bytes)}"
     kept = f"{words.counted(pruned.kept, 'entry', 'entries')}, {words.size(pruned.kept_bytes)}"
-    print(f"{verb} {deleted}; kept {kept}, of the {limit:g} GB that the cache may take.")
+    echo(f"{verb} {deleted}; kept {kept}, of the {limit:g} GB that the cache may take.")
     return EXIT_DONE

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from trainer.protocol import events
 from trainer.protocol.durations import about as about  # among the words of the terminal, as the next
+from trainer.protocol.printable import printable
 from trainer.protocol.sizes import size as size
 from trainer.protocol.story import Story
 
@@ -179,11 +180,12 @@ def quoted(word: str | Path) -> str:
     return f'"{word}"' if " " in str(word) else str(word)
 
 
-def columns(rows: Sequence[Sequence[str]]) -> str:
-    """Return rows as lines with their columns lined up."""
+def columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return rows as lines with aligned columns; each cell is made printable first, because an escape is wider."""
+    rows = [[printable(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
-    return "\n".join(line.rstrip() for line in lines)
+    return [line.rstrip() for line in lines]
 
 
 def _number(value: float | None) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 
 from trainer.errors import JobError
 from trainer.protocol.atomic import long_path
+from trainer.protocol.printable import printable
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,12 +97,6 @@ def parse_toml(text: str, source: str, kind: FileKind) -> dict[str, Any]:
         # Python refuses to read numbers of more than 4300 digits, and tomllib lets that error through.
         what = "a number has thousands of digits" if isinstance(error, ValueError) else "it is nested without end"
         raise JobError(f"{kind.word}.toml", f"{source} is not a {kind.word} file: {what}.", kind.remedy) from None
-
-
-def printable(text: str, longest: int) -> str:
-    """Text from a file fit for a terminal: cut to ``longest`` characters, and nothing in it that steers one."""
-    cut = text if len(text) <= longest else text[: longest - 3] + "..."
-    return "".join(letter if letter.isprintable() else " " for letter in cut)
 
 
 def _why(path: Path, error: OSError | ValueError) -> str:

@@ -7,9 +7,12 @@ import re
 import unicodedata
 from collections.abc import Iterator
 
-_FORBIDDEN = re.compile(r'[<>:"/\\|?*\x00-\x1f\x7f]+')
-# Marks that reverse the direction of text make "gpj.exe" read as "exe.jpg"; lone surrogates cannot be written as UTF-8.
-_INVISIBLE = re.compile("[\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff\ud800-\udfff]+")
+_FORBIDDEN = re.compile(r'[<>:"/\\|?*\x00-\x1f\x7f-\x9f\u2028\u2029]+')
+# Marks that reverse the direction of text make "gpj.exe" read as "exe.jpg"; characters without width or glyph make two
+# names look alike (joiners stay: emoji and many scripts need them); lone surrogates cannot be written as UTF-8.
+_INVISIBLE = re.compile(
+    "[\u061c\u115f\u1160\u180e\u200b\u200e\u200f\u202a-\u202e\u2060-\u2069\u3164\ufeff\uffa0\ud800-\udfff]+"
+)
 # Windows' devices, whatever extension follows. https://learn.microsoft.com/windows/win32/fileio/naming-a-file
 _RESERVED = re.compile(r"(con|prn|aux|nul|conin\$|conout\$|clock\$|com[0-9¹²³]|lpt[0-9¹²³])(\s*\..*)?", re.IGNORECASE)
 _MOST_BYTES = 120  # of UTF-8; leaves room for "-step00000500.safetensors" in the 255 that file systems take

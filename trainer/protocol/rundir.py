@@ -210,7 +210,7 @@ def require_place(parent: Path) -> None:
 def known_runs() -> list[Path]:
     """Return the folders of this user's runs that still exist, the latest started first."""
     try:
-        lines = atomic.read_text(places.runs_list()).splitlines()
+        lines = atomic.read_text(places.runs_list()).split("\n")
     except (OSError, UnicodeDecodeError):
         return []
     paths = dict.fromkeys(_listed_path(line) for line in reversed(lines))
@@ -220,7 +220,7 @@ def known_runs() -> list[Path]:
 def forgotten_runs() -> set[Path]:
     """Return the folders that were taken out of the list, those of runs that were started again since among them."""
     try:
-        lines = atomic.read_text(places.runs_list()).splitlines()
+        lines = atomic.read_text(places.runs_list()).split("\n")
     except (OSError, UnicodeDecodeError):
         return set()
     return {path for line in lines if (path := _listed_path(line, _FORGOTTEN)) is not None}
@@ -235,7 +235,8 @@ def forget_run(path: Path) -> None:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with locks.held(target.with_suffix(".lock"), patience=_LIST_PATIENCE):
-            lines = atomic.read_text(target).splitlines() if target.exists() else []
+            text = atomic.read_text(target) if target.exists() else ""
+            lines = filter(None, text.split("\n"))  # a path may hold U+2028, at which splitlines would split, too
             kept = [line for line in lines if path not in (_listed_path(line), _listed_path(line, _FORGOTTEN))]
             kept.append(json.dumps({_FORGOTTEN: str(path)}, ensure_ascii=False))
             atomic.write_text(target, "\n".join(kept) + "\n")

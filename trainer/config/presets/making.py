@@ -13,7 +13,7 @@ from trainer.config.base import Family
 from trainer.config.job import Job
 from trainer.config.presets.preset import LONGEST_NAME, MACHINE_KEYS, SCHEMA, Preset
 from trainer.config.presets.reading import parse_preset
-from trainer.config.presets.texts import text_faults
+from trainer.config.presets.texts import text_fault, text_faults
 from trainer.config.presets.writing import dump_preset
 from trainer.config.problems import faults_sentence, problems
 from trainer.config.recipe import RecipeConfig
@@ -93,7 +93,8 @@ def made_of(data: Data, left_out: Sequence[str] = (), not_found: Sequence[str] =
         data["recipe"] = {key: value for key, value in data["recipe"].items() if key != "text_encoder_2"}
     data = {key: value for key, value in data.items() if value}
     data["schema"] = SCHEMA
-    data["name"] = safe_name(str(data.get("name", "")), "preset")[:LONGEST_NAME].rstrip(". ")
+    name = safe_name(str(data.get("name", "")), "preset")[:LONGEST_NAME].rstrip(". ")
+    data["name"] = "preset" if text_fault(name) else name
     data["base"] = {key: value for key, value in data["base"].items() if value}
     gone = list(left_out)
     for key, most in (("examples", _MOST_EXAMPLES), ("trigger_words", _MOST_TRIGGERS)):

@@ -13,8 +13,9 @@ from trainer.config.presets.picture import picture_fault
 from trainer.config.presets.preset import SCHEMA, Preset
 from trainer.config.presets.texts import text_faults
 from trainer.config.problems import faults_sentence, problems
-from trainer.config.toml_file import FileKind, parse_toml, printable, read_text
+from trainer.config.toml_file import FileKind, parse_toml, read_text
 from trainer.errors import JobError
+from trainer.protocol.printable import printable
 
 REMEDY = (
     "Ask whoever made it for a good one, or correct what is named; `python -m trainer presets share` writes such files."

@@ -7,8 +7,8 @@ import unicodedata
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from trainer.config.toml_file import printable
 from trainer.protocol.naming import safe_name
+from trainer.protocol.printable import printable
 
 _LONGEST = 4000  # characters of any text; shorter limits stand beside their fields
 _PICTURE = "preview.picture"

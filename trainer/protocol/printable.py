@@ -1,0 +1,46 @@
+"""Makes text from files, folders and other people safe to show on a terminal and in a log."""
+
+from __future__ import annotations
+
+import unicodedata
+
+# Cc: escape sequences and other controls. Cf: marks that reorder text or have no width. Cs: bytes of a file name that
+# are not text. Zl, Zp: line breaks that only some programs see. Spaces of all widths, combining marks and private-use
+# characters (icons of some fonts) stay, because they change nothing but themselves.
+_UNPRINTABLE = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+# Letters without a glyph (Hangul fillers and the like): two names can look alike because of them.
+_BLANK = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u3164\uffa0")
+_NAMED = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
+INDENT = "  "
+
+
+def printable(text: str, longest: int | None = None) -> str:
+    r"""Return `text` as one line in which each character that is not printable is written as its escape.
+
+    An escape such as ``\u202e`` keeps two names apart that differ in it, which a blank would not. `longest` is the most
+    characters of `text` that are shown.
+    """
+    cut = text if longest is None or len(text) <= longest else text[: longest - 3] + "..."
+    if cut.isascii() and cut.isprintable():
+        return cut
+    return "".join(_escaped(letter) if _is_unprintable(letter) else letter for letter in cut)
+
+
+def printable_lines(text: str, longest: int | None = None) -> list[str]:
+    """Return a message as printable lines.
+
+    Lines after the first are indented, so that a line break in a file name cannot imitate a message of its own.
+    """
+    first, *others = (printable(line, longest) for line in text.split("\n"))
+    return [first, *(line if line.startswith(INDENT) or not line else INDENT + line for line in others)]
+
+
+def _is_unprintable(letter: str) -> bool:
+    return unicodedata.category(letter) in _UNPRINTABLE or letter in _BLANK
+
+
+def _escaped(letter: str) -> str:
+    code = ord(letter)
+    if code < 0x100:
+        return _NAMED.get(letter) or f"\\x{code:02x}"
+    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
