@@ -25,6 +25,7 @@ os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"  # sums in o
 os.environ["TOKENIZERS_PARALLELISM"] = "false"  # its thread pool warns when a test starts a process
 os.environ["PYTHONPATH"] = str(ROOT)  # `python -m trainer` works from any folder, installed or not
 os.environ["QT_QPA_PLATFORM"] = "offscreen"  # no window on anybody's screen, and none needed
+os.environ["PYTHON_KEYRING_BACKEND"] = "keyring.backends.fail.Keyring"  # never the user's own passwords
 os.environ["IMPASTO_LOOK_IN"] = ""  # models are looked for only where a test says
 # Some systems forbid bytecode beside sources; without it every process that a test starts compiles all of ours anew.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

@@ -79,7 +79,7 @@ def _handler(server: Server) -> type[BaseHTTPRequestHandler]:
 
         def _answer(self, send: Callable[[Page, bytes], None]) -> None:
             path = self.path.partition("?")[0]
-            server.requests.append((self.command, path, dict(self.headers)))
+            server.requests.append((self.command, self.path, dict(self.headers)))
             page = server.pages.get(path, Page(b"no such file", 404))
             start = self._start(page)
             body = page.body[start:]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from trainer.base.hub import fetch_from_hub
 from trainer.base.link import fetch_link
+from trainer.config.credentials import safe_link
 from trainer.config.paths import absolute, is_base_path
 from trainer.errors import BaseModelError
 from trainer.protocol import places
@@ -40,8 +41,8 @@ def fetch_base(model: str, revision: str | None = None, progress: OnPhase | None
 
 
 def _storage_error(model: str, error: OSError) -> BaseModelError:
-    """Say why a download could not be written; what follows "?" in a link may hold the user's token."""
-    shown, folder = model.partition("?")[0], places.models_folder()
+    """Say why a download could not be written; the link is shown without its secrets and query."""
+    shown, folder = safe_link(model).text.partition("?")[0], places.models_folder()
     if places.is_disk_full(error):
         sentence = f'The disk of "{folder}" filled up while "{shown}" was downloaded; what is here of it is kept.'
         remedy = "Make room and start again: the download goes on where it stopped."

@@ -8,10 +8,11 @@ import re
 from email.message import Message
 from pathlib import Path
 from typing import Any, NoReturn
-from urllib.parse import unquote, urldefrag
+from urllib.parse import unquote, urldefrag, urlsplit
 
 import httpx2
 
+from trainer.config.credentials import SafeLink, address_of, safe_link
 from trainer.errors import BaseModelError
 from trainer.files.hashing import digest_file, remember_sha256
 from trainer.files.header import read_header
@@ -32,22 +33,24 @@ def fetch_link(link: str, progress: OnPhase | None = None) -> Path:
     file must have that hash. Raises BaseModelError when the file cannot be had, is no .safetensors file, is not the one
     expected, or there is no room, and OSError when writing fails.
     """
-    address, fragment = urldefrag(link)
-    _check_scheme(httpx2.URL(address))
-    stated = _EXPECTED.fullmatch(fragment)
-    download = _Download(address, stated[1].lower() if stated else None, progress)
+    safe = safe_link(link)
+    stated = _EXPECTED.fullmatch(urlsplit(safe.text).fragment)
+    address = urlsplit(safe.text)
+    _check_scheme(address.scheme, address.hostname or "")
+    download = _Download(safe, stated[1].lower() if stated else None, progress)
     return download.finished() or download.run()
 
 
 class _Download:
     """One link's folder: the file once it is whole, before that the part that is here."""
 
-    def __init__(self, address: str, expected: str | None, progress: OnPhase | None) -> None:
-        self.address = address
-        self.shown = address.partition("?")[0]  # what follows may hold the user's token
+    def __init__(self, link: SafeLink, expected: str | None, progress: OnPhase | None) -> None:
+        self.link = link
+        text = urldefrag(link.text).url
+        self.shown = text.partition("?")[0]
         self.expected = expected
         self.progress = progress
-        self.folder = places.models_folder() / "links" / hashlib.sha256(address.encode()).hexdigest()[:16]
+        self.folder = places.models_folder() / "links" / hashlib.sha256(text.encode()).hexdigest()[:16]
         self.part = self.folder / "download.part"
         self.notes = self.folder / "download.json"
 
@@ -76,6 +79,9 @@ class _Download:
             try:
                 name = self._attempt()
                 return self._accept(name)
+            except httpx2.InvalidURL:  # its message quotes the address
+                sentence = f'"{self.shown}" is not a valid link.'
+                raise BaseModelError("base.link", sentence, "Copy the link again.") from None
             except httpx2.TransportError as error:
                 if self._have() <= before:
                     self._refuse_interrupted(error)
@@ -85,7 +91,7 @@ class _Download:
         headers = {"Accept-Encoding": "identity", **self._range()}
         with (
             httpx2.Client(follow_redirects=True, timeout=_TIMEOUT, event_hooks={"request": [_check_request]}) as client,
-            client.stream("GET", self.address, headers=headers) as response,
+            client.stream("GET", urldefrag(address_of(self.link)).url, headers=headers) as response,
         ):
             if response.status_code == _RANGE_REFUSED and self.part.exists():
                 self.part.unlink()  # it is longer than the file that is now there
@@ -189,12 +195,12 @@ def _validator(response: httpx2.Response) -> str | None:
 
 
 def _check_request(request: httpx2.Request) -> None:
-    _check_scheme(request.url)
+    _check_scheme(request.url.scheme, request.url.host)
 
 
-def _check_scheme(url: httpx2.URL) -> None:
-    """Refuse links and redirects that anybody on the way could change; on this machine itself http will do."""
-    if url.scheme == "https" or (url.scheme == "http" and url.host in _LOOPBACK):
+def _check_scheme(scheme: str, host: str) -> None:
+    """Refuse links and redirects that others on the network could change; on this machine itself http will do."""
+    if scheme == "https" or (scheme == "http" and host in _LOOPBACK):
         return
-    sentence = f'"{url.scheme}://{url.host}" is not https: what comes from it can be changed on the way.'
+    sentence = f'"{scheme}://{host}" is not https: what comes from it can be changed on the way.'
     raise BaseModelError("base.link", sentence, "Use an https link, or download the file yourself and give its path.")

@@ -12,9 +12,10 @@ from pathlib import Path
 
 from trainer import __version__
 from trainer.cli import datasets, doctor, drawing, jobs, plan, presets, queue, runs, storage
-from trainer.cli.arguments import Parser
+from trainer.cli.arguments import Parser, protect_links
 from trainer.cli.libraries import quieten
 from trainer.cli.outcome import guarded
+from trainer.cli.output import note
 
 _DESCRIPTION = """\
 Impasto trains SD 1.5 and SDXL LoRAs: from a folder of pictures to a file that loads everywhere.
@@ -37,7 +38,13 @@ def main(words: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(words)
     if words is None:
         _prepare_process(debug=options.debug)
-    return guarded(lambda: int(options.command(options)), debug=options.debug)
+    return guarded(lambda: _run(options), debug=options.debug)
+
+
+def _run(options: argparse.Namespace) -> int:
+    for message in protect_links(options):
+        note(message)
+    return int(options.command(options))
 
 
 def _prepare_process(*, debug: bool) -> None:

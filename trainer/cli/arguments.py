@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TypeAlias, TypeVar
 
+from trainer.config.credentials import protect
 from trainer.errors import JobError
 from trainer.protocol.printable import printable
 
@@ -59,6 +61,30 @@ def add_base(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
 def add_json(parser: argparse.ArgumentParser) -> None:
     """Define --json, for every command that shows a run's events."""
     parser.add_argument("--json", action="store_true", help="print the run's events as JSON lines, for programs")
+
+
+def protect_links(options: argparse.Namespace) -> Iterator[str]:
+    """Take passwords and tokens out of every base link of a command: its job file, --base and --set.
+
+    Yields a message for each. From here on no command knows them, so none can print or write them.
+    """
+    base = getattr(options, "base", None)
+    for name in ("job", "what", "source"):
+        path = Path(str(getattr(options, name, None)))
+        if path.suffix == ".toml" and path.is_file():
+            from trainer.config.load import secure_job_file  # loads pydantic: only for commands that read a job
+
+            yield from filter(None, [secure_job_file(path)])
+    if isinstance(base, str):
+        options.base, message = protect(base)
+        yield from filter(None, [message])
+    for number, text in enumerate(getattr(options, "set", None) or ()):
+        key, equals, value = text.partition("=")
+        if key.strip() == "base.model":
+            safe, message = protect(value.strip().strip("\"'"))
+            if message:
+                options.set[number] = f"{key}{equals}{safe}"
+                yield message
 
 
 def checked(section: type[_Section], **values: object) -> _Section:

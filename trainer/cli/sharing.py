@@ -101,7 +101,7 @@ def _of_run(run: RunDirectory, with_fit: bool) -> Made:
     return preset_of_job(
         job,
         job.base.family,
-        base_sha256=_base_sha256(run, Path(job.base.model).name),
+        base_sha256=_base_sha256(run, job.base.name),
         triggers=list(dict.fromkeys(picture.trigger for picture in trained if picture.trigger)),
         picture=picture,
         with_fit=with_fit,

@@ -7,6 +7,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from trainer.config.credentials import base_name, safe_link
 from trainer.config.model import Section
 
 Family = Literal["sd15", "sdxl"]
@@ -34,8 +35,18 @@ class BaseConfig(Section):
     continue_from: str | None = None
     """A LoRA file whose weights the training starts from instead of from zero."""
 
+    @property
+    def name(self) -> str:
+        """The base's file name or Hub id, without folders or an address."""
+        return base_name(self.model)
+
     def rules(self) -> Iterator[tuple[str, str]]:
-        """Links that can be checked on the way, and zero terminal SNR only where it can be learned from."""
+        """Check that a link is safe to fetch and to write down, and that zero terminal SNR can be learned from."""
+        try:
+            if safe_link(self.model).text != self.model:
+                yield "model", "contains a password or token; write ${NAME} in its place and set that variable"
+        except ValueError:
+            yield "model", "is a link that cannot be read"
         if "://" in self.model and not self.model.startswith("https://"):
             yield "model", "is a link that does not start with https://"
         if self.zero_terminal_snr is True and self.prediction == "epsilon":

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
+from trainer.config.credentials import protect, safe_link
 from trainer.config.job import Job
 from trainer.config.migrate import migrate
 from trainer.config.overrides import apply_overrides
@@ -14,8 +18,11 @@ from trainer.config.paths import make_absolute
 from trainer.config.problems import faults_sentence, problems
 from trainer.config.toml_file import FileKind, parse_toml, read_text
 from trainer.errors import JobError
+from trainer.protocol import atomic
 
 REMEDY = "Correct what is named and start again; `python -m trainer new` writes a job file with every key explained."
+# A shorter secret may be part of other words in the file's comments.
+_SHORTEST_SECRET = 6
 JOB_FILE = FileKind(
     word="job",
     largest=1024 * 1024,
@@ -33,14 +40,75 @@ def load_job(path: Path, overrides: Sequence[str] = (), text: str | None = None)
     Paths in the result are absolute, those of the file counted from its folder.
     Raises JobError, whose ``problems`` name every fault: unreadable file, wrong encoding, broken TOML, bad keys.
     """
-    said = read_text(path, JOB_FILE) if text is None else text
-    return parse_job(said, path.name, path.absolute().parent, overrides)
+    if text is None:
+        secure_job_file(path)
+        text = read_text(path, JOB_FILE)
+    return parse_job(text, path.name, path.absolute().parent, overrides)
+
+
+def secure_job_file(path: Path) -> str | None:
+    """Rewrite a job file whose base link contains a password or token; return a message for the user where it did.
+
+    Comments and everything else stay as they are. Raises JobError when the file cannot be read or written; broken TOML
+    is left to `load_job`.
+    """
+    text = read_text(path, JOB_FILE)
+    model = _base_of(text)
+    if model is None or safe_link(model).text == model:
+        return None
+    safe, message = protect(model)
+    rewritten = _without_secrets(text, model, safe)
+    try:
+        atomic.write_text(path, rewritten)
+    except OSError as error:
+        sentence = f"Could not remove the password or token from the link in {path}: {error.strerror or error}."
+        remedy = "Allow writing there, or remove it from the link yourself."
+        raise JobError("job.unwritable", sentence, remedy) from None
+    return f"{path.name}: {message}"
+
+
+def _base_of(text: str) -> str | None:
+    """Return `base.model` of a job's text; None where it has none or the text is not TOML."""
+    try:
+        base = parse_toml(text, "job", JOB_FILE).get("base")
+    except JobError:
+        return None
+    model = base.get("model") if isinstance(base, dict) else None
+    return model if isinstance(model, str) and _is_parsable(model) else None
+
+
+def _is_parsable(link: str) -> bool:
+    try:
+        safe_link(link)
+    except ValueError:  # validation refuses it by name
+        return False
+    return True
+
+
+def _without_secrets(text: str, model: str, safe: str) -> str:
+    """Replace a link in a job's text, in whichever way TOML wrote it, and its secrets in comments."""
+    rewritten = text.replace(model, safe)
+    for name, secret in safe_link(model).secrets.items():
+        if len(secret) >= _SHORTEST_SECRET:
+            rewritten = rewritten.replace(secret, f"${{{name}}}")
+    if _base_of(rewritten) != safe:  # written with escapes
+        line = re.compile(r"(?m)^(\s*(?:base\s*\.\s*)?model\s*=\s*).*$")
+        rewritten = line.sub(lambda match: match[1] + json.dumps(safe), rewritten)
+    return rewritten
+
+
+def _protect_base(data: dict[str, Any]) -> None:
+    """Take the secrets out of `base.model`, whoever wrote them there: the command line too."""
+    base = data.get("base")
+    if isinstance(base, dict) and isinstance(base.get("model"), str) and _is_parsable(base["model"]):
+        base["model"], _ = protect(base["model"])
 
 
 def parse_job(text: str, source: str, folder: Path, overrides: Sequence[str] = ()) -> Job:
     """Make a Job of TOML ``text``; ``source`` names it in errors, ``folder`` is what its paths are relative to."""
     data = migrate(parse_toml(text, source, JOB_FILE))
     faults = apply_overrides(data, overrides)
+    _protect_base(data)
     faults += make_absolute(data, folder)
     try:
         job = Job.model_validate(data)

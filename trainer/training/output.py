@@ -111,7 +111,7 @@ class Exporter:
             family=source.family,
             prediction=source.prediction,
             zero_terminal_snr=source.zero_terminal_snr,
-            base_name=Path(job.base.model).name,
+            base_name=source.path.name if "://" in job.base.model else job.base.name,
             base_sha256=source.files[source.path.name] if source.form == "single" else None,
             recipe=job.recipe,
             dtype=job.fit.dtype or "fp32",

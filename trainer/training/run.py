@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ import torch
 
 from trainer.awake import kept_awake
 from trainer.base.source import BaseSource, open_base
+from trainer.config.credentials import without_secrets
 from trainer.config.doubtful import doubtful
 from trainer.config.effectless import effectless
 from trainer.config.fit import FitConfig
@@ -211,6 +213,7 @@ def resume(
     ``made`` gets the run's folder once no other engine can hold it. Raises RunError when job or base are not those the
     run was started with.
     """
+    _secure_attempts(run)
     former = run.attempts()
     if not former:
         raise RunError("run.empty", f"The run {run.name} never started.", "Start its job again with `train`.")
@@ -229,6 +232,18 @@ def resume(
     require_same_base(facts, source)
     require_same_listing(facts, run)
     return attempt(run, job, source, reporter, segments, made)
+
+
+def _secure_attempts(run: RunDirectory) -> None:
+    """Take passwords and tokens that an earlier version wrote out of run.json."""
+    jobs = [facts.get("job") for facts in run.attempts()]
+    links = {str(job["base.model"]) for job in jobs if isinstance(job, dict) and "base.model" in job}
+    unsafe = {link: without_secrets(link) for link in links if without_secrets(link) != link}
+    if unsafe:
+        text = atomic.read_text(run.run)
+        for link, safe in unsafe.items():
+            text = text.replace(json.dumps(link, ensure_ascii=False), json.dumps(safe))
+        atomic.write_text(run.run, text)
 
 
 def as_last_started(job: Job, former: Sequence[Mapping[str, Any]]) -> Job:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from app.core.after.candidates import Candidate
@@ -18,7 +17,7 @@ _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|])")
 def model_card(job: Job, told: About, candidate: Candidate, name: str, pictures: int) -> str:
     """Return the card of one saved step of a run of `job`; `pictures` is how many were trained on."""
     recipe = job.recipe
-    base = _plain(Path(job.base.model).name)
+    base = _plain(job.base.name)
     sections = [
         f"# {_plain(told.title or name)}",
         _plain(told.description),

@@ -19,8 +19,9 @@ from app.core.jobs.values import Values, changed_keys, drop, put, value_at
 from app.core.tasks import Tasks, only, raise_again
 from app.core.words import QT_TRANSLATE_NOOP
 from trainer.config.base import Family
+from trainer.config.credentials import protect
 from trainer.config.job import Job
-from trainer.config.load import JOB_FILE
+from trainer.config.load import JOB_FILE, secure_job_file
 from trainer.config.paths import absolute, is_base_path
 from trainer.config.presets.preset import Preset
 from trainer.config.recipe import LENGTH_KEYS
@@ -45,6 +46,8 @@ class Draft:
         """These keys have other values now, or what is said of the job is another (then the set may be empty)."""
         self.taken_over: Event[None] = Event()
         """Another program changed the file; its values hold now, undo brings back ours."""
+        self.secured: Event[str] = Event()
+        """A password or token was taken out of the base link; the message says where it is now."""
         self.file.own(values)
         self.values = values
         """What the file holds; changed only through the methods here."""
@@ -193,7 +196,7 @@ class Draft:
 
             # A file that is gone or cannot be read now is written again with the next change.
             unread = only(JobError, lambda _: None)
-            self._tasks.run(lambda: read_text(self.path, JOB_FILE), take_over, unread, kept=False)
+            self._tasks.run(self._read, take_over, unread, kept=False)
 
     def leave(self) -> None:
         """Take back what was told of another program's writing: nobody looks at the job any more."""
@@ -205,12 +208,30 @@ class Draft:
 
     # --- inside
 
+    def _read(self) -> str:
+        secure_job_file(self.path)  # another program may have written a token
+        return read_text(self.path, JOB_FILE)
+
     def _hold(self, values: Values) -> None:
+        self._secure(values)
         keys = changed_keys(self.values, values)
         self.values = values
         self._judge()
         self.file.write(values)
         self.changed.emit(keys)
+
+    def _secure(self, values: Values) -> None:
+        """Take a password or token out of the base link before anything shows or writes it."""
+        model = value_at(values, "base.model")
+        if not isinstance(model, str):
+            return
+        try:
+            safe, message = protect(model)
+        except ValueError:  # no link at all: the form says so
+            return
+        if message:
+            put(values, "base.model", safe)
+            self.secured.emit(message)
 
     def _judge(self) -> None:
         self._look_at_base()

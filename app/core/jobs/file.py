@@ -9,7 +9,7 @@ from pathlib import Path
 from app.core.events import Event
 from app.core.jobs.values import Values, to_toml
 from app.core.tasks import Tasks, only
-from trainer.config.load import JOB_FILE
+from trainer.config.load import JOB_FILE, secure_job_file
 from trainer.config.migrate import migrate
 from trainer.config.toml_file import parse_toml, read_text
 from trainer.errors import JobError
@@ -25,7 +25,11 @@ def parse_values(text: str, source: str) -> Values:
 
 
 def read_values(path: Path) -> Values:
-    """Return what a job file holds; raises JobError when it is missing, unreadable, damaged or of a newer version."""
+    """Return what a job file holds, without a password or token in its base link.
+
+    Raises JobError when the file is missing, unreadable, damaged or of a newer version.
+    """
+    secure_job_file(path)
     return parse_values(read_text(path, JOB_FILE), path.name)
 
 

@@ -68,6 +68,8 @@ class Jobs:
         """Changes that a job's own place refused are kept in this file."""
         self.mended: Event[ImpastoError] = Event()
         """What a job's file told by `failed` is over, of a job that was let go too."""
+        self.secured: Event[str] = Event()
+        """A password or token was taken out of a job's base link; the message says where it is now."""
         self.notice = ""
         """What was wrong with the list of files elsewhere, in a sentence."""
         self.last: Path | None = None
@@ -211,20 +213,26 @@ class Jobs:
     def _read(self, path: Path, then: Callable[[Draft], None], refused: Refused) -> None:
         names = {entry.name for entry in self.all}
 
-        def work() -> tuple[Path, Values]:
+        def work() -> tuple[Path, Values, str | None]:
             from app.core.jobs.file import read_values
+            from trainer.config.load import secure_job_file
 
+            message = secure_job_file(path)
             real = _copied(self.folder, path, None, names) if _is_frozen(path) else path
-            return real, read_values(real)
+            return real, read_values(real), message
 
-        def come(found: tuple[Path, Values]) -> None:
+        def come(found: tuple[Path, Values, str | None]) -> None:
             from app.core.jobs.draft import Draft
 
+            real, values, message = found
+            if message:
+                self.secured.emit(message)
             if self._wanted != path:
                 return
-            draft = self._opened(found[0])  # by now, where it was asked for twice
+            draft = self._opened(real)  # by now, where it was asked for twice
             if draft is None:
-                draft = Draft(*found, self._tasks)
+                draft = Draft(real, values, self._tasks)
+                draft.secured.connect(self.secured.emit)
                 draft.file.written.connect(lambda _: self.look())
                 draft.file.mended.connect(self.mended.emit)
                 self._turn_to(draft)

@@ -14,6 +14,7 @@ from app.core.models.search import Search
 from app.core.models.tools import Installation
 from app.core.models.verdict import Verdict, judge
 from app.core.tasks import Post, Tasks, raise_again
+from trainer.config.credentials import without_secrets
 
 
 class Models:
@@ -45,7 +46,7 @@ class Models:
     @property
     def recent(self) -> tuple[str, ...]:
         """The texts for `base.model` that were used last, newest first."""
-        return self._kept.choices.recent
+        return tuple(map(without_secrets, self._kept.choices.recent))
 
     @property
     def folders(self) -> tuple[Path, ...]:
@@ -91,7 +92,7 @@ class Models:
 
     def used(self, text: str) -> None:
         """Remember that a base was used."""
-        if text and self._kept.put_first("recent", text):
+        if text and self._kept.put_first("recent", without_secrets(text)):
             self.changed.emit(None)
 
     def add_folder(self, folder: Path) -> None:

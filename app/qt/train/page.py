@@ -289,6 +289,7 @@ class TrainPage(Page):
             self.session.library.altered.connect(lambda _: self._count_soon()),
             self.session.jobs.rescued.connect(self._tell_rescued),
             self.session.jobs.mended.connect(self.mended.emit),
+            self.session.jobs.secured.connect(lambda message: self.told.emit(message, "warning", None)),
         )
         if self.session.jobs.notice:
             QTimer.singleShot(0, self, lambda: self.told.emit(self.session.jobs.notice, "warning", None))

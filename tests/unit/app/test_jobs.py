@@ -327,3 +327,28 @@ def test_every_setting_of_the_schema_can_be_typed_and_its_default_is_right(tasks
             draft.set(each.key, each.default)
     assert draft.problems == ()
     draft.close()
+
+
+LINK = "https://civitai.com/api/download/models/1?token="
+SAFE = LINK + "${CIVITAI_COM_TOKEN}"
+
+
+def test_a_token_in_the_base_link_reaches_neither_the_file_nor_the_form(
+    file: Path, desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Typed here, or written by another program: the job has the token's name and the user gets a message."""
+    monkeypatch.setenv("CIVITAI_COM_TOKEN", "")
+    draft = opened(file, desk.tasks)
+    messages: list[str] = []
+    draft.secured.connect(messages.append)
+    draft.set("base.model", LINK + "sEcReT-1")
+    assert draft.get("base.model") == SAFE
+    assert settled(desk, draft)["base"]["model"] == SAFE
+    other = {**on_disk(file), "name": "other", "base": {"model": LINK + "sEcReT-2"}}
+    file.write_text(to_toml(other), encoding="utf-8")
+    draft.look()
+    desk.until(lambda: draft.name == "other")
+    assert draft.get("base.model") == settled(desk, draft)["base"]["model"] == SAFE
+    assert "sEcReT" not in "".join(path.read_text(encoding="utf-8") for path in file.parent.glob("*.toml"))
+    assert len(messages) == 1
+    assert "sEcReT" not in messages[0]

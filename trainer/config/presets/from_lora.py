@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from trainer.config.base import Family
+from trainer.config.credentials import base_name
 from trainer.config.describe import fields
 from trainer.config.presets.kohya import LoraParts, Mapped, recipe_of_metadata
-from trainer.config.presets.making import Made, base_name, made_of
+from trainer.config.presets.making import Made, made_of
 from trainer.config.presets.picture import make_picture
 from trainer.config.presets.preset import RECIPE_KEY
 from trainer.config.recipe import RecipeConfig

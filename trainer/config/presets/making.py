@@ -68,7 +68,7 @@ def preset_of_job(
             "licence": job.output.licence,
             "notes": job.output.description,
             "trigger_words": list(dict.fromkeys([*stated, *triggers])),
-            "base": {"family": family, "name": base_name(job.base.model), "sha256": base_sha256},
+            "base": {"family": family, "name": job.base.name, "sha256": base_sha256},
             "recipe": stated_recipe(job.recipe),
             "fit": fit if with_fit else None,
             "examples": examples,
@@ -148,13 +148,6 @@ def _remove(data: Data, steps: Sequence[str]) -> bool:
             return True
         place = place[step]
     return False
-
-
-def base_name(model: str) -> str:
-    """A base's file name, or its Hub id, without folders and without the address of a link."""
-    parts = model.replace("\\", "/").split("/")
-    is_hub_id = len(parts) == 2 and all(part and not part.startswith((".", "~")) for part in parts) and ":" not in model
-    return model if is_hub_id and not parts[1].endswith(".safetensors") else parts[-1].partition("?")[0]
 
 
 def hash_of_base(files: Mapping[str, str], name: str) -> str | None:
