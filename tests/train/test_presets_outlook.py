@@ -82,3 +82,12 @@ def test_a_card_that_nobody_knows_is_told_and_nothing_is_kept(capsys):
     assert cli.main(["presets", "add", write(), "--gpu", "RTX 99"]) == 2
     assert "No card called" in capsys.readouterr().err
     assert not shelf.presets_folder().exists()
+
+
+def test_a_preset_in_a_folder_with_a_long_path_is_planned_under_its_own_name(tmp_path):
+    folder = tmp_path / ("long" * 20) / ("path" * 20)
+    folder.mkdir(parents=True)
+    (folder / "small.toml").write_text(Path(write()).read_text(encoding="utf-8"), encoding="utf-8")
+    question = plan.question_ahead_of("sd15", str(folder / "small.toml"), "8GB")
+    assert question.name == "small"
+    assert question.subject.recipe.rank == 4

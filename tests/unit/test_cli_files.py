@@ -155,3 +155,44 @@ def test_inspect_says_what_is_no_model(tmp_path, capsys, data):
     assert cli.main(["inspect", str(file)]) == 2
     assert "What to do:" in capsys.readouterr().err
     assert cli.main(["inspect", str(tmp_path / "missing.safetensors")]) == 2
+
+
+LONG = "n" * 130
+
+
+@pytest.mark.parametrize(
+    ("name", "folder", "called"),
+    [
+        (".", ".", "here"),
+        ("../x", "../x", "x"),
+        ("..", "..", "above"),
+        ("a/b", "a/b", "b"),
+        (f"{LONG}/{LONG}", f"{LONG}/{LONG}", "n" * 95),
+        ("con", "_con", "con"),
+        ("あ" * 90, "あ" * 40, "あ" * 90),
+    ],
+)
+def test_new_takes_a_name_or_a_folder(tmp_path, pictures, monkeypatch, name, folder, called):
+    here = tmp_path / "above" / "here"
+    here.mkdir(parents=True)
+    monkeypatch.chdir(here)
+    assert cli.main(["new", "--base", "owner/name", "--pictures", str(pictures), name]) == 0
+    job = load_job(here / folder / "job.toml")
+    assert job.name == called
+    assert Path(job.dataset.folders[0].path) == pictures
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("", "its name is empty"),
+        ("   ", "its name is empty"),
+        ("...", 'must be text such as "my-style"'),
+        (LONG, "has 130 characters; at most 100"),
+        ("a\nb", 'not the text "a\\nb"'),
+    ],
+)
+def test_new_explains_names_that_cannot_be(here, pictures, capsys, name, why):
+    assert cli.main(["new", "--base", "owner/name", "--pictures", str(pictures), name]) == 2
+    assert why in capsys.readouterr().err
+    assert not list(here.rglob("job.toml"))

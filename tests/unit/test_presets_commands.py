@@ -168,7 +168,7 @@ def test_a_preset_that_both_families_have_is_shared_by_name(here: Path, capsys: 
         (["--out", "a.toml", "--notes", "see C:\\x"], "notes: holds what looks like a path"),
         (["--out", "a.toml", "--preview", "taken.toml"], "it is no picture"),
         (["--out", "a.toml", "--preview", "none.png"], "there is no such file"),
-        (["--out", "a.toml", "--author", "a" * 500], "author: must be text of at most 100 characters"),
+        (["--out", "a.toml", "--author", "a" * 500], "author: has 500 characters; at most 100 are allowed"),
     ],
 )
 def test_what_cannot_be_shared_is_told_and_not_written(

@@ -6,7 +6,7 @@ import pytest
 
 from trainer.errors import RunError
 from trainer.protocol import places
-from trainer.protocol.naming import safe_name
+from trainer.protocol.naming import made_up_name, numbered, safe_name
 
 
 @pytest.mark.parametrize(
@@ -106,3 +106,30 @@ def test_per_user_places_follow_the_system(tmp_path, monkeypatch, system, variab
 def test_an_empty_variable_is_no_choice(monkeypatch):
     monkeypatch.setenv("IMPASTO_HOME", "")
     assert places.home() != Path(os.curdir).absolute()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        ".",
+        "   ",
+        "x" * 300,
+        "あ" * 300,
+        "🐈" * 300,
+        "a\nb\x00c\x9b",
+        "C:\\a\\b",
+        "/a" * 200,
+        "..",
+        "\u202e",
+        "con",
+        "a" * 98,
+    ],
+)
+def test_a_name_that_is_made_up_suits_every_job_with_a_number_behind_it(text):
+    from trainer.config.job import Job
+
+    names = [name for name, _ in zip(numbered(made_up_name(text), " "), range(3), strict=False)]
+    jobs = [{"name": name, "base": {"model": "a/b"}, "dataset": {"folders": [{"path": "a"}]}} for name in names]
+    assert [Job.model_validate(job).name for job in jobs] == names
+    assert len({safe_name(name) for name in names}) == 3  # or a search for a free folder would never end

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -15,12 +16,13 @@ from trainer.cli.libraries import engine_imports
 from trainer.cli.output import echo
 from trainer.errors import ImpastoError, JobError
 from trainer.protocol import atomic, events
-from trainer.protocol.naming import safe_name
+from trainer.protocol.naming import made_up_name, safe_name
 from trainer.protocol.rundir import find_run, require_place
 
 if TYPE_CHECKING:
     from trainer.config.base import Family
     from trainer.config.fit import FitConfig
+    from trainer.config.presets.preset import Preset
     from trainer.config.recipe import RecipeConfig
     from trainer.config.resolve import Machine
 
@@ -31,7 +33,9 @@ OnEvent = Callable[[events.Event], None]
 def add_commands(commands: Commands) -> None:
     """Define the words of each command."""
     new = add_command(commands, "new", "write a commented job.toml for your pictures and this machine", run_new)
-    new.add_argument("name", metavar="NAME", help="the LoRA's name; the job goes into a new folder of that name")
+    new.add_argument(
+        "name", metavar="NAME", help="the LoRA's name, which its new folder gets too; or a folder: . or ../style"
+    )
     add_base(new)
     new.add_argument("--pictures", required=True, type=Path, help="the folder with your pictures")
     new.add_argument("--trigger", help="the word that will call up what is learned")
@@ -73,7 +77,7 @@ def run_new(options: argparse.Namespace) -> int:
     """Write NAME/job.toml."""
     from trainer.config.write import new_job_text
 
-    folder = Path(safe_name(options.name, "job"))
+    name, folder = _name_and_folder(options.name)
     target = folder / "job.toml"
     if target.exists():
         raise JobError("job.exists", f"{target} exists already.", "Choose another name, or delete that file first.")
@@ -81,7 +85,7 @@ def run_new(options: argparse.Namespace) -> int:
     recipe = preset_recipe(options.recipe, family) if options.recipe else None
     machine = machine_here()
     text = new_job_text(
-        name=options.name,
+        name=name,
         base=options.base,
         pictures=options.pictures,
         folder=folder,
@@ -96,6 +100,16 @@ def run_new(options: argparse.Namespace) -> int:
     atomic.write_text(target, text)
     echo(f"Wrote {target}. Look it over, then start with: python -m trainer train {words.quoted(target)}")
     return 0
+
+
+def _name_and_folder(text: str) -> tuple[str, Path]:
+    """Return the name of a new job and its folder: a new one of that name, or the one that a path names."""
+    if not text.strip():
+        raise JobError("job.name", "Could not create a job: its name is empty.", 'Give it a name such as "my-style".')
+    if text in (".", "..") or any(mark and mark in text for mark in (os.sep, os.altsep)):
+        folder = Path(os.path.normpath(Path(text).expanduser()))
+        return made_up_name(folder.resolve().name), folder
+    return text, Path(safe_name(text, "job"))
 
 
 def run_train(options: argparse.Namespace) -> int:
@@ -218,13 +232,20 @@ def _expected_fit(family: Family | None, machine: Machine) -> FitConfig | None:
 
 def preset_recipe(name: str, family: Family | None) -> RecipeConfig:
     """Return the recipe of a preset for bases of `family`; raises JobError when it has none."""
+    recipe = preset_with_recipe(name, family).recipe
+    assert recipe is not None
+    return recipe
+
+
+def preset_with_recipe(name: str, family: Family | None) -> Preset:
+    """Return a preset for bases of `family`, by its name or file; raises JobError when it has no recipe."""
     from trainer.config.presets.shelf import find_preset
 
     preset = find_preset(name, family).preset
     if preset.recipe is None:
         sentence = f'The preset "{preset.name}" holds a fit and no recipe.'
-        raise JobError("preset.no_recipe", sentence, "Choose one with a recipe; `presets list` tells.")
-    return preset.recipe
+        raise JobError("preset.no_recipe", sentence, "Choose one with a recipe; `presets list` shows them.")
+    return preset
 
 
 def _overrides(options: argparse.Namespace, text: str | None) -> list[str]:

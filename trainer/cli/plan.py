@@ -144,10 +144,11 @@ def _question(options: argparse.Namespace) -> Question:
 
 def question_ahead_of(family: Family, recipe: str | None, gpu: str | None) -> Question:
     """Return the question for a preset's recipe on a card, or for an open one."""
-    from trainer.cli.jobs import preset_recipe
+    from trainer.cli.jobs import preset_with_recipe
     from trainer.memory.questions import question_ahead
 
-    return question_ahead(family, preset_recipe(recipe, family) if recipe else None, gpu, recipe or "")
+    preset = preset_with_recipe(recipe, family) if recipe else None
+    return question_ahead(family, preset.recipe if preset else None, gpu, preset.name if preset else "")
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from trainer.config.model import Section
 from trainer.config.output import OutputConfig
 from trainer.config.recipe import RecipeConfig
 from trainer.config.report import ReportConfig
+from trainer.protocol.naming import LONGEST_NAME
 
 SCHEMA = 2
 
@@ -23,7 +24,7 @@ class Job(Section):
     """File format version."""
     name: str = Field(
         min_length=1,
-        max_length=100,
+        max_length=LONGEST_NAME,
         pattern=r"^[^\x00-\x1f\x7f]*[^\x00-\x1f\x7f\s.][^\x00-\x1f\x7f]*$",
         examples=["my-style"],
     )

@@ -5,9 +5,9 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
@@ -15,6 +15,10 @@ from pydantic_core import ErrorDetails
 
 from trainer.config.describe import choices, fields, kind_name, sections_in, values_text
 from trainer.config.model import BrokenRulesError, Section
+from trainer.errors import JobError
+from trainer.protocol.printable import printable
+
+_Section = TypeVar("_Section", bound=Section)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +40,15 @@ def problems(error: ValidationError, root: type[Section]) -> tuple[str, ...]:
             if detail["type"] != "too_short" or not any(inner.startswith(f"{key}.") for inner in found):
                 found.setdefault(key, reason)
     return tuple(f"{key}: {reason}" for key, reason in found.items())
+
+
+def validated(root: type[_Section], data: Mapping[str, Any], code: str, source: str, remedy: str) -> _Section:
+    """Return `data` as a table of a job; raises JobError that names every fault, with `source` as their origin."""
+    try:
+        return root.model_validate(data)
+    except ValidationError as error:
+        faults = problems(error, root)
+        raise JobError(code, faults_sentence(source, faults), remedy, faults) from None
 
 
 def faults_sentence(source: str, faults: Sequence[str]) -> str:
@@ -77,6 +90,9 @@ def _reasons(detail: ErrorDetails, root: type[Section]) -> Iterator[tuple[str, s
         yield place.key, "is missing" + (f": {doc[:1].lower()}{doc[1:].rstrip('.')}" if doc else "")
     elif detail["type"] == "union_tag_invalid":
         yield f"{place.key}.name", _bad_choice(detail["input"]["name"], choices(place.annotation))
+    elif detail["type"] == "string_too_long":
+        most = detail["ctx"]["max_length"]
+        yield place.key, f"has {len(detail['input']):,} characters; at most {most:,} are allowed"
     else:
         yield place.key, _bad_value(place, detail["input"])
 
@@ -155,7 +171,7 @@ def _shown(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str):
-        text = value if len(value) <= 60 else value[:57] + "..."
+        text = printable(value, 60)
         return f'the text "{text}"' if text else "an empty text"
     if isinstance(value, list | tuple):
         return f"the list {json.dumps(value, default=str, ensure_ascii=False)[:60]}"

@@ -18,6 +18,7 @@ from trainer.config.job import SCHEMA, Job
 from trainer.config.length import default_pictures
 from trainer.config.model import Section
 from trainer.config.paths import is_base_path
+from trainer.config.problems import validated
 from trainer.config.recipe import LENGTH_KEYS, RecipeConfig
 from trainer.config.resolve import Machine
 
@@ -103,7 +104,8 @@ def new_job_text(
     Job; the paths in it are relative where they lie near ``folder``.
     """
     stated = _first_recipe(family, count) if recipe is None else _preset_recipe(recipe, count)
-    job = Job.model_validate(
+    job = validated(
+        Job,
         {
             "schema": SCHEMA,
             "name": name,
@@ -111,7 +113,10 @@ def new_job_text(
             "dataset": {"folders": [{"path": near_path(pictures, folder)} | ({"trigger": trigger} if trigger else {})]},
             "recipe": stated,
             "report": {"previews": {"prompts": [{"prompt": prompt} for prompt in first_prompts(trigger)]}},
-        }
+        },
+        "job.invalid",
+        "The new job",
+        "Correct what is named, and run the command again.",
     )
     lines = [
         *_comment("A LoRA for Impasto. Start it with: python -m trainer train job.toml"),

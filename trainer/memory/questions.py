@@ -128,7 +128,7 @@ def question_ahead(
     situation = situation_of(card)
     prompts = (PromptConfig(prompt="preview"),) * PROMPTS_AHEAD
     job = Job(
-        name=name or "plan",
+        name="plan",
         base=BaseConfig(model="plan", family=family),
         dataset=DatasetConfig(folders=(FolderConfig(path="pictures"),)),
         recipe=recipe or RecipeConfig(),

@@ -15,6 +15,9 @@ _INVISIBLE = re.compile(
 )
 # Windows' devices, whatever extension follows. https://learn.microsoft.com/windows/win32/fileio/naming-a-file
 _RESERVED = re.compile(r"(con|prn|aux|nul|conin\$|conout\$|clock\$|com[0-9¹²³]|lpt[0-9¹²³])(\s*\..*)?", re.IGNORECASE)
+LONGEST_NAME = 100
+"""The most characters that the name of a job may have."""
+_NUMBER_BYTES = 5  # " 9999" after a name that is taken
 _MOST_BYTES = 120  # of UTF-8; leaves room for "-step00000500.safetensors" in the 255 that file systems take
 
 
@@ -26,6 +29,17 @@ def safe_name(text: str, otherwise: str = "unnamed") -> str:
     if _RESERVED.fullmatch(name):
         name = f"_{name}"
     return name or otherwise
+
+
+def made_up_name(text: str, otherwise: str = "job") -> str:
+    """Return `text` as a name that every job accepts; for names that come from a folder, a file or a title.
+
+    It is short enough that a number still fits behind it, in a job and in the name of a folder.
+    """
+    name = " ".join(_INVISIBLE.sub("", unicodedata.normalize("NFC", text)).split())
+    name = re.sub(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]", "", name)[: LONGEST_NAME - _NUMBER_BYTES]
+    name = name.encode("utf-8")[: _MOST_BYTES - _NUMBER_BYTES].decode("utf-8", errors="ignore").strip()
+    return name if name.strip(" .") else otherwise
 
 
 def numbered(name: str, between: str = "-") -> Iterator[str]:

@@ -20,7 +20,7 @@ from app.core.tasks import Tasks, only, raise_again
 from trainer.errors import ImpastoError, JobError
 from trainer.protocol import atomic, places
 from trainer.protocol.atomic import long_path
-from trainer.protocol.naming import numbered, safe_name
+from trainer.protocol.naming import made_up_name, numbered, safe_name
 
 if TYPE_CHECKING:  # brings pydantic and the schema, for which the window does not wait
     from app.core.jobs.draft import Draft
@@ -316,7 +316,7 @@ def write_new(folder: Path, values: Mapping[str, Any]) -> Path:
 
 
 def _free_name(folder: Path, name: str, taken: set[str]) -> str:
-    free = (each for each in numbered(name, " ") if each not in taken)
+    free = (each for each in numbered(made_up_name(name), " ") if each not in taken)
     return next(each for each in free if not long_path(folder / safe_name(each, "job")).exists())
 
 

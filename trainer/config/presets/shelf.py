@@ -21,7 +21,7 @@ from trainer.errors import ImpastoError, JobError
 from trainer.files.architecture import NAMES
 from trainer.files.assets import preset_path
 from trainer.protocol import atomic, places
-from trainer.protocol.naming import numbered, safe_name
+from trainer.protocol.naming import made_up_name, numbered, safe_name
 
 Origin = Literal["yours", "received", "built-in"]
 _VERSION = re.compile(r"-(\d{8}-\d{6})(-\d{1,3})?")
@@ -172,7 +172,8 @@ def versions_of(path: Path) -> list[Version]:
 def free_name(name: str, family: Family, shelf: Shelf) -> str:
     """Return `name`, or with a number behind it where a preset at hand for that family has it."""
     taken = [each.preset.name for each in shelf.presets if each.preset.base.family == family]
-    numbered = (f"{name[: LONGEST_NAME - 4].rstrip('. ')} {number}" for number in range(2, 1000))
+    short = made_up_name(name)[: LONGEST_NAME - 4].rstrip(". ")
+    numbered = (f"{short} {number}" for number in range(2, 1000))
     return next(free for free in (name, *numbered) if not any(same_name(free, other) for other in taken))
 
 
