@@ -14,6 +14,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from trainer.config.describe import choices, fields, kind_name, sections_in, values_text
+from trainer.config.field_names import keys_called, unsupported, value_called
 from trainer.config.model import BrokenRulesError, Section
 from trainer.errors import JobError
 from trainer.protocol.printable import printable
@@ -65,6 +66,10 @@ def nearest(word: str, names: Sequence[str]) -> str | None:
 
 def unknown_key(word: str, parent: str, table: Sequence[type[Section]], root: type[Section]) -> str:
     """Say that table ``parent`` has no key ``word``, and which one may be meant: one like it, or the same elsewhere."""
+    if other := _other_name(word, parent, root):
+        return f"there is no such key (did you mean {other}?)"
+    if advice := unsupported(word):
+        return f"there is no such key: {advice}"
     names = [field.alias or name for section in table for name, field in section.model_fields.items()]
     near = nearest(word, names)
     if near is not None:
@@ -74,6 +79,21 @@ def unknown_key(word: str, parent: str, table: Sequence[type[Section]], root: ty
         return f"there is no such key here (did you mean {elsewhere[0]}?)"
     place = f"[{parent}]" if parent else f"a {root.__name__.lower()}"
     return f"there is no such key; {place} has {', '.join(dict.fromkeys(names))}"
+
+
+def _other_name(word: str, parent: str, root: type[Section]) -> str | None:
+    """Return the key that another program calls `word`, short if it belongs into the table `parent` itself."""
+    existing = {re.sub(r"\[\w+\]", "", found.key) for found in fields(root)}
+    where = re.sub(r"\.\d+(?=\.|$)", ".*", parent)
+    keys = sorted(
+        (key for key in keys_called(word) if key in existing), key=lambda key: not key.startswith(f"{where}.")
+    )
+    if not keys:
+        return None
+    table, _, name = keys[0].rpartition(".")
+    if table == where:
+        return name
+    return f"{name} in [[{table[:-2]}]]" if table.endswith(".*") else keys[0]
 
 
 def _reasons(detail: ErrorDetails, root: type[Section]) -> Iterator[tuple[str, str]]:
@@ -89,7 +109,7 @@ def _reasons(detail: ErrorDetails, root: type[Section]) -> Iterator[tuple[str, s
         doc = place.field.description if place.field is not None else None
         yield place.key, "is missing" + (f": {doc[:1].lower()}{doc[1:].rstrip('.')}" if doc else "")
     elif detail["type"] == "union_tag_invalid":
-        yield f"{place.key}.name", _bad_choice(detail["input"]["name"], choices(place.annotation))
+        yield f"{place.key}.name", _bad_choice(f"{place.key}.name", detail["input"]["name"], choices(place.annotation))
     elif detail["type"] == "string_too_long":
         most = detail["ctx"]["max_length"]
         yield place.key, f"has {len(detail['input']):,} characters; at most {most:,} are allowed"
@@ -145,15 +165,23 @@ def _item(annotation: Any) -> Any:
 def _bad_value(place: _Place, value: Any) -> str:
     words = choices(place.annotation)
     if isinstance(value, str) and words and not place.tables:
-        near = nearest(value, words)
-        if near is not None:
-            return f"must be {values_text(place.annotation, place.field)}, not {_shown(value)} (did you mean {near}?)"
+        wanted = f"must be {values_text(place.annotation, place.field)}, not {_shown(value)}"
+        return wanted + _meant(place.key, value, words)
     return f"must be {values_text(place.annotation, place.field)}, not {_shown(value)}{_hint(place, value)}"
 
 
-def _bad_choice(value: Any, words: list[str]) -> str:
-    near = nearest(value, words) if isinstance(value, str) else None
-    return f"must be one of {', '.join(words)}, not {_shown(value)}" + (f" (did you mean {near}?)" if near else "")
+def _bad_choice(key: str, value: Any, words: list[str]) -> str:
+    meant = _meant(key, value, words) if isinstance(value, str) else ""
+    return f"must be one of {', '.join(words)}, not {_shown(value)}{meant}"
+
+
+def _meant(key: str, value: str, words: Sequence[str]) -> str:
+    """Return which of the possible words may be meant by another, if any: by its other name, or by its letters."""
+    near = value_called(key, value) or (None if unsupported(value) else nearest(value, words))
+    if near in words:
+        return f" (did you mean {near}?)"
+    advice = unsupported(value)
+    return f"; {advice}" if advice else ""
 
 
 def _hint(place: _Place, value: Any) -> str:

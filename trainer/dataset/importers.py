@@ -11,34 +11,36 @@ from pathlib import Path
 from typing import Any
 
 from trainer.config.dataset import DatasetConfig, FolderConfig
+from trainer.config.field_names import keys_called
 from trainer.dataset.caption_files import NotACaptionError, read_caption_file, split_caption
 from trainer.dataset.findings import first_reason
 from trainer.dataset.folders import picture_files
 from trainer.dataset.picture import Kind
 from trainer.errors import DatasetError
+from trainer.protocol.printable import printable
 
 Table = Mapping[str, Any]
 
 # What a subset of kohya's TOML says of the recipe, and how the value changes on the way.
-_KOHYA_SETTINGS: Mapping[str, tuple[str, Callable[[Any], object]]] = {
-    "resolution": ("recipe.resolution", lambda value: _square(value)),
-    "batch_size": ("recipe.effective_batch", int),
-    "enable_bucket": ("recipe.pictures.buckets", bool),
-    "min_bucket_reso": ("recipe.pictures.bucket_min", int),
-    "max_bucket_reso": ("recipe.pictures.bucket_max", int),
-    "bucket_reso_steps": ("recipe.pictures.bucket_step", int),
-    "bucket_no_upscale": ("recipe.pictures.max_upscale", lambda value: 1.0 if value else 16.0),
-    "flip_aug": ("recipe.pictures.flip", bool),
-    "random_crop": ("recipe.pictures.crop", lambda value: "random" if value else "center"),
-    "shuffle_caption": ("recipe.captions.shuffle", bool),
-    "caption_separator": ("recipe.captions.separator", str),
-    "keep_tokens": ("recipe.captions.keep_tokens", int),
-    "keep_tokens_separator": ("recipe.captions.keep_separator", str),
-    "enable_wildcard": ("recipe.captions.wildcards", bool),
-    "caption_prefix": ("recipe.captions.prefix", lambda value: value or ""),
-    "caption_suffix": ("recipe.captions.suffix", lambda value: value or ""),
-    "caption_dropout_rate": ("recipe.captions.dropout", float),
-    "caption_tag_dropout_rate": ("recipe.captions.tag_dropout", float),
+_KOHYA_SETTINGS: Mapping[str, Callable[[Any], object]] = {
+    "resolution": lambda value: _square(value),
+    "batch_size": int,
+    "enable_bucket": bool,
+    "min_bucket_reso": int,
+    "max_bucket_reso": int,
+    "bucket_reso_steps": int,
+    "bucket_no_upscale": lambda value: 1.0 if value else 16.0,
+    "flip_aug": bool,
+    "random_crop": lambda value: "random" if value else "center",
+    "shuffle_caption": bool,
+    "caption_separator": str,
+    "keep_tokens": int,
+    "keep_tokens_separator": str,
+    "enable_wildcard": bool,
+    "caption_prefix": lambda value: value or "",
+    "caption_suffix": lambda value: value or "",
+    "caption_dropout_rate": float,
+    "caption_tag_dropout_rate": float,
 }
 _CONCEPT_KINDS: Mapping[str, Kind] = {"VALIDATION": "validation", "PRIOR_PREDICTION": "regularisation"}
 _KOHYA_FOLDER = {"image_dir", "metadata_file", "num_repeats", "class_tokens", "is_reg", "caption_extension"}
@@ -133,10 +135,16 @@ def _read_subset(table: Table, folder: Path, imported: ImportedDataset) -> None:
         )
     for key, value in table.items():
         if key in _KOHYA_SETTINGS:
-            name, convert = _KOHYA_SETTINGS[key]
-            imported.state(name, convert(value), key)
+            imported.state(next(keys_called(key)), _converted(key, value), key)
         elif value and key not in _KOHYA_FOLDER | _KOHYA_DATASET | _KOHYA_HARMLESS | {"conditioning_data_dir"}:
             imported.note(f"{key} = {value!r} has no counterpart here.")
+
+
+def _converted(key: str, value: Any) -> object:
+    try:
+        return _KOHYA_SETTINGS[key](value)
+    except (ValueError, TypeError):
+        raise ValueError(f"{key} = {printable(str(value), 60)} cannot be used") from None
 
 
 def read_kohya_metadata(path: Path, images: Path, separator: str = ",") -> tuple[dict[Path, tuple[str, ...]], int]:

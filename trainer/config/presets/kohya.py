@@ -14,27 +14,20 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trainer.config.base import Family
+from trainer.config.describe import choices
+from trainer.config.field_names import keys_called, value_called
+from trainer.config.recipe import RecipeConfig
+from trainer.config.schedule import ScheduleConfig
 
 _LONGEST = 1 << 20  # characters of a JSON text that is parsed; tags of a large dataset take less
 _NONE = ("", "None", "none", "null")
 
 # Numbers and truth values that mean the same in both programs.
-_ALIKE: Mapping[str, str] = {
-    "ss_network_dropout": "dropout",
-    "ss_max_grad_norm": "clip_gradient",
-    "ss_seed": "seed",
-    "ss_max_train_steps": "steps",
-    "ss_prior_loss_weight": "objective.prior_weight",
-    "ss_noise_offset": "objective.noise_offset",
-    "ss_ip_noise_gamma": "objective.input_perturbation",
-    "ss_debiased_estimation": "objective.debiased",
-    "ss_caption_dropout_rate": "captions.dropout",
-    "ss_caption_tag_dropout_rate": "captions.tag_dropout",
-    "ss_shuffle_caption": "captions.shuffle",
-    "ss_keep_tokens": "captions.keep_tokens",
-    "ss_flip_aug": "pictures.flip",
-    "ss_enable_bucket": "pictures.buckets",
-}
+_ALIKE = (
+    "ss_network_dropout", "ss_max_grad_norm", "ss_seed", "ss_max_train_steps", "ss_prior_loss_weight",
+    "ss_noise_offset", "ss_ip_noise_gamma", "ss_debiased_estimation", "ss_caption_dropout_rate",
+    "ss_caption_tag_dropout_rate", "ss_shuffle_caption", "ss_keep_tokens", "ss_flip_aug", "ss_enable_bucket",
+)  # fmt: skip
 _WHOLE = {"seed", "steps", "captions.keep_tokens"}
 
 # What sd-scripts can do and a recipe here cannot, with the values that mean it was off.
@@ -51,26 +44,8 @@ _WITHOUT_EQUAL: Mapping[str, tuple[str, ...]] = {
     "ss_fp8_base_unet": ("False",),
 }
 
-_SCHEDULES = {
-    "constant": "constant",
-    "constant_with_warmup": "constant",
-    "linear": "linear",
-    "cosine": "cosine",
-    "cosine_with_restarts": "restarts",
-    "polynomial": "polynomial",
-    "rex": "rex",
-}
-
-_OPTIMIZERS = {
-    "adamw": "adamw",
-    "adamw8bit": "adamw8bit",
-    "pagedadamw8bit": "paged_adamw8bit",
-    "lion": "lion",
-    "lion8bit": "lion8bit",
-    "adafactor": "adafactor",
-    "prodigy": "prodigy",
-    "adamwschedulefree": "schedulefree",
-}
+_SCHEDULES = choices(ScheduleConfig.model_fields["kind"].annotation)
+_OPTIMIZERS = choices(RecipeConfig.model_fields["optimizer"].annotation)
 # What those classes do unless told, where it is not what a recipe here does unless told.
 _CLASS_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "lion": {"weight_decay": 0.0},
@@ -125,7 +100,8 @@ def recipe_of_metadata(metadata: Mapping[str, str], parts: LoraParts) -> Mapped:
     told = {key: value for key, value in _with_dataset(metadata, mapped).items() if value not in _NONE}
     for read in (_network, _rates, _optimizer, _schedule, _pictures, _objective):
         read(told, parts, mapped)
-    for key, target in _ALIKE.items():
+    for key in _ALIKE:
+        target = next(keys_called(key)).removeprefix("recipe.")
         mapped.put(target, _value(told.get(key), whole=target in _WHOLE))
     if parts.family == "sd15":
         mapped.put("clip_skip", _whole(told.get("ss_clip_skip")))
@@ -220,7 +196,7 @@ def _optimizer(told: Mapping[str, str], _: LoraParts, mapped: Mapped) -> None:
         return
     path, _bracket, arguments = text.partition("(")
     word = path.rpartition(".")[2].lower()
-    name = _OPTIMIZERS.get(word) or (word if word in _OPTIMIZERS.values() else None)
+    name = word if word in _OPTIMIZERS else value_called("recipe.optimizer.name", word)
     if name is None:
         mapped.notes.append(f"ss_optimizer: {_short(path.rpartition('.')[2])} is not among Impasto's optimizers")
         return
@@ -252,7 +228,7 @@ def _schedule(told: Mapping[str, str], _: LoraParts, mapped: Mapped) -> None:
     text = told.get("ss_lr_scheduler")
     if text is None:
         return
-    kind = _SCHEDULES.get(text.lower()) or (text if text in _SCHEDULES.values() else None)
+    kind = text.lower() if text.lower() in _SCHEDULES else value_called("recipe.schedule.kind", text)
     if kind is None:
         mapped.notes.append(f"ss_lr_scheduler: {_short(text)} has no equal here")
         return

@@ -1,0 +1,208 @@
+"""The names that kohya's sd-scripts, OneTrainer and diffusers give to the settings of a job; the only such table.
+
+Messages ask it first when a name is unknown ("did you mean recipe.rank?"), and importers read metadata with it. One of
+these names may belong to several settings here: the first of them in this table is the one that is suggested.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+FIELD_NAMES: Mapping[str, tuple[str, ...]] = {
+    "name": ("output_name", "save_filename_prefix", "lora_name"),
+    "base.model": ("pretrained_model_name_or_path", "base_model_name", "base_model", "checkpoint", "sd_model_name"),
+    "base.family": ("model_type", "sdxl", "v2"),
+    "base.prediction": ("v_parameterization", "prediction_type", "v_prediction"),
+    "base.zero_terminal_snr": ("rescale_betas_zero_snr", "zsnr", "rescale_noise_scheduler_to_zero_terminal_snr"),
+    "base.vae": ("vae_path", "pretrained_vae_model_name_or_path", "vae_override"),
+    "base.revision": ("model_revision",),
+    "base.continue_from": ("network_weights", "lora_model_name", "dim_from_weights", "pretrained_lora"),
+    "dataset.folders": ("concepts", "datasets", "subsets"),
+    "dataset.folders.*.path": ("image_dir", "train_data_dir", "instance_data_dir", "dataset_name", "in_json"),
+    "dataset.folders.*.kind": ("is_reg", "reg_data_dir", "class_data_dir", "with_prior_preservation"),
+    "dataset.folders.*.repeats": ("num_repeats", "dataset_repeats", "balancing"),
+    "dataset.folders.*.recursive": ("include_subdirectories",),
+    "dataset.folders.*.trigger": ("trigger_word", "activation_text", "instance_prompt"),
+    "dataset.folders.*.class_words": ("class_tokens", "class_prompt"),
+    "dataset.folders.*.weight": ("loss_weight",),
+    "dataset.lines": ("prompt_source",),
+    "dataset.masks": ("masked_training", "masked_loss", "alpha_mask", "conditioning_data_dir"),
+    "dataset.validation_share": ("validation_split",),
+    "recipe.adapter": ("network_module", "training_method", "peft_type", "algo", "lycoris"),
+    "recipe.layers": ("target_modules", "layer_filter", "lora_layers"),
+    "recipe.rank": ("network_dim", "lora_rank", "dim", "r", "lora_dim"),
+    "recipe.alpha": ("network_alpha", "lora_alpha"),
+    "recipe.conv_rank": ("conv_dim", "network_conv_dim"),
+    "recipe.conv_alpha": ("network_conv_alpha",),
+    "recipe.learning_rate": ("unet_lr", "lr", "unet_learning_rate"),
+    "recipe.text_encoder.learning_rate": (
+        "text_encoder_lr", "text_encoder_lr1", "te_lr", "train_text_encoder", "network_train_unet_only",
+        "learning_rate_te1", "learning_rate_te",
+    ),
+    "recipe.text_encoder.rank": ("text_encoder_dim", "te_rank"),
+    "recipe.text_encoder.alpha": ("text_encoder_alpha", "te_alpha"),
+    "recipe.text_encoder_2.learning_rate": ("text_encoder_lr2", "learning_rate_te2", "te2_lr"),
+    "recipe.dropout": ("network_dropout", "lora_dropout", "dropout_probability"),
+    "recipe.optimizer.name": ("optimizer_type", "use_8bit_adam", "use_lion_optimizer", "optimizer_name"),
+    "recipe.optimizer.beta1": ("adam_beta1", "betas"),
+    "recipe.optimizer.beta2": ("adam_beta2",),
+    "recipe.optimizer.eps": ("adam_epsilon", "epsilon"),
+    "recipe.optimizer.weight_decay": ("adam_weight_decay",),
+    "recipe.optimizer.d_coef": ("d_coefficient", "prodigy_d_coef"),
+    "recipe.optimizer.safeguard_warmup": ("prodigy_safeguard_warmup",),
+    "recipe.optimizer.bias_correction": ("use_bias_correction", "prodigy_use_bias_correction"),
+    "recipe.schedule.kind": ("lr_scheduler", "learning_rate_scheduler", "scheduler", "lr_scheduler_type"),
+    "recipe.schedule.warmup": ("lr_warmup_steps", "learning_rate_warmup_steps", "warmup_ratio", "lr_warmup_ratio"),
+    "recipe.schedule.end": ("lr_scheduler_min_lr_ratio", "learning_rate_min_factor", "min_lr"),
+    "recipe.schedule.cycles": ("lr_scheduler_num_cycles", "lr_num_cycles", "learning_rate_cycles", "num_cycles"),
+    "recipe.schedule.power": ("lr_scheduler_power", "lr_power"),
+    "recipe.steps": ("max_train_steps", "max_steps", "total_steps"),
+    "recipe.epochs": ("max_train_epochs", "num_train_epochs", "num_epochs"),
+    "recipe.pictures_seen": ("samples_seen", "images_seen"),
+    "recipe.effective_batch": ("train_batch_size", "batch_size", "gradient_accumulation_steps", "total_batch_size"),
+    "recipe.clip_gradient": ("max_grad_norm", "clip_grad_norm", "gradient_clipping"),
+    "recipe.clip_skip": ("text_encoder_layer_skip", "clip_skip_layers"),
+    "recipe.token_chunks": ("max_token_length", "tokenizer_max_length"),
+    "recipe.resolution": ("reso", "image_size"),
+    "recipe.pictures.buckets": ("enable_bucket", "aspect_ratio_bucketing"),
+    "recipe.pictures.bucket_step": ("bucket_reso_steps", "aspect_ratio_bucketing_quantization"),
+    "recipe.pictures.bucket_min": ("min_bucket_reso",),
+    "recipe.pictures.bucket_max": ("max_bucket_reso",),
+    "recipe.pictures.max_upscale": ("bucket_no_upscale",),
+    "recipe.pictures.crop": ("random_crop", "center_crop", "enable_crop_jitter"),
+    "recipe.pictures.flip": ("flip_aug", "random_flip", "enable_random_flip"),
+    "recipe.captions.prefix": ("caption_prefix",),
+    "recipe.captions.suffix": ("caption_suffix",),
+    "recipe.captions.separator": ("caption_separator", "tag_delimiter"),
+    "recipe.captions.shuffle": ("shuffle_caption", "enable_tag_shuffling", "shuffle_tags"),
+    "recipe.captions.keep_tokens": ("keep_tags_count", "keep_tags"),
+    "recipe.captions.keep_separator": ("keep_tokens_separator",),
+    "recipe.captions.dropout": ("caption_dropout_rate", "proportion_empty_prompts", "caption_dropout"),
+    "recipe.captions.tag_dropout": ("caption_tag_dropout_rate", "tag_dropout_probability"),
+    "recipe.captions.wildcards": ("enable_wildcard",),
+    "recipe.objective.loss": ("loss_type", "loss_fn"),
+    "recipe.objective.huber_c": ("huber_delta", "huber_strength"),
+    "recipe.objective.min_snr_gamma": ("snr_gamma", "loss_weight_strength", "min_snr"),
+    "recipe.objective.debiased": ("debiased_estimation_loss", "debiased_estimation"),
+    "recipe.objective.noise_offset": ("offset_noise_weight", "offset_noise"),
+    "recipe.objective.multires_discount": ("multires_noise_discount",),
+    "recipe.objective.multires_levels": ("multires_noise_iterations",),
+    "recipe.objective.input_perturbation": ("ip_noise_gamma", "perturbation_noise_weight"),
+    "recipe.objective.prior_weight": ("prior_loss_weight",),
+    "recipe.objective.unmasked_weight": ("unmasked_probability",),
+    "recipe.objective.timesteps": ("timestep_sampling", "timestep_distribution", "weighting_scheme"),
+    "recipe.objective.timestep_min": ("min_timestep", "min_noising_strength"),
+    "recipe.objective.timestep_max": ("max_timestep", "max_noising_strength"),
+    "recipe.seed": ("random_seed",),
+    "fit.device": ("train_device", "gpu_ids", "cuda_device"),
+    "fit.dtype": ("mixed_precision", "train_dtype", "full_bf16", "full_fp16", "weight_dtype"),
+    "fit.quantise": ("fp8_base", "quantization", "load_in_4bit", "load_in_8bit", "weight_quantization"),
+    "fit.vae_dtype": ("no_half_vae", "vae_weight_dtype"),
+    "fit.micro_batch": ("per_device_train_batch_size", "batch_size_per_device", "micro_batch_size"),
+    "fit.checkpointing": ("gradient_checkpointing", "activation_checkpointing"),
+    "fit.attention": ("xformers", "sdpa", "mem_eff_attn", "enable_xformers_memory_efficient_attention",
+                      "attention_mechanism"),
+    "fit.vae_tiling": ("enable_vae_tiling", "vae_batch_size"),
+    "fit.preview_offload": ("lowram", "enable_model_cpu_offload"),
+    "fit.threads": ("max_data_loader_n_workers", "dataloader_num_workers", "dataloader_threads", "num_cpu_threads"),
+    "fit.compile": ("torch_compile",),
+    "fit.cache_gigabytes": ("cache_latents_to_disk", "cache_latents", "latent_caching"),
+    "report.previews.every": ("sample_every_n_steps", "sample_after", "validation_epochs", "validation_steps"),
+    "report.previews.prompts": ("sample_prompts", "samples", "validation_prompt", "sample_definition_file_name"),
+    "report.previews.prompts.*.negative": ("negative_prompt",),
+    "report.previews.prompts.*.steps": ("num_inference_steps", "diffusion_steps", "sample_steps"),
+    "report.previews.prompts.*.guidance": ("guidance_scale", "cfg_scale", "cfg"),
+    "report.previews.prompts.*.sampler": ("sample_sampler", "noise_scheduler"),
+    "report.validation.every": ("validate_every_n_steps", "validate_after"),
+    "report.saving.every_steps": ("save_every_n_steps", "save_every"),
+    "report.saving.every_epochs": ("save_every_n_epochs",),
+    "report.saving.keep": ("save_last_n_steps", "save_last_n_epochs"),
+    "report.saving.checkpoint_every": ("checkpointing_steps", "save_state", "backup_after"),
+    "report.saving.checkpoint_keep": ("checkpoints_total_limit", "rolling_backup_count", "save_last_n_steps_state"),
+    "report.tensorboard": ("log_with", "report_to", "logging_dir"),
+    "output.runs": ("output_dir", "workspace_dir", "output_model_destination"),
+    "output.dtype": ("save_precision", "output_dtype"),
+    "output.diffusers": ("save_model_as", "output_model_format"),
+    "output.author": ("metadata_author",),
+    "output.licence": ("metadata_license", "license"),
+    "output.description": ("metadata_description", "training_comment"),
+}  # fmt: skip
+"""Each key of a job with its names elsewhere. Keys that are called the same everywhere need no entry."""
+
+FIELD_VALUES: Mapping[str, Mapping[str, str]] = {
+    "base.family": {"sd1": "sd15", "sd1.5": "sd15", "sd_1.5": "sd15", "stable_diffusion_15": "sd15", "sd_v1": "sd15",
+                    "sd_xl": "sdxl", "stable_diffusion_xl_10_base": "sdxl", "pony": "sdxl", "illustrious": "sdxl",
+                    "noobai": "sdxl"},
+    "base.prediction": {"eps": "epsilon", "noise": "epsilon", "v_prediction": "v", "vpred": "v", "v-prediction": "v",
+                        "velocity": "v"},
+    "dataset.folders.kind": {"reg": "regularisation", "regularization": "regularisation", "class": "regularisation",
+                             "prior_prediction": "regularisation", "instance": "train", "standard": "train",
+                             "val": "validation"},
+    "dataset.masks": {"alpha_mask": "alpha", "masklabel": "files"},
+    "recipe.adapter": {"locon": "lora", "lycoris": "lora", "networks.lora": "lora", "peft": "lora"},
+    "recipe.layers": {"full": "all", "conv": "all", "attn-mlp": "linear", "attn-only": "attention"},
+    "recipe.optimizer.name": {
+        "adam": "adamw", "adamw8": "adamw8bit", "adam8bit": "adamw8bit", "adam_8bit": "adamw8bit",
+        "adamw_8bit": "adamw8bit", "pagedadamw8bit": "paged_adamw8bit", "adamw_schedule_free": "schedulefree",
+        "adamwschedulefree": "schedulefree", "schedule_free_adamw": "schedulefree", "lion_8bit": "lion8bit",
+    },
+    "recipe.schedule.kind": {
+        "constant_with_warmup": "constant", "cosine_with_restarts": "restarts", "cosine_with_hard_restarts": "restarts",
+        "poly": "polynomial",
+    },
+    "recipe.objective.loss": {"l2": "mse", "smooth_l1": "huber", "pseudo_huber": "huber"},
+    "recipe.objective.timesteps": {"sigmoid": "logit_normal", "logit-normal": "logit_normal"},
+    "fit.dtype": {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "half": "fp16", "float": "fp32"},
+    "fit.vae_dtype": {"bfloat16": "bf16", "float32": "fp32", "float": "fp32"},
+    "fit.quantise": {"4bit": "nf4", "8bit": "int8", "fp4": "nf4", "fp8": "int8", "qlora": "nf4", "no": "none"},
+    "fit.attention": {"xformers": "efficient", "sdpa": "auto", "flash_attention": "flash", "flash_attn": "flash",
+                      "mem_eff": "efficient", "default": "auto"},
+    "output.dtype": {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float": "fp32", "half": "fp16"},
+    "report.previews.prompts.sampler": {"euler_ancestral": "euler_a", "euler a": "euler_a", "dpm++ 2m": "dpmpp_2m",
+                                        "dpm++_2m": "dpmpp_2m", "dpmsolver++": "dpmpp_2m", "k_euler": "euler",
+                                        "k_euler_a": "euler_a"},
+}  # fmt: skip
+"""Each key with the values that other programs write there, and what they are here."""
+
+UNSUPPORTED: Mapping[str, str] = {
+    **dict.fromkeys(("lokr", "loha", "dora", "dylora", "glora", "ia3", "oft", "boft", "full_finetune"),
+                    'only adapter = "lora" is supported, which with layers = "all" is a LoCon'),
+    "network_args": "its arguments are keys of [recipe] here, such as recipe.conv_rank",
+    "optimizer_args": "its arguments are keys of [recipe.optimizer] here, such as recipe.optimizer.weight_decay",
+    "lr_scheduler_args": "its arguments are keys of [recipe.schedule] here, such as recipe.schedule.cycles",
+    "scale_v_pred_loss_like_noise_pred": "this weighting is not supported; recipe.objective.min_snr_gamma comes near",
+    "scale_weight_norms": "limiting the norm of weights is not supported; a lower recipe.alpha comes near",
+    "color_aug": "changing colors is not supported",
+    "face_crop_aug_range": "cropping around faces is not supported; crop the images in the app",
+    "ema": "averaging weights is not supported; recipe.optimizer.name = \"schedulefree\" averages them too",
+    "adaptive_noise_scale": "this kind of noise is not supported; recipe.objective.noise_offset is fixed",
+    "learning_rate_scaler": "learning rates are never scaled; write the rate that you want",
+}  # fmt: skip
+"""Names of what Impasto does not have, with what to do instead."""
+
+
+def keys_called(word: str) -> Iterator[str]:
+    """Yield the keys of a job that are called `word` here or in another program, the most likely one first."""
+    plain = _plain(word)
+    yield from (key for key, names in FIELD_NAMES.items() if plain in (key.rpartition(".")[2], *names))
+
+
+def value_called(key: str, word: str) -> str | None:
+    """Return the value of `key` that another program calls `word`.
+
+    `key` may be as in a job, with or without places in lists, or its end alone ("sampler") where that is enough.
+    """
+    bare = ".".join(part for part in key.split(".") if not part.isdigit() and part != "*")
+    last = [full for full in FIELD_VALUES if full.rpartition(".")[2] == bare.rpartition(".")[2]]
+    values = FIELD_VALUES.get(bare) or (FIELD_VALUES[last[0]] if len(last) == 1 else {})
+    return values.get(word.strip().lower()) or values.get(_plain(word))
+
+
+def unsupported(word: str) -> str | None:
+    """Return what to do instead of a thing that other programs have and Impasto has not."""
+    return UNSUPPORTED.get(_plain(word))
+
+
+def _plain(word: str) -> str:
+    """Return a name as this table writes it, from an option ("--network-dim") or metadata ("ss_network_dim")."""
+    return word.strip().lower().lstrip("-").replace("-", "_").removeprefix("ss_")
