@@ -44,6 +44,8 @@ class DatasetConfig(Section):
     """The colour put behind transparent pictures."""
     masks: Literal["auto", "files", "alpha", "none"] = "auto"
     """Where masks come from: auto and files read NAME-masklabel.png, alpha the transparency of images, none nothing."""
+    linked_folders: tuple[Text, ...] = Field(default=(), strict=False)
+    """Other folders that symbolic links in the dataset may lead to; links to anywhere else are not followed."""
     max_megapixels: float = Field(default=100.0, gt=0.0, le=1000.0)
     """Larger pictures are refused, so that a hostile or broken file cannot fill the memory."""
     validation_share: HeldOut | Literal["auto"] = "auto"

@@ -56,6 +56,10 @@ def make_absolute(data: dict[str, Any], folder: Path, is_base: Callable[[str, Pa
             faults.append(f"{key}: holds a line break or the like; write Windows paths in 'single quotes'")
         elif key != "base.model" or is_base(value, folder):
             table[name] = absolute(value, folder)
+    dataset = data.get("dataset")
+    linked = dataset.get("linked_folders") if isinstance(dataset, dict) else None
+    if isinstance(linked, list):
+        linked[:] = [absolute(path, folder) if isinstance(path, str) and path else path for path in linked]
     return faults
 
 

@@ -14,9 +14,10 @@ from typing import NamedTuple, NoReturn
 from trainer.config.dataset import DatasetConfig, FolderConfig
 from trainer.dataset import caption_files
 from trainer.dataset.findings import Finding
+from trainer.dataset.links import Links
 from trainer.dataset.picture import Crop, Kind
 from trainer.dataset.pixels import SUFFIXES
-from trainer.dataset.sidecar import FolderNotes, Sidecar, read_sidecar
+from trainer.dataset.sidecar import FILE_NAME, FolderNotes, Sidecar, read_sidecar
 from trainer.errors import DatasetError
 from trainer.protocol.atomic import long_path
 
@@ -99,14 +100,17 @@ def scan_folders(dataset: DatasetConfig, imported: Imported) -> Scan:
     `imported` captions, by picture, come before those beside the pictures. Raises DatasetError when a folder is
     missing, no folder, unreadable or without pictures (all such folders at once), or when its notes are damaged.
     """
-    scan = Scan()
-    _look_into(dataset, lambda config: _scan_folder(config, dataset, imported, scan))
+    scan, links = Scan(), Links.of(dataset)
+    _look_into(dataset, lambda config: _scan_folder(config, dataset, imported, scan, links))
+    if links.refused:
+        scan.marks["file.outside"] = sorted(links.refused)
     return scan
 
 
 def require_pictures(dataset: DatasetConfig) -> None:
     """Raises DatasetError for folders as a scan does, but looks at the names of files alone: it takes a moment."""
-    _look_into(dataset, lambda config: picture_files(Path(config.path).absolute(), config.recursive))
+    links = Links.of(dataset)
+    _look_into(dataset, lambda config: picture_files(Path(config.path).absolute(), config.recursive, links))
 
 
 def _look_into(dataset: DatasetConfig, look: Callable[[FolderConfig], object]) -> None:
@@ -125,26 +129,30 @@ def _look_into(dataset: DatasetConfig, look: Callable[[FolderConfig], object]) -
         raise problems[0]
 
 
-def picture_files(folder: Path, recursive: bool = False) -> list[Path]:
-    """Return a folder's pictures by name, those of folders inside too if asked; raises DatasetError like a scan."""
-    return [file for _, files in _directories(folder, recursive) for file in files if is_picture(file)]
+def picture_files(folder: Path, recursive: bool = False, links: Links | None = None) -> list[Path]:
+    """Return a folder's images by name, those of folders inside too if asked; raises DatasetError like a scan.
+
+    Without `links`, those that lead into the folder itself are followed.
+    """
+    followed = links or Links([folder])
+    return [file for _, files in _directories(folder, recursive, followed) for file in files if is_picture(file)]
 
 
-def _scan_folder(config: FolderConfig, dataset: DatasetConfig, imported: Imported, scan: Scan) -> None:
+def _scan_folder(config: FolderConfig, dataset: DatasetConfig, imported: Imported, scan: Scan, links: Links) -> None:
     root = Path(config.path).absolute()
-    whole = _read_metadata(root, scan)
-    for path, files in _directories(root, config.recursive):
+    whole = _read_metadata(root, scan, links)
+    for path, files in _directories(root, config.recursive, links):
         above = {} if path == root else below(whole, path.relative_to(root).as_posix())
-        own = whole if path == root else _read_metadata(path, scan)
-        directory = _Directory(path, files, read_sidecar(path), {**above, **own})
-        facts = _folder_facts(config, root, path, scan)
+        own = whole if path == root else _read_metadata(path, scan, links)
+        directory = _Directory(path, files, _read_notes(path, links), {**above, **own})
+        facts = _folder_facts(config, root, path, scan, links)
         for file in files:
             if is_picture(file):
                 _scan_picture(file, directory, facts, dataset, imported, scan)
         _mark_strays(directory, scan)
 
 
-def _directories(root: Path, recursive: bool) -> list[tuple[Path, list[Path]]]:
+def _directories(root: Path, recursive: bool, links: Links) -> list[tuple[Path, list[Path]]]:
     """Return the directories that hold the folder's pictures, each with its files in the order of their names.
 
     A folder without pictures of its own but with folders inside that are named as kohya does, such as 10_cat, is
@@ -152,22 +160,27 @@ def _directories(root: Path, recursive: bool) -> list[tuple[Path, list[Path]]]:
     """
     if recursive:
         walked = [Path(path) for path, _, _ in os.walk(root, onerror=_refuse)]
-        listed = [(folder, _files(folder)) for folder in sorted(walked) if not _hidden(folder, root)]
+        # os.walk follows Windows' junctions on Python 3.11.
+        visible = [folder for folder in sorted(walked) if not _hidden(folder, root) and links.allow(folder)]
+        listed = [(folder, _files(folder, links)) for folder in visible]
     else:
-        listed = [(root, _files(root))]
+        listed = [(root, _files(root, links))]
         if not any(is_picture(file) for file in listed[0][1]):
-            listed = [(folder, _files(folder)) for folder in _subfolders(root) if _KOHYA_NAME.fullmatch(folder.name)]
+            named = [folder for folder in _subfolders(root) if _KOHYA_NAME.fullmatch(folder.name)]
+            listed = [(folder, _files(folder, links)) for folder in named if links.allow(folder)]
     filled = [(folder, files) for folder, files in listed if any(is_picture(file) for file in files)]
     if not filled:
         raise _no_pictures(root)
     return filled
 
 
-def _files(folder: Path) -> list[Path]:
-    """Return the files of a folder, hidden ones (such as macOS leaves beside others) aside."""
+def _files(folder: Path, links: Links) -> list[Path]:
+    """Return the files of a folder without hidden ones, such as macOS leaves beside others, and links to elsewhere."""
     try:
         with os.scandir(long_path(folder)) as entries:
-            names = [entry.name for entry in entries if entry.is_file() and not entry.name.startswith(".")]
+            visible = [entry for entry in entries if entry.is_file() and not entry.name.startswith(".")]
+            # Only what the directory itself calls a link is resolved: for every file that would take seconds.
+            names = [each.name for each in visible if not each.is_symlink() or links.allow(folder / each.name)]
     except OSError as fault:
         _refuse(fault)
     return [folder / name for name in sorted(names)]
@@ -217,9 +230,9 @@ def _no_pictures(root: Path) -> DatasetError:
     )
 
 
-def _folder_facts(config: FolderConfig, root: Path, path: Path, scan: Scan) -> FolderFacts:
+def _folder_facts(config: FolderConfig, root: Path, path: Path, scan: Scan, links: Links) -> FolderFacts:
     """Return what holds for a directory: as the job says, else it, or the nearest directory above it in the folder."""
-    marks = folder_marks([(folder.name, read_sidecar(folder).folder) for folder in chain_of(root, path)])
+    marks = folder_marks([(folder.name, _read_notes(folder, links).folder) for folder in chain_of(root, path)])
     if marks.named and not config.repeats and marks.named >= _MANY_REPEATS:
         scan.marks["folder.many_repeats"].append(path)
     class_words = _first(config.class_words, marks.class_words).strip()
@@ -318,8 +331,14 @@ def _caption_text(path: Path, scan: Scan) -> str | None:
     return caption.text
 
 
-def _read_metadata(folder: Path, scan: Scan) -> dict[str, str]:
+def _read_notes(folder: Path, links: Links) -> Sidecar:
+    return read_sidecar(folder) if links.allow_file(folder / FILE_NAME) else Sidecar()
+
+
+def _read_metadata(folder: Path, scan: Scan, links: Links) -> dict[str, str]:
     path = folder / caption_files.METADATA_NAME
+    if not links.allow_file(path):
+        return {}
     captions, faults = caption_files.read_metadata(path)
     for fault in faults:
         sentence = f"In {path}, {fault}."

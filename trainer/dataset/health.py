@@ -22,6 +22,11 @@ class Rule(NamedTuple):
 
 
 RULES: Mapping[str, Rule] = {
+    "file.outside": Rule(
+        "error",
+        "{files} left out: links that lead out of the dataset.",
+        "Copy the files into the dataset, or add the folder that they lead to to dataset.linked_folders.",
+    ),
     "picture.tiny": Rule(
         "error",
         "{pictures} left out: too small even for the smallest bucket.",

@@ -12,7 +12,7 @@ from typing import Any
 
 from trainer.config.dataset import DatasetConfig, FolderConfig
 from trainer.config.field_names import keys_called
-from trainer.dataset.caption_files import NotACaptionError, read_caption_file, split_caption
+from trainer.dataset.caption_files import SUFFIXES, NotACaptionError, read_caption_file, split_caption
 from trainer.dataset.findings import first_reason
 from trainer.dataset.folders import picture_files
 from trainer.dataset.picture import Kind
@@ -232,8 +232,12 @@ def _prompts(text: Table, root: Path, recursive: bool) -> Iterator[tuple[Path, t
         return
     prompts: tuple[str, ...] = ()
     if source == "concept":
+        path = root.parent / text["prompt_path"]
+        if path.resolve().suffix.lower() not in SUFFIXES:
+            # The list may come from a stranger, and this may name any file of the user's.
+            raise ValueError(f"{path} is not a .txt file")
         try:
-            prompts = split_caption(read_caption_file(root.parent / text["prompt_path"]).text, "variants")
+            prompts = split_caption(read_caption_file(path).text, "variants")
         except NotACaptionError as fault:
             raise ValueError(f"{text['prompt_path']} holds no prompts: {fault}") from fault
     for picture in picture_files(root, recursive):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from app.core.priority import in_turns
 from trainer.dataset.caption_files import METADATA_NAME
 from trainer.dataset.caption_files import SUFFIXES as CAPTION_SUFFIXES
 from trainer.dataset.folders import MASK, is_picture_name
+from trainer.dataset.links import Links
 from trainer.dataset.sidecar import FILE_NAME
 from trainer.protocol.atomic import long_name, long_path
 
@@ -47,22 +49,25 @@ class Listing:
     """Whether the directory had been left alone long enough for its time to tell of the next change."""
     sources: dict[str, list[str]] = field(default_factory=dict)
     """By stem its caption files, the one that counts first."""
+    outside: tuple[str, ...] = ()
+    """Links that lead out of the dataset: not read, only reported."""
 
     def captions_of(self, name: str) -> list[str]:
         """Return the caption files of a picture, the one that counts first."""
         return self.sources.get(stem_of(name), [])
 
     def strays(self, besides: Iterable[str]) -> dict[str, tuple[str, ...]]:
-        """Return captions and masks of pictures that are neither here nor in `besides`, by the code of their kind.
+        """Return files that are not used, by the code of their kind: links to elsewhere, and those without an image.
 
-        None where there is no picture at all: such a folder is not for training.
+        Captions and masks belong to no image that is here or in `besides`. Where there is no image at all they are not
+        reported: such a folder is not for training.
         """
         stems = {stem_of(name) for names in (self.pictures, besides) for name in names}
-        if not stems:
-            return {}
-        captions = [name for stem, names in self.sources.items() if stem not in stems for name in names]
-        masks = [f"{stem}{MASK}.png" for stem in self.masks if stem not in stems]
-        found = {"caption.orphan": captions, "mask.orphan": masks}
+        found = {"file.outside": list(self.outside)}
+        if stems:
+            named = [(stem, names) for stem, names in self.sources.items() if stem not in stems]
+            found["caption.orphan"] = [name for _, names in named for name in names]
+            found["mask.orphan"] = [f"{stem}{MASK}.png" for stem in self.masks if stem not in stems]
         return {code: tuple(sorted(names, key=natural_key)) for code, names in found.items() if names}
 
     def is_other(self, folder: Path, name: str) -> bool:
@@ -75,30 +80,33 @@ class Listing:
         return self.masks.get(stem_of(name))
 
 
-def list_directory(path: Path, alive: Callable[[], None] = lambda: None) -> Listing:
+def list_directory(path: Path, links: Links, alive: Callable[[], None] = lambda: None) -> Listing:
     """Look at a directory: one read of its names and one question a file, with `alive` as `in_turns` takes it.
 
     Raises OSError.
 
-    Links to folders are not followed, as the trainer does not, so that links in circles end. A file that vanishes
-    meanwhile, or a link that leads nowhere or in a circle, counts as not there.
+    Links to folders are not followed, as the trainer does not, so that links in circles end; links to files only where
+    `links` allows it. A file that vanishes meanwhile, or a link that leads nowhere or in a circle, counts as not there.
     """
     facts = long_path(path).stat()
     pictures: dict[str, State] = {}
     texts: dict[str, State] = {}
     masks: dict[str, State] = {}
-    inside = list[str]()
+    inside, outside = list[str](), list[str]()
     with os.scandir(long_path(path)) as entries:
         for entry in in_turns(entries, alive):
             name = entry.name
             if name.startswith("."):
                 continue
             if entry.is_dir(follow_symlinks=False):
-                inside.append(name)
+                # To Python 3.11 Windows' junctions are plain folders.
+                (inside if sys.platform != "win32" or links.allow(path / name) else outside).append(name)
                 continue
             stem, suffix = _split(name)
             kind = _kind(name, stem, suffix)
-            if kind and (state := _state(entry)):
+            if kind and entry.is_symlink() and not links.allow(path / name):
+                outside.append(name)
+            elif kind and (state := _state(entry)):
                 if kind == "mask":
                     masks[stem.removesuffix(MASK)] = state
                 else:
@@ -112,6 +120,7 @@ def list_directory(path: Path, alive: Callable[[], None] = lambda: None) -> List
         changed_ns=facts.st_mtime_ns,
         settled=time.time_ns() - facts.st_mtime_ns > _UNSETTLED_NS,
         sources=_sources(texts),
+        outside=tuple(sorted(outside, key=natural_key)),
     )
 
 

@@ -15,6 +15,7 @@ from app.core.pictures import Folder
 from app.core.priority import in_turns
 from trainer.dataset.caption_files import METADATA_NAME, read_metadata
 from trainer.dataset.folders import below, chain_of, folder_marks
+from trainer.dataset.links import Links
 from trainer.dataset.sidecar import FILE_NAME, Sidecar, read_sidecar
 from trainer.errors import DatasetError
 
@@ -72,9 +73,17 @@ class Looker:
     While the disk answers, `alive` is called again and again.
     """
 
-    def __init__(self, root: Path, hand: Callable[[News], None], alive: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        root: Path,
+        hand: Callable[[News], None],
+        alive: Callable[[], None] = lambda: None,
+        links: Links | None = None,
+    ) -> None:
+        """Without `links`, those that lead into the dataset itself are followed."""
         self.root = root
         self._hand, self._alive = hand, alive
+        self._links = links or Links([root])
         self._directories: dict[Path, _Directory] = {}
         self._lost = False
         self._rounds: Iterator[tuple[Path, str]] = iter(())
@@ -163,7 +172,7 @@ class Looker:
                 if resting or not look_again(path, directory.listing, names):
                     return directory.listing
             began = time.thread_time()
-            listing = list_directory(path, self._alive)
+            listing = list_directory(path, self._links, self._alive)
             took = time.thread_time() - began
         except FileNotFoundError:
             if path == self.root:

@@ -263,6 +263,7 @@ class Datasets:
 
         def look() -> None:
             from app.core.disk.looking import Looker
+            from trainer.dataset.links import Links
 
             dataset.answer()
             dataset.identity = identity_of(dataset.root)
@@ -270,7 +271,8 @@ class Datasets:
                 raise _OpenAlready
 
             if dataset.looker is None:
-                dataset.looker = Looker(dataset.root, lambda news: self._hand(dataset, news), dataset.answer)
+                links = Links([dataset.root, *(other.root for other in dataset.others)])
+                dataset.looker = Looker(dataset.root, lambda news: self._hand(dataset, news), dataset.answer, links)
             dataset.looker.look(whole, near, again, dropped)
 
         self._tasks.run(look, lambda _: self._looked(dataset), lambda fault: self._failed(dataset, fault), kept=False)

@@ -50,6 +50,7 @@ OURS: Mapping[str, Rule] = {
 }
 # The trainer's words name keys of a job; where the app offers something nearer, it says that.
 _REMEDIES: Mapping[str, str] = {
+    "file.outside": "Copy the files into the dataset, or open the folder that they lead to first.",
     "picture.tiny": "Use larger pictures.",
     "picture.cropped": "Choose the part that is kept, so that the subject stays in.",
     "picture.excluded": "They stay on disk, and can be included again at any time.",

@@ -23,6 +23,7 @@ from trainer.dataset.listing import read_dataset
 from trainer.dataset.sidecar import FolderNotes, Sidecar, write_sidecar
 
 CODES = (
+    "file.outside",
     "caption.clash",
     "mask.size",
     "bucket.lonely",
@@ -301,3 +302,26 @@ def test_files_without_their_picture_are_told_until_it_comes(watched: Watched, f
     watched.datasets.close(folder)
     watched.settle()
     assert watched.found() == {}
+
+
+def test_links_that_lead_out_of_the_dataset_are_neither_shown_nor_trained(watched: Watched, folder: Path) -> None:
+    outside = folder.parent / "private"
+    outside.mkdir()
+    (outside / "secret").write_text("sEcReT", encoding="utf-8")
+    (outside / "notes").write_text('{"impasto": 1, "trigger": "sEcReT"}\n', encoding="utf-8")
+    save(outside / "own.png")
+    links = {"0.caption": "secret", "5.png": "own.png", "1-masklabel.png": "own.png", "impasto.jsonl": "notes"}
+    try:
+        for name, target in links.items():
+            (folder / name).symlink_to(outside / target)
+    except OSError:
+        pytest.skip("this user may not make symbolic links")
+    (folder / "0.txt").unlink()
+    (folder / "6.caption").symlink_to(folder / "1.txt")  # inside
+    save(folder / "6.png", colour="gold")
+    watched.look()
+    assert watched.found() == {"file.outside": sorted(links)} == watched.of_trainer()
+    captions = {picture.name: picture.caption for picture in watched.library.pictures.values()}
+    assert captions == {"0.png": None, **{f"{number}.png": "a cat" for number in (1, 2, 3, 4, 6)}}
+    assert not any(picture.mask for picture in watched.library.pictures.values())
+    assert all(picture.folder.trigger is None for picture in watched.library.pictures.values())
