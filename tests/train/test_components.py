@@ -74,14 +74,14 @@ def test_save_and_sample_are_done_after_the_step_and_the_run_goes_on(shared: Pat
     assert (run.output / "test-step000002.png").read_bytes() == (run.samples / "step-00000002-0.png").read_bytes()
 
 
-@pytest.mark.parametrize("order", ["pause", "stop"])
-def test_an_order_during_the_last_step_comes_too_late(
-    shared: Path, tmp_path: Path, order: commands.CommandName
+@pytest.mark.parametrize(("order", "code"), [("pause", 75), ("stop", 0)])
+def test_a_command_during_the_last_step_pauses_or_finishes_the_run(
+    shared: Path, tmp_path: Path, order: commands.CommandName, code: int
 ) -> None:
     job = a_job(shared, tmp_path)
     watcher = at_step(2, lambda: commands.send(run_of(job), order))
-    assert start(job, [*BARE, "recipe.steps=2"], watcher) == 0
-    assert run_of(job).state() == "done"
+    assert start(job, [*BARE, "recipe.steps=2"], watcher) == code
+    assert run_of(job).state() == ("done" if order == "stop" else "paused")
 
 
 def test_ctrl_c_twice_ends_at_once_and_nothing_is_lost_that_was_saved(shared: Path, tmp_path: Path) -> None:
@@ -196,7 +196,12 @@ def test_what_a_kill_left_undone_after_a_checkpoint_is_done_at_the_next_start(sh
     job = a_job(shared, tmp_path)
     prompt = '{prompt="a cat", steps=2, width=64, height=64}'
     settings = [*BARE, "recipe.steps=4", f"report.previews.prompts=[{prompt}, {prompt}]", "report.previews.every=3"]
-    assert start(job, [*settings, "report.saving.every_steps=3"], Watcher(stop_at(3, job))) == 75
+    settings += ["report.saving.every_steps=3", "report.saving.checkpoint_every=3"]
+
+    def kill() -> None:
+        raise KeyboardInterrupt
+
+    assert start(job, settings, at_step(4, kill)) == 75
     run = run_of(job)
     picture, lora = run.samples / "step-00000003-1.png", run.output / "test-step000003.safetensors"
     whole, before = picture.read_bytes(), tensors_sha(lora)

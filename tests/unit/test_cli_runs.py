@@ -103,6 +103,19 @@ def test_stop_and_pause_wait_until_the_engine_has_ended(run, engine, capsys, nam
     assert run.state() == state
 
 
+def test_a_pending_stop_can_be_withdrawn_and_an_accepted_one_cannot(run, capsys):
+    with run.hold():
+        sent = commands.send(run, "stop")
+        assert cli.main(["pause", "my-style", "--withdraw"]) == 2
+        assert "none is pending" in capsys.readouterr().err
+        assert cli.main(["stop", "my-style", "--withdraw"]) == 0
+        assert capsys.readouterr().out == 'The run "my-style" continues: stop was withdrawn.\n'
+        assert commands.answer(sent).outcome == "withdrawn"
+        commands.send(run, "stop")
+        commands.accept(commands.pending(run)[0])
+        assert cli.main(["stop", "my-style", "--withdraw"]) == 2
+
+
 def test_a_stop_is_over_only_when_the_engine_has_ended(run, engine):
     child = engine("slowly")
     codes = []

@@ -14,7 +14,7 @@ def run(tmp_path):
 
 
 def files(folder):
-    return sorted(path.name for path in folder.iterdir() if path.name != "done")
+    return sorted(path.name for path in folder.iterdir() if path.is_file())
 
 
 def test_a_command_is_sent_read_and_answered(run):
@@ -92,3 +92,43 @@ def test_what_a_former_attempt_left_is_voided_and_what_came_since_the_run_is_hel
         run.begin_attempt({})
         assert [command.path for command in commands.pending(run)] == [meant]
     assert [commands.answer(path).outcome for path in sent] == ["void", "void"]
+
+
+def test_a_withdrawn_command_is_answered_and_cannot_be_accepted_any_more(run):
+    stop, pause = commands.send(run, "stop"), commands.send(run, "pause")
+    first, second = commands.pending(run)
+    assert commands.withdraw(run, "stop") is True
+    assert commands.answer(stop).outcome == "withdrawn" and commands.answer(pause) is None
+    assert commands.accept(first) is False and commands.accept(second) is True
+    assert commands.accept(second) is False, "another process claimed it"
+
+
+def test_an_accepted_command_cannot_be_withdrawn(run):
+    sent = commands.send(run, "stop")
+    assert commands.accept(commands.pending(run)[0]) is True
+    assert commands.pending(run) == [] and commands.withdraw(run, "stop") is False
+    assert commands.answer(sent) is None
+
+
+def test_whoever_watches_sees_which_command_ends_the_run_until_it_is_answered(run):
+    assert commands.ending(run) is None
+    commands.send(run, "save")
+    assert commands.ending(run) is None
+    commands.send(run, "pause")
+    assert commands.ending(run) == commands.Ending("pause", accepted=False)
+    commands.send(run, "stop")
+    command = next(command for command in commands.pending(run) if command.name == "stop")
+    commands.accept(command)
+    assert commands.ending(run) == commands.Ending("stop", accepted=True), "what is being carried out counts"
+    commands.finish(command, "done", "stopped at step 7")
+    assert commands.ending(run) == commands.Ending("pause", accepted=False)
+    assert sorted(path.name for path in (run.commands / "accepted").iterdir()) == []
+
+
+def test_what_a_killed_engine_had_accepted_is_voided(run):
+    sent = commands.send(run, "stop")
+    commands.accept(commands.pending(run)[0])
+    with run.hold():
+        run.begin_attempt({})
+    assert commands.answer(sent) == Answer("void", "The run ended before this was done.")
+    assert commands.ending(run) is None

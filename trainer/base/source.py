@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -98,6 +98,9 @@ class BaseSource:
 
     `family`, `prediction` and `zero_terminal_snr` say what it is and `evidence` how that was found; `unet_config`,
     `vae_config` and `text_configs` are diffusers' and transformers' configs. `revision` is the commit of a Hub base.
+
+    `check` is called before each tensor that is read and each forward of a model loaded from here, of a VAE and a text
+    encoder also before each of their blocks. It may raise to end that work; by default it does nothing.
     """
 
     def __init__(
@@ -117,6 +120,7 @@ class BaseSource:
         self.zero_terminal_snr = zero_terminal_snr
         self.evidence = identity.evidence
         self.revision = revision
+        self.check: Callable[[], object] = _nothing
         self._progress = progress
         self._facts = FAMILIES[self.family]
         self._unet = self._part("unet", identity, unet_of_single_file)
@@ -232,9 +236,25 @@ class BaseSource:
                 dtype=dtype,
                 device=torch.device(device),
                 placer=placer,
-                progress=self._progress and (lambda done, total: self._tell("load", done, total)),
+                progress=lambda done, total: self._tell("load", done, total),
             )
+        self._check_before_forwards(model)
         return model
+
+    def _check_before_forwards(self, model: nn.Module) -> None:
+        """Have `check` called while the model computes.
+
+        Not in a UNet's blocks: torch.compile would meet the call in the middle of what it compiles, and a UNet's
+        forward is one step of drawing anyway. One forward of a VAE, in contrast, is a whole image.
+        """
+        if self.check is _nothing:
+            return
+        blocks = [] if isinstance(model, UNet2DConditionModel) else _blocks(model)
+        for module in (model, *blocks):
+            module.register_forward_pre_hook(self._before_forward)
+
+    def _before_forward(self, *_: object) -> None:
+        self.check()  # whatever a hook returns would replace the module's input
 
     @cached_property
     def _hashes(self) -> dict[Path, str]:
@@ -249,8 +269,20 @@ class BaseSource:
         )
 
     def _tell(self, phase: Phase, done: int, total: int) -> None:
+        self.check()
         if self._progress:
             self._progress(phase, done, total)
+
+
+def _nothing() -> None:
+    """Let the work go on."""
+
+
+def _blocks(model: nn.Module) -> Iterator[nn.Module]:
+    """Yield what stands in the model's lists of modules: its layers, blocks and the parts of these."""
+    for module in model.modules():
+        if isinstance(module, nn.ModuleList):
+            yield from module
 
 
 def empty_diffusers_model(kind: Callable[..., _Model], config: Config, source: str) -> _Model:

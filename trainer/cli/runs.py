@@ -19,10 +19,10 @@ from trainer.protocol.rundir import RunDirectory, find_run, known_runs
 
 _POLL = 0.2  # seconds: a run's folder is all there is to be asked, and its changes wake nobody
 _HELP: dict[protocol.CommandName, str] = {
-    "stop": "save a checkpoint and the LoRA as it is, then end the run; `resume` can still go on",
-    "pause": "save a checkpoint, free the card and end; `resume` goes on",
-    "save": "write the LoRA and a checkpoint now, and go on training",
-    "sample": "draw the previews now, and go on training",
+    "stop": "end the run at once with a checkpoint and its LoRA as it is; `resume` can still continue it",
+    "pause": "end the run at once with a checkpoint, which frees the GPU; `resume` continues it",
+    "save": "write the LoRA and a checkpoint after this step, and continue training",
+    "sample": "draw the previews after this step, and continue training",
 }
 _ENDING = ("stop", "pause")
 _EXIT_CODES = {"done": EXIT_DONE, "paused": EXIT_RESUMABLE, "stopped": EXIT_RESUMABLE, "failed": EXIT_FAULT}
@@ -40,7 +40,13 @@ def add_commands(commands: Commands) -> None:
             metavar="SECONDS",
             help="how long to wait for the outcome (default 600)",
         )
-        ask.set_defaults(name=name)
+        if name in _ENDING:
+            ask.add_argument(
+                "--withdraw",
+                action="store_true",
+                help=f"take back a pending {name}: a run that has not read it yet continues",
+            )
+        ask.set_defaults(name=name, withdraw=False)
     watch = add_command(commands, "watch", "follow a run until it ends; Ctrl-C stops watching, not the run", run_watch)
     add_run(watch)
     add_json(watch)
@@ -58,12 +64,25 @@ def run_command(options: argparse.Namespace) -> int:
             if run.state() != "done"
             else "There is nothing to do.",
         )
+    if options.withdraw:
+        return _withdraw(run, options.name)
     answer = _wait_for_answer(run, options.name, options.timeout)
     if answer is None:
         echo(f'The run "{run.name}" ended before it read this: it is {run.state()}.')
         return EXIT_DONE if options.name in _ENDING else EXIT_FAULT
     echo(f"{options.name}: {answer.outcome}{', ' if answer.detail else ''}{answer.detail}")
     return EXIT_DONE if answer.outcome == "done" else EXIT_FAULT
+
+
+def _withdraw(run: RunDirectory, name: protocol.CommandName) -> int:
+    if protocol.withdraw(run, name):
+        echo(f'The run "{run.name}" continues: {name} was withdrawn.')
+        return EXIT_DONE
+    raise RunError(
+        "run.not_withdrawn",
+        f'Could not withdraw {name}: none is pending for the run "{run.name}".',
+        f"If the run has read it already, `python -m trainer resume {words.quoted(run.name)}` continues it afterwards.",
+    )
 
 
 def _wait_for_answer(run: RunDirectory, name: protocol.CommandName, timeout: float) -> protocol.Answer | None:
@@ -76,7 +95,7 @@ def _wait_for_answer(run: RunDirectory, name: protocol.CommandName, timeout: flo
         if not alive or (answer is not None and not (name in _ENDING and answer.outcome == "done")):
             return answer
         if time.monotonic() >= deadline:
-            late = f"no answer within {timeout:g} seconds; the run will read it at its next step"
+            late = f"no answer within {timeout:g} seconds; the run will read it as soon as it can"
             return answer or protocol.Answer("failed", late)
         time.sleep(_POLL)
 

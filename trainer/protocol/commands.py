@@ -1,9 +1,17 @@
-"""What may be asked of a running engine: one file a command, moved to `commands/done/` with its outcome."""
+"""Send commands to a running engine: one file per command, moved to `commands/done/` with its outcome.
+
+A command is pending while its file is in `commands/`. The engine claims it by renaming the file into
+`commands/accepted/`, carries it out, and writes the file with the outcome to `commands/done/`. Whoever withdraws a
+pending command claims it in the same way and finishes it with the outcome "withdrawn". A rename succeeds once, so a
+command is either carried out or withdrawn, never both.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
+import os
 import secrets
 import time
 from collections.abc import Mapping
@@ -17,7 +25,9 @@ if TYPE_CHECKING:  # rundir imports this module
     from trainer.protocol.rundir import RunDirectory
 
 CommandName = Literal["stop", "pause", "save", "sample"]
-CommandOutcome = Literal["done", "refused", "failed", "void"]
+CommandOutcome = Literal["done", "refused", "failed", "void", "withdrawn"]
+EndingName = Literal["stop", "pause"]
+"""Commands that end a run."""
 
 _NUMBERS = itertools.count()
 """How many commands this process has sent."""
@@ -32,6 +42,15 @@ class Command:
     path: Path
     sent: float = 0.0
     """Unix time in seconds."""
+
+
+@dataclass(frozen=True)
+class Ending:
+    """A command to end a run that has no outcome yet."""
+
+    name: EndingName
+    accepted: bool
+    """Whether the engine is carrying it out, so that it can no longer be withdrawn."""
 
 
 @dataclass(frozen=True)
@@ -52,24 +71,66 @@ def send(run: RunDirectory, name: CommandName, arguments: Mapping[str, object] |
 
 
 def pending(run: RunDirectory) -> list[Command]:
-    """Return the commands that wait, the oldest first; a file that is no command is refused."""
+    """Return the pending commands, the oldest first; a file that is not a command is refused.
+
+    Engines call this many times a second, so a folder without commands costs one listing.
+    """
     waiting = []
-    for path in sorted(atomic.long_path(run.commands).glob("*.json")):
+    for path in _files(run.commands):
         if atomic.long_path(path.parent / "done" / path.name).exists():
-            path.unlink(missing_ok=True)  # answered, then killed before it was taken away
+            atomic.long_path(path).unlink(missing_ok=True)  # answered, then killed before it was removed
             continue
         command = _read(path)
         if isinstance(command, Command):
             waiting.append(command)
-        else:
+        elif command is not None:
             _conclude(path, command, "refused", "This engine knows no such command.")
     return waiting
 
 
+def accept(command: Command) -> bool:
+    """Claim a pending command to carry it out; return False when it was withdrawn or claimed by another process.
+
+    A folder that does not allow the rename is no reason to ignore the command, so it counts as accepted.
+    """
+    try:
+        _claim(command.path)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def withdraw(run: RunDirectory, name: CommandName) -> bool:
+    """Withdraw every pending command of this name; return whether there was one. Raises OSError."""
+    withdrawn = False
+    for path in _files(run.commands):
+        command = _read(path)
+        if isinstance(command, Command) and command.name == name:
+            with contextlib.suppress(FileNotFoundError):  # the engine was first
+                _claim(path)
+                finish(command, "withdrawn", "It was withdrawn before the run read it.")
+                withdrawn = True
+    return withdrawn
+
+
+def ending(run: RunDirectory) -> Ending | None:
+    """Return the command that ends this run now or soon; one that is being carried out comes first.
+
+    For watchers: changes no file. A run that is not alive may have left commands that mean nothing any more.
+    """
+    for folder in (_accepted(run.commands), run.commands):
+        for path in _files(folder):
+            command = _read(path)
+            if isinstance(command, Command) and command.name in get_args(EndingName):
+                return Ending("stop" if command.name == "stop" else "pause", folder != run.commands)
+    return None
+
+
 def finish(command: Command, outcome: CommandOutcome, detail: str = "") -> None:
-    """Answer a command: its file appears whole, with the outcome, in `done` and then leaves `commands`."""
-    asked = {"name": command.name, "arguments": dict(command.arguments), "sent": command.sent}
-    _conclude(command.path, asked, outcome, detail)
+    """Answer a command: its file appears whole, with the outcome, in `done`; then its former file is removed."""
+    _conclude(command.path, _fields(command), outcome, detail)
 
 
 def answer(sent: Path) -> Answer | None:
@@ -82,8 +143,8 @@ def answer(sent: Path) -> Answer | None:
 
 
 def unread(run: RunDirectory) -> frozenset[str]:
-    """Return the names of the files that wait; before a run is held, these are what a former attempt left."""
-    return frozenset(path.name for path in atomic.long_path(run.commands).glob("*.json"))
+    """Return the names of the files without an outcome; before a run is held, a former attempt left these."""
+    return frozenset(path.name for folder in (run.commands, _accepted(run.commands)) for path in _files(folder))
 
 
 def void(run: RunDirectory, leftovers: frozenset[str]) -> None:
@@ -91,20 +152,54 @@ def void(run: RunDirectory, leftovers: frozenset[str]) -> None:
     for command in pending(run):
         if command.path.name in leftovers:
             finish(command, "void", "The run ended before it read this.")
+    for path in _files(_accepted(run.commands)):
+        if path.name in leftovers:
+            found = _read(path)
+            asked = _fields(found) if isinstance(found, Command) else {"name": path.name}
+            _conclude(run.commands / path.name, asked, "void", "The run ended before this was done.")
 
 
-def _read(path: Path) -> Command | dict[str, object]:
-    """Return the command in a file, or what else the file holds."""
+def _accepted(commands: Path) -> Path:
+    """Return the folder of the commands that an engine is carrying out."""
+    return commands / "accepted"
+
+
+def _files(folder: Path) -> list[Path]:
+    """Return the command files in a folder, the oldest first; none where there is no folder yet."""
+    try:
+        with os.scandir(atomic.long_path(folder)) as entries:
+            names = [entry.name for entry in entries if entry.name.endswith(".json")]
+    except FileNotFoundError:
+        return []
+    return [folder / name for name in sorted(names)]
+
+
+def _claim(path: Path) -> None:
+    """Move a pending command to the accepted ones; raises FileNotFoundError when it is not pending any more."""
+    target = _accepted(path.parent) / path.name
+    atomic.long_path(target.parent).mkdir(exist_ok=True)
+    atomic.replace(path, target)
+
+
+def _read(path: Path) -> Command | dict[str, object] | None:
+    """Return the command in a file, or what else the file holds; None when the file is gone."""
     try:
         fields = json.loads(atomic.read_text(path))
         if fields["name"] in get_args(CommandName) and isinstance(fields["arguments"], dict):
             return Command(fields["name"], fields["arguments"], path, float(fields["sent"]))
+    except FileNotFoundError:  # answered, claimed or withdrawn since the folder was listed
+        return None
     except (ValueError, KeyError, TypeError):
         pass
     return {"name": path.name}
 
 
+def _fields(command: Command) -> dict[str, object]:
+    return {"name": command.name, "arguments": dict(command.arguments), "sent": command.sent}
+
+
 def _conclude(path: Path, asked: Mapping[str, object], outcome: CommandOutcome, detail: str) -> None:
     answered = {**asked, "outcome": outcome, "detail": detail, "finished": time.time()}
     atomic.write_json(path.parent / "done" / path.name, answered)
-    atomic.long_path(path).unlink(missing_ok=True)
+    for former in (path, _accepted(path.parent) / path.name):
+        atomic.long_path(former).unlink(missing_ok=True)

@@ -19,7 +19,7 @@ from trainer.protocol.rundir import RunDirectory, State, Status
 from trainer.training import checkpoint as checkpoints
 from trainer.training.attention import attention
 from trainer.training.build import build_parts
-from trainer.training.components import Checkpoints, Previews, Saving, StepEvents, Validation, Wishes
+from trainer.training.components import Checkpoints, Previews, Requests, Saving, StepEvents, Validation
 from trainer.training.control import Control, Interrupted, Order
 from trainer.training.curves import Curves
 from trainer.training.guard import SlowSteps, cap_memory
@@ -58,6 +58,7 @@ class Attempt:
         self.job = job
         self.reporter = reporter
         self.control = control
+        source.check = control.check
         self.parts = build_parts(job, pictures, source, places.cache_folder())
         self.validator = Validator(pictures, job, self.parts.assembler, self.parts.device)
         self.previewer = Previewer(job, source, self.parts.cache, run.samples)
@@ -67,6 +68,8 @@ class Attempt:
         drawers = (self.validator, self.previewer)
         self.keeper = Keeper(job, self.parts, segments, self.plan, drawers, run.checkpoints, reporter.notice)
         self.forecast = read_forecast(run.forecast)
+        self.saving: Saving | None = None
+        """What exports the LoRA, as soon as there is an engine."""
         self.recovery = Recovery(self.keeper, self.plan, self.prepare, reporter, self.meter, self.forecast)
 
     def status(self, phase: events.Phase | None, number: int, state: State) -> Status:
@@ -81,7 +84,16 @@ class Attempt:
         return max(steps_on_disk(self.run.checkpoints), default=0)
 
     def run_to_end(self, number: int) -> Ended:
-        """Caches, trains and exports; returns how it ended and the LoRA written at the end, if any."""
+        """Cache, train and export; return how it ended and the LoRA written at the end, if any."""
+        try:
+            return "done", self._train(number)
+        except Interrupted as interruption:
+            order = interruption.order
+        # Only here have the frames of the interrupted work let go of what they held.
+        self.control.begin_ending()
+        return self._interrupt(order)
+
+    def _train(self, number: int) -> Path:
         each = self.forecast.mean_step_seconds if self.forecast else None
         device = self.job.fit.device or "cpu"
         self.reporter.write(events.AttemptStarted(pid=os.getpid(), device=device, step_seconds=each))
@@ -90,22 +102,15 @@ class Attempt:
         cap_memory(self.parts.device, self.reporter)
         recovery = self.recovery
         recovery.first = saved.step if saved else 0
-        try:
-            recovery.prepare_step(recovery.first)
-        except Interrupted as interruption:
-            return self._interrupt_early(interruption.order)
+        recovery.prepare_step(recovery.first)
         engine = self._load(saved)
         recovery.keeping = keeping = Checkpoints(engine, self.run, self.reporter, self.plan)
-        saving = Saving(engine, self.exporter, self.reporter)
+        self.saving = saving = Saving(engine, self.exporter, self.reporter)
         components = [Protected(component, recovery) for component in self._components(engine, keeping, saving)]
         with attention(self.job.fit.attention or "auto", engine.device, engine.models.dtype):
-            try:
-                order = engine.train(recovery.prepare_step, recovery.train_step, components, self.control)
-            except Interrupted as interruption:  # between two steps, while a portion was cached
-                order = interruption.order
-            if order is None:
-                return "done", self._finish(engine, saving)
-            return self._interrupt(order, engine, keeping, saving)
+            engine.train(recovery.prepare_step, recovery.train_step, components)
+            self.control.begin_ending()
+            return self._finish(engine, saving)
 
     def _load(self, saved: checkpoints.Checkpoint | None) -> Engine:
         def load() -> Engine:
@@ -117,7 +122,7 @@ class Attempt:
         return engine
 
     def prepare(self, step: int, make_room: Callable[[], object]) -> None:
-        """Caches what ``step`` and the epochs around it need; raises Interrupted when an order to end stands.
+        """Cache what ``step`` and the epochs around it need.
 
         ``make_room`` is called before anything is encoded: what lies in the cache already needs none.
         """
@@ -129,7 +134,6 @@ class Attempt:
             if phase == "cache_pictures" or phase == "cache_texts":
                 self.recovery.phase = phase
             self.reporter.phase(phase, done, total)
-            self.control.raise_if_ordered()
             if done < total:
                 make_room()
 
@@ -145,20 +149,23 @@ class Attempt:
         return saved
 
     def _components(self, engine: Engine, keeping: Checkpoints, saving: Saving) -> list[Component]:
-        """What hangs on the loop, in order: what a checkpoint must know comes before it, what may fail after it."""
+        """Return what hangs on the loop, in order: what a checkpoint must know comes before it, what may fail after it.
+
+        Everything from validation on may be interrupted, and is taken up by `at_start` when the run is resumed.
+        """
         previews = Previews(engine, self.previewer, self.exporter, self.reporter)
-        components: list[Component] = [
+        # Before what may be interrupted: a resume adds no point of an earlier step.
+        curves = [Curves(self.run.path / "tensorboard")] if self.job.report.tensorboard else []
+        return [
             StepEvents(engine, self.reporter, self.meter),
             SlowSteps(engine, self.reporter),
+            *curves,
             Validation(engine, self.validator, self.reporter),
             keeping,
             saving,
             previews,
-            Wishes(self.control, self.reporter, saving, previews, keeping),
+            Requests(self.control, self.reporter, saving, previews, keeping),
         ]
-        if self.job.report.tensorboard:
-            components.append(Curves(self.run.path / "tensorboard"))
-        return components
 
     def close(self, outcome: events.Outcome) -> None:
         """Tells what the phases took; a finished run gets its report, and one that lacked memory, for later plans."""
@@ -183,19 +190,24 @@ class Attempt:
             self.reporter.notice("best", f"Suggested: step {best}, the lowest held-out loss.")
         return self.recovery.with_engine("save", lambda progress: saving.save(progress, final=True))
 
-    def _interrupt(self, order: Order, engine: Engine, keeping: Checkpoints, saving: Saving) -> Ended:
-        """A pause checkpoints; a stop checkpoints and exports what there is."""
+    def _interrupt(self, order: Order) -> Ended:
+        """Write what resume needs, and for a stop the LoRA as it is now, in place of what was interrupted."""
+        keeping, saving = self.recovery.keeping, self.saving
+        if keeping is None or saving is None:  # what is to be resumed is on the disk
+            self.control.answer(self.reporter, "done", f"{OUTCOMES[order]} before training, at step {self.step}")
+            return OUTCOMES[order], None
+        engine = keeping.engine
+        self.keeper.rewind()
         if held := self.keeper.held:  # a pause need not load the models to write what waits in main memory
             keeping.save(engine.progress, held)
         else:
             self.recovery.with_engine("checkpoint", keeping.save)
-        file = self.recovery.with_engine("save", saving.save) if order == "stop" else None
+        if order == "stop" and engine.progress.step == engine.steps:  # only validation or previews were left
+            file = self._finish(engine, saving)
+            self.control.answer(self.reporter, "done", f"finished at step {engine.progress.step}, wrote {file.name}")
+            return "done", file
+        written = self.recovery.with_engine("save", saving.save) if order == "stop" else None
         outcome = OUTCOMES[order]
-        detail = f"{outcome} at step {engine.progress.step}" + (f", wrote {file.name}" if file else "")
+        detail = f"{outcome} at step {engine.progress.step}" + (f", wrote {written.name}" if written else "")
         self.control.answer(self.reporter, "done", detail)
-        return outcome, file
-
-    def _interrupt_early(self, order: Order) -> Ended:
-        """Before the model is loaded there is nothing to save that is not on the disk."""
-        self.control.answer(self.reporter, "done", f"{OUTCOMES[order]} before training went on, at step {self.step}")
-        return OUTCOMES[order], None
+        return outcome, written

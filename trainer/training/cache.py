@@ -58,11 +58,19 @@ def digest(tensors: dict[str, Tensor]) -> str:
     return sha.hexdigest()
 
 
-def require_unchanged(pictures: Iterable[Picture]) -> None:
-    """Raises DatasetError naming the pictures and masks whose files are gone or no longer those of the listing."""
+def require_unchanged(pictures: Iterable[Picture], check: Callable[[], object] = lambda: None) -> None:
+    """Raise DatasetError naming the images and masks whose files are gone or no longer those of the listing.
+
+    Reads all of them, so ``check`` is called before each; it may raise to interrupt.
+    """
     stated = [(picture.path, picture.id) for picture in pictures]
     stated += [(picture.mask_path, picture.mask_id) for picture in pictures if picture.mask_path and picture.mask_id]
-    changed = sorted(path for path, sha256 in stated if not path.is_file() or file_digest(path) != sha256)
+
+    def is_changed(path: Path, sha256: str) -> bool:
+        check()
+        return not path.is_file() or file_digest(path) != sha256
+
+    changed = sorted(path for path, sha256 in stated if is_changed(path, sha256))
     if changed:
         names = ", ".join(str(path) for path in changed[:MOST_NAMED]) + (" ..." if len(changed) > MOST_NAMED else "")
         raise DatasetError(
@@ -162,15 +170,24 @@ class Cache:
         written. ``progress`` counts what is on the disk. Returns how fast that went, None when nothing was missing.
         """
         wanted = {self.picture_key(sample): sample for sample in samples}
-        missing = [key for key in wanted if not self.pictures.sound(key)]
+        missing = self._missing(self.pictures, wanted)
         present = len(wanted) - len(missing)
         progress(present, len(wanted))
         if not missing:
             return None
-        require_unchanged({wanted[key].picture for key in missing})
+        require_unchanged({wanted[key].picture for key in missing}, self.source.check)
         pace = self._encode_pictures(missing, wanted, lambda done: progress(present + done, len(wanted)))
         release(self.device)
         return _cached("cache_pictures", pace)
+
+    def _missing(self, store: EntryStore, wanted: Iterable[str]) -> list[str]:
+        """Return the entries that are absent or damaged; reads all of them, which takes seconds for thousands."""
+
+        def is_missing(key: str) -> bool:
+            self.source.check()
+            return not store.sound(key)
+
+        return [key for key in wanted if is_missing(key)]
 
     def _encode_pictures(
         self, missing: Sequence[str], samples: Mapping[str, Sample], kept: Callable[[int], object]
@@ -215,7 +232,7 @@ class Cache:
         Meanwhile the last ones are written. Otherwise as for pictures.
         """
         wanted = {self.text_key(text): text for text in texts}
-        missing = [key for key in wanted if not self.texts.sound(key)]
+        missing = self._missing(self.texts, wanted)
         present = len(wanted) - len(missing)
         progress(present, len(wanted))
         if not missing:

@@ -1,4 +1,4 @@
-"""What hangs on the loop: events, validation, checkpoints, saved LoRAs, previews, and the user's wishes."""
+"""What hangs on the loop: events, validation, checkpoints, saved LoRAs, previews, and the user's requests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trainer.protocol import events
 from trainer.protocol.forecast import ForecastPhase
 from trainer.protocol.rundir import RunDirectory
 from trainer.training import checkpoint as checkpoints
-from trainer.training.control import Control, answer
+from trainer.training.control import Control, Interrupted, answer
 from trainer.training.loop import Engine, Progress, StepResult, is_finite
 from trainer.training.measure import Meter
 from trainer.training.optimizer import averaged_weights, pack_state, unpack_state
@@ -86,8 +86,8 @@ class Validation:
         self.reporter = reporter
 
     def at_start(self, progress: Progress) -> None:
-        """Measures the untrained start."""
-        if progress.step == 0:
+        """Measure the untrained start, or what an interrupted attempt did not finish."""
+        if progress.step == 0 or progress.unvalidated:
             self._measure(progress)
 
     def after_step(self, progress: Progress, result: StepResult) -> None:
@@ -96,6 +96,7 @@ class Validation:
             self._measure(progress)
 
     def _measure(self, progress: Progress) -> None:
+        progress.unvalidated = True
         self.reporter.phase("validate", 0, len(self.validator.samples))
         with as_exported(self.engine):
             measured = self.validator.measure(
@@ -111,6 +112,7 @@ class Validation:
                 per_timestep={str(timestep): loss for timestep, loss in measured.per_timestep.items()},
             )
         )
+        progress.unvalidated = False
         # Only held-out pictures can tell a best step; the untrained start is no candidate.
         better = is_finite(measured.loss) and (progress.best_loss is None or measured.loss < progress.best_loss)
         if measured.held_out and progress.step > 0 and better:
@@ -255,7 +257,7 @@ class Previews:
         self.exporter.add_preview(progress.step)
 
 
-class Wishes:
+class Requests:
     """Answers the commands "save" and "sample", which do not end the run."""
 
     phase: ForecastPhase = "preview"
@@ -273,12 +275,15 @@ class Wishes:
         """Nothing: leftovers of former attempts were voided at the start."""
 
     def after_step(self, progress: Progress, result: StepResult) -> None:
-        """Does what was asked for and answers; what fails is answered too before it ends the run."""
-        for command in self.control.wishes():
+        """Carry out what was asked for and answer; what fails or is interrupted is answered too."""
+        for command in self.control.requests():
             try:
                 detail = self._save(progress) if command.name == "save" else self._sample(progress)
             except ImpastoError as error:
                 answer(self.reporter, command, "failed", error.sentence)
+                raise
+            except Interrupted:
+                answer(self.reporter, command, "void", "The run ended before this was done.")
                 raise
             answer(self.reporter, command, "done", detail)
 

@@ -1,13 +1,21 @@
-"""What may interrupt a run: commands from its directory, Ctrl-C and the system's request to end."""
+"""Interrupt a run in any phase: commands from its directory, Ctrl-C and the system's request to end.
+
+Unfinished work asks `Control.check` whether to give up, and there is one such question for all phases: the base that a
+run loads its models from asks before every tensor it reads and every forward of a model it loaded, and `watch` adds the
+backward passes. `Interrupted` ends whatever was going on; what it discards has changed nothing that a resume needs.
+"""
 
 from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Literal
+
+import torch
+from torch.nn import Parameter
 
 from trainer.protocol import commands, events
 from trainer.protocol.rundir import RunDirectory
@@ -15,9 +23,15 @@ from trainer.training.reporter import Reporter
 
 Order = Literal["pause", "stop"]
 
+# Checks per backward pass. Each costs one directory listing, about 10 microseconds on a local disk.
+CHECKS_IN_BACKWARD = 32
 
-class Interrupted(Exception):
-    """Raised between two units of work of a phase that has nothing to save."""
+
+class Interrupted(BaseException):
+    """Raised inside unfinished work when a command ends the run.
+
+    Not an Exception, like KeyboardInterrupt: what falls back to another way when a library fails must not catch it.
+    """
 
     def __init__(self, order: Order) -> None:
         super().__init__(order)
@@ -25,47 +39,52 @@ class Interrupted(Exception):
 
 
 def answer(reporter: Reporter, command: commands.Command, outcome: commands.CommandOutcome, detail: str) -> None:
-    """Says what became of a command: to who sent it, and among the events."""
+    """Report the outcome of a command: to its sender, and as an event."""
     commands.finish(command, outcome, detail)
     reporter.write(events.CommandEvent(name=command.name, outcome=outcome, detail=detail))
 
 
+def watch(weights: Iterable[Parameter], check: Callable[[], object]) -> None:
+    """Call ``check`` several times during each backward pass that computes gradients of ``weights``."""
+    learned = list(weights)
+    for weight in learned[:: max(1, len(learned) // CHECKS_IN_BACKWARD)]:
+        weight.register_post_accumulate_grad_hook(lambda _: check())  # type: ignore[no-untyped-call]
+
+
 class Control:
-    """Looks for orders when asked; the first Ctrl-C is a pause, a second one ends at once."""
+    """Looks for commands when asked; the first Ctrl-C is a pause, a second one ends the process at once."""
 
     def __init__(self, run: RunDirectory) -> None:
         self.run = run
-        self._signalled = False
+        self._signaled = False
+        self._order: Order | None = None
         self._accepted: list[commands.Command] = []
+        self._ending = False
 
-    def order(self) -> Order | None:
-        """The order to end that stands, if any."""
-        if self._signalled:
-            return "pause"
-        for command in commands.pending(self.run):
-            if command.name in ("stop", "pause"):
-                self._accepted.append(command)
-                return "stop" if command.name == "stop" else "pause"
-        return None
-
-    def wishes(self) -> list[commands.Command]:
-        """Pending commands that do not end the run: save and sample."""
-        return [command for command in commands.pending(self.run) if command.name in ("save", "sample")]
-
-    def raise_if_ordered(self) -> None:
-        """Raises Interrupted when an order stands: for phases before training, which have nothing to save."""
-        if (order := self.order()) is not None:
+    def check(self) -> None:
+        """Raise Interrupted when the run is to end, until `begin_ending`; called from every phase, on any thread."""
+        if not self._ending and not _is_capturing() and (order := self._find_order()) is not None:
             raise Interrupted(order)
 
+    def begin_ending(self) -> None:
+        """Let the last checkpoint and export be finished: `check` raises no more."""
+        self._ending = True
+
+    def requests(self) -> Iterator[commands.Command]:
+        """Accept the pending commands that do not end the run, save and sample, one after the other."""
+        for command in commands.pending(self.run):
+            if command.name in ("save", "sample") and commands.accept(command):
+                yield command
+
     def answer(self, reporter: Reporter, outcome: commands.CommandOutcome, detail: str) -> None:
-        """Says what became of the order that ended the run."""
-        for command in {command.path: command for command in self._accepted}.values():
+        """Report the outcome of the command that ended the run."""
+        for command in self._accepted:
             answer(reporter, command, outcome, detail)
         self._accepted.clear()
 
     @contextmanager
     def signals(self) -> Iterator[None]:
-        """Turns Ctrl-C, a request to end and a closed terminal into a pause while inside; main thread only."""
+        """Turn Ctrl-C, a request to end and a closed terminal into a pause while inside; main thread only."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -79,7 +98,32 @@ class Control:
             for number, handler in former.items():
                 signal.signal(number, handler)
 
+    def _find_order(self) -> Order | None:
+        """Return the order that ends the run; from the first one on it is that, as its command is accepted."""
+        if self._order is None and self._signaled:
+            self._order = "pause"
+        if self._order is None:
+            self._order = self._accept_order()
+        return self._order
+
+    def _accept_order(self) -> Order | None:
+        try:
+            waiting = commands.pending(self.run)
+        except OSError:  # a share that is away for a moment ends no run: the next check finds the command
+            return None
+        for command in waiting:
+            if command.name in ("stop", "pause") and commands.accept(command):
+                self._accepted.append(command)
+                return "stop" if command.name == "stop" else "pause"
+        return None
+
     def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
-        if self._signalled:
+        if self._signaled:
             raise KeyboardInterrupt
-        self._signalled = True
+        self._signaled = True
+
+
+def _is_capturing() -> bool:
+    """Tell whether a CUDA graph is being recorded here: an exception would leave the stream unusable."""
+    initialized: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return initialized and torch.cuda.is_current_stream_capturing()

@@ -17,6 +17,7 @@ from trainer.training.ahead import AssemblerAhead
 from trainer.training.build import Parts, build_engine
 from trainer.training.compiled import compiled_of
 from trainer.training.components import capture, restore
+from trainer.training.control import watch
 from trainer.training.gradient_checkpointing import set_checkpointing
 from trainer.training.graphs import Tell, graphs_of
 from trainer.training.loop import Engine, Prepare, Progress, StepResult
@@ -100,6 +101,14 @@ class Keeper:
         now = self._require().progress.step
         return self._held if self._empty and self._held and self._held.step == now else None
 
+    def rewind(self) -> None:
+        """Go back to what is held or saved if the engine is not whole, so that nothing is replayed to end the run."""
+        engine = self._require()
+        if self.torn or self._empty or self._held:
+            self._held = self._held or self._last_checkpoint()
+            state: dict[str, Any] = self._held.state
+            engine.progress = Progress(**state["progress"])
+
     def set_aside(self) -> bool:
         """Frees the models until they are needed again, if there are any; what was learned waits in main memory."""
         if self.engine is None or self._empty:
@@ -182,6 +191,8 @@ class Keeper:
         engine = build_engine(self.parts.feed.job, self.parts, self.segments, fresh=fresh)
         engine.optimizer.register_step_pre_hook(self._on_move)
         engine.graphs, engine.compiled = self.graphs, self.compiled
+        engine.check = self.parts.source.check
+        watch(engine.masters.working.values(), engine.check)
         if self.compiled:
             self.compiled.install(engine.models.unet)
         release(engine.device)  # of what quantising needed

@@ -17,7 +17,6 @@ from trainer.dataset.sampling import Sample
 from trainer.errors import TrainingFault
 from trainer.protocol.forecast import ForecastPhase
 from trainer.training.batch import Assembler
-from trainer.training.control import Control, Order
 from trainer.training.feed import Feed
 from trainer.training.masters import MasterWeights, clip, measure
 from trainer.training.objective import NoiseSchedule
@@ -46,6 +45,8 @@ class Progress:
     back_offs: int = 0
     best_step: int | None = None
     best_loss: float | None = None
+    unvalidated: bool = False
+    """Whether the validation that was due after this step was interrupted, so that a resume begins with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +124,8 @@ class Engine:
     """What replays micro-batches of shapes that it has recorded, where the job asks for it."""
     compiled: Compiled | None = None
     """What compiles the UNet's blocks, where the job asks for it."""
+    check: Callable[[], object] = lambda: None
+    """Called between micro-batches; raises to interrupt the step. A replayed graph calls nothing of the models'."""
     progress: Progress = field(default_factory=Progress)
 
     @property
@@ -130,10 +133,8 @@ class Engine:
         """How many optimizer steps the run has in all."""
         return self.job.recipe.steps or 0
 
-    def train(
-        self, prepare: Prepare, take_step: TakeStep, components: Sequence[Component], control: Control
-    ) -> Order | None:
-        """Trains to the last step (returns None) or until an order to end stands (returns it).
+    def train(self, prepare: Prepare, take_step: TakeStep, components: Sequence[Component]) -> None:
+        """Train to the last step, unless ``check`` interrupts it.
 
         ``take_step`` is :meth:`train_step`, or that with care taken of what may go wrong in it.
         """
@@ -145,10 +146,8 @@ class Engine:
             result = take_step()
             for component in components:
                 component.after_step(self.progress, result)
-            # An order that comes during the last step comes too late: the run is done.
-            if self.progress.step < self.steps and (order := control.order()) is not None:
-                return order
-        return None
+            if self.progress.step < self.steps:  # after the last step the run is done
+                self.check()
 
     def train_step(self) -> StepResult:
         """One optimizer step on one effective batch; moves nothing when loss or gradient is not finite."""
@@ -183,6 +182,7 @@ class Engine:
         """All micro-batches of an effective batch; their gradients add up in the masters. Returns the summed loss."""
         total = torch.zeros((), device=self.device)
         for index, part in enumerate(self.feed.split(batch)):
+            self.check()
             self.seed_dropout(index)
             self.learn(self.assembler.assemble(part, len(batch)), total)
         return total
