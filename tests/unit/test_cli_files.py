@@ -80,7 +80,7 @@ def test_kohyas_dataset_files_are_read_and_what_they_ask_for_is_told(pictures, t
     )
     assert cli.main(["check", str(file)]) == 0
     told = capsys.readouterr().out
-    assert "recipe.captions.shuffle = True" in told
+    assert "recipe.captions.shuffle = true" in told
     assert "shown 15 times an epoch" in told
 
 

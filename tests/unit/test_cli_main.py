@@ -146,7 +146,7 @@ def test_a_fault_of_ours_is_one_sentence_and_its_traceback_is_kept(capsys, per_u
     fault = RuntimeError("the dog ate it")
     assert outcome.guarded(failing(fault), debug=False) == 1
     said, kept = capsys.readouterr().err, per_user_folder / "fault.txt"
-    assert "RuntimeError: the dog ate it" in said
+    assert "went wrong: the dog ate it." in said
     assert f"Its traceback is in {kept}." in said
     assert "Traceback" not in said
     assert "the dog ate it" in kept.read_text(encoding="utf-8").splitlines()[-1]

@@ -170,7 +170,7 @@ def test_output_that_goes_elsewhere_is_left_alone(queue, name, tmp_path, capfd):
         (JobError("job.invalid", "job.toml: rank: too small", "Correct it.", ("rank: too small",)),
          "job.toml: rank: too small. Correct it."),
         (ResumableError("disk.full", "The disk is full.", "Make room."), "The disk is full. Make room."),
-        (ZeroDivisionError("by 0"), "Something in Impasto went wrong: ZeroDivisionError: by 0"),
+        (ZeroDivisionError("by 0"), "Something in Impasto went wrong: by 0"),
     ],
 )  # fmt: skip
 def test_an_error_is_a_failure_in_words_and_goes_on_up(queue, name, error, problem):

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from trainer.adapter.names import Slot, aliases
 from trainer.config.base import Family
-from trainer.errors import LoraFileError
+from trainer.errors import LoraFileError, plain_reason
 from trainer.files.architecture import NAMES
 from trainer.files.header import Header, read_header
 from trainer.protocol.atomic import long_path
@@ -208,7 +208,7 @@ class _StatedAlpha:
         try:
             stated = json.loads(metadata.get("lora_adapter_metadata", "{}"))
         except (ValueError, RecursionError) as error:
-            raise _broken(path, f"has lora_adapter_metadata that cannot be read ({error})") from error
+            raise _broken(path, f"has lora_adapter_metadata that cannot be read ({plain_reason(error)})") from error
         if not isinstance(stated, dict):
             raise _broken(path, "has lora_adapter_metadata that are not a table")
         self._stated: dict[str, Any] = stated

@@ -24,7 +24,7 @@ from trainer.base.placing import place_weights, require_fitting
 from trainer.base.quantised import Quantisation, quantise_linears
 from trainer.base.stored import StoredWeights
 from trainer.config.base import BaseConfig, Family, Prediction
-from trainer.errors import BaseModelError
+from trainer.errors import BaseModelError, plain_reason
 from trainer.files.architecture import NAMES, Config
 from trainer.files.hashing import sha256_file
 from trainer.files.identify import BaseIdentity, identify_base
@@ -87,7 +87,7 @@ class _Part(PartFiles):
         try:
             return self.naming(stored, model)
         except (KeyError, IndexError) as error:  # diffusers' converters take some tensors and dimensions for granted
-            sentence = f"{self.source} lacks tensors of its {type(model).__name__}, or has others: {error}."
+            sentence = f"{self.source} has other tensors than a {type(model).__name__}: {plain_reason(error)}."
             raise BaseModelError(
                 "base.incomplete", sentence, "Get the whole model again or from another source."
             ) from error
@@ -305,5 +305,5 @@ def _built(build: Callable[[], _Model], source: str) -> _Model:
         with torch.device("meta"):
             return build().eval().requires_grad_(False)
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, StrictDataclassError) as error:
-        sentence = f'No model can be built from the configs of "{source}": {error}.'
+        sentence = f'No model can be built from the configs of "{source}": {plain_reason(error)}.'
         raise BaseModelError("base.broken_config", sentence, "Get the model again or from another source.") from error

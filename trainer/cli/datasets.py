@@ -96,11 +96,12 @@ def _is_kohya(path: Path) -> bool:
 def _import(path: Path, resolution: int | None) -> tuple[DatasetConfig, RecipeConfig, Imported]:
     """Read another trainer's file, and say what it asks of the recipe and what is not carried over."""
     from trainer.config.recipe import RecipeConfig
+    from trainer.config.write import toml_value
     from trainer.dataset.importers import import_dataset
 
     imported = import_dataset(path)
     for key, value in imported.settings.items():
-        echo(f"It asks for {key} = {value!r}: write that into the job.")
+        echo(f"It asks for {key} = {toml_value(value)}: write that into the job.")
     echo_lines(imported.notes)
     asked = resolution or imported.settings.get("recipe.resolution", 1024)
     return imported.config(), checked(RecipeConfig, resolution=asked), imported.captions

@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Callable
 
 from trainer.cli.output import discard, note, note_traceback
-from trainer.errors import EXIT_DONE, EXIT_FAULT, EXIT_RESUMABLE, ImpastoError
+from trainer.errors import EXIT_DONE, EXIT_FAULT, EXIT_RESUMABLE, ImpastoError, closed, plain_reason
 from trainer.protocol.atomic import write_text
 from trainer.protocol.places import home, refusal
 
@@ -48,7 +48,7 @@ def _fault(error: Exception, *, debug: bool) -> int:
         note_traceback(error)
     else:
         where = " ".join(getattr(error, "__notes__", ())) or _kept(error)  # hold() notes where it wrote the traceback
-        note(f"Error: Something in Impasto went wrong: {type(error).__name__}: {error}")
+        note(closed(f"Error: Something in Impasto went wrong: {plain_reason(error)}"))
         note(f"What to do: {where} Please report it.")
     return EXIT_FAULT
 

@@ -135,7 +135,9 @@ def _peak_lines(high: Peak) -> Iterator[str]:
 
 
 def _lever_row(lever: Lever) -> tuple[str, str, str]:
-    value = f'"{lever.value}"' if isinstance(lever.value, str) else str(lever.value)
+    from trainer.config.write import toml_value
+
+    value = toml_value(lever.value)
     percent = round(100 * (lever.slower - 1))
     time = f"{percent} % slower" if percent > 0 else f"{-percent} % quicker" if percent < 0 else "as quick"
     rounding = ROUNDING.get(str(lever.value)) if lever.key == "fit.quantise" else None

@@ -138,7 +138,9 @@ def room(missing: int, situation: Situation) -> str:
 
 def change(changed: Change) -> str:
     """Return a change of a recipe as it is written in a job."""
-    return ", ".join(f"recipe.{key} = {_value(value)}" for key, value in changed.keys.items())
+    from trainer.config.write import toml_value
+
+    return ", ".join(f"recipe.{key} = {toml_value(value)}" for key, value in changed.keys.items())
 
 
 def nothing_fits(planned: Planned, written: FitConfig) -> str:
@@ -220,7 +222,3 @@ def base_name(family: Family) -> str:
     from trainer.files.architecture import NAMES
 
     return NAMES[family]
-
-
-def _value(value: object) -> str:
-    return f'"{value}"' if isinstance(value, str) else f"{value:g}" if isinstance(value, float) else str(value)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from trainer.config.job import Job
 from trainer.config.recipe import LENGTH_KEYS
+from trainer.config.write import toml_value
 
 # Rounding apart, the rest of a fit changes no result: a run may go on with a smaller micro-batch or more checkpointing.
 FIT_NUMERICS = ("dtype", "quantise", "int8_products", "vae_dtype")
@@ -51,6 +52,4 @@ def flat(value: object, key: str) -> Iterator[tuple[str, object]]:
 def _shown(value: object) -> str:
     if value is None or value == "":
         return "not set"
-    if isinstance(value, bool):
-        return str(value).lower()
-    return f'"{value}"' if isinstance(value, str) else str(value)
+    return toml_value(value)

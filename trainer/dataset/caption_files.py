@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from trainer.errors import plain_reason
 from trainer.protocol.atomic import long_path
 
 SUFFIXES = (".txt", ".caption")
@@ -82,14 +83,14 @@ def read_metadata(path: Path) -> tuple[dict[str, str], list[str]]:
     except FileNotFoundError:
         return {}, []
     except (OSError, UnicodeDecodeError) as fault:
-        return {}, [f"it cannot be read ({fault})"]
+        return {}, [f"it cannot be read ({plain_reason(fault)})"]
     for number, line in enumerate(lines, start=1):
         if line.strip():
             try:
                 name, caption = _metadata_line(line)
                 captions[name] = caption
             except ValueError as fault:
-                faults.append(f"line {number}: {fault}")
+                faults.append(f"line {number}: {plain_reason(fault)}")
     return captions, faults
 
 

@@ -12,11 +12,11 @@ from typing import Any
 
 from trainer.config.dataset import DatasetConfig, FolderConfig
 from trainer.config.field_names import keys_called
+from trainer.config.write import toml_value
 from trainer.dataset.caption_files import SUFFIXES, NotACaptionError, read_caption_file, split_caption
-from trainer.dataset.findings import first_reason
 from trainer.dataset.folders import picture_files
 from trainer.dataset.picture import Kind
-from trainer.errors import DatasetError
+from trainer.errors import DatasetError, plain_reason
 from trainer.protocol.printable import printable
 
 Table = Mapping[str, Any]
@@ -74,7 +74,9 @@ class ImportedDataset:
     def state(self, key: str, value: object, origin: str) -> None:
         """Take a value for the recipe; the first of two that differ is kept, since a job has one recipe."""
         if self.settings.setdefault(key, value) != value:
-            self.note(f"{origin} differs between parts of the dataset; {self.settings[key]!r} is used for all.")
+            self.note(
+                f"{origin} differs between parts of the dataset; {toml_value(self.settings[key])} is used for all."
+            )
 
 
 def import_dataset(path: Path) -> ImportedDataset:
@@ -86,10 +88,17 @@ def import_dataset(path: Path) -> ImportedDataset:
     try:
         imported = read(path)
         imported.config()
-    except (OSError, ValueError, TypeError, LookupError, AttributeError) as fault:  # pydantic's are ValueErrors
+    except (
+        OSError,
+        ValueError,
+        TypeError,
+        LookupError,
+        AttributeError,
+        ArithmeticError,
+    ) as fault:  # pydantic's are ValueErrors
         raise DatasetError(
             "import.unreadable",
-            f"{path} cannot be read as another trainer's dataset: {first_reason(fault)}.",
+            f"{path} cannot be read as another trainer's dataset: {plain_reason(fault)}.",
             "Give a kohya dataset .toml or a OneTrainer concepts .json, or name the folders in the job yourself.",
         ) from fault
     return imported
@@ -137,14 +146,14 @@ def _read_subset(table: Table, folder: Path, imported: ImportedDataset) -> None:
         if key in _KOHYA_SETTINGS:
             imported.state(next(keys_called(key)), _converted(key, value), key)
         elif value and key not in _KOHYA_FOLDER | _KOHYA_DATASET | _KOHYA_HARMLESS | {"conditioning_data_dir"}:
-            imported.note(f"{key} = {value!r} has no counterpart here.")
+            imported.note(f"{key} = {printable(toml_value(value), 60)} has no counterpart here.")
 
 
 def _converted(key: str, value: Any) -> object:
     try:
         return _KOHYA_SETTINGS[key](value)
-    except (ValueError, TypeError):
-        raise ValueError(f"{key} = {printable(str(value), 60)} cannot be used") from None
+    except (ValueError, TypeError, ArithmeticError):
+        raise ValueError(f"{key} = {printable(toml_value(value), 60)} cannot be used") from None
 
 
 def read_kohya_metadata(path: Path, images: Path, separator: str = ",") -> tuple[dict[Path, tuple[str, ...]], int]:

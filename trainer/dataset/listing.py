@@ -19,7 +19,7 @@ from trainer.dataset.folders import Imported, scan_folders
 from trainer.dataset.health import by_severity, word_marks
 from trainer.dataset.picture import Picture
 from trainer.dataset.split import held_out
-from trainer.errors import DatasetError
+from trainer.errors import DatasetError, plain_reason
 from trainer.protocol.atomic import read_text, write_text
 
 
@@ -83,7 +83,7 @@ def read_listing(path: Path) -> tuple[Picture, ...]:
     except (OSError, ValueError, TypeError, LookupError) as fault:
         raise DatasetError(
             "listing.damaged",
-            f"The run's list of pictures, {path}, cannot be read ({fault}).",
+            f"The run's list of pictures, {path}, cannot be read ({plain_reason(fault)}).",
             "Restore the file from a backup, or start the job as a new run.",
         ) from fault
 

@@ -12,8 +12,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from trainer.dataset.findings import first_reason
-from trainer.errors import DatasetError
+from trainer.errors import DatasetError, plain_reason
 from trainer.protocol.atomic import read_text, write_text
 
 FILE_NAME = "impasto.jsonl"
@@ -106,7 +105,7 @@ def read_sidecar(folder: Path) -> Sidecar:
     except FileNotFoundError:
         return Sidecar()
     except (OSError, UnicodeDecodeError) as fault:
-        raise _damaged(path, str(fault)) from fault
+        raise _damaged(path, plain_reason(fault)) from fault
     head, pictures = FolderNotes(), {}
     for number, line in enumerate(lines, start=1):
         try:
@@ -116,7 +115,7 @@ def read_sidecar(folder: Path) -> Sidecar:
                 notes = _notes(line)
                 pictures[_composed(notes.file)] = notes
         except (ValueError, TypeError) as fault:  # pydantic's errors are ValueErrors
-            raise _damaged(path, f"line {number}: {first_reason(fault)}") from fault
+            raise _damaged(path, f"line {number}: {plain_reason(fault)}") from fault
     return Sidecar(head, pictures)
 
 

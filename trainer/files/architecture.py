@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, NoReturn
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from trainer.errors import BaseModelError
+from trainer.errors import BaseModelError, plain_reason
 
 Family = Literal["sd15", "sdxl"]
 Config = Mapping[str, Any]
@@ -75,9 +75,7 @@ def check_configs(source: str, family: Family, configs: Mapping[str, Config], pu
             if part in configs:
                 check.model_validate(dict(configs[part]))
         except ValidationError as error:
-            first = error.errors()[0]
-            place = ".".join(map(str, first["loc"]))
-            sentence = f'The {part} config of "{source}" cannot be right: {place}: {first["msg"]}.'
+            sentence = f'The {part} config of "{source}" cannot be right: {plain_reason(error)}.'
             raise BaseModelError(
                 "base.broken_config", sentence, "Get the model again or from another source."
             ) from error

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trainer.errors import BaseModelError
+from trainer.errors import BaseModelError, plain_reason
 from trainer.files.architecture import CHOOSE_A_BASE, NAMES, Config, Family, check_configs
 from trainer.files.assets import asset_path
 from trainer.protocol.atomic import long_path
@@ -65,7 +65,7 @@ def embedded_configs(source: str, text: str) -> tuple[Family, dict[str, Config]]
         if not all(isinstance(configs[part], dict) for part in (*PARTS[family], "scheduler")):
             raise TypeError("a part is not a table")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        sentence = f'The configs inside "{source}" ({EMBEDDED}) are broken: {error}.'
+        sentence = f'The configs inside "{source}" ({EMBEDDED}) are broken: {plain_reason(error)}.'
         raise BaseModelError("base.broken_config", sentence, "Get the file again or from another source.") from error
     check_configs(source, family, configs, bundled_configs(family)["unet"])
     return family, configs
@@ -80,7 +80,7 @@ def read_json(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise BaseModelError("base.incomplete", f'"{path}" cannot be read: {error.strerror}.', again) from error
     except (ValueError, RecursionError) as error:
-        raise BaseModelError("base.broken_config", f'"{path}" is not valid JSON: {error}.', again) from error
+        raise BaseModelError("base.broken_config", f'"{path}" cannot be read: {plain_reason(error)}.', again) from error
     if not isinstance(value, dict):
         raise BaseModelError("base.broken_config", f'"{path}" is JSON, but not a table.', again)
     return value

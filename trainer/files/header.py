@@ -9,8 +9,9 @@ from math import prod
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
-from trainer.errors import BaseModelError, LoraFileError
+from trainer.errors import BaseModelError, LoraFileError, plain_reason
 from trainer.protocol.atomic import long_path
+from trainer.protocol.printable import printable
 
 Kind = Literal["base", "lora"]
 
@@ -134,7 +135,7 @@ def _parse(path: Path, kind: Kind, text: bytes, payload: int) -> Header:
         tensors = {name: _tensor(entry, 8 + len(text)) for name, entry in entries.items()}
         end = _check_layout(ranges, tensors)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        sentence = f'The header of "{path}" is broken: {error}.'
+        sentence = f'The header of "{path}" is broken: {plain_reason(error)}.'
         _refuse(kind, "broken", sentence, f"Download the {_NAMED[kind]} again or get it from another source.")
     if end != payload:
         state = "cut off" if end > payload else "too long"
@@ -152,14 +153,14 @@ def _metadata(value: Any) -> dict[str, str]:
 def _range(entry: Any) -> tuple[int, int]:
     begin, end = entry["data_offsets"]
     if type(begin) is not int or type(end) is not int or not 0 <= begin <= end:
-        raise ValueError(f"{begin!r} to {end!r} is no range of bytes")
+        raise ValueError("the data_offsets of a tensor are not a range of bytes")
     return begin, end
 
 
 def _tensor(entry: Any, data: int) -> TensorInfo:
     dtype, shape = entry["dtype"], entry["shape"]
     if dtype not in _BITS:
-        raise ValueError(f"{str(dtype)[:40]!r} is no number format")
+        raise ValueError(f"{printable(json.dumps(dtype), 40)} is not a number format")
     if not isinstance(shape, list) or len(shape) > _LONGEST_SHAPE:
         raise ValueError("a tensor's shape is not a short list")
     if any(type(length) is not int or length < 0 for length in shape):

@@ -26,7 +26,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainer.errors import RunError
+from trainer.errors import RunError, plain_reason
 from trainer.protocol import atomic, locks, places
 from trainer.protocol.queue_entry import (
     ENDED,
@@ -358,7 +358,7 @@ class Queue:
         except NewerError:
             return Fault(path.stem, f"The queue's entry {path} was written by a newer version of Impasto.")
         except (OSError, ValueError, TypeError, KeyError) as error:
-            return Fault(path.stem, f"The queue's entry {path} is damaged: {error}.")
+            return Fault(path.stem, f"The queue's entry {path} is damaged: {plain_reason(error)}.")
 
     def _read_settings(self) -> tuple[_Settings, str]:
         """Return the order and what holds the queue, and in words what is wrong with the file."""
@@ -375,7 +375,7 @@ class Queue:
             problem = "was written by a newer version of Impasto, so nothing is begun by this one"
             return _Settings(held=True, reason="Update Impasto to go on with the queue."), f"{self.settings} {problem}."
         except (OSError, ValueError, TypeError, KeyError) as error:
-            problem = f"is damaged ({error}), so the entries stand in the order in which they were added"
+            problem = f"is damaged ({plain_reason(error)}), so the entries stand in the order in which they were added"
             return _Settings(), f"{self.settings} {problem}."
 
     def _change_settings(self, **changes: object) -> None:

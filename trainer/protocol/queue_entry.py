@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import secrets
 import time
 import tomllib
@@ -15,6 +16,7 @@ from typing import Literal, TypeVar, get_args
 
 from trainer.errors import JobError, RunError
 from trainer.protocol import atomic
+from trainer.protocol.printable import printable
 
 State = Literal["waiting", "running", "paused", "interrupted", "done", "stopped", "failed"]
 """A paused or interrupted entry keeps its place; "interrupted" is one whose engine died without a word."""
@@ -167,7 +169,7 @@ def entry_of(name: str, fields: Mapping[str, object]) -> Entry:
     """Make an entry of the fields of its file; raises TypeError, ValueError and KeyError for what cannot be."""
     state, wish = typed(fields, "state", str), _optional(fields, "wish", str)
     if state not in get_args(State) or wish not in (None, *get_args(Wish)):
-        raise ValueError(f'nothing is known of the state "{state}" with the wish "{wish}"')
+        raise ValueError(f"{'state' if state not in get_args(State) else 'wish'} has an unknown value")
     job, run = _optional(fields, "job", str), _optional(fields, "run", str)
     if job is None and run is None:
         raise ValueError("it names neither a job nor a run")
@@ -195,7 +197,7 @@ def typed(fields: Mapping[str, object], key: str, kind: type[_Kind]) -> _Kind:
     if kind is float and type(value) is int:
         value = float(value)
     if type(value) is not kind:
-        raise TypeError(f"{key} is {value!r}")
+        raise TypeError(f"{key} is {printable(json.dumps(value), 60)}")
     return value
 
 

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TextIO
 
-from trainer.errors import ImpastoError
+from trainer.errors import ImpastoError, plain_reason
 from trainer.protocol.places import refusal
 
 Answer = dict[str, Any]
@@ -130,7 +130,7 @@ class Server:
         try:
             request = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise self._unusable(f"it is no JSON: {error}") from error
+            raise self._unusable(f"{plain_reason(error)}") from error
         if not isinstance(request, dict):
             raise self._unusable("it is no object")
         if not isinstance(request.get("id"), str | int):

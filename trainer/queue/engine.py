@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from trainer.errors import EXIT_DONE, ImpastoError, closed, joined
+from trainer.errors import EXIT_DONE, ImpastoError, closed, joined, plain_reason
 from trainer.protocol.atomic import long_path
 from trainer.protocol.detached import speak_into
 from trainer.protocol.lanes import occupied
@@ -37,7 +37,7 @@ def carried_out(name: str, work: Callable[[Made], int]) -> int:
             _conclude(queue, name, "failed", _in_words(error))
             raise
         except Exception as error:
-            _conclude(queue, name, "failed", f"Something in Impasto went wrong: {type(error).__name__}: {error}")
+            _conclude(queue, name, "failed", f"Something in Impasto went wrong: {plain_reason(error)}")
             raise
         with contextlib.suppress(ImpastoError):  # an entry that was damaged meanwhile
             _conclude(queue, name, *(("done", "") if code == EXIT_DONE else _early(queue.get(name), begun)))

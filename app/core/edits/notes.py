@@ -8,9 +8,8 @@ from pathlib import Path
 
 from app.core.edits.wishes import Wish
 from app.core.pictures import Value
-from trainer.dataset.findings import first_reason
 from trainer.dataset.sidecar import FILE_NAME, Sidecar, read_sidecar, sidecar_text
-from trainer.errors import DatasetError
+from trainer.errors import DatasetError, plain_reason
 from trainer.protocol.atomic import long_path
 
 
@@ -61,5 +60,5 @@ def _changed(sidecar: Sidecar, facts: Mapping[str, object], pictures: Mapping[st
         return (sidecar.with_folder(**facts) if facts else sidecar).with_pictures(pictures)
     except ValueError as fault:  # pydantic's errors are ValueErrors
         raise DatasetError(
-            "save.value", f"A note cannot be kept: {first_reason(fault)}.", "Undo that change, or choose another value."
+            "save.value", f"A note cannot be kept: {plain_reason(fault)}.", "Undo that change, or choose another value."
         ) from fault

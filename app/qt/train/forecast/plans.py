@@ -94,9 +94,11 @@ class PlanTable(QWidget):
         return f"{words.duration(plan.forecast.seconds)} · {words.gigabytes(plan.needed)}"
 
     def _button(self, row: Row) -> QPushButton:
+        from trainer.config.write import toml_value  # the schema takes a fifth of a second, after the window
+
         button = self.buttons[row.title] = QPushButton(self.tr("Use"))
         button.setAccessibleName(self.tr("Use this plan: {plan}").format(plan=row.title))
-        keys = ", ".join(f"{key} = {value}" for key, value in row.keys.items())
+        keys = ", ".join(f"{key} = {toml_value(value)}" for key, value in row.keys.items())
         button.setToolTip(self.tr("Writes into the job: {keys}").format(keys=keys))
         button.clicked.connect(lambda: self.taken.emit(row.keys, row.title))
         return button
