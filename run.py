@@ -5,6 +5,7 @@
     python run.py shortcut        put an entry for the window on the desktop (Windows) or into the menu (Linux)
     python run.py demo            train a small LoRA on the bundled base; show before and after
     python run.py test [...]      run the tests; further words go to pytest
+    python run.py test --gpu [...]  run the tests on an emulated NVIDIA GPU (Linux with g++)
     python run.py doctor          look at this machine and say what would keep training from working
     python run.py update          fetch the newest Impasto, where git can, and rebuild
     python run.py rebuild         set up again, for example after changing the graphics card
@@ -106,6 +107,10 @@ def dispatch(command: str, rest: List[str], cpu: bool) -> int:
             restore_old_environment()
             build(read_stamp().get("extras", []), cpu)
         return 0
+    if command == "test" and "--gpu" in rest:
+        # It has an environment of its own, with another torch.
+        words = [word for word in rest if word != "--gpu"]
+        return hand_over([sys.executable, str(ROOT / "tests" / "emulated_gpu" / "environment.py"), *words])
     if command == "test":
         check_libraries(screen=False)
         python = prepare(["test"], cpu)

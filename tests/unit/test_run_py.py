@@ -358,3 +358,28 @@ def test_update_fetches_with_git_and_keeps_what_is_the_users(set_up, tmp_path):
     refused = clone.start("--cpu", "update")
     assert "Files of Impasto were edited here, so git fetches nothing." in refused.stdout
     assert clone.start("doctor").stdout == "edited\n"
+
+
+# --- the emulated GPU -------------------------------------------------------------------------------------------------
+
+
+def emulated_gpu(*words, **variables):
+    """Start run.py's command for it; `IMPASTO_HOME` is this test's empty folder."""
+    command = [sys.executable, str(ROOT / "run.py"), "test", "--gpu", *words]
+    return subprocess.run(command, env={**os.environ, **variables}, capture_output=True, encoding="utf-8", check=False)
+
+
+def test_the_emulated_gpu_is_set_up_only_when_asked_for(per_user_folder):
+    done = emulated_gpu("--if-built")
+    assert done.returncode == 0, done.stderr
+    assert "Skipped the tests on the emulated GPU" in done.stdout
+    assert "Run: python3 run.py test --gpu" in done.stdout or "needs" in done.stdout
+    assert not (per_user_folder / "emulated-gpu" / "venv").exists()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the emulated GPU is for Linux")
+def test_the_emulated_gpu_names_the_tools_it_needs(tmp_path):
+    done = emulated_gpu(PATH=str(tmp_path))
+    assert done.returncode == 1
+    assert "the emulated GPU needs g++, nm, readelf" in done.stdout
+    assert "sudo apt install g++ binutils" in done.stdout

@@ -1,0 +1,81 @@
+"""An emulated GPU of its own for one test, with programs that run on it."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+MIB = 1 << 20
+_PATIENCE = 120.0  # seconds; a run of a tiny base takes ten on an idle core
+
+
+@dataclass
+class EmulatedGpu:
+    """A GPU that only the programs started through it share; `state` is where they count its memory."""
+
+    state: Path
+    model: str = "3060"
+    settings: dict[str, object] = field(default_factory=dict)
+    """Further EMULATED_GPU_ variables, without the prefix: `{"MIB": 2048}`."""
+
+    def environment(self, **variables: str) -> dict[str, str]:
+        """Return the environment of a program that runs on this GPU."""
+        settings = {"CUDNN_SHARE": 0.25, "STATE": self.state, **self.settings}
+        ours = {f"EMULATED_GPU_{name}": str(value) for name, value in settings.items()}
+        return {**os.environ, "EMULATED_GPU": self.model, **ours, **variables}
+
+    def python(self, *words: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
+        """Run Python on this GPU, for example `python("-c", source)`; stdout and stderr are captured as text."""
+        command = [sys.executable, *map(str, words)]
+        environment = self.environment(**variables)
+        return subprocess.run(
+            command, cwd=ROOT, env=environment, capture_output=True, encoding="utf-8", timeout=_PATIENCE, check=False
+        )
+
+    def trainer(self, *words: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
+        """Run `python -m trainer` on this GPU with further environment variables."""
+        return self.python("-m", "trainer", *words, **variables)
+
+    def fill_when(self, file: Path, text: str, leave_mib: int) -> None:
+        """Let the test's process take all memory but `leave_mib` once a file contains a text.
+
+        It happens at the first allocation after that, so every run of a test meets it at the same place.
+        """
+        self.settings |= {"FILL_FILE": file, "FILL_TEXT": text, "FILL_LEAVE_MIB": leave_mib, "FILL_PID": os.getpid()}
+
+    @contextmanager
+    def held(self, leave_mib: int) -> Iterator[subprocess.Popen[str]]:
+        """Let another program hold all memory but `leave_mib` while the block runs; yield its process."""
+        command = [sys.executable, "-m", "tests.emulated_gpu.machine", str(leave_mib)]
+        with subprocess.Popen(
+            command, cwd=ROOT, env=self.environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, encoding="utf-8"
+        ) as process:
+            try:
+                assert process.stdout is not None
+                assert process.stdout.readline().startswith("holds")
+                yield process
+            finally:
+                process.kill()
+
+
+def _hold(leave_mib: int) -> None:
+    """Take the memory of this process's GPU and keep it until the process is killed."""
+    cuda = ctypes.CDLL("libcudart.so.13")
+    free, total, address = ctypes.c_size_t(), ctypes.c_size_t(), ctypes.c_void_p()
+    assert cuda.cudaMemGetInfo(ctypes.byref(free), ctypes.byref(total)) == 0
+    taken = max(free.value - leave_mib * MIB, 0)
+    assert cuda.cudaMalloc(ctypes.byref(address), ctypes.c_size_t(taken)) == 0
+    sys.stdout.write(f"holds {taken}\n")
+    sys.stdout.flush()
+    sys.stdin.read()
+
+
+if __name__ == "__main__":
+    _hold(int(sys.argv[1]))
