@@ -18,7 +18,7 @@ from tests.train.test_run import Watcher, run_of, same_lora
 from trainer.protocol import commands, events
 from trainer.protocol.commands import CommandName
 from trainer.protocol.rundir import RunDirectory
-from trainer.training.control import CHECKS_IN_BACKWARD, Interrupted, watch
+from trainer.training.control import CHECKS_IN_BACKWARD, Control, Interrupted, watch
 from trainer.training.run import resume, start
 
 # One thing of everything: every step has a validation and a preview somewhere near it, and the best step is saved.
@@ -256,3 +256,19 @@ def test_a_backward_pass_is_interrupted_between_two_layers() -> None:
         model(torch.ones(1, 2)).sum().backward()
     learned = [layer.weight.grad is not None for layer in layers]
     assert checks == 2 and learned == sorted(learned) and 3 <= sum(learned) <= 6, "the layers before were not reached"
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP", "SIGBREAK"])
+def test_each_signal_that_asks_a_program_to_end_pauses_the_run(name: str, tmp_path: Path) -> None:
+    number = getattr(signal, name, None)
+    if number is None:
+        pytest.skip(f"this system has no {name}")
+    former = signal.getsignal(number)
+    control = Control(RunDirectory.create(tmp_path, "run"))
+    with control.signals():
+        control.check()
+        signal.raise_signal(number)
+        with pytest.raises(Interrupted) as caught:
+            control.check()
+    assert caught.value.order == "pause"
+    assert signal.getsignal(number) == former

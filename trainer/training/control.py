@@ -84,11 +84,11 @@ class Control:
 
     @contextmanager
     def signals(self) -> Iterator[None]:
-        """Turn Ctrl-C, a request to end and a closed terminal into a pause while inside; main thread only."""
+        """Turn Ctrl-C, SIGTERM, SIGUSR1 and a closed terminal into a pause while inside; main thread only."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        names = ("SIGINT", "SIGTERM", "SIGBREAK", "SIGHUP")
+        names = ("SIGINT", "SIGTERM", "SIGBREAK", "SIGHUP", "SIGUSR1")  # SLURM warns with SIGUSR1 before its limit
         former = {number: signal.getsignal(number) for name in names if (number := getattr(signal, name, None))}
         for number in former:
             signal.signal(number, self._on_signal)
