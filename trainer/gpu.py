@@ -11,6 +11,7 @@ from typing import Any, Literal
 import pynvml
 
 from trainer.errors import ImpastoError
+from trainer.protocol.sizes import size
 
 _REMEDY = "Restart the computer; if that does not help, install the newest driver from https://www.nvidia.com/drivers."
 _BROKEN = {
@@ -103,6 +104,12 @@ def card_with_uuid(uuid: str, found: list[Card]) -> Card | None:
     """
     wanted = uuid.lower().removeprefix("gpu-")
     return next((card for card in found if card.uuid.lower().removeprefix("gpu-") == wanted), None)
+
+
+def others_named(card: Card, own_pid: int) -> str:
+    """Name up to three other programs that hold memory of a GPU, such as "blender 3.2 GiB, chrome"; "" if none do."""
+    others = [use for use in card.uses if use.pid != own_pid]
+    return ", ".join(f"{use.name} {size(use.bytes)}" if use.bytes else use.name for use in others[:3])
 
 
 def cards() -> list[Card]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,8 +10,17 @@ import pytest
 import torch
 
 from trainer import gpu
+from trainer.errors import ImpastoError
 from trainer.protocol import events
-from trainer.training.guard import SPARE_BYTES, SlowSteps, cap_memory, why_slow
+from trainer.training.guard import (
+    SPARE_BYTES,
+    SlowSteps,
+    cap_memory,
+    gpu_guard,
+    memory_full,
+    warn_of_allocator,
+    why_slow,
+)
 from trainer.training.loop import Progress, StepResult
 from trainer.training.reporter import Reporter
 
@@ -46,16 +56,41 @@ def test_the_cap_lies_just_under_what_is_free(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: GIB)
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda *words: told.append(words))
     device = torch.device("cuda:0")
-    assert cap_memory(device, Reporter(told.append)) == 7 * GIB - SPARE_BYTES
+    assert cap_memory(device) == 7 * GIB - SPARE_BYTES
     assert told == [((7 * GIB - SPARE_BYTES) / (8 * GIB), device)]
 
 
 def test_another_allocator_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[events.Event] = []
     monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: "cudaMallocAsync")
-    assert cap_memory(torch.device("cuda:0"), Reporter(told.append)) is None
+    for name in ("cuda:0", "cpu"):
+        assert cap_memory(torch.device(name)) is None
+        warn_of_allocator(torch.device(name), Reporter(told.append))
     assert [event.code for event in told if isinstance(event, events.Notice)] == ["memory.allocator"]
-    assert cap_memory(torch.device("cpu"), Reporter(told.append)) is None and len(told) == 1
+
+
+def test_a_shortage_names_who_holds_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    uses = (gpu.Use(7, "blender", 5 * GIB), gpu.Use(os.getpid(), "python", GIB), gpu.Use(9, "chrome.exe", None))
+    monkeypatch.setattr(gpu, "cards", lambda: [card(7.9), card(0.1, uses=uses)])
+    with pytest.raises(ImpastoError) as full, gpu_guard("draw the image"):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.50 GiB.")
+    assert (full.value.code, full.value.exit_code) == ("memory.full", 2)
+    assert full.value.sentence == (
+        f"Could not draw the image: {card(0.1).name} does not have enough free memory "
+        "(102 MiB of 8.0 GiB free, 1.5 GiB more requested)."
+    )
+    assert full.value.remedy == "Close other programs that use the GPU (blender 5.0 GiB, chrome.exe), then try again."
+
+
+def test_a_shortage_of_main_memory_is_not_blamed_on_the_gpu() -> None:
+    error = RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 4096 bytes.")
+    for shortage in (error, MemoryError()):
+        assert "main memory" in memory_full(shortage, "start training").sentence
+
+
+def test_other_errors_pass_the_guard() -> None:
+    with pytest.raises(RuntimeError, match="shapes"), gpu_guard("start training"):
+        raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
 
 
 class Steps:

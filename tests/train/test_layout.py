@@ -172,6 +172,27 @@ def test_where_timing_fails_maps_lie_as_usual(place: SharedPlace, monkeypatch: p
     assert load_job(asked.run.job).fit.channels_last is False
 
 
+@pytest.mark.parametrize(("times", "code"), [(1, 0), (2, 2)])
+def test_a_shortage_while_timing_is_tried_again_and_never_decides(
+    place: SharedPlace, monkeypatch: pytest.MonkeyPatch, times: int, code: int
+) -> None:
+    left = times
+
+    def short(above: torch.Tensor, x: torch.Tensor, *more: Any) -> torch.Tensor:
+        nonlocal left
+        if left:
+            left -= 1
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
+        return backward(above, x, *more)
+
+    backward = layout._backward
+    monkeypatch.setattr(layout, "_backward", short)
+    monkeypatch.setattr(layout_race.layout_of, "__defaults__", (clock_of(2.0, 1.0, []),))
+    trial = Trial(place.job(), [*BRIEF, *ONE, ON, "recipe.steps=1"], planner=as_on_a_card).start()
+    assert trial.code == code
+    assert load_job(trial.run.job).fit.channels_last if code == 0 else trial.error.code == "memory.full"  # type: ignore[union-attr]
+
+
 def test_nothing_is_timed_where_it_is_not_asked_for(place: SharedPlace) -> None:
     job, config = load_job(place.job()), tiny_configs("sd15")["unet"]
     assert layout_of(job, config, ()) is None

@@ -62,6 +62,19 @@ def test_the_message_says_what_was_in_use_when_it_was_raised(private: str) -> No
     assert (found.allocated, found.reserved) == (5 << 29, (5 << 29) + (102 << 20))
 
 
+def test_a_convolution_without_an_engine_is_a_shortage_only_on_a_full_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a real allocator: tests/emulated_gpu. There is none here, so what it would say is given."""
+    error = RuntimeError("GET was unable to find an engine to execute this computation")
+    assert not is_out_of_memory(error)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    for free, fraction, reserved, short in ((6, 1.0, 1, False), (0.5, 1.0, 1, True), (6, 0.5, 3.5, True)):
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda free=free: (int(free * 2**30), 8 << 30))
+        monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda fraction=fraction: fraction)
+        monkeypatch.setattr(torch.cuda, "memory_reserved", lambda reserved=reserved: int(reserved * 2**30))
+        assert is_out_of_memory(error) is short
+
+
 @pytest.mark.parametrize(
     "error",
     [RuntimeError("mat1 and mat2 shapes cannot be multiplied"), ValueError("out of memory"), KeyError("x")],

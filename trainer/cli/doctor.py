@@ -32,21 +32,27 @@ _ENOUGH_BYTES = 10 << 30
 _SELF_TEST_SECONDS = 300
 # Runs in a process of its own: a broken torch may crash the process that imports it, and this one must tell of it.
 _SELF_TEST = """
-import gc, json, warnings
+import gc, json, re, warnings
 gc.disable()  # in what is imported there is no garbage to look for
 warnings.simplefilter("ignore")
 import torch
-found = {"torch": torch.__version__, "cards": []}
+found = {"torch": torch.__version__, "cards": [], "full": []}
 devices = [torch.device("cpu"), *(torch.device("cuda", number) for number in range(torch.cuda.device_count()))]
 for device in devices:
-    weight = torch.full((64, 64), 0.5, device=device, requires_grad=True)
-    (weight @ weight).sum().backward()
+    try:
+        weight = torch.full((64, 64), 0.5, device=device, requires_grad=True)
+        (weight @ weight).sum().backward()
+    except RuntimeError as error:
+        if not re.search("out of memory|ALLOC_FAILED", str(error)):
+            raise
+        found["full"].append(torch.cuda.get_device_name(device))
+        continue
     assert torch.equal(weight.grad, torch.full_like(weight, 64.0)), f"{device} computes wrongly"
     if device.type == "cuda":
         found["cards"].append(torch.cuda.get_device_name(device))
 try:
     import bitsandbytes
-    weight = torch.nn.Parameter(torch.ones(64, 64, device=devices[-1]))
+    weight = torch.nn.Parameter(torch.ones(64, 64, device="cpu" if found["full"] else devices[-1]))
     optimizer = bitsandbytes.optim.AdamW8bit([weight])
     weight.grad = torch.ones_like(weight)
     optimizer.step()
@@ -213,8 +219,12 @@ def _run_self_test(found: list[Card]) -> Iterator[Check]:
         return
     told = json.loads(done.stdout.splitlines()[-1])
     yield Check("ok", f"Self test: PyTorch computes on {', '.join(['the CPU', *told['cards']])}")
-    if len(told["cards"]) < len(found):
-        seen = words.counted(len(told["cards"]), "card", "cards")
+    full = told.get("full", [])
+    for name in full:
+        sentence = f"Self test: {name} was not tested, because it has no free memory"
+        yield Check("doubtful", sentence, "Close other programs that use it, then run `doctor` again.")
+    if (count := len(told["cards"]) + len(full)) < len(found):
+        seen = words.counted(count, "card", "cards")
         yield Check("broken", f"PyTorch sees {seen} of {len(found)}", _REBUILD)
     if "bitsandbytes" in told:
         remedy = f"8-bit optimizers and quantised bases need it. {_REBUILD}"

@@ -70,11 +70,12 @@ def run_render(options: argparse.Namespace) -> int:
             import torch
 
             from trainer.render.renderer import LoraUse, drawing_dtype, render
+            from trainer.training.guard import gpu_guard
             from trainer.training.machine import this_machine
             from trainer.training.reporter import Reporter
 
         machine = this_machine(options.device)
-        with Reporter(show) as reporter:
+        with Reporter(show) as reporter, gpu_guard("draw the image"):
             render(
                 base,
                 [LoraUse(file, strength) for file, strength in loras],

@@ -19,6 +19,7 @@ def quieten() -> None:
     for name in ("TRANSFORMERS_VERBOSITY", "DIFFUSERS_VERBOSITY", "HF_HUB_VERBOSITY"):
         os.environ.setdefault(name, "error")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # a line for each allocation that fails, retried or not
     logging.basicConfig(level=logging.ERROR, handlers=[LogHandler()])
     warnings.simplefilter("ignore")
 

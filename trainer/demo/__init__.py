@@ -21,6 +21,7 @@ from trainer.files.assets import asset_path
 from trainer.protocol import atomic, events
 from trainer.protocol.rundir import RunDirectory
 from trainer.render.renderer import LoraUse, Renderer
+from trainer.training.guard import gpu_guard
 from trainer.training.reporter import OnEvent
 from trainer.training.run import start
 
@@ -75,8 +76,9 @@ def compare(lora: Path, sheet: Path) -> tuple[Path, float]:
     """Draws every prompt without and with the LoRA from the same noise; returns the sheet and the style's progress."""
     words = prompts()
     inside, outside = list(words["inside"]), list(words["outside"])
-    before = draw(inside + outside, [])
-    after = draw([f"{words['trigger']}, {text}" for text in inside + outside], [LoraUse(lora)])
+    with gpu_guard("draw the demo's images"):
+        before = draw(inside + outside, [])
+        after = draw([f"{words['trigger']}, {text}" for text in inside + outside], [LoraUse(lora)])
     rows = [Row("base", before), Row("base + LoRA", after)]
     draw_sheet(rows, inside + outside, len(inside)).save(sheet)
     return sheet, style_progress(before[len(inside) :], after[len(inside) :], dataset_pictures())

@@ -46,6 +46,7 @@ from trainer.protocol import lanes, locks
 from trainer.protocol.events import Phase
 from trainer.protocol.serving import Answer, OvertakenError, Request, Server, Turn
 from trainer.render.renderer import LoraUse, OnNotice, Renderer, drawing_dtype
+from trainer.training.guard import memory_full
 from trainer.training.machine import this_machine
 from trainer.training.shortage import is_out_of_memory
 
@@ -146,6 +147,7 @@ class RenderService:
         asked = RenderRequest.model_validate(turn.request)
         try:
             self._draw(asked, turn)
+            return {}
         except (OvertakenError, ImpastoError):
             raise
         except OSError as error:
@@ -153,11 +155,10 @@ class RenderService:
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
-        else:
-            return {}
+            full = memory_full(error, "draw the image")
         # Only here is the error gone, and with its frames everything that the failed work had allocated.
         self.free()
-        raise _no_room()
+        raise RunError("render.memory", full.sentence, f"Choose a smaller size, or: {full.remedy}")
 
     def free(self) -> None:
         """Give up base and card."""
@@ -249,12 +250,4 @@ def _not_written(folder: str, error: OSError) -> RunError:
         "render.folder",
         f"The pictures cannot be written into {folder}: {error.strerror or error}.",
         "Make room on that disk, or choose a folder that you may write to.",
-    )
-
-
-def _no_room() -> RunError:
-    return RunError(
-        "render.memory",
-        "There is not enough memory to draw this.",
-        "Choose a smaller size, or close other programs that use the graphics card.",
     )

@@ -22,7 +22,7 @@ from trainer.training.build import build_parts
 from trainer.training.components import Checkpoints, Previews, Requests, Saving, StepEvents, Validation
 from trainer.training.control import Control, Interrupted, Order
 from trainer.training.curves import Curves
-from trainer.training.guard import SlowSteps, cap_memory
+from trainer.training.guard import SlowSteps, cap_memory, warn_of_allocator
 from trainer.training.keeper import Keeper
 from trainer.training.loop import Component, Engine
 from trainer.training.measure import Meter
@@ -99,7 +99,8 @@ class Attempt:
         self.reporter.write(events.AttemptStarted(pid=os.getpid(), device=device, step_seconds=each))
         saved = self._find_checkpoint()
         self.run.write_status(self.status(None, number, "running"))
-        cap_memory(self.parts.device, self.reporter)
+        warn_of_allocator(self.parts.device, self.reporter)
+        cap_memory(self.parts.device)
         recovery = self.recovery
         recovery.first = saved.step if saved else 0
         recovery.prepare_step(recovery.first)

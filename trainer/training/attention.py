@@ -13,6 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from trainer.errors import JobError
 from trainer.files.architecture import Config
+from trainer.training.shortage import is_out_of_memory
 
 AttentionChoice = Literal["auto", "flash", "efficient", "math", "cudnn"]
 
@@ -44,7 +45,7 @@ def attention(choice: AttentionChoice, device: torch.device, dtype: torch.dtype)
 def settled(choice: AttentionChoice, device: torch.device, dtype: torch.dtype, widths: Set[int]) -> AttentionChoice:
     """The choice as a run is frozen with it: for "auto" the first kernel that suits heads of all ``widths``.
 
-    Raises JobError when a stated kernel does not suit them on this device.
+    Raises JobError when a stated kernel does not suit them on this device, and RuntimeError when memory runs out.
     """
     if choice != "auto":
         with sdpa_kernel(KERNELS[choice]):
@@ -75,6 +76,8 @@ def _try_kernel(choice: AttentionChoice, device: torch.device, dtype: torch.dtyp
                 probe = torch.zeros(1, 1, 8, width, device=device, dtype=dtype, requires_grad=True)
                 torch.autograd.backward(F.scaled_dot_product_attention(probe, probe, probe).sum())
         except RuntimeError as error:
+            if is_out_of_memory(error):  # says nothing of the kernel
+                raise
             raise JobError(
                 "job.attention",
                 f'fit.attention = "{choice}" has no kernel on {device} for {str(dtype).removeprefix("torch.")}.',

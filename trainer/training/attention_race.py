@@ -285,6 +285,21 @@ def _off(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
     return max(float((one - other).norm() / other.norm()) for one, other in pairs)
 
 
+def tried_twice(work: Callable[[], T], device: torch.device) -> T:
+    """Call ``work``, again with all cached memory released if memory runs out.
+
+    A shortage is no verdict on what is timed, so the second one is raised: a choice that is frozen for the whole run
+    must not depend on what another program held for a moment.
+    """
+    try:
+        return work()
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+    release(device)
+    return work()
+
+
 def reason(error: RuntimeError) -> str:
     """Why something cannot be timed, in few words."""
     if is_out_of_memory(error):

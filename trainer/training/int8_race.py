@@ -26,11 +26,12 @@ from trainer.config.products import EVERYWHERE, LEAST_ROWS, ProductConfig
 from trainer.dataset.picture import Picture
 from trainer.dataset.portions import LATENT_SCALE
 from trainer.dataset.sampling import epoch_showings
-from trainer.training.attention_race import Clock, reason, stopwatch
+from trainer.training.attention_race import Clock, reason, stopwatch, tried_twice
 from trainer.training.build import live_text
 from trainer.training.machine import numerics
 from trainer.training.precision import DTYPES
 from trainer.training.room import release
+from trainer.training.shortage import is_out_of_memory
 
 Direction = Literal["forward", "backward"]
 DIRECTIONS: tuple[Direction, ...] = ("forward", "backward")
@@ -157,14 +158,16 @@ def time_all(
     """Each direction of each layer that there is, in int8 and as it is without. Leaves chance and memory as they were.
 
     ``clock`` makes what measures for so many seconds; without it nothing is timed, and int8 wins wherever it can be.
+    Raises RuntimeError when memory runs out.
     """
     works = [(one, direction) for one in layers for direction in DIRECTIONS if _can_be(one, direction)]
     measure = clock(SECONDS / max(3 * len(works), 1)) if clock else None
-    timings = [_timing(one, direction, device, dtype, measure) for one, direction in works]
-    if device.type == "cuda":  # what cuBLAS took would stay, and be taken again
-        torch._C._cuda_clearCublasWorkspaces()
-    release(device)
-    return timings
+    try:
+        return [tried_twice(partial(_timing, *work, device, dtype, measure), device) for work in works]
+    finally:
+        if device.type == "cuda":  # what cuBLAS took would stay, and be taken again
+            torch._C._cuda_clearCublasWorkspaces()
+        release(device)
 
 
 def _timing(
@@ -175,6 +178,8 @@ def _timing(
         _require_alike(int8, usual)
         return Timing(linear, direction, *(map(measure, (plain, usual, int8)) if measure else (1.0, 1.0, 0.0)))
     except RuntimeError as error:
+        if is_out_of_memory(error):
+            raise
         return Timing(linear, direction, 0.0, 0.0, math.inf, reason(error))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from diffusers.models.resnet import ResnetBlock2D
@@ -15,11 +16,12 @@ from trainer.config.job import Job
 from trainer.dataset.picture import Picture
 from trainer.dataset.sampling import epoch_showings
 from trainer.files.architecture import Config
-from trainer.training.attention_race import Clock, by_depth, reason, stopwatch
+from trainer.training.attention_race import Clock, by_depth, reason, stopwatch, tried_twice
 from trainer.training.layout import Kernels, lay_out
 from trainer.training.machine import numerics
 from trainer.training.precision import DTYPES
 from trainer.training.room import release
+from trainer.training.shortage import is_out_of_memory
 
 SECONDS = 1.0
 """For timing all sizes in both layouts, beside the first call of each."""
@@ -55,7 +57,8 @@ def layout_of(
 ) -> Found | None:
     """Whether a frozen and planned job that asks for it gains by it here; None where nothing is to be found out.
 
-    Where the user wants every run to be the same nothing is timed, as clocks differ: then it is done.
+    Where the user wants every run to be the same nothing is timed, as clocks differ: then it is done. Raises
+    RuntimeError when memory runs out.
     """
     if not job.fit.channels_last:
         return None
@@ -73,8 +76,13 @@ def layout_of(
     try:
         with numerics(job), torch.random.fork_rng([] if device.type == "cpu" else [device]):
             kernels = Kernels.of(device)
-            pairs = [(times, _seconds(one, unet, kernels, device, dtype, measure)) for one, times in blocks.items()]
+            pairs = [
+                (times, tried_twice(partial(_seconds, one, unet, kernels, device, dtype, measure), device))
+                for one, times in blocks.items()
+            ]
     except RuntimeError as error:
+        if is_out_of_memory(error):
+            raise
         return Found(False, f"Maps lie as usual: timing them channels-last failed ({reason(error)}).")
     finally:
         release(device)

@@ -13,6 +13,7 @@ from trainer.protocol import events
 from trainer.protocol.forecast import Forecast, ForecastPhase
 from trainer.protocol.sizes import size
 from trainer.training.components import Checkpoints
+from trainer.training.guard import card_in_use, closing
 from trainer.training.keeper import Keeper
 from trainer.training.loop import Component, Engine, Progress, StepResult
 from trainer.training.measure import Meter
@@ -25,15 +26,13 @@ from trainer.training.shortage import is_out_of_memory, shortage_of
 TRIES_OF_A_PLAN = 3
 
 REMEDIES: dict[ForecastPhase, str] = {
-    "cache_pictures": "Close other programs that use the card, or start a new run at a lower resolution",
-    "cache_texts": "Close other programs that use the card",
-    "load": "Close other programs that use the card, or start a new run with fit.allow_quantised = true",
-    "preview": "Make the pictures under report.previews in the run's job.toml smaller, or remove them",
+    "cache_pictures": ", or start a new run at a lower resolution",
+    "cache_texts": "",
+    "load": ", or start a new run with fit.allow_quantised = true",
+    "preview": ", or make the images under report.previews in the run's job.toml smaller, or remove them",
 }
-ELSE = (
-    "Close other programs that use the card, or start a new run at a lower resolution, with a lower rank, or with "
-    "fit.allow_quantised = true"
-)
+"""By phase, what helps besides closing other programs."""
+ELSE = ", or start a new run at a lower resolution, with a lower rank, or with fit.allow_quantised = true"
 
 # When these fail, all that a resume does not do again is done.
 AFTER_VALIDATION: tuple[ForecastPhase, ...] = ("first_step", "train", "preview", "save")
@@ -192,7 +191,8 @@ class Recovery:
         return ResumableError(
             "memory.exhausted",
             f"Memory ran out ({in_words(told)}), and no plan is left that needs less for it.",
-            f"{self._allowed(told)}{REMEDIES.get(told.phase, ELSE)}; `resume` goes on from the last checkpoint.",
+            f"{self._allowed(told)}{closing(card_in_use(self.keeper.parts.device))}{REMEDIES.get(told.phase, ELSE)}; "
+            "`resume` continues from the last checkpoint.",
         )
 
     def _allowed(self, told: events.MemoryExhausted) -> str:

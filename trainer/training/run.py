@@ -48,6 +48,7 @@ from trainer.training.build import attach_adapter, live_text
 from trainer.training.cache import file_digest
 from trainer.training.checkpoint import disk_full
 from trainer.training.control import Control
+from trainer.training.guard import cap_memory, gpu_guard, memory_full
 from trainer.training.int8_race import products_of
 from trainer.training.layout_race import layout_of
 from trainer.training.machine import numerics, this_machine
@@ -55,6 +56,7 @@ from trainer.training.plan import implied_ladder
 from trainer.training.precision import DTYPES
 from trainer.training.reporter import Learn, OnEvent, Reporter, learn_nothing
 from trainer.training.segments import Segment
+from trainer.training.shortage import is_out_of_memory
 
 Extension = Literal["stretch", "hold", "restart"]
 
@@ -106,12 +108,17 @@ def start(
     """
     job = load_job(job_path, overrides, text)
     cache_limit()  # one that is no number is refused now, not in the middle
-    reporter = Reporter(on_event, learn)
+    with gpu_guard("start training"):
+        return _start(job, Reporter(on_event, learn), planner, made)
+
+
+def _start(job: Job, reporter: Reporter, planner: Planner | None, made: Callable[[Path], object]) -> int:
     source = open_base(job.base, reporter.phase)
     reporter.notice("base", " ".join([f"{source.description}.", *source.evidence]))
     source.require_weights()
     frozen, dataset = freeze(job, source, reporter)
     require_usable_lora(frozen, source)
+    cap_memory(torch.device(frozen.fit.device or "cpu"))  # what spills into main memory must not be timed
     planned = PlannedFit(frozen.fit)
     if planner is not None:
         planned = planner(frozen, job.fit, source, dataset.pictures, this_machine(job.fit.device))
@@ -372,7 +379,7 @@ def conclude(run: RunDirectory, work: Attempt, reporter: Reporter, number: int) 
         outcome, file = work.run_to_end(number)
     except KeyboardInterrupt:
         outcome, file = "paused", None
-    except (ImpastoError, OSError, torch.OutOfMemoryError) as error:
+    except (ImpastoError, OSError, RuntimeError, MemoryError) as error:
         told = in_words(error, run)
         ended("paused" if isinstance(told, ResumableError) else "failed", error=told)
         if told is None or told is error:
@@ -391,9 +398,9 @@ def in_words(error: Exception, run: RunDirectory) -> ImpastoError | None:
         return error
     if isinstance(error, OSError):
         return disk_full(run.path, error.strerror or str(error)) if is_disk_full(error) else None
+    if not is_out_of_memory(error):
+        return None
+    full = memory_full(error, "continue training")
     return ResumableError(
-        "memory.exhausted",
-        f"The graphics card ran out of memory: {str(error).splitlines()[0]}",
-        'Close other programs that use the card, or set fit.micro_batch = 1 and fit.checkpointing = "full", '
-        "then start again; what was trained up to the last checkpoint is kept.",
+        "memory.exhausted", full.sentence, f"{full.remedy} `resume` continues from the last checkpoint."
     )

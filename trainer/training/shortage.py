@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import re
 import sys
 from collections.abc import Iterator, Mapping
@@ -25,6 +26,11 @@ _WORDS = (
     "device_allocation_failed",
     "host_allocation_failed",
 )
+# PyTorch tries cuDNN's engines one after the other and forgets why each failed: it says the same when no engine exists
+# for a convolution and when none found memory for its workspace.
+_NO_ENGINE = ("unable to find an engine", "unable to find a valid cudnn algorithm")
+_WORKSPACE_BYTES = 1 << 30
+"""With less left than this, a convolution without an engine is taken for one without memory."""
 _REQUESTED = re.compile(r"ried to allocate ([\d.]+) (bytes|KiB|MiB|GiB)")
 _ALLOCATED = re.compile(r"([\d.]+) (bytes|KiB|MiB|GiB) is allocated by PyTorch")
 _CACHED = re.compile(r"([\d.]+) (bytes|KiB|MiB|GiB) is reserved by PyTorch but unallocated")
@@ -57,10 +63,40 @@ class Shortage:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory of the card or of the machine ran out."""
+    """Return whether an error says that memory of the GPU or of the machine ran out."""
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
-    return isinstance(error, RuntimeError) and any(words in str(error).lower() for words in _WORDS)
+    if not isinstance(error, RuntimeError):
+        return False
+    message = str(error).lower()
+    if any(words in message for words in _WORDS):
+        return True
+    return any(words in message for words in _NO_ENGINE) and _left_on_gpu() < _WORKSPACE_BYTES
+
+
+def _left_on_gpu() -> float:
+    """Return the bytes that PyTorch may still take of the current GPU; infinite where none is in use."""
+    if not (torch.cuda.is_available() and torch.cuda.is_initialized()):  # type: ignore[no-untyped-call]
+        return math.inf
+    free, total = torch.cuda.mem_get_info()
+    allowed = torch.cuda.get_per_process_memory_fraction() * total
+    return min(free, allowed - torch.cuda.memory_reserved())
+
+
+def gpu_of(error: BaseException) -> int | None:
+    """Return the number of the GPU whose memory ran out where the error names it; None where it does not."""
+    named = re.search(r"\bGPU (\d+)\b", str(error))
+    return int(named[1]) if named else None
+
+
+def concerns_gpu(error: BaseException) -> bool:
+    """Return whether a shortage is one of a GPU's memory, not of main memory."""
+    return not isinstance(error, MemoryError) and re.search("cuda|cublas|cudnn|GPU", str(error), re.I) is not None
+
+
+def requested_bytes(error: BaseException) -> int | None:
+    """Return how much memory was asked for in vain, where the error says so."""
+    return _bytes(_REQUESTED, str(error))
 
 
 def shortage_of(error: BaseException, models: Mapping[str, nn.Module]) -> Shortage:
