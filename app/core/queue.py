@@ -15,6 +15,7 @@ from app.core.tasks import Post, Tasks, only
 from app.core.words import in_words
 from trainer.errors import ImpastoError, RunError
 from trainer.protocol.detached import last_words, launch, let_go
+from trainer.protocol.places import write_remedy
 from trainer.protocol.queue import Entry, Queue, Reading, new_entry, new_id
 from trainer.protocol.queue_outcome import outcome
 
@@ -210,7 +211,7 @@ class QueueKeeper:
             raise RunError(
                 "queue.worker",
                 f"What works on the queue could not be started: {error.strerror or error}.",
-                "Make room on the disk, or start it in a terminal with `python -m trainer queue`.",
+                f"{write_remedy(error)} Or start it in a terminal with `python -m trainer queue`.",
             ) from error
 
     def _starting(self) -> bool:

@@ -156,6 +156,13 @@ def _frozen(options: argparse.Namespace) -> str | None:
         return None
     from trainer.protocol.queue import Queue
 
+    if not atomic.long_path(options.job.absolute().parent).is_dir():
+        # The text alone could be trained, but its runs would go into a folder that the user has deleted.
+        raise JobError(
+            "job.gone",
+            f"The folder of the job {options.job} was deleted or moved while it waited in the queue.",
+            "Bring the folder back and resume the entry, or remove the entry and add the job from its new place.",
+        )
     return Queue().get(options.queued).text
 
 

@@ -48,13 +48,20 @@ def staged(target: Path, *, durable: bool = True) -> Iterator[Path]:
         if durable:
             sync_file(temporary)
         replace(temporary, target)
-    except BaseException:
-        # Whatever went wrong is what the caller hears of; a temporary file that resists is swept at the next start.
+    except BaseException as error:
+        _name_target(error, temporary, target)
+        # The caller gets the first error; a temporary file that cannot be deleted is swept at the next start.
         with contextlib.suppress(OSError):
             long_path(temporary).unlink(missing_ok=True)
         raise
     if durable:
         sync_directory(target.parent)
+
+
+def _name_target(error: BaseException, temporary: Path, target: Path) -> None:
+    """Let an error name the file that the user knows instead of the temporary one."""
+    if isinstance(error, OSError) and error.filename is not None and Path(error.filename).name == temporary.name:
+        error.filename, error.filename2 = str(target), None
 
 
 def write_bytes(target: Path, data: bytes, *, durable: bool = True) -> None:

@@ -20,6 +20,7 @@ _REFUSALS = {
     errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.EINVAL,
     errno.EEXIST,  # a file where a folder should be made
 }  # fmt: skip
+_WINDOWS_PROTECTED = 19  # ERROR_WRITE_PROTECT
 _LONGEST_TOLD = 300
 
 
@@ -82,21 +83,38 @@ def existing(path: Path) -> Path:
     return place
 
 
-def unwritable(folder: Path) -> str | None:
-    """Return why no folder can be made in `folder`, which itself may still be to be made; None where nothing is known.
+def unwritable(folder: Path) -> OSError | None:
+    """Return the error that making a folder in `folder` would raise, where that is known without trying.
 
-    Windows tells of rights only when something is written.
+    `folder` itself need not exist. Windows reveals rights only when something is written.
     """
     place = existing(folder)
     try:
         if place.is_dir():
             free_to_write = os.access(place, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids)
-            return None if free_to_write else f"{os.strerror(errno.EACCES)} in {place}"
+            code = errno.EROFS if _is_read_only(place) else errno.EACCES
+            return None if free_to_write else OSError(code, f"{os.strerror(code)} in {place}")
         if place == place.parent:
-            return f"the drive {place} is not there"
-        return f"{place} is a file" if place.exists() else f"{place} leads nowhere"
+            return OSError(errno.ENODEV, f"the drive {place} is not there")
+        why = f"{place} is a file" if place.exists() else f"{place} leads nowhere"
+        return OSError(errno.ENOTDIR, why)
     except OSError as error:
-        return error.strerror or str(error)
+        return error
+
+
+def _is_read_only(place: Path) -> bool:
+    return hasattr(os, "statvfs") and bool(os.statvfs(place).f_flag & os.ST_RDONLY)
+
+
+def write_remedy(error: OSError) -> str:
+    """Return what to do when something could not be written: making room helps on a full disk only."""
+    if is_disk_full(error):
+        return "Make room on that disk."
+    if error.errno == errno.EROFS or getattr(error, "winerror", None) == _WINDOWS_PROTECTED:
+        return "That disk is read-only: choose a folder on another one, or allow writing to it."
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return "Allow writing to that folder, or choose another one."
+    return "Check that the disk is connected and the path is right, or choose another folder."
 
 
 def is_disk_full(error: OSError) -> bool:
@@ -112,6 +130,8 @@ def refusal(error: OSError) -> ImpastoError | None:
     if error.errno not in _REFUSALS:
         return None
     remedy = "Check that the path is right and that you may read and write there."
+    if error.errno == errno.EROFS:
+        remedy = write_remedy(error)
     return ImpastoError("file.refused", f"{error.strerror or error}{where}.", remedy)
 
 

@@ -393,5 +393,5 @@ def _refused(folder: Path, error: OSError) -> RunError:
     return RunError(
         "queue.unwritable",
         f"The queue in {folder} cannot be used: {reason}.",
-        "Make room on that disk." if full else "Make that folder writable, or name another in IMPASTO_HOME.",
+        f"{places.write_remedy(error)} The environment variable IMPASTO_HOME names it.",
     )

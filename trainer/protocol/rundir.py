@@ -80,7 +80,7 @@ class RunDirectory:
                 shutil.rmtree(long_path(run.path), ignore_errors=True)
                 raise
         except OSError as error:
-            raise _unmade(parent, places.unwritable(parent) or error.strerror or str(error)) from error
+            raise _unmade(parent, places.unwritable(parent) or error) from error
         return run
 
     @classmethod
@@ -263,11 +263,11 @@ def find_run(text: str) -> RunDirectory:
     return RunDirectory.open(named[0])
 
 
-def _unmade(parent: Path, why: str) -> RunError:
+def _unmade(parent: Path, error: OSError) -> RunError:
     return RunError(
         "run.folder",
-        f"The run's folder cannot be made in {parent}: {why}.",
-        "Choose a folder that you may write to with output.runs in the job, or make room on that disk.",
+        f"The run's folder cannot be made in {parent}: {error.strerror or error}.",
+        f"{places.write_remedy(error)} output.runs in the job names the folder of its runs.",
     )
 
 

@@ -44,6 +44,7 @@ from trainer.config.report import PromptConfig
 from trainer.errors import ImpastoError, RunError
 from trainer.protocol import lanes, locks
 from trainer.protocol.events import Phase
+from trainer.protocol.places import write_remedy
 from trainer.protocol.serving import Answer, OvertakenError, Request, Server, Turn
 from trainer.render.renderer import LoraUse, OnNotice, Renderer, drawing_dtype
 from trainer.training.guard import memory_full
@@ -249,5 +250,5 @@ def _not_written(folder: str, error: OSError) -> RunError:
     return RunError(
         "render.folder",
         f"The pictures cannot be written into {folder}: {error.strerror or error}.",
-        "Make room on that disk, or choose a folder that you may write to.",
+        write_remedy(error),
     )

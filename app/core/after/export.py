@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from trainer.errors import LoraFileError
 from trainer.protocol import atomic
 from trainer.protocol.naming import safe_name
+from trainer.protocol.places import write_remedy
 
 if TYPE_CHECKING:
     from trainer.files.header import Header
@@ -79,7 +80,7 @@ def export(lora: Path, folder: Path, name: str, told: About, *, replace: bool = 
         raise LoraFileError(
             "export.folder",
             f"The LoRA cannot be written into {folder}: {error.strerror or error}.",
-            "Make room on that disk, or choose a folder that you may write to.",
+            write_remedy(error),
         ) from error
     return Exported(target, tuple(beside))
 

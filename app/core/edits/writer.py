@@ -16,6 +16,7 @@ from app.core.edits.replacing import ChangedMeanwhileError, Seen, refusal, remov
 from app.core.edits.wishes import Wish
 from app.core.pictures import Value
 from trainer.errors import DatasetError
+from trainer.protocol.places import write_remedy
 
 if TYPE_CHECKING:
     from app.core.edits.notes import Notes
@@ -235,5 +236,5 @@ def _no_backup(fault: OSError, root: str) -> DatasetError:
     return DatasetError(
         "save.no_backup",
         f"Originals of {root} cannot be backed up ({fault.strerror or fault}); nothing is overwritten without that.",
-        "Make room for, or allow writing to, Impasto's own folder: what you changed is kept until then.",
+        f"{write_remedy(fault)} It is Impasto's own folder; what you changed is kept until then.",
     )

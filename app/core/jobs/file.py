@@ -16,7 +16,7 @@ from trainer.errors import JobError
 from trainer.protocol import atomic
 from trainer.protocol.atomic import long_path
 from trainer.protocol.naming import numbered
-from trainer.protocol.places import is_disk_full
+from trainer.protocol.places import is_disk_full, write_remedy
 
 
 def parse_values(text: str, source: str) -> Values:
@@ -188,6 +188,5 @@ def _unwritable(path: Path, error: OSError) -> JobError:
     return JobError(
         "job.unwritable",
         f"{path} cannot be written: {reason}.",
-        "Your changes are still here. Make room or allow writing there, and they are saved by themselves; "
-        "or duplicate the job.",
+        f"{write_remedy(error)} Your changes are kept here and saved when that is possible; or duplicate the job.",
     )

@@ -11,6 +11,7 @@ from app.core.tasks import Single, Tasks, only
 from trainer.errors import ImpastoError, RunError
 from trainer.protocol import commands
 from trainer.protocol.commands import Answer, CommandName
+from trainer.protocol.places import write_remedy
 from trainer.protocol.rundir import RunDirectory, State
 
 _ENDS: Mapping[CommandName, State] = {"pause": "paused", "stop": "stopped"}
@@ -96,5 +97,5 @@ def _unwritten(run: RunDirectory, error: OSError) -> RunError:
         "run.command",
         f'The run "{run.name}" could not be told: nothing can be written into {run.commands} '
         f"({error.strerror or error}).",
-        "Make room on that disk, or make the folder writable. The run itself goes on.",
+        f"{write_remedy(error)} The run itself continues.",
     )

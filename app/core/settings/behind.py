@@ -10,7 +10,7 @@ from app.core.events import Event
 from app.core.tasks import Post
 from trainer.errors import ImpastoError
 from trainer.protocol import atomic
-from trainer.protocol.places import is_disk_full
+from trainer.protocol.places import is_disk_full, write_remedy
 
 _log = logging.getLogger(__name__)
 
@@ -110,5 +110,5 @@ class Kept(Behind):
         return ImpastoError(
             self._code,
             f"The {self._content} cannot be kept in {self.path}: {reason}.",
-            "They hold for now. Make room or give back the right to write there, and they are kept when Impasto ends.",
+            f"They hold for now. {write_remedy(fault)} Then they are kept when Impasto ends.",
         )

@@ -13,6 +13,7 @@ from app.core.tasks import only
 from app.qt.dialogs.parts import close_row
 from trainer.errors import LoraFileError
 from trainer.protocol import atomic
+from trainer.protocol.places import write_remedy
 
 
 class CardDialog(QDialog):
@@ -65,4 +66,4 @@ class CardDialog(QDialog):
 
     def _tell(self, file: Path, fault: OSError) -> None:
         sentence = f"{file} cannot be written: {fault.strerror or fault}."
-        self.failed.emit(LoraFileError("card.file", sentence, "Choose another place, or make room on that disk."))
+        self.failed.emit(LoraFileError("card.file", sentence, write_remedy(fault)))
