@@ -47,6 +47,10 @@ class Library:
         place = bisect_left(shelf, (key, 0))
         return self._pictures[shelf[place][1]] if place < len(shelf) and shelf[place][0] == key else None
 
+    def folder_at(self, path: Path) -> Folder | None:
+        """Return the folder with that path, if it ever held an image."""
+        return self._places.get(path)
+
     def expect(self, root: Path) -> None:
         """Give a dataset its place behind those opened before it, whichever disk is the first to answer.
 

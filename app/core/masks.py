@@ -23,7 +23,7 @@ from app.core.edits.backups import Backups, Written
 from trainer.dataset.folders import MASK
 from trainer.dataset.pixels import load_upright
 from trainer.errors import DatasetError
-from trainer.protocol.atomic import long_path, write_bytes
+from trainer.protocol.atomic import long_path
 
 TRAINED, LEFT_OUT = 255, 0
 Grey = npt.NDArray[np.uint8]
@@ -264,7 +264,7 @@ def read_mask(picture: Path, width: int, height: int) -> Opened:
     Raises DatasetError where the file is no picture that can be read; it is left as it is. For a worker.
     """
     path = mask_path(picture)
-    state = _state(path)
+    state = state_of(_content(path))
     if state is None:
         return Opened(np.full((height, width), TRAINED, np.uint8), None, False)
     image = load_upright(path, "#000000", MOST_MEGAPIXELS).convert("L")
@@ -282,15 +282,7 @@ def write_mask(
     Raises MaskChanged, and leaves the file, where it is no longer in `state`, unless it is to be written `over`;
     DatasetError where the disk refuses.
     """
-    path = mask_path(picture)
-    _check(path, state, over)
-    try:
-        before = _keep(path, root, backups)
-        after = _png(pixels)
-        write_bytes(path, after)
-    except OSError as fault:
-        raise _refused(path, fault) from fault
-    return Written(path, before, after)
+    return _write(mask_path(picture), root, _png(pixels), state, backups, over)
 
 
 def _png(pixels: Grey) -> bytes:
@@ -301,29 +293,26 @@ def _png(pixels: Grey) -> bytes:
 
 def remove_mask(picture: Path, root: Path, state: str | None, backups: Backups, *, over: bool = False) -> Written:
     """Remove a mask's file, keeping what was there; raises like `write_mask`. For a worker."""
-    path = mask_path(picture)
-    _check(path, state, over)
-    try:
-        before = _keep(path, root, backups)
-        long_path(path).unlink(missing_ok=True)
-    except OSError as fault:
-        raise _refused(path, fault) from fault
-    return Written(path, before, None)
+    return _write(mask_path(picture), root, None, state, backups, over)
 
 
-def _check(path: Path, state: str | None, over: bool) -> None:
-    if not over and _state(path) != state:
-        raise MaskChanged(
-            "mask.changed",
-            f"{path.name} was written or removed by another program while you painted.",
-            "Save over it, what is there now is kept as a backup; or close without saving to see the other one.",
-        )
-
-
-def _keep(path: Path, root: Path, backups: Backups) -> bytes | None:
-    data = long_path(path).read_bytes() if long_path(path).exists() else None
-    backups.keep(str(root), [(path.relative_to(root).as_posix(), data)])
-    return data
+def _write(path: Path, root: Path, after: bytes | None, state: str | None, backups: Backups, over: bool) -> Written:
+    """Write a mask's file, or remove it; what is there is kept first, and stays if another program wrote it."""
+    while True:
+        try:
+            before = _content(path)
+            if not over and state_of(before) != state:
+                raise MaskChanged(
+                    "mask.changed",
+                    f"{path.name} was written or removed by another program while you painted.",
+                    "Save over it: the current version is kept as a backup. Or close without saving to see it.",
+                )
+            backups.keep(str(root), [(path.relative_to(root).as_posix(), before)])
+            written = Written(path, before, after)
+            if written.write():
+                return written
+        except OSError as fault:
+            raise _refused(path, fault) from fault
 
 
 def state_of(data: bytes | None) -> str | None:
@@ -331,9 +320,9 @@ def state_of(data: bytes | None) -> str | None:
     return None if data is None else hashlib.sha256(data).hexdigest()
 
 
-def _state(path: Path) -> str | None:
+def _content(path: Path) -> bytes | None:
     try:
-        return state_of(long_path(path).read_bytes())
+        return long_path(path).read_bytes()
     except FileNotFoundError:
         return None
 

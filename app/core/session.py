@@ -13,7 +13,7 @@ from app.core.edits.backups import Backups
 from app.core.edits.edit import History
 from app.core.edits.journal import Journal
 from app.core.edits.rewriting import Rewriter
-from app.core.edits.saving import Saver
+from app.core.edits.saver import Saver
 from app.core.edits.writer import Writer
 from app.core.events import Event
 from app.core.going import Going
@@ -22,7 +22,7 @@ from app.core.health.health import Health
 from app.core.jobs.jobs import Jobs
 from app.core.library import Library
 from app.core.models.models import Models
-from app.core.pictures import Altered, Field
+from app.core.pictures import Altered
 from app.core.presets.presets import Presets
 from app.core.query.filtering import Filtering
 from app.core.query.finder import Finder
@@ -115,7 +115,7 @@ class Session:
         self.history = History(self.library, journal, self.saver)
         self.rewriter = Rewriter(self.library, self.history, self.saver, self.backups, self.tasks)
         self.datasets = Datasets(self.library, self.tasks)
-        self.datasets.unsaved = self._unsaved
+        self.datasets.unsaved = self.saver.unsaved_at
         self.datasets.unsaved_of_folder = self.saver.unsaved_of_folder
         self.recent = RecentFolders(post)
         self.models = Models(post)
@@ -186,10 +186,6 @@ class Session:
     def _aim(self) -> Aim:
         judging = self.settings.preferences.judging
         return Aim(judging.resolution, judging.tokens, judging.lines)
-
-    def _unsaved(self, number: int, field: Field) -> bool:
-        picture = self.library.pictures.get(number)
-        return picture is not None and field in self.saver.unsaved(picture)
 
     def _retry(self, altered: Altered) -> None:
         if "problem" in altered.what:

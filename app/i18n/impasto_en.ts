@@ -298,10 +298,10 @@
 <context>
     <name>RecoveredDialog</name>
     <message numerus="yes">
-        <source>Impasto ended before it had saved %n change(s). Where their files still were as you had seen them, they are saved now.</source>
+        <source>Impasto stopped before it saved %n change(s). Those whose files were still as you saw them are saved now.</source>
         <translation>
-            <numerusform>Impasto ended before it had saved %n change. Where their files still were as you had seen them, they are saved now.</numerusform>
-            <numerusform>Impasto ended before it had saved %n changes. Where their files still were as you had seen them, they are saved now.</numerusform>
+            <numerusform>Impasto stopped before it saved %n change. Those whose files were still as you saw them are saved now.</numerusform>
+            <numerusform>Impasto stopped before it saved %n changes. Those whose files were still as you saw them are saved now.</numerusform>
         </translation>
     </message>
 </context>
@@ -356,13 +356,6 @@
         </translation>
     </message>
     <message numerus="yes">
-        <source>Impasto ended before it saved %n change(s) in {folder}.</source>
-        <translation>
-            <numerusform>Impasto ended before it saved %n change in {folder}.</numerusform>
-            <numerusform>Impasto ended before it saved %n changes in {folder}.</numerusform>
-        </translation>
-    </message>
-    <message numerus="yes">
         <source>Converted %n caption(s) in {folder} from another encoding to UTF-8.</source>
         <translation>
             <numerusform>Converted %n caption in {folder} from another encoding to UTF-8.</numerusform>
@@ -374,6 +367,41 @@
         <translation>
             <numerusform>metadata.jsonl of {folder} holds %n caption.</numerusform>
             <numerusform>metadata.jsonl of {folder} holds %n captions.</numerusform>
+        </translation>
+    </message>
+    <message numerus="yes">
+        <source>Impasto stopped before it saved %n change(s) in {folder}.</source>
+        <translation>
+            <numerusform>Impasto stopped before it saved %n change in {folder}.</numerusform>
+            <numerusform>Impasto stopped before it saved %n changes in {folder}.</numerusform>
+        </translation>
+    </message>
+    <message numerus="yes">
+        <source>Not saved when you closed Impasto: %n change(s) in {folder}.</source>
+        <translation>
+            <numerusform>Not saved when you closed Impasto: %n change in {folder}.</numerusform>
+            <numerusform>Not saved when you closed Impasto: %n changes in {folder}.</numerusform>
+        </translation>
+    </message>
+    <message numerus="yes">
+        <source>Saved now: %n.</source>
+        <translation>
+            <numerusform>Saved now: %n.</numerusform>
+            <numerusform>Saved now: %n.</numerusform>
+        </translation>
+    </message>
+    <message numerus="yes">
+        <source>Waiting for your choice, as another program changed the same: %n.</source>
+        <translation>
+            <numerusform>Waiting for your choice, as another program changed the same: %n.</numerusform>
+            <numerusform>Waiting for your choice, as another program changed the same: %n.</numerusform>
+        </translation>
+    </message>
+    <message numerus="yes">
+        <source>Still not saved: %n.</source>
+        <translation>
+            <numerusform>Still not saved: %n.</numerusform>
+            <numerusform>Still not saved: %n.</numerusform>
         </translation>
     </message>
 </context>
@@ -528,6 +556,16 @@
         <translation>
             <numerusform>Brought back %n picture.</numerusform>
             <numerusform>Brought back %n pictures.</numerusform>
+        </translation>
+    </message>
+</context>
+<context>
+    <name>Window</name>
+    <message numerus="yes">
+        <source>Another program changed %n value(s) that you changed too.</source>
+        <translation>
+            <numerusform>Another program changed %n value that you changed too.</numerusform>
+            <numerusform>Another program changed %n values that you changed too.</numerusform>
         </translation>
     </message>
 </context>

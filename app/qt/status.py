@@ -6,7 +6,7 @@ from PySide6.QtCore import QLocale
 from PySide6.QtWidgets import QLabel, QStatusBar, QWidget
 
 from app.core.disk.opening import Progress
-from app.core.edits.states import SaveState
+from app.core.edits.save_state import SaveState
 from app.core.session import Session
 from app.core.words import in_words
 from app.qt.tips import plain_tip

@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QByteArray, Qt, QTimer, Signal
 from PySide6.QtGui import QCloseEvent, QDragEnterEvent, QDropEvent, QPaintEvent
-from PySide6.QtWidgets import QFileDialog, QHBoxLayout, QMainWindow, QSplitter, QStackedWidget, QVBoxLayout, QWidget
+from PySide6.QtWidgets import (
+    QFileDialog,
+    QHBoxLayout,
+    QMainWindow,
+    QMessageBox,
+    QSplitter,
+    QStackedWidget,
+    QVBoxLayout,
+    QWidget,
+)
 
 from app.core.disk.opening import Opened
 from app.core.session import Session
@@ -34,6 +43,10 @@ if TYPE_CHECKING:
     from app.qt.runs.notifier import Notifier
 
 _PICTURES, _TRAIN, _RUNS, _PRESETS = range(4)
+_FEW = 500
+"""Edits that are written before the window closes, for their conflicts to be asked about."""
+_PATIENCE = 2.0
+"""Seconds in which the disk has to answer for that."""
 _LATER = {_TRAIN: rooms.TRAIN, _RUNS: rooms.RUNS, _PRESETS: rooms.PRESETS}
 
 
@@ -46,7 +59,7 @@ class Window(QMainWindow):
     def __init__(self, session: Session) -> None:
         super().__init__()
         self.session = session
-        self._painted = self._closing = False
+        self._painted = self._closing = self._decided_later = False
         self._notifier: Notifier | None = None
         self._state = window_state.read()
         """How it stood at the end of the last time; pages that are made later, or never, have theirs in it."""
@@ -221,7 +234,7 @@ class Window(QMainWindow):
             QTimer.singleShot(0, self, self.painted.emit)
 
     def closeEvent(self, event: QCloseEvent) -> None:  # noqa: N802
-        """Keep how the window stood. Captions need no question: they are in the journal, a half-typed tag too.
+        """Keep how the window stood, and ask about open conflicts; all other edits are in the journal.
 
         What is on its way to or from the trash, or asked to be undone, is waited for, unless it is closed again; where
         that fails it stays open, for it to be read.
@@ -235,6 +248,11 @@ class Window(QMainWindow):
             return
         self._closing = False  # another start may show it again
         self.pictures.editor.finish()
+        if not self._decided_later and (count := self._conflicts_now()):
+            self._ask_about_conflicts(count)
+            event.ignore()
+            return
+        self._decided_later = False
         state = {splitter.objectName(): _text(splitter.saveState()) for splitter in self._splitters()}
         window_state.write({**self._state, **state, "geometry": _text(self.saveGeometry())})
         super().closeEvent(event)
@@ -242,6 +260,41 @@ class Window(QMainWindow):
             self._notifier.say_farewell()
 
     # --- inside
+
+    def _conflicts_now(self) -> int:
+        """Return how many conflicts are open once the last edits are written, if that takes no time to speak of."""
+        saver = self.session.saver
+        if saver.now.pending <= _FEW:
+            self.session.history.finish()
+            saver.flush(patience=_PATIENCE)
+        return saver.count_conflicts()
+
+    def _ask_about_conflicts(self, count: int) -> None:
+        """Ask whether to choose between two versions before closing."""
+        words = self.tr("Another program changed %n value(s) that you changed too.", "", count)
+        box = QMessageBox(QMessageBox.Icon.Question, self.tr("Quit Impasto?"), words, parent=self)
+        details = self.tr("Nothing was overwritten. If you quit now, your version is kept and you choose next time.")
+        box.setInformativeText(details)
+        choose = box.addButton(self.tr("Choose…"), QMessageBox.ButtonRole.AcceptRole)
+        quit_ = box.addButton(self.tr("Quit and choose later"), QMessageBox.ButtonRole.DestructiveRole)
+        box.addButton(QMessageBox.StandardButton.Cancel)
+        box.setDefaultButton(choose)
+        box.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        choose.clicked.connect(self._choose_and_close)
+        quit_.clicked.connect(self._close_undecided)
+        box.open()
+
+    def _choose_and_close(self) -> None:
+        from app.qt.pictures.captions.conflicts import ConflictsDialog
+
+        dialog = ConflictsDialog(self.session, self)
+        dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        dialog.accepted.connect(lambda: QTimer.singleShot(0, self, self.close))
+        dialog.open()
+
+    def _close_undecided(self) -> None:
+        self._decided_later = True
+        QTimer.singleShot(0, self, self.close)
 
     def _close_when_done(self) -> None:
         if self._closing and self.session.history.writing is None:

@@ -22,7 +22,7 @@ from app.core.edits import bulk
 from app.core.edits.backups import Backups
 from app.core.edits.edit import Edit, History
 from app.core.edits.journal import Journal
-from app.core.edits.saving import Saver
+from app.core.edits.saver import Saver
 from app.core.edits.writer import Writer
 from app.core.library import Library
 from app.core.pictures import Folder

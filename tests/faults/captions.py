@@ -1,4 +1,7 @@
-"""Plays random edits, undo, redo, crashes, other programs' writes and refusing disks: the disk equals the model.
+"""Play random edits, undo, choices in conflicts, kills, quitting, other programs' writes and refusing disks.
+
+After each, the disk holds the newest acknowledged value or there is a visible conflict, and no file disappears. Other
+programs also write at every moment in which the app is about to touch the disk, that between check and rename included.
 
     python -m tests.faults.captions [--sequences 100000] [--shards 1] [--kills 50] [--seed 0]
 

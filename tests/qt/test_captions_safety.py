@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 import pytest
 from PySide6.QtCore import Qt
-from PySide6.QtWidgets import QLabel, QPushButton
+from PySide6.QtWidgets import QLabel, QMessageBox, QPushButton
 
 from app.core.edits.backups import Version, Written
 from app.core.edits.edit import Edit
 from app.core.edits.journal import Journal
-from app.core.edits.wishes import Key, Wish
+from app.core.edits.save_state import Key, SaveRequest
 from app.core.pictures import Change
 from app.qt.pictures.captions.conflicts import ConflictsDialog
 from app.qt.pictures.captions.recovered import RecoveredDialog
@@ -154,13 +154,70 @@ def test_deciding_later_leaves_everything_as_it_is(window, editor, session, fold
     assert len(session.saver.now.conflicts) == 1
 
 
+def test_quitting_asks_about_conflicts_and_closes_when_all_are_decided(window, editor, session, folder, qtbot):
+    clash(session, folder, "a")  # not known as a conflict before it is written
+    window.close()
+    box = window.findChild(QMessageBox)
+    assert window.isVisible() and "changed 1 value" in box.text()
+    click(qtbot, box.button(QMessageBox.StandardButton.Cancel))
+    qtbot.waitUntil(lambda: window.findChild(QMessageBox) is None)
+    assert window.isVisible()
+    window.close()
+    click(qtbot, button(window.findChild(QMessageBox), "Choose…"))
+    dialog = window.findChild(ConflictsDialog)
+    click(qtbot, dialog.keep_mine)
+    qtbot.waitUntil(lambda: not window.isVisible())
+    session.saver.flush()
+    assert on_disk(folder, "a") == "mine, a"
+
+
+def test_a_conflict_left_open_when_quitting_is_shown_as_what_it_is(
+    window, editor, session, folder, qtbot, qapp, tmp_path
+):
+    """It was shown as "No caption file yet", below words of a crash that had not been."""
+    from app.core.session import Session
+    from app.qt.posting import Poster
+
+    clash(session, folder, "a")
+    qtbot.waitUntil(editor.safety.isVisible)
+    window.close()
+    click(qtbot, button(window.findChild(QMessageBox), "Quit and choose later"))
+    qtbot.waitUntil(lambda: not window.isVisible())
+    session.close()
+    again = Session(Poster(qapp).post)
+    second = Window(again)
+    qtbot.addWidget(second)
+    second.show()
+    try:
+        second.open([folder])
+        qtbot.waitUntil(lambda: len(again.view.ids) == len(CAPTIONS))
+        words = "Not saved when you closed Impasto: 1 change in Bilder für 猫. "
+        words += "Waiting for your choice, as another program changed the same: 1."
+        qtbot.waitUntil(lambda: words in second.notices.sentences())
+        select(again, "a")
+        assert second.pictures.editor.text.text == "mine, a"
+        qtbot.waitUntil(lambda: all(dataset.known for dataset in again.datasets._open.values()))
+        assert (captions(again)["a"], on_disk(folder, "a")) == ("mine, a", "theirs, a")
+        click(qtbot, button(second.notices, "Choose…"))
+        dialog = second.findChild(ConflictsDialog)
+        with qtbot.waitSignal(dialog.finished):
+            click(qtbot, dialog.keep_mine)
+        again.saver.flush()
+        assert on_disk(folder, "a") == "mine, a"
+        second.undo()
+        again.saver.flush()
+        assert (on_disk(folder, "a"), captions(again)["a"]) == ("theirs, a", "theirs, a")
+    finally:
+        again.close()
+
+
 def test_what_a_crash_left_is_saved_at_the_next_start_and_shown(qtbot, qapp, folder, per_user_folder, english):
     from app.core.session import Session
     from app.qt.posting import Poster
 
     journal = Journal(per_user_folder / "captions" / "journal")
     key = Key(str(folder), "a.png", "caption")
-    journal.append("Typed", [Wish(key, (CAPTIONS["a"],), "typed before the crash")])
+    journal.append("Typed", [SaveRequest(key, (CAPTIONS["a"],), "typed before the crash")])
     journal.end()
     journal._shut()  # as the system does when a process is gone
     journal._owned.close()
@@ -170,7 +227,8 @@ def test_what_a_crash_left_is_saved_at_the_next_start_and_shown(qtbot, qapp, fol
     window.show()
     try:
         qtbot.waitUntil(lambda: bool(window.notices.sentences()))
-        assert "Impasto ended before it saved 1 change in Bilder für 猫." in window.notices.sentences()[0]
+        words = "Impasto stopped before it saved 1 change in Bilder für 猫. Everything is saved now."
+        assert window.notices.sentences() == [words]
         qtbot.waitUntil(lambda: on_disk(folder, "a") == "typed before the crash")
         click(qtbot, button(window.notices, "Show…"))
         dialog = window.findChild(RecoveredDialog)

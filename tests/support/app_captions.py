@@ -16,8 +16,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from app.core.edits.captions import plain
 from app.core.edits.edit import Edit
-from app.core.pictures import Change
+from app.core.edits.save_state import Key, SaveRequest
+from app.core.pictures import Change, Picture
 from tests.support.app_world import DISK_FULL, FAULTS, FIELDS, READ_ONLY, Disk, Killed, World
+from trainer.dataset.caption_files import decode_caption
 from trainer.dataset.sidecar import FILE_NAME, read_sidecar, write_sidecar
 
 PICTURES = {
@@ -31,6 +33,9 @@ TEXTS = ["cat", "cat, dog\n", "", "  ", "é 🎨", "one\r\ntwo", "\ufeffmarked",
 RATINGS = (None, 0, 1, 5)
 PLACES = range(len(PICTURES))
 SUFFIXES = (".txt", ".caption")
+WAYS = ("in place", "rename", "remove")
+"""How other programs change a file."""
+MOMENTS = tuple(range(1, 13))
 BOTH = (False, True)
 CHANGES: dict[Any, Sequence[Any]] = {
     "caption": TEXTS,
@@ -73,6 +78,13 @@ def same(one: object, other: object) -> bool:
     return one == other
 
 
+def alike(field: str, one: object, other: object) -> bool:
+    """Equal to the trainer: an empty caption file means the same as none."""
+    if field == "caption":
+        return (plain(str(one or "")) or "") == (plain(str(other or "")) or "")
+    return one == other
+
+
 class Captions(RuleBasedStateMachine):
     """The model: the values that the user sees, his edits in order, and every content that other programs wrote."""
 
@@ -81,8 +93,6 @@ class Captions(RuleBasedStateMachine):
         self.base = Path(tempfile.mkdtemp(dir=ROOM, prefix="captions "))
         self.world = World(self.base, PICTURES)
         FAULTS.inside, FAULTS.home = str(self.world.data), str(self.world.home)
-        self.waiting: dict[tuple[str, str], list[object]] = {}
-        """What sessions that crashed wanted and is in conflict since: only the user's choice ends that."""
         self.undos: list[list[Change]] = []
         self.redos: list[list[Change]] = []
         self.last: dict[str, bytes | None] = dict(self.world.disk().files)
@@ -93,6 +103,10 @@ class Captions(RuleBasedStateMachine):
         """Values that they touched since the user's own were last seen to be on disk."""
         self.contents = {(plain(text) or "").encode() for text in TEXTS}
         """What our own caption files may hold: what the user wrote, or saw."""
+        self.files = {name for name in self.last if name.endswith(SUFFIXES)}
+        """Caption files that the app did not make in this session: only another program makes them disappear."""
+        self.overwritten: dict[str, list[str | None]] = {}
+        """What a picture's caption files held when another program wrote while the app was writing."""
         self.own_notes: set[bytes] = set()
         """What the app wrote into impasto.jsonl before another program wrote."""
         self.numbers = count()
@@ -161,20 +175,26 @@ class Captions(RuleBasedStateMachine):
         self.world.history.undo() if back else self.world.history.redo()
         self.check_library()
 
-    @rule(how=all_ways(place=PLACES, text=TEXTS, which=SUFFIXES, gone=BOTH, seen=BOTH))
+    @rule(how=all_ways(place=PLACES, text=TEXTS, which=SUFFIXES, way=WAYS, seen=BOTH))
     def other_program_writes(self, how: dict[str, Any]) -> None:
         self.write(**how)
 
-    def write(self, place: int, text: str, which: str, *, gone: bool = False, seen: bool = False) -> None:
+    def write(self, place: int, text: str, which: str, *, way: str = "in place", seen: bool = False) -> None:
         picture = self.world.picture(place)
         path = picture.path.with_suffix(which)
-        if gone:
+        if way == "remove":
             path.unlink(missing_ok=True)
             self.last[path.name] = None
             self.unseen.pop(path.name, None)
+            self.files.discard(path.name)
         else:
             self.unseen[path.name] = self.last[path.name] = f"{text} {next(self.numbers)}".encode()
-            path.write_bytes(self.unseen[path.name])
+            self.files.add(path.name)
+            if way == "rename":
+                (self.base / "theirs").write_bytes(self.unseen[path.name])
+                (self.base / "theirs").replace(path)
+            else:
+                path.write_bytes(self.unseen[path.name])
         self.foreign.add((picture.name, "caption"))
         if seen and "caption" not in self.world.saver.unsaved(picture):
             self.learn(picture.id, "caption")
@@ -219,32 +239,53 @@ class Captions(RuleBasedStateMachine):
         self.take_void()
         self.check_library()
 
-    @precondition(lambda self: self.world.saver.now.conflicts)
-    @rule(mine=st.booleans())
-    def resolve(self, mine: bool) -> None:
-        conflict = self.world.saver.now.conflicts[0]
-        self.world.saver._absorb(None)  # what the user did since
-        if conflict.key not in self.world.saver._conflicts:  # the user went on, and it is to be judged anew
-            return
-        self.shown(conflict.path.name)
-        self.world.saver.resolve(conflict, "mine" if mine else "theirs")
+    @rule(how=all_ways(place=PLACES, which=SUFFIXES, way=WAYS, moment=MOMENTS))
+    def other_program_writes_while_we_do(self, how: dict[str, Any]) -> None:
+        """At any of the moments in which the app is about to touch the disk, that between check and rename included."""
+        self.edit([(how["place"], "caption", f"mine {next(self.numbers)}")], joins=False)
+        self.interrupt(**how)
         self.world.settle()
-        self.take_void()
-        again = {other.key: other.mine for other in self.world.saver.now.conflicts}
-        if conflict.key not in again or not same(again[conflict.key], conflict.mine):
-            waited = self.waiting.get((conflict.path.name, conflict.field), [])
-            waited[:] = [one for one in waited if not same(one, conflict.mine)]
-        if conflict.key not in again:
-            picture = next(p for p in self.world.library.pictures.values() if p.path == conflict.path)
-            if mine:
-                found = self.world.disk().value(picture, conflict.field)
-                # Where a picture has two caption files and the first falls silent, the other one speaks.
-                silent = conflict.field == "caption" and plain(conflict.mine) in (None, "")
-                assert silent or same(conflict.mine, found), f"{found!r}, not {conflict.mine!r}"
-                shown = picture.value(conflict.field)
-                assert same(shown, found), f"{shown!r} is shown, {found!r} stands on disk"
-                self.see(picture.id, conflict.field, shown)
-        self.check_disk()
+        FAULTS.touched = None
+        self.save()
+
+    def interrupt(self, place: int, which: str, way: str, moment: int) -> None:
+        """Let another program write at one of the app's next touches of the disk."""
+        left = count(moment, -1)
+
+        def touched(event: str, path: Path) -> None:
+            if next(left) <= 0:
+                FAULTS.touched = None
+                picture = self.world.picture(place)
+                self.overwritten[picture.name] = self.texts(self.world.disk(), picture)
+                inside, FAULTS.inside = FAULTS.inside, ""  # no kill of ours ends another program
+                self.write(place, "in between", which, way=way)
+                FAULTS.inside = inside
+
+        FAULTS.touched = touched
+
+    @precondition(lambda self: self.world.saver.now.conflicts)
+    @rule(mine=st.booleans(), settled=st.booleans())
+    def resolve(self, mine: bool, settled: bool) -> None:
+        conflict = self.world.saver.now.conflicts[0]
+        picture = next(p for p in self.world.library.pictures.values() if p.path == conflict.path)
+        key = (picture.id, conflict.field)
+        value, other = (conflict.mine, conflict.theirs) if mine else (conflict.theirs, conflict.mine)
+        current = self.values[key] == conflict.mine  # else the user went on, and it is to be judged again
+        for suffix in SUFFIXES if current else ():
+            name = picture.path.with_suffix(suffix).name
+            if name in self.unseen and same(self.unseen[name].decode(), conflict.theirs):
+                del self.unseen[name]
+        self.world.history.resolve([(conflict, value)], "Choose")
+        if current:
+            self.redos.clear()
+            self.undos.append([Change(picture.id, conflict.field, other, value)])
+            self.values[key] = value
+            self.contents.update((plain(str(one)) or "").encode() for one in (value, other) if one is not None)
+        self.check_library()
+        if settled:
+            self.save()
+            again = [(one.key, one.theirs) for one in self.world.saver.now.conflicts]
+            assert not current or (conflict.key, conflict.theirs) not in again, "the user's choice was not carried out"
 
     def shown(self, picture: str) -> None:
         for suffix in SUFFIXES:
@@ -263,52 +304,84 @@ class Captions(RuleBasedStateMachine):
             self.edit([(place, "caption", f"{text} {next(self.numbers)}")], joins=False)
         self.save()
 
-    @rule(wanted=edits, kill_at=st.integers(1, 24))
-    def crash(self, wanted: list[tuple[int, Any, Any]], kill_at: int) -> None:
+    @rule(wanted=edits, kill_at=st.integers(1, 24), between=st.booleans(), how=all_ways(place=PLACES, moment=MOMENTS))
+    def crash(self, wanted: list[tuple[int, Any, Any]], kill_at: int, between: bool, how: dict[str, int]) -> None:
         self.edit(wanted, joins=False)
+        before = self.requests()
+        if between:
+            self.interrupt(**how, which=".txt", way="in place")
         FAULTS.kill_at = kill_at
         with contextlib.suppress(Killed):
             self.world.saver.flush()
-        wanted = {(self.world.library.pictures[n].name, f): value for (n, f), value in self.values.items()}
         self.world.crash()
         self.check_contents(self.world.disk())  # raises where notes are half written
+        self.restart(before)
+
+    @rule(fault=st.sampled_from([None, DISK_FULL, READ_ONLY]))
+    def quit(self, fault: OSError | None) -> None:
+        self.world.history.finish()
+        before = self.requests()
+        FAULTS.fault = fault
+        self.world.close()
+        FAULTS.clear()
+        self.check_contents(self.world.disk())
+        self.restart(before)
+
+    def requests(self) -> dict[tuple[str, str], SaveRequest | None]:
+        """What is on its way to the disk, by image and field."""
+        self.world.saver._absorb(None)
+        root, found = str(self.world.data), {}
+        for number, field in self.values:
+            name = self.world.library.pictures[number].name
+            found[name, field] = self.world.saver._newest(Key(root, name, field))
+        return found
+
+    def restart(self, before: dict[tuple[str, str], SaveRequest | None]) -> None:
+        """Begin a session: it shows the newest edits, on disk or in conflict."""
+        wanted = {(self.world.library.pictures[n].name, f): value for (n, f), value in self.values.items()}
         self.world.begin()
         self.undos, self.redos = [], []
         self.look()
-        recovered = self.in_conflict()
+        disk = self.world.disk()
+        conflicts = {(one.path.name, one.field): one for one in self.world.saver.now.conflicts}
         for (name, field), value in wanted.items():
             picture = next(p for p in self.world.library.pictures.values() if p.name == name)
-            now = picture.value(field)
-            mine, waited = recovered.get((name, field), []), self.waiting.get((name, field), [])
-            for one in waited:
-                assert any(same(one, other) for other in [now, *mine]), f"{one!r} waited, and is forgotten: {mine}"
-            if (mine and not waited) or (name, field) not in self.foreign:
-                blank = field == "caption" and plain(value) in (None, "")  # None and empty mean the same on disk
-                assert blank or any(same(value, other) for other in [now, *mine]), f"{value!r} of {name} is lost"
-        self.foreign = set(recovered)
-        self.waiting = recovered
+            now, request = picture.value(field), before[name, field]
+            conflict = conflicts.get((name, field))
+            assert conflict is None or same(now, conflict.mine), f"{now!r} is shown, not {conflict}"
+            if request and request.desired not in request.bases[:1]:
+                on_disk = disk.value(picture, field)
+                if conflict is None and field == "caption" and self.was_written(disk, picture, request.desired):
+                    assert same(now, on_disk)
+                    continue
+                assert alike(field, now, request.desired), f"{request} is lost, {now!r} is shown"
+                assert conflict or alike(field, on_disk, now) or (name, field) in self.foreign, (
+                    f"{on_disk!r}, not {now!r}"
+                )
+            elif (name, field) not in self.foreign:
+                assert alike(field, now, value), f"{value!r} of {name} is lost, {now!r} is shown"
+        self.foreign, self.overwritten = set(conflicts), {}
+        self.files = {name for name in disk.files if name.endswith(SUFFIXES)}
 
-    def in_conflict(self) -> dict[tuple[str, str], list[object]]:
-        """What the user wants and another program's words stand in the way of, what waits behind that included."""
-        found = {(c.path.name, c.field): [c.mine] for c in self.world.saver.now.conflicts}
-        for key, wishes in self.world.saver._behind.items():
-            found[key.path.name, key.field] += [wish.desired for wish in wishes]
-        return found
+    def was_written(self, disk: Disk, picture: Picture, text: object) -> bool:
+        """Whether another program came after the app, writing the same file or one that takes precedence."""
+        # An empty file lets the picture's other one count.
+        later = picture.name in self.overwritten or alike("caption", text, None)
+        texts = self.texts(disk, picture) + self.overwritten.get(picture.name, [])
+        return later and any(alike("caption", text, one) for one in texts)
+
+    def texts(self, disk: Disk, picture: Picture) -> list[str | None]:
+        """What a picture's caption files hold; None where there is none."""
+        files = [disk.files.get(picture.path.with_suffix(suffix).name) for suffix in SUFFIXES]
+        return [None if data is None else decode_caption(data).text for data in files]
 
     def take_void(self) -> None:
         """Where another program's value won by right, the model follows the library, if the disk says the same."""
-        for (name, field), waited in self.waiting.items():
-            picture = next(p for p in self.world.library.pictures.values() if p.name == name)
-            if waited:
-                found = self.world.disk().value(picture, field)
-                waited[:] = [one for one in waited if not same(one, found)]
         for (number, field), value in self.values.items():
             picture = self.world.library.pictures[number]
             now = picture.value(field)
-            if now != value and (
-                field not in self.world.saver.unsaved(picture)
-                or (picture.path, field) in [(c.path, c.field) for c in self.world.saver.now.conflicts]
-            ):
+            if now != value:
+                assert field not in self.world.saver.unsaved(picture), f"{now!r} is shown instead of the edit {value!r}"
                 assert same(now, self.world.disk().value(picture, field))
                 self.see(number, field, now)
 
@@ -326,6 +399,7 @@ class Captions(RuleBasedStateMachine):
         for conflict in state.conflicts:
             picture = next(p for p in self.world.library.pictures.values() if p.path == conflict.path)
             assert not same(conflict.mine, conflict.theirs)
+            assert same(picture.value(conflict.field), conflict.mine), "an edit that is not written is not shown"
             assert same(conflict.theirs, disk.value(picture, conflict.field))
         in_conflict = {(conflict.path.name, conflict.field) for conflict in state.conflicts}
         for (number, field), value in self.values.items():
@@ -340,8 +414,17 @@ class Captions(RuleBasedStateMachine):
         for name, content in on_disk.items():
             if name.endswith(SUFFIXES):
                 assert content in self.contents or content == self.last.get(name), f"{name} holds {content[:80]!r}"
+        # A kill between an exchange of names and its way back leaves another program's words under the temporary name.
+        displaced = {content for name, content in on_disk.items() if name.endswith(".tmp")}
         for name, content in self.unseen.items():
-            assert on_disk.get(name) == content, f"{name} was overwritten though nobody had seen {content[:80]!r}"
-        gone = {(name, last) for name, last in self.last.items() if last is not None and on_disk.get(name) != last}
+            there = on_disk.get(name) == content or content in displaced
+            assert there, f"{name} was overwritten though nobody had seen {content[:80]!r}"
+        missing = self.files - on_disk.keys()
+        assert not missing, f"{missing} disappeared"
+        gone = {
+            (name, last)
+            for name, last in self.last.items()
+            if last is not None and on_disk.get(name) != last and last not in displaced
+        }
         lost = gone and gone - self.world.kept()
         assert not lost, f"overwritten, and nowhere: {sorted(lost)}"

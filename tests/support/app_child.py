@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from app.core.edits.edit import Edit, History
-from app.core.edits.saving import Saver
+from app.core.edits.saver import Saver
 from app.core.edits.writer import Writer
 from app.core.pictures import Change
 from tests.support.app_captions import PICTURES, TEXTS

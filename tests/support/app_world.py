@@ -13,7 +13,7 @@ from pathlib import Path
 from app.core.edits.backups import Backups
 from app.core.edits.edit import Edit, History
 from app.core.edits.journal import Journal
-from app.core.edits.saving import Saver
+from app.core.edits.saver import Saver
 from app.core.edits.writer import Writer
 from app.core.library import Library
 from app.core.pictures import Change, Field, Folder, Picture, Value
@@ -129,26 +129,36 @@ class World:
                 (self.data / name).with_suffix(suffix).write_bytes(content)
 
     def begin(self) -> None:
-        """Start a session: recover, then read what is on disk."""
+        """Start a session: recover, then show what is on disk, and edits that are not on disk yet instead of it."""
+        self.open()
+        self.recover()
+
+    def open(self) -> None:
+        """Make what a session consists of."""
         self.library = Library()
         self.folder = Folder(self.data, self.data)
         self.journal = Journal(self.home / "journal")
         self.backups = Backups(self.home / "backups")
         self.saver = Saver(self.journal, Writer(self.backups), self.posted.append, threaded=False)
         self.history = History(self.library, self.journal, self.saver)
+
+    def recover(self) -> None:
+        """Take over what earlier sessions left, then look at the disk."""
         self.saver.recover()
         self.saver.flush()
         self.deliver()
         self.ids = self.library.add((self.folder, name, {}) for name in self.names)
         found = self.disk()
         for picture in self.library.pictures.values():
-            self.library.learn({picture.id: {field: found.value(picture, field) for field in FIELDS}}, "file")
+            facts = {field: found.value(picture, field) for field in FIELDS}
+            self.library.learn({picture.id: {**facts, **self.saver.unsaved(picture)}}, "file")
 
     def learn_captions(self) -> None:
         """Take over what stands on disk, as after a look at it."""
         found = self.disk()
         for picture in self.library.pictures.values():
-            self.library.learn({picture.id: {"caption": found.value(picture, "caption")}}, "caption")
+            caption = self.saver.unsaved(picture).get("caption", found.value(picture, "caption"))
+            self.library.learn({picture.id: {"caption": caption}}, "caption")
 
     def crash(self) -> None:
         """End the session as the operating system ends a process: its lock is let go, nothing else happens."""
@@ -156,6 +166,18 @@ class World:
         self.posted.clear()
         self.journal._shut()
         self.journal._owned.close()
+
+    def close(self) -> None:
+        """End the session as quitting does."""
+        self.history.finish()
+        self.saver.close()
+        self.posted.clear()
+
+    def resolve(self, keep: str, place: int = 0) -> None:
+        """Choose one of the versions of a conflict, as the dialog does."""
+        conflict = self.saver.now.conflicts[place]
+        value = conflict.mine if keep == "mine" else conflict.theirs
+        self.history.resolve([(conflict, value)], f"Keep {keep}")
 
     def settle(self) -> None:
         """Let everything be written and told."""

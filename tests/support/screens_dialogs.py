@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from PySide6.QtWidgets import QApplication, QWidget
 
 from app.core.edits.edit import Edit
-from app.core.edits.wishes import Key, Wish
+from app.core.edits.save_state import Key, SaveRequest
 from app.core.pictures import Change
 from app.core.session import Session
 from app.qt.pictures.captions.conflicts import ConflictsDialog
@@ -16,8 +18,8 @@ from app.qt.window import Window
 from tests.support.screens import screen, wait
 
 
-def clash(session: Session) -> None:
-    """Let another program and the user write the same captions."""
+def clash(session: Session) -> list[Change]:
+    """Let another program and the user write the same captions; return what the user changed."""
     session.saver.flush()
     wait(QApplication.instance(), lambda: session.saver.now.clean)
     changes = []
@@ -29,13 +31,13 @@ def clash(session: Session) -> None:
     session.history.do(Edit("Write captions", tuple(changes)))
     session.saver.flush()
     wait(QApplication.instance(), lambda: len(session.saver.now.conflicts) == len(changes))
+    return changes
 
 
-def make_up(session: Session) -> None:
+def make_up(session: Session, changes: Sequence[Change]) -> None:
     """End the conflicts, and leave the captions as they were."""
-    for conflict in session.saver.now.conflicts:
-        session.saver.resolve(conflict, "mine")
-    session.history.undo()
+    session.history.resolve([(one, one.mine) for one in session.saver.now.conflicts], "Keep mine")
+    session.history.do(Edit("Write captions", tuple(change.inverse() for change in changes)))
     session.saver.flush()
     wait(QApplication.instance(), lambda: session.saver.now.clean)
 
@@ -43,22 +45,22 @@ def make_up(session: Session) -> None:
 @screen("captions-conflicts")
 def captions_conflicts(window: Window) -> QWidget:
     window.show_pictures()
-    clash(window.session)
+    changes = clash(window.session)
     dialog = ConflictsDialog(window.session, window)
-    dialog.finished.connect(lambda _: make_up(window.session))
+    dialog.finished.connect(lambda _: make_up(window.session, changes))
     return dialog
 
 
 @screen("captions-recovered")
 def captions_recovered(window: Window) -> QWidget:
     session = window.session
-    wishes = []
+    requests = []
     for number in session.view.ids[:4]:
         picture = session.library.pictures[number]
         key = Key(str(picture.folder.root), picture.name, "caption")
         words = (picture.caption or "").strip()
-        wishes.append(Wish(key, (words,), f"{words}, glowing"))
-    session.saver.recovered = tuple(wishes)
+        requests.append(SaveRequest(key, (words,), f"{words}, glowing"))
+    session.saver.recovered = tuple(requests)
     return RecoveredDialog(session, window)
 
 

@@ -30,6 +30,11 @@ def replace(source: Path, target: Path) -> None:
     _patiently(lambda: long_path(source).replace(long_path(target)))
 
 
+def rename(source: Path, target: Path) -> None:
+    """Rename, waiting as `replace` does; Windows replaces nothing and raises FileExistsError."""
+    _patiently(lambda: long_path(source).rename(long_path(target)))
+
+
 def read_text(path: Path) -> str:
     """Return a UTF-8 file's text, waiting like `replace` does; raises OSError and UnicodeDecodeError."""
     return _patiently(lambda: long_path(path).read_text(encoding="utf-8"))

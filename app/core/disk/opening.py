@@ -139,10 +139,10 @@ class Datasets:
         """Files of a folder have no picture, or others than before have none."""
         self.differs: Event[OnDisk] = Event()
         """The disk shows another value than an unsaved edit."""
-        self.unsaved: Callable[[int, Field], bool] = lambda picture, field: False
-        """Tells whether an edit of a picture is still on its way to the disk; whoever saves says it here."""
-        self.unsaved_of_folder: Callable[[Folder], Collection[FolderField]] = lambda folder: ()
-        """Tells which facts of a folder are still on their way, likewise."""
+        self.unsaved: Callable[[Folder, str], Mapping[Field, Value]] = lambda folder, name: {}
+        """Returns the edits of an image that are not on disk; they are shown, whatever is there. Set by the session."""
+        self.unsaved_of_folder: Callable[[Folder], Mapping[FolderField, Value]] = lambda folder: {}
+        """Returns those of a folder, likewise."""
         self._library, self._tasks = library, tasks
         self._forgetting = Forgetting(library, tasks.post)
         self._open: dict[Path, _Dataset] = {}
@@ -352,11 +352,15 @@ class Datasets:
                 self.progress.emit(Progress(dataset.root, news.stage, news.done, news.total))
 
     def _enter(self, dataset: _Dataset, folder: Folder, pictures: Mapping[str, Mapping[str, Any]]) -> None:
+        if folder not in dataset.ids:
+            for fact, value in self.unsaved_of_folder(folder).items():
+                setattr(folder, fact, value)
         ids = dataset.ids.setdefault(folder, {})
         pictures = {name: facts for name, facts in pictures.items() if (folder, name) not in self._leaving}
         kept = {name: {**facts, "problem": None} for name, facts in pictures.items() if name in ids}
         new = {name: facts for name, facts in pictures.items() if name not in ids}
-        ids.update(zip(new, self._library.add((folder, name, facts) for name, facts in new.items()), strict=True))
+        shown = ((folder, name, {**facts, **self.unsaved(folder, name)}) for name, facts in new.items())
+        ids.update(zip(new, self._library.add(shown), strict=True))
         dataset.unsized.update(dict.fromkeys(ids[name] for name in new))
         self._learn(dataset, folder, kept)
         self.progress.emit(Progress(dataset.root, "listing", sum(map(len, dataset.ids.values())), 0))
@@ -382,15 +386,20 @@ class Datasets:
             self.reworded.emit(reworded)
 
     def _without_edited(self, dataset: _Dataset, picture: Picture, values: dict[str, Any]) -> dict[str, Any]:
-        """Leave out what the user changed meanwhile: read again later where the look is too old, else told."""
-        kept = dict(values)
+        """Leave out what the user changed meanwhile: read again later where the look is too old, else reported.
+
+        Of an edit that is not on disk it is the edit that is shown.
+        """
+        if _USERS.isdisjoint(values):
+            return values
+        kept, edits = dict(values), self.unsaved(picture.folder, picture.name)
         for key in _USERS & values.keys():
-            unsaved = self.unsaved(picture.id, key)
-            if unsaved or picture.id in dataset.touched:
+            if key in edits or picture.id in dataset.touched:
                 del kept[key]
                 dataset.again.setdefault(picture.folder.path, set()).add(picture.name)
-            if unsaved and picture.id not in dataset.touched:
+            if key in edits and picture.id not in dataset.touched:
                 self.differs.emit(OnDisk(picture.id, key, values[key]))
+        kept.update((key, value) for key, value in edits.items() if picture.value(key) != value)
         return kept
 
     def _tell(self, learned: Mapping[int, Mapping[str, Any]], kinds: Iterable[Fact | Field]) -> None:
@@ -413,7 +422,8 @@ class Datasets:
         self._library.remove([ids.pop(name) for name in gone])
 
     def _has_unsaved(self, picture: int) -> bool:
-        return any(self.unsaved(picture, field) for field in _USERS)
+        found = self._library.pictures.get(picture)
+        return found is not None and bool(self.unsaved(found.folder, found.name))
 
     def _mark(self, dataset: _Dataset, folder: Folder, marks: FolderMarks) -> None:
         """Take over what holds for a folder, but for what the user changed: that is told again by the next look."""

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from trainer.protocol.atomic import write_bytes
+from app.core.edits.safe_files import STRAY, ChangedMeanwhileError, Seen, remove_file, replace_file
 
 if TYPE_CHECKING:
     import sqlite3
@@ -57,6 +57,20 @@ class Written(NamedTuple):
         """Return the writing that takes this one back."""
         return Written(self.file, self.after, self.before)
 
+    def write(self, *, durable: bool = True) -> bool:
+        """Write it, unless the file holds something else than `before` by now; return whether it was written.
+
+        What it replaces has to be kept before. Raises OSError.
+        """
+        try:
+            if self.after is None:
+                remove_file(str(self.file), Seen(self.before))
+            else:
+                replace_file(str(self.file), Seen(self.before), self.after, durable=durable)
+        except ChangedMeanwhileError:
+            return False
+        return True
+
 
 class Backups:
     """All backups in one folder; every call opens and closes its file, so any thread may use it."""
@@ -92,28 +106,28 @@ class Backups:
                 _drop_oldest(database, self._bytes(database) - self._most * 3 // 4)
 
     def originals(self, root: str) -> list[Version]:
-        """Return what each file of a dataset held before we first wrote it, by name; raises OSError."""
-        return self._versions(root, "original")
+        """Return what each file of a dataset held before we first wrote it, by name; raises OSError.
+
+        Without the temporary files of killed writers, which are kept only so that nothing in them is lost.
+        """
+        return [one for one in self._versions(root, "original") if not STRAY.fullmatch(one.file.rpartition("/")[2])]
 
     def versions(self, root: str, file: str) -> list[Version]:
         """Return all that is kept of one file, oldest first; raises OSError."""
         return [version for version in self._versions(root, "file = ?", _stored(file)) if version.file == file]
 
-    def restore(self, root: str, files: Sequence[str] | None = None) -> list[Written]:
-        """Write originals back, byte for byte, of all files or of these; what stands there now is kept first.
+    def restore(self, root: str, names: Sequence[str] | None = None) -> list[Written]:
+        """Write originals back, byte for byte, of all files or of these; what is there now is kept first.
 
-        Files that we made are removed. Returns what changed; raises OSError.
+        Files that were absent then are removed. What another program writes at that moment stays. Returns what
+        changed; raises OSError.
         """
-        wanted = [version for version in self.originals(root) if files is None or version.file in files]
+        wanted = [version for version in self.originals(root) if names is None or version.file in names]
         present = {version.file: _read(Path(root, version.file)) for version in wanted}
         changed = [version for version in wanted if present[version.file] != version.data]
         self.keep(root, ((version.file, present[version.file]) for version in changed))
-        for version in changed:
-            if version.data is None:
-                Path(root, version.file).unlink(missing_ok=True)
-            else:
-                write_bytes(Path(root, version.file), version.data)
-        return [Written(Path(root, version.file), present[version.file], version.data) for version in changed]
+        files = [Written(Path(root, version.file), present[version.file], version.data) for version in changed]
+        return [written for written in files if written.write()]
 
     def _versions(self, root: str, where: str, *values: str | bytes) -> list[Version]:
         if not self.path(root).exists():

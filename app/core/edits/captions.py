@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from app.core.edits.replacing import Seen, look_at
+from app.core.edits.safe_files import Seen, look_at
 from trainer.dataset.caption_files import (
     LARGEST,
     METADATA_NAME,

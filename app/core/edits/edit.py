@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, cast
 
 from app.core.edits.journal import Journal
-from app.core.edits.saving import Saver
-from app.core.edits.states import Learned
-from app.core.edits.wishes import Key, Wish
+from app.core.edits.save_state import Conflict, Key, Learned, SaveRequest
+from app.core.edits.saver import Saver
 from app.core.events import Event
 from app.core.library import Library
-from app.core.pictures import Change, Field, Folder, FolderChange
+from app.core.pictures import Change, Field, Folder, FolderChange, FolderField, Value
 from trainer.errors import ImpastoError
 
 AT_ONCE = 500
@@ -146,6 +145,51 @@ class History:
         else:
             then()
 
+    def resolve(self, choices: Iterable[tuple[Conflict, Value]], name: str) -> None:
+        """End conflicts, each with the value that the user chose, as one step: undoing it gives the other value back.
+
+        What the user has changed since, or something else is on disk of by now, is judged again and may be a conflict
+        again.
+        """
+        self.finish()
+        changes: list[Change] = []
+        folders: list[FolderChange] = []
+        theirs: list[Conflict] = []
+        requests: list[SaveRequest] = []
+        for conflict, value in choices:
+            if not (self._shows(conflict) and self._saver.is_open(conflict)):
+                continue
+            before = conflict.mine if value == conflict.theirs else conflict.theirs
+            picture, folder = self._library.at(conflict.path), self._library.folder_at(conflict.path)
+            if value == conflict.theirs:
+                theirs.append(conflict)
+            else:
+                number = picture.id if picture and not conflict.key.of_folder else None
+                requests.append(SaveRequest(conflict.key, (conflict.theirs,), value, number, shown=True))
+            if conflict.key.of_folder and folder:
+                folders.append(FolderChange(folder, cast(FolderField, conflict.field), before, value))  # type: ignore[arg-type]
+            elif picture:
+                changes.append(Change(picture.id, cast(Field, conflict.field), before, value))
+        self._library.apply(changes)
+        self._library.apply_to_folders(folders)
+        if requests:
+            requests = self._journal.append(name, requests)
+            self._journal.end()
+        self._saver.choose(theirs, requests)
+        if whole := Edit(name, tuple(changes), tuple(folders)):
+            self._redo.clear()
+            self._undo.append(whole)
+            self.done.emit(whole)
+            self.changed.emit(None)
+
+    def _shows(self, conflict: Conflict) -> bool:
+        """Return whether the user's value of a conflict is what he sees, if the image or folder is there at all."""
+        if conflict.key.of_folder:
+            folder = self._library.folder_at(conflict.path)
+            return folder is None or getattr(folder, conflict.field) == conflict.mine
+        picture = self._library.at(conflict.path)
+        return picture is None or picture.value(cast(Field, conflict.field)) == conflict.mine
+
     def forget(self, deed: Deed) -> None:
         """Let a deed be no step any more."""
         for steps in (self._undo, self._redo):
@@ -246,7 +290,7 @@ class History:
     ) -> Iterator[None]:
         """Make an edit by portions: journal, library; the writer hears of it at last, so all of it or nothing."""
         made: list[Change] = []
-        wishes: list[Wish] = []
+        wishes: list[SaveRequest] = []
         for portion in _portions(edit.changes, back):
             if made:
                 yield
@@ -265,17 +309,17 @@ class History:
             remember(whole)
             self.done.emit(whole)
 
-    def _enter(self, title: str, wishes: list[Wish]) -> list[Wish]:
+    def _enter(self, title: str, wishes: list[SaveRequest]) -> list[SaveRequest]:
         return self._journal.append(title, wishes) if wishes else wishes
 
-    def _wish(self, change: Change) -> Wish:
+    def _wish(self, change: Change) -> SaveRequest:
         picture = self._library.pictures[change.picture]
         key = Key(str(picture.folder.root), self._prefix(picture.folder) + picture.name, change.field)
-        return Wish(key, (change.before,), change.after, change.picture, shown=True)
+        return SaveRequest(key, (change.before,), change.after, change.picture, shown=True)
 
-    def _folder_wish(self, change: FolderChange) -> Wish:
+    def _folder_wish(self, change: FolderChange) -> SaveRequest:
         name = self._prefix(change.folder).removesuffix("/")
-        return Wish(Key(str(change.folder.root), name, change.field), (change.before,), change.after, shown=True)
+        return SaveRequest(Key(str(change.folder.root), name, change.field), (change.before,), change.after, shown=True)
 
     def _prefix(self, folder: Folder) -> str:
         """Return the folder's place in its dataset, ending in a slash; a hundred thousand pictures ask for it."""

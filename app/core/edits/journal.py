@@ -3,17 +3,18 @@ r"""Keeps every edit on disk from the moment it is made until its files are writ
 A journal is a text file of JSON lines in the per-user folder, one a session, held by a lock as long as its process
 lives. It says paths, not ids::
 
-    {"impasto": "journal", "version": 1}
+    {"impasto": "journal", "version": 1, "closed": false}
     {"edit": 7, "part": 0, "name": "Rename red to blue in 2 captions", "root": "/pictures/cats",
      "changes": [["a.jpg", "caption", ["red"], "blue"], ["b.jpg", "caption", ["red, tall"], "blue, tall"]]}
     {"end": 7}
     {"saved": 7, "root": "/pictures/cats", "values": [["a.jpg", "caption"], ["b.jpg", "caption"]]}
 
 An edit whose end is missing was being made when the process died: its files were not touched, and it counts as never
-made. A last line that is torn is cut. What is saved is needed no more, so the file is begun anew from time to time.
+made. A last line that is torn is cut. What is saved is no longer needed, so the file is rewritten from time to time.
 
-Edits of one value mostly go on from each other; where one does not, another program's words came between. What was
-wanted before them is then a second wish for the same value, and stays one when only the newer is saved.
+Of each value only the newest edit counts. Edits made on top of each other are one request, which may replace whatever
+any of them may have written; an edit that was not made on top of the one before it replaces that, as the user then saw
+something else on disk. So an edit that was overtaken by a newer one does not come back after a kill.
 """
 
 from __future__ import annotations
@@ -25,18 +26,17 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from functools import reduce
 from itertools import groupby
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
-from app.core.edits.wishes import Key, Wish
+from app.core.edits.save_state import Key, SaveRequest
 from trainer.protocol import locks
 from trainer.protocol.atomic import write_bytes
 
-_HEAD = {"impasto": "journal", "version": 1}
 _LARGE = 1_000_000  # bytes; read in some 20 ms at the next start
 
 
@@ -69,7 +69,7 @@ class Journal:
         except OSError as fault:
             self.fault = fault
 
-    def append(self, name: str, wishes: Sequence[Wish]) -> list[Wish]:
+    def append(self, name: str, requests: Sequence[SaveRequest]) -> list[SaveRequest]:
         """Enter changes of the edit that `end` will complete; return them with its number.
 
         They reach the operating system at once, which keeps them whatever happens to this process.
@@ -78,7 +78,7 @@ class Journal:
             number = self._number + 1
             if self._part == 0 and self._file and not self.fault:
                 self._start = self._file.tell()
-            entered = [replace(wish, number=number) for wish in wishes]
+            entered = [replace(request, number=number, first=number) for request in requests]
             self._write(_edit_lines(name, entered, self._part))
             self._part += 1
         return entered
@@ -101,79 +101,83 @@ class Journal:
         except OSError as fault:
             self.fault = fault
 
-    def saved(self, wishes: Iterable[Wish]) -> None:
+    def saved(self, requests: Iterable[SaveRequest]) -> None:
         """Note that these are in their files."""
         lines = [
-            {"saved": number, "root": root, "values": [wish.key[1:] for wish in group]}
-            for (number, root), group in groupby(wishes, lambda wish: (wish.number, wish.key.root))
+            {"saved": number, "root": root, "values": [request.key[1:] for request in group]}
+            for (number, root), group in groupby(requests, lambda request: (request.number, request.key.root))
         ]
         with self._access:
             self._owed += lines
             if self._part == 0:
                 self._write_owed()
 
-    def roll(self, wishes: Sequence[Wish], taken: int) -> None:
+    def roll(self, requests: Sequence[SaveRequest], taken: int) -> None:
         """Begin the file anew with what is not saved yet, if it has grown large or is at fault.
 
-        Not while an edit is being entered, or made but unknown to `wishes`: `taken` is the last that they know of.
+        Not while an edit is being entered, or made but unknown to `requests`: `taken` is the last that they know of.
         """
         with self._access:
             if self._closed:
                 return
-            grown = self._file is None or self._file.tell() > max(_LARGE, 1000 * len(wishes))
+            grown = self._file is None or self._file.tell() > max(_LARGE, 1000 * len(requests))
             if self._part == 0 and self._number == taken and (grown or self.fault):
                 try:
-                    self._renew(wishes)
+                    self._renew(requests)
                     self.fault = None
                 except OSError as fault:
                     self.fault = fault
 
-    def adopt(self) -> list[Wish]:
-        """Take over what journals of sessions that ended without saving all hold; return what is to be written.
+    def adopt(self) -> Left:
+        """Take over what journals of sessions that ended without saving all hold.
 
-        Of one value that may be several wishes, the newest last.
         They are removed once this journal holds it all on the disk; a kill at any moment leaves one or both. On the
         library's thread, and not while an edit is being made.
         """
-        found: dict[Key, list[Wish]] = {}
+        found: dict[Key, SaveRequest] = {}
+        crashed: set[Key] = set()
         left = []
         for path in sorted(self._folder.glob("*.jsonl")):
             if path != self._path and not locks.is_held(_lock_of(path)):
                 left.append(path)
-                for key, wishes in read(path).items():
-                    for wish in wishes:
-                        _add(found.setdefault(key, []), wish)
-        adopted: list[Wish] = []
-        for place in range(max(map(len, found.values()), default=0)):  # numbers of their own for those of one value
-            adopted += self.append("Not saved before", [each[place] for each in found.values() if place < len(each)])
-            self.end()
+                requests, closed = read(path)
+                for key, request in requests.items():
+                    found[key] = found[key].then(request) if key in found else request
+                if not closed:
+                    crashed.update(requests)
+        adopted = self.append("Not saved before", list(found.values()))
+        self.end()
         self.sync()
         if not self.fault:
             for path in left:
                 path.unlink(missing_ok=True)
                 _lock_of(path).unlink(missing_ok=True)
-        return adopted
+        return Left(adopted, crashed)
 
-    def close(self, wishes: Sequence[Wish]) -> None:
+    def close(self, requests: Sequence[SaveRequest]) -> None:
         """End the session, leaving only what could not be saved for the next start; no file where that is nothing."""
         with self._access:
             self._closed = True
             try:
-                self._renew(wishes)
+                self._renew(requests, closed=True)
                 self._shut()
-                if not wishes:
+                if not requests:
                     self._path.unlink()
             except OSError as fault:  # it stays as it is, which holds more than is needed
                 self.fault = fault
             self._shut()
             self._owned.close()
-            if not wishes:
+            if not requests:
                 _lock_of(self._path).unlink(missing_ok=True)
 
-    def _renew(self, wishes: Sequence[Wish]) -> None:
-        """Write the file anew, in one step; on an error the old one goes on."""
-        lines = [_HEAD, *_edit_lines("Not saved yet", sorted(wishes, key=lambda wish: wish.number), 0)]
-        if wishes:
+    def _renew(self, requests: Sequence[SaveRequest], *, closed: bool = False) -> None:
+        """Rewrite the file in one step; on an error the old one stays in use."""
+        head = {"impasto": "journal", "version": 1, "closed": closed}
+        lines: list[dict[str, Any]] = [
+            head,
+            *_edit_lines("Not saved yet", sorted(requests, key=lambda request: request.number), 0),
+        ]
+        if requests:
             lines.append({"end": self._number})
         self._shut()  # Windows replaces no file that is open
         try:
@@ -209,51 +213,47 @@ class Journal:
                 self._file.seek(self._start)
 
 
-def read(path: Path) -> dict[Key, list[Wish]]:
-    """Return what a journal holds that may not be in its file yet: only complete edits, in the order of their making.
+class Left(NamedTuple):
+    """What earlier sessions left unwritten."""
 
-    Edits that go on from each other are one wish. A torn last line, and whatever follows a damaged one, is passed over.
-    Raises OSError.
+    requests: list[SaveRequest]
+    """One for each value."""
+    crashed: Collection[Key]
+    """The values among them whose session was not closed, but stopped."""
+
+
+def read(path: Path) -> tuple[dict[Key, SaveRequest], bool]:
+    """Return what a journal holds that may not be in its file yet, by value, and whether its session was closed.
+
+    Only complete edits count. A torn last line, and whatever follows a damaged one, is passed over. Raises OSError.
     """
-    found: dict[Key, list[list[Wish]]] = {}
-    open_edit: list[Wish] = []
+    found: dict[Key, list[SaveRequest]] = {}
+    open_edit: list[SaveRequest] = []
+    closed = False
     for entry in _entries(path.read_bytes()):
         match entry:
+            case {"impasto": "journal", "closed": bool(value)}:
+                closed = value
             case {"edit": int(number), "part": int(part), "root": str(root), "changes": list(changes)}:
                 if part == 0:  # what came before has no end
                     open_edit = []
-                open_edit += (_wish(root, number, change) for change in changes)
+                open_edit += (_request(root, number, change) for change in changes)
             case {"end": int()}:
-                for wish in open_edit:
-                    chains = found.setdefault(wish.key, [])
-                    chain = next((one for one in reversed(chains) if one[-1].leads_to(wish)), None)
-                    chain.append(wish) if chain else chains.append([wish])
+                for request in open_edit:
+                    before = found.get(request.key, [])
+                    found[request.key] = [*before, request] if before and before[-1].leads_to(request) else [request]
                 open_edit = []
             case {"saved": int(number), "root": str(root), "values": list(values)}:
                 for name, field in values:
-                    _forget(found.get(Key(root, name, field), []), number)
-    return {key: [reduce(Wish.followed_by, chain) for chain in chains] for key, chains in found.items() if chains}
+                    key = Key(root, name, field)
+                    found[key] = [request for request in found.get(key, []) if request.number > number]
+    return {key: reduce(SaveRequest.followed_by, chain) for key, chain in found.items() if chain}, closed
 
 
-def _forget(chains: list[list[Wish]], number: int) -> None:
-    """Drop what was saved with a wish, and what led to it."""
-    for chain in chains:
-        if any(wish.number == number for wish in chain):
-            chain[:] = [wish for wish in chain if wish.number > number]
-    chains[:] = [chain for chain in chains if chain]
-
-
-def _add(wishes: list[Wish], later: Wish) -> None:
-    """Put a wish to those of the same value: as one with what it goes on from."""
-    place = next((place for place, wish in enumerate(wishes) if wish.leads_to(later)), len(wishes))
-    before = wishes[place : place + 1]
-    wishes[place : place + 1] = []
-    wishes.append(before[0].followed_by(later) if before else later)
-
-
-def _wish(root: str, number: int, change: list[Any]) -> Wish:
+def _request(root: str, number: int, change: list[Any]) -> SaveRequest:
     name, field, bases, desired = change
-    return Wish(Key(root, name, field), tuple(map(_value, bases)), _value(desired), number=number)
+    bases = tuple(map(_value, bases))
+    return SaveRequest(Key(root, name, field), bases, _value(desired), number=number, first=number)
 
 
 def _value(value: Any) -> Any:
@@ -269,9 +269,9 @@ def _entries(data: bytes) -> Iterable[dict[str, Any]]:
             return
 
 
-def _edit_lines(name: str, wishes: Iterable[Wish], part: int) -> Iterable[dict[str, Any]]:
-    for (number, root), group in groupby(wishes, lambda wish: (wish.number, wish.key.root)):
-        changes = [(wish.key.name, wish.key.field, wish.bases, wish.desired) for wish in group]
+def _edit_lines(name: str, requests: Iterable[SaveRequest], part: int) -> Iterable[dict[str, Any]]:
+    for (number, root), group in groupby(requests, lambda request: (request.number, request.key.root)):
+        changes = [(request.key.name, request.key.field, request.bases, request.desired) for request in group]
         yield {"edit": number, "part": part, "name": name, "root": root, "changes": changes}
         part += 1
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from app.core.edits.wishes import Wish
+from app.core.edits.save_state import SaveRequest
 from app.core.pictures import Value
 from trainer.dataset.sidecar import FILE_NAME, Sidecar, read_sidecar, sidecar_text
 from trainer.errors import DatasetError, plain_reason
@@ -22,13 +22,13 @@ class Notes:
     """None where there is no file."""
     sidecar: Sidecar
 
-    def value(self, wish: Wish) -> Value:
+    def value(self, wish: SaveRequest) -> Value:
         """Return what stands there for a wish's value."""
         holder = self.sidecar.folder if wish.key.of_folder else self.sidecar.of(wish.key.path.name)
         value: Value = getattr(holder, wish.key.field)
         return value
 
-    def with_values(self, wishes: Sequence[Wish]) -> bytes:
+    def with_values(self, wishes: Sequence[SaveRequest]) -> bytes:
         """Return the bytes that hold what is wished, all else as it is; raises DatasetError for impossible values."""
         pictures: dict[str, dict[str, object]] = {}
         facts: dict[str, object] = {}

@@ -11,8 +11,8 @@ from app.core.edits import captions
 from app.core.edits.backups import Backups, Written
 from app.core.edits.captions import Neighbours
 from app.core.edits.edit import Ended, History
-from app.core.edits.replacing import ChangedMeanwhileError, Seen, refusal, remove_file, replace_file
-from app.core.edits.saving import Saver
+from app.core.edits.safe_files import refusal
+from app.core.edits.saver import Saver
 from app.core.library import Library
 from app.core.pictures import Picture
 from app.core.tasks import Tasks
@@ -87,16 +87,7 @@ class Rewriter:
 def _write(backups: Backups, root: Path, files: Sequence[Written]) -> list[Path]:
     """Write files, keeping what they hold; return those that hold something else by now. Raises OSError."""
     backups.keep(str(root), [(file.relative_to(root).as_posix(), before) for file, before, _ in files])
-    left = []
-    for file, before, after in files:
-        try:
-            if after is None:
-                remove_file(str(file), Seen(before))
-            else:
-                replace_file(str(file), Seen(before), after, durable=False)
-        except ChangedMeanwhileError:
-            left.append(file)
-    return left
+    return [written.file for written in files if not written.write(durable=False)]
 
 
 def _facts(root: Path, pictures: Sequence[Picture]) -> dict[int, dict[str, Any]]:

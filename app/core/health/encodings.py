@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from app.core.edits.backups import Backups
+from app.core.edits.backups import Backups, Written
 from trainer.dataset.caption_files import SUFFIXES, NotACaptionError, decode_caption
 from trainer.errors import DatasetError
-from trainer.protocol.atomic import long_path, write_bytes
+from trainer.protocol.atomic import long_path
 
 
 def to_utf8(pictures: Iterable[tuple[Path, Path]], backups: Backups) -> int:
@@ -39,5 +39,4 @@ def _convert(root: Path, file: Path, backups: Backups) -> bool:
     if found.encoding == "utf-8":
         return False
     backups.keep(str(root), [(file.relative_to(root).as_posix(), data)])
-    write_bytes(file, found.text.encode("utf-8"))
-    return True
+    return Written(file, data, found.text.encode("utf-8")).write()

@@ -10,14 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from app.core.edits import saving
+from app.core.edits import saver as saver_module
 from app.core.edits.backups import Backups, Written
 from app.core.edits.edit import AT_ONCE, Edit, History
 from app.core.edits.journal import Journal, read
 from app.core.edits.rewriting import Rewriter, Rewriting
-from app.core.edits.saving import Saver
-from app.core.edits.states import Learned
-from app.core.edits.wishes import Key, Wish
+from app.core.edits.save_state import Key, Learned, SaveRequest
+from app.core.edits.saver import Saver
 from app.core.edits.writer import Outcome, Writer
 from app.core.library import Library
 from app.core.pictures import Change, Folder
@@ -69,10 +68,10 @@ def test_who_waits_for_the_disk_waits_for_nothing_that_is_typed_meanwhile(
     live = Live(tmp_path, 2)
     writing, typed, write = threading.Event(), threading.Event(), live.saver._writer.write
 
-    def wait_and_write(wishes: Sequence[Wish]) -> Iterable[Outcome]:
+    def wait_and_write(requests: Sequence[SaveRequest]) -> Iterable[Outcome]:
         writing.set()
         assert typed.wait(120.0)
-        return write(wishes)
+        return write(requests)
 
     monkeypatch.setattr(live.saver._writer, "write", wait_and_write)
     live.history.do(Edit("Type", (Change(live.ids[0], "caption", "red, x", "first"),)), joins=True)
@@ -95,10 +94,10 @@ def test_who_waits_for_the_disk_waits_for_a_caption_that_is_typed_on_meanwhile(
     writing, hurried, typed = threading.Event(), threading.Event(), threading.Event()
     write, hurry = live.saver._writer.write, live.saver.hurry
 
-    def wait_and_write(wishes: Sequence[Wish]) -> Iterable[Outcome]:
+    def wait_and_write(requests: Sequence[SaveRequest]) -> Iterable[Outcome]:
         writing.set()
         assert typed.wait(120.0)
-        return write(wishes)
+        return write(requests)
 
     def hurry_and_tell() -> None:
         hurry()
@@ -126,12 +125,12 @@ def test_what_no_thread_has_entered_when_the_disk_hangs_at_the_end_is_there_at_t
     live = Live(tmp_path, 2)
     writing, over, write = threading.Event(), threading.Event(), live.saver._writer.write
 
-    def hang(wishes: Sequence[Wish]) -> Iterable[Outcome]:
+    def hang(requests: Sequence[SaveRequest]) -> Iterable[Outcome]:
         writing.set()
         assert over.wait(60.0)
-        return write(wishes)
+        return write(requests)
 
-    monkeypatch.setattr(saving, "_PATIENCE", 0.0)
+    monkeypatch.setattr(saver_module, "_PATIENCE", 0.0)
     monkeypatch.setattr(live.saver._writer, "write", hang)
     live.history.do(Edit("Set", (Change(live.ids[0], "caption", "red, x", "one"),)))
     assert writing.wait(60.0)
@@ -140,7 +139,7 @@ def test_what_no_thread_has_entered_when_the_disk_hangs_at_the_end_is_there_at_t
     over.set()
     live.saver._thread.join(60.0)  # type: ignore[union-attr]
     (left,) = (tmp_path / "journal").glob("*.jsonl")
-    assert {key.name: wish.desired for key, (wish,) in read(left).items()} == {"0.jpg": "one", "1.jpg": "two"}
+    assert {key.name: request.desired for key, request in read(left)[0].items()} == {"0.jpg": "one", "1.jpg": "two"}
 
 
 def test_a_large_edit_is_made_in_portions_and_undone_whole(tmp_path: Path) -> None:

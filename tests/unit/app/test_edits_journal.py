@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from app.core.edits.journal import Journal
-from app.core.edits.wishes import Key, Wish
+from app.core.edits.save_state import Key, Notice, SaveRequest
 from tests.faults.captions import kill
-from tests.support.app_world import FAULTS, GIVEN, World, a_world, conflicts, set_to
+from tests.support.app_world import FAULTS, GIVEN, READ_ONLY, World, a_world, conflicts, set_to
 
 
 @pytest.fixture
@@ -44,47 +44,57 @@ def crashed_in_conflict(world: World) -> None:
 
 
 @pytest.mark.parametrize("saved", [True, False])
-def test_what_a_crashed_session_wanted_outlives_another_crash_though_the_picture_is_edited(
-    world: World, saved: bool
-) -> None:
+def test_what_a_crashed_session_wanted_gives_way_to_what_the_user_made_of_it(world: World, saved: bool) -> None:
     crashed_in_conflict(world)
     set_to(world, 0, "newer")
     if saved:
         world.settle()
-        assert conflicts(world) == [("mine", "newer")]
     world.crash()
     world.begin()
     world.settle()
-    assert (world.data / "a.txt").read_bytes() == b"newer"
-    assert conflicts(world) == [("mine", "newer")]
+    assert conflicts(world) == [("newer", "theirs")]
+    assert world.picture(0).caption == "newer"
+    assert (world.data / "a.txt").read_bytes() == b"theirs"
 
 
-def test_of_two_wishes_in_conflict_neither_is_forgotten(world: World) -> None:
+@pytest.mark.parametrize("settled", [True, False])
+@pytest.mark.parametrize("keep", ["mine", "theirs"])
+def test_what_the_user_chose_does_not_come_back_after_a_crash(world: World, keep: str, settled: bool) -> None:
     crashed_in_conflict(world)
     set_to(world, 0, "newer")
-    (world.data / "a.txt").write_bytes(b"theirs again")
     world.settle()
-    assert conflicts(world) == [("newer", "theirs again")]
-    world.saver.resolve(world.saver.now.conflicts[0], "theirs")
-    world.settle()
-    assert conflicts(world) == [("mine", "theirs again")]
-    world.saver.resolve(world.saver.now.conflicts[0], "mine")
-    world.settle()
-    assert conflicts(world) == []
-    assert (world.data / "a.txt").read_bytes() == b"mine"
-
-
-def test_what_the_user_chose_against_does_not_come_back_after_a_crash(world: World) -> None:
-    crashed_in_conflict(world)
-    (conflict,) = world.saver.now.conflicts
-    set_to(world, 0, "newer")
-    world.saver.resolve(conflict, "mine")
-    world.settle()
-    assert (world.data / "a.txt").read_bytes() == b"mine"
+    world.resolve(keep)
+    if settled:
+        world.settle()
     world.crash()
     world.begin()
+    world.settle()
     assert conflicts(world) == []
-    assert (world.data / "a.txt").read_bytes() == b"mine"
+    chosen = "newer" if keep == "mine" else "theirs"
+    assert (world.data / "a.txt").read_text(encoding="utf-8") == world.picture(0).caption == chosen
+
+
+def test_it_is_known_whether_a_session_was_closed(world: World) -> None:
+    said: list[Notice] = []
+    for end, code in ((world.close, "notice.left"), (world.crash, "notice.recovered")):
+        set_to(world, 0, "mine")
+        set_to(world, 1, 3, "rating")
+        (world.data / "a.txt").write_text(f"theirs at {code}", encoding="utf-8")
+        if end == world.close:
+            FAULTS.fault = READ_ONLY  # the rating cannot be written
+        else:
+            world.posted.clear()
+        end()
+        FAULTS.clear()
+        world.open()
+        world.saver.notices.connect(said.append)
+        world.recover()
+        assert said == [Notice(code, str(world.data), 2, in_conflict=1)]  # type: ignore[arg-type]
+        assert len(world.saver.recovered) == (2 if code == "notice.recovered" else 0)
+        world.resolve("theirs")
+        set_to(world, 1, None, "rating")
+        world.settle()
+        said.clear()
 
 
 def test_a_caption_saved_while_a_large_edit_is_entered_is_known_as_saved(world: World) -> None:
@@ -119,14 +129,19 @@ def test_the_journal_is_on_the_disk_before_a_file_is_touched_and_a_single_file_a
     happened.clear()
     FAULTS.touched = touched
     world.settle()
-    assert [what for what in happened if what != "other waited for"] == ["journal waited for", "open", "os.rename"]
+    assert [what for what in happened if what != "other waited for"] == [
+        "journal waited for",
+        "open",
+        "os.rename",
+        "os.remove",
+    ]
     assert "other waited for" in happened[happened.index("open") : happened.index("os.rename")]
 
 
 def test_a_session_that_lives_keeps_its_journal(world: World) -> None:
     set_to(world, 0, "theirs to write")
     second = Journal(world.home / "journal")
-    assert second.adopt() == []
+    assert second.adopt().requests == []
     second.close([])
     assert world.journal._path.exists()
 
@@ -152,19 +167,19 @@ def test_the_journal_does_not_grow_without_end(world: World, monkeypatch: pytest
 @pytest.mark.parametrize("unsaved", [True, False])
 def test_what_a_late_thread_does_after_the_end_changes_nothing(tmp_path: Path, unsaved: bool) -> None:
     journal = Journal(tmp_path)
-    (wish,) = journal.append("Set", [Wish(Key("/cats", "a.jpg", "caption"), (None,), "kept")])
+    (request,) = journal.append("Set", [SaveRequest(Key("/cats", "a.jpg", "caption"), (None,), "kept")])
     journal.end()
     file = journal._file
-    journal.close([wish] if unsaved else [])
+    journal.close([request] if unsaved else [])
     before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
     journal._file = file  # as a thread finds it that is between two steps
     journal.sync()
     journal._file = None
-    journal.saved([wish])
+    journal.saved([request])
     journal.roll([], 1)
     assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
     after = Journal(tmp_path)
-    assert [one.desired for one in after.adopt()] == ["kept"] * unsaved
+    assert [one.desired for one in after.adopt().requests] == ["kept"] * unsaved
     after.close([])
 
 

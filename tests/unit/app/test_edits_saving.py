@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from app.core.edits import backups as backups_module
-from app.core.edits import replacing, saving
+from app.core.edits import safe_files
+from app.core.edits import saver as saver_module
 from app.core.edits.backups import Backups
 from app.core.edits.edit import Edit
-from app.core.edits.saving import Saver
-from app.core.edits.states import Learned
-from app.core.edits.wishes import Key, Wish
+from app.core.edits.save_state import Key, Learned, SaveRequest
+from app.core.edits.saver import Saver
 from app.core.pictures import Change, FolderChange
 from tests.support.app_world import DISK_FULL, FAULTS, World, a_world, change, conflicts, set_to
 from trainer.dataset.sidecar import read_sidecar
@@ -96,7 +96,7 @@ def test_what_another_program_wrote_is_a_conflict_until_the_user_chose(world: Wo
         (conflict,) = world.saver.now.conflicts
         assert (conflict.mine, conflict.theirs, conflict.path.name) == ("mine", "theirs 2", "a.jpg")
         assert (world.data / "a.txt").read_bytes() == b"theirs 2"
-        world.saver.resolve(conflict, keep)  # type: ignore[arg-type]
+        world.resolve(keep)
         world.settle()
         assert (world.data / "a.txt").read_bytes() == expected
         assert world.picture(0).caption == expected.decode()
@@ -105,35 +105,130 @@ def test_what_another_program_wrote_is_a_conflict_until_the_user_chose(world: Wo
 
 
 @pytest.mark.parametrize("crashed", [False, True])
-def test_an_older_wish_is_not_written_over_a_newer_one_until_the_user_chose_it(world: World, crashed: bool) -> None:
-    first, second = world.data / "a.txt", world.data / "a.caption"
-    second.write_bytes(b"cat, dog\n")
+def test_an_edit_made_on_top_of_one_in_conflict_takes_its_place(world: World, crashed: bool) -> None:
     set_to(world, 0, "mine")
-    first.write_bytes(b"theirs")
+    (world.data / "a.txt").write_bytes(b"theirs")
     world.settle()
     assert conflicts(world) == [("mine", "theirs")]
     if crashed:
         world.crash()
         world.begin()
-    world.learn_captions()
-    set_to(world, 0, "")
-    world.settle()  # the second file speaks now, with what the older wish goes on from
+        assert world.picture(0).caption == "mine"
+    set_to(world, 0, "newer")
     world.settle()
-    assert (first.read_bytes(), second.read_bytes(), conflicts(world)) == (b"", b"cat, dog\n", [("mine", "cat, dog\n")])
-    world.saver.resolve(world.saver.now.conflicts[0], "mine")
+    assert conflicts(world) == [("newer", "theirs")]
+    world.resolve("mine")
     world.settle()
-    assert (first.read_bytes(), second.read_bytes(), conflicts(world)) == (b"", b"mine", [])
-    assert world.picture(0).caption == "mine"
+    assert ((world.data / "a.txt").read_bytes(), conflicts(world)) == (b"newer", [])
+    assert b"theirs" in kept(world, "a.txt")
 
 
-def test_a_wish_of_a_session_that_crashed_is_shown_when_the_user_chose_it(world: World) -> None:
+@pytest.mark.parametrize("rolled", [False, True])
+def test_an_older_edit_in_conflict_does_not_come_back_over_a_newer_one_after_a_kill(world: World, rolled: bool) -> None:
+    set_to(world, 0, "older")
+    (world.data / "a.txt").write_bytes(b"theirs")
+    world.settle()
+    world.library.learn({world.ids[0]: {"caption": "theirs"}}, "caption")  # he sees what is on disk, and edits that
+    set_to(world, 0, "newer")
+    if rolled:
+        world.settle()
+        assert (world.data / "a.txt").read_bytes() == b"newer"
+    (world.data / "a.txt").write_bytes(b"cat, dog\n")  # what the older edit was made on top of
+    world.crash()
+    world.begin()
+    assert (world.data / "a.txt").read_bytes() == b"cat, dog\n"
+    assert conflicts(world) == ([] if rolled else [("newer", "cat, dog\n")])
+
+
+@pytest.mark.parametrize("ends", ["crash", "close"])
+@pytest.mark.parametrize("place", [0, 2])
+def test_what_is_not_written_is_shown_after_a_restart_and_keeping_it_and_undo_lose_no_file(
+    world: World, ends: str, place: int
+) -> None:
+    """It was shown as "No caption file yet", and undoing the user's choice removed the other program's file."""
+    file = world.data / f"{world.picture(place).path.stem}.txt"
+    set_to(world, place, "mine")
+    file.write_bytes(b"theirs")
+    world.settle()
+    getattr(world, ends)()
+    world.begin()
+    assert world.picture(place).caption == "mine"
+    assert conflicts(world) == [("mine", "theirs")]
+    world.resolve("mine")
+    world.settle()
+    assert (file.read_bytes(), conflicts(world)) == (b"mine", [])
+    world.history.undo()
+    world.settle()
+    assert (file.read_bytes(), world.picture(place).caption) == (b"theirs", "theirs")
+    world.history.redo()
+    world.settle()
+    assert (file.read_bytes(), world.picture(place).caption) == (b"mine", "mine")
+
+
+def test_keeping_the_other_version_is_undone(world: World) -> None:
+    set_to(world, 2, "mine")
+    (world.data / "c.txt").write_bytes(b"theirs")
+    world.settle()
+    world.resolve("theirs")
+    world.settle()
+    assert ((world.data / "c.txt").read_bytes(), world.picture(2).caption) == (b"theirs", "theirs")
+    world.history.undo()
+    world.settle()
+    assert ((world.data / "c.txt").read_bytes(), world.picture(2).caption) == (b"mine", "mine")
+    assert world.history.undo() is None or world.settle() is None
+    assert (world.data / "c.txt").exists()
+
+
+def test_a_choice_between_ratings_and_facts_of_a_folder_is_undone(world: World) -> None:
+    notes = world.data / "impasto.jsonl"
+    set_to(world, 1, 1, "rating")
+    world.history.do(Edit("Repeat", (), (FolderChange(world.folder, "repeats", None, 3),)))
+    notes.write_text('{"impasto":1,"repeats":7}\n{"file":"b.jpg","rating":5}\n', encoding="utf-8")
+    world.settle()
+    assert len(conflicts(world)) == 2
+    for _ in range(2):
+        world.resolve("mine")
+        world.settle()
+    assert (read_sidecar(world.data).folder.repeats, read_sidecar(world.data).of("b.jpg").rating) == (3, 1)
+    for _ in range(2):
+        world.history.undo()
+    world.settle()
+    assert (read_sidecar(world.data).folder.repeats, read_sidecar(world.data).of("b.jpg").rating) == (7, 5)
+    assert (world.folder.repeats, world.picture(1).rating) == (7, 5)
+
+
+def test_a_choice_that_the_disk_has_left_behind_is_asked_for_again(world: World) -> None:
+    set_to(world, 0, "mine")
+    (world.data / "a.txt").write_bytes(b"theirs")
+    world.settle()
+    (world.data / "a.txt").write_bytes(b"theirs again")
+    world.resolve("mine")
+    world.settle()
+    assert conflicts(world) == [("mine", "theirs again")]
+    assert (world.data / "a.txt").read_bytes() == b"theirs again"
+
+
+def test_undo_empties_a_file_that_this_session_did_not_see_absent(world: World) -> None:
+    """A session wrote the first caption of an image and was killed before it could undo that."""
+    set_to(world, 2, "new")
+    world.settle()
+    world.history.undo()
+    world.crash()
+    world.begin()
+    world.settle()
+    assert (world.data / "c.txt").read_bytes() == b""
+    assert kept(world, "c.txt") == [None, b"new"]
+    assert world.picture(2).caption == ""
+
+
+def test_an_edit_of_a_session_that_crashed_is_shown_when_the_user_chose_it(world: World) -> None:
     set_to(world, 0, "mine")
     (world.data / "a.txt").write_bytes(b"theirs")
     world.settle()
     world.crash()
     world.begin()
-    (conflict,) = world.saver.now.conflicts
-    world.saver.resolve(conflict, "mine")
+    assert len(conflicts(world)) == 1
+    world.resolve("mine")
     world.settle()
     assert world.picture(0).caption == (world.data / "a.txt").read_text(encoding="utf-8") == "mine"
 
@@ -177,7 +272,7 @@ def test_a_full_disk_says_so_and_keeps_the_edit(world: World) -> None:
     world.settle()
     (problem,) = world.saver.now.problems
     assert (problem.code, problem.waiting, problem.pictures) == ("save.disk_full", 1, frozenset({world.ids[0]}))
-    assert world.saver.unsaved(world.picture(0)) == {"caption"}
+    assert world.saver.unsaved(world.picture(0)) == {"caption": "kept"}
     FAULTS.clear()
     world.settle()
     assert (world.data / "a.txt").read_bytes() == b"kept"
@@ -205,8 +300,8 @@ def test_a_folder_that_vanished_keeps_its_edits_until_it_is_back(world: World) -
     assert {problem.code for problem in world.saver.now.problems} == {"save.folder_gone"}
     assert [conflict.field for conflict in world.saver.now.conflicts] in ([], ["rating"])
     away.rename(world.data)
-    for conflict in world.saver.now.conflicts:
-        world.saver.resolve(conflict, "mine")
+    if world.saver.now.conflicts:
+        world.resolve("mine")
     world.settle()
     assert (world.data / "a.txt").read_bytes() == b"kept"
     assert read_sidecar(world.data).of("b.jpg").rating == 4
@@ -343,14 +438,14 @@ def test_a_file_that_does_not_read_back_is_not_saved(world: World) -> None:
     world.deliver()
     (problem,) = world.saver.now.problems
     assert "reads differently" in problem.sentence
-    assert world.saver.unsaved(world.picture(0)) == {"caption"}
+    assert world.saver.unsaved(world.picture(0)).keys() == {"caption"}
 
 
 def test_of_a_large_edit_no_more_is_entered_at_once_than_the_window_may_wait_for(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At 100,000 captions a look at the disk asked for each of them, and the first to be asked entered them all."""
-    monkeypatch.setattr(saving, "_BATCH", 1)
+    monkeypatch.setattr(saver_module, "_BATCH", 1)
     entered: list[int] = []
     absorb, add = Saver._absorb, Saver._add
 
@@ -358,15 +453,16 @@ def test_of_a_large_edit_no_more_is_entered_at_once_than_the_window_may_wait_for
         entered.append(0)
         absorb(saver, most)
 
-    def counted(saver: Saver, wish: Wish, due: float) -> None:
+    def counted(saver: Saver, request: SaveRequest, due: float) -> None:
         entered[-1] += 1
-        add(saver, wish, due)
+        add(saver, request, due)
 
     monkeypatch.setattr(Saver, "_absorb", noted)
     monkeypatch.setattr(Saver, "_add", counted)
     changes = [Change(one.id, "caption", one.caption, "mine") for one in map(world.picture, range(3))]
     world.history.do(Edit("Set", tuple(changes)))
-    assert [world.saver.unsaved(world.picture(place)) for place in (0, 2, 3)] == [{"caption"}, {"caption"}, set()]
+    unsaved = [dict(world.saver.unsaved(world.picture(place))) for place in (0, 2, 3)]
+    assert unsaved == [{"caption": "mine"}, {"caption": "mine"}, {}]
     assert sum(entered) == 0
     world.saver._step()
     assert sum(entered) == 3 and max(entered) == 1
@@ -377,26 +473,26 @@ def test_of_a_large_edit_no_more_is_entered_at_once_than_the_window_may_wait_for
 def test_a_fact_of_a_folder_behind_a_large_edit_does_not_have_that_entered_at_once(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    entered: list[Wish] = []
-    monkeypatch.setattr(Saver, "_add", lambda saver, wish, due: entered.append(wish))
+    entered: list[SaveRequest] = []
+    monkeypatch.setattr(Saver, "_add", lambda saver, request, due: entered.append(request))
     world.history.do(Edit("Repeat", (), (FolderChange(world.folder, "repeats", None, 3),)))
     world.history.do(Edit("Set", tuple(change(world, place, "new") for place in (0, 1))))
-    rated = Wish(Key(str(world.data), "d.jpg", "rating"), (None,), 4)  # left by a session that crashed
+    rated = SaveRequest(Key(str(world.data), "d.jpg", "rating"), (None,), 4)  # left by a session that crashed
     world.saver.take([rated])
-    assert world.saver.unsaved_of_folder(world.folder) == {"repeats"}
+    assert world.saver.unsaved_of_folder(world.folder) == {"repeats": 3}
     assert [world.saver.unsaved(world.picture(place)) for place in range(4)] == [
-        {"caption"},
-        {"caption"},
-        set(),
-        {"rating"},
+        {"caption": "new"},
+        {"caption": "new"},
+        {},
+        {"rating": 4},
     ]
     assert not entered
 
 
-def test_a_later_edit_of_another_value_is_no_later_wish_for_this_one(world: World) -> None:
+def test_a_later_edit_of_another_value_is_no_later_request_for_this_one(world: World) -> None:
     """Of what a session that crashed left, edits of many numbers arrive at once."""
     first, other = (Key(str(world.data), name, "caption") for name in ("a.jpg", "b.jpg"))
-    world.saver.take([Wish(first, (None,), "x", number=1), Wish(other, (None,), "y", number=5)])
+    world.saver.take([SaveRequest(first, (None,), "x", number=1), SaveRequest(other, (None,), "y", number=5)])
     asked = [Learned(first, 0, ""), Learned(first, 1, ""), Learned(other, 4, ""), Learned(other, 5, "")]
     assert [world.saver.wants_more(learned) for learned in asked] == [True, False, True, False]
 
@@ -415,17 +511,19 @@ def test_nothing_that_the_window_asks_of_a_large_edit_enters_all_of_it(
     entered: list[str] = []
     add = Saver._add
 
-    def noted(saver: Saver, wish: Wish, due: float) -> None:
-        entered.append(wish.key.name)
-        add(saver, wish, due)
+    def noted(saver: Saver, request: SaveRequest, due: float) -> None:
+        entered.append(request.key.name)
+        add(saver, request, due)
 
     monkeypatch.setattr(Saver, "_add", noted)
     assert [world.saver.wants_more(Learned(key, 0, "theirs")) for key in (first.key, last.key)] == [True, True]
     assert not world.saver.wants_more(Learned(first.key, 99, "theirs"))
     world.saver.hurry()
-    world.saver.resolve(last, "theirs")
+    world.history.resolve([(last, last.theirs)], "Keep theirs")
     assert entered == []
-    world.saver.resolve(first, "theirs")
+    world.history.resolve([(first, first.theirs)], "Keep theirs")  # the user went on since: his choice is void
+    assert entered == []
+    assert not world.saver.is_open(first)
     assert entered == ["a.jpg"]
     world.settle()
     assert sorted(entered) == ["a.jpg", "b.jpg", "c.jpg"]
@@ -434,18 +532,18 @@ def test_nothing_that_the_window_asks_of_a_large_edit_enters_all_of_it(
 
 
 def test_what_was_refused_is_looked_at_again_in_portions(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(saving, "_BATCH", 1)
+    monkeypatch.setattr(saver_module, "_BATCH", 1)
     FAULTS.fault = DISK_FULL
     for place in range(3):
         set_to(world, place, "mine")
     world.settle()
-    assert len(world.saver._refused) == 3
+    assert [entry.state for entry in world.saver._entries.values()] == ["refused"] * 3
     FAULTS.clear()
     world.saver.hurry()
     left = []
-    while world.saver._refused:
+    while world.saver._entries:
         world.saver._step()
-        left.append(len(world.saver._refused))
+        left.append(len(world.saver._entries))
     assert left == [2, 1, 0]
     world.settle()
     assert world.saver.now.clean and world.disk().files["c.txt"] == b"mine"
@@ -456,7 +554,7 @@ def test_what_another_program_writes_right_after_us_is_no_fault_of_the_disk(
 ) -> None:
     """Waiting for the disk takes it some milliseconds: long enough to write in."""
     file = world.data / "a.txt"
-    monkeypatch.setattr(replacing, "sync_directory", lambda folder: file.write_bytes(b"theirs"))
+    monkeypatch.setattr(safe_files, "sync_directory", lambda folder: file.write_bytes(b"theirs"))
     set_to(world, 0, "mine")
     world.saver.flush()
     world.deliver()

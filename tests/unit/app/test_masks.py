@@ -8,6 +8,7 @@ import pytest
 from PIL import Image
 from skimage.segmentation import flood
 
+from app.core.edits import safe_files
 from app.core.edits.backups import Backups
 from app.core.masks import Mask, MaskChanged, connected_area, mask_path, read_mask, remove_mask, state_of, write_mask
 from tests.support.pictures import photograph
@@ -199,17 +200,40 @@ def test_a_file_that_is_no_mask_is_told_and_left(picture):
     assert mask_path(picture).read_bytes() == b"no picture"
 
 
+@pytest.mark.parametrize("remove", [False, True])
+def test_a_mask_written_by_another_program_at_the_last_moment_stays(picture, backups, monkeypatch, remove):
+    """Between the check and the renaming it was overwritten, and no backup had it."""
+    write_mask(picture, picture.parent, np.zeros((320, 256), np.uint8), None, backups)
+    path, renamed = mask_path(picture), safe_files._rename if remove else safe_files._swap
+
+    def interrupted(source: str, target: str) -> None:
+        monkeypatch.undo()
+        path.write_bytes(b"theirs")
+        renamed(source, target)
+
+    state = state_of(path.read_bytes())
+    monkeypatch.setattr(safe_files, "_rename" if remove else "_swap", interrupted)
+    with pytest.raises(MaskChanged):
+        if remove:
+            remove_mask(picture, picture.parent, state, backups)
+        else:
+            write_mask(picture, picture.parent, np.ones((320, 256), np.uint8), state, backups)
+    assert path.read_bytes() == b"theirs"
+    write_mask(picture, picture.parent, np.ones((320, 256), np.uint8), state, backups, over=True)
+    kept = [version.data for version in backups.versions(str(picture.parent), path.name)]
+    assert b"theirs" in kept
+
+
 def test_a_disk_that_refuses_is_told_and_the_old_mask_stays(picture, backups, monkeypatch):
     write_mask(picture, picture.parent, np.zeros((320, 256), np.uint8), None, backups)
     data = mask_path(picture).read_bytes()
     state = state_of(data)
 
-    def full(self: Path, _: bytes) -> None:
-        self.touch()  # some of it is there
+    def full(handle: int, data: bytes) -> int:  # some of it is there
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_bytes", full)
-    with pytest.raises(DatasetError, match="No space left"):
+    with monkeypatch.context() as patch, pytest.raises(DatasetError, match="No space left"):
+        patch.setattr(safe_files.os, "write", full)
         write_mask(picture, picture.parent, np.ones((320, 256), np.uint8), state, backups)
     assert mask_path(picture).read_bytes() == data
     assert [path.name for path in Path(picture.parent).iterdir() if path.name.startswith(".")] == []

@@ -66,8 +66,8 @@ def test_a_look_at_the_disk_never_takes_what_is_not_saved(sitting: Sitting) -> N
     assert (sitting.value("caption"), sitting.value("rating")) == ("mine", 3)
     session.saver.hurry()
     sitting.desk.until(lambda: {one.theirs for one in session.saver.now.conflicts} == {"theirs again", 4})
-    for conflict in session.saver.now.conflicts:
-        session.saver.resolve(conflict, "theirs")
+    session.history.resolve([(one, one.theirs) for one in session.saver.now.conflicts], "Keep theirs")
+    assert (sitting.value("caption"), sitting.value("rating")) == ("theirs again", 4)
     sitting.desk.until(lambda: session.saver.now.clean)
     sitting.look()
     assert (sitting.value("caption"), sitting.value("rating")) == ("theirs again", 4)
@@ -81,7 +81,7 @@ def test_a_look_at_the_disk_never_takes_a_fact_of_a_folder_that_is_not_saved(sit
     sitting.desk.until(lambda: session.saver.now.conflicts)
     sitting.look()
     assert (folder.trigger, folder.repeats) == ("mine", 4)
-    session.saver.resolve(session.saver.now.conflicts[0], "theirs")
+    session.history.resolve([(one, one.theirs) for one in session.saver.now.conflicts], "Keep theirs")
     sitting.desk.until(lambda: session.saver.now.clean)
     sitting.look()
     assert folder.trigger == "theirs"

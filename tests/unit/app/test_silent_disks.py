@@ -12,7 +12,7 @@ import pytest
 from app.core import tasks
 from app.core.disk import drawing, looking, opening, reading, thumbnails
 from app.core.disk.thumbnails import Thumbnails
-from app.core.edits import saving, writer
+from app.core.edits import saver, writer
 from app.core.edits.edit import Edit
 from app.core.pictures import Change, Folder, Picture
 from app.core.session import Session
@@ -55,7 +55,7 @@ def silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Silent]:
         (writer, "replace_file"),
     ):
         monkeypatch.setattr(module, name, silent.reader(getattr(module, name)))
-    for module in (opening, tasks, thumbnails, saving):  # no test waits for seconds
+    for module in (opening, tasks, thumbnails, saver):  # no test waits for seconds
         for name in ("_SILENT", "_LONG", "_PATIENCE"):
             if hasattr(module, name):
                 monkeypatch.setattr(module, name, 0.0)
@@ -187,6 +187,7 @@ def test_the_end_waits_for_no_silent_disk_and_the_next_start_writes_what_was_on_
         assert not path.with_suffix(".txt").exists()
         silent.place = tmp_path / "elsewhere"  # for the next start it answers; for what hangs, not before the end
         session = Session(desk.post)
-        desk.until(lambda: session.saver.recovered and session.saver.now.clean)
+        desk.until(lambda: path.with_suffix(".txt").exists() and session.saver.now.clean)
+        assert not session.saver.recovered  # it was closed, and did not stop unexpectedly
         assert path.with_suffix(".txt").read_text(encoding="utf-8") == "kept"
         session.close()

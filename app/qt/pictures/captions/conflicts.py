@@ -24,10 +24,9 @@ from PySide6.QtWidgets import (
 
 from app.core.edits.bulk import add_tags
 from app.core.edits.differences import Span, differences
-from app.core.edits.edit import Edit
+from app.core.edits.save_state import Conflict, SaveState
 from app.core.edits.snapshots import Words
-from app.core.edits.states import Conflict, SaveState
-from app.core.pictures import Change
+from app.core.pictures import Value
 from app.core.session import Session
 from app.core.tags.splitting import split_tags
 from app.qt.pictures.captions.text import qt_place
@@ -77,7 +76,7 @@ class ConflictsDialog(QDialog):
             text.setAccessibleName(title)
             grid.addWidget(heading, 0, column)
             grid.addWidget(text, 1, column)
-        self.keep_both.setToolTip(self.tr("Theirs, with those tags of yours behind that it lacks"))
+        self.keep_both.setToolTip(self.tr("Theirs, plus your missing tags"))
         row = QHBoxLayout()
         row.addWidget(self.list)
         row.addLayout(grid, 1)
@@ -143,24 +142,26 @@ class ConflictsDialog(QDialog):
     def _keep(self, keep: Keep) -> None:
         row = self.list.currentRow()
         chosen = self._conflicts if self.all.isChecked() else self._conflicts[row : row + 1]
-        if keep != "both":
-            for conflict in chosen:
-                self._session.saver.resolve(conflict, keep)
-            return
-        # Mine first, so that the edit has nothing in its way; a copy of theirs is kept, as of everything overwritten.
-        changes = []
-        for conflict in filter(self._can_merge, chosen):
-            picture = self._session.library.at(conflict.path)
-            assert picture
-            self._session.saver.resolve(conflict, "mine")
-            changes.append(Change(picture.id, "caption", picture.caption, _merged(conflict)))
-        count = f"{len(changes):,} caption" + "s" * (len(changes) != 1)
-        if changes:
-            self._session.history.do(Edit(f"Keep both versions of {count}", tuple(changes)))
+        choices = [(one, _value(one, keep)) for one in chosen if keep != "both" or self._can_merge(one)]
+        if choices:
+            self._session.history.resolve(choices, _named(choices, keep))
+
+
+def _named(choices: Sequence[tuple[Conflict, Value]], keep: Keep) -> str:
+    kind = "caption" if all(conflict.field == "caption" for conflict, _ in choices) else "value"
+    count = f"{len(choices):,} {kind}" + "s" * (len(choices) != 1)
+    version = {"mine": "my version", "theirs": "the other version", "both": "both versions"}[keep]
+    return f"Keep {version} of {count}"
+
+
+def _value(conflict: Conflict, keep: Keep) -> Value:
+    if keep == "both":
+        return _merged(conflict)
+    return conflict.mine if keep == "mine" else conflict.theirs
 
 
 def _merged(conflict: Conflict) -> str:
-    """Return the other version with those of the user's tags behind that it lacks."""
+    """Return the other version, plus the user's tags that are missing from it."""
     theirs = Words(0, str(conflict.theirs or ""))
     edit = add_tags([theirs], split_tags(str(conflict.mine or "")))
     return str(edit.changes[0].after) if edit else theirs.caption or ""

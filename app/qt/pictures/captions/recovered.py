@@ -1,10 +1,10 @@
-"""The dialog that shows what a session that crashed had left unsaved."""
+"""The dialog that shows what an earlier session left unsaved."""
 
 from __future__ import annotations
 
 from PySide6.QtWidgets import QDialog, QDialogButtonBox, QLabel, QVBoxLayout, QWidget
 
-from app.core.edits.wishes import Wish
+from app.core.edits.save_state import SaveRequest
 from app.core.session import Session
 from app.qt.pictures.captions.preview import Preview, Row
 from app.qt.pictures.captions.value_words import value_words
@@ -17,20 +17,19 @@ class RecoveredDialog(QDialog):
         super().__init__(parent)
         self.setWindowTitle(self.tr("Recovered changes"))
         self.resize(760, 460)
-        wishes = session.saver.recovered
+        requests = session.saver.recovered
         words = self.tr(
-            "Impasto ended before it had saved %n change(s). Where their files still were as you had seen "
-            "them, they are saved now.",
+            "Impasto stopped before it saved %n change(s). Those whose files were still as you saw them are saved now.",
             "",
-            len(wishes),
+            len(requests),
         )
         told = QLabel(
-            words + " " + self.tr("Where another program wrote meanwhile, you are asked which version stays.")
+            words + " " + self.tr("Where another program wrote in the meantime, you choose which version to keep.")
         )
         told.setWordWrap(True)
         self.preview = Preview()
         self.preview.setAccessibleName(self.tr("Recovered changes"))
-        self.preview.list.show(wishes, _row)
+        self.preview.list.show(requests, _row)
         buttons = QDialogButtonBox(QDialogButtonBox.StandardButton.Close)
         buttons.rejected.connect(self.reject)
         column = QVBoxLayout(self)
@@ -41,6 +40,6 @@ class RecoveredDialog(QDialog):
         column.addWidget(buttons)
 
 
-def _row(wish: Wish) -> Row:
-    before, after = (value_words(wish.key.field, value) for value in (wish.bases[0], wish.desired))
-    return Row(wish.key.path.name, before, after or "")
+def _row(request: SaveRequest) -> Row:
+    before, after = (value_words(request.key.field, value) for value in (request.bases[0], request.desired))
+    return Row(request.key.path.name, before, after or "")

@@ -17,7 +17,7 @@ from PySide6.QtWidgets import (
 )
 
 from app.core.edits.backups import Backups, Written
-from app.core.edits.replacing import refusal
+from app.core.edits.safe_files import refusal
 from app.core.session import Session
 from app.core.tasks import only
 from app.core.words import in_words

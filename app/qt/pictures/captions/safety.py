@@ -9,7 +9,7 @@ from pathlib import Path
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QPushButton, QVBoxLayout, QWidget
 
-from app.core.edits.states import Notice, SaveProblem, SaveState
+from app.core.edits.save_state import Notice, SaveProblem, SaveState
 from app.core.session import Session
 from app.core.words import in_words
 from app.qt.parts import until_destroyed
@@ -72,10 +72,9 @@ class Safety(QFrame):
 
     def _tell(self, notice: Notice) -> None:
         folder = Path(notice.root).name
-        if notice.code == "notice.recovered":
-            words = self.tr("Impasto ended before it saved %n change(s) in {folder}.", "", notice.count)
-            words += " " + self.tr("They are saved now; where another program wrote meanwhile, you are asked.")
-            act = (self.tr("Show…"), self.recovered_asked.emit)
+        act: tuple[str, Callable[[], None]] | None
+        if notice.code in ("notice.recovered", "notice.left"):
+            words, act = self._left(notice)
         elif notice.code == "notice.converted":
             words = self.tr("Converted %n caption(s) in {folder} from another encoding to UTF-8.", "", notice.count)
             words += " " + self.tr("The originals are backed up.")
@@ -85,6 +84,27 @@ class Safety(QFrame):
             words += " " + self.tr("Yours are in .txt files now, which come before it.")
             act = None
         self.told.emit(words.format(folder=folder), act)
+
+    def _left(self, notice: Notice) -> tuple[str, tuple[str, Callable[[], None]] | None]:
+        """Return what earlier sessions left unsaved and what has come of it, with the button that shows it."""
+        if notice.code == "notice.recovered":
+            words = [self.tr("Impasto stopped before it saved %n change(s) in {folder}.", "", notice.count)]
+        else:
+            words = [self.tr("Not saved when you closed Impasto: %n change(s) in {folder}.", "", notice.count)]
+        saved = notice.count - notice.in_conflict - notice.refused
+        if saved == notice.count:
+            words.append(self.tr("Everything is saved now."))
+        elif saved:
+            words.append(self.tr("Saved now: %n.", "", saved))
+        if notice.in_conflict:
+            words.append(
+                self.tr("Waiting for your choice, as another program changed the same: %n.", "", notice.in_conflict)
+            )
+        if notice.refused:
+            words.append(self.tr("Still not saved: %n.", "", notice.refused))
+        if notice.code == "notice.recovered":
+            return " ".join(words), (self.tr("Show…"), self.recovered_asked.emit)
+        return " ".join(words), (self.tr("Choose…"), self.choose_asked.emit) if notice.in_conflict else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from PySide6.QtCore import QCoreApplication
 
-from app.core.edits.wishes import AnyField
+from app.core.edits.save_state import AnyField
 from app.core.pictures import Value
 
 
