@@ -36,7 +36,7 @@ def write(**recipe: object) -> str:
 
 
 def test_a_preset_is_planned_for_the_card_before_it_is_kept(capsys, monkeypatch):
-    assert cli.main(["presets", "add", write(), "--gpu", "RTX 3060 12GB"]) == 0
+    assert cli.main(["presets", "add", "--yes", write(), "--gpu", "RTX 3060 12GB"]) == 0
     told = capsys.readouterr().out
     assert "On RTX 3060 12GB: bf16 base, both pictures at once, no checkpointing: " in told
     assert " at most (" in told
@@ -62,7 +62,7 @@ def test_what_hinders_a_plan_is_told_and_the_preset_is_sound_all_the_same(capsys
         raise ImpastoError("gpu.driver", "The NVIDIA driver does not work: it was updated.", "Start the computer anew.")
 
     monkeypatch.setattr(gpu, "cards", broken)
-    assert cli.main(["presets", "add", write()]) == 0
+    assert cli.main(["presets", "add", "--yes", write()]) == 0
     assert "The NVIDIA driver does not work: it was updated.\nStart the computer anew." in capsys.readouterr().out
     assert shelf.find_preset("small").origin == "received"
 

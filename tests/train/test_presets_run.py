@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.jobs import photographs, write_job
+from tests.support.presets import stated
 from tests.support.tiny import tiny_base
 from trainer import cli
 from trainer.base.source import open_base
@@ -35,7 +36,8 @@ def test_a_run_and_its_lora_give_the_recipe_that_trains_the_same_again(folder, m
     assert cli.main(["presets", "share", str(run.path), "--fit", "--out", "run.toml"]) == 0
     shared = load_preset(folder / "run.toml")
     recipe = frozen.recipe.model_copy(update={"text_encoder_2": TextEncoderConfig()})  # SD 1.5 has none
-    assert shared.recipe == recipe
+    typed = load_job(job, ["recipe.steps=2", "recipe.captions.shuffle=true"]).recipe
+    assert stated(shared.recipe) == stated(typed)  # as it was typed, and nothing that was resolved from it
     assert shared.fit is not None
     assert (shared.fit.device, shared.fit.threads, shared.fit.dtype) == (None, None, "fp32")
     assert shared.trigger_words == ("sks",)
@@ -53,7 +55,7 @@ def test_a_run_and_its_lora_give_the_recipe_that_trains_the_same_again(folder, m
     assert told.base == shared.base
     assert told.preview is not None
 
-    assert cli.main(["presets", "add", "run.toml", "--name", "sent"]) == 0
+    assert cli.main(["presets", "add", "--yes", "run.toml", "--name", "sent"]) == 0
     other = write_job(folder / "other", base, pictures, name="second")
     assert cli.main(["train", str(other), "--recipe", "sent"]) == 0
     again = RunDirectory.open(folder / "other" / "runs" / "second")
@@ -61,6 +63,18 @@ def test_a_run_and_its_lora_give_the_recipe_that_trains_the_same_again(folder, m
     weights = [(each.output / f"{each.name}.safetensors").read_bytes() for each in (run, again)]
     lengths = [int.from_bytes(data[:8], "little") for data in weights]
     assert weights[0][8 + lengths[0] :] == weights[1][8 + lengths[1] :]
+
+    assert cli.main(["train", str(job), "--set", "recipe.pictures_seen=8", "--set", "name=seen"]) == 0
+    seen = RunDirectory.open(folder / "job" / "runs" / "seen")
+    assert cli.main(["presets", "share", str(seen.path), "--out", "seen.toml"]) == 0
+    shared = load_preset(folder / "seen.toml")
+    assert shared.recipe is not None
+    assert (shared.recipe.pictures_seen, shared.recipe.steps) == (8, None)
+    assert cli.main(["resume", str(seen.path), "--steps", "9"]) == 0  # then its length is what was asked for last
+    assert cli.main(["presets", "share", str(seen.path), "--out", "longer.toml"]) == 0
+    shared = load_preset(folder / "longer.toml")
+    assert shared.recipe is not None
+    assert (shared.recipe.pictures_seen, shared.recipe.steps) == (None, 9)
 
     capsys.readouterr()
     assert cli.main(["train", str(other), "--recipe", str(folder / "sdxl.toml")]) == 2

@@ -69,7 +69,10 @@ def test_share_then_add_gives_the_same_recipe(here: Path, capsys: pytest.Capture
 
 
 def test_nobody_is_asked_without_a_terminal(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["presets", "add", sent(here, preset())]) == 0
+    assert cli.main(["presets", "add", sent(here, preset())]) == 2
+    assert "with --yes" in capsys.readouterr().err
+    assert mine() == {}
+    assert cli.main(["presets", "add", "--yes", sent(here, preset())]) == 0
     assert mine() == {"gouache": 8}
     assert cli.main(["presets", "add", sent(here, preset())]) == 0
     assert "You have it already" in capsys.readouterr().out
@@ -79,10 +82,10 @@ def test_nobody_is_asked_without_a_terminal(here: Path, capsys: pytest.CaptureFi
     assert "recipe.rank was 8 and is now 9" in out
     assert "recipe.alpha was not set and is now 2.0" in out
     assert 'author was not set and is now "Zoë"' in out
-    assert "--yes to replace yours" in err
+    assert "with --yes" in err
     assert "--name" in err
     assert mine() == {"gouache": 8}
-    assert cli.main(["presets", "add", changed, "--name", "gouache 2"]) == 0
+    assert cli.main(["presets", "add", changed, "--name", "gouache 2", "--yes"]) == 0
     assert mine() == {"gouache": 8, "gouache 2": 9}
     assert cli.main(["presets", "add", changed, "--yes"]) == 0
     assert mine() == {"gouache": 9, "gouache 2": 9}

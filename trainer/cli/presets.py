@@ -64,7 +64,9 @@ def add_commands(commands: Commands) -> None:
     add.add_argument("--name", help="keep it under another name")
     _add_gpu(add)
     add.add_argument(
-        "--yes", action="store_true", help="ask nothing; one of yours that it replaces is kept as a backup"
+        "--yes",
+        action="store_true",
+        help="ask nothing, as is needed in a pipe; one of yours that it replaces is kept as a backup",
     )
 
 
@@ -170,7 +172,7 @@ def run_add(options: argparse.Namespace) -> int:
     if options.name is not None:
         preset = _renamed(preset, options.name)
     _print_preset(preset, options.gpu)
-    agreed = _agree(preset, ask=_asks(options))
+    agreed = _agree(preset, _asks(options))
     if agreed is None:
         echo("Nothing was changed.")
         return EXIT_DONE
@@ -181,11 +183,19 @@ def run_add(options: argparse.Namespace) -> int:
     return EXIT_DONE
 
 
-def _asks(options: argparse.Namespace) -> Callable[[str], str] | None:
-    """Return what asks the user; None when --yes answers, or nobody is there to be asked."""
+def _asks(options: argparse.Namespace) -> Callable[[str], str]:
+    """Return what asks the user, or answers for --yes; what it returns raises JobError where nobody can be asked."""
     if options.yes:
         return lambda _question: "yes"
-    return _ask if sys.stdin.isatty() and sys.stdout.isatty() else None
+    return _ask if sys.stdin.isatty() and sys.stdout.isatty() else _refuse
+
+
+def _refuse(_question: str) -> str:
+    raise JobError(
+        "preset.unasked",
+        "Could not keep the preset: there is no terminal to ask whether to keep it.",
+        "Repeat the command with --yes; a preset of yours that it replaces is kept as a backup. --name keeps both.",
+    )
 
 
 def _ask(question: str) -> str:
@@ -195,10 +205,10 @@ def _ask(question: str) -> str:
         return ""
 
 
-def _agree(preset: Preset, ask: Callable[[str], str] | None) -> Preset | None:
-    """Return the preset as it shall be kept, perhaps under another name; None when nothing shall change.
+def _agree(preset: Preset, ask: Callable[[str], str]) -> Preset | None:
+    """Return the preset as it is to be kept, perhaps under another name; None when nothing is to change.
 
-    Raises JobError where the name is taken and nobody can be asked, and for the names of built-in presets.
+    Raises JobError for the names of built-in presets.
     """
     from trainer.config.presets.applying import compared
     from trainer.config.presets.shelf import is_built_in, taken_by
@@ -208,18 +218,12 @@ def _agree(preset: Preset, ask: Callable[[str], str] | None) -> Preset | None:
         raise JobError("preset.built_in", sentence, "Keep it under another name: --name OTHER.")
     former = taken_by(preset)
     if former is None:
-        return preset if ask is None or _is_yes(ask("Keep it? [y/N] ")) else None
+        return preset if _is_yes(ask("Keep it? [y/N] ")) else None
     different = compared(former.preset, preset)
     if not different:
         echo("You have it already, key for key.")
         return None
     _print_listed("You have one of this name. What this one changes:", different)
-    if ask is None:
-        raise JobError(
-            "preset.taken",
-            f'You have a preset "{former.preset.name}" for this family already, and this one is different.',
-            "Say --yes to replace yours (a backup is kept), or --name OTHER to keep both.",
-        )
     answer = ask('Replace yours (a backup is kept)? Type "y", another name for this one, or nothing to leave it: ')
     if not answer or answer.lower() in ("n", "no"):
         return None

@@ -13,6 +13,7 @@ from trainer.protocol.rundir import RunDirectory, find_run
 
 if TYPE_CHECKING:
     from trainer.config.base import Family
+    from trainer.config.job import Job
     from trainer.config.presets.making import Made
 
 
@@ -99,13 +100,32 @@ def _of_run(run: RunDirectory, with_fit: bool) -> Made:
         with suppress(ImpastoError):  # a picture that is gone bad is no reason to keep the preset back
             picture = make_picture(drawn[-1])
     return preset_of_job(
-        job,
+        _as_typed(job, run),
         job.base.family,
         base_sha256=_base_sha256(run, job.base.name),
         triggers=list(dict.fromkeys(picture.trigger for picture in trained if picture.trigger)),
         picture=picture,
         with_fit=with_fit,
     )
+
+
+def _as_typed(job: Job, run: RunDirectory) -> Job:
+    """Return a frozen job with the recipe that the user typed, so that a length in images or epochs stays one.
+
+    A recipe that no longer means what the run did (a run that was extended) or cannot be read is left as it is frozen.
+    """
+    from trainer.config.recipe import LENGTH_KEYS, RecipeConfig
+
+    typed, first = run.read_typed(), run.attempts()[:1]
+    ran = first[0].get("job") if first else None
+    with suppress(ValueError):
+        if typed is not None and isinstance(ran, Mapping):
+            recipe = RecipeConfig.model_validate(typed)
+            if ran.get("recipe.steps") != job.recipe.steps:
+                kept = {key: value for key, value in typed.items() if key not in LENGTH_KEYS}
+                recipe = RecipeConfig.model_validate(kept | {"steps": job.recipe.steps})
+            return job.changed(recipe=recipe)
+    return job
 
 
 def _base_sha256(run: RunDirectory, name: str) -> str | None:

@@ -158,6 +158,15 @@ class RunDirectory:
         attempts = self._record().get("attempts", [])
         return list(attempts) if isinstance(attempts, list) else []
 
+    def write_typed(self, recipe: Mapping[str, object]) -> None:
+        """Keep the recipe as the user stated it; the frozen job holds every resolved value instead."""
+        atomic.write_json(self.run, self._record() | {"typed": dict(recipe)})
+
+    def read_typed(self) -> dict[str, object] | None:
+        """Return the recipe as the user stated it; None for a run of an earlier version."""
+        typed = self._record().get("typed")
+        return typed if isinstance(typed, dict) else None
+
     def write_status(self, status: Status) -> bool:
         """Replace status.json; returns False when that failed, for a heartbeat is no reason to end a run."""
         try:

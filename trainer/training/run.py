@@ -129,6 +129,7 @@ def _start(job: Job, reporter: Reporter, planner: Planner | None, made: Callable
     run = RunDirectory.create(Path(frozen.output.runs), frozen.name)
     made(run.path)
     atomic.write_text(run.job, dump_job(frozen, comments=False))
+    run.write_typed(job.recipe.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude_none=True))
     write_listing(run.listing, dataset.pictures)
     if planned.forecast is not None:
         write_forecast(run.forecast, planned.forecast)
