@@ -17,9 +17,9 @@ from app.core.edits.saver import Saver
 from app.core.edits.writer import Writer
 from app.core.events import Event
 from app.core.going import Going
-from app.core.health.aim import Aim
 from app.core.health.health import Health
 from app.core.jobs.jobs import Jobs
+from app.core.jobs.target import Target
 from app.core.library import Library
 from app.core.models.models import Models
 from app.core.pictures import Altered
@@ -121,6 +121,7 @@ class Session:
         self.models = Models(post)
         self.presets = Presets(self.tasks)
         self.jobs = Jobs(self.tasks)
+        self.target = Target(self.jobs, self.datasets, self.settings, self.tasks)
         self.queue = QueueKeeper(post)
         self.runs = Runs(post)
         self.telling = Telling(self.runs, self.queue, self.tasks)
@@ -136,15 +137,15 @@ class Session:
         for event in (self.view.shown, self.view.selection, self.history.changed):
             event.connect(lambda _: self.thumbnails.give_way())
         self.library.altered.connect(self._retry)
-        self.health = Health(self.library, self.tags, self.tasks, post, self._aim())
+        self.health = Health(self.library, self.tags, self.tasks, post, self.target.aim)
         self.finder.findings = self.health.marked
         self.datasets.strays.connect(self.health.take_strays)
         self.datasets.reworded.connect(self.health.look_again)
         self.datasets.closed.connect(self.health.drop_strays)
         self.datasets.known.connect(lambda _: self.health.begin())
         self.datasets.looked.connect(lambda _: self.health.look_for_gone())
-        self.settings.changed.connect(lambda _: self.health.aim_at(self._aim()))
-        self.settings.changed.connect(lambda chosen: self.tags.read_lines(chosen.judging.lines))
+        self.target.changed.connect(lambda _: self.health.aim_at(self.target.aim))
+        self.target.changed.connect(lambda _: self.tags.read_lines(self.target.aim.lines))
         post(self.saver.recover)  # when the window listens: it says what was saved of a session that crashed
 
     def reopen(self) -> None:
@@ -182,10 +183,6 @@ class Session:
             self.datasets.open(folder)
         if folder not in self.datasets.folders:  # gone, or part of what is open besides
             self.recent.closed(folder)
-
-    def _aim(self) -> Aim:
-        judging = self.settings.preferences.judging
-        return Aim(judging.resolution, judging.tokens, judging.lines)
 
     def _retry(self, altered: Altered) -> None:
         if "problem" in altered.what:

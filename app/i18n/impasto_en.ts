@@ -540,6 +540,16 @@
     </message>
 </context>
 <context>
+    <name>TrainPage</name>
+    <message numerus="yes">
+        <source>The filter hides %Ln image(s), which will be trained too.</source>
+        <translation>
+            <numerusform>The filter hides %Ln image, which will be trained too.</numerusform>
+            <numerusform>The filter hides %Ln images, which will be trained too.</numerusform>
+        </translation>
+    </message>
+</context>
+<context>
     <name>Trouble</name>
     <message numerus="yes">
         <source>%n step(s) after it will be made anew.</source>

@@ -382,6 +382,7 @@ class Window(QMainWindow):
         session.datasets.opened.connect(self._tell_empty)
         session.datasets.found.connect(self.notices.take_back)
         session.missed.connect(self._tell_missed)
+        session.target.failed.connect(self._tell)
         self.pictures.views.said.connect(self.status.say)
         self.pictures.views.alone.connect(self._show_alone)
         self.pictures.editor.safety.told.connect(lambda sentence, act: self.notices.tell(sentence, "info", act))

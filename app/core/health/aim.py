@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from app.core.tags.splitting import Lines
 
@@ -11,6 +12,9 @@ if TYPE_CHECKING:  # pydantic: loaded by a worker once there are pictures
 
 TOKEN_MARKS = (75, 150, 225)
 """Tokens that one, two and three chunks of the text encoder read."""
+
+NATIVE: Mapping[str, int] = {"sd15": 512, "sdxl": 1024}
+"""Native resolutions, as trainer.config.base has them; that module brings pydantic."""
 
 
 class Aim(NamedTuple):
@@ -28,3 +32,21 @@ class Aim(NamedTuple):
         from trainer.config.recipe import RecipeConfig
 
         return RecipeConfig.model_validate({"resolution": self.resolution, "token_chunks": self.tokens})
+
+
+def aim_of(values: Mapping[str, Any], native: int) -> Aim:
+    """Return what a job's values say; `native` is the resolution that its base has, wrong values count as absent."""
+    recipe, dataset = _table(values, "recipe"), _table(values, "dataset")
+    resolution, tokens = recipe.get("resolution"), recipe.get("token_chunks")
+    if not isinstance(resolution, int) or not 64 <= resolution <= 4096 or resolution % 8:
+        resolution = native
+    return Aim(
+        resolution,
+        tokens if tokens in TOKEN_MARKS else Aim().tokens,
+        "variants" if dataset.get("lines") == "variants" else "caption",
+    )
+
+
+def _table(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    table = values.get(name)
+    return table if isinstance(table, Mapping) else {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ FOLDER_REMOVED = QT_TRANSLATE_NOOP("Train", "removal of pictures")
 PROMPT_ADDED = QT_TRANSLATE_NOOP("Train", "adding of a prompt")
 PROMPT_REMOVED = QT_TRANSLATE_NOOP("Train", "removal of a prompt")
 TRIGGER = QT_TRANSLATE_NOOP("Train", "trigger word")
+_OF_IMAGES = ("recipe.resolution", "recipe.token_chunks")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +57,11 @@ def open_pictures(library: Library, folders: Iterable[Path]) -> list[Pictures]:
     return [Pictures(root, root in deeper, count) for root, count in counts.items()]
 
 
-def new_values(name: str, pictures: Sequence[Pictures], folder: Path) -> Values:
-    """Return the values of a new job whose file will lie in `folder`."""
+def new_values(name: str, pictures: Sequence[Pictures], folder: Path, stated: Mapping[str, Any]) -> Values:
+    """Return the values of a new job whose file will be in `folder`; `stated` are more settings, by key."""
     values: Values = {"schema": SCHEMA, "name": name}
+    for key, value in stated.items():
+        put(values, key, value)
     if pictures:
         put(values, FOLDERS, [_folder(each, folder) for each in pictures])
     put(values, PROMPTS, _prompts(None))
@@ -86,12 +89,18 @@ def recipe_called(name: str, shelf: Iterable[Shelved], family: Family | None) ->
 
 
 def choose_recipe(draft: Draft, preset: Preset) -> None:
-    """Take a preset's recipe: what the former one stated goes, what the user said of other keys stays."""
+    """Take a preset's recipe: what the former one stated goes, what the user said of other keys stays.
+
+    What was chosen on the images page stays in any case: that was about these images, not about a recipe.
+    """
     former = draft.origin.values.get("recipe", {})
 
     def work(values: Values) -> None:
         _take_out(values, former, "recipe")
+        chosen = {key: value for key in _OF_IMAGES if (value := value_at(values, key)) is not None}
         _lay(values, stated(preset), "recipe")
+        for key, value in chosen.items():
+            put(values, key, value)
         values["preset"] = f"{preset.base.family}/{preset.name}"
         if preset.examples and value_at(values, PROMPTS) in (None, _prompts(trigger(values))):
             put(values, PROMPTS, [each.model_dump(exclude_unset=True, exclude_none=True) for each in preset.examples])

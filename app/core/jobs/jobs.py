@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import tomllib
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -45,6 +46,14 @@ class JobEntry:
     """When its file was last written, in seconds since 1970."""
     problem: str = ""
     """Why it cannot be opened, in words."""
+    folders: tuple[Path, ...] = ()
+    """The folders of its dataset."""
+    base: str = ""
+    """The base as the file names it."""
+    family: str = ""
+    """The base's family where the file states it."""
+    stated: Mapping[str, Any] = field(default_factory=dict)
+    """Its tables `recipe` and `dataset`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +73,8 @@ class Jobs:
         """Latest first."""
         self.changed: Event[None] = Event()
         """`all` is another now."""
+        self.turned: Event[Draft | None] = Event()
+        """Another job is the open one, whoever asked for it; None: no job is open."""
         self.rescued: Event[Path] = Event()
         """Changes that a job's own place refused are kept in this file."""
         self.mended: Event[ImpastoError] = Event()
@@ -108,6 +119,7 @@ class Jobs:
         draft, self._open = self._open, None
         if draft is not None:
             draft.leave()
+            self.turned.emit(None)
         if draft is not None and draft.file.unsaved:
             self._leaving[draft.path] = draft
             draft.file.settle(lambda error: self._left(draft, error))
@@ -154,6 +166,7 @@ class Jobs:
         def stays(error: ImpastoError) -> None:
             if shown and self._open is None:
                 self._open = shown
+                self.turned.emit(shown)
             refused(error)
 
         def throw() -> None:
@@ -247,6 +260,7 @@ class Jobs:
         self._keep(path, self._elsewhere if self._is_ours(path) else (path, *self._without(path)))
         if path not in [entry.path for entry in self.all]:
             self.look()
+        self.turned.emit(draft)
 
     def _opened(self, path: Path) -> Draft | None:
         return self._open if self._open and self._open.path == path else None
@@ -387,12 +401,34 @@ def _entries(folder: Path, elsewhere: tuple[Path, ...]) -> tuple[JobEntry, ...]:
 def _entry(path: Path) -> JobEntry:
     try:
         changed = long_path(path).stat().st_mtime
-        name = tomllib.loads(atomic.read_text(path)).get("name")
+        values = tomllib.loads(atomic.read_text(path))
     except FileNotFoundError:
         return JobEntry(path, path.parent.name, 0.0, "the file is not there")
     except (OSError, ValueError, RecursionError) as error:
         return JobEntry(path, path.parent.name, 0.0, f"the file cannot be read: {error}")
-    return JobEntry(path, name if isinstance(name, str) and name.strip() else path.parent.name, changed)
+    name = values.get("name")
+    dataset, base, recipe = (_table(values, key) for key in ("dataset", "base", "recipe"))
+    listed = dataset.get("folders")
+    folders = [each.get("path") for each in listed if isinstance(each, dict)] if isinstance(listed, list) else []
+    return JobEntry(
+        path,
+        name if isinstance(name, str) and name.strip() else path.parent.name,
+        changed,
+        folders=tuple(_absolute(each, path.parent) for each in folders if isinstance(each, str) and each),
+        base=str(base.get("model") or ""),
+        family=str(base.get("family") or ""),
+        stated={"recipe": recipe, "dataset": dataset},
+    )
+
+
+def _absolute(folder: str, home: Path) -> Path:
+    """Return a folder that a job file in `home` names, as trainer.config.paths does; that module brings pydantic."""
+    return Path(os.path.abspath(home / os.path.expanduser(folder)))  # noqa: PTH100, PTH111
+
+
+def _table(values: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    table = values.get(key)
+    return table if isinstance(table, dict) else {}
 
 
 def _failed(path: Path, what: str, why: str) -> JobError:

@@ -68,36 +68,17 @@ class Starting(Section):
 
 
 class Judging(Section):
-    """Which training pictures and captions are judged for."""
+    """What was chosen on the images page while no job used the open folders: the next new job starts with it.
 
-    resolution: int = choice(
-        1024,
-        QT_TRANSLATE_NOOP("Preferences", "Training resolution"),
-        QT_TRANSLATE_NOOP("Preferences", "1024 for SDXL, 512 for SD 1.5: the size that pictures are judged for."),
-        ge=64,
-        le=4096,
-        multiple_of=64,
-        unit="px",
-    )
-    tokens: int = choice(
-        75,
-        QT_TRANSLATE_NOOP("Preferences", "Caption tokens"),
-        QT_TRANSLATE_NOOP("Preferences", "How much of a caption is read in training: 75, 150 or 225."),
-        ge=75,
-        le=225,
-        multiple_of=75,
-    )
-    lines: Literal["caption", "variants"] = choice(
-        "caption",
-        QT_TRANSLATE_NOOP("Preferences", "Captions of several lines"),
-        QT_TRANSLATE_NOOP(
-            "Preferences", "How they are shown, judged and searched, as a job's dataset.lines reads them."
-        ),
-        labels={
-            "caption": QT_TRANSLATE_NOOP("Preferences", "One caption"),
-            "variants": QT_TRANSLATE_NOOP("Preferences", "A choice, one a line"),
-        },
-    )
+    Not in the dialog: where a job uses the folders, its own settings count (app/core/jobs/target.py).
+    """
+
+    resolution: int | None = Field(default=None, ge=64, le=4096, multiple_of=64)
+    """Training resolution in pixels; None: nothing was chosen, so the base decides."""
+    tokens: int = Field(default=75, ge=75, le=225, multiple_of=75)
+    """How many tokens of a caption are read."""
+    lines: Literal["caption", "variants"] = "caption"
+    """How captions of several lines are read, as in `dataset.lines`."""
 
 
 class Telling(Section):
@@ -120,7 +101,7 @@ class Preferences(Section):
 
     appearance: Appearance = Field(default=Appearance(), title=QT_TRANSLATE_NOOP("Preferences", "Appearance"))
     starting: Starting = Field(default=Starting(), title=QT_TRANSLATE_NOOP("Preferences", "Start"))
-    judging: Judging = Field(default=Judging(), title=QT_TRANSLATE_NOOP("Preferences", "Training to come"))
+    judging: Judging = Judging()
     telling: Telling = Field(default=Telling(), title=QT_TRANSLATE_NOOP("Preferences", "Runs"))
     shortcuts: dict[str, tuple[str, ...]] = Field(default={})
     """The user's own keys by command; what is not named here has those of the table. Edited in a dialog of its own."""

@@ -36,7 +36,7 @@ class PreferencesDialog(QDialog):
         self.fault.hide()
         for name, field in Preferences.model_fields.items():
             section = getattr(settings.preferences, name)
-            if isinstance(section, Section):
+            if isinstance(section, Section) and field.title:
                 self._add_section(name, words(field.title), section)
         self.shortcuts = ShortcutEditor(commands, settings.preferences.shortcuts)
         self.shortcuts.changed.connect(self._keep)

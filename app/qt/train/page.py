@@ -10,6 +10,7 @@ from PySide6.QtCore import Qt, QTimer
 from PySide6.QtGui import QHideEvent, QShowEvent
 from PySide6.QtWidgets import QFileDialog, QPushButton, QSplitter, QVBoxLayout, QWidget
 
+from app.core.culling import exclude_others
 from app.core.jobs import essentials
 from app.core.jobs.draft import Draft
 from app.core.jobs.jobs import Thrown
@@ -122,6 +123,7 @@ class TrainPage(Page):
         """Set up another job from the recipe of this name, if any."""
         session = self.session
         pictures = essentials.open_pictures(session.library, session.datasets.folders)
+        stated = session.target.for_new_job()
         name = (pictures[0].path.name if pictures else "") or self.tr("My LoRA")
         self._awaited = True
 
@@ -129,10 +131,11 @@ class TrainPage(Page):
             self._show(draft)
             self._recipe = recipe
             self._take_recipe()
+            self._tell_hidden()
 
         session.jobs.create(
             name,
-            lambda free, folder: essentials.new_values(free, pictures, folder),
+            lambda free, folder: essentials.new_values(free, pictures, folder, stated),
             *self._answers(lambda path: session.jobs.open(path, *self._answers(show))),
         )
 
@@ -185,6 +188,11 @@ class TrainPage(Page):
         self.sheet.show_draft(draft)
         self.forecast.show_draft(draft)
         self._follow()
+
+    def _turn(self, draft: Draft | None) -> None:
+        """Show the job that another page opened."""
+        if draft is not None and draft is not self.draft:
+            self._show(draft)
 
     def _follow(self) -> None:
         draft = self.draft
@@ -243,6 +251,19 @@ class TrainPage(Page):
         back = partial(self.session.jobs.bring_back, thrown, *self._answers(self.show_job))
         self.told.emit(words.format(name=name), "info", (self.tr("Bring back"), back))
 
+    def _tell_hidden(self) -> None:
+        """Say that a filter changes nothing in training, and offer to train only what it shows."""
+        library, shown = self.session.library.pictures, frozenset(self.session.view.ids)
+        hidden = sum(not picture.excluded for number, picture in library.items() if number not in shown)
+        if shown and hidden:
+            words = self.tr("The filter hides %Ln image(s), which will be trained too.", "", hidden)
+            self.told.emit(words, "info", (self.tr("Train only what is shown"), partial(self._exclude_all_but, shown)))
+
+    def _exclude_all_but(self, shown: frozenset[int]) -> None:
+        if edit := exclude_others(self.session.library.pictures.values(), shown):
+            self.session.history.do(edit)
+            self.said.emit(edit.name)
+
     def _tell_taken_over(self) -> None:
         words = self.tr("Another program changed this job. Its changes are shown; undo brings yours back.")
         self.told.emit(words, "info", None)
@@ -287,6 +308,7 @@ class TrainPage(Page):
         until_destroyed(
             self,
             self.session.library.altered.connect(lambda _: self._count_soon()),
+            self.session.jobs.turned.connect(self._turn),
             self.session.jobs.rescued.connect(self._tell_rescued),
             self.session.jobs.mended.connect(self.mended.emit),
             self.session.jobs.secured.connect(lambda message: self.told.emit(message, "warning", None)),

@@ -216,7 +216,7 @@ def test_a_trigger_word_goes_to_the_pictures_that_are_learned_and_into_proposed_
     folder = tmp_path / "jobs" / "x"
     folder.mkdir(parents=True)
     path = folder / "job.toml"
-    path.write_text(to_toml(essentials.new_values("x", [], folder)), encoding="utf-8")
+    path.write_text(to_toml(essentials.new_values("x", [], folder, {})), encoding="utf-8")
     draft = opened(path, tasks)
     for text in ("o", "oh", "ohwx"):
         essentials.set_trigger(draft, text, typing=True)

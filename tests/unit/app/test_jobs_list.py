@@ -61,7 +61,7 @@ def test_what_cannot_be_opened_is_told_and_left_as_it_is(desk, jobs, file, text,
 
 
 def new(name: str, folder: Path) -> Values:
-    return essentials.new_values(name, [], folder)
+    return essentials.new_values(name, [], folder, {})
 
 
 def test_a_place_that_cannot_be_written_keeps_the_changes_and_at_the_end_they_are_among_our_jobs(

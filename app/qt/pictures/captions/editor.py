@@ -117,7 +117,7 @@ class CaptionEditor(QWidget):
 
     def read_lines(self, variants: bool) -> None:
         """Read lines as alternatives, or as one caption."""
-        self._session.settings.judge(lines="variants" if variants else "caption")
+        self._session.target.set("lines", "variants" if variants else "caption")
         self._commands.refresh()
 
     def change_many(self) -> None:
@@ -186,7 +186,7 @@ class CaptionEditor(QWidget):
 
     @property
     def _lines(self) -> Lines:
-        return self._session.settings.preferences.judging.lines
+        return self._session.target.aim.lines
 
     def _open(self, dialog: QDialog) -> None:
         dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
@@ -265,7 +265,7 @@ class CaptionEditor(QWidget):
         for field in (self.line, self.text):
             field.stepped.connect(self._step)
         self.more.clicked.connect(self._show_more)
-        self.limit.activated.connect(lambda _: self._session.settings.judge(tokens=self.limit.currentData()))
+        self.limit.activated.connect(lambda _: self._session.target.set("tokens", self.limit.currentData()))
         self.ruler.ready.connect(self._measure)
         self.variants.clicked.connect(self.read_lines)
         self.safety.retry_asked.connect(self.retry)
@@ -278,7 +278,7 @@ class CaptionEditor(QWidget):
             session.view.shown.connect(lambda _: self._choose()),
             session.library.altered.connect(self._altered),
             session.saver.state.connect(lambda _: self._commands.refresh()),
-            session.settings.changed.connect(lambda _: self._show()),
+            session.target.changed.connect(lambda _: self._show()),
         )
 
     # --- what is shown
@@ -387,7 +387,7 @@ class CaptionEditor(QWidget):
         """Count the tokens of the one caption and mark where training cuts it."""
         if len(self._chosen) != 1:
             return
-        self.limit.setCurrentIndex(self.limit.findData(self._session.settings.preferences.judging.tokens))
+        self.limit.setCurrentIndex(self.limit.findData(self._session.target.aim.tokens))
         picture, limit = self._chosen.pictures[0], self.limit.currentData()
         measured = self.ruler.measure(picture.caption or "", self._lines, limit, picture.folder.trigger or "")
         self.text.mark(measured or ())

@@ -137,8 +137,8 @@ class HealthPanel(QWidget):
         self.said.emit(self.tr("%n picture(s) selected", "", len(ids)))
 
     def aim(self, resolution: int) -> None:
-        """Judge for another resolution."""
-        self._session.settings.judge(resolution=resolution)
+        """Train at another resolution, and judge for it."""
+        self._session.target.set("resolution", resolution)
 
     def has_chosen(self) -> bool:
         """Tell whether there is something to work on."""
@@ -186,7 +186,6 @@ class HealthPanel(QWidget):
             group.addButton(button, number)
         self.problems.setChecked(True)
         group.idClicked.connect(self.pages.setCurrentIndex)
-        self.resolution.setToolTip(self.tr("The training resolution that pictures are judged for"))
         self.resolution.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
         self.resolution.setPopupMode(QToolButton.ToolButtonPopupMode.InstantPopup)
         menu = QMenu(self)
@@ -265,6 +264,7 @@ class HealthPanel(QWidget):
             health.findings.connect(self._show_findings),
             health.progress.connect(self._tell_progress),
             health.charts.connect(lambda _: self._changed()),
+            self._session.target.changed.connect(lambda _: self._changed()),
             self._session.tags.changed.connect(lambda _: self._pause.start()),
         )
 
@@ -272,7 +272,10 @@ class HealthPanel(QWidget):
 
     def _changed(self) -> None:
         self.charts.renew()
-        self.resolution.setText(self.tr("Training at {side} px").format(side=self._health.aim.resolution))
+        target = self._session.target
+        self.resolution.setText(self.tr("Training at {side} px").format(side=target.aim.resolution))
+        tip = self.tr("Resolution of the job “{name}”, which uses these images") if target.job else ""
+        self.resolution.setToolTip(tip.format(name=target.job) or self.tr("Resolution of the next new job"))
 
     def _show_findings(self, findings: tuple[Finding, ...]) -> None:
         self.list.show_findings(findings)

@@ -1,0 +1,150 @@
+"""The training that the open images are prepared for: what the job that uses their folder says, or the next new job."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from app.core.disk.opening import Datasets
+from app.core.events import Event
+from app.core.health.aim import NATIVE, Aim, aim_of
+from app.core.jobs.jobs import JobEntry, Jobs
+from app.core.settings.store import Settings
+from app.core.tasks import Tasks, raise_again
+from trainer.errors import ImpastoError
+
+if TYPE_CHECKING:  # brings pydantic and the schema, for which the window does not wait
+    from app.core.jobs.draft import Draft
+
+KEYS = {"resolution": "recipe.resolution", "tokens": "recipe.token_chunks", "lines": "dataset.lines"}
+"""The setting of a job behind each field of an aim."""
+
+
+class _Source(NamedTuple):
+    """Where an aim comes from: a job, or the preferences where `job` is empty."""
+
+    job: str
+    aim: Aim
+    native: int | None
+    """Native resolution of the job's base; None where no job says so."""
+
+
+class Target:
+    """Follows the open folders and the jobs; belongs to the thread of `tasks`.
+
+    The job that is open counts if it uses an open folder, else the latest job that does. Where no job uses them, the
+    preferences hold what the next new job starts with.
+    """
+
+    def __init__(self, jobs: Jobs, datasets: Datasets, settings: Settings, tasks: Tasks) -> None:
+        self.changed: Event[None] = Event()
+        """`aim` or `job` has another value."""
+        self.failed: Event[ImpastoError] = Event()
+        """A job could not be opened to change its settings."""
+        self._jobs, self._datasets, self._settings, self._tasks = jobs, datasets, settings, tasks
+        self._draft: Draft | None = None
+        self._natives: dict[tuple[Path, str], int] = {}
+        """What a look at the disk found for bases whose family their jobs do not state; those asked for hold SDXL's."""
+        self._stop: Callable[[], None] = lambda: None
+        self._source = self._find()
+        settings.changed.connect(lambda _: self._follow())
+        jobs.changed.connect(lambda _: self._follow())
+        jobs.turned.connect(self._turn)
+        datasets.known.connect(lambda _: jobs.look(self._follow))
+        datasets.closed.connect(lambda _: self._follow())
+
+    @property
+    def aim(self) -> Aim:
+        """What images and captions are judged for."""
+        return self._source.aim
+
+    @property
+    def job(self) -> str:
+        """The name of the job that says so; empty where no job uses the open folders."""
+        return self._source.job
+
+    def set(self, name: str, value: int | str) -> None:
+        """Change a field of `aim`: in the job that uses the open folders, or for the next new job."""
+
+        def change(draft: Draft) -> None:
+            draft.set(KEYS[name], value)
+
+        if draft := self._open_draft():
+            change(draft)
+        elif entry := self._latest():
+            self._jobs.open(entry.path, change, self.failed.emit)
+        else:
+            self._settings.judge(**{name: value})
+
+    def for_new_job(self) -> dict[str, int | str]:
+        """Return the settings, by key, that a new job for the open folders states.
+
+        What its base decides is left out: a resolution that is only the native one of the former job's base.
+        """
+        aim, native, judging = self._source.aim, self._source.native, self._settings.preferences.judging
+        resolution = aim.resolution if native else judging.resolution
+        stated = {"resolution": resolution, "tokens": aim.tokens, "lines": aim.lines}
+        plain = {"resolution": native, "tokens": Aim().tokens, "lines": Aim().lines}
+        return {KEYS[name]: value for name, value in stated.items() if value is not None and value != plain[name]}
+
+    # --- inside
+
+    def _follow(self) -> None:
+        before, self._source = self._source, self._find()
+        if before != self._source:
+            self.changed.emit(None)
+
+    def _find(self) -> _Source:
+        if draft := self._open_draft():
+            native = NATIVE[draft.family or "sdxl"]
+            return _Source(draft.name, aim_of(draft.values, native), native)
+        if entry := self._latest():
+            native = NATIVE[entry.family] if entry.family in NATIVE else self._native(entry)
+            return _Source(entry.name, aim_of(entry.stated, native), native)
+        judging = self._settings.preferences.judging
+        return _Source("", Aim(judging.resolution or Aim().resolution, judging.tokens, judging.lines), None)
+
+    def _open_draft(self) -> Draft | None:
+        draft = self._draft
+        sound = draft.sound if draft else None
+        return draft if sound and self._uses(Path(folder.path) for folder in sound.dataset.folders) else None
+
+    def _latest(self) -> JobEntry | None:
+        return next((entry for entry in self._jobs.all if self._uses(entry.folders)), None)
+
+    def _uses(self, folders: Iterable[Path]) -> bool:
+        """Return whether any of a job's folders is an open one, is inside one or holds one."""
+        opened = self._datasets.folders
+        return any(one.is_relative_to(root) or root.is_relative_to(one) for one in folders for root in opened)
+
+    def _native(self, entry: JobEntry) -> int:
+        """Return the native resolution of a job's base; a worker looks at the base once, SDXL's counts until then."""
+        base = entry.path.parent, entry.base
+        if base not in self._natives:
+            self._natives[base] = NATIVE["sdxl"]
+
+            def learn(native: int) -> None:
+                self._natives[base] = native
+                self._follow()
+
+            self._tasks.run(lambda: _native_of(*base), learn, raise_again, kept=False)
+        return self._natives[base]
+
+    def _turn(self, draft: Draft | None) -> None:
+        self._stop()
+        self._draft = draft
+        self._stop = draft.changed.connect(lambda _: self._follow()) if draft else lambda: None
+        self._follow()
+
+
+def _native_of(folder: Path, model: str) -> int:
+    """Return the native resolution of a base that a job in `folder` names; SDXL's where it cannot be read."""
+    from trainer.config.paths import absolute, is_base_path
+    from trainer.files.identify import identify_base
+
+    try:
+        family = identify_base(Path(absolute(model, folder))).family if is_base_path(model, folder) else "sdxl"
+    except (ImpastoError, OSError):
+        family = "sdxl"
+    return NATIVE[family]
