@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from trainer.config.dataset import DatasetConfig
+if TYPE_CHECKING:  # the window imports this module, and does not wait for pydantic
+    from trainer.config.dataset import DatasetConfig
 
 
 class Links:

@@ -18,8 +18,9 @@ from trainer.dataset.caption_files import (
     decode_caption,
     read_metadata,
 )
+from trainer.dataset.links import Links
 from trainer.errors import DatasetError
-from trainer.protocol.atomic import long_path
+from trainer.protocol.atomic import long_name, long_path
 
 # A picture's name of 250 letters leaves room for .txt but not for .caption: no file has such a name.
 _IMPOSSIBLE = (errno.EINVAL if sys.platform == "win32" else errno.ENAMETOOLONG,)
@@ -45,8 +46,17 @@ class Neighbours:
     """What lies in folders beside the pictures, looked up once for a batch."""
 
     root: Path
+    links: Links = field(init=False)
     _odd: dict[str, Mapping[str, str]] = field(default_factory=dict)
     _listed: dict[Path, Mapping[str, str]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.links = Links([self.root])
+
+    def require_inside(self, file: str) -> None:
+        """Raise DatasetError for a link that leads out of the dataset, such as to the user's own files."""
+        if os.path.islink(long_name(file)) and not self.links.allow(Path(file)):  # noqa: PTH114 (five times as fast)
+            raise link_outside(file)
 
     def spelled(self, file: str) -> str | None:
         """Return the file whose ending is this one's in capitals, or partly so; for systems that tell them apart."""
@@ -68,8 +78,18 @@ class Neighbours:
 
     def _metadata(self, folder: Path) -> Mapping[str, str]:
         if folder not in self._listed:
-            self._listed[folder] = read_metadata(folder / METADATA_NAME)[0]
+            path = folder / METADATA_NAME
+            self._listed[folder] = read_metadata(path)[0] if self.links.allow_file(path) else {}
         return self._listed[folder]
+
+
+def link_outside(file: str) -> DatasetError:
+    """Return the refusal to read or write through a link."""
+    return DatasetError(
+        "save.outside",
+        f"{file} is a link that leads out of the dataset, so it is neither read nor written.",
+        "Replace the link with a copy of the file; what you changed is kept until then.",
+    )
 
 
 def plain(text: str | None) -> str | None:
@@ -102,6 +122,7 @@ def look(picture: str, around: Neighbours) -> Caption:
 
 def _read(file: str, around: Neighbours) -> Caption | None:
     try:
+        around.require_inside(file)
         seen = look_at(file, LARGEST + 1)
     except OSError as fault:
         if fault.errno in _IMPOSSIBLE:
@@ -111,6 +132,7 @@ def _read(file: str, around: Neighbours) -> Caption | None:
         spelled = around.spelled(file)
         if spelled is None:
             return None
+        around.require_inside(spelled)
         file, seen = spelled, look_at(spelled, LARGEST + 1)
     try:
         decoded = decode_caption(seen.data or b"")

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from app.core.edits.captions import Neighbours
 from app.core.edits.save_state import SaveRequest
 from app.core.pictures import Value
 from trainer.dataset.sidecar import FILE_NAME, Sidecar, read_sidecar, sidecar_text
@@ -38,9 +39,10 @@ class Notes:
         return sidecar_text(_changed(self.sidecar, facts, pictures)).encode("utf-8")
 
 
-def read_notes(folder: Path) -> Notes:
-    """Return a folder's notes; raises DatasetError when they are damaged, and OSError."""
+def read_notes(folder: Path, around: Neighbours) -> Notes:
+    """Return a folder's notes; raises DatasetError when they are damaged or lead out of the dataset, and OSError."""
     file = folder / FILE_NAME
+    around.require_inside(str(file))
     data = _bytes(file)
     sidecar = read_sidecar(folder)
     while (now := _bytes(file)) != data:  # written between the two looks

@@ -22,6 +22,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+from trainer.dataset.links import Links
 from trainer.errors import DatasetError
 from trainer.protocol.atomic import long_name as _system
 from trainer.protocol.atomic import rename, sync_directory
@@ -71,15 +72,16 @@ def look_at(file: str, most: int) -> Seen:
     return Seen(data, _mark(about) if settled else None)
 
 
-def replace_file(file: str, seen: Seen, data: bytes, *, durable: bool) -> None:
-    """Write a file in one step in place of what was seen, and read it back; a link's target is written.
+def replace_file(file: str, seen: Seen, data: bytes, *, durable: bool, within: str | None = None) -> None:
+    """Write a file in one step in place of what was seen, and read it back.
 
+    A link's target is written if it is in the folder `within`, by default the link's own; else PermissionError.
     Raises ChangedMeanwhileError, and OSError; unless it did not read back, the file is then what it was. Without
     `durable` a power cut may bring back what was seen: the journal holds the rest until its own wait for the disk,
     `Journal.sync` before each batch, and the next start compares every file with it. So of a large edit no file and no
     folder is waited for, which on a hard disk would cost 50 ms each.
     """
-    target = os.path.realpath(file) if os.path.islink(file) else file
+    target = _target(file, within or os.path.dirname(file)) if os.path.islink(_system(file)) else file
     temporary = _beside(target)
     try:
         written = _write(temporary, data, durable)
@@ -95,6 +97,12 @@ def replace_file(file: str, seen: Seen, data: bytes, *, durable: bool) -> None:
             os.unlink(_system(temporary))
     if durable:
         sync_directory(Path(target).parent)
+
+
+def _target(link: str, within: str) -> str:
+    if not Links([within]).allow(Path(link)):
+        raise PermissionError(errno.EPERM, "it is a link that leads out of the dataset", link)
+    return os.path.realpath(link)
 
 
 def remove_file(file: str, seen: Seen) -> None:

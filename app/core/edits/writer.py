@@ -141,7 +141,7 @@ class Writer:
                 remove_file(file, plan.found.seen)
                 self._ours.pop(file, None)
             else:
-                replace_file(file, plan.found.seen, plan.data, durable=durable)
+                replace_file(file, plan.found.seen, plan.data, within=request.key.root, durable=durable)
                 self._ours[file] = hash(plan.data)
                 if plan.found.seen.data is None:
                     self._made.add(file)
@@ -180,7 +180,7 @@ class Writer:
         outcomes: list[Outcome] = []
         due: list[SaveRequest] = []
         try:
-            found = read_notes(folder)
+            found = read_notes(folder, Neighbours(Path(root)))
             for request in requests:
                 value = found.value(request)
                 verdict = _judge(request.desired, _note_bases(request), value)
@@ -211,7 +211,7 @@ class Writer:
             except OSError as fault:
                 raise _no_backup(fault, root) from fault
         self._sweep(root, str(found.file.parent))
-        replace_file(name, Seen(found.data), data, durable=True)
+        replace_file(name, Seen(found.data), data, within=root, durable=True)
         self._ours[name] = hash(data)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from app.core.edits.backups import Backups, Written
 from trainer.dataset.caption_files import SUFFIXES, NotACaptionError, decode_caption
+from trainer.dataset.links import Links
 from trainer.errors import DatasetError
 from trainer.protocol.atomic import long_path
 
@@ -34,6 +35,8 @@ def to_utf8(pictures: Iterable[tuple[Path, Path]], backups: Backups) -> int:
 
 
 def _convert(root: Path, file: Path, backups: Backups) -> bool:
+    if not Links([root]).allow_file(file):
+        return False
     data = long_path(file).read_bytes()
     found = decode_caption(data)
     if found.encoding == "utf-8":

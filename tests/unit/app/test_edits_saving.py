@@ -360,18 +360,47 @@ def test_a_damaged_sidecar_is_never_written_over(world: World) -> None:
     assert (world.data / "impasto.jsonl").read_bytes() == b"{half"
 
 
-def test_a_link_stays_a_link(world: World, tmp_path: Path) -> None:
-    target = tmp_path / "elsewhere.txt"
-    target.write_bytes(b"cat, dog\n")
-    (world.data / "a.txt").unlink()
+def linked(world: World, name: str, target: Path) -> None:
+    (world.data / name).unlink(missing_ok=True)
     try:
-        (world.data / "a.txt").symlink_to(target)
+        (world.data / name).symlink_to(target)
     except OSError:
-        pytest.skip("this system lets nobody make links")
+        pytest.skip("this user may not make symbolic links")
+
+
+def test_a_link_within_the_dataset_stays_a_link(world: World) -> None:
+    target = world.data / "shared.txt"
+    target.write_bytes(b"cat, dog\n")
+    linked(world, "a.txt", target)
     set_to(world, 0, "through")
     world.settle()
     assert (world.data / "a.txt").is_symlink()
     assert target.read_bytes() == b"through"
+
+
+@pytest.mark.parametrize("name", ["a.txt", "impasto.jsonl"])
+def test_nothing_is_written_through_a_link_that_leads_out_of_the_dataset(
+    name: str, world: World, tmp_path: Path
+) -> None:
+    target = tmp_path / "private"
+    target.write_bytes(b"")
+    linked(world, name, target)
+    if name == "a.txt":
+        set_to(world, 0, "through")
+    else:
+        set_to(world, 0, 4, "rating")
+    world.settle()
+    assert target.read_bytes() == b""
+    assert (world.data / name).is_symlink()
+    (problem,) = world.saver.now.problems
+    assert (problem.code, problem.waiting) == ("save.outside", 1)
+    (world.data / name).unlink()
+    if name == "a.txt":
+        (world.data / name).write_bytes(b"cat, dog\n")
+    world.settle()
+    assert world.saver.now.clean
+    assert not (world.data / name).is_symlink()
+    assert target.read_bytes() == b""
 
 
 def test_what_a_killed_writer_left_is_swept_but_nothing_recent_and_nothing_of_others(world: World) -> None:
