@@ -72,3 +72,26 @@ def test_a_preview_is_the_same_whether_the_unet_waits_outside(tmp_path: Path) ->
 
 def test_on_the_cpu_there_is_nothing_to_release() -> None:
     release(torch.device("cpu"))
+
+
+def test_each_preview_is_reported_with_its_own_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job, _, parts = prepared(tmp_path)
+    first = job.report.previews.prompts[0]
+    prompts = (first, first.changed(seed=2), first.changed(seed=3))
+    job = job.changed(report=job.report.changed(previews=job.report.previews.changed(prompts=prompts)))
+    engine = build_engine(job, parts, [Segment(0, 6)], fresh=True)
+    parts.cache.ensure_texts(["", first.prompt], quiet)
+    previewer = Previewer(job, parts.source, parts.cache, tmp_path)
+    clock = [0.0]
+    draw, decode = previewer._draw, previewer._decode
+
+    def timed(taken: float, work: Any, *given: Any) -> Any:
+        clock[0] += taken
+        return work(*given)
+
+    monkeypatch.setattr("trainer.training.preview.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr(previewer, "_draw", lambda prompt, *rest: timed(10.0 * prompt.seed, draw, prompt, *rest))
+    monkeypatch.setattr(previewer, "_decode", lambda latents: timed(6.0, decode, latents))
+    seconds: list[float] = []
+    previewer.draw_all(1, engine.models.unet, (), lambda _index, _file, taken: seconds.append(taken), quiet)
+    assert seconds == [10.0 * prompt.seed + 2.0 for prompt in prompts]

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.jobs import photographs
+from tests.support.pictures import photograph
 from trainer import cli, gpu
 from trainer.cli import jobs
 from trainer.config.load import load_job
@@ -40,7 +41,7 @@ def test_faulty_pictures_are_named_with_the_remedy_and_end_in_code_2(pictures, c
     assert cli.main(["check", str(pictures), "--resolution", "64"]) == 2
     told = capsys.readouterr().out
     assert "\nError: " in told
-    assert f"\n  {pictures / 'broken.png'}\n" in told
+    assert "\n  broken.png\n" in told
     assert "What to do:" in told
     assert "3 pictures to learn from" in told
 
@@ -141,7 +142,7 @@ def test_inspect_tells_a_lora_with_its_metadata_made_safe_for_a_terminal(tmp_pat
     )
     assert cli.main(["inspect", str(file)]) == 0
     told = capsys.readouterr().out
-    assert told.startswith(f"{file} is a LoRA.\n")
+    assert told.startswith(f"{file} is a LoRA for an unknown base, of rank 4.\n")
     assert "rank 4" in told
     assert "modelspec.title: nice\\x1b[2Jname" in told
     assert "\x1b" not in told
@@ -196,3 +197,97 @@ def test_new_explains_names_that_cannot_be(here, pictures, capsys, name, why):
     assert cli.main(["new", "--base", "owner/name", "--pictures", str(pictures), name]) == 2
     assert why in capsys.readouterr().err
     assert not list(here.rglob("job.toml"))
+
+
+LAYER = "lora_unet_down_blocks_0_attentions_0_transformer_blocks_0_attn1_to_q"
+
+
+def lora(path, **metadata):
+    shapes = {f"{LAYER}.lora_down.weight": [4, 320], f"{LAYER}.lora_up.weight": [320, 4]}
+    return safetensors(path, shapes, {key.replace("__", "."): value for key, value in metadata.items()})
+
+
+def test_inspect_says_first_what_matters_and_which_base_our_own_file_is_for(tmp_path, capsys):
+    file = lora(
+        tmp_path / "style.safetensors",
+        aaa="first of the alphabet",
+        ss_base_model_version="sdxl_base_v1-0",
+        ss_sd_model_name="pony.safetensors",
+        ss_steps="500",
+        ss_num_epochs="10",
+        ss_resolution="(1024, 1024)",
+        ss_clip_skip="None",
+        modelspec__trigger_phrase="sks",
+        modelspec__author="Zoë",
+        modelspec__license="CC0",
+    )
+    assert cli.main(["inspect", str(file)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:7] == [
+        f"{file} is a LoRA for SDXL, of rank 4.",
+        "  It adapts 1 layers of the UNet.",
+        "  Trigger words: sks",
+        "  Trained on: pony.safetensors",
+        "  Training: 500 steps, 10 epochs",
+        "  Resolution: (1024, 1024)",
+        "  By: Zoë, CC0",
+    ]
+    assert lines[7:9] == ["  Metadata:", "    aaa: first of the alphabet"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--base", "none.safetensors"], "none.safetensors"),
+        (["--base", "base.safetensors"], "is a web page"),
+        (["--lora", "none.safetensors"], "none.safetensors"),
+        (["--lora", "base.safetensors"], "is a web page"),
+        (["--out", "base.safetensors/images"], "is a file"),
+    ],
+)
+def test_render_checks_its_files_before_it_starts_an_engine(here, monkeypatch, capsys, words, said):
+    monkeypatch.setattr("trainer.base.imports.quick_imports", lambda: pytest.fail("the engine is started"))
+    (here / "base.safetensors").write_text("<html>log in</html>", encoding="utf-8")
+    base = [] if "--base" in words else ["--base", "own/er"]
+    assert cli.main(["render", "--prompt", "a cat", *base, *words]) == 2
+    shown = capsys.readouterr()
+    assert said in shown.err
+    assert "Starting" not in shown.out + shown.err
+
+
+def test_check_names_files_as_the_dataset_does_and_counts_where_all_are_meant(here, capsys):
+    folder = here / "images" / "cats"
+    folder.mkdir(parents=True)
+    for number in range(12):
+        photograph().rotate(number).save(folder / f"{number}.jpg")
+    (folder / "3.txt").write_bytes(b"a\x00b")
+    assert cli.main(["check", "images", "--recursive"]) == 0 + 2  # one caption cannot be read
+    out = capsys.readouterr().out
+    assert out.startswith("Assumed: training at 1024 × 1024, as for SDXL; for SD 1.5 add --resolution 512.\n")
+    assert "\nResolution: 1024 × 1024" in out
+    _, _, finding = out.partition("Warning: 12 of 12 pictures without a caption")
+    assert ".jpg" not in finding.partition("\n\n")[0], "a list of all images says nothing"
+    assert str(here) not in out
+    assert "cats/3.txt" in out.replace("\\", "/")
+    assert cli.main(["check", "images", "--recursive", "--all", "--resolution", "512"]) == 2
+    out = capsys.readouterr().out
+    assert "Assumed" not in out
+    assert "cats/11.jpg" in out.replace("\\", "/")
+
+
+def test_two_folders_keep_their_names_in_what_check_says(here, capsys):
+    for name in ("cats", "dogs"):
+        (here / name).mkdir()
+        photograph().resize((512, 512)).save(here / name / f"{name}.png")
+        (here / name / f"{name}.txt").write_text(f"a {name}", encoding="utf-8")
+    (here / "job.toml").write_text(
+        'schema = 2\nname = "a"\n[base]\nmodel = "own/er"\nfamily = "sd15"\n'
+        '[[dataset.folders]]\npath = "cats"\n[[dataset.folders]]\npath = "dogs"\n',
+        encoding="utf-8",
+    )
+    (here / "cats" / "stray.txt").write_text("x", encoding="utf-8")
+    assert cli.main(["check", "job.toml"]) == 0
+    out = capsys.readouterr().out
+    assert "\nResolution: 512 × 512" in out
+    assert "Assumed" not in out
+    assert "  cats/stray.txt\n" in out.replace("\\", "/")

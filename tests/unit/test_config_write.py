@@ -1,5 +1,6 @@
 """What is written loads as what was meant: dumps for every job, and the first job file for every machine."""
 
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from tests.support.tables import recipes, tables
+from trainer.config.describe import choices, fields
 from trainer.config.fit import FitConfig
 from trainer.config.job import SCHEMA, Job
 from trainer.config.load import parse_job
@@ -143,3 +145,20 @@ def test_paths_of_a_new_job_lead_back(tmp_path: Path, monkeypatch: pytest.Monkey
         job = parse_job(made, "job.toml", tmp_path / "deep/er/job")
         assert Path(job.base.model) == tmp_path / base
         assert Path(job.dataset.folders[0].path) == tmp_path / "p"
+
+
+def test_a_new_job_lists_every_setting_with_its_choices(tmp_path):
+    text = new_job_text(
+        name="a", base="own/er", pictures=tmp_path, folder=tmp_path, family="sdxl",
+        machine=Machine("cpu", None, None, bf16=True, cores=4),
+    )  # fmt: skip
+    loaded = Job.model_validate(tomllib.loads(text))
+    for found in fields(Job):
+        key = found.key.replace(f"[{loaded.recipe.optimizer.name}]", "").replace(".*", ".0")
+        if "[" in key or found.values in ("a table", "a list of tables") or key.startswith(("ladder", "fit.int8_pr")):
+            continue
+        name = key.rpartition(".")[2]
+        line = next((line for line in text.splitlines() if line.startswith((f"#   {key} = ", f"{name} = "))), None)
+        assert line is not None, key
+        if line.startswith("#"):
+            assert [word for word in choices(found.annotation) if word not in line] == []

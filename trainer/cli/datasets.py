@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,15 +17,27 @@ from trainer.protocol import events
 from trainer.protocol.printable import printable
 
 if TYPE_CHECKING:
+    from trainer.config.base import BaseConfig
     from trainer.config.dataset import DatasetConfig
     from trainer.config.recipe import RecipeConfig
     from trainer.dataset.findings import Finding
     from trainer.dataset.folders import Imported
-    from trainer.files.identify import BaseIdentity
+    from trainer.files.identify import BaseIdentity, LoraIdentity
 
 _SEVERITIES = {"error": "Error", "warning": "Warning", "info": "Note"}
 _MOST_PATHS = 10
 _LONGEST_VALUE = 100
+_COPIES = {"picture.same", "picture.near"}  # which of them are alike is the point
+# What users ask of a LoRA first, by the keys of its metadata with the unit behind each.
+_FIRST_FACTS: Mapping[str, Mapping[str, str]] = {
+    "Title": {"modelspec.title": ""},
+    "Trigger words": {"modelspec.trigger_phrase": ""},
+    "Trained on": {"ss_sd_model_name": ""},
+    "Training": {"ss_steps": " steps", "ss_num_epochs": " epochs", "ss_num_train_images": " images"},
+    "Resolution": {"ss_resolution": ""},
+    "Learning rates": {"ss_unet_lr": " UNet", "ss_text_encoder_lr": " text encoder"},
+    "By": {"modelspec.author": "", "modelspec.license": ""},
+}
 
 
 def add_commands(commands: Commands) -> None:
@@ -60,8 +73,9 @@ def run_check(options: argparse.Namespace) -> int:
         found = read_dataset(dataset, recipe, progress, captions)
     if found.pictures:
         echo_lines(describe(found, recipe, show_captions=options.show_captions))
+    roots = [Path(folder.path).absolute() for folder in dataset.folders]
     for finding in found.findings:
-        _print_finding(finding, len(finding.paths) if options.all else _MOST_PATHS)
+        _print_finding(finding, roots, {picture.path for picture in found.pictures}, show_all=options.all)
     return EXIT_BAD_INPUT if any(finding.severity == "error" for finding in found.findings) else EXIT_DONE
 
 
@@ -77,13 +91,13 @@ def _what_to_check(options: argparse.Namespace) -> tuple[DatasetConfig, RecipeCo
         return _import(path, stated)
     if path.suffix.lower() == ".toml":
         job = load_job(path)
-        resolution = stated or job.recipe.resolution or _native_resolution(job.base.model)
+        resolution = stated or job.recipe.resolution or _native_resolution(job.base)
         return job.dataset, job.recipe.changed(resolution=resolution), {}
     if path.is_file():
         remedy = "Name the folder that holds the pictures, or a job.toml."
         raise DatasetError("dataset.file", f"{path} is a file.", remedy)
     folder = FolderConfig(path=str(path.absolute()), recursive=options.recursive)
-    return DatasetConfig(folders=(folder,)), RecipeConfig(resolution=stated or 1024), {}
+    return DatasetConfig(folders=(folder,)), RecipeConfig(resolution=stated or _assumed()), {}
 
 
 def _is_kohya(path: Path) -> bool:
@@ -103,16 +117,27 @@ def _import(path: Path, resolution: int | None) -> tuple[DatasetConfig, RecipeCo
     for key, value in imported.settings.items():
         echo(f"It asks for {key} = {toml_value(value)}: write that into the job.")
     echo_lines(imported.notes)
-    asked = resolution or imported.settings.get("recipe.resolution", 1024)
+    asked = resolution or imported.settings.get("recipe.resolution") or _assumed()
     return imported.config(), checked(RecipeConfig, resolution=asked), imported.captions
 
 
-def _native_resolution(base: str) -> int:
-    """Return the resolution that a base was made for; SDXL's where the base is not on this disk."""
+def _native_resolution(base: BaseConfig) -> int:
+    """Return the resolution that a base was made for; SDXL's where nothing here says what it is."""
     from trainer.config.base import NATIVE_RESOLUTION
     from trainer.files.identify import identify_base
 
-    return NATIVE_RESOLUTION[identify_base(Path(base)).family if Path(base).exists() else "sdxl"]
+    if base.family != "auto":
+        return NATIVE_RESOLUTION[base.family]
+    return NATIVE_RESOLUTION[identify_base(Path(base.model)).family] if Path(base.model).exists() else _assumed()
+
+
+def _assumed() -> int:
+    """Return the resolution that is assumed where nothing states one, and say so."""
+    from trainer.config.base import NATIVE_RESOLUTION
+
+    resolution = NATIVE_RESOLUTION["sdxl"]
+    echo(f"Assumed: training at {resolution} × {resolution}, as for SDXL; for SD 1.5 add --resolution 512.")
+    return resolution
 
 
 @contextmanager
@@ -125,15 +150,28 @@ def _progress() -> Iterator[Callable[[int, int], None]]:
         yield lambda done, total: show(events.PhaseProgress("check", done, total))
 
 
-def _print_finding(finding: Finding, most: int) -> None:
+def _print_finding(finding: Finding, roots: Sequence[Path], used: Set[Path], *, show_all: bool) -> None:
+    """Print a finding with its files as they are called in the dataset; a list of all images in use says nothing."""
+    sentence, paths, total = finding.sentence, finding.paths, len(used)
+    every = sentence.startswith(f"{total} ") and set(paths) == used and finding.code not in _COPIES
+    if every and not show_all:
+        sentence, paths = sentence.replace(f"{total} ", f"{total} of {total} ", 1), ()
     echo()
-    echo(f"{_SEVERITIES[finding.severity]}: {finding.sentence}")
+    echo(f"{_SEVERITIES[finding.severity]}: {_within(sentence, roots)}")
     if finding.remedy:
         echo(f"  What to do: {finding.remedy}")
-    for path in finding.paths[:most]:
-        echo(f"  {path}")
-    if len(finding.paths) > most:
-        echo(f"  and {len(finding.paths) - most:,} more; --all names them")
+    shown = paths if show_all else paths[:_MOST_PATHS]
+    for path in shown:
+        echo(f"  {_within(str(path), roots)}")
+    if len(paths) > len(shown):
+        echo(f"  and {len(paths) - len(shown):,} more; --all names them")
+
+
+def _within(text: str, roots: Sequence[Path]) -> str:
+    """Return a text with the paths in it relative to the dataset; of several folders each keeps its own name."""
+    for root in sorted(roots, key=lambda root: -len(str(root))):
+        text = text.replace(f"{root}{os.sep}", "" if len(roots) == 1 else f"{root.name}{os.sep}")
+    return text
 
 
 def run_inspect(options: argparse.Namespace) -> int:
@@ -169,9 +207,18 @@ def _print_lora(path: Path) -> bool:
         identity = identify_lora(path)
     except LoraFileError:
         return False
-    echo(f"{path} is a LoRA.")
-    for sentence in identity.evidence:
-        echo(f"  {sentence}")
-    for key, value in sorted(identity.metadata.items()):
-        echo(f"  {printable(key, _LONGEST_VALUE)}: {printable(value, _LONGEST_VALUE)}")
+    echo_lines(_lora_lines(path, identity))
     return True
+
+
+def _lora_lines(path: Path, identity: LoraIdentity) -> Iterator[str]:
+    """Yield what a LoRA is and what a user asks first, then all of its metadata."""
+    yield f"{path} is {identity.evidence[0].removeprefix('It is ')}"
+    yield from (f"  {sentence}" for sentence in identity.evidence[1:])
+    stated = {key: printable(value, _LONGEST_VALUE) for key, value in identity.metadata.items() if value != "None"}
+    for title, keys in _FIRST_FACTS.items():
+        if values := [f"{stated[key]}{unit}" for key, unit in keys.items() if stated.get(key)]:
+            yield f"  {title}: {', '.join(values)}"
+    if stated:
+        yield "  Metadata:"
+        yield from (f"    {printable(key, _LONGEST_VALUE)}: {value}" for key, value in sorted(stated.items()))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,7 @@ from trainer.cli.arguments import Commands, add_base, add_command, add_json, che
 from trainer.cli.jobs import shown
 from trainer.cli.libraries import engine_imports
 from trainer.cli.output import echo
-from trainer.errors import EXIT_DONE, LoraFileError
+from trainer.errors import EXIT_DONE, LoraFileError, RunError
 
 if TYPE_CHECKING:
     from trainer.config.base import BaseConfig
@@ -63,6 +64,7 @@ def run_render(options: argparse.Namespace) -> int:
         options.refuse("the following arguments are required: --base and --prompt, or --serve")
     base, prompts = _what_to_draw(options)
     loras = [_lora(text) for text in options.lora]
+    _require_files(base, [file for file, _ in loras], options.out)
     from trainer.cli.display import open_display
 
     with open_display(sys.stderr, as_json=False) as show:
@@ -106,6 +108,30 @@ def _what_to_draw(options: argparse.Namespace) -> tuple[BaseConfig, list[PromptC
     checked(FitConfig, device=options.device)
     checked(RecipeConfig, clip_skip=options.clip_skip)
     return checked(BaseConfig, model=model), [checked(PromptConfig, prompt=text, **settings) for text in options.prompt]
+
+
+def _require_files(base: BaseConfig, loras: Sequence[Path], out: Path) -> None:
+    """Raise ImpastoError where a file cannot be used or nothing can be drawn into `out`, before the engine starts."""
+    from trainer.config.paths import is_base_path
+    from trainer.files.architecture import NAMES
+    from trainer.files.identify import identify_base, identify_lora
+    from trainer.protocol.places import unwritable, write_remedy
+
+    family = None
+    if is_base_path(base.model, Path.cwd()):
+        if not Path(base.model).exists():
+            from trainer.base.fetch import fetch_base
+
+            fetch_base(base.model)  # raises the error for what is missing
+        family = identify_base(Path(base.model)).family
+    for file in loras:
+        identity = identify_lora(file)
+        if family and identity.family and identity.family != family:
+            sentence = f"{file} is for {NAMES[identity.family]}, but the base is {NAMES[family]}."
+            raise LoraFileError("lora.family", sentence, "Choose a base or a LoRA of the same kind.")
+    if error := unwritable(out):
+        sentence = f"The images cannot be drawn into {out}: {error.strerror or error}."
+        raise RunError("render.folder", sentence, write_remedy(error))
 
 
 def _lora(text: str) -> tuple[Path, float]:

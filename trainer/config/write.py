@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from trainer.config.recipe import LENGTH_KEYS, RecipeConfig
 from trainer.config.resolve import Machine
 
 WIDTH = 110
+_PLANNERS = ("ladder.", "fit.int8_products")  # written by the planner and by measurements, never by hand
 
 
 def dump_job(job: Job, *, comments: bool) -> str:
@@ -76,9 +77,12 @@ def _key_lines(key: str, field: FieldInfo, value: Any, comments: bool) -> Iterat
 
 
 def _explained(field: FieldInfo) -> str:
-    words = choices(field.annotation)
-    doc = field.description or ""
-    return f"{doc} One of {', '.join(words)}." if len(words) > 1 and not all(word in doc for word in words) else doc
+    return _with_choices(field.description or "", choices(field.annotation))
+
+
+def _with_choices(doc: str, words: Sequence[str]) -> str:
+    """Return an explanation with the words that may be written."""
+    return f"{doc} One of {', '.join(words)}." if len(words) > 1 else doc
 
 
 def _comment(text: str) -> list[str]:
@@ -218,10 +222,13 @@ def _rest_lines(job: Job) -> Iterator[str]:
     held = set(_held(job.model_dump(by_alias=True, exclude_unset=True), ""))
     for found in fields(Job):
         key = found.key.replace(".*", ".0")
-        if "[" in key or found.values in ("a table", "a list of tables") or key in held or key.startswith("fit."):
+        optimizer = f"recipe.optimizer[{job.recipe.optimizer.name}]."
+        key = key.replace(optimizer, "recipe.optimizer.")  # the arguments of the optimizer that the job has
+        if "[" in key or found.values in ("a table", "a list of tables") or key in held or key.startswith(_PLANNERS):
             continue
         value = toml_value(found.default) if found.default is not None else f"<{found.values}>"
-        yield f"#   {key} = {value}  # {found.doc}"
+        words = choices(found.annotation) if found.default is not None else ()  # else the value lists them
+        yield f"#   {key} = {value}  # {_with_choices(found.doc, words)}"
 
 
 def _held(value: Any, key: str) -> Iterator[str]:

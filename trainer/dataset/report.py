@@ -17,7 +17,11 @@ _KINDS = {"train": "to learn from", "regularisation": "for regularisation", "val
 def describe(dataset: Dataset, recipe: RecipeConfig, *, show_captions: bool = False) -> list[str]:
     """Return what an epoch will show, line by line; with captions, also each text as the first epoch reads it."""
     pictures = dataset.pictures
-    lines = [*_counts(pictures), *_buckets(pictures), _epoch(pictures, recipe)]
+    side = recipe.resolution
+    training = (
+        [f"Resolution: {side} × {side}, or another shape of that area"] if side and recipe.pictures.buckets else []
+    )
+    lines = [*_counts(pictures), *training, *_buckets(pictures), _epoch(pictures, recipe)]
     if show_captions:
         lines += ["", "Captions as the first epoch reads them:", *_captions(pictures, recipe)]
     return lines

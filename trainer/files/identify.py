@@ -13,6 +13,7 @@ from trainer.errors import BaseModelError, LoraFileError
 from trainer.files.architecture import NAMES, Config, Family
 from trainer.files.configs import PARTS, folder_configs, read_json
 from trainer.files.header import Header, read_header
+from trainer.files.modelspec import BASE_VERSIONS
 from trainer.files.prediction import Prediction, folder_target, single_file_target
 from trainer.files.single import has_vae, single_file_architecture
 from trainer.files.weights import weight_files
@@ -31,6 +32,7 @@ _LORA_KINDS = {
     ".lora_mid.": "LoCon with Tucker decomposition",
 }
 _LORA_FAMILIES: Mapping[int, Family] = {768: "sd15", 2048: "sdxl"}
+_FAMILIES: Mapping[str, Family] = {version: family for family, version in BASE_VERSIONS.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +117,8 @@ def lora_of_header(path: Path, header: Header) -> LoraIdentity:
         sentence = f'"{path}" is no LoRA: it begins with "{first[:80]}".'
         raise LoraFileError("lora.unknown", sentence, "Choose a LoRA file.")
     kind = next((kind for mark, kind in _LORA_KINDS.items() if any(mark in name for name in header.tensors)), "LoRA")
-    family = _lora_family(found, header)
+    # Text encoders of their own tell; layers of a UNet alone may not, and then the file says what it was made for.
+    family = _lora_family(found, header) or _FAMILIES.get(header.metadata.get("ss_base_model_version", ""))
     layers = Counter(_lora_part(layer) for layer in found)
     ranks = tuple(sorted({header.tensors[name].shape[0] for name in found.values() if header.tensors[name].shape}))
     return LoraIdentity(kind, family, layers, ranks, _lora_story(kind, family, layers, ranks), header.metadata)

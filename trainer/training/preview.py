@@ -65,17 +65,22 @@ class Previewer:
 
         All latents are drawn first and the VAE is loaded after, so that both are never needed at once.
         """
-        started = time.monotonic()
-        latents = []
+        latents, seconds = [], []
         for index, prompt in enumerate(self.prompts):
+            started = time.monotonic()
             latents.append(self._draw(prompt, unet, encoders))
+            seconds.append(time.monotonic() - started)
             on_progress(index + 1, len(self.prompts))
+        started = time.monotonic()
         with away(unet) if self.job.fit.preview_offload else nullcontext():
             release(self.cache.device)
             pictures = self._decode(latents)
             release(self.cache.device)
+        decoding = (time.monotonic() - started) / max(1, len(latents))  # the VAE is loaded once for all
         for index, (prompt, picture) in enumerate(zip(self.prompts, pictures, strict=True)):
-            on_drawn(index, self._write(picture, prompt, step, index), time.monotonic() - started)
+            started = time.monotonic()
+            file = self._write(picture, prompt, step, index)
+            on_drawn(index, file, seconds[index] + decoding + time.monotonic() - started)
 
     def _draw(self, prompt: PromptConfig, unet: torch.nn.Module, encoders: Sequence[TextEncoder]) -> Tensor:
         source = self.source

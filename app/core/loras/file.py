@@ -11,7 +11,7 @@ from app.core.loras.layers import Layer, layers_of
 from app.core.loras.strength import Block, read_blocks
 from app.core.pixels import Pixels, pixels_of
 from trainer.config.base import Family
-from trainer.config.presets.from_lora import family_of, picture_beside
+from trainer.config.presets.from_lora import picture_beside
 from trainer.files.header import read_header
 from trainer.files.identify import lora_of_header
 from trainer.protocol.atomic import long_path
@@ -62,7 +62,7 @@ def read_lora(path: Path) -> LoraFile:
         path=path,
         bytes=long_path(path).stat().st_size,
         kind=_kind(identity.kind, layers.values()),
-        family=family_of(identity),
+        family=identity.family,
         ranks=identity.ranks,
         parts=identity.layers,
         about=told.about(data),

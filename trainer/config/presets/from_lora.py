@@ -18,11 +18,8 @@ from trainer.config.presets.preset import RECIPE_KEY
 from trainer.config.recipe import RecipeConfig
 from trainer.errors import JobError, LoraFileError
 from trainer.files.identify import LoraIdentity, identify_lora
-from trainer.files.modelspec import BASE_VERSIONS
 
 _LONGEST = 64 * 1024
-# What sd-scripts and Impasto write, for files whose layers do not tell.
-_FAMILIES: Mapping[str, Family] = {version: family for family, version in BASE_VERSIONS.items()}
 # Side pictures as ComfyUI and A1111 find them.
 _PICTURES = (".png", ".preview.png", ".jpg", ".webp")
 # Other ways to state a length, and what follows from other keys where it is not stated.
@@ -35,7 +32,7 @@ def preset_of_lora(path: Path) -> Made:
     Raises LoraFileError when the file is broken, no LoRA, of a kind that is not trained here, or of no known family.
     """
     identity = identify_lora(path)
-    family = family_of(identity)
+    family = identity.family
     if identity.kind != "LoRA" or family is None:
         what = f"a {identity.kind}" if identity.kind != "LoRA" else "for no base that Impasto trains on"
         raise LoraFileError(
@@ -75,11 +72,6 @@ def picture_beside(lora: Path) -> dict[str, str] | None:
             except JobError:
                 return None
     return None
-
-
-def family_of(identity: LoraIdentity) -> Family | None:
-    """Return what a LoRA's layers tell of its base's family, else what the file says of it."""
-    return identity.family or _FAMILIES.get(identity.metadata.get("ss_base_model_version", ""))
 
 
 def _mapped(identity: LoraIdentity, family: Family) -> Mapped:
