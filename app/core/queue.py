@@ -63,6 +63,8 @@ class QueueKeeper:
         self.failed: Event[ImpastoError] = Event()
         """Something that was asked could not be done."""
         self._tasks = Tasks(post, in_order=True)
+        self.write_edits: Callable[[], None] = lambda: None
+        """Waits on a worker until edits of images are on disk, where a run reads them; whoever saves them sets it."""
         self._asked: list[Future[None]] = []
         self._looking = False
         self._worker: subprocess.Popen[bytes] | None = None
@@ -101,7 +103,12 @@ class QueueKeeper:
         The entry is on disk soon; `failed` tells if not, or if the file cannot be read.
         """
         name = new_id()
-        self._ask(lambda: self.queue.put(new_entry(job, name=name, text=text)), works=True)
+
+        def put() -> None:
+            self.write_edits()
+            self.queue.put(new_entry(job, name=name, text=text))
+
+        self._ask(put, works=True)
         return name
 
     def resume(self, run: Path, steps: int | None = None) -> None:

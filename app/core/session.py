@@ -38,6 +38,9 @@ from app.core.tags.vocabulary import lists_folder
 from app.core.tasks import Post, Tasks
 from trainer.protocol.places import cache_folder, home
 
+_EDITS_PATIENCE = 10.0
+"""Seconds without progress after which a job is queued although edits of images are not on disk."""
+
 
 class View:
     """What is shown of the library: which pictures, in which order, which of them are selected, which is current.
@@ -123,6 +126,7 @@ class Session:
         self.jobs = Jobs(self.tasks)
         self.target = Target(self.jobs, self.datasets, self.settings, self.tasks)
         self.queue = QueueKeeper(post)
+        self.queue.write_edits = partial(self.saver.flush, _EDITS_PATIENCE)
         self.runs = Runs(post)
         self.telling = Telling(self.runs, self.queue, self.tasks)
         self.renderer = Renderer(post)

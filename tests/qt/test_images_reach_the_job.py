@@ -26,6 +26,8 @@ from trainer.config.job import Job
 from trainer.config.load import load_job
 from trainer.dataset.listing import read_dataset
 from trainer.dataset.sampling import Sample, epoch_batches
+from trainer.dataset.sidecar import read_sidecar
+from trainer.protocol.queue import Entry
 
 LEFT, KEY = Qt.MouseButton.LeftButton, Qt.Key
 NAMES = "abc"
@@ -144,6 +146,30 @@ def test_an_exclusion(opened: Window, session: Session, qtbot: QtBot) -> None:
     opened.commands["pictures.reject"].trigger()
     saved(session, qtbot)
     assert sorted(trained(opened, qtbot)) == ["a", "c"]
+
+
+def test_an_edit_made_just_before_start_is_on_disk_when_the_job_is_queued(
+    opened: Window, session: Session, folder: Path, qtbot: QtBot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queued: list[bool] = []
+    put = session.queue.queue.put
+
+    def watched(entry: Entry) -> None:
+        queued.append(read_sidecar(folder).of("b.png").excluded)
+        put(entry)
+
+    monkeypatch.setattr(session.queue.queue, "put", watched)
+    session.queue.queue.hold()  # no engine starts: only the order of writing matters here
+    page = new_job(opened, qtbot)
+    assert page.draft is not None
+    page.draft.set("base.model", "owner/base")
+    opened.commands["window.pictures"].trigger()
+    qtbot.waitUntil(opened.pictures.isVisible)
+    select(session, "b")
+    opened.commands["pictures.reject"].trigger()
+    page.start()
+    qtbot.waitUntil(lambda: bool(queued))
+    assert queued == [True]
 
 
 def type_filter(window: Window, session: Session, qtbot: QtBot) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from trainer.config import migrate
+from trainer.config.identity import identity
 from trainer.config.job import SCHEMA
 from trainer.config.load import load_job, parse_job
 from trainer.config.optimizer import AdamWConfig, ProdigyConfig
@@ -183,6 +184,8 @@ def test_a_job_of_schema_1_ignores_mask_files_as_it_did_then(tmp_path: Path, sch
     assert parse_job(stated, "job.toml", tmp_path).dataset.masks == "files"
     frozen = dump_job(parse_job(old, "job.toml", tmp_path), comments=False)
     assert parse_job(frozen, "job.toml", tmp_path).dataset.masks == "none"
+    frozen_then = frozen.replace(f"schema = {SCHEMA}", "schema = 1")
+    assert identity(parse_job(frozen_then, "job.toml", tmp_path)) == identity(parse_job(frozen, "job.toml", tmp_path))
 
 
 def test_a_new_job_uses_mask_files(tmp_path: Path) -> None:
