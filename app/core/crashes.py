@@ -16,6 +16,7 @@ from typing import TextIO
 
 from trainer import __version__
 from trainer.protocol import places
+from trainer.protocol.reading import read_bytes
 
 _END_OF_HEADER = "\n\n"
 
@@ -36,11 +37,14 @@ class CrashNet:
     def last(self) -> str | None:
         """Return what the app before this one wrote, header included; None where it ended well. Keeps it aside."""
         try:
-            text = self.path.read_text(encoding="utf-8", errors="replace")
+            text = read_bytes(self.path, "text").decode("utf-8", errors="replace")
             if not text.partition(_END_OF_HEADER)[2].strip():
                 return None
             self.path.replace(self.path.with_name("crash-last.log"))
-        except OSError:  # there is none, or it cannot be had: nothing that should keep anybody from working
+        except (
+            OSError,
+            ValueError,
+        ):  # there is none, or it cannot be read: nothing that should keep anybody from working
             return None
         return text
 

@@ -23,7 +23,7 @@ from app.core.edits.backups import Backups, Written
 from trainer.dataset.folders import MASK
 from trainer.dataset.pixels import load_upright
 from trainer.errors import DatasetError
-from trainer.protocol.atomic import long_path
+from trainer.protocol.reading import read_bytes
 
 TRAINED, LEFT_OUT = 255, 0
 Grey = npt.NDArray[np.uint8]
@@ -322,7 +322,7 @@ def state_of(data: bytes | None) -> str | None:
 
 def _content(path: Path) -> bytes | None:
     try:
-        return long_path(path).read_bytes()
+        return read_bytes(path, "image")
     except FileNotFoundError:
         return None
 

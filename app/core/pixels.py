@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 
-from trainer.protocol.atomic import long_path
+from trainer.protocol.reading import open_file
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ def read_pixels(file: Path, side: int = 0) -> Pixels | None:
     from PIL import Image
 
     try:
-        with Image.open(long_path(file)) as image:
+        with open_file(file, "image") as opened, Image.open(opened) as image:
             whole = image.convert("RGB")
     except (OSError, ValueError, Image.DecompressionBombError):
         return None

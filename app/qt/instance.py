@@ -15,6 +15,7 @@ from PySide6.QtNetwork import QLocalServer, QLocalSocket
 
 from trainer.errors import RunError
 from trainer.protocol import locks
+from trainer.protocol.reading import parse_json
 
 VERSION = 1
 _PATIENCE_MS = 5000
@@ -112,7 +113,7 @@ class Instance(QObject):
 
 def _read(line: bytes) -> dict[str, Any]:
     try:
-        message = json.loads(line)
+        message = parse_json(line)
     except ValueError:
         return {}
     return message if isinstance(message, dict) else {}

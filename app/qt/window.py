@@ -388,14 +388,9 @@ class Window(QMainWindow):
         self.pictures.editor.safety.told.connect(lambda sentence, act: self.notices.tell(sentence, "info", act))
         session.settings.changed.connect(lambda chosen: self.commands.rebind(chosen.shortcuts))
         self.notices.follow(session.settings.file, session.filters.file)
-        for notice in session.settings.notices:
+        stored = (session.settings.file, session.recent, session.models, session.filters.file)
+        for notice in filter(None, (file.notice for file in stored)):
             self.notices.tell(notice, "warning")
-        if session.recent.notice:
-            self.notices.tell(session.recent.notice, "warning")
-        if session.models.notice:
-            self.notices.tell(session.models.notice, "warning")
-        if session.filters.notice:
-            self.notices.tell_error(session.filters.notice)
         session.completer.loaded.connect(self._tell_lists)
         session.going.run.connect(lambda run: self._go(_RUNS, run))
         session.going.job.connect(lambda job: self._go(_TRAIN, job))

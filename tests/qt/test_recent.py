@@ -163,6 +163,6 @@ def test_a_damaged_list_of_folders_is_told(qtbot, per_user_folder):
     session = Session(poster.post)
     window = Window(session)
     qtbot.addWidget(window)
-    assert "folders.broken.json" in window.notices.sentences()[0]
+    assert "folders.damaged.json" in window.notices.sentences()[0]
     session.close()
     poster.close()

@@ -216,7 +216,7 @@ def test_filters_and_tag_lists_that_cannot_be_read_are_told(qtbot, per_user_fold
     session = Session(poster.post, Settings())
     window = Window(session)
     qtbot.addWidget(window)
-    assert "filters-damaged-1.json" in window.notices.sentences()[0]
+    assert "filters.damaged.json" in window.notices.sentences()[0]
     session.completer.complete("cat")
     qtbot.waitUntil(lambda: len(window.notices.sentences()) == 2)
     assert "bad.csv" in window.notices.sentences()[1]
@@ -313,7 +313,7 @@ def test_preferences_that_could_not_be_read_are_told(qtbot, per_user_folder):
     session = Session(poster.post, Settings())
     window = Window(session)
     qtbot.addWidget(window)
-    assert "preferences.broken.toml" in window.notices.sentences()[0]
+    assert "preferences.damaged.toml" in window.notices.sentences()[0]
     session.close()
     poster.close()
 

@@ -9,6 +9,7 @@ import pytest
 
 from trainer.protocol import atomic, commands, detached, locks, places
 from trainer.protocol.events import EventWriter, Notice, read_events
+from trainer.protocol.reading import read_text
 from trainer.protocol.rundir import RunDirectory, known_runs
 
 # What a child needs to become somebody whom permissions bind: tests may run as root.
@@ -33,7 +34,7 @@ def test_a_written_file_holds_the_data_and_leaves_nothing_beside_it(tmp_path):
     assert "大" in target.read_text(encoding="utf-8")
     atomic.write_text(target, "one\ntwo\n")
     assert target.read_bytes() == b"one\ntwo\n"
-    assert atomic.read_text(target) == "one\ntwo\n"
+    assert read_text(target, "text") == "one\ntwo\n"
     assert names(tmp_path) == [target.name]
 
 
@@ -54,7 +55,7 @@ def test_json_refuses_numbers_it_has_no_word_for_and_keeps_the_old_file(tmp_path
     atomic.write_json(target, 1)
     with pytest.raises(ValueError, match="not JSON compliant"):
         atomic.write_json(target, float("nan"))
-    assert atomic.read_text(target) == "1\n"
+    assert read_text(target, "text") == "1\n"
 
 
 def test_a_failing_writer_leaves_the_old_file_and_no_temporary_one(tmp_path):
@@ -186,7 +187,7 @@ def test_paths_beyond_260_letters_are_written(tmp_path):
     folder = tmp_path.joinpath(*["ü" * 60] * 5)
     atomic.long_path(folder).mkdir(parents=True)
     atomic.write_text(folder / "a.txt", "x")
-    assert atomic.read_text(folder / "a.txt") == "x"
+    assert read_text(folder / "a.txt", "text") == "x"
     with locks.held(folder / "lock", 0):
         assert locks.is_held(folder / "lock")
     with EventWriter(folder / "events.jsonl", 1) as writer:

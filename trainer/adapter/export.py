@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
@@ -19,6 +18,7 @@ from trainer.errors import LoraFileError
 from trainer.files.header import read_header
 from trainer.files.rewriting import header_bytes, lora_hashes
 from trainer.protocol import atomic
+from trainer.protocol.reading import open_file, parse_json
 
 Naming = Literal["kohya", "diffusers"]
 
@@ -41,7 +41,7 @@ def export_lora(
     """
     serialised = safetensors.torch.save(_tensors(weights, adapter, dtype, naming))
     start = 8 + int.from_bytes(serialised[:8], "little")
-    entries = json.loads(serialised[8:start])
+    entries = parse_json(serialised[8:start], allow_nul=True)
     payload = memoryview(serialised)[start:]
     header = header_bytes(entries, {**metadata, **lora_hashes(entries, payload, metadata)})
     whole = hashlib.sha256(header)
@@ -126,5 +126,5 @@ def _check_written(written: Path, table: Sequence[Slot], naming: Naming, digest:
 
 
 def _digest(written: Path) -> str:
-    with written.open("rb") as file:
+    with open_file(written, "stream") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -16,6 +16,7 @@ from trainer.config.presets.preset import RECIPE_KEY
 from trainer.config.recipe import RecipeConfig
 from trainer.files.modelspec import ARCHITECTURES, BASE_VERSIONS, SIDE_FILE_VERSIONS
 from trainer.protocol import atomic
+from trainer.protocol.reading import read_bytes
 
 # Two runs of one recipe differ in these keys of their files' metadata and in no other.
 TIME_KEYS = ("ss_training_started_at", "modelspec.date")
@@ -110,7 +111,7 @@ def write_side_files(lora: Path, facts: ExportFacts, preview: Path | None) -> No
         },
     )
     if preview is not None:
-        atomic.write_bytes(lora.with_suffix(".png"), preview.read_bytes())
+        atomic.write_bytes(lora.with_suffix(".png"), read_bytes(preview, "image"))
 
 
 def _network(facts: ExportFacts, adapter: Adapter) -> dict[str, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,10 +14,11 @@ from torch import Tensor
 
 from trainer.adapter.names import Slot, aliases
 from trainer.config.base import Family
-from trainer.errors import LoraFileError, plain_reason
+from trainer.errors import LoraFileError
 from trainer.files.architecture import NAMES
 from trainer.files.header import Header, read_header
 from trainer.protocol.atomic import long_path
+from trainer.protocol.reading import UnusableFileError, parse_json
 
 # kohya, PEFT, diffusers, and diffusers before 0.21, in this order; `to_q_lora.down` names the layer without a dot.
 _KEY = re.compile(
@@ -206,9 +206,9 @@ class _StatedAlpha:
     def __init__(self, path: Path, metadata: Mapping[str, str]) -> None:
         self._path = path
         try:
-            stated = json.loads(metadata.get("lora_adapter_metadata", "{}"))
-        except (ValueError, RecursionError) as error:
-            raise _broken(path, f"has lora_adapter_metadata that cannot be read ({plain_reason(error)})") from error
+            stated = parse_json(metadata.get("lora_adapter_metadata", "{}"))
+        except UnusableFileError as error:
+            raise _broken(path, f"has lora_adapter_metadata that cannot be read ({error.reason})") from error
         if not isinstance(stated, dict):
             raise _broken(path, "has lora_adapter_metadata that are not a table")
         self._stated: dict[str, Any] = stated

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,6 +24,7 @@ from trainer.errors import BaseModelError
 from trainer.files.configs import PARTS
 from trainer.protocol import atomic, places
 from trainer.protocol.events import OnPhase
+from trainer.protocol.reading import UnusableFileError, read_record
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _WEIGHTS = re.compile(
@@ -192,10 +192,23 @@ def _known(key: str) -> tuple[Path, str] | None:
 
 def _entries() -> dict[str, Any]:
     try:
-        entries = json.loads(atomic.read_text(_record()))
-    except (OSError, ValueError):  # nothing was downloaded yet, or the record is damaged: the Hub is asked again
+        return read_record(_record(), "list", _sound_entries)
+    except (OSError, UnusableFileError):  # nothing was downloaded yet, or the record is damaged: ask the Hub again
         return {}
-    return entries if isinstance(entries, dict) else {}
+
+
+def _sound_entries(found: Any) -> dict[str, Any]:
+    return {key: entry for key, entry in found.items() if _is_sound(entry)}
+
+
+def _is_sound(entry: Any) -> bool:
+    return (
+        isinstance(entry, dict)
+        and isinstance(entry.get("path"), str)
+        and isinstance(entry.get("commit"), str)
+        and isinstance(entry.get("files"), list)
+        and all(isinstance(name, str) for name in entry["files"])
+    )
 
 
 def _remember(key: str, path: Path, commit: str, files: Sequence[str]) -> None:

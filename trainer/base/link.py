@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from email.message import Message
 from pathlib import Path
@@ -19,6 +18,7 @@ from trainer.files.header import read_header
 from trainer.protocol import atomic, locks, places
 from trainer.protocol.events import OnPhase
 from trainer.protocol.naming import safe_name
+from trainer.protocol.reading import UnusableFileError, read_json
 
 _LOOPBACK = {"127.0.0.1", "::1", "localhost"}
 _EXPECTED = re.compile(r"sha256=([0-9a-fA-F]{64})")
@@ -179,8 +179,8 @@ class _Download:
 
     def _read_notes(self) -> dict[str, Any]:
         try:
-            notes = json.loads(atomic.read_text(self.notes))
-        except (OSError, ValueError):  # none yet, or damaged: the file is downloaded again
+            notes = read_json(self.notes, "record")
+        except (OSError, UnusableFileError):  # none yet, or damaged: the file is downloaded again
             return {}
         return notes if isinstance(notes, dict) else {}
 

@@ -15,6 +15,7 @@ from trainer.cli.output import echo, echo_lines
 from trainer.errors import EXIT_BAD_INPUT, EXIT_DONE, DatasetError, LoraFileError
 from trainer.protocol import events
 from trainer.protocol.printable import printable
+from trainer.protocol.reading import open_file
 
 if TYPE_CHECKING:
     from trainer.config.base import BaseConfig
@@ -104,7 +105,8 @@ def _is_kohya(path: Path) -> bool:
     """Tell whether a TOML file is kohya's dataset file: it has [[datasets]], where a job has [dataset]."""
     if path.suffix.lower() != ".toml" or not path.is_file():
         return False
-    return "[[datasets" in path.read_text(encoding="utf-8", errors="replace")
+    with open_file(path, "text") as file:
+        return b"[[datasets" in file.read()
 
 
 def _import(path: Path, resolution: int | None) -> tuple[DatasetConfig, RecipeConfig, Imported]:

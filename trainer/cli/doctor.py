@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import platform
 import re
 import struct
@@ -22,6 +21,7 @@ from trainer.cli.checks import Check
 from trainer.cli.output import echo, echo_json
 from trainer.errors import EXIT_DONE, EXIT_FAULT, ImpastoError
 from trainer.protocol import places
+from trainer.protocol.reading import parse_json
 from trainer.protocol.versions import LIBRARIES, version_of
 
 if TYPE_CHECKING:
@@ -217,7 +217,7 @@ def _run_self_test(found: list[Card]) -> Iterator[Check]:
         last = (done.stderr.strip().splitlines() or ["it ended without a word"])[-1]
         yield Check("broken", f"PyTorch does not work: {last} (exit code {done.returncode})", _REBUILD)
         return
-    told = json.loads(done.stdout.splitlines()[-1])
+    told = parse_json(done.stdout.splitlines()[-1])
     yield Check("ok", f"Self test: PyTorch computes on {', '.join(['the CPU', *told['cards']])}")
     full = told.get("full", [])
     for name in full:

@@ -15,6 +15,7 @@ from trainer.cli.output import echo, echo_lines
 from trainer.errors import EXIT_DONE, ImpastoError, JobError
 from trainer.protocol import atomic
 from trainer.protocol.printable import printable
+from trainer.protocol.reading import read_text
 
 if TYPE_CHECKING:
     from trainer.config.base import Family
@@ -294,7 +295,7 @@ def _shown(shelved: Shelved) -> str:
 
     preset = shelved.preset
     if shelved.origin == "built-in":  # its comments say more than the schema's, and nobody else has written them
-        return atomic.read_text(shelved.path).rstrip()
+        return read_text(shelved.path, "text").rstrip()
     text = dump_preset(preset.changed(preview=None)).rstrip()
     return text + ("\n\n# [preview] holds a picture." if preset.preview else "")
 

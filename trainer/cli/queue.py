@@ -17,6 +17,7 @@ from trainer.cli.arguments import Commands, add_command, positive
 from trainer.cli.output import echo, echo_json, echo_lines, note
 from trainer.errors import EXIT_DONE, EXIT_RESUMABLE, JobError, RunError
 from trainer.protocol.queue import Entry, Queue, Reading
+from trainer.protocol.reading import parse_json
 from trainer.protocol.rundir import find_run
 
 _HELP = "do one job after the other, on each graphics card one at a time; without a further word: work it off"
@@ -207,7 +208,7 @@ def _row(entry: Entry) -> tuple[str, ...]:
 
 
 def _plain(value: Any) -> Any:
-    return json.loads(json.dumps(dataclasses.asdict(value), default=str))
+    return parse_json(json.dumps(dataclasses.asdict(value), default=str), allow_nul=True)
 
 
 def _tell_held(reading: Reading) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Sequence
 from typing import Any
 
 from trainer.config.recipe import LENGTH_KEYS
+from trainer.protocol.reading import UnusableFileError, parse_toml
 
 Data = dict[str, Any]
 
@@ -31,9 +31,9 @@ def apply_overrides(data: Data, overrides: Sequence[str]) -> list[str]:
 def _value(text: str) -> Any:
     """Read a TOML value; a bare word is text, so that no quotes need to survive the shell."""
     try:
-        data = tomllib.loads(f"value = {text}")
-    except (ValueError, RecursionError):
-        return text  # ValueError: TOML's own errors, and numbers of thousands of digits
+        data = parse_toml(f"value = {text}")
+    except UnusableFileError:
+        return text
     return data["value"] if len(data) == 1 else text
 
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import errno
 import re
-import tomllib
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from trainer.errors import JobError
-from trainer.protocol.atomic import long_path
+from trainer.protocol import reading
 from trainer.protocol.printable import printable
+from trainer.protocol.reading import UnusableFileError, open_file
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,17 +67,19 @@ def read_text(path: Path, kind: FileKind) -> str:
     Raises JobError when it is missing, unreadable, too large or not UTF-8.
     """
     try:
-        if long_path(path).is_fifo():  # opening one waits for a writer, perhaps for ever
-            raise OSError("it is a pipe")
-        with long_path(path).open("rb") as file:
+        with open_file(path, "text") as file:
             data = file.read(kind.largest + 1)
+    except UnusableFileError as error:
+        if error.code == "file.size":
+            raise _too_large(path, kind) from None
+        sentence = f"The {kind.word} file {printable(str(path), 300)} cannot be read: {error.reason}."
+        raise JobError(f"{kind.word}.unreadable", sentence, _remedy(path, kind)) from None
     except (OSError, ValueError) as error:
         named = printable(str(path), 300)
         sentence = f"The {kind.word} file {named} cannot be read: {_why(path, error)}."
         raise JobError(f"{kind.word}.unreadable", sentence, _remedy(path, kind)) from None
     if len(data) > kind.largest:
-        sentence = f"{path} is larger than {kind.limit}, so it is not a {kind.word} file."
-        raise JobError(f"{kind.word}.large", sentence, kind.wrong_file)
+        raise _too_large(path, kind)
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -87,16 +89,14 @@ def read_text(path: Path, kind: FileKind) -> str:
 def parse_toml(text: str, source: str, kind: FileKind) -> dict[str, Any]:
     """Parse TOML; JobError naming the line and the likely mistake when it is none."""
     try:
-        # With a line break more, an error in the last line is reported there and not "at the end".
-        return tomllib.loads(text + "\n")
-    except tomllib.TOMLDecodeError as error:
-        reason, line = _toml_reason(str(error), text)
-        sentence = f"{source} is not valid TOML: {reason}."
-        raise JobError(f"{kind.word}.toml", sentence, f"Correct {line} and start again.", (reason,)) from None
-    except (RecursionError, ValueError) as error:
-        # Python refuses to read numbers of more than 4300 digits, and tomllib lets that error through.
-        what = "a number has thousands of digits" if isinstance(error, ValueError) else "it is nested without end"
-        raise JobError(f"{kind.word}.toml", f"{source} is not a {kind.word} file: {what}.", kind.remedy) from None
+        return reading.parse_toml(text, source)
+    except UnusableFileError as error:
+        if error.code == "file.syntax":
+            reason, line = _toml_reason(str(error.__cause__), text)
+            sentence = f"{source} is not valid TOML: {reason}."
+            raise JobError(f"{kind.word}.toml", sentence, f"Correct {line} and start again.", (reason,)) from None
+        sentence = f"{source} is not a {kind.word} file: {error.reason}."
+        raise JobError(f"{kind.word}.toml", sentence, kind.remedy) from None
 
 
 def _why(path: Path, error: OSError | ValueError) -> str:
@@ -106,8 +106,6 @@ def _why(path: Path, error: OSError | ValueError) -> str:
         return "there is no such file"
     if error.errno == errno.ENAMETOOLONG:
         return "the path is longer than any can be"
-    if path.is_dir():
-        return "it is a folder"
     if isinstance(error, PermissionError):
         return "you have no permission to read it"
     return error.strerror or str(error)
@@ -119,6 +117,11 @@ def _remedy(path: Path, kind: FileKind) -> str:
         if within.is_file():
             return f"Name the file in it: {within}"
     return kind.missing
+
+
+def _too_large(path: Path, kind: FileKind) -> JobError:
+    sentence = f"{path} is larger than {kind.limit}, so it is not a {kind.word} file."
+    return JobError(f"{kind.word}.large", sentence, kind.wrong_file)
 
 
 def _not_utf8(path: Path, data: bytes, at: int, kind: FileKind) -> JobError:

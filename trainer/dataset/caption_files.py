@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import codecs
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from trainer.errors import plain_reason
-from trainer.protocol.atomic import long_path
+from trainer.protocol.reading import UnusableFileError, open_file, parse_json, read_text, reason_of
 
 SUFFIXES = (".txt", ".caption")
 """Endings of caption files; the first wins where a picture has both."""
@@ -42,10 +40,10 @@ def read_caption_file(path: Path) -> CaptionFile:
     when its mark says so, else Windows' cp1252, with the replacement character for the five bytes it does not define.
     """
     try:
-        with long_path(path).open("rb") as file:
+        with open_file(path, "stream") as file:
             data = file.read(LARGEST + 1)
-    except OSError as fault:
-        raise NotACaptionError(f"it cannot be read ({fault.strerror or fault})") from fault
+    except (OSError, UnusableFileError) as fault:
+        raise NotACaptionError(f"it cannot be read ({reason_of(fault)})") from fault
     return decode_caption(data)
 
 
@@ -79,23 +77,23 @@ def read_metadata(path: Path) -> tuple[dict[str, str], list[str]]:
     captions: dict[str, str] = {}
     faults = []
     try:
-        lines = long_path(path).read_text(encoding="utf-8-sig").split("\n")
+        lines = read_text(path, "notes").split("\n")
     except FileNotFoundError:
         return {}, []
-    except (OSError, UnicodeDecodeError) as fault:
-        return {}, [f"it cannot be read ({plain_reason(fault)})"]
+    except (OSError, UnusableFileError) as fault:
+        return {}, [f"it cannot be read ({reason_of(fault)})"]
     for number, line in enumerate(lines, start=1):
         if line.strip():
             try:
                 name, caption = _metadata_line(line)
                 captions[name] = caption
             except ValueError as fault:
-                faults.append(f"line {number}: {plain_reason(fault)}")
+                faults.append(f"line {number}: {reason_of(fault)}")
     return captions, faults
 
 
 def _metadata_line(line: str) -> tuple[str, str]:
-    facts = json.loads(line)
+    facts = parse_json(line)
     if not isinstance(facts, dict) or not isinstance(facts.get("file_name"), str):
         raise ValueError("it has no file_name")
     column = next((column for column in COLUMNS if facts.get(column) is not None), None)

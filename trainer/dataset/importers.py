@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +16,7 @@ from trainer.dataset.folders import picture_files
 from trainer.dataset.picture import Kind
 from trainer.errors import DatasetError, plain_reason
 from trainer.protocol.printable import printable
+from trainer.protocol.reading import parse_json, read_json, read_text, read_toml
 
 Table = Mapping[str, Any]
 
@@ -105,7 +104,7 @@ def import_dataset(path: Path) -> ImportedDataset:
 
 
 def _read_kohya(path: Path) -> ImportedDataset:
-    data = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+    data = read_toml(path, "list")
     imported = ImportedDataset()
     for dataset in data.get("datasets", []):
         for subset in dataset.get("subsets", []):
@@ -161,12 +160,12 @@ def read_kohya_metadata(path: Path, images: Path, separator: str = ",") -> tuple
 
     A text is the caption, the separator and the tags, as sd-scripts joins them. Raises OSError and ValueError.
     """
-    text = path.read_text(encoding="utf-8-sig")
+    text = read_text(path, "notes")
     if path.suffix.lower() == ".jsonl":
-        rows = [json.loads(line) for line in text.splitlines() if line.strip()]
+        rows = [parse_json(line, path) for line in text.split("\n") if line.strip()]
         entries = [(row["image_path"], row) for row in rows]
     else:
-        entries = list(json.loads(text).items())
+        entries = list(parse_json(text, path).items())
     present = {picture: picture for picture in picture_files(images)} if images.is_dir() else {}
     by_stem = {picture.stem: picture for picture in present}
     captions: dict[Path, tuple[str, ...]] = {}
@@ -182,7 +181,7 @@ def read_kohya_metadata(path: Path, images: Path, separator: str = ",") -> tuple
 
 
 def _read_onetrainer(path: Path) -> ImportedDataset:
-    data = json.loads(path.read_text(encoding="utf-8-sig"))
+    data = read_json(path, "list")
     imported = ImportedDataset()
     for concept in data["concepts"] if isinstance(data, dict) else data:
         if concept.get("enabled", True):

@@ -15,6 +15,7 @@ from trainer.dataset.pixels import decode, exif_orientation, faults_named, open_
 from trainer.dataset.png import is_whole
 from trainer.errors import DatasetError
 from trainer.protocol.atomic import long_path
+from trainer.protocol.reading import open_file
 
 Inspection = PictureFacts | DatasetError
 Turn = Callable[[], AbstractContextManager[object]]
@@ -70,7 +71,7 @@ def _facts(path: Path, image: ImageFile.ImageFile) -> PictureFacts:
 
 def sha256_of(path: Path) -> str:
     """Return the SHA-256 of a picture's bytes in hex, which is its id; raises OSError."""
-    with long_path(path).open("rb") as file:
+    with open_file(path, "image") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

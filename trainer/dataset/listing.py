@@ -19,8 +19,10 @@ from trainer.dataset.folders import Imported, scan_folders
 from trainer.dataset.health import by_severity, word_marks
 from trainer.dataset.picture import Picture
 from trainer.dataset.split import held_out
-from trainer.errors import DatasetError, plain_reason
-from trainer.protocol.atomic import read_text, write_text
+from trainer.errors import DatasetError
+from trainer.protocol.atomic import write_text
+from trainer.protocol.fields import build
+from trainer.protocol.reading import UnusableFileError, decoded, parse_json, read_text, reason_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +81,12 @@ def read_listing(path: Path) -> tuple[Picture, ...]:
     Raises DatasetError when the file is missing or damaged.
     """
     try:
-        return tuple(_picture(json.loads(line)) for line in read_text(path).split("\n") if line)
-    except (OSError, ValueError, TypeError, LookupError) as fault:
+        lines = read_text(path, "listing").split("\n")
+        return tuple(decoded(parse_json(line, path), _picture, path) for line in lines if line)
+    except (OSError, UnusableFileError) as fault:
         raise DatasetError(
             "listing.damaged",
-            f"The run's list of pictures, {path}, cannot be read ({plain_reason(fault)}).",
+            f"Could not read the run's list of images {path}: {reason_of(fault)}.",
             "Restore the file from a backup, or start the job as a new run.",
         ) from fault
 
@@ -95,11 +98,11 @@ def _line(picture: Picture) -> str:
 
 def _picture(facts: Mapping[str, Any]) -> Picture:
     crop, mask_path = facts["crop"], facts["mask_path"]
-    decoded = {
+    typed = {
         "path": Path(facts["path"]),
         "captions": tuple(facts["captions"]),
         "mask_path": None if mask_path is None else Path(mask_path),
         "crop": None if crop is None else tuple(crop),
         "bucket": tuple(facts["bucket"]),
     }
-    return Picture(**{**facts, **decoded})
+    return build(Picture, {**facts, **typed})

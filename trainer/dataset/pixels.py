@@ -19,7 +19,7 @@ import numpy.typing as npt
 from PIL import ExifTags, Image, ImageCms, ImageFile, UnidentifiedImageError
 
 from trainer.errors import DatasetError
-from trainer.protocol.atomic import long_path
+from trainer.protocol.reading import UnusableFileError, open_file
 
 if TYPE_CHECKING:  # the processes that look at pictures start faster without what it stands on
     from trainer.dataset.sampling import Sample
@@ -125,7 +125,8 @@ def open_picture(path: Path, max_megapixels: float) -> Iterator[ImageFile.ImageF
     """
     with faults_named(path), _pillow_aside:
         load_formats()
-        with Image.open(long_path(path), formats=[name for name in _FORMATS if name in Image.OPEN]) as image:
+        formats = [name for name in _FORMATS if name in Image.OPEN]
+        with open_file(path, "image") as file, Image.open(file, formats=formats) as image:
             check_megapixels(path, image.width, image.height, max_megapixels)
             yield image
 
@@ -150,6 +151,10 @@ def faults_named(path: Path) -> Iterator[None]:
     except FileNotFoundError as fault:
         raise DatasetError(
             "picture.missing", f"{path} does not exist.", "Put the picture back or check the dataset again."
+        ) from fault
+    except UnusableFileError as fault:
+        raise DatasetError(
+            "picture.unusable", f"{path} cannot be used: {fault.reason}.", "Move it out of the dataset's folder."
         ) from fault
     except PermissionError as fault:
         raise DatasetError(

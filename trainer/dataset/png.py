@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from trainer.protocol.atomic import long_path
+from trainer.protocol.reading import open_file
 
 _CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
 # Adam7: the first column and row of each pass, and the steps between its columns and rows (PNG, 3rd edition, 8.1).
@@ -21,7 +21,7 @@ def is_whole(path: Path) -> bool:
 
     Nothing is kept: memory stays at a megabyte, whatever the header says. Raises OSError, zlib.error and struct.error.
     """
-    with long_path(path).open("rb") as file:
+    with open_file(path, "image") as file:
         file.seek(16)
         width, height, depth, colour, _, _, interlaced = struct.unpack(">IIBBBBB", file.read(13))
         missing = _row_bytes(width, height, depth * _CHANNELS[colour], bool(interlaced))

@@ -8,12 +8,13 @@ import unicodedata
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from trainer.errors import DatasetError, plain_reason
-from trainer.protocol.atomic import read_text, write_text
+from trainer.protocol.atomic import write_text
+from trainer.protocol.reading import UnusableFileError, parse_json, read_text, reason_of
 
 FILE_NAME = "impasto.jsonl"
 
@@ -101,19 +102,22 @@ def read_sidecar(folder: Path) -> Sidecar:
     """
     path = folder / FILE_NAME
     try:
-        lines = [line for line in read_text(path).removeprefix("\ufeff").split("\n") if line.strip()]
+        lines = [line for line in read_text(path, "notes").split("\n") if line.strip()]
     except FileNotFoundError:
         return Sidecar()
-    except (OSError, UnicodeDecodeError) as fault:
-        raise _damaged(path, plain_reason(fault)) from fault
+    except (OSError, UnusableFileError) as fault:
+        raise _damaged(path, reason_of(fault)) from fault
     head, pictures = FolderNotes(), {}
     for number, line in enumerate(lines, start=1):
         try:
-            if number == 1 and "file" not in json.loads(line):
+            found = parse_json(line)
+            if number == 1 and "file" not in found:
                 head = FolderNotes.model_validate_json(line)
             else:
-                notes = _notes(line)
+                notes = _notes(line, found)
                 pictures[_composed(notes.file)] = notes
+        except UnusableFileError as fault:
+            raise _damaged(path, f"line {number}: {fault.reason}") from fault
         except (ValueError, TypeError) as fault:  # pydantic's errors are ValueErrors
             raise _damaged(path, f"line {number}: {plain_reason(fault)}") from fault
     return Sidecar(head, pictures)
@@ -137,15 +141,15 @@ def _text(line: _Line) -> str:
         return json.dumps(line.model_dump(exclude_unset=True), separators=(",", ":"))
 
 
-def _notes(line: str) -> PictureNotes:
+def _notes(line: str, found: Any) -> PictureNotes:
     try:
         return PictureNotes.model_validate_json(line)
     except ValueError:
-        held = json.loads(line)
-        name = held.get("file") if isinstance(held, dict) else None
+        name = found.get("file") if isinstance(found, dict) else None
         if not isinstance(name, str) or not _HALF.search(name):
             raise
-        return _notes(json.dumps({**held, "file": "a name"})).model_copy(update={"file": name})
+        renamed = {**found, "file": "a name"}
+        return _notes(json.dumps(renamed), renamed).model_copy(update={"file": name})
 
 
 def _damaged(path: Path, reason: str) -> DatasetError:

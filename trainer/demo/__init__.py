@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from trainer.demo.style import style_progress
 from trainer.errors import EXIT_DONE, ResumableError
 from trainer.files.assets import asset_path
 from trainer.protocol import atomic, events
+from trainer.protocol.reading import read_toml
 from trainer.protocol.rundir import RunDirectory
 from trainer.render.renderer import LoraUse, Renderer
 from trainer.training.guard import gpu_guard
@@ -69,7 +69,7 @@ def run(folder: Path, on_event: OnEvent) -> DemoResult:
 
 def prompts() -> Mapping[str, Any]:
     """The trigger, the prompts inside and outside the dataset, and how to draw them."""
-    return tomllib.loads(asset_path("demo", "prompts.toml").read_text(encoding="utf-8"))
+    return read_toml(asset_path("demo", "prompts.toml"), "config")
 
 
 def compare(lora: Path, sheet: Path) -> tuple[Path, float]:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trainer.errors import BaseModelError, plain_reason
+from trainer.errors import BaseModelError
 from trainer.files.architecture import CHOOSE_A_BASE, NAMES, Config, Family, check_configs
 from trainer.files.assets import asset_path
-from trainer.protocol.atomic import long_path
+from trainer.protocol import reading
+from trainer.protocol.reading import UnusableFileError, parse_json
 
 EMBEDDED = "impasto.configs"
 """The metadata key under which a single file of unusual size carries its own configs."""
@@ -22,7 +22,6 @@ PARTS: Mapping[Family, tuple[str, ...]] = {
 """The models of a family, by their subfolder in diffusers' layout."""
 
 _SCHEDULER = "scheduler/scheduler_config.json"
-_LARGEST = 1 << 20  # bytes of a config file; real ones have two thousand
 
 
 def bundled_configs(family: Family) -> dict[str, Config]:
@@ -60,12 +59,12 @@ def folder_configs(folder: Path) -> tuple[Family, dict[str, Config]]:
 def embedded_configs(source: str, text: str) -> tuple[Family, dict[str, Config]]:
     """Return the family and configs that a single file carries in its metadata; raises BaseModelError when unusable."""
     try:
-        configs = json.loads(text)
+        configs = parse_json(text)
         family: Family = configs.pop("family")
         if not all(isinstance(configs[part], dict) for part in (*PARTS[family], "scheduler")):
             raise TypeError("a part is not a table")
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        sentence = f'The configs inside "{source}" ({EMBEDDED}) are broken: {plain_reason(error)}.'
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        sentence = f'The configs inside "{source}" ({EMBEDDED}) are broken: {error}.'
         raise BaseModelError("base.broken_config", sentence, "Get the file again or from another source.") from error
     check_configs(source, family, configs, bundled_configs(family)["unet"])
     return family, configs
@@ -75,12 +74,11 @@ def read_json(path: Path) -> dict[str, Any]:
     """Read a small JSON table; raises BaseModelError when it is missing, huge or broken."""
     again = "Download the whole model folder again."
     try:
-        with long_path(path).open(encoding="utf-8") as file:
-            value = json.loads(file.read(_LARGEST))
+        value = reading.read_json(path, "config")
     except OSError as error:
         raise BaseModelError("base.incomplete", f'"{path}" cannot be read: {error.strerror}.', again) from error
-    except (ValueError, RecursionError) as error:
-        raise BaseModelError("base.broken_config", f'"{path}" cannot be read: {plain_reason(error)}.', again) from error
+    except UnusableFileError as error:
+        raise BaseModelError("base.broken_config", f'Could not read "{path}": {error.reason}.', again) from error
     if not isinstance(value, dict):
         raise BaseModelError("base.broken_config", f'"{path}" is JSON, but not a table.', again)
     return value

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from trainer.protocol import atomic, places
+from trainer.protocol.reading import UnusableFileError, open_file, read_record
 
 _BLOCK = 4 << 20
 _REMEMBERED = 2000  # entries; the oldest are forgotten first
@@ -44,7 +45,7 @@ def remembered_sha256(path: Path) -> str | None:
 def digest_file(path: Path, progress: Counter | None = None) -> str:
     """Return the SHA-256 of a file's bytes as 64 hex digits, reading all of it; raises OSError."""
     digest, done, size = hashlib.sha256(), 0, _state(path)[0]
-    with atomic.long_path(path).open("rb") as file:
+    with open_file(path, "stream") as file:
         while block := file.read(_BLOCK):
             digest.update(block)
             done += len(block)
@@ -77,7 +78,14 @@ def _memory() -> Path:
 
 def _remembered() -> dict[str, list[int | str]]:
     try:
-        known = json.loads(atomic.read_text(_memory()))
-    except (OSError, ValueError):  # absent, or damaged: nothing is lost but the time to read files once more
+        return read_record(_memory(), "list", _sound_entries)
+    except (OSError, UnusableFileError):  # absent, or damaged: all that is lost is the time to read the files again
         return {}
-    return known if isinstance(known, dict) else {}
+
+
+def _sound_entries(found: Any) -> dict[str, list[int | str]]:
+    return {
+        path: facts
+        for path, facts in found.items()
+        if isinstance(facts, list) and list(map(type, facts)) == [int, int, str]
+    }

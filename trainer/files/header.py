@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
-from trainer.errors import BaseModelError, LoraFileError, plain_reason
-from trainer.protocol.atomic import long_path
+from trainer.errors import BaseModelError, LoraFileError
 from trainer.protocol.printable import printable
+from trainer.protocol.reading import UnusableFileError, open_file, parse_json, reason_of
 
 Kind = Literal["base", "lora"]
 
@@ -64,8 +65,8 @@ def read_header(path: Path, kind: Kind = "base") -> Header:
     (a web page, a Git LFS pointer, a pickle under a false name), or breaks the format's rules.
     """
     try:
-        size = long_path(path).stat().st_size
-        with long_path(path).open("rb") as file:
+        with open_file(path, "stream") as file:
+            size = os.fstat(file.fileno()).st_size
             start = file.read(512)
             length = int.from_bytes(start[:8], "little")
             _check_start(path, kind, start, length, size)
@@ -73,6 +74,8 @@ def read_header(path: Path, kind: Kind = "base") -> Header:
             text = file.read(length)
     except FileNotFoundError:
         _refuse(kind, "missing", f'"{path}" does not exist.', "Check the path for a typing mistake.")
+    except UnusableFileError as error:
+        _refuse(kind, "unreadable", f'"{path}" cannot be read: {error.reason}.', f"Choose a {_NAMED[kind]} file.")
     except OSError as error:
         _refuse(
             kind,
@@ -129,13 +132,13 @@ def _parse(path: Path, kind: Kind, text: bytes, payload: int) -> Header:
         sentence = f'"{path}" lists {listed}.'
         _refuse(kind, "hostile", sentence, "Do not use this file; get it from a source you trust.")
     try:
-        entries = json.loads(text)
+        entries = parse_json(text, allow_nul=True)
         metadata = _metadata(entries.pop("__metadata__", {}))
         ranges = sorted((*_range(entry), name) for name, entry in entries.items())
         tensors = {name: _tensor(entry, 8 + len(text)) for name, entry in entries.items()}
         end = _check_layout(ranges, tensors)
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        sentence = f'The header of "{path}" is broken: {plain_reason(error)}.'
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        sentence = f'The header of "{path}" is broken: {reason_of(error)}.'
         _refuse(kind, "broken", sentence, f"Download the {_NAMED[kind]} again or get it from another source.")
     if end != payload:
         state = "cut off" if end > payload else "too long"

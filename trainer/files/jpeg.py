@@ -10,7 +10,7 @@ from pathlib import Path
 
 from PIL import Image, ImageOps
 
-from trainer.protocol.atomic import long_path
+from trainer.protocol.reading import open_file
 
 FORMATS = ("PNG", "JPEG", "WEBP")
 # What Pillow's readers are known to raise on broken and hostile files.
@@ -34,7 +34,7 @@ def small_jpeg(path: Path, side: int, largest: int) -> bytes:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of odd metadata and large sizes; both are left behind
-            with Image.open(long_path(path), formats=FORMATS) as image:
+            with open_file(path, "image") as file, Image.open(file, formats=FORMATS) as image:
                 if image.width * image.height > _LARGEST_SOURCE:
                     raise UnusablePictureError("it has too many pixels")
                 return _compressed(image, side, largest)

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from trainer.errors import BaseModelError
 from trainer.files.header import Header
+from trainer.protocol.reading import open_file
 
 Prediction = Literal["epsilon", "v"]
 
@@ -80,9 +81,9 @@ def _from_metadata(metadata: Mapping[str, str]) -> Target | None:
 
 def _from_yaml(path: Path) -> Target | None:
     try:
-        with path.open(encoding="utf-8", errors="replace") as file:
-            text = file.read(_LARGEST_YAML)
-    except OSError:  # most bases have none
+        with open_file(path, "stream") as file:
+            text = file.read(_LARGEST_YAML).decode("utf-8", errors="replace")
+    except (OSError, ValueError):  # most bases have none
         return None
     found = _YAML.search(text)
     if not found:

@@ -15,6 +15,7 @@ from trainer.errors import LoraFileError
 from trainer.files.header import read_header
 from trainer.files.jpeg import small_jpeg
 from trainer.protocol import atomic
+from trainer.protocol.reading import open_file, parse_json
 
 # ModelSpec recommends 256 pixels; ComfyUI reads headers up to 1 MiB, of which this takes a small part.
 _THUMBNAIL_SIDE = 256
@@ -54,11 +55,11 @@ def rewrite_metadata(source: Path, target: Path, changes: Mapping[str, str | Non
     read_header(source, "lora")
     with atomic.staged(target) as temporary:
         with (
-            atomic.long_path(source).open("rb") as file,
+            open_file(source, "stream") as file,
             mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
         ):
             start = 8 + int.from_bytes(mapped[:8], "little")
-            entries = json.loads(mapped[8:start])
+            entries = parse_json(mapped[8:start], allow_nul=True)
             metadata = {**entries.pop("__metadata__", {}), **changes}
             kept = {key: text for key, text in metadata.items() if text is not None}
             with memoryview(mapped) as whole, whole[start:] as payload:
@@ -81,7 +82,7 @@ def _check(written: Path, target: Path, told: Mapping[str, str]) -> None:
     """Read back what was written: the header as it was meant, and the tensors' bytes by their hash."""
     header = read_header(written, "lora")
     digest = hashlib.sha256()
-    with written.open("rb") as file:
+    with open_file(written, "stream") as file:
         file.seek(8 + int.from_bytes(file.read(8), "little"))
         while block := file.read(1 << 20):
             digest.update(block)

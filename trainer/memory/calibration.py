@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer.protocol import atomic, locks, places
+from trainer.protocol import atomic, locks, places, reading
 from trainer.protocol.report import RunReport, report_from
 
 _MIB = 1 << 20
@@ -129,13 +128,13 @@ def learn(report: RunReport) -> str | None:
 def _read(path: Path) -> tuple[list[Any], str | None]:
     """Return the reports on file, and a sentence when the file holds none although it is there; raises OSError."""
     try:
-        found = json.loads(atomic.read_text(path))
+        found = reading.read_json(path, "list")
         if found["schema"] == _SCHEMA and isinstance(found["runs"], list):
             return found["runs"], None
         reason = "another version of Impasto wrote it"
     except FileNotFoundError:
         return [], None
-    except (ValueError, TypeError, KeyError, RecursionError):
+    except (ValueError, TypeError, KeyError):
         reason = "it is damaged"
     return [], f"What earlier runs taught about forecasts in {path} is not used: {reason}."
 

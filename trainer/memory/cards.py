@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import re
-import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
@@ -13,6 +12,7 @@ from typing import Any
 from trainer import gpu
 from trainer.errors import ImpastoError
 from trainer.files.assets import asset_path
+from trainer.protocol.reading import read_toml
 
 MIB = 1 << 20
 
@@ -199,4 +199,4 @@ def _model(row: Mapping[str, Any], group: Mapping[str, Any]) -> CardModel:
 
 @cache
 def _table() -> dict[str, Any]:
-    return tomllib.loads(asset_path("memory", "cards.toml").read_text(encoding="utf-8"))
+    return read_toml(asset_path("memory", "cards.toml"), "config")

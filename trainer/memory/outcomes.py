@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from trainer.memory.packing import DAMAGED
 from trainer.protocol import atomic
 from trainer.protocol.forecast import ForecastPhase, PhaseForecast, phase_from
+from trainer.protocol.reading import open_file, parse_json
 
 T = TypeVar("T")
 
@@ -88,7 +89,7 @@ def _read(path: Path, name: str, parse: Callable[[dict[str, Any]], T]) -> tuple[
         return ()
     try:
         # Opened here: zipfile leaves the file of a broken archive open.
-        with path.open("rb") as file, zipfile.ZipFile(file) as archive:
-            return tuple(map(parse, json.loads(archive.read(name))))
+        with open_file(path, "list") as file, zipfile.ZipFile(file) as archive:
+            return tuple(map(parse, parse_json(archive.read(name))))
     except (*DAMAGED, AttributeError):
         return ()

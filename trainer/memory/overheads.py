@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -13,6 +12,7 @@ from typing import Any
 from trainer import gpu
 from trainer.files.assets import asset_path
 from trainer.memory.cards import CardModel
+from trainer.protocol.reading import read_toml
 
 _MIB = 1 << 20
 _LARGE_GIGABYTES = 16
@@ -81,4 +81,4 @@ def _elsewhere(card: CardModel, table: Mapping[str, Any]) -> int:
 
 @cache
 def _table() -> dict[str, Any]:
-    return tomllib.loads(asset_path("memory", "overheads.toml").read_text(encoding="utf-8"))
+    return read_toml(asset_path("memory", "overheads.toml"), "config")

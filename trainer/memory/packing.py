@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from trainer.memory.outline import Outline, Sums, sums
 from trainer.memory.tape import Storage, StorageKind, Tape, Work, WorkKind
 from trainer.protocol import atomic
+from trainer.protocol.reading import open_file, parse_json
 
 T = TypeVar("T")
 Arrays = Mapping[str, NDArray[Any]]
@@ -106,12 +107,12 @@ class _OnDemand(Mapping[str, NDArray[Any]]):
         self._path = path
 
     def __getitem__(self, name: str) -> NDArray[Any]:
-        with self._path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+        with open_file(self._path, "listing") as file, np.load(file, allow_pickle=False) as arrays:
             found: NDArray[Any] = arrays[name]
             return found
 
     def __iter__(self) -> Iterator[str]:
-        with self._path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+        with open_file(self._path, "listing") as file, np.load(file, allow_pickle=False) as arrays:
             return iter(arrays.files)
 
     def __len__(self) -> int:
@@ -133,7 +134,7 @@ def _read(path: Path, parse: Callable[[_Columns, slice], Iterator[T]]) -> tuple[
         return None
     try:
         # Opened here: numpy leaves the file of a broken archive open.
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+        with open_file(path, "listing") as file, np.load(file, allow_pickle=False) as arrays:
             _require_form(arrays)
             return tuple(parse(_Columns(arrays), slice(None)))
     except DAMAGED:
@@ -165,7 +166,7 @@ def _as_array(content: Any) -> NDArray[Any]:
 
 
 def _from_array(array: NDArray[Any]) -> Any:
-    return json.loads(array.tobytes().decode("utf-8"))
+    return parse_json(array.tobytes())
 
 
 def _arrays_of(tapes: Sequence[Tape]) -> dict[str, NDArray[Any]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import tomllib
 from collections.abc import Iterable
 from functools import cache
 from typing import Any
@@ -12,6 +11,7 @@ from trainer.files.assets import asset_path
 from trainer.memory.cards import CardModel
 from trainer.memory.tape import Work
 from trainer.protocol.rate import Rate, Timed
+from trainer.protocol.reading import read_toml
 
 # What it costs to give the cache back to the driver and take it again: the card's queue runs dry, and each of some tens
 # of segments is freed and asked for anew at up to a millisecond. A round figure, until cards have been timed.
@@ -86,4 +86,4 @@ def _distance(one: float, other: float) -> float:
 
 @cache
 def _table() -> dict[str, Any]:
-    return tomllib.loads(asset_path("memory", "rates.toml").read_text(encoding="utf-8"))
+    return read_toml(asset_path("memory", "rates.toml"), "config")

@@ -27,17 +27,12 @@ def replace(source: Path, target: Path) -> None:
 
     Raises PermissionError after that, and other OSErrors at once.
     """
-    _patiently(lambda: long_path(source).replace(long_path(target)))
+    patiently(lambda: long_path(source).replace(long_path(target)))
 
 
 def rename(source: Path, target: Path) -> None:
     """Rename, waiting as `replace` does; Windows replaces nothing and raises FileExistsError."""
-    _patiently(lambda: long_path(source).rename(long_path(target)))
-
-
-def read_text(path: Path) -> str:
-    """Return a UTF-8 file's text, waiting like `replace` does; raises OSError and UnicodeDecodeError."""
-    return _patiently(lambda: long_path(path).read_text(encoding="utf-8"))
+    patiently(lambda: long_path(source).rename(long_path(target)))
 
 
 @contextlib.contextmanager
@@ -142,7 +137,8 @@ def extended(text: str) -> str:
     return "\\\\?\\UNC\\" + text[2:] if text.startswith("\\\\") else "\\\\?\\" + text
 
 
-def _patiently(action: Callable[[], _Result]) -> _Result:
+def patiently(action: Callable[[], _Result]) -> _Result:
+    """Return what `action` returns, tried again for two seconds while it raises PermissionError."""
     for wait in _WAITS:
         try:
             return action()

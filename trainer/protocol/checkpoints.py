@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from pathlib import Path
+from pathlib import Path, PurePath
+from typing import Any
 
-from trainer.protocol import atomic
 from trainer.protocol.atomic import long_path
+from trainer.protocol.reading import read_record
 
 MANIFEST = "manifest.json"
 
@@ -20,12 +20,19 @@ def folder_name(step: int) -> str:
 def steps_on_disk(parent: Path) -> list[int]:
     """Return the steps that have a checkpoint folder, lowest first; half-made ones are not counted."""
     names = [path.name.removeprefix("step-") for path in long_path(parent).glob("step-*") if path.is_dir()]
-    return sorted(int(name) for name in names if name.isdigit())
+    return sorted(int(name) for name in names if name.isascii() and name.isdigit())
 
 
 def read_manifest(folder: Path) -> Mapping[str, Mapping[str, object]]:
-    """Return the size and hash of each file of a checkpoint; raises OSError, ValueError, KeyError, or TypeError."""
-    return dict(json.loads(atomic.read_text(folder / MANIFEST))["files"])
+    """Return the size and hash of each file of a checkpoint; raises OSError and UnusableFileError."""
+    return read_record(folder / MANIFEST, "record", _manifest)
+
+
+def _manifest(found: Any) -> dict[str, dict[str, object]]:
+    files = {str(name): {"bytes": facts["bytes"], "sha256": facts["sha256"]} for name, facts in found["files"].items()}
+    if not all(PurePath(name).name == name for name in files):
+        raise ValueError("it names a file outside its folder")
+    return files
 
 
 def sizes_hold(folder: Path, manifest: Mapping[str, Mapping[str, object]]) -> bool:
@@ -45,5 +52,5 @@ def newest_step(parent: Path) -> int | None:
 def _is_whole(folder: Path) -> bool:
     try:
         return sizes_hold(folder, read_manifest(folder))
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError):
         return False

@@ -10,16 +10,16 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import os
 import secrets
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from trainer.protocol import atomic
+from trainer.protocol import atomic, reading
+from trainer.protocol.fields import moment
 
 if TYPE_CHECKING:  # rundir imports this module
     from trainer.protocol.rundir import RunDirectory
@@ -136,10 +136,11 @@ def finish(command: Command, outcome: CommandOutcome, detail: str = "") -> None:
 def answer(sent: Path) -> Answer | None:
     """Return what became of the command that `send` put at `sent`; None while it waits."""
     try:
-        fields = json.loads(atomic.read_text(sent.parent / "done" / sent.name))
+        return reading.read_record(sent.parent / "done" / sent.name, "record", _answer)
     except FileNotFoundError:
         return None
-    return Answer(fields["outcome"], fields["detail"])
+    except (OSError, reading.UnusableFileError) as error:
+        return Answer("failed", f"The answer cannot be read: {reading.reason_of(error)}.")
 
 
 def unread(run: RunDirectory) -> frozenset[str]:
@@ -184,14 +185,23 @@ def _claim(path: Path) -> None:
 def _read(path: Path) -> Command | dict[str, object] | None:
     """Return the command in a file, or what else the file holds; None when the file is gone."""
     try:
-        fields = json.loads(atomic.read_text(path))
-        if fields["name"] in get_args(CommandName) and isinstance(fields["arguments"], dict):
-            return Command(fields["name"], fields["arguments"], path, float(fields["sent"]))
+        return reading.read_record(path, "record", lambda fields: _command(fields, path))
     except FileNotFoundError:  # answered, claimed or withdrawn since the folder was listed
         return None
-    except (ValueError, KeyError, TypeError):
-        pass
-    return {"name": path.name}
+    except (OSError, reading.UnusableFileError):
+        return {"name": path.name}
+
+
+def _command(fields: Any, path: Path) -> Command:
+    if fields["name"] not in get_args(CommandName) or not isinstance(fields["arguments"], dict):
+        raise ValueError("it is not a command")
+    return Command(fields["name"], fields["arguments"], path, moment(fields["sent"]))
+
+
+def _answer(fields: Any) -> Answer:
+    if fields["outcome"] not in get_args(CommandOutcome):
+        raise ValueError("it is not an answer")
+    return Answer(fields["outcome"], str(fields["detail"]))
 
 
 def _fields(command: Command) -> dict[str, object]:

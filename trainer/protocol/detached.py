@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from trainer.protocol.atomic import long_path
+from trainer.protocol.reading import UnusableFileError, open_file
 
 
 def command(words: Sequence[str]) -> list[str]:
@@ -69,10 +70,10 @@ def speak_into(log: Path, before: Path) -> None:
 def last_words(log: Path, since: int = 0, lines: int = 12) -> str:
     """Return the end of what a process printed into `log`, from byte `since` on; empty where that cannot be read."""
     try:
-        with long_path(log).open("rb") as file:
+        with open_file(log, "stream") as file:
             file.seek(max(since, file.seek(0, os.SEEK_END) - 16_384))
             text = file.read().decode("utf-8", errors="replace")
-    except OSError:
+    except (OSError, UnusableFileError):
         return ""
     return "\n".join(text.strip().splitlines()[-lines:])
 

@@ -18,10 +18,14 @@ from types import TracebackType
 from typing import Any, ClassVar, Literal
 
 from trainer.protocol import atomic
+from trainer.protocol.fields import build
 from trainer.protocol.forecast import ForecastPhase
+from trainer.protocol.reading import open_file, parse_json
 
 Phase = Literal["download", "load", "check", "cache_pictures", "cache_texts", "train", "preview", "validate", "save"]
 Outcome = Literal["done", "paused", "stopped", "failed"]
+
+_LONGEST_LINE = 1 << 24  # bytes; a line of another program could otherwise fill the memory
 
 MOST_TIMED = 1e6
 """Things a second: what seems quicker took no time that a clock can tell."""
@@ -376,11 +380,10 @@ def to_line(event: Event) -> str:
 def from_line(line: str) -> Event:
     """Return the event in one line of JSON: fields of later versions are left out, other types kept as `Unknown`."""
     try:
-        fields = json.loads(line)
+        fields = parse_json(line, allow_nul=True)
         kind = TYPES[fields["type"]]
-        known = {field.name for field in dataclasses.fields(kind)}
-        return kind(**{key: value for key, value in fields.items() if key in known})
-    except (ValueError, KeyError, TypeError):
+        return build(kind, fields, null_floats=True)
+    except (ValueError, LookupError, TypeError, AttributeError):
         return Unknown(line)
 
 
@@ -397,13 +400,13 @@ def read_lines(path: Path, offset: int = 0, limit: int | None = None) -> tuple[l
     about so many bytes are read, at least one line: whoever shows a long run takes it in parts.
     """
     try:
-        with atomic.long_path(path).open("rb") as file:
+        with open_file(path, "listing") as file:
             size = file.seek(0, os.SEEK_END)
             start = offset if offset <= size else 0
             file.seek(start)
             data = file.read() if limit is None else file.read(limit)
             if limit is not None and b"\n" not in data:
-                data += file.readline()
+                data += file.readline(_LONGEST_LINE)
     except FileNotFoundError:
         return [], 0
     whole = data[: data.rfind(b"\n") + 1]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from trainer.protocol import atomic
+from trainer.protocol.fields import build
+from trainer.protocol.reading import read_record
 
 SEARCHED = ("quantise", "checkpointing", "micro_batch", "vae_tiling", "preview_offload")
 """The keys of a fit that the planner searches, where the job leaves them open."""
@@ -136,29 +137,24 @@ def write_forecast(path: Path, forecast: Forecast) -> None:
 def read_forecast(path: Path) -> Forecast | None:
     """Read a forecast back; None when there is none or it cannot be read, for it decides nothing."""
     try:
-        return forecast_from(json.loads(atomic.read_text(path)))
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return read_record(path, "list", forecast_from)
+    except (OSError, ValueError):
         return None
 
 
 def forecast_from(found: Mapping[str, Any]) -> Forecast:
     """Return a forecast from its JSON; raises ValueError, TypeError, KeyError or AttributeError for anything else."""
     phases = tuple(map(phase_from, found["phases"]))
-    return Forecast(**{**known(Forecast, found), "phases": phases})
+    return build(Forecast, {**found, "phases": phases})
 
 
 def phase_from(found: Mapping[str, Any]) -> PhaseForecast:
     """Return one phase from its JSON; raises as :func:`forecast_from` does."""
     peaks = tuple(_peak(peak) for peak in found.get("peaks", ()))
     timeline = tuple((allocated, reserved) for allocated, reserved in found.get("timeline", ()))
-    return PhaseForecast(**{**known(PhaseForecast, found), "peaks": peaks, "timeline": timeline})
+    return build(PhaseForecast, {**found, "peaks": peaks, "timeline": timeline})
 
 
 def _peak(found: Mapping[str, Any]) -> Peak:
     largest = tuple((module, size) for module, size in found["largest"])
-    return Peak(**{**known(Peak, found), "largest": largest})
-
-
-def known(kind: type, found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those of the keys found that a dataclass has: keys of newer versions are passed over."""
-    return {name: found[name] for name in kind.__dataclass_fields__ if name in found}  # type: ignore[attr-defined]
+    return build(Peak, {**found, "largest": largest})

@@ -18,15 +18,15 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import math
 import re
 import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from trainer.errors import RunError, plain_reason
+from trainer.errors import RunError
 from trainer.protocol import atomic, locks, places
 from trainer.protocol.queue_entry import (
     ENDED,
@@ -42,6 +42,7 @@ from trainer.protocol.queue_entry import (
     typed,
     versioned,
 )
+from trainer.protocol.reading import UnusableFileError, read_record, reason_of
 
 __all__ = ["Entry", "Fault", "Queue", "Reading", "State", "Wish", "new_entry", "new_id"]
 
@@ -351,31 +352,25 @@ class Queue:
     def _read_entry(self, path: Path) -> Entry | Fault | None:
         """Return an entry, what is wrong with it, or None when it has just been taken out."""
         try:
-            fields = versioned(json.loads(atomic.read_text(path)))
-            return entry_of(path.stem, fields)
+            return read_record(path, "record", lambda found: entry_of(path.stem, versioned(found)))
         except FileNotFoundError:
             return None
         except NewerError:
             return Fault(path.stem, f"The queue's entry {path} was written by a newer version of Impasto.")
-        except (OSError, ValueError, TypeError, KeyError) as error:
-            return Fault(path.stem, f"The queue's entry {path} is damaged: {plain_reason(error)}.")
+        except (OSError, UnusableFileError) as error:
+            return Fault(path.stem, f"The queue's entry {path} is damaged: {reason_of(error)}.")
 
     def _read_settings(self) -> tuple[_Settings, str]:
         """Return the order and what holds the queue, and in words what is wrong with the file."""
         try:
-            fields = versioned(json.loads(atomic.read_text(self.settings)))
-            order = typed(fields, "order", list)
-            if not all(isinstance(name, str) for name in order):
-                raise TypeError("its order is no list of entries")
-            held, always = typed(fields, "held", bool), typed(fields, "hold_on_failure", bool)
-            return _Settings(tuple(order), held, typed(fields, "reason", str), always), ""
+            return read_record(self.settings, "record", _settings), ""
         except FileNotFoundError:
             return _Settings(), ""
         except NewerError:
             problem = "was written by a newer version of Impasto, so nothing is begun by this one"
             return _Settings(held=True, reason="Update Impasto to go on with the queue."), f"{self.settings} {problem}."
-        except (OSError, ValueError, TypeError, KeyError) as error:
-            problem = f"is damaged ({plain_reason(error)}), so the entries stand in the order in which they were added"
+        except (OSError, UnusableFileError) as error:
+            problem = f"is damaged ({reason_of(error)}), so the entries stand in the order in which they were added"
             return _Settings(), f"{self.settings} {problem}."
 
     def _change_settings(self, **changes: object) -> None:
@@ -385,6 +380,15 @@ class Queue:
             raise RunError("queue.newer", problem, "Update Impasto.")
         changed = dataclasses.asdict(settings) | changes
         atomic.write_json(self.settings, {"version": VERSION, **changed})
+
+
+def _settings(found: Any) -> _Settings:
+    fields = versioned(found)
+    order = typed(fields, "order", list)
+    if not all(isinstance(name, str) for name in order):
+        raise TypeError("its order is no list of entries")
+    held, always = typed(fields, "held", bool), typed(fields, "hold_on_failure", bool)
+    return _Settings(tuple(order), held, typed(fields, "reason", str), always)
 
 
 def _refused(folder: Path, error: OSError) -> RunError:

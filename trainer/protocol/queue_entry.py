@@ -7,7 +7,6 @@ import dataclasses
 import json
 import secrets
 import time
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -15,8 +14,9 @@ from pathlib import Path
 from typing import Literal, TypeVar, get_args
 
 from trainer.errors import JobError, RunError
-from trainer.protocol import atomic
+from trainer.protocol.fields import moment
 from trainer.protocol.printable import printable
+from trainer.protocol.reading import UnusableFileError, parse_toml, read_text
 
 State = Literal["waiting", "running", "paused", "interrupted", "done", "stopped", "failed"]
 """A paused or interrupted entry keeps its place; "interrupted" is one whose engine died without a word."""
@@ -26,6 +26,7 @@ VERSION = 1
 ENDED: tuple[State, ...] = ("done", "stopped", "failed")
 
 _LARGEST = 1024 * 1024  # bytes of a job file, as training reads it
+_CODES = {"file.size": "large", "file.encoding": "encoding"}
 _Kind = TypeVar("_Kind")
 
 
@@ -96,8 +97,8 @@ def new_entry(
 def _name_in(text: str) -> str:
     """Return what a job calls itself; empty where it says nothing, or nothing that can be read."""
     try:
-        name = tomllib.loads(text).get("name")
-    except (ValueError, RecursionError):
+        name = parse_toml(text).get("name")
+    except UnusableFileError:
         return ""
     return name.strip() if isinstance(name, str) else ""
 
@@ -143,14 +144,13 @@ def _job_text(job: Path) -> str:
     """Return what a job file says, without a byte order mark; raises JobError when it cannot be read as text."""
     remedy = "Check the path, and save the file as UTF-8 text."
     try:
-        path = atomic.long_path(job)
-        if path.exists() and not path.is_file():  # opening a pipe waits for a writer, perhaps for ever
-            raise JobError("job.unreadable", f"{job} is no file, so it is no job.", remedy)
-        if path.stat().st_size > _LARGEST:
-            raise JobError("job.large", f"{job} is larger than 1 MiB, so it is no job file.", remedy)
-        return atomic.read_text(job).removeprefix("\ufeff")
-    except UnicodeDecodeError:
-        raise JobError("job.encoding", f"The job file {job} is not UTF-8 text.", remedy) from None
+        text = read_text(job, "text")
+        if len(text.encode("utf-8")) > _LARGEST:
+            raise JobError("job.large", f"{job} is larger than 1 MiB, so it is not a job file.", remedy)
+        return text
+    except UnusableFileError as error:
+        code = f"job.{_CODES.get(error.code, 'unreadable')}"
+        raise JobError(code, f"Could not read the job file {job}: {error.reason}.", remedy) from None
     except OSError as error:
         why = "there is no such file" if isinstance(error, FileNotFoundError) else error.strerror or str(error)
         raise JobError("job.unreadable", f"The job file {job} cannot be read: {why}.", remedy) from None
@@ -179,8 +179,8 @@ def entry_of(name: str, fields: Mapping[str, object]) -> Entry:
         run=None if run is None else Path(run),
         state=state,  # type: ignore[arg-type]
         lane=_optional(fields, "lane", str),
-        after=_optional(fields, "after", float),
-        added=typed(fields, "added", float),
+        after=None if fields.get("after") is None else moment(fields["after"]),
+        added=moment(fields["added"]),
         problem=typed(fields, "problem", str),
         steps=_optional(fields, "steps", int),
         hold=typed(fields, "hold", bool),

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from trainer.protocol import atomic
-from trainer.protocol.forecast import known
+from trainer.protocol.fields import build
+from trainer.protocol.reading import read_record
 
 
 @dataclass(frozen=True)
@@ -86,21 +86,18 @@ def write_report(path: Path, report: RunReport) -> None:
 def read_report(path: Path) -> RunReport:
     """Read a report back.
 
-    Raises OSError when there is none, ValueError when its text is no report; keys of newer versions are passed over.
+    Raises OSError when there is none, UnusableFileError when its text is no report; keys of newer versions are skipped.
     """
-    try:
-        return report_from(json.loads(atomic.read_text(path)))
-    except (TypeError, KeyError, AttributeError) as error:
-        raise ValueError(f"{path} is no report of a run: {error}") from error
+    return read_record(path, "list", report_from)
 
 
 def report_from(found: Mapping[str, Any]) -> RunReport:
     """Build a report from what JSON gives; raises TypeError, KeyError or AttributeError when it is of another shape."""
     phases = {name: _phase(phase) for name, phase in found.get("phases", {}).items()}
-    caching = {name: CachingReport(**known(CachingReport, one)) for name, one in found.get("caching", {}).items()}
-    return RunReport(**{**known(RunReport, found), "phases": phases, "caching": caching})
+    caching = {name: build(CachingReport, one) for name, one in found.get("caching", {}).items()}
+    return build(RunReport, {**found, "phases": phases, "caching": caching})
 
 
 def _phase(found: Mapping[str, Any]) -> PhaseReport:
-    memory = {name: Memory(**known(Memory, found[name])) for name in ("forecast", "measured") if found.get(name)}
-    return PhaseReport(**{**known(PhaseReport, found), **memory})
+    memory = {name: build(Memory, found[name]) for name in ("forecast", "measured") if found.get(name)}
+    return build(PhaseReport, {**found, **memory})

@@ -14,14 +14,16 @@ import traceback
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from trainer.errors import ImpastoError, RunError
 from trainer.protocol import atomic, locks, places
 from trainer.protocol.atomic import long_path
 from trainer.protocol.commands import unread, void
 from trainer.protocol.events import Phase, cut_torn_line
+from trainer.protocol.fields import build, moment
 from trainer.protocol.naming import numbered, safe_name
+from trainer.protocol.reading import UnusableFileError, parse_json, read_record, read_text, reason_of
 
 State = Literal["running", "paused", "stopped", "done", "failed"]
 
@@ -156,7 +158,7 @@ class RunDirectory:
     def attempts(self) -> list[dict[str, object]]:
         """Return what run.json tells of each start, the first one first."""
         attempts = self._record().get("attempts", [])
-        return list(attempts) if isinstance(attempts, list) else []
+        return [each for each in attempts if isinstance(each, dict)] if isinstance(attempts, list) else []
 
     def write_typed(self, recipe: Mapping[str, object]) -> None:
         """Keep the recipe as the user stated it; the frozen job holds every resolved value instead."""
@@ -178,9 +180,8 @@ class RunDirectory:
     def read_status(self) -> Status | None:
         """Return the last status; None when there is none that can be read."""
         try:
-            fields = json.loads(atomic.read_text(self.status))
-            return Status(**{field.name: fields[field.name] for field in dataclasses.fields(Status)})
-        except (OSError, ValueError, KeyError, TypeError):
+            return read_record(self.status, "record", _status)
+        except (OSError, UnusableFileError):
             return None
 
     def _lay_out(self) -> None:
@@ -190,12 +191,9 @@ class RunDirectory:
 
     def _record(self) -> dict[str, object]:
         try:
-            record = json.loads(atomic.read_text(self.run))
-        except (OSError, ValueError) as error:
-            raise _damaged(self.run) from error
-        if not isinstance(record, dict):
-            raise _damaged(self.run)
-        return record
+            return read_record(self.run, "record", dict)
+        except (OSError, UnusableFileError) as error:
+            raise _damaged(self.run, reason_of(error)) from error
 
     @contextlib.contextmanager
     def _faults_recorded(self) -> Iterator[None]:
@@ -210,6 +208,11 @@ class RunDirectory:
             raise
 
 
+def _status(found: Any) -> Status:
+    status = build(Status, found)
+    return dataclasses.replace(status, heartbeat=moment(status.heartbeat))
+
+
 def require_place(parent: Path) -> None:
     """Raise RunError, in the words of `RunDirectory.create`, where it is known that no run can be made in `parent`."""
     if why := places.unwritable(parent):
@@ -219,8 +222,8 @@ def require_place(parent: Path) -> None:
 def known_runs() -> list[Path]:
     """Return the folders of this user's runs that still exist, the latest started first."""
     try:
-        lines = atomic.read_text(places.runs_list()).split("\n")
-    except (OSError, UnicodeDecodeError):
+        lines = read_text(places.runs_list(), "list").split("\n")
+    except (OSError, UnusableFileError):
         return []
     paths = dict.fromkeys(_listed_path(line) for line in reversed(lines))
     return [path for path in paths if path is not None and long_path(path / "run.json").is_file()]
@@ -229,8 +232,8 @@ def known_runs() -> list[Path]:
 def forgotten_runs() -> set[Path]:
     """Return the folders that were taken out of the list, those of runs that were started again since among them."""
     try:
-        lines = atomic.read_text(places.runs_list()).split("\n")
-    except (OSError, UnicodeDecodeError):
+        lines = read_text(places.runs_list(), "list").split("\n")
+    except (OSError, UnusableFileError):
         return set()
     return {path for line in lines if (path := _listed_path(line, _FORGOTTEN)) is not None}
 
@@ -244,12 +247,12 @@ def forget_run(path: Path) -> None:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with locks.held(target.with_suffix(".lock"), patience=_LIST_PATIENCE):
-            text = atomic.read_text(target) if target.exists() else ""
+            text = read_text(target, "list") if target.exists() else ""
             lines = filter(None, text.split("\n"))  # a path may hold U+2028, at which splitlines would split, too
             kept = [line for line in lines if path not in (_listed_path(line), _listed_path(line, _FORGOTTEN))]
             kept.append(json.dumps({_FORGOTTEN: str(path)}, ensure_ascii=False))
             atomic.write_text(target, "\n".join(kept) + "\n")
-    except (OSError, UnicodeDecodeError, locks.LockBusyError) as error:
+    except (OSError, UnusableFileError, locks.LockBusyError) as error:
         raise _list_unwritable(error) from error
 
 
@@ -289,10 +292,10 @@ def _unknown(text: str) -> RunError:
     )
 
 
-def _damaged(path: Path) -> RunError:
+def _damaged(path: Path, reason: str) -> RunError:
     return RunError(
         "run.damaged",
-        f"{path} is damaged or cannot be read, so the run's history is not known.",
+        f"Could not read the run's history in {path}: {reason}.",
         "Start the job again with `train`; the LoRA files in the run's output folder are untouched.",
     )
 
@@ -331,6 +334,6 @@ def _list_unwritable(error: Exception) -> RunError:
 
 def _listed_path(line: str, key: str = "path") -> Path | None:
     try:
-        return Path(json.loads(line)[key])
-    except (ValueError, KeyError, TypeError):
+        return Path(parse_json(line)[key])
+    except (ValueError, LookupError, TypeError):
         return None

@@ -15,8 +15,9 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TextIO
 
-from trainer.errors import ImpastoError, plain_reason
+from trainer.errors import ImpastoError
 from trainer.protocol.places import refusal
+from trainer.protocol.reading import UnusableFileError, parse_json
 
 Answer = dict[str, Any]
 Request = Mapping[str, Any]
@@ -128,9 +129,9 @@ class Server:
         if len(line) > LONGEST_LINE:
             raise self._unusable("it is longer than a million characters")
         try:
-            request = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise self._unusable(f"{plain_reason(error)}") from error
+            request = parse_json(line)
+        except UnusableFileError as error:
+            raise self._unusable(error.reason) from error
         if not isinstance(request, dict):
             raise self._unusable("it is no object")
         if not isinstance(request.get("id"), str | int):
@@ -151,8 +152,8 @@ class Server:
 def _identity(line: str) -> Any:
     """The id of a line, be it a request otherwise or not; None where it has none."""
     try:
-        found = json.loads(line[:LONGEST_LINE])
-    except (ValueError, RecursionError):
+        found = parse_json(line[:LONGEST_LINE])
+    except UnusableFileError:
         return None
     identity = found.get("id") if isinstance(found, dict) else None
     return identity if isinstance(identity, str | int) else None

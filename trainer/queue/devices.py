@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import tomllib
 from collections.abc import Sequence
 
 from trainer import gpu
 from trainer.errors import ImpastoError
-from trainer.protocol import atomic
 from trainer.protocol.queue import Entry
+from trainer.protocol.reading import parse_toml, read_text
 from trainer.protocol.rundir import RunDirectory
 
 
@@ -39,16 +38,16 @@ def settings_for(entry: Entry, lane: str, lanes: Sequence[str]) -> list[str]:
 def _device(entry: Entry) -> str | None:
     """Return the device that a job or run names: "cpu", "cuda:1"; None where it leaves the choice open."""
     try:
-        device = tomllib.loads(_job_text(entry))["fit"]["device"]
+        device = parse_toml(_job_text(entry))["fit"]["device"]
     except (OSError, ValueError, KeyError, TypeError):  # training says what is wrong with the file
         return None
     return None if device == "cuda" else str(device)
 
 
 def _job_text(entry: Entry) -> str:
-    """Return the job of a run, or the frozen one that is to become a run; raises OSError and UnicodeDecodeError."""
+    """Return the job of a run, or the frozen one that is to become a run; raises OSError and UnusableFileError."""
     if entry.run is None and entry.text is not None:
         return entry.text
     path = RunDirectory(entry.run).job if entry.run else entry.job
     assert path is not None
-    return atomic.read_text(path)
+    return read_text(path, "text")

@@ -30,8 +30,8 @@ from trainer.dataset.portions import LATENT_SCALE
 from trainer.dataset.sampling import Sample
 from trainer.errors import DatasetError, ResumableError
 from trainer.protocol import atomic, events
-from trainer.protocol.atomic import long_path
 from trainer.protocol.places import is_disk_full
+from trainer.protocol.reading import open_file
 from trainer.training.attention import attention
 from trainer.training.checkpoint import disk_full
 from trainer.training.precision import DTYPES
@@ -82,7 +82,7 @@ def require_unchanged(pictures: Iterable[Picture], check: Callable[[], object] =
 
 def file_digest(path: Path) -> str:
     """SHA-256 of a file's bytes, in hex."""
-    with long_path(path).open("rb") as file:
+    with open_file(path, "image") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

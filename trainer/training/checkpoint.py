@@ -19,6 +19,7 @@ from trainer.errors import ResumableError
 from trainer.protocol import atomic
 from trainer.protocol.checkpoints import MANIFEST, folder_name, read_manifest, sizes_hold, steps_on_disk
 from trainer.protocol.places import free_bytes, is_disk_full
+from trainer.protocol.reading import parse_json, read_bytes
 
 # Room asked for beside the checkpoint itself, so that events and logs can still be written.
 SPARE_BYTES = 64 << 20
@@ -79,7 +80,7 @@ def holds(folder: Path, manifest: Mapping[str, Mapping[str, object]]) -> bool:
     """Whether every file of the manifest is there with its size and hash."""
     if not sizes_hold(folder, manifest):
         return False
-    hashes = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in manifest}
+    hashes = {name: hashlib.sha256(read_bytes(folder / name, "part")).hexdigest() for name in manifest}
     return all(facts["sha256"] == hashes[name] for name, facts in manifest.items())
 
 
@@ -128,11 +129,11 @@ def load_checkpoint(folder: Path) -> Checkpoint | None:
             return None
         return Checkpoint(
             step=int(folder.name.removeprefix("step-")),
-            adapter=safetensors.torch.load((folder / "adapter.safetensors").read_bytes()),
-            optimizer=safetensors.torch.load((folder / "optimizer.safetensors").read_bytes()),
-            state=json.loads((folder / "state.json").read_text(encoding="utf-8")),
+            adapter=safetensors.torch.load(read_bytes(folder / "adapter.safetensors", "part")),
+            optimizer=safetensors.torch.load(read_bytes(folder / "optimizer.safetensors", "part")),
+            state=dict(parse_json(read_bytes(folder / "state.json", "list"), finite=False)),
         )
-    except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError):
+    except Exception:  # noqa: BLE001 - whatever is wrong with it, an older one may be good, and the run is not lost
         return None
 
 

@@ -20,6 +20,7 @@ from trainer.errors import LoraFileError, RunError
 from trainer.files.header import read_header
 from trainer.protocol import atomic
 from trainer.protocol.naming import safe_name, step_ending
+from trainer.protocol.reading import read_bytes
 from trainer.protocol.rundir import RunDirectory
 from trainer.training.checkpoint import as_resumable
 from trainer.training.loop import Progress
@@ -80,7 +81,7 @@ class Exporter:
         """Puts a step's picture beside its LoRA, where both exist."""
         lora, picture = self.step_path(step), self._preview(step)
         if picture and lora.exists():
-            atomic.write_bytes(lora.with_suffix(".png"), picture.read_bytes())
+            atomic.write_bytes(lora.with_suffix(".png"), read_bytes(picture, "image"))
 
     def finished_step(self) -> int | None:
         """The step of the finished LoRA that lies here, left by a run that is being extended; None if there is none."""

@@ -39,6 +39,7 @@ from trainer.protocol import atomic, events, lanes
 from trainer.protocol.checkpoints import steps_on_disk
 from trainer.protocol.forecast import Forecast, write_forecast
 from trainer.protocol.places import cache_limit, is_disk_full
+from trainer.protocol.reading import read_text
 from trainer.protocol.rundir import RunDirectory
 from trainer.protocol.versions import versions
 from trainer.training.attempt import Attempt
@@ -248,7 +249,7 @@ def _secure_attempts(run: RunDirectory) -> None:
     links = {str(job["base.model"]) for job in jobs if isinstance(job, dict) and "base.model" in job}
     unsafe = {link: without_secrets(link) for link in links if without_secrets(link) != link}
     if unsafe:
-        text = atomic.read_text(run.run)
+        text = read_text(run.run, "record")
         for link, safe in unsafe.items():
             text = text.replace(json.dumps(link, ensure_ascii=False), json.dumps(safe))
         atomic.write_text(run.run, text)

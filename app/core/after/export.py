@@ -10,6 +10,7 @@ from trainer.errors import LoraFileError
 from trainer.protocol import atomic
 from trainer.protocol.naming import safe_name
 from trainer.protocol.places import write_remedy
+from trainer.protocol.reading import open_file
 
 if TYPE_CHECKING:
     from trainer.files.header import Header
@@ -134,7 +135,7 @@ def _as_png(picture: Path) -> bytes:
 
     from PIL import Image
 
-    with Image.open(atomic.long_path(picture)) as opened:
+    with open_file(picture, "image") as file, Image.open(file) as opened:
         plain = opened.convert("RGB")
     plain.info.clear()
     data = BytesIO()

@@ -15,7 +15,7 @@ from trainer.dataset.caption_files import NotACaptionError, read_caption_file, s
 from trainer.dataset.pixels import exif_orientation, open_picture, upright_size
 from trainer.dataset.sidecar import PictureNotes
 from trainer.errors import DatasetError
-from trainer.protocol.atomic import long_path
+from trainer.protocol.reading import open_file
 
 MOST_MEGAPIXELS: float = DatasetConfig.model_fields["max_megapixels"].default
 """Larger pictures are refused, as the trainer does unless a job says otherwise."""
@@ -83,7 +83,7 @@ def _size(path: Path, image: ImageFile.ImageFile) -> tuple[int, int]:
 def _tells_later(path: Path) -> bool:
     """Tell whether a PNG has chunks after its pixels that could hold EXIF, without reading pixels."""
     pixels = False
-    with long_path(path).open("rb") as file:
+    with open_file(path, "image") as file:
         file.seek(8)
         while len(head := file.read(8)) == 8:
             length, kind = struct.unpack(">I4s", head)

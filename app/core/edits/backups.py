@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from app.core.edits.safe_files import STRAY, ChangedMeanwhileError, Seen, remove_file, replace_file
+from trainer.protocol.reading import read_bytes
 
 if TYPE_CHECKING:
     import sqlite3
@@ -193,6 +194,6 @@ def _named(stored: str | bytes) -> str:
 
 def _read(path: Path) -> bytes | None:
     try:
-        return path.read_bytes()
+        return read_bytes(path, "text")
     except FileNotFoundError:
         return None

@@ -36,6 +36,7 @@ from typing import Any, BinaryIO, NamedTuple
 from app.core.edits.save_state import Key, SaveRequest
 from trainer.protocol import locks
 from trainer.protocol.atomic import write_bytes
+from trainer.protocol.reading import parse_json, read_bytes
 
 _LARGE = 1_000_000  # bytes; read in some 20 ms at the next start
 
@@ -230,7 +231,7 @@ def read(path: Path) -> tuple[dict[Key, SaveRequest], bool]:
     found: dict[Key, list[SaveRequest]] = {}
     open_edit: list[SaveRequest] = []
     closed = False
-    for entry in _entries(path.read_bytes()):
+    for entry in _entries(read_bytes(path, "listing")):
         match entry:
             case {"impasto": "journal", "closed": bool(value)}:
                 closed = value
@@ -264,7 +265,7 @@ def _entries(data: bytes) -> Iterable[dict[str, Any]]:
     # The part after the last line end is empty, or torn.
     for line in data.split(b"\n")[:-1]:
         try:
-            yield json.loads(line)
+            yield parse_json(line, allow_nul=True)
         except ValueError:
             return
 

@@ -11,7 +11,7 @@ from app.core.edits.save_state import SaveRequest
 from app.core.pictures import Value
 from trainer.dataset.sidecar import FILE_NAME, Sidecar, read_sidecar, sidecar_text
 from trainer.errors import DatasetError, plain_reason
-from trainer.protocol.atomic import long_path
+from trainer.protocol.reading import read_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ def read_notes(folder: Path, around: Neighbours) -> Notes:
 
 def _bytes(file: Path) -> bytes | None:
     try:
-        return long_path(file).read_bytes()
+        return read_bytes(file, "notes")
     except FileNotFoundError:
         return None
 

@@ -15,6 +15,7 @@ from typing import IO, Any
 from app.core.events import Event
 from app.core.tasks import Post
 from trainer.protocol.detached import command
+from trainer.protocol.reading import parse_json
 
 _LAST_LINES = 20
 
@@ -91,7 +92,7 @@ class Served:
     def _hear(self, process: subprocess.Popen[str]) -> None:
         for line in process.stdout or ():
             with contextlib.suppress(ValueError):  # a library's print is no answer
-                said = json.loads(line)
+                said = parse_json(line)
                 if isinstance(said, dict):
                     self._post(lambda said=said: self._tell(process, said))  # type: ignore[misc]
 

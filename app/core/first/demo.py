@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import shutil
-import tomllib
 from pathlib import Path
 
 from app.core.jobs.jobs import FILE_NAME, write_new
 from trainer.files.assets import asset_path
 from trainer.protocol import atomic, places
 from trainer.protocol.atomic import long_path
+from trainer.protocol.reading import parse_toml, read_toml
 
 
 def demo_pictures() -> Path:
@@ -33,7 +33,7 @@ def demo_job(jobs: Path) -> Path:
     """
     from trainer.config.demo import demo_job as text  # brings the schema
 
-    values = tomllib.loads(text(places.home() / "demo" / "pictures"))
+    values = parse_toml(text(places.home() / "demo" / "pictures"))
     earlier = jobs.absolute() / str(values["name"]) / FILE_NAME
     return earlier if _is_whole(earlier) else write_new(jobs, values)
 
@@ -41,6 +41,6 @@ def demo_job(jobs: Path) -> Path:
 def _is_whole(job: Path) -> bool:
     """Tell whether a job can be read and its base is still there: Impasto may have been installed anew elsewhere."""
     try:
-        return Path(tomllib.loads(atomic.read_text(job))["base"]["model"]).exists()
+        return Path(read_toml(job, "text")["base"]["model"]).exists()
     except (OSError, ValueError, KeyError, TypeError):
         return False

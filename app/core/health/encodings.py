@@ -9,7 +9,7 @@ from app.core.edits.backups import Backups, Written
 from trainer.dataset.caption_files import SUFFIXES, NotACaptionError, decode_caption
 from trainer.dataset.links import Links
 from trainer.errors import DatasetError
-from trainer.protocol.atomic import long_path
+from trainer.protocol.reading import read_bytes
 
 
 def to_utf8(pictures: Iterable[tuple[Path, Path]], backups: Backups) -> int:
@@ -37,7 +37,7 @@ def to_utf8(pictures: Iterable[tuple[Path, Path]], backups: Backups) -> int:
 def _convert(root: Path, file: Path, backups: Backups) -> bool:
     if not Links([root]).allow_file(file):
         return False
-    data = long_path(file).read_bytes()
+    data = read_bytes(file, "text")
     found = decode_caption(data)
     if found.encoding == "utf-8":
         return False

@@ -17,6 +17,7 @@ from trainer.protocol import atomic
 from trainer.protocol.atomic import long_path
 from trainer.protocol.naming import numbered
 from trainer.protocol.places import is_disk_full, write_remedy
+from trainer.protocol.reading import read_bytes
 
 
 def parse_values(text: str, source: str) -> Values:
@@ -172,7 +173,7 @@ def _replace(path: Path, text: str, own: str | None) -> Path | None:
 
 def _keep(path: Path, own: str | None) -> Path | None:
     try:
-        there = long_path(path).read_bytes()
+        there = read_bytes(path, "text")
     except FileNotFoundError:
         return None
     if own is not None and there == own.encode():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import tomllib
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -15,13 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from app.core.events import Event
-from app.core.settings.aside import set_aside
 from app.core.settings.behind import Behind
 from app.core.tasks import Tasks, only, raise_again
 from trainer.errors import ImpastoError, JobError
 from trainer.protocol import atomic, places
 from trainer.protocol.atomic import long_path
 from trainer.protocol.naming import made_up_name, numbered, safe_name
+from trainer.protocol.reading import read_toml, reason_of
 
 if TYPE_CHECKING:  # brings pydantic and the schema, for which the window does not wait
     from app.core.jobs.draft import Draft
@@ -81,8 +80,6 @@ class Jobs:
         """What a job's file told by `failed` is over, of a job that was let go too."""
         self.secured: Event[str] = Event()
         """A password or token was taken out of a job's base link; the message says where it is now."""
-        self.notice = ""
-        """What was wrong with the list of files elsewhere, in a sentence."""
         self.last: Path | None = None
         """The job that was open last."""
         self._elsewhere: tuple[Path, ...] = ()
@@ -94,9 +91,16 @@ class Jobs:
         self._leaving: dict[Path, Draft] = {}
         """Those let go whose last change is still on its way to the disk."""
         self._list = Behind(self.folder / "list.json", "the list of jobs was")
-        self._read_list()
+        nothing: tuple[Path | None, tuple[Path, ...]] = (None, ())
+        lost = "open jobs in other folders again"
+        self.last, self._elsewhere = self._list.load(_listed, nothing, lost, lambda kept: _list_text(*kept))
 
     # --- one job: files are read and written by workers, and what is asked for comes back on this thread
+
+    @property
+    def notice(self) -> str:
+        """What was wrong with the list of files in other folders, in a sentence."""
+        return self._list.notice
 
     def open(self, path: Path, then: Callable[[Draft], None], refused: Refused) -> None:
         """Open a job file, wherever it lies, in place of the one that is open; of a run's frozen job a copy.
@@ -295,19 +299,19 @@ class Jobs:
         if (last, elsewhere) == (self.last, self._elsewhere):
             return
         self.last, self._elsewhere = last, elsewhere
-        kept = {"last": str(last) if last else "", "elsewhere": [*map(str, elsewhere)]}
-        self._list.write(json.dumps(kept, indent=1) + "\n")
+        self._list.write(_list_text(last, elsewhere))
 
-    def _read_list(self) -> None:
-        try:
-            kept = json.loads(atomic.read_text(self._list.path))
-            self.last = Path(kept["last"]) if kept["last"] else None
-            self._elsewhere = tuple(Path(text) for text in kept["elsewhere"])
-        except FileNotFoundError:
-            return
-        except (OSError, ValueError, TypeError, KeyError) as error:
-            fault = f"{type(error).__name__}: {error}"
-            self.notice = set_aside(self._list.path, f"could not be read ({fault}), so open jobs elsewhere again")
+
+def _listed(kept: Any, left_out: list[str]) -> tuple[Path | None, tuple[Path, ...]]:
+    texts = kept["elsewhere"]
+    if not isinstance(texts, list):
+        raise TypeError("not a list of files")
+    left_out += [repr(text)[:80] for text in texts if not isinstance(text, str)]
+    return Path(kept["last"]) if kept["last"] else None, tuple(Path(text) for text in texts if isinstance(text, str))
+
+
+def _list_text(last: Path | None, elsewhere: tuple[Path, ...]) -> str:
+    return json.dumps({"last": str(last) if last else "", "elsewhere": [*map(str, elsewhere)]}, indent=1) + "\n"
 
 
 def write_new(folder: Path, values: Mapping[str, Any]) -> Path:
@@ -401,11 +405,11 @@ def _entries(folder: Path, elsewhere: tuple[Path, ...]) -> tuple[JobEntry, ...]:
 def _entry(path: Path) -> JobEntry:
     try:
         changed = long_path(path).stat().st_mtime
-        values = tomllib.loads(atomic.read_text(path))
+        values = read_toml(path, "text")
     except FileNotFoundError:
         return JobEntry(path, path.parent.name, 0.0, "the file is not there")
-    except (OSError, ValueError, RecursionError) as error:
-        return JobEntry(path, path.parent.name, 0.0, f"the file cannot be read: {error}")
+    except (OSError, ValueError) as error:
+        return JobEntry(path, path.parent.name, 0.0, f"the file cannot be read: {reason_of(error)}")
     name = values.get("name")
     dataset, base, recipe = (_table(values, key) for key in ("dataset", "base", "recipe"))
     listed = dataset.get("folders")

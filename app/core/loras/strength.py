@@ -18,7 +18,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from app.core.loras.layers import Layer, block_of, block_order, rank_of
 from trainer.files.header import TensorInfo
-from trainer.protocol.atomic import long_path
+from trainer.protocol.reading import open_file
 
 if TYPE_CHECKING:
     import numpy as np
@@ -57,7 +57,7 @@ def read_blocks(
     """
     found: dict[str, list[tuple[Layer, float | None, float | None]]] = {}
     try:
-        with long_path(path).open("rb") as file:
+        with open_file(path, "stream") as file:
             for name, layer in layers.items():
                 if not wanted():
                     return []

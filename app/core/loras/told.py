@@ -5,11 +5,12 @@ Texts are cut to what people read, tables to what they scroll through; what is n
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
+
+from trainer.protocol.reading import UnusableFileError, parse_json
 
 LONGEST_TEXT = 2000
 """Characters of one value that are shown."""
@@ -143,6 +144,6 @@ def _parsed(text: str | None) -> Any:
     if text is None or len(text) > _LONGEST_JSON:
         return None
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
+        return parse_json(text)
+    except UnusableFileError:
         return None

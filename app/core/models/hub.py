@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from trainer.protocol import atomic, places
+from trainer.protocol import places
+from trainer.protocol.reading import read_text
 
 
 def bases_of_hub(cache: Path) -> Iterator[tuple[Path, str]]:
@@ -32,8 +33,8 @@ def own_bases() -> Iterator[tuple[Path, str]]:
 def _snapshot(repository: Path) -> Path | None:
     """Return the files of the branch `main` where the cache knows it, else of the commit that came last."""
     try:
-        commit = atomic.read_text(repository / "refs" / "main").strip()
-    except (OSError, UnicodeDecodeError):
+        commit = read_text(repository / "refs" / "main", "record").strip()
+    except (OSError, ValueError):
         commit = ""
     named = repository / "snapshots" / commit
     if commit and named.is_dir():

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 
-from app.core.settings.aside import set_aside
 from app.core.settings.behind import Behind
-from trainer.protocol import atomic, places
+from trainer.protocol import places
 
 _MOST = 40
 
@@ -31,10 +31,13 @@ class Kept:
     """The choices in force; each change is on disk soon, and when `settle` returns."""
 
     def __init__(self, path: Path | None = None) -> None:
-        self.notice = ""
-        """What was wrong with the file, in a sentence."""
         self._file = Behind(path or places.home() / "models.json", "the models in use were")
-        self.choices = self._read()
+        self.choices = self._file.load(_choices, Choices(), "no base is remembered", _text)
+
+    @property
+    def notice(self) -> str:
+        """What was wrong with the file, in a sentence."""
+        return self._file.notice
 
     def put_first(self, what: str, text: str) -> bool:
         """Put a text first in one of the lists; returns whether that changes anything."""
@@ -53,22 +56,21 @@ class Kept:
         if choices == self.choices:
             return False
         self.choices = choices
-        self._file.write(json.dumps(asdict(choices), indent=1) + "\n")  # ASCII, since names on Linux need not be text
+        self._file.write(_text(choices))
         return True
 
-    def _read(self) -> Choices:
-        try:
-            kept = json.loads(atomic.read_text(self._file.path))
-            return Choices(**{field.name: _texts(kept.get(field.name, [])) for field in fields(Choices)})
-        except FileNotFoundError:
-            return Choices()
-        except (OSError, ValueError, TypeError, AttributeError) as error:
-            fault = f"{type(error).__name__}: {error}"
-            self.notice = set_aside(self._file.path, f"could not be read ({fault}), so no base is remembered")
-            return Choices()
+
+def _text(choices: Choices) -> str:
+    return json.dumps(asdict(choices), indent=1) + "\n"  # ASCII, since names on Linux need not be text
 
 
-def _texts(value: object) -> tuple[str, ...]:
-    if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
-        raise TypeError("not a list of texts")
-    return tuple(dict.fromkeys(value))[:_MOST]
+def _choices(kept: Any, left_out: list[str]) -> Choices:
+    return Choices(**{field.name: _texts(kept.get(field.name, []), field.name, left_out) for field in fields(Choices)})
+
+
+def _texts(value: object, name: str, left_out: list[str]) -> tuple[str, ...]:
+    if not isinstance(value, list):
+        left_out.append(name)
+        return ()
+    left_out += [f"{name}: {repr(text)[:80]}" for text in value if not isinstance(text, str)]
+    return tuple(dict.fromkeys(text for text in value if isinstance(text, str)))[:_MOST]

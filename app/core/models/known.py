@@ -17,6 +17,8 @@ from app.core.models.telling import state_of, tell
 from app.core.models.tools import Installation
 from trainer import __version__
 from trainer.protocol import atomic, places
+from trainer.protocol.fields import build
+from trainer.protocol.reading import UnusableFileError, read_record
 
 
 class Known:
@@ -49,13 +51,16 @@ class Known:
 
     def _read(self) -> tuple[dict[str, list[Any]], list[Installation]]:
         try:
-            kept = json.loads(atomic.read_text(self._path))
-            if kept["version"] != __version__:  # another version may tell something else
-                return {}, []
-            told = {path: [size, changed, asdict(Told(**said))] for path, (size, changed, said) in kept["told"].items()}
-            return told, [_installation(one) for one in kept["tools"]]
-        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+            return read_record(self._path, "list", _kept)
+        except (OSError, UnusableFileError):
             return {}, []
+
+
+def _kept(found: Any) -> tuple[dict[str, list[Any]], list[Installation]]:
+    if found["version"] != __version__:  # another version may say something else
+        return {}, []
+    told = {path: [size, changed, asdict(build(Told, said))] for path, (size, changed, said) in found["told"].items()}
+    return told, [_installation(one) for one in found["tools"]]
 
 
 def _plain(one: Installation) -> dict[str, Any]:

@@ -7,9 +7,7 @@ Matrix 2, kohya_ss 25 and OneTrainer, as their sources had them in 2026.
 
 from __future__ import annotations
 
-import json
 import os
-import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +16,7 @@ from app.core.models.found import Tool
 from app.core.models.indented import Table, read_table
 from app.core.models.launcher import options_of
 from trainer.protocol import atomic
+from trainer.protocol.reading import open_file, read_json, read_toml
 
 _LARGEST = 1 << 20
 _COMFY_YAML = ("extra_model_paths.yaml", "extra_models_config.yaml")
@@ -53,8 +52,8 @@ def recognise(folder: Path) -> Installation | None:
 def library_of_stability_matrix(settings: Path) -> Path | None:
     """Return the library that its library.json names."""
     try:
-        named = json.loads(_text(settings / "library.json")).get("LibraryPath")
-    except (ValueError, AttributeError):
+        named = read_json(settings / "library.json", "settings").get("LibraryPath")
+    except (OSError, ValueError, AttributeError):
         return None
     return Path(named) if isinstance(named, str) and named else None
 
@@ -141,8 +140,8 @@ def _one_trainer(folder: Path, names: frozenset[str]) -> Installation | None:
 
 def _base_of_preset(preset: Path) -> Path | None:
     try:
-        named = json.loads(_text(preset)).get("base_model_name")
-    except (ValueError, AttributeError, RecursionError):
+        named = read_json(preset, "settings").get("base_model_name")
+    except (OSError, ValueError, AttributeError):
         return None
     return Path(named) if isinstance(named, str) and Path(named).is_absolute() else None  # else an id of the Hub
 
@@ -152,8 +151,8 @@ def _kohya(folder: Path, names: frozenset[str]) -> Installation | None:
     if not names & {"kohya_gui.py", "kohya_gui"} and not {"train_network.py", "sdxl_train_network.py"} <= names:
         return None
     try:
-        model = tomllib.loads(_text(folder / "config.toml")).get("model")
-    except tomllib.TOMLDecodeError:
+        model = read_toml(folder / "config.toml", "settings").get("model")
+    except (OSError, ValueError):
         model = None
     named = model.get("models_dir") if isinstance(model, dict) else None
     return _made("kohya_ss", folder, [_within(folder, named if isinstance(named, str) else "models")], [])
@@ -196,7 +195,7 @@ def _table(value: object) -> Table:
 def _text(path: Path) -> str:
     """Return the beginning of a settings file; nothing where it cannot be read."""
     try:
-        with atomic.long_path(path).open(encoding="utf-8-sig", errors="replace") as file:
-            return file.read(_LARGEST)
-    except OSError:
+        with open_file(path, "settings") as file:
+            return file.read(_LARGEST).decode("utf-8-sig", errors="replace")
+    except (OSError, ValueError):
         return ""

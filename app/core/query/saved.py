@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from app.core.events import Event
 from app.core.settings.behind import Kept
 from app.core.tasks import Post
-from trainer.errors import ImpastoError
-from trainer.protocol import atomic
 from trainer.protocol.places import home
 
 _RECENT = 30
@@ -28,17 +27,15 @@ class SavedFilter:
 class SavedFilters:
     """The user's filters in `filters.json` of the per-user folder; belongs to one thread, to which `post` leads.
 
-    They are written behind. A file that cannot be understood is renamed aside and `notice` says so; nothing is lost.
+    They are written in the background. `file.notice` says what was wrong with a damaged file, which is kept.
     """
 
     def __init__(self, post: Post, path: Path | None = None) -> None:
         self.changed: Event[None] = Event()
-        self.notice: ImpastoError | None = None
-        """What went wrong at reading the file."""
         self.file = Kept(path or home() / "filters.json", "saved filters", "filters.unwritable", post)
-        self._filters: list[SavedFilter] = []
-        self._recent: list[str] = []
-        self._read()
+        nothing: tuple[list[SavedFilter], list[str]] = ([], [])
+        lost = "save your filters again or repair the file and rename it back"
+        self._filters, self._recent = self.file.load(_kept, nothing, lost, _text)
 
     @property
     def recent(self) -> tuple[str, ...]:
@@ -64,44 +61,31 @@ class SavedFilters:
             self._replace(self._filters, [query, *(one for one in self._recent if one != query)][:_RECENT])
 
     def _replace(self, filters: list[SavedFilter], recent: list[str]) -> None:
-        rows = [{"name": f.name, "query": f.query} | ({"root": str(f.root)} if f.root else {}) for f in filters]
         self._filters, self._recent = filters, recent
-        # ASCII, since names on Linux need not be text.
-        self.file.write(json.dumps({"filters": rows, "recent": recent}, indent=1) + "\n")
+        self.file.write(_text((filters, recent)))
         self.changed.emit(None)
 
-    def _read(self) -> None:
-        try:
-            text = atomic.read_text(self.file.path)
-        except FileNotFoundError:
-            return
-        except (OSError, UnicodeDecodeError) as fault:
-            self._set_aside(str(fault))
-            return
-        try:
-            kept = json.loads(text)
-            filters = [_filter(row) for row in kept["filters"]]
-            recent = [_words(query) for query in kept["recent"]]
-        except (ValueError, TypeError, KeyError) as fault:
-            self._set_aside(f"it holds something else than filters ({fault})")
-            return
-        self._filters, self._recent = filters, recent[:_RECENT]
 
-    def _set_aside(self, reason: str) -> None:
-        """Rename the file, under a name that is free, so that the next save does not overwrite it."""
-        number = 1
-        while (aside := self.file.path.with_name(f"{self.file.path.stem}-damaged-{number}.json")).exists():
-            number += 1
+def _kept(found: Any, left_out: list[str]) -> tuple[list[SavedFilter], list[str]]:
+    filters, recent = [], []
+    for place, row in enumerate(found["filters"], 1):
         try:
-            atomic.replace(self.file.path, aside)
-            where = f"It was renamed to {aside.name}"
-        except OSError as fault:
-            where = f"It could not be renamed either ({fault.strerror or fault})"
-        self.notice = ImpastoError(
-            "filters.damaged",
-            f"The saved filters in {self.file.path} cannot be read: {reason}.",
-            f"{where}; mend it there and rename it back, or save your filters anew.",
-        )
+            filters.append(_filter(row))
+        except (TypeError, KeyError, ValueError):
+            left_out.append(f"filter {place}")
+    for place, query in enumerate(found["recent"], 1):
+        if isinstance(query, str):
+            recent.append(query)
+        else:
+            left_out.append(f"recent query {place}")
+    return filters, recent[:_RECENT]
+
+
+def _text(kept: tuple[list[SavedFilter], list[str]]) -> str:
+    filters, recent = kept
+    rows = [{"name": f.name, "query": f.query} | ({"root": str(f.root)} if f.root else {}) for f in filters]
+    # ASCII, since names on Linux need not be text.
+    return json.dumps({"filters": rows, "recent": recent}, indent=1) + "\n"
 
 
 def _filter(row: dict[str, object]) -> SavedFilter:

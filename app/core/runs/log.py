@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainer.errors import RunError
-from trainer.protocol import atomic
 from trainer.protocol.atomic import long_path
+from trainer.protocol.reading import open_file, read_text, reason_of
 from trainer.protocol.rundir import RunDirectory
 
 ROOM = 128 * 1024
@@ -119,7 +119,7 @@ def _size(log: Path) -> int:
 def _bytes(log: Path, start: int, end: int) -> bytes:
     if end <= start:
         return b""
-    with long_path(log).open("rb") as file:
+    with open_file(log, "stream") as file:
         file.seek(start)
         return file.read(end - start)
 
@@ -178,13 +178,13 @@ def _attempt(run: RunDirectory) -> list[str]:
 
 def _text(path: Path) -> str:
     try:
-        return atomic.read_text(path)
-    except (OSError, UnicodeDecodeError) as error:
-        return f"({error})"
+        return read_text(path, "text")
+    except (OSError, ValueError) as error:
+        return f"({reason_of(error)})"
 
 
 def _end_of(log: Path) -> Iterable[str]:
     try:
         return read_end(log, torn=True).lines
-    except OSError as error:
+    except (OSError, ValueError) as error:
         return [f"({error})"]

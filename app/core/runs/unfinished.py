@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import logging
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from app.core.settings.stored import load
 from app.core.tasks import Single, Tasks
 from trainer.protocol import atomic, places
 
@@ -28,11 +28,10 @@ class Memory:
     def __init__(self, tasks: Tasks) -> None:
         self._path = places.home() / "unfinished.json"
         self._writing = Single(tasks)
-        self._wanted = self._kept = Unfinished()
-        with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
-            fields = json.loads(atomic.read_text(self._path))
-            runs, entries = (frozenset(map(str, fields[key])) for key in ("runs", "entries"))
-            self._wanted = self._kept = Unfinished(frozenset(map(Path, runs)), entries)
+        found, notice = load(self._path, _unfinished, Unfinished(), "what ended meanwhile is not reported")
+        if notice:
+            _log.info("%s", notice)
+        self._wanted = self._kept = found
 
     @property
     def kept(self) -> Unfinished:
@@ -58,3 +57,13 @@ class Memory:
             atomic.write_json(self._path, kept, durable=False)
         except OSError as error:
             _log.info("what went on was not kept: %s", error)
+
+
+def _unfinished(found: Any, left_out: list[str]) -> Unfinished:
+    runs, entries = (_texts(found[key], left_out) for key in ("runs", "entries"))
+    return Unfinished(frozenset(map(Path, runs)), frozenset(entries))
+
+
+def _texts(found: Any, left_out: list[str]) -> list[str]:
+    left_out += [repr(text)[:80] for text in found if not isinstance(text, str)]
+    return [text for text in found if isinstance(text, str)]

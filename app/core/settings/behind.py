@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, TypeVar
 
 from app.core.events import Event
+from app.core.settings.stored import Decode, load
 from app.core.tasks import Post
 from trainer.errors import ImpastoError
 from trainer.protocol import atomic
 from trainer.protocol.places import is_disk_full, write_remedy
+
+T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
@@ -29,6 +34,22 @@ class Behind:
         self._unkept: str | None = None
         self._writer: threading.Thread | None = None
         self._access = threading.Lock()
+        self.notice = ""
+        """What was wrong with the file when it was loaded, in a sentence."""
+
+    def load(
+        self,
+        decode: Decode[T],
+        default: T,
+        lost: str,
+        encode: Callable[[T], str],
+        read: Callable[[Path], Any] | None = None,
+    ) -> T:
+        """Return what the file holds, as `stored.load` does; what is left of a file damaged in part is written back."""
+        found, self.notice = load(self.path, decode, default, lost, read)
+        if self.notice and found != default:
+            self.write(encode(found))
+        return found
 
     def write(self, text: str) -> None:
         """Let the file hold this text soon."""

@@ -7,10 +7,9 @@ import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from app.core.events import Event
-from app.core.settings.aside import set_aside
 from app.core.settings.behind import Behind
 from app.core.tasks import Post, Single, Tasks
 from trainer.protocol import atomic, places
@@ -37,8 +36,6 @@ class RecentFolders:
         """Newest first; one that is gone stays, since it may be back tomorrow."""
         self.absent: dict[Path, Absence] = {}
         """Those that could not be opened when they were last looked at."""
-        self.notice = ""
-        """What was wrong with the file, in a sentence."""
         self._file = Behind(path or places.home() / "folders.json", "the recent folders were")
         self._open: tuple[Path, ...] = ()
         self._tasks = Tasks(post)
@@ -46,6 +43,11 @@ class RecentFolders:
         self._waiting: dict[Path, list[Callable[[Absence | None], None]]] = {}
         """Who asked for a look at one folder."""
         self._read()
+
+    @property
+    def notice(self) -> str:
+        """What was wrong with the file, in a sentence."""
+        return self._file.notice
 
     def left_open(self, wanted: bool) -> tuple[Path, ...]:
         """Return what was open when the app ended last; where that is not `wanted`, forget it."""
@@ -104,28 +106,30 @@ class RecentFolders:
         if (folders, now_open) == (self.folders, self._open):
             return
         other, self.folders, self._open = folders != self.folders, folders, now_open
-        kept = {"recent": [*map(str, folders)], "open": [*map(str, now_open)]}
-        self._file.write(json.dumps(kept, indent=1) + "\n")  # ASCII, since names on Linux need not be text
+        self._file.write(_text(folders, now_open))
         if other:
             self.changed.emit(None)
 
     def _read(self) -> None:
-        try:
-            kept = json.loads(atomic.read_text(self._file.path))
-            self.folders = _paths(kept["recent"])[:_MOST]
-            self._open = _paths(kept["open"])
-        except FileNotFoundError:
-            return
-        except (OSError, ValueError, TypeError, KeyError) as error:
-            self.folders = ()
-            fault = f"{type(error).__name__}: {error}"
-            self.notice = set_aside(self._file.path, f"could not be read ({fault}), so no folder is opened by itself")
+        nothing: tuple[tuple[Path, ...], tuple[Path, ...]] = ((), ())
+        lost = "no folder is opened by itself"
+        self.folders, self._open = self._file.load(_folders, nothing, lost, lambda both: _text(*both))
 
 
-def _paths(texts: object) -> tuple[Path, ...]:
-    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+def _folders(kept: Any, left_out: list[str]) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
+    return _paths(kept["recent"], left_out)[:_MOST], _paths(kept["open"], left_out)
+
+
+def _paths(texts: object, left_out: list[str]) -> tuple[Path, ...]:
+    if not isinstance(texts, list):
         raise TypeError("not a list of folders")
-    return tuple(dict.fromkeys(map(Path, texts)))
+    left_out += [repr(text)[:80] for text in texts if not isinstance(text, str)]
+    return tuple(dict.fromkeys(Path(text) for text in texts if isinstance(text, str)))
+
+
+def _text(folders: tuple[Path, ...], now_open: tuple[Path, ...]) -> str:
+    kept = {"recent": [*map(str, folders)], "open": [*map(str, now_open)]}
+    return json.dumps(kept, indent=1) + "\n"  # ASCII, since names on Linux need not be text
 
 
 def _absence(folder: Path) -> Absence | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,16 +9,16 @@ from typing import Any
 from pydantic import ValidationError
 
 from app.core.events import Event
-from app.core.settings.aside import set_aside
 from app.core.settings.behind import Kept
 from app.core.settings.preferences import Preferences
-from trainer.protocol import atomic, places
+from trainer.protocol import places
+from trainer.protocol.reading import read_toml
 
 
 class Settings:
     """The preferences in force; belongs to the thread that made it.
 
-    `notices` holds sentences about what was wrong with the file: the window shows them once.
+    `file.notice` is a sentence about what was wrong with the file: the window shows it once.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -27,7 +26,6 @@ class Settings:
         # The way home is given by the session; before there is one, nobody changes anything.
         self.file = Kept(path, "preferences", "settings.unwritable", lambda work: work())
         self.changed: Event[Preferences] = Event()
-        self.notices: list[str] = []
         self.preferences = self._read()
 
     def change(self, preferences: Preferences) -> None:
@@ -44,21 +42,8 @@ class Settings:
         self.change(self.preferences.model_copy(update={"judging": judging}))
 
     def _read(self) -> Preferences:
-        try:
-            found = tomllib.loads(atomic.read_text(self.file.path))
-        except FileNotFoundError:
-            return Preferences()
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-            wrong = f"could not be read ({error}), so everything is as in a new installation"
-            self.notices.append(set_aside(self.file.path, wrong))
-            return Preferences()
-        try:
-            return Preferences.model_validate(found)
-        except ValidationError as error:
-            names = ", ".join(".".join(map(str, fault["loc"])) for fault in error.errors())
-            wrong = f"has values that mean nothing here ({names}); all others are kept"
-            self.notices.append(set_aside(self.file.path, wrong))
-            return _without(found, error)
+        lost = "everything is as in a new installation"
+        return self.file.load(_preferences, Preferences(), lost, to_toml, lambda path: read_toml(path, "settings"))
 
 
 def to_toml(preferences: Preferences) -> str:
@@ -71,6 +56,14 @@ def to_toml(preferences: Preferences) -> str:
         lines += [f"{toml_value(key)} = {toml_value(value)}" for key, value in values.items()]
         lines.append("")
     return "\n".join(lines)
+
+
+def _preferences(found: Any, left_out: list[str]) -> Preferences:
+    try:
+        return Preferences.model_validate(found)
+    except ValidationError as error:
+        left_out += [".".join(map(str, fault["loc"])) for fault in error.errors()]
+        return _without(found, error)
 
 
 def _without(found: Mapping[str, Any], error: ValidationError) -> Preferences:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from pathlib import Path
+from typing import Any
 
+from app.core.settings.stored import load
 from trainer.protocol import atomic, places
 
 _log = logging.getLogger(__name__)
@@ -18,11 +19,15 @@ def place() -> Path:
 
 def read() -> dict[str, str]:
     """Return what was kept, text by name; empty where there is nothing, or nothing that can be read."""
-    try:
-        kept = json.loads(atomic.read_text(place()))
-    except (OSError, ValueError):
-        return {}
-    return {str(name): text for name, text in kept.items() if isinstance(text, str)} if isinstance(kept, dict) else {}
+    nothing: dict[str, str] = {}
+    kept, notice = load(place(), _texts, nothing, "the window is placed as if for the first time")
+    if notice:
+        _log.info("%s", notice)
+    return kept
+
+
+def _texts(found: Any, _: list[str]) -> dict[str, str]:
+    return {str(name): text for name, text in found.items() if isinstance(text, str)}
 
 
 def write(state: dict[str, str]) -> None:

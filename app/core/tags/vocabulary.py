@@ -18,8 +18,8 @@ from pathlib import Path
 
 from app.core.tags.haystack import Haystack, fold
 from trainer.errors import ImpastoError
-from trainer.protocol.atomic import long_path
 from trainer.protocol.places import home
+from trainer.protocol.reading import UnusableFileError, open_file, reason_of
 
 _SUFFIXES = (".csv", ".txt")
 # The largest list known has 8 MB. What is far larger is something else.
@@ -190,10 +190,10 @@ def _usable(name: str) -> bool:
 def _text(path: Path) -> str:
     """Return a list's text: UTF-8, UTF-16 with its mark, else Windows' cp1252."""
     try:
-        with long_path(path).open("rb") as file:
+        with open_file(path, "stream") as file:
             data = file.read(_LARGEST + 1)
-    except OSError as fault:
-        raise _unreadable(path, str(fault.strerror or fault)) from fault
+    except (OSError, UnusableFileError) as fault:
+        raise _unreadable(path, reason_of(fault)) from fault
     if len(data) > _LARGEST:
         raise _unreadable(path, f"it is larger than {_LARGEST // 2**20} MB")
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):

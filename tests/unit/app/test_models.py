@@ -278,7 +278,7 @@ def test_choices_that_cannot_be_read_are_set_aside() -> None:
     models = Models(lambda work: None)
     models.close()
     assert models.recent == ()
-    assert "models.broken.json" in models.notice
+    assert "models.damaged.json" in models.notice
     assert not path.exists()
 
 

@@ -31,7 +31,7 @@ def test_filters_are_there_at_the_next_start(per_user_folder):
     assert again.of(CATS) == [REDO, SavedFilter("Small", "size:<768")]
     assert again.of() == again.of(Path("other")) == [SavedFilter("Small", "size:<768")]
     assert again.recent == ("tag:cat",)
-    assert (again.notice, len(news)) == (None, 4)
+    assert (again.file.notice, len(news)) == ("", 4)
     again.remove(REDO)
     again.file.settle()
     assert kept_now().of(CATS) == [SavedFilter("Small", "size:<768")]
@@ -55,16 +55,16 @@ def test_a_damaged_file_is_renamed_aside_and_said(per_user_folder, text):
     data = text if isinstance(text, bytes) else text.encode()
     path = per_user_folder / "filters.json"
     path.write_bytes(data)
-    (per_user_folder / "filters-damaged-1.json").write_text("older", encoding="utf-8")
+    (per_user_folder / "filters.damaged.json").write_text("older", encoding="utf-8")
     kept = kept_now()
     assert kept.of() == []
-    assert kept.notice.code == "filters.damaged"
-    assert "filters-damaged-2.json" in kept.notice.remedy
-    assert (per_user_folder / "filters-damaged-2.json").read_bytes() == data
+    assert "Could not read filters.json" in kept.file.notice
+    assert "filters.damaged-2.json" in kept.file.notice
+    assert (per_user_folder / "filters.damaged-2.json").read_bytes() == data
     kept.save(SMALL)
     kept.file.settle()
     assert kept_now().of() == [SMALL]
-    assert kept_now().notice is None
+    assert kept_now().file.notice == ""
 
 
 def test_what_cannot_be_written_is_there_until_the_app_ends_and_that_is_said(per_user_folder):

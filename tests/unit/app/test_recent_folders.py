@@ -181,7 +181,7 @@ def test_a_damaged_file_is_set_aside_and_told(text: str, per_user_folder: Path) 
     with a_desk() as desk:
         recent = RecentFolders(desk.post)
         assert (recent.folders, recent.left_open(True)) == ((), ())
-        aside = path.with_name("folders.broken.json")
+        aside = path.with_name("folders.damaged.json")
         assert str(aside) in recent.notice
         assert aside.read_text(encoding="utf-8") == text
         recent.opened(per_user_folder)

@@ -35,7 +35,7 @@ def test_what_is_changed_is_there_at_the_next_start(path):
     store.file.settle()
     assert told == [wanted]
     again = Settings(path)
-    assert (again.preferences, again.notices) == (wanted, [])
+    assert (again.preferences, again.file.notice) == (wanted, "")
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
@@ -54,18 +54,18 @@ def test_a_broken_file_is_set_aside_and_told(path, data):
     write(path, data)
     store = Settings(path)
     assert store.preferences == Preferences()
-    aside = path.with_name("preferences.broken.toml")
+    aside = path.with_name("preferences.damaged.toml")
     assert aside.read_bytes() == data
     assert not path.exists()
-    assert str(aside) in store.notices[0]
+    assert str(aside) in store.file.notice
 
 
 def test_a_second_broken_file_does_not_overwrite_the_first(path):
     for data in (b"[one", b"[two"):
         write(path, data)
         Settings(path)
-    assert path.with_name("preferences.broken.toml").read_bytes() == b"[one"
-    assert path.with_name("preferences.broken-2.toml").read_bytes() == b"[two"
+    assert path.with_name("preferences.damaged.toml").read_bytes() == b"[one"
+    assert path.with_name("preferences.damaged-2.toml").read_bytes() == b"[two"
 
 
 def test_values_that_mean_nothing_are_left_out_and_the_others_kept(path):
@@ -73,7 +73,7 @@ def test_values_that_mean_nothing_are_left_out_and_the_others_kept(path):
     store = Settings(path)
     assert store.preferences == Preferences(appearance=Appearance(look="dark"))
     for name in ("future", "appearance.scaling", "appearance.unknown"):
-        assert name in store.notices[0]
+        assert name in store.file.notice
 
 
 def test_a_section_that_is_no_table_is_left_out(path):

@@ -14,6 +14,7 @@ from trainer.config.presets.reading import PRESET_FILE, REMEDY, load_preset, par
 from trainer.config.presets.writing import dump_preset
 from trainer.errors import JobError
 from trainer.protocol.atomic import long_path, write_bytes
+from trainer.protocol.reading import open_file
 
 _LARGEST_PICTURE = 8 << 20  # bytes; ours have 0.5 MB
 _FENCE = re.compile(r"```[\w-]*\n(.*?)```", re.DOTALL)
@@ -67,7 +68,7 @@ def _of_picture(path: Path) -> Preset:
             raise _no_preset(path)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of claimed sizes: no pixel is decoded
-            with Image.open(long_path(path), formats=("PNG",)) as image:
+            with open_file(path, "image") as file, Image.open(file, formats=("PNG",)) as image:
                 text = image.info.get(PICTURE_KEY)
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
         raise _no_preset(path) from None

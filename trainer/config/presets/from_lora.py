@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -18,6 +17,7 @@ from trainer.config.presets.preset import RECIPE_KEY
 from trainer.config.recipe import RecipeConfig
 from trainer.errors import JobError, LoraFileError
 from trainer.files.identify import LoraIdentity, identify_lora
+from trainer.protocol.reading import UnusableFileError, parse_json
 
 _LONGEST = 64 * 1024
 # Side pictures as ComfyUI and A1111 find them.
@@ -98,8 +98,8 @@ def _own_recipe(metadata: Mapping[str, str]) -> dict[str, Any] | None:
     if text is None or len(text) > _LONGEST:
         return None
     try:
-        recipe = json.loads(text)
-    except (ValueError, RecursionError):
+        recipe = parse_json(text)
+    except UnusableFileError:
         return None
     return recipe if isinstance(recipe, dict) else None
 

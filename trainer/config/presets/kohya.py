@@ -6,7 +6,6 @@ The keys and their texts are those of sd-scripts' train_network.py; all of them 
 from __future__ import annotations
 
 import ast
-import json
 import math
 import re
 from collections.abc import Iterator, Mapping
@@ -18,6 +17,7 @@ from trainer.config.describe import choices
 from trainer.config.field_names import keys_called, value_called
 from trainer.config.recipe import RecipeConfig
 from trainer.config.schedule import ScheduleConfig
+from trainer.protocol.reading import UnusableFileError, parse_json
 
 _LONGEST = 1 << 20  # characters of a JSON text that is parsed; tags of a large dataset take less
 _NONE = ("", "None", "none", "null")
@@ -314,8 +314,8 @@ def _json(text: str | None) -> Any:
     if text is None or len(text) > _LONGEST:
         return None
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
+        return parse_json(text)
+    except UnusableFileError:
         return None
 
 

@@ -22,6 +22,7 @@ from trainer.files.architecture import NAMES
 from trainer.files.assets import preset_path
 from trainer.protocol import atomic, places
 from trainer.protocol.naming import made_up_name, numbered, safe_name
+from trainer.protocol.reading import read_bytes
 
 Origin = Literal["yours", "received", "built-in"]
 _VERSION = re.compile(r"-(\d{8}-\d{6})(-\d{1,3})?")
@@ -189,7 +190,7 @@ def _back_up(path: Path) -> Path:
     stem = f"{path.stem}-{datetime.now().astimezone():{_STAMP}}"
     free = (folder / f"{each}.toml" for each in numbered(stem))
     target = next(path for path in free if not path.exists())
-    atomic.write_bytes(target, path.read_bytes())
+    atomic.write_bytes(target, read_bytes(path, "text"))
     return target
 
 

@@ -26,6 +26,7 @@ from app.qt.parts import while_there
 from app.qt.pictures.captions.preview import Preview, Row
 from trainer.dataset.caption_files import SUFFIXES
 from trainer.errors import DatasetError
+from trainer.protocol.reading import read_bytes
 
 
 class RestoreDialog(QDialog):
@@ -184,7 +185,7 @@ def _changed(backups: Backups, root: str) -> list[tuple[str, Row]]:
 
 def _read(file: Path) -> bytes | None:
     try:
-        return file.read_bytes()
+        return read_bytes(file, "text")
     except FileNotFoundError:
         return None
 

@@ -1,0 +1,310 @@
+"""Open and parse files that another program, another machine or a failing disk may have written.
+
+Every file that Impasto did not just write itself is opened by `open_file`, which refuses what is not a regular file
+(a pipe blocks for ever, /dev/zero never ends) and what is too large for its kind, and every JSON or TOML text is parsed
+by `parse_json` or `parse_toml`. Whatever is wrong with the content is one error, `UnusableFileError`. It is also a
+ValueError, so callers that try the next file need to catch only OSError and ValueError.
+
+tests/unit/test_reading_lint.py keeps every other way of opening or parsing a file out of the code.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import re
+import stat
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from io import BufferedReader
+from pathlib import Path
+from typing import Any, Literal, NoReturn, TypeVar
+
+from trainer.errors import ImpastoError, plain_reason
+from trainer.protocol import atomic
+
+T = TypeVar("T")
+
+Kind = Literal["record", "settings", "config", "text", "list", "notes", "listing", "image", "part", "stream"]
+
+_MIB = 1 << 20
+LARGEST: Mapping[Kind, int] = {
+    "record": 16 * _MIB,  # run.json of a thousand attempts, a queue entry with a job of 1 MiB escaped as JSON
+    "settings": 4 * _MIB,  # what the app remembers, settings of other tools
+    "config": 4 * _MIB,  # configurations of models
+    "text": 16 * _MIB,  # tag lists, prompts, logs that are read whole
+    "list": 64 * _MIB,  # hashes, calibration, forecasts with timelines
+    "notes": 256 * _MIB,  # one line an image: a million images at 250 bytes
+    "listing": 1024 * _MIB,  # one line an image with all its captions
+    "image": 1024 * _MIB,  # no decoder takes an image near this
+    "part": 4096 * _MIB,  # one file of a checkpoint, read whole
+    "stream": 1 << 62,  # mapped or read in blocks, never whole
+}
+"""The most bytes that a file of each kind may have."""
+
+DEEPEST = 64
+"""Tables and lists within each other. Deeper values parse, and later exhaust the stack of whatever walks them."""
+_DEEPEST_TOML = 32
+# tomllib keeps about 1 KiB for each part of a key, and the square of a dotted key's length while it reads that key.
+_MOST_TOML_SYNTAX = 30_000
+_LARGEST_INTEGER = 1 << 64
+_LONGEST_INTEGER = 20  # digits: more are over 64 bits, and Python takes the square of their number to convert them
+
+_DIGITS = "a number has more digits than 64 bits can hold"
+_TOO_DEEP = "its tables or lists are nested too deeply"
+_NUL = "a text in it contains a NUL character"
+
+# A text or comment in TOML, closed or not. It matches wherever one begins, so that no byte is looked at twice.
+TOML_TEXT_OR_COMMENT = re.compile(
+    r'"""(?:\\.|[^\\])*?(?:"""|\Z)'
+    r"|'''.*?(?:'''|\Z)"
+    r'|"(?:\\[^\n]|[^"\\\n])*+"?'
+    r"|'[^'\n]*+'?"
+    r"|\#[^\n]*+",
+    re.DOTALL,
+)
+_LONG_KEY = re.compile(rf"(?<![\w-])[\w-]+(?:[ \t]*\.[ \t]*[\w-]+){{{_DEEPEST_TOML}}}")
+
+_NONBLOCKING = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+_NOTE = "The file being read was "
+
+
+class UnusableFileError(ImpastoError, ValueError):
+    """A file or text whose content cannot be used; `reason` is the part of the sentence after the colon."""
+
+    reason: str = ""
+
+
+def unusable(source: object, code: str, reason: str) -> UnusableFileError:
+    """Return the error for a file; `code` is "kind", "size", "encoding", "syntax", "depth", "number" or "content"."""
+    named = f" {str(source)[:300]}" if str(source) else " this text"
+    error = UnusableFileError(
+        f"file.{code}", f"Could not read{named}: {reason}.", "Restore the file from a backup, or move it away."
+    )
+    error.reason = reason
+    return error
+
+
+def reason_of(error: BaseException) -> str:
+    """Return what is wrong with a file as the end of a sentence, from any error that reading it raised."""
+    return error.reason if isinstance(error, UnusableFileError) else plain_reason(error)
+
+
+# --- opening
+
+
+def open_file(path: Path, kind: Kind) -> BufferedReader:
+    """Open a regular file for reading bytes, waiting up to two seconds while Windows has it locked.
+
+    Raises UnusableFileError for a folder, pipe, socket or device and for a file larger than its kind, and OSError.
+    """
+    return atomic.patiently(lambda: _open(path, kind))
+
+
+def read_bytes(path: Path, kind: Kind) -> bytes:
+    """Return a whole file's bytes; raises UnusableFileError and OSError."""
+    with open_file(path, kind) as file:
+        data = file.read(LARGEST[kind] + 1)
+    if len(data) > LARGEST[kind]:  # it grew meanwhile, or states no size, as files in /proc do
+        raise _too_large(path, LARGEST[kind])
+    return data
+
+
+def read_text(path: Path, kind: Kind) -> str:
+    r"""Return a UTF-8 file's text without a byte order mark, line ends as "\n"; raises UnusableFileError, OSError."""
+    return _decoded(read_bytes(path, kind), path).replace("\r\n", "\n").replace("\r", "\n")
+
+
+def read_json(path: Path, kind: Kind) -> Any:
+    """Return the value that a JSON file holds; raises UnusableFileError and OSError."""
+    return parse_json(read_bytes(path, kind), path)
+
+
+def read_toml(path: Path, kind: Kind) -> dict[str, Any]:
+    """Return the tables of a TOML file; raises UnusableFileError and OSError."""
+    return parse_toml(read_text(path, kind), path)
+
+
+def read_record(path: Path, kind: Kind, decode: Callable[[Any], T]) -> T:
+    """Return what `decode` makes of the value in a JSON file.
+
+    Raises OSError, and UnusableFileError for every fault of the content, those that `decode` runs into included.
+    """
+    return decoded(read_json(path, kind), decode, path)
+
+
+def decoded(value: Any, decode: Callable[[Any], T], source: object) -> T:
+    """Return what `decode` makes of a parsed value; raises UnusableFileError for whatever it runs into."""
+    try:
+        return decode(value)
+    except UnusableFileError:
+        raise
+    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
+        raise unusable(source, "content", reason_of(error)) from error
+
+
+def _open(path: Path, kind: Kind) -> BufferedReader:
+    target = atomic.long_path(path)
+    _require_usable(path, target.stat(), kind)  # before opening: some devices act on being opened
+    handle = os.open(target, os.O_RDONLY | _NONBLOCKING)  # a pipe put there since must not block
+    try:
+        _require_usable(path, os.fstat(handle), kind)
+        return open(handle, "rb")  # noqa: PTH123 - by its handle
+    except BaseException:
+        os.close(handle)
+        raise
+
+
+def _require_usable(path: Path, facts: os.stat_result, kind: Kind) -> None:
+    if stat.S_ISDIR(facts.st_mode):
+        raise unusable(path, "kind", "it is a folder")
+    if not stat.S_ISREG(facts.st_mode):
+        what = "a pipe" if stat.S_ISFIFO(facts.st_mode) else "a device or socket"
+        raise unusable(path, "kind", f"it is {what}, not a file")
+    if facts.st_size > LARGEST[kind]:
+        raise _too_large(path, LARGEST[kind])
+
+
+def _too_large(path: Path, most: int) -> UnusableFileError:
+    return unusable(path, "size", f"it is larger than {most // _MIB:,} MiB, too large for such a file")
+
+
+# --- parsing
+
+
+def parse_json(text: str | bytes, source: object = "", *, allow_nul: bool = False, finite: bool = True) -> Any:
+    """Return the value of a JSON text; raises UnusableFileError, which names `source`.
+
+    Refused beyond bad syntax: other encodings than UTF-8, values nested deeper than DEEPEST, NaN and infinity however
+    they are written (1e400), integers of more than 64 bits, and NUL in a text, which no path and no label can hold.
+    `allow_nul` is for texts that are only shown or kept; without `finite`, NaN and infinity pass, as an optimizer's
+    state may hold them.
+    """
+    if isinstance(text, bytes):
+        text = _decoded(text, source)
+    try:
+        value = (_DECODER if finite else _ANY_FLOAT).decode(text.removeprefix("\ufeff"))
+    except RecursionError:
+        raise unusable(source, "depth", _TOO_DEEP) from None
+    except json.JSONDecodeError as error:
+        raise unusable(source, "syntax", _json_syntax(error)) from error
+    except _BadNumberError as error:
+        raise unusable(source, "number", str(error)) from None
+    # Few texts have so many brackets or such an escape: only these are walked.
+    if text.count("[") + text.count("{") > DEEPEST or "\\u0000" in text:
+        _require_modest(value, source, DEEPEST, allow_nul=allow_nul)
+    return value
+
+
+def parse_toml(text: str, source: object = "") -> dict[str, Any]:
+    """Return the tables of a TOML text; raises UnusableFileError as `parse_json` does.
+
+    The cause of a "file.syntax" error is tomllib's own, whose message names the line.
+    """
+    _require_modest_syntax(text, source)
+    try:
+        # With one more line break, an error in the last line is reported there and not "at end of document".
+        data = tomllib.loads(text.removeprefix("\ufeff") + "\n", parse_float=_finite)
+    except RecursionError:
+        raise unusable(source, "depth", _TOO_DEEP) from None
+    except tomllib.TOMLDecodeError as error:
+        raise unusable(source, "syntax", f"it is not valid TOML: {error}") from error
+    except _BadNumberError as error:
+        raise unusable(source, "number", str(error)) from None
+    except ValueError as error:  # a number of over 4,300 digits, or a date that no calendar has
+        reason = _DIGITS if "digits" in str(error) else str(error)
+        raise unusable(source, "number", reason) from None
+    _require_modest(data, source, _DEEPEST_TOML)
+    return data
+
+
+class _BadNumberError(ValueError):
+    """A number that must not get into the program."""
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise _BadNumberError(f"the number {text[:40]} is not finite")
+    return number
+
+
+def _integer(text: str) -> int:
+    if len(text) > _LONGEST_INTEGER:
+        raise _BadNumberError(_DIGITS)
+    return int(text)
+
+
+def _refuse_constant(text: str) -> NoReturn:
+    raise _BadNumberError(f"{text} is not a number")
+
+
+_DECODER = json.JSONDecoder(parse_float=_finite, parse_int=_integer, parse_constant=_refuse_constant)
+_ANY_FLOAT = json.JSONDecoder(parse_int=_integer)
+
+
+def _json_syntax(error: json.JSONDecodeError) -> str:
+    return f"it is not valid JSON (line {error.lineno}, column {error.colno}: {error.msg})"
+
+
+def _decoded(data: bytes, source: object) -> str:
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise unusable(source, "encoding", f"it is not UTF-8 text (line {line})") from None
+
+
+def _require_modest_syntax(text: str, source: object) -> None:
+    """Refuse TOML whose structure would take gigabytes or minutes to parse: 60 KB of one dotted key take 3.8 GB."""
+    syntax = TOML_TEXT_OR_COMMENT.sub("_", text)
+    if sum(map(syntax.count, "[{.=")) > _MOST_TOML_SYNTAX:
+        raise unusable(source, "size", "it has too many keys and tables")
+    if _LONG_KEY.search(syntax):
+        raise unusable(source, "depth", _TOO_DEEP)
+
+
+def _require_modest(value: Any, source: object, deepest: int, *, allow_nul: bool = False) -> None:
+    """Check every value, level by level, so that no depth exhausts the stack."""
+    level = [value]
+    for _ in range(deepest + 1):
+        found: list[Any] = []
+        for item in level:
+            if isinstance(item, dict):
+                found += item.keys()
+                found += item.values()
+            elif isinstance(item, list):
+                found += item
+            elif isinstance(item, str):
+                if not allow_nul and "\0" in item:
+                    raise unusable(source, "content", _NUL)
+            elif isinstance(item, int) and not -_LARGEST_INTEGER < item < _LARGEST_INTEGER:
+                raise unusable(source, "number", _DIGITS)
+        if not found:
+            return
+        level = found
+    raise unusable(source, "depth", _TOO_DEEP)
+
+
+# --- naming the file in errors that nobody foresaw
+
+
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Let an unforeseen error that leaves the block name the file that was being read, in a note."""
+    try:
+        yield
+    except (ImpastoError, OSError):  # these name their file themselves
+        raise
+    except Exception as error:
+        if file_being_read(error) is None:
+            error.add_note(f"{_NOTE}{path}")
+        raise
+
+
+def file_being_read(error: BaseException) -> str | None:
+    """Return the file that `naming` noted in an error; None where it noted none."""
+    notes = getattr(error, "__notes__", ())
+    return next((note.removeprefix(_NOTE) for note in notes if note.startswith(_NOTE)), None)
