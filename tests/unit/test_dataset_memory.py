@@ -107,7 +107,7 @@ def test_without_a_place_to_remember_all_still_works(tmp_path: Path, per_user_fo
     assert opened == [path, path]
 
 
-def test_a_memory_that_fails_while_it_is_used_is_done_without(tmp_path: Path, per_user_folder: Path) -> None:
+def test_a_memory_that_fails_while_it_is_used_is_rebuilt(tmp_path: Path, per_user_folder: Path) -> None:
     path = settled(tmp_path / "a.png")
     facts = inspect_pictures([path], 100)[path]
     assert isinstance(facts, PictureFacts)
@@ -115,10 +115,11 @@ def test_a_memory_that_fails_while_it_is_used_is_done_without(tmp_path: Path, pe
     with memory.picture_memory() as remembered:
         assert remembered.recall(path, state) == facts
         other = sqlite3.connect(per_user_folder / "cache" / "pictures.sqlite")
-        other.execute("DROP TABLE pictures")
+        other.execute("DROP TABLE entries")
         other.close()
-        remembered.keep(path, state, facts)
         assert remembered.recall(path, state) is None
+        remembered.keep(path, state, facts)
+        assert remembered.recall(path, state) == facts
 
 
 def test_progress_counts_every_file_once(tmp_path: Path) -> None:

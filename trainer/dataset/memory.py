@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import json
-import os
-import sqlite3
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
+from trainer.protocol.fields import build
 from trainer.protocol.places import cache_folder
+from trainer.protocol.reading import UnusableFileError, decoded, parse_json
+from trainer.protocol.row_store import RowStore, key_of
 
 State = tuple[int, int]
 """Size in bytes and modification time in nanoseconds: a file is taken as unchanged while both are."""
 
-# Raised whenever PictureFacts or what fills it changes: older memories are then forgotten.
+# Raised whenever PictureFacts or what fills it changes: older facts are then not found.
 _VERSION = 1
+_LARGEST = 512_000_000  # bytes: about a million images
 # A file changed this short a time ago may change again within one tick of the file system's clock.
 _SETTLED_NS = 2_000_000_000
 
@@ -39,74 +41,32 @@ class PictureFacts:
 
 
 class PictureMemory:
-    """Facts by path and state, in a small database; without one (None) nothing is remembered.
+    """Facts by path and state, in a store that may fail at any time: then the images are looked at again."""
 
-    One that fails is done without from then on: another check may be writing, or the disk be full or gone.
-    """
-
-    def __init__(self, database: sqlite3.Connection | None) -> None:
-        self._database = database
+    def __init__(self, store: RowStore) -> None:
+        self._store = store
 
     def recall(self, path: Path, state: State) -> PictureFacts | None:
-        """Return what is remembered of a file in this state."""
-        query = "SELECT facts FROM pictures WHERE path = ? AND size = ? AND changed = ?"
-        row = self._ask(query, os.fsencode(path), *state)
-        return PictureFacts(**json.loads(row[0])) if row else None
+        """Return what is remembered of a file in this state; None where that is nothing, or damaged."""
+        row = self._store.get(key_of(path, *state, _VERSION))
+        if row is None:
+            return None
+        try:
+            return decoded(parse_json(row), lambda found: build(PictureFacts, found), path)
+        except UnusableFileError:  # another version wrote it
+            return None
 
     def keep(self, path: Path, state: State, facts: PictureFacts) -> None:
         """Remember a file, unless it changed so recently that its state says little."""
         if time.time_ns() - state[1] > _SETTLED_NS:
-            row = (os.fsencode(path), *state, json.dumps(asdict(facts)))
-            self._ask("INSERT OR REPLACE INTO pictures VALUES (?, ?, ?, ?)", *row)
-
-    def _ask(self, query: str, *values: bytes | int | str) -> tuple[str] | None:
-        if self._database is None:
-            return None
-        try:
-            row: tuple[str] | None = self._database.execute(query, values).fetchone()
-        except sqlite3.Error:
-            self._database = None
-            return None
-        return row
+            self._store.put(key_of(path, *state, _VERSION), json.dumps(asdict(facts)).encode())
 
 
 @contextmanager
 def picture_memory() -> Iterator[PictureMemory]:
-    """Open the memory in the per-user cache folder; a damaged one is begun anew, an impossible one done without."""
-    database = _open(cache_folder() / "pictures.sqlite")
+    """Open the memory in the per-user cache folder."""
+    store = RowStore(cache_folder() / "pictures.sqlite", _LARGEST)
     try:
-        yield PictureMemory(database)
+        yield PictureMemory(store)
     finally:
-        if database is not None:
-            # Another check may be writing, or the disk be full: the next check then takes longer, nothing else.
-            with suppress(sqlite3.Error):
-                database.commit()
-            database.close()
-
-
-def _open(path: Path) -> sqlite3.Connection | None:
-    for attempt in range(2):
-        with suppress(OSError):
-            path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            return _prepared(sqlite3.connect(path, timeout=5.0))
-        except sqlite3.OperationalError:  # no such folder, no permission, a full disk, or in use for long
-            return None
-        except sqlite3.DatabaseError:  # not a database
-            with suppress(OSError):
-                path.unlink(missing_ok=attempt == 0)
-    return None
-
-
-def _prepared(database: sqlite3.Connection) -> sqlite3.Connection:
-    try:
-        if database.execute("PRAGMA user_version").fetchone()[0] != _VERSION:
-            database.executescript(
-                "DROP TABLE IF EXISTS pictures;"
-                "CREATE TABLE pictures (path BLOB PRIMARY KEY, size INTEGER, changed INTEGER, facts TEXT);"
-                f"PRAGMA user_version = {_VERSION};"
-            )
-    except sqlite3.Error:
-        database.close()
-        raise
-    return database
+        store.close()

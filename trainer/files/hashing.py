@@ -9,8 +9,10 @@ from typing import Any
 
 from trainer.protocol import atomic, places
 from trainer.protocol.reading import UnusableFileError, open_file, read_record
+from trainer.protocol.row_store import checksum
 
 _BLOCK = 4 << 20
+_FIELDS = 4  # size, time of change, SHA-256, checksum
 _REMEMBERED = 2000  # entries; the oldest are forgotten first
 
 Counter = Callable[[int, int], None]  # bytes done, bytes in all
@@ -59,7 +61,8 @@ def remember_sha256(path: Path, digest: str) -> None:
     path = path.absolute()
     known = _remembered()
     known.pop(str(path), None)
-    known[str(path)] = [*_state(path), digest]
+    size, changed = _state(path)
+    known[str(path)] = [size, changed, digest, checksum(str(path), size, changed, digest)]
     try:
         places.home().mkdir(parents=True, exist_ok=True)
         atomic.write_json(_memory(), dict(list(known.items())[-_REMEMBERED:]), durable=False)
@@ -84,8 +87,9 @@ def _remembered() -> dict[str, list[int | str]]:
 
 
 def _sound_entries(found: Any) -> dict[str, list[int | str]]:
+    """Return the entries whose checksum matches: a wrong hash would make a sound base look like another one."""
     return {
         path: facts
         for path, facts in found.items()
-        if isinstance(facts, list) and list(map(type, facts)) == [int, int, str]
+        if isinstance(facts, list) and len(facts) == _FIELDS and facts[-1] == checksum(path, *facts[:-1])
     }

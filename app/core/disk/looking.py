@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from app.core.disk.listing import Listing, State, file_state, is_settled, list_directory, look_again, stem_of
-from app.core.disk.news import Facts, Found, Gone, Lost, Marked, News, Step, Strays, Trouble
+from app.core.disk.news import Facts, Found, Gone, Lost, Marked, News, Notes, Step, Strays, Trouble
 from app.core.disk.reading import noted, read_caption
 from app.core.pictures import Folder
 from app.core.priority import in_turns
@@ -46,6 +46,7 @@ class _Directory:
     folder: Folder
     listing: Listing = field(default_factory=Listing)
     notes: Sidecar = field(default_factory=Sidecar)
+    notes_damaged: bool = False
     metadata: Mapping[str, str] = field(default_factory=dict)
     missing: set[str] = field(default_factory=set)
     """Pictures that were here and are not."""
@@ -281,10 +282,15 @@ class Looker:
             notes = read_sidecar(directory.path)
         except DatasetError as error:
             if not _has_gone(directory, FILE_NAME):
+                directory.notes_damaged = True
                 self._hand(Trouble(error))
+                self._hand(Notes(directory.folder, error))
             return
         if _has_gone(directory, FILE_NAME):
             return
+        if directory.notes_damaged:
+            directory.notes_damaged = False
+            self._hand(Notes(directory.folder, None))
         directory.notes = notes
         others = directory.notes.changed_since(before, directory.listing.pictures.keys() - directory.unread)
         self._tell(directory, {name: noted(directory.notes.of(name)) for name in others})

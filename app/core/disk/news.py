@@ -61,6 +61,14 @@ class Trouble:
 
 
 @dataclass(frozen=True, slots=True)
+class Notes:
+    """Whether the notes of a folder can be read; None: they can, or there are none."""
+
+    folder: Folder
+    error: ImpastoError | None
+
+
+@dataclass(frozen=True, slots=True)
 class Lost:
     """The dataset's folder cannot be reached, or is empty all of a sudden; None: it is there again."""
 
@@ -76,4 +84,4 @@ class Step:
     total: int
 
 
-News = Found | Facts | Gone | Marked | Strays | Trouble | Lost | Step
+News = Found | Facts | Gone | Marked | Strays | Notes | Trouble | Lost | Step

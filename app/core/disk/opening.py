@@ -23,7 +23,7 @@ from trainer.errors import ImpastoError
 
 if TYPE_CHECKING:  # brings numpy, Pillow and pydantic: a window without a dataset does not wait for them
     from app.core.disk.looking import Looker
-    from app.core.disk.news import News, Stage, Strays
+    from app.core.disk.news import News, Notes, Stage, Strays
     from trainer.dataset.folders import FolderMarks
 
 _AHEAD = 2
@@ -135,6 +135,8 @@ class Datasets:
         """What was told by `problems` is over: the dataset can be reached again, or is closed."""
         self.reworded: Event[Collection[int]] = Event()
         """Other captions than before stand in the files of these pictures, of which all was known."""
+        self.notes: Event[Notes] = Event()
+        """The notes of a folder cannot be read, or can again."""
         self.strays: Event[Strays] = Event()
         """Files of a folder have no picture, or others than before have none."""
         self.differs: Event[OnDisk] = Event()
@@ -344,6 +346,8 @@ class Datasets:
                 self._mark(dataset, news.folder, news.marks)
             case kinds.Strays():
                 self.strays.emit(news)
+            case kinds.Notes():
+                self.notes.emit(news)
             case kinds.Trouble():
                 self.problems.emit(news.error)
             case kinds.Lost():

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from app.core.disk.shelf import Shelf, key_of
 from app.core.events import Event
 from app.core.pictures import Picture
 from app.core.priority import stand_back, step_back
 from app.core.tasks import Post
 from trainer.cores import usable_cores
 from trainer.errors import DatasetError
+from trainer.protocol.row_store import RowStore, key_of
 
 if TYPE_CHECKING:  # brings numpy and Pillow, for which the window does not wait
     from app.core.disk.drawing import Pixels
@@ -87,7 +87,7 @@ class Thumbnails:
         self.reachable: Callable[[Picture], bool] = lambda picture: True
         """Tells whether a picture's disk can be reached; whoever watches it says it here."""
         self._post = post
-        self._shelf = Shelf(file, disk)
+        self._store = RowStore(file, disk)
         self._kept: OrderedDict[_Wish, Thumbnail] = OrderedDict()
         self._failed: dict[int, _Wish] = {}
         self._weight, self._memory = 0, memory
@@ -158,7 +158,7 @@ class Thumbnails:
             ending = [thread for thread in self._hired if thread not in self._busy]
         for thread in ending:
             thread.join()
-        self._shelf.close()
+        self._store.close()
 
     def _wait_for(self, pictures: Iterable[Picture], pixels: int, keep: bool) -> None:
         self.give_way()
@@ -195,7 +195,7 @@ class Thumbnails:
             try:
                 if job.shown:
                     self._hand(job, self._make(job))
-                elif not self._shelf.has(_key(job)):
+                elif not self._store.has(_key(job)):
                     self._draw(job)
             except Exception as fault:  # a thread that died would leave the window without thumbnails
                 if not isinstance(fault, DatasetError):
@@ -232,7 +232,7 @@ class Thumbnails:
     def _make(self, job: _Job) -> Thumbnail | None:
         from app.core.disk.drawing import unpack
 
-        data = self._shelf.get(_key(job))
+        data = self._store.get(_key(job))
         pixels = unpack(data) if data else None
         if pixels is None and not job.reachable:
             return None
@@ -244,7 +244,7 @@ class Thumbnails:
 
         pixels, packed = make_thumbnail(job.path, job.wish.pixels)
         stand_back()
-        self._shelf.put(_key(job), packed)
+        self._store.put(_key(job), packed)
         return pixels
 
     def _hand(self, job: _Job, thumbnail: Thumbnail | None) -> None:

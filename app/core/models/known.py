@@ -19,6 +19,7 @@ from trainer import __version__
 from trainer.protocol import atomic, places
 from trainer.protocol.fields import build
 from trainer.protocol.reading import UnusableFileError, read_record
+from trainer.protocol.row_store import checksum
 
 
 class Known:
@@ -40,11 +41,12 @@ class Known:
 
     def write(self, installations: Iterable[Installation]) -> None:
         """Keep what was asked for since it was made; a disk that refuses costs the next search its head start."""
-        kept = {
+        kept: dict[str, Any] = {
             "version": __version__,
             "tools": [_plain(one) for one in installations],
             "told": self._asked,
         }
+        kept["checksum"] = checksum(json.dumps(kept, sort_keys=True))
         with contextlib.suppress(OSError):
             self._path.parent.mkdir(parents=True, exist_ok=True)
             atomic.write_text(self._path, json.dumps(kept) + "\n", durable=False)
@@ -58,6 +60,8 @@ class Known:
 
 def _kept(found: Any) -> tuple[dict[str, list[Any]], list[Installation]]:
     if found["version"] != __version__:  # another version may say something else
+        return {}, []
+    if found.pop("checksum", "") != checksum(json.dumps(found, sort_keys=True)):
         return {}, []
     told = {path: [size, changed, asdict(build(Told, said))] for path, (size, changed, said) in found["told"].items()}
     return told, [_installation(one) for one in found["tools"]]

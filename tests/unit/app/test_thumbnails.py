@@ -11,10 +11,10 @@ import pytest
 from PIL import Image, ImageStat
 
 from app.core.disk import drawing
-from app.core.disk.shelf import Shelf, key_of
 from app.core.disk.thumbnails import Thumbnail, Thumbnails
 from app.core.pictures import Folder, Picture
 from tests.support.desk import Desk, a_desk
+from trainer.protocol.row_store import RowStore, key_of
 
 
 @pytest.fixture
@@ -156,7 +156,7 @@ def test_idle_time_fills_the_disk_without_telling_anybody(desk: Desk, tmp_path: 
     one(desk, made, pictures[5])
     made.close()
     database = sqlite3.connect(tmp_path / "t.sqlite")
-    keys = {key for (key,) in database.execute("select key from thumbnails")}
+    keys = {key for (key,) in database.execute("select key from entries")}
     database.close()
     assert keys == {key_of(each.path, each.changed_ns, each.bytes, 256) for each in pictures if each.id != 2}
     assert {thumbnail.picture for thumbnail in told} == {5}
@@ -213,7 +213,7 @@ def test_of_a_lost_folder_what_the_disks_cache_has_is_shown_and_no_file_is_asked
 @pytest.mark.parametrize("damage", [b"", b"no database at all" * 999, None], ids=["empty", "other", "torn"])
 def test_a_damaged_cache_is_made_anew(tmp_path: Path, damage: bytes | None) -> None:
     file = tmp_path / "t.sqlite"
-    shelf = Shelf(file, 1 << 20)
+    shelf = RowStore(file, 1 << 20)
     for number in range(200):
         shelf.put(bytes([number]) * 16, bytes(3000))
     shelf.close()
@@ -222,27 +222,27 @@ def test_a_damaged_cache_is_made_anew(tmp_path: Path, damage: bytes | None) -> N
         data[4096:] = b"\xff" * len(data[4096:])
         damage = bytes(data)
     file.write_bytes(damage)
-    shelf = Shelf(file, 1 << 20)
+    shelf = RowStore(file, 1 << 20)
     shelf.get(bytes(16))
     shelf.put(b"k" * 16, b"new")
     shelf.flush()
     shelf.put(b"l" * 16, b"newer")
     shelf.close()
-    shelf = Shelf(file, 1 << 20)
+    shelf = RowStore(file, 1 << 20)
     assert shelf.get(b"l" * 16) == b"newer"
     shelf.close()
 
 
 def test_the_cache_keeps_to_its_limit_and_lets_the_longest_unused_go(tmp_path: Path) -> None:
-    shelf = Shelf(tmp_path / "t.sqlite", 600_000)
+    shelf = RowStore(tmp_path / "t.sqlite", 600_000)
     for number in range(100):
         shelf.put(number.to_bytes(16, "big"), bytes(4000))
     shelf.close()
     database = sqlite3.connect(tmp_path / "t.sqlite")
     with database:
-        database.execute("update thumbnails set used = 5")
+        database.execute("update entries set used = 5")
     database.close()
-    shelf = Shelf(tmp_path / "t.sqlite", 600_000)
+    shelf = RowStore(tmp_path / "t.sqlite", 600_000)
     assert shelf.get((3).to_bytes(16, "big"))  # seen today
     for number in range(100, 200):
         shelf.put(number.to_bytes(16, "big"), bytes(4000))
@@ -254,7 +254,7 @@ def test_the_cache_keeps_to_its_limit_and_lets_the_longest_unused_go(tmp_path: P
 
 def test_a_cache_that_cannot_be_written_holds_nothing_up(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
-    shelf = Shelf(tmp_path / "file" / "t.sqlite", 1 << 20)
+    shelf = RowStore(tmp_path / "file" / "t.sqlite", 1 << 20)
     shelf.put(b"k" * 16, b"x")
     shelf.flush()
     assert shelf.get(b"k" * 16) is None
@@ -263,12 +263,12 @@ def test_a_cache_that_cannot_be_written_holds_nothing_up(tmp_path: Path) -> None
 
 def test_who_comes_after_the_end_does_not_open_the_cache_again(tmp_path: Path) -> None:
     """A thread that was stuck at a disk that did not answer would leave it open."""
-    shelf = Shelf(tmp_path / "t.sqlite", 1 << 20)
+    shelf = RowStore(tmp_path / "t.sqlite", 1 << 20)
     shelf.put(b"kept", b"data")
     shelf.close()
     for number in range(40):
         shelf.put(str(number).encode(), b"late")
     assert shelf.get(b"kept") is None and not shelf.has(b"kept")
-    again = Shelf(tmp_path / "t.sqlite", 1 << 20)
+    again = RowStore(tmp_path / "t.sqlite", 1 << 20)
     assert again.get(b"kept") == b"data" and not again.has(b"0")
     again.close()

@@ -1,0 +1,210 @@
+"""Keep values that can be made again in one SQLite file: bounded, checked when read, and rebuilt when damaged."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+_VERSION = 2
+_SCHEMA = f"""
+create table if not exists entries (
+    key blob primary key, data blob not null, sum blob not null, used integer not null) without rowid;
+create index if not exists oldest on entries (used);
+pragma user_version = {_VERSION};
+"""
+_WRITES = 32
+"""Entries written in one transaction; what a crash loses is made again."""
+_DAY = 86_400
+_PAGES = ("page_count", "freelist_count", "page_size")
+# What the disk or another program refuses for now. Everything else means that the content of the file is damaged.
+_TRANSIENT = {
+    sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN,
+    sqlite3.SQLITE_PERM, sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_AUTH, sqlite3.SQLITE_NOLFS, sqlite3.SQLITE_INTERRUPT,
+}  # fmt: skip
+# Damaged names of columns and messages about them are not UTF-8, which Python's module raises as ValueError.
+_FAULTS = (sqlite3.Error, ValueError, TypeError, SystemError)
+
+
+def key_of(path: Path, *facts: int) -> bytes:
+    """Return the key of what was made from a file: it changes with the path and each of the facts."""
+    named = os.fsencode(path) + "".join(f"|{fact}" for fact in facts).encode()
+    return hashlib.blake2b(named, digest_size=16).digest()
+
+
+def checksum(*parts: object) -> str:
+    """Return a short checksum of values that `repr` writes the same way each time, for entries of caches in JSON."""
+    return hashlib.blake2b(repr(parts).encode("utf-8", "backslashreplace"), digest_size=8).hexdigest()
+
+
+class RowStore:
+    """Values by key on disk, for several threads and processes.
+
+    A value whose checksum does not match is missing, and a file that SQLite cannot use is deleted and begun again.
+    Without a disk that takes it the store is empty, and work continues.
+    """
+
+    def __init__(self, file: Path, limit: int) -> None:
+        """``limit`` is in bytes; when it is passed, the values unused for longest are dropped."""
+        self._file, self._limit = file, limit
+        self._lock = threading.Lock()
+        self._unwritten: dict[bytes, bytes] = {}
+        self._used: set[bytes] = set()
+        self._size = 0
+        self._database: sqlite3.Connection | None = None
+        self._failed = False
+
+    def get(self, key: bytes) -> bytes | None:
+        """Return the value of a key, None where there is none or a damaged one."""
+        with self._lock:
+            if key in self._unwritten:
+                return self._unwritten[key]
+            rows = self._ask("select data, sum, used from entries where key = ?", (key,))
+            if not rows:
+                return None
+            data, checksum, used = rows[0]
+            if not isinstance(data, bytes) or checksum != _sum(key, data):
+                return None  # whoever asked makes the value again, and `put` replaces this one
+            if not isinstance(used, int) or used < _today():
+                self._used.add(key)
+            return data
+
+    def has(self, key: bytes) -> bool:
+        """Tell whether a key has a value, without checking that value."""
+        with self._lock:
+            return key in self._unwritten or bool(self._ask("select 1 from entries where key = ?", (key,)))
+
+    def put(self, key: bytes, data: bytes) -> None:
+        """Keep a value; it is on disk after the next few, or when `flush` is called."""
+        with self._lock:
+            self._unwritten[key] = data
+            if len(self._unwritten) >= _WRITES:
+                self._write()
+
+    def flush(self) -> None:
+        """Write what waits."""
+        with self._lock:
+            self._write()
+
+    def close(self) -> None:
+        """Write what waits and close the file for good: a thread that was stuck may still come."""
+        with self._lock:
+            self._write()
+            self._failed = True
+            if self._database:
+                self._database.close()
+                self._database = None
+
+    def _write(self) -> None:
+        if not (self._unwritten or self._used):
+            return
+        rows = [(key, data, _sum(key, data), _today()) for key, data in self._unwritten.items()]
+        used = [(_today(), key) for key in self._used]
+        self._unwritten, self._used = {}, set()
+        with self._repairing() as database:
+            if database:
+                with database:
+                    database.executemany("insert or replace into entries values (?, ?, ?, ?)", rows)
+                    database.executemany("update entries set used = ? where key = ?", used)
+                self._size += sum(len(data) for _, data, _, _ in rows)
+                if self._size > self._limit:
+                    self._evict(database)
+
+    def _evict(self, database: sqlite3.Connection) -> None:
+        """Drop the values unused for longest, down to nine tenths of the limit."""
+        over = _stored(database) - self._limit * 9 // 10
+        gone = []
+        if over > 0:
+            for key, size in database.execute("select key, length(data) from entries order by used"):
+                gone.append((key,))
+                over -= size
+                if over <= 0:
+                    break
+        with database:
+            database.executemany("delete from entries where key = ?", gone)
+        # SQLite uses freed pages again, so the file stays near its limit without being copied.
+        self._size = _stored(database)
+
+    def _ask(self, question: str, values: Iterable[object]) -> list[tuple[object, ...]]:
+        rows: list[tuple[object, ...]] = []
+        with self._repairing() as database:
+            if database:
+                rows = database.execute(question, tuple(values)).fetchall()
+        return rows
+
+    @contextlib.contextmanager
+    def _repairing(self) -> Iterator[sqlite3.Connection | None]:
+        """Give the open database, or None; a damaged one is deleted, for all in it can be made again."""
+        try:
+            yield self._connected()
+        except _FAULTS as error:
+            if not _is_transient(error):
+                self._start_again()
+
+    def _connected(self) -> sqlite3.Connection | None:
+        if self._database is None and not self._failed:
+            try:
+                self._open()
+            except _FAULTS as error:
+                if _is_transient(error):
+                    self._failed = True
+                else:
+                    self._start_again()
+        return self._database
+
+    def _open(self) -> None:
+        try:
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            if self._file.exists() and not self._file.is_file():  # SQLite would wait at a pipe for ever
+                self._failed = True
+                return
+        except OSError:
+            self._failed = True
+            return
+        # One connection for all threads: `_lock` lets in one at a time.
+        database = sqlite3.connect(self._file, timeout=1.0, check_same_thread=False)
+        try:
+            if database.execute("pragma user_version").fetchone()[0] not in (0, _VERSION):
+                raise sqlite3.DatabaseError("another version wrote it")
+            database.executescript("pragma journal_mode = wal; pragma synchronous = off;" + _SCHEMA)
+            database.execute("select key, data, sum, used from entries limit 1").fetchone()
+            self._size = _stored(database)
+        except BaseException:
+            database.close()
+            raise
+        self._database = database
+
+    def _start_again(self) -> None:
+        if self._database:
+            self._database.close()
+            self._database = None
+        try:
+            for ending in ("", "-wal", "-shm"):
+                self._file.with_name(self._file.name + ending).unlink(missing_ok=True)
+            self._open()
+        except (OSError, *_FAULTS):
+            self._failed = True
+
+
+def _sum(key: bytes, data: bytes) -> bytes:
+    return hashlib.blake2b(data, key=key, digest_size=8).digest()
+
+
+def _is_transient(error: Exception) -> bool:
+    code = getattr(error, "sqlite_errorcode", None)
+    return code is not None and (code & 0xFF) in _TRANSIENT
+
+
+def _stored(database: sqlite3.Connection) -> int:
+    """Return the bytes of the pages in use."""
+    pages, free, size = (database.execute(f"pragma {name}").fetchone()[0] for name in _PAGES)
+    return int((pages - free) * size)
+
+
+def _today() -> int:
+    return int(time.time()) // _DAY
