@@ -262,7 +262,7 @@ def prepare(extras: Sequence[str], cpu: bool) -> str:
             elif not is_ready(extras, cpu):  # another start may have done it while this one waited
                 build(sorted({*read_stamp().get("extras", []), *extras}), cpu)
     stamp = read_stamp()
-    if not stamp["gpu"] and not stamp["cpu"] and detect_gpu():
+    if not stamp.get("gpu") and not stamp.get("cpu") and detect_gpu():
         say("This environment was made before the NVIDIA card was here; to use the card: python run.py rebuild")
     return str(venv_python())
 
@@ -317,9 +317,11 @@ def requirements(extras: Iterable[str]) -> List[str]:
     """Return the requirements of Impasto and of some extras, as pyproject.toml names them."""
     import tomllib  # since 3.11, which is sure only here
 
-    with (ROOT / "pyproject.toml").open("rb") as file:
-        project = tomllib.load(file)["project"]
-    groups = [project["dependencies"], *(project["optional-dependencies"][extra] for extra in extras)]
+    try:
+        project = tomllib.loads(read_small(ROOT / "pyproject.toml"))["project"]
+        groups = [project["dependencies"], *(project["optional-dependencies"][extra] for extra in extras)]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise SetupError("pyproject.toml in this folder cannot be read", "Unpack Impasto again over it") from None
     return [line for group in groups for line in group]
 
 
@@ -387,17 +389,27 @@ def venv_python() -> Path:
 
 def base_exists() -> bool:
     """Tell whether the Python that the environment was made from is still installed."""
-    config = (VENV / "pyvenv.cfg").read_text(encoding="utf-8")
-    home = re.search(r"(?m)^home *= *(.+?)\s*$", config)
+    home = re.search(r"(?m)^home *= *(.+?)\s*$", read_small(VENV / "pyvenv.cfg"))
     return home is not None and Path(home.group(1)).exists()
+
+
+def read_small(path: Path) -> str:
+    """Return the text of one of our small files; empty for a missing or huge one, a pipe, and a folder."""
+    try:
+        return path.read_text("utf-8", "replace") if path.is_file() and path.stat().st_size < GIB // 1024 else ""
+    except OSError:
+        return ""
 
 
 def read_stamp() -> Dict[str, Any]:
     """Return what was written when `.venv` was finished; empty where it never was."""
     try:
-        return dict(json.loads((VENV / "impasto.json").read_text(encoding="utf-8")))
-    except (OSError, ValueError):
+        stamp = json.loads(read_small(VENV / "impasto.json"))
+    except (ValueError, RecursionError):
         return {}
+    texts = [stamp.get(key) for key in ("requirements", "extras")] if isinstance(stamp, dict) else [None]
+    sound = all(isinstance(each, list) and all(isinstance(text, str) for text in each) for each in texts)
+    return stamp if sound else {}
 
 
 def write_stamp(stamp: Dict[str, Any]) -> None:

@@ -144,6 +144,7 @@ class Session:
         self.health = Health(self.library, self.tags, self.tasks, post, self.target.aim)
         self.finder.findings = self.health.marked
         self.datasets.strays.connect(self.health.take_strays)
+        self.datasets.notes.connect(self.health.take_notes)
         self.datasets.reworded.connect(self.health.look_again)
         self.datasets.closed.connect(self.health.drop_strays)
         self.datasets.known.connect(lambda _: self.health.begin())

@@ -1,3 +1,5 @@
+from __future__ import annotations
+
 import argparse
 import json
 import os
@@ -11,6 +13,7 @@ from tests.support.pictures import photograph
 from trainer import cli
 from trainer.cli import outcome
 from trainer.errors import JobError, ResumableError, TrainingFault
+from trainer.protocol.reading import naming
 
 # As the README shows them.
 COMMANDS = (
@@ -150,15 +153,31 @@ def test_a_fault_of_ours_is_one_sentence_and_its_traceback_is_kept(capsys, per_u
     assert f"Its traceback is in {kept}." in said
     assert "Traceback" not in said
     assert "the dog ate it" in kept.read_text(encoding="utf-8").splitlines()[-1]
+    for number in range(12):
+        outcome.guarded(failing(RuntimeError(f"fault {number}")), debug=False)
+    text = kept.read_text(encoding="utf-8")
+    assert [line for line in text.splitlines() if line.startswith("RuntimeError")] == [
+        f"RuntimeError: fault {number}" for number in range(2, 12)
+    ]
     kept.unlink()
     kept.mkdir()  # nothing can be written there
+    capsys.readouterr()
     assert outcome.guarded(failing(fault), debug=False) == 1
     assert "--debug" in capsys.readouterr().err
-    fault.add_note("Its traceback is in console.log.")
+    vars(fault)["traceback_kept"] = "Its traceback is in console.log."
     assert outcome.guarded(failing(fault), debug=False) == 1
     assert "Its traceback is in console.log." in capsys.readouterr().err
     assert outcome.guarded(failing(fault), debug=True) == 1
     assert "Traceback" in capsys.readouterr().err
+
+
+def test_a_fault_while_a_file_is_read_names_the_file(capsys, tmp_path):
+    def command() -> int:
+        with naming(tmp_path / "größe.toml"):
+            raise RuntimeError("the dog ate it")
+
+    assert outcome.guarded(command, debug=False) == 1
+    assert f"went wrong while reading {tmp_path / 'größe.toml'}: the dog" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("words", [["--debug", "runs"], ["runs", "--debug"], ["runs"]])

@@ -41,7 +41,7 @@ def export_lora(
     """
     serialised = safetensors.torch.save(_tensors(weights, adapter, dtype, naming))
     start = 8 + int.from_bytes(serialised[:8], "little")
-    entries = parse_json(serialised[8:start], allow_nul=True)
+    entries = parse_json(serialised[8:start])
     payload = memoryview(serialised)[start:]
     header = header_bytes(entries, {**metadata, **lora_hashes(entries, payload, metadata)})
     whole = hashlib.sha256(header)

@@ -5,11 +5,18 @@ from __future__ import annotations
 import sys
 import traceback
 from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
 
+from trainer import __version__
 from trainer.cli.output import discard, note, note_traceback
 from trainer.errors import EXIT_DONE, EXIT_FAULT, EXIT_RESUMABLE, ImpastoError, closed, plain_reason
 from trainer.protocol.atomic import write_text
 from trainer.protocol.places import home, refusal
+from trainer.protocol.reading import file_being_read, read_text
+
+_MOST_FAULTS = 10
+_HEAD = "=== "
 
 
 def guarded(command: Callable[[], int], *, debug: bool) -> int:
@@ -47,18 +54,31 @@ def _fault(error: Exception, *, debug: bool) -> int:
     if debug:
         note_traceback(error)
     else:
-        where = " ".join(getattr(error, "__notes__", ())) or _kept(error)  # hold() notes where it wrote the traceback
-        note(closed(f"Error: Something in Impasto went wrong: {plain_reason(error)}"))
+        reading = file_being_read(error)
+        while_reading = f" while reading {reading}" if reading else ""
+        where = getattr(error, "traceback_kept", "") or _kept(error)
+        note(closed(f"Error: Something in Impasto went wrong{while_reading}: {plain_reason(error)}"))
         note(f"What to do: {where} Please report it.")
     return EXIT_FAULT
 
 
 def _kept(error: Exception) -> str:
-    """Write an error's traceback into the per-user folder and say where: it may be one that comes but once."""
+    """Add an error's traceback to the last ones in the per-user folder and say where: it may never come again."""
     path = home() / "fault.txt"
+    now = f"{_HEAD}{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC, Impasto {__version__}\n"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(path, "".join(traceback.format_exception(error)))
+        kept = [*_faults(path)[1 - _MOST_FAULTS :], now + "".join(traceback.format_exception(error))]
+        write_text(path, "\n".join(kept))
     except OSError:
         return "Repeat the command with --debug to see where."
     return f"Its traceback is in {path}."
+
+
+def _faults(path: Path) -> list[str]:
+    """Return the tracebacks that a file holds, oldest first; none where it cannot be read."""
+    try:
+        text = read_text(path, "text")
+    except (OSError, ValueError):
+        return []
+    return [_HEAD + fault.rstrip("\n") + "\n" for fault in text.split(_HEAD)[1:]]

@@ -208,7 +208,7 @@ def _row(entry: Entry) -> tuple[str, ...]:
 
 
 def _plain(value: Any) -> Any:
-    return parse_json(json.dumps(dataclasses.asdict(value), default=str), allow_nul=True)
+    return parse_json(json.dumps(dataclasses.asdict(value), default=str))
 
 
 def _tell_held(reading: Reading) -> None:

@@ -14,9 +14,9 @@ from trainer.config.write import toml_value
 from trainer.dataset.caption_files import SUFFIXES, NotACaptionError, read_caption_file, split_caption
 from trainer.dataset.folders import picture_files
 from trainer.dataset.picture import Kind
-from trainer.errors import DatasetError, plain_reason
+from trainer.errors import DatasetError
 from trainer.protocol.printable import printable
-from trainer.protocol.reading import parse_json, read_json, read_text, read_toml
+from trainer.protocol.reading import naming, parse_json, read_json, read_text, read_toml, reason_of
 
 Table = Mapping[str, Any]
 
@@ -85,19 +85,13 @@ def import_dataset(path: Path) -> ImportedDataset:
     """
     read = _read_kohya if path.suffix.lower() == ".toml" else _read_onetrainer
     try:
-        imported = read(path)
-        imported.config()
-    except (
-        OSError,
-        ValueError,
-        TypeError,
-        LookupError,
-        AttributeError,
-        ArithmeticError,
-    ) as fault:  # pydantic's are ValueErrors
+        with naming(path):
+            imported = read(path)
+            imported.config()
+    except (OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as fault:
         raise DatasetError(
             "import.unreadable",
-            f"{path} cannot be read as another trainer's dataset: {plain_reason(fault)}.",
+            f"{path} cannot be read as another trainer's dataset: {reason_of(fault)}.",
             "Give a kohya dataset .toml or a OneTrainer concepts .json, or name the folders in the job yourself.",
         ) from fault
     return imported

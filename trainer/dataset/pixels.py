@@ -19,7 +19,7 @@ import numpy.typing as npt
 from PIL import ExifTags, Image, ImageCms, ImageFile, UnidentifiedImageError
 
 from trainer.errors import DatasetError
-from trainer.protocol.reading import UnusableFileError, open_file
+from trainer.protocol.reading import UnusableFileError, naming, open_file
 
 if TYPE_CHECKING:  # the processes that look at pictures start faster without what it stands on
     from trainer.dataset.sampling import Sample
@@ -123,7 +123,7 @@ def open_picture(path: Path, max_megapixels: float) -> Iterator[ImageFile.ImageF
     Raises DatasetError when the file is missing, forbidden, empty, no picture, damaged, or larger than allowed;
     the size is checked before any pixel is decoded.
     """
-    with faults_named(path), _pillow_aside:
+    with naming(path), faults_named(path), _pillow_aside:
         load_formats()
         formats = [name for name in _FORMATS if name in Image.OPEN]
         with open_file(path, "image") as file, Image.open(file, formats=formats) as image:

@@ -12,7 +12,7 @@ from typing import Any, Literal, NoReturn
 
 from trainer.errors import BaseModelError, LoraFileError
 from trainer.protocol.printable import printable
-from trainer.protocol.reading import UnusableFileError, open_file, parse_json, reason_of
+from trainer.protocol.reading import UnusableFileError, naming, open_file, parse_json, reason_of
 
 Kind = Literal["base", "lora"]
 
@@ -83,7 +83,8 @@ def read_header(path: Path, kind: Kind = "base") -> Header:
             f'"{path}" cannot be read: {error.strerror}.',
             "Check the disk and your rights to the file.",
         )
-    return _parse(path, kind, text, size - 8 - length)
+    with naming(path):
+        return _parse(path, kind, text, size - 8 - length)
 
 
 def _check_start(path: Path, kind: Kind, start: bytes, length: int, size: int) -> None:
@@ -132,7 +133,7 @@ def _parse(path: Path, kind: Kind, text: bytes, payload: int) -> Header:
         sentence = f'"{path}" lists {listed}.'
         _refuse(kind, "hostile", sentence, "Do not use this file; get it from a source you trust.")
     try:
-        entries = parse_json(text, allow_nul=True)
+        entries = parse_json(text)
         metadata = _metadata(entries.pop("__metadata__", {}))
         ranges = sorted((*_range(entry), name) for name, entry in entries.items())
         tensors = {name: _tensor(entry, 8 + len(text)) for name, entry in entries.items()}

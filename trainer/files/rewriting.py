@@ -59,7 +59,7 @@ def rewrite_metadata(source: Path, target: Path, changes: Mapping[str, str | Non
             mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
         ):
             start = 8 + int.from_bytes(mapped[:8], "little")
-            entries = parse_json(mapped[8:start], allow_nul=True)
+            entries = parse_json(mapped[8:start])
             metadata = {**entries.pop("__metadata__", {}), **changes}
             kept = {key: text for key, text in metadata.items() if text is not None}
             with memoryview(mapped) as whole, whole[start:] as payload:

@@ -380,7 +380,7 @@ def to_line(event: Event) -> str:
 def from_line(line: str) -> Event:
     """Return the event in one line of JSON: fields of later versions are left out, other types kept as `Unknown`."""
     try:
-        fields = parse_json(line, allow_nul=True)
+        fields = parse_json(line)
         kind = TYPES[fields["type"]]
         return build(kind, fields, null_floats=True)
     except (ValueError, LookupError, TypeError, AttributeError):

@@ -28,7 +28,7 @@ def build(kind: type[T], found: Mapping[str, Any], *, null_floats: bool = False)
     """
     if not isinstance(found, Mapping):
         raise TypeError("it is not a table of names and values")
-    checks = _checks(cast("type[Any]", kind), null_floats)
+    checks = _checks(cast("Any", kind), null_floats)
     fields = {name: found[name] for name in checks if name in found}
     for name, value in fields.items():
         if not checks[name](value):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import sys
 import time
 from collections.abc import Iterator
@@ -75,6 +76,7 @@ def held(path: Path, patience: float) -> Iterator[None]:
     Raises LockBusyError when another holder does not let go within `patience` seconds, OSError when the file cannot be
     opened or its disk knows no locks.
     """
+    _require_file(path)
     with long_path(path).open("ab") as file:
         deadline = time.monotonic() + patience
         while not _try_lock(file):
@@ -94,7 +96,14 @@ def is_held(path: Path) -> bool:
     patience.
     """
     try:
+        _require_file(path)
         with long_path(path).open("rb") as file:
             return not _is_free(file)
     except FileNotFoundError:
         return False
+
+
+def _require_file(path: Path) -> None:
+    """Raise OSError where something else than a file is in the lock's place: opening a pipe waits for ever."""
+    if long_path(path).exists() and not long_path(path).is_file():
+        raise OSError(errno.EINVAL, "it is not a file", str(path))

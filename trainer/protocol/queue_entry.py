@@ -16,7 +16,7 @@ from typing import Literal, TypeVar, get_args
 from trainer.errors import JobError, RunError
 from trainer.protocol.fields import moment
 from trainer.protocol.printable import printable
-from trainer.protocol.reading import UnusableFileError, parse_toml, read_text
+from trainer.protocol.reading import UnusableFileError, parse_toml, path_of, read_text
 
 State = Literal["waiting", "running", "paused", "interrupted", "done", "stopped", "failed"]
 """A paused or interrupted entry keeps its place; "interrupted" is one whose engine died without a word."""
@@ -170,13 +170,13 @@ def entry_of(name: str, fields: Mapping[str, object]) -> Entry:
     state, wish = typed(fields, "state", str), _optional(fields, "wish", str)
     if state not in get_args(State) or wish not in (None, *get_args(Wish)):
         raise ValueError(f"{'state' if state not in get_args(State) else 'wish'} has an unknown value")
-    job, run = _optional(fields, "job", str), _optional(fields, "run", str)
+    job, run = (None if fields.get(key) is None else path_of(fields[key]) for key in ("job", "run"))
     if job is None and run is None:
         raise ValueError("it names neither a job nor a run")
     return Entry(
         id=name,
-        job=None if job is None else Path(job),
-        run=None if run is None else Path(run),
+        job=job,
+        run=run,
         state=state,  # type: ignore[arg-type]
         lane=_optional(fields, "lane", str),
         after=None if fields.get("after") is None else moment(fields["after"]),

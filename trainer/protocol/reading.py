@@ -54,7 +54,6 @@ _LONGEST_INTEGER = 20  # digits: more are over 64 bits, and Python takes the squ
 
 _DIGITS = "a number has more digits than 64 bits can hold"
 _TOO_DEEP = "its tables or lists are nested too deeply"
-_NUL = "a text in it contains a NUL character"
 
 # A text or comment in TOML, closed or not. It matches wherever one begins, so that no byte is looked at twice.
 TOML_TEXT_OR_COMMENT = re.compile(
@@ -138,11 +137,28 @@ def read_record(path: Path, kind: Kind, decode: Callable[[Any], T]) -> T:
 def decoded(value: Any, decode: Callable[[Any], T], source: object) -> T:
     """Return what `decode` makes of a parsed value; raises UnusableFileError for whatever it runs into."""
     try:
-        return decode(value)
+        with naming(source):
+            return decode(value)
     except UnusableFileError:
         raise
     except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
         raise unusable(source, "content", reason_of(error)) from error
+
+
+def table(value: Any) -> dict[str, Any]:
+    """Return a parsed value that is a table of names and values; raises TypeError for anything else."""
+    if not isinstance(value, dict):
+        raise TypeError("it is not a table of names and values")
+    return value
+
+
+def path_of(value: Any) -> Path:
+    """Return a text as a path; raises TypeError for another value and ValueError for what no path can contain."""
+    if not isinstance(value, str):
+        raise TypeError(f"{repr(value)[:80]} is not a path")
+    if not value or "\0" in value:
+        raise ValueError(f"{value[:80]!r} is not a path")
+    return Path(value)
 
 
 def _open(path: Path, kind: Kind) -> BufferedReader:
@@ -174,13 +190,12 @@ def _too_large(path: Path, most: int) -> UnusableFileError:
 # --- parsing
 
 
-def parse_json(text: str | bytes, source: object = "", *, allow_nul: bool = False, finite: bool = True) -> Any:
+def parse_json(text: str | bytes, source: object = "", *, finite: bool = True) -> Any:
     """Return the value of a JSON text; raises UnusableFileError, which names `source`.
 
     Refused beyond bad syntax: other encodings than UTF-8, values nested deeper than DEEPEST, NaN and infinity however
-    they are written (1e400), integers of more than 64 bits, and NUL in a text, which no path and no label can hold.
-    `allow_nul` is for texts that are only shown or kept; without `finite`, NaN and infinity pass, as an optimizer's
-    state may hold them.
+    they are written (1e400), and integers of more than 64 bits. Without `finite`, NaN and infinity pass, as an
+    optimizer's state may hold them.
     """
     if isinstance(text, bytes):
         text = _decoded(text, source)
@@ -192,9 +207,8 @@ def parse_json(text: str | bytes, source: object = "", *, allow_nul: bool = Fals
         raise unusable(source, "syntax", _json_syntax(error)) from error
     except _BadNumberError as error:
         raise unusable(source, "number", str(error)) from None
-    # Few texts have so many brackets or such an escape: only these are walked.
-    if text.count("[") + text.count("{") > DEEPEST or "\\u0000" in text:
-        _require_modest(value, source, DEEPEST, allow_nul=allow_nul)
+    if text.count("[") + text.count("{") > DEEPEST:  # few texts have so many brackets: only these are walked
+        _require_modest(value, source, DEEPEST)
     return value
 
 
@@ -266,20 +280,16 @@ def _require_modest_syntax(text: str, source: object) -> None:
         raise unusable(source, "depth", _TOO_DEEP)
 
 
-def _require_modest(value: Any, source: object, deepest: int, *, allow_nul: bool = False) -> None:
+def _require_modest(value: Any, source: object, deepest: int) -> None:
     """Check every value, level by level, so that no depth exhausts the stack."""
     level = [value]
     for _ in range(deepest + 1):
         found: list[Any] = []
         for item in level:
             if isinstance(item, dict):
-                found += item.keys()
                 found += item.values()
             elif isinstance(item, list):
                 found += item
-            elif isinstance(item, str):
-                if not allow_nul and "\0" in item:
-                    raise unusable(source, "content", _NUL)
             elif isinstance(item, int) and not -_LARGEST_INTEGER < item < _LARGEST_INTEGER:
                 raise unusable(source, "number", _DIGITS)
         if not found:
@@ -292,7 +302,7 @@ def _require_modest(value: Any, source: object, deepest: int, *, allow_nul: bool
 
 
 @contextlib.contextmanager
-def naming(path: Path) -> Iterator[None]:
+def naming(path: object) -> Iterator[None]:
     """Let an unforeseen error that leaves the block name the file that was being read, in a note."""
     try:
         yield

@@ -23,7 +23,7 @@ from trainer.protocol.commands import unread, void
 from trainer.protocol.events import Phase, cut_torn_line
 from trainer.protocol.fields import build, moment
 from trainer.protocol.naming import numbered, safe_name
-from trainer.protocol.reading import UnusableFileError, parse_json, read_record, read_text, reason_of
+from trainer.protocol.reading import UnusableFileError, parse_json, path_of, read_record, read_text, reason_of, table
 
 State = Literal["running", "paused", "stopped", "done", "failed"]
 
@@ -191,7 +191,7 @@ class RunDirectory:
 
     def _record(self) -> dict[str, object]:
         try:
-            return read_record(self.run, "record", dict)
+            return read_record(self.run, "record", table)
         except (OSError, UnusableFileError) as error:
             raise _damaged(self.run, reason_of(error)) from error
 
@@ -204,7 +204,7 @@ class RunDirectory:
         except Exception as error:
             with contextlib.suppress(OSError), long_path(self.console).open("a", encoding="utf-8", newline="\n") as log:
                 traceback.print_exception(error, file=log)
-                error.add_note(f"Its traceback is in {self.console}.")
+                vars(error)["traceback_kept"] = f"Its traceback is in {self.console}."
             raise
 
 
@@ -334,6 +334,6 @@ def _list_unwritable(error: Exception) -> RunError:
 
 def _listed_path(line: str, key: str = "path") -> Path | None:
     try:
-        return Path(parse_json(line)[key])
+        return path_of(parse_json(line)[key])
     except (ValueError, LookupError, TypeError):
         return None

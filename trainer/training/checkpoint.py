@@ -19,7 +19,7 @@ from trainer.errors import ResumableError
 from trainer.protocol import atomic
 from trainer.protocol.checkpoints import MANIFEST, folder_name, read_manifest, sizes_hold, steps_on_disk
 from trainer.protocol.places import free_bytes, is_disk_full
-from trainer.protocol.reading import parse_json, read_bytes
+from trainer.protocol.reading import parse_json, read_bytes, table
 
 # Room asked for beside the checkpoint itself, so that events and logs can still be written.
 SPARE_BYTES = 64 << 20
@@ -131,7 +131,7 @@ def load_checkpoint(folder: Path) -> Checkpoint | None:
             step=int(folder.name.removeprefix("step-")),
             adapter=safetensors.torch.load(read_bytes(folder / "adapter.safetensors", "part")),
             optimizer=safetensors.torch.load(read_bytes(folder / "optimizer.safetensors", "part")),
-            state=dict(parse_json(read_bytes(folder / "state.json", "list"), finite=False)),
+            state=table(parse_json(read_bytes(folder / "state.json", "list"), finite=False)),
         )
     except Exception:  # noqa: BLE001 - whatever is wrong with it, an older one may be good, and the run is not lost
         return None

@@ -265,7 +265,7 @@ def _entries(data: bytes) -> Iterable[dict[str, Any]]:
     # The part after the last line end is empty, or torn.
     for line in data.split(b"\n")[:-1]:
         try:
-            yield parse_json(line, allow_nul=True)
+            yield parse_json(line)
         except ValueError:
             return
 

@@ -133,6 +133,11 @@ def unseen(fault: ImpastoError) -> Finding:
     return Finding(fault.code, "error", fault.sentence, fault.remedy, frozenset(), action="look")
 
 
+def of_notes(fault: ImpastoError) -> Finding:
+    """Return the finding that the notes of a folder cannot be read, for which training refuses the folder."""
+    return Finding(fault.code, "error", fault.sentence, fault.remedy, frozenset())
+
+
 def rule_of(code: str) -> Rule:
     """Return how a code is worded."""
     return OURS.get(code) or RULES[code]

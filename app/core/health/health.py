@@ -25,9 +25,10 @@ from app.core.priority import in_turns
 from app.core.query.tokens import TokenCounts
 from app.core.tags.index import Row, TagIndex
 from app.core.tasks import Post, Tasks, raise_again
+from trainer.errors import ImpastoError
 
 if TYPE_CHECKING:  # pydantic, numpy: a worker loads them once there are pictures
-    from app.core.disk.news import Strays
+    from app.core.disk.news import Notes, Strays
     from app.core.health.findings import Finding
     from app.core.health.judging import Judge
 
@@ -87,6 +88,7 @@ class Health:
         self._seen: dict[int, tuple[str, ...]] = {}
         self._contents, self._stems = Shared(), Shared()
         self._strays: dict[Folder, Mapping[str, tuple[str, ...]]] = {}
+        self._unread_notes: dict[Folder, ImpastoError] = {}
         self._near: dict[int, set[int]] = {}
         self._near_marked: set[int] = set()
         library.altered.connect(self._take)
@@ -150,9 +152,18 @@ class Health:
             self._strays.pop(strays.folder, None)
         self._tell_soon()
 
+    def take_notes(self, notes: Notes) -> None:
+        """Take in whether the notes of a folder can be read: training refuses a folder whose notes cannot."""
+        if notes.error:
+            self._unread_notes[notes.folder] = notes.error
+        else:
+            self._unread_notes.pop(notes.folder, None)
+        self._tell_soon()
+
     def drop_strays(self, root: Path) -> None:
         """Tell no more of the files of a dataset that was closed."""
         self._strays = {folder: names for folder, names in self._strays.items() if folder.root != root}
+        self._unread_notes = {folder: why for folder, why in self._unread_notes.items() if folder.root != root}
         self._tell_soon()
 
     def close(self) -> None:
@@ -360,7 +371,7 @@ class Health:
         self.progress.emit(self.state())
 
     def _findings(self) -> tuple[Finding, ...]:
-        from app.core.health.findings import LISTED, found, in_order, of_files, unseen
+        from app.core.health.findings import LISTED, found, in_order, of_files, of_notes, unseen
 
         sets: dict[str, Set[int]] = {str(code): ids for code, ids in self.files.all("mark").items()}
         sets["duplicate.exact"] = self._contents.pictures
@@ -374,6 +385,7 @@ class Health:
         told = [found(code, ids, self._fix(code, ids), self._alone(ids)) for code, ids in sets.items() if ids]
         if fault := self._inspector.fault:
             told.append(unseen(fault))
+        told += map(of_notes, self._unread_notes.values())
         for code in sorted({code for names in self._strays.values() for code in names}):
             lists = [(folder.path, names[code]) for folder, names in self._strays.items() if code in names]
             first = list(islice((path / name for path, names in lists for name in names), LISTED))

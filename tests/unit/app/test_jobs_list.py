@@ -126,7 +126,7 @@ def test_the_list_of_jobs_elsewhere_outlives_the_session(desk, tasks, tmp_path, 
     desk.until(lambda: bool(looked))
     assert later.last == file and [entry.name for entry in later.all] == ["höhle"]
     (tmp_path / "jobs" / "list.json").write_text("{", encoding="utf-8")
-    assert "could not be read" in Jobs(tasks, tmp_path / "jobs").notice
+    assert "Could not read list.json" in Jobs(tasks, tmp_path / "jobs").notice
 
 
 def test_a_runs_frozen_job_is_copied_without_its_fit(desk, jobs, file):

@@ -58,7 +58,7 @@ def test_a_damaged_file_is_renamed_aside_and_said(per_user_folder, text):
     (per_user_folder / "filters.damaged.json").write_text("older", encoding="utf-8")
     kept = kept_now()
     assert kept.of() == []
-    assert "Could not read filters.json" in kept.file.notice
+    assert "filters.json" in kept.file.notice
     assert "filters.damaged-2.json" in kept.file.notice
     assert (per_user_folder / "filters.damaged-2.json").read_bytes() == data
     kept.save(SMALL)

@@ -146,7 +146,7 @@ def test_a_report_on_a_damaged_run_says_so(tmp_path):
     run.run.write_text("{", encoding="utf-8")
     run.job.unlink()
     text = report_on(run, [])
-    assert "run.json is damaged" in text
+    assert "Could not read the run's history" in text
     assert "No such file" in text or "cannot find" in text
 
 

@@ -16,6 +16,7 @@ from trainer.config.problems import faults_sentence, problems
 from trainer.config.toml_file import FileKind, parse_toml, read_text
 from trainer.errors import JobError
 from trainer.protocol.printable import printable
+from trainer.protocol.reading import naming
 
 REMEDY = (
     "Ask whoever made it for a good one, or correct what is named; `python -m trainer presets share` writes such files."
@@ -54,7 +55,8 @@ def load_preset(path: Path) -> Preset:
     Raises JobError, whose ``problems`` name every fault, for a file that is unreadable, too large, no UTF-8, no TOML,
     nested too deep, a job, of a newer schema, or holds keys, values, texts or a picture that no preset may hold.
     """
-    return parse_preset(read_text(path, PRESET_FILE), path.name)
+    with naming(path):
+        return parse_preset(read_text(path, PRESET_FILE), path.name)
 
 
 def parse_preset(text: str, source: str) -> Preset:
