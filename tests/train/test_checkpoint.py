@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
+import json
+import math
 import os
 import subprocess
 import sys
@@ -10,15 +14,24 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.support.bad_contents import BAD
 from trainer.errors import ResumableError
 from trainer.protocol.checkpoints import newest_step, steps_on_disk
 from trainer.training import checkpoint as checkpoints
 from trainer.training.checkpoint import Checkpoint, load_latest, prune, save_checkpoint
+from trainer.training.components import is_restorable
 
 
 def sample(step: int, size: int = 8) -> Checkpoint:
     weights = (torch.arange(size, dtype=torch.float32) + step).reshape(2, -1).T  # not in the order of memory
     return Checkpoint(step, {"a.lora_up.weight": weights}, {"0.exp_avg": weights * 2}, {"progress": {"step": step}})
+
+
+def state_of(step: int) -> Checkpoint:
+    """A checkpoint with a state as runs have it."""
+    optimizer = {"optimizer": "AdamW", "state": [{"exp_avg": {"tensor": "0.exp_avg"}}], "groups": [{"lr": 1e-4}]}
+    state = {"progress": {"step": step}, "optimizer": optimizer, "scaler": None, "rungs": []}
+    return dataclasses.replace(sample(step), state=state)
 
 
 def test_what_was_saved_comes_back(tmp_path: Path) -> None:
@@ -47,7 +60,54 @@ def test_a_damaged_one_is_passed_over(tmp_path: Path, name: str, damage: str) ->
     loaded, damaged = load_latest(tmp_path)
     assert loaded is not None and loaded.step == 5
     assert damaged == [newest]
-    assert newest_step(tmp_path) == (6 if damage == "flipped" else 5)  # bytes are read by the engine only
+    flipped = damage == "flipped" and name != "manifest.json"
+    assert newest_step(tmp_path) == (6 if flipped else 5)  # only the engine reads every byte
+
+
+def whole(folder: Path, name: str, data: bytes) -> None:
+    """Replace a file of a checkpoint and let the manifest say so: its hash holds, its content is of no use."""
+    (folder / name).write_bytes(data)
+    found = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+    found["files"][name] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    (folder / "manifest.json").write_text(json.dumps(found), encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", ["state.json", "adapter.safetensors", "optimizer.safetensors", "manifest.json"])
+@pytest.mark.parametrize("data", list(BAD.values()), ids=list(BAD))
+def test_the_older_one_is_taken_whatever_is_wrong_with_the_newest(tmp_path: Path, name: str, data: bytes) -> None:
+    save_checkpoint(tmp_path, state_of(5))
+    newest = save_checkpoint(tmp_path, state_of(6))
+    if name == "manifest.json":
+        (newest / name).write_bytes(data)
+    else:
+        whole(newest, name, data)
+    loaded, damaged = load_latest(tmp_path, is_restorable)
+    assert loaded is not None and loaded.step == 5
+    assert damaged == [newest]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"progress": {"step": 4}}, {"progress": {"step": "6"}}, {"progress": {}}, {"progress": []}, {"optimizer": {}},
+        {"optimizer": {"optimizer": "AdamW", "state": [{"exp_avg": {"tensor": "gone"}}], "groups": []}},
+        {"rungs": 3}, {"rungs": [{"step": 1}]}, {"rungs": [{"step": 1, "number": 1, "rung": {"micro_batch": "x"}}]},
+    ],
+)  # fmt: skip
+def test_a_state_that_no_run_can_continue_from_is_passed_over(tmp_path: Path, change: dict[str, object]) -> None:
+    save_checkpoint(tmp_path, state_of(5))
+    newest = state_of(6)
+    save_checkpoint(tmp_path, dataclasses.replace(newest, state={**newest.state, **change}))
+    loaded, _ = load_latest(tmp_path, is_restorable)
+    assert loaded is not None and loaded.step == 5
+
+
+def test_numbers_of_an_optimizer_may_be_infinite(tmp_path: Path) -> None:
+    """Prodigy's growth_rate is, unless the job says otherwise."""
+    state = {**state_of(5).state, "scaler": {"scale": math.inf}}
+    save_checkpoint(tmp_path, dataclasses.replace(state_of(5), state=state))
+    loaded, _ = load_latest(tmp_path, is_restorable)
+    assert loaded is not None and loaded.state["scaler"] == {"scale": math.inf}
 
 
 def test_saving_again_replaces_and_leftovers_do_not_count(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ import pickle
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,14 +24,33 @@ from trainer.dataset.inspection import Inspection
 from trainer.dataset.memory import PictureFacts
 from trainer.errors import DatasetError, JobError
 
-needs_pipes = pytest.mark.skipif(sys.platform == "win32", reason="a file without end is a named pipe here")
+needs_signals = pytest.mark.skipif(sys.platform == "win32", reason="Windows cannot stop a process for a while")
+
+
+def stop_at(own: Decoders, path: Path, then: int = 0) -> list[int]:
+    """Stop the process that is given this image before it reads a byte, collect its number, and send it a signal."""
+    stopped: list[int] = []
+    for decoder in own._all:
+
+        def give(
+            given: Path, most: float, real: Callable[[Path, float], None] = decoder.give, it: Any = decoder
+        ) -> None:
+            if given == path:
+                stopped.append(it._process.pid)
+                os.kill(it._process.pid, signal.SIGSTOP)
+            real(given, most)
+            if given == path and then:
+                os.kill(it._process.pid, then)
+
+        decoder.give = give  # type: ignore[method-assign]
+    return stopped
 
 
 @pytest.fixture
-def endless(tmp_path: Path) -> Path:
-    """A file that is opened and never gives a byte, as on a network that hangs."""
-    path = tmp_path / "endless.png"
-    os.mkfifo(path)
+def endless(good: Path) -> Path:
+    """An image that a process is stopped at, as one stops on a network that hangs."""
+    path = good.with_name("endless.png")
+    path.write_bytes(good.read_bytes())
     return path
 
 
@@ -50,12 +68,13 @@ def look_at(decoders: Decoders, *paths: Path) -> dict[str, Inspection]:
     return {path.name: facts for path, _, facts in decoders.inspect(paths, 100)}
 
 
-@needs_pipes
+@needs_signals
 def test_a_picture_that_hangs_is_given_up_and_the_next_is_looked_at(
     endless: Path, good: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Decoders(1) as own:
         assert isinstance(look_at(own, good)["good.png"], PictureFacts)
+        stop_at(own, endless)
         with monkeypatch.context() as patch:
             patch.setattr(decoders, "SECONDS", 0.2)
             ((path, state, hung),) = own.inspect([endless], 100)
@@ -64,35 +83,38 @@ def test_a_picture_that_hangs_is_given_up_and_the_next_is_looked_at(
         assert isinstance(look_at(own, good)["good.png"], PictureFacts)
 
 
-@needs_pipes
+@needs_signals
 def test_a_picture_that_crashes_its_decoder_is_named(endless: Path, good: Path) -> None:
-    """The process is killed while it reads, as the system ends one that touches memory which is not its own."""
-    before = children()
-
-    def kill() -> None:
-        with endless.open("wb"):  # waits until it is opened for reading
-            for child in multiprocessing.active_children():
-                if child.pid not in before:
-                    child.kill()
-
-    killing = threading.Thread(target=kill)
-    killing.start()
+    """The process is killed in the middle, as the system ends one that touches memory which is not its own."""
     with Decoders(1) as own:
+        look_at(own, good)
+        stop_at(own, endless, signal.SIGKILL)
         found = look_at(own, endless, good)
-        killing.join()
     crashed = found["endless.png"]
     assert isinstance(crashed, DatasetError) and crashed.code == "picture.crashes"
     assert isinstance(found["good.png"], PictureFacts)
 
 
-@needs_pipes
+@needs_signals
 def test_the_others_go_on_while_one_takes_its_time(endless: Path, good: Path) -> None:
+    other = good.with_name("other.png")
+    other.write_bytes(good.read_bytes())
     with Decoders(2) as own:
+        look_at(own, good, other)
+        stopped = stop_at(own, endless)
         coming = own.inspect([endless, good], 100)
         assert next(coming)[0] == good
-        endless.open("wb").close()
+        os.kill(stopped[0], signal.SIGCONT)
         (late,) = coming
-        assert late[0] == endless and isinstance(late[2], DatasetError) and late[2].code == "picture.empty"
+        assert late[0] == endless and isinstance(late[2], PictureFacts)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="Windows has no pipes among its files")
+def test_a_pipe_among_the_pictures_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.png")
+    with Decoders(1) as own:
+        refused = look_at(own, tmp_path / "pipe.png")["pipe.png"]
+    assert isinstance(refused, DatasetError) and "it is a pipe, not a file" in refused.sentence
 
 
 def test_a_process_that_cannot_be_started_says_nothing_of_a_picture(good: Path) -> None:
@@ -187,7 +209,7 @@ def test_large_pictures_are_decoded_one_after_the_other(
     assert [type(found[path.name]) for path in large] == [PictureFacts, DatasetError, PictureFacts, PictureFacts]
 
 
-@needs_pipes
+@needs_signals
 def test_ctrl_c_ends_a_check_at_once_and_quietly(endless: Path) -> None:
     """As a terminal sends it: to all processes. One that has just been started must not answer with a traceback."""
     code = """
@@ -195,15 +217,22 @@ import signal
 import sys
 from pathlib import Path
 from trainer.cli.outcome import guarded
+from trainer.dataset import decoders
 from trainer.dataset.facts import inspect_pictures
-from trainer.dataset.inspection import Inspection
 signal.signal(signal.SIGINT, signal.default_int_handler)  # programs started in the background have it ignored
-print("started", flush=True)
+comes_up = decoders._Decoder.comes_up
+def stop(decoder):
+    up = comes_up(decoder)
+    if up:
+        print("started", flush=True)
+        signal.pause()
+    return up
+decoders._Decoder.comes_up = stop
 guarded(lambda: len(inspect_pictures([Path(sys.argv[1])], 100)), debug=False)
 """
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "start_new_session": True, "text": True}
     with subprocess.Popen([sys.executable, "-c", code, str(endless)], **pipes) as child:  # type: ignore[call-overload]
-        with endless.open("wb"):  # waits until the decoder has opened it
-            os.killpg(child.pid, signal.SIGINT)
-            said = child.stderr.read()
-        assert said == "Interrupted. Whatever was saved before is kept; start again to go on.\n"
+        assert child.stdout.readline() == "started\n"
+        os.killpg(child.pid, signal.SIGINT)
+        said = child.stderr.read()
+        assert said == "Interrupted. Whatever was saved before is kept; run the command again to continue.\n"

@@ -12,14 +12,14 @@ from trainer.config.doubtful import unforeseen
 from trainer.config.job import Job
 from trainer.dataset.picture import Picture
 from trainer.protocol import events, places
-from trainer.protocol.checkpoints import steps_on_disk
+from trainer.protocol.checkpoints import newest_step
 from trainer.protocol.forecast import read_forecast
 from trainer.protocol.report import write_report
 from trainer.protocol.rundir import RunDirectory, State, Status
 from trainer.training import checkpoint as checkpoints
 from trainer.training.attention import attention
 from trainer.training.build import build_parts
-from trainer.training.components import Checkpoints, Previews, Requests, Saving, StepEvents, Validation
+from trainer.training.components import Checkpoints, Previews, Requests, Saving, StepEvents, Validation, is_restorable
 from trainer.training.control import Control, Interrupted, Order
 from trainer.training.curves import Curves
 from trainer.training.guard import SlowSteps, cap_memory, warn_of_allocator
@@ -81,7 +81,7 @@ class Attempt:
     @property
     def step(self) -> int:
         """How many optimizer steps are done and would not be lost."""
-        return max(steps_on_disk(self.run.checkpoints), default=0)
+        return newest_step(self.run.checkpoints) or 0
 
     def run_to_end(self, number: int) -> Ended:
         """Cache, train and export; return how it ended and the LoRA written at the end, if any."""
@@ -142,7 +142,7 @@ class Attempt:
             tell_trimmed(self.reporter)
 
     def _find_checkpoint(self) -> checkpoints.Checkpoint | None:
-        saved, damaged = checkpoints.load_latest(self.run.checkpoints)
+        saved, damaged = checkpoints.load_latest(self.run.checkpoints, is_restorable)
         for folder in damaged:
             self.reporter.notice("checkpoint.damaged", f"The checkpoint {folder.name} is damaged and was passed over.")
         if saved:

@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -111,12 +111,17 @@ def disk_full(folder: Path, detail: str) -> ResumableError:
     )
 
 
-def load_latest(parent: Path) -> tuple[Checkpoint | None, list[Path]]:
-    """The newest sound checkpoint, or None, and the damaged ones that were passed over."""
+def load_latest(
+    parent: Path, is_usable: Callable[[Checkpoint], bool] = lambda _: True
+) -> tuple[Checkpoint | None, list[Path]]:
+    """Return the newest sound checkpoint, or None, and the damaged ones that were skipped.
+
+    ``is_usable`` looks at what a checkpoint holds, for a file may be whole and still say what no run can continue from.
+    """
     damaged: list[Path] = []
     for step in reversed(steps_on_disk(parent)):
         folder = parent / folder_name(step)
-        if (checkpoint := load_checkpoint(folder)) is not None:
+        if (checkpoint := load_checkpoint(folder)) is not None and is_usable(checkpoint):
             return checkpoint, damaged
         damaged.append(folder)
     return None, damaged

@@ -8,8 +8,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from trainer.config.ladder import RungConfig
 from trainer.errors import ImpastoError
 from trainer.protocol import events
+from trainer.protocol.fields import build
 from trainer.protocol.forecast import ForecastPhase
 from trainer.protocol.rundir import RunDirectory
 from trainer.training import checkpoint as checkpoints
@@ -294,6 +296,30 @@ class Requests:
     def _sample(self, progress: Progress) -> str:
         self.previews.draw(progress)
         return f"previews of step {progress.step}"
+
+
+def is_restorable(saved: checkpoints.Checkpoint) -> bool:
+    """Tell whether a checkpoint holds all that `restore` and the plan take from it, of the right types."""
+    try:
+        state: Mapping[str, Any] = saved.state
+        progress = build(Progress, state["progress"])
+        optimizer = state["optimizer"]
+        for each in state.get("rungs", ()):
+            Taken(int(each["step"]), int(each["number"]), RungConfig.model_validate(each["rung"]))
+        named = list(_tensor_names([optimizer["state"], optimizer["groups"]]))
+        sound = isinstance(optimizer["optimizer"], str) and all(name in saved.optimizer for name in named)
+    except (ValueError, TypeError, LookupError, AttributeError):
+        return False
+    return sound and progress.step == saved.step
+
+
+def _tensor_names(value: Any) -> Iterator[str]:
+    """Yield the names of the tensors that the packed state of an optimizer refers to."""
+    if isinstance(value, dict) and "tensor" in value:
+        yield value["tensor"]
+    elif isinstance(value, dict | list):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _tensor_names(item)
 
 
 def restore(engine: Engine, saved: checkpoints.Checkpoint) -> None:

@@ -16,7 +16,7 @@ from trainer.training import checkpoint as checkpoints
 from trainer.training.ahead import AssemblerAhead
 from trainer.training.build import Parts, build_engine
 from trainer.training.compiled import compiled_of
-from trainer.training.components import capture, restore
+from trainer.training.components import capture, is_restorable, restore
 from trainer.training.control import watch
 from trainer.training.gradient_checkpointing import set_checkpointing
 from trainer.training.graphs import Tell, graphs_of
@@ -221,7 +221,7 @@ class Keeper:
         release(engine.device)
 
     def _last_checkpoint(self) -> checkpoints.Checkpoint:
-        saved, _ = checkpoints.load_latest(self.folder)
+        saved, _ = checkpoints.load_latest(self.folder, is_restorable)
         if saved is None:
             raise ResumableError(
                 "checkpoint.none",

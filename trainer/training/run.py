@@ -36,7 +36,7 @@ from trainer.errors import (
     RunError,
 )
 from trainer.protocol import atomic, events, lanes
-from trainer.protocol.checkpoints import steps_on_disk
+from trainer.protocol.checkpoints import newest_step
 from trainer.protocol.forecast import Forecast, write_forecast
 from trainer.protocol.places import cache_limit, is_disk_full
 from trainer.protocol.reading import read_text
@@ -265,7 +265,7 @@ def as_last_started(job: Job, former: Sequence[Mapping[str, Any]]) -> Job:
 
 def require_longer(run: RunDirectory, steps: int) -> None:
     """Raises RunError when the run has already gone further than ``steps``."""
-    done = max(steps_on_disk(run.checkpoints), default=0)
+    done = newest_step(run.checkpoints) or 0
     if steps < done:
         raise RunError(
             "run.shorter",
