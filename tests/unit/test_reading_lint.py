@@ -31,7 +31,7 @@ ALLOWED = {
     "trainer/protocol/row_store.py: sqlite3.connect": "checks that the file is a regular one, and rebuilds it",
     "app/core/edits/backups.py: sqlite3.connect": "our own backups; SQLite refuses what is not one",
     "app/core/edits/journal.py: open": "our own journal, whose lock is held",
-    "app/core/edits/replacing.py: os.open": "captions, with the checks that replacing them needs",
+    "app/core/edits/safe_files.py: os.open": "captions, with the checks that replacing them needs",
     "trainer/cli/output.py: os.open": "the null device",
 }
 _PARSERS = {

@@ -76,13 +76,20 @@ class UnusableFileError(ImpastoError, ValueError):
     reason: str = ""
 
 
+class UnopenableFileError(UnusableFileError, OSError):
+    """Not a regular file, or too large for its kind. It is an OSError too, for whoever only opens or copies files."""
+
+
 def unusable(source: object, code: str, reason: str) -> UnusableFileError:
     """Return the error for a file; `code` is "kind", "size", "encoding", "syntax", "depth", "number" or "content"."""
     named = f" {str(source)[:300]}" if str(source) else " this text"
-    error = UnusableFileError(
+    kind = UnopenableFileError if code in ("kind", "size") else UnusableFileError
+    error = kind(
         f"file.{code}", f"Could not read{named}: {reason}.", "Restore the file from a backup, or move it away."
     )
     error.reason = reason
+    if isinstance(error, UnopenableFileError):
+        error.strerror = reason
     return error
 
 

@@ -27,6 +27,7 @@ from trainer.errors import DatasetError
 from trainer.protocol.atomic import long_name as _system
 from trainer.protocol.atomic import rename, sync_directory
 from trainer.protocol.places import is_disk_full
+from trainer.protocol.reading import open_file, read_bytes
 
 # ruff: noqa: PTH114, PTH118, PTH120, PTH108, PTH116, PTH105, PTH104
 # Paths are strings here, and the system's own calls are used: with pathlib a caption takes twice as long.
@@ -60,14 +61,9 @@ class Seen(NamedTuple):
 
 def look_at(file: str, most: int) -> Seen:
     """Read a file, at most so many bytes; raises OSError, FileNotFoundError among them."""
-    handle = os.open(_system(file), os.O_RDONLY | _BINARY)
-    try:
-        about = os.fstat(handle)
-        data = os.read(handle, most)
-        while len(data) < most and (more := os.read(handle, most - len(data))):
-            data += more
-    finally:
-        os.close(handle)
+    with open_file(Path(file), "stream") as opened:
+        about = os.fstat(opened.fileno())
+        data = opened.read(most)
     settled = sys.platform != "win32" and time.time_ns() - about.st_mtime_ns > _SETTLED
     return Seen(data, _mark(about) if settled else None)
 
@@ -130,7 +126,7 @@ def sweep(folder: str, keep: Callable[[str, bytes], None]) -> None:
     with contextlib.suppress(OSError), os.scandir(_system(folder)) as entries:
         for entry in entries:
             if STRAY.fullmatch(entry.name) and time.time() - entry.stat(follow_symlinks=False).st_mtime > _ABANDONED:
-                keep(entry.name, Path(entry.path).read_bytes())
+                keep(entry.name, read_bytes(Path(entry.path), "text"))
                 os.unlink(entry.path)
 
 
@@ -247,7 +243,7 @@ def _exchange_back(temporary: str, target: str, inside: bytes) -> None:
 
 
 def _content(file: str) -> bytes:
-    return Path(_system(file)).read_bytes()
+    return read_bytes(Path(_system(file)), "text")
 
 
 def _swap(one: str, two: str) -> None:
