@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from tests.support.jobs import write_job
@@ -163,6 +164,25 @@ def hostile_header(place: Place) -> list[str]:
     return place.train_on((1 << 60).to_bytes(8, "little") + b"{" + bytes(600))
 
 
+def base_with_flow_matching(place: Place) -> Path:
+    """An SD 1.5 folder whose scheduler config was written by a flow matching trainer."""
+    folder = tiny_base("sd15", place.folder, form="folder")
+    config = {"_class_name": "FlowMatchEulerDiscreteScheduler", "num_train_timesteps": 1000, "shift": 3.0}
+    (folder / "scheduler" / "scheduler_config.json").write_text(json.dumps(config), encoding="utf-8")
+    return folder
+
+
+def base_of_nan(place: Place) -> Path:
+    """A base whose last layer was damaged: one of its weights is not a number."""
+    with safe_open(place.base, "pt") as file:
+        metadata = file.metadata()
+    tensors = load_file(place.base)
+    tensors[f"{UNET}out.2.bias"][:] = float("nan")
+    damaged = place.folder / "nan.safetensors"
+    save_file(tensors, damaged, metadata)
+    return damaged
+
+
 def base_as_v_by_name(place: Place) -> list[str]:
     return place.train_shapes(base_shapes(), "noobai-vpred.safetensors")
 
@@ -218,7 +238,8 @@ BASES: dict[str, tuple[str, Arrange]] = {
         ),
     ),
     "wrong family": ("states SDXL", lambda place: place.train("base.family=sdxl")),
-    "undecided prediction": ("Nothing decides how", base_as_v_by_name),
+    "flow matching base": ("flow matching", lambda place: place.train(base=base_with_flow_matching(place))),
+    "undecided prediction": ("Could not determine how", base_as_v_by_name),
     "folder without model_index": ("no model_index.json", lambda place: place.train(base=place.pictures)),
     "folder with a broken config": ("is not valid JSON", folder_with_a_broken_config),
     "folder with a truncated part": ("is cut off", folder_with_a_truncated_part),

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.bad_input import KINDS, Place, kohya
+from tests.support.bad_input import KINDS, Place, base_of_nan, kohya
 from tests.support.jobs import photographs, write_job
 from tests.support.tiny import tiny_base
 from trainer import cli
@@ -93,6 +93,17 @@ def test_bad_input_is_told_with_a_remedy(
     assert "Traceback" not in said.out
     require_whole(place.folder, before)
     assert not (place.folder / "job" / "runs").exists()
+
+
+def test_a_base_of_nan_is_refused_before_anything_is_trained(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+    words = place.train(base=base_of_nan(place))
+    before = tree(place.folder)
+    assert cli.main(words) == 2
+    said = capsys.readouterr()
+    require_told(said.err)
+    assert "not finite" in said.err
+    assert "Step" not in said.out
+    require_whole(place.folder, before)
 
 
 def test_captions_in_another_encoding_are_a_finding_and_no_error(

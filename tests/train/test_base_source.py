@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import shutil
@@ -14,6 +15,7 @@ from typing import Any, cast
 import pytest
 import torch
 from bitsandbytes.autograd._functions import MatMul8bitFp
+from diffusers import schedulers
 from peft import LoraConfig, inject_adapter_in_model
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -33,6 +35,7 @@ from trainer.base.source import BaseSource, open_base
 from trainer.config.base import BaseConfig
 from trainer.errors import BaseModelError
 from trainer.files.assets import asset_path
+from trainer.files.statements import DIFFUSION_SCHEDULERS, SAMPLING, SCHEDULER
 
 FAMILY_AND_FORM = [(family, form) for family in ("sd15", "sdxl") for form in ("folder", "single")]
 
@@ -215,11 +218,13 @@ def test_a_wrong_family_is_refused_with_what_the_file_is(bases: Path) -> None:
 
 def test_an_undecided_prediction_is_asked_for_and_can_be_stated(bases: Path, tmp_path: Path) -> None:
     path = tmp_path / "anime-vpred.safetensors"
-    shutil.copy(tiny_base("sdxl", bases, form="single"), path)
-    with pytest.raises(BaseModelError, match="Nothing decides") as caught:
+    configs = tiny_configs("sdxl")
+    del configs["scheduler"]["prediction_type"]
+    save_file(load_file(tiny_base("sdxl", bases, form="single")), path, single_file_metadata("sdxl", configs))
+    with pytest.raises(BaseModelError, match="Could not determine how") as caught:
         opened(path)
     assert 'prediction = "v"' in caught.value.remedy
-    with pytest.raises(BaseModelError, match="Nothing decides") as caught:
+    with pytest.raises(BaseModelError, match="Could not determine how") as caught:
         opened(path, prediction="v")
     assert "zero_terminal_snr" in caught.value.remedy
     source = opened(path, prediction="v", zero_terminal_snr=True)
@@ -377,3 +382,11 @@ def test_int8_layers_compute_as_the_library_and_keep_no_input(bases: Path, dtype
     product.backward(gradient)
     expected.backward(gradient)
     assert ours.grad is not None and theirs.grad is not None and torch.equal(ours.grad, theirs.grad)
+
+
+def test_every_key_of_diffusers_schedulers_is_known() -> None:
+    """What diffusers writes into the config of a supported scheduler states the process or only how it is sampled."""
+    for name in DIFFUSION_SCHEDULERS:
+        parameters = inspect.signature(getattr(schedulers, f"{name}Scheduler").__init__).parameters
+        unknown = set(parameters) - set(SCHEDULER) - SAMPLING - {"self", "args", "kwargs"}
+        assert not unknown, f"{name}: {unknown}"

@@ -226,7 +226,10 @@ def write(name: str, text: str) -> Callable[[Path], None]:
         (write("unet/config.json", "{"), "not valid JSON"),
         (write("unet/config.json", "[]"), "not a table"),
         (write("model_index.json", "[" * 100_000), "nested too deeply"),
-        (write("scheduler/scheduler_config.json", '{"prediction_type": "sample"}'), 'predicts "sample"'),
+        (
+            write("scheduler/scheduler_config.json", '{"prediction_type": "sample"}'),
+            'prediction_type = "sample"',
+        ),
         (write("text_encoder/config.json", '{"num_hidden_layers": 1000000}'), "cannot be right"),
     ],
 )

@@ -27,7 +27,7 @@ from trainer.config.base import BaseConfig, Family, Prediction
 from trainer.errors import BaseModelError, plain_reason
 from trainer.files.architecture import NAMES, Config
 from trainer.files.hashing import sha256_file
-from trainer.files.identify import BaseIdentity, identify_base
+from trainer.files.identify import BaseIdentity, decide_process, identify_base
 from trainer.files.parts import PartFiles, joint_digest, part_files, vae_files
 from trainer.protocol.events import OnPhase, Phase
 
@@ -49,26 +49,12 @@ def open_base(config: BaseConfig, progress: OnPhase | None = None) -> BaseSource
         raise BaseModelError(
             "base.wrong_family", sentence, f"Remove family under [base], or choose a base of {stated}."
         )
-    prediction, zero_snr = _target(config, identity)
+    prediction, zero_snr = decide_process(config, identity)
     if config.vae is None and not identity.has_vae:
         remedy = "Name a VAE under base.vae: a .safetensors file or a diffusers VAE folder."
         raise BaseModelError("base.no_vae", f'"{config.model}" has no VAE in it.', remedy)
     vae = Path(config.vae) if config.vae is not None else None
     return BaseSource(fetched.path, identity, prediction, zero_snr, vae, fetched.revision, progress)
-
-
-def _target(config: BaseConfig, identity: BaseIdentity) -> tuple[Prediction, bool]:
-    """Take what the user states, else what was found; ask where neither says it."""
-    prediction = identity.prediction if config.prediction == "auto" else config.prediction
-    zero_snr = identity.zero_terminal_snr if config.zero_terminal_snr == "auto" else config.zero_terminal_snr
-    if config.prediction == "epsilon" and config.zero_terminal_snr == "auto":
-        zero_snr = False  # what was found belongs to a v base: noise cannot be learned from pure noise
-    if prediction is not None and zero_snr is not None:
-        return prediction, zero_snr
-    missing = 'prediction = "v" (or "epsilon")' if prediction is None else "zero_terminal_snr = true (or false)"
-    sentence = f'Nothing decides how "{config.model}" was trained. {identity.evidence[-1]}'
-    remedy = f"Look it up on the model's page and write {missing} under [base]."
-    raise BaseModelError("base.undecided", sentence, remedy)
 
 
 @dataclass(frozen=True)

@@ -196,7 +196,9 @@ def _print_base(path: Path, identity: BaseIdentity) -> None:
     for sentence in identity.evidence:
         echo(f"  {sentence}")
     if identity.prediction is None:
-        echo('  Nothing tells what it predicts: state base.prediction = "epsilon" or "v" in the job.')
+        echo('  It is uncertain what it predicts: set base.prediction = "epsilon" or "v" in the job.')
+    elif identity.zero_terminal_snr is None:
+        echo("  It is uncertain how its noise schedule ends: set base.zero_terminal_snr = true or false in the job.")
     if not identity.has_vae:
         echo("  It has no VAE: name one under base.vae in the job.")
 

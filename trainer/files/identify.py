@@ -9,13 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NoReturn
 
+from trainer.config.base import BaseConfig
 from trainer.errors import BaseModelError, LoraFileError
 from trainer.files.architecture import NAMES, Config, Family
-from trainer.files.configs import PARTS, folder_configs, read_json
+from trainer.files.configs import EMBEDDED, PARTS, folder_configs, read_json
 from trainer.files.header import Header, read_header
 from trainer.files.modelspec import BASE_VERSIONS
-from trainer.files.prediction import Prediction, folder_target, single_file_target
+from trainer.files.prediction import folder_target, single_file_target
 from trainer.files.single import has_vae, single_file_architecture
+from trainer.files.statements import Prediction
 from trainer.files.weights import weight_files
 
 _GET_A_VAE = "Give a .safetensors VAE of SD 1.5 or SDXL, or a diffusers folder of one."
@@ -63,11 +65,28 @@ def identify_base(path: Path) -> BaseIdentity:
         raise BaseModelError("base.pickle", sentence, remedy)
     header = read_header(path)
     family, configs, how = single_file_architecture(path, header)
-    target = single_file_target(path, header)
+    target = single_file_target(path, header, configs["scheduler"] if EMBEDDED in header.metadata else None)
     evidence = (how, *target.evidence)
     return BaseIdentity(
         "single", family, target.prediction, target.zero_terminal_snr, evidence, configs, has_vae(header)
     )
+
+
+def decide_process(config: BaseConfig, identity: BaseIdentity) -> tuple[Prediction, bool]:
+    """Return what a base predicts and whether it has zero terminal SNR: as the job states, otherwise as found.
+
+    Raises BaseModelError, which names the job key to set, if neither decides it.
+    """
+    prediction = identity.prediction if config.prediction == "auto" else config.prediction
+    zero_snr = identity.zero_terminal_snr if config.zero_terminal_snr == "auto" else config.zero_terminal_snr
+    if config.prediction == "epsilon" and config.zero_terminal_snr == "auto":
+        zero_snr = False  # what was found belongs to a v base: noise cannot be learned from pure noise
+    if prediction is not None and zero_snr is not None:
+        return prediction, zero_snr
+    missing = 'prediction = "v" (or "epsilon")' if prediction is None else "zero_terminal_snr = true (or false)"
+    sentence = f'Could not determine how "{config.model}" was trained: {identity.evidence[-1]}'
+    remedy = f"Look it up on the model's page and set base.{missing} in the job."
+    raise BaseModelError("base.undecided", sentence, remedy)
 
 
 def identify_vae(path: Path) -> tuple[tuple[Path, ...], Config | None]:
@@ -150,7 +169,7 @@ def _lora_story(kind: str, family: Family | None, layers: Mapping[str, int], ran
 
 def _identify_folder(path: Path) -> BaseIdentity:
     family, configs = folder_configs(path)
-    target = folder_target(path, configs.get("scheduler"))
+    target = folder_target(path, configs.get("scheduler"), read_json(path / "model_index.json"))
     how = f"It is {NAMES[family]}: a diffusers folder with that UNet."
     for part in PARTS[family]:
         for file in weight_files(path, part) if part in configs else ():

@@ -26,7 +26,7 @@ from trainer.dataset.sampling import samples_per_epoch
 from trainer.errors import ImpastoError, JobError
 from trainer.files.architecture import NAMES, Config
 from trainer.files.configs import PARTS, bundled_configs
-from trainer.files.identify import BaseIdentity, identify_base, identify_vae
+from trainer.files.identify import BaseIdentity, decide_process, identify_base, identify_vae
 from trainer.files.parts import joint_digest, known_hashes, part_files, vae_files
 from trainer.memory.cards import find_card
 from trainer.memory.course import Occasions, occasions_of
@@ -170,6 +170,8 @@ def _source_of(base: BaseConfig, remarks: list[str], obstacles: list[ImpastoErro
     try:
         identity = identify_base(path)
     except ImpastoError as error:
+        if base.family == "auto" and path.exists():
+            raise
         if base.family == "auto":
             raise JobError(
                 "plan.family",
@@ -180,16 +182,19 @@ def _source_of(base: BaseConfig, remarks: list[str], obstacles: list[ImpastoErro
             obstacles.append(error)
         remarks.append(f"The base is not here to be read; {NAMES[base.family]} as it was published is assumed.")
         return _assumed(base.family, base)
+    try:
+        prediction, zero_snr = decide_process(base, identity)
+    except ImpastoError as error:  # a training would ask; memory and time are nearly the same for both
+        obstacles.append(error)
+        prediction, zero_snr = "epsilon", False
     configs = identity.configs
     vae = configs.get("vae") or bundled_configs(identity.family)["vae"]
     if base.vae is not None and Path(base.vae).exists():
         vae = identify_vae(Path(base.vae))[1] or vae
     return _Source(
         family=identity.family,
-        prediction=(identity.prediction or "epsilon") if base.prediction == "auto" else base.prediction,
-        zero_terminal_snr=bool(
-            identity.zero_terminal_snr if base.zero_terminal_snr == "auto" else base.zero_terminal_snr
-        ),
+        prediction=prediction,
+        zero_terminal_snr=zero_snr,
         unet_config=configs["unet"],
         vae_config=vae,
         text_configs=tuple(configs[part] for part in PARTS[identity.family] if part.startswith("text_encoder")),

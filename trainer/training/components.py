@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.config.ladder import RungConfig
-from trainer.errors import ImpastoError
+from trainer.errors import BaseModelError, ImpastoError
 from trainer.protocol import events
 from trainer.protocol.fields import build
 from trainer.protocol.forecast import ForecastPhase
@@ -105,6 +105,14 @@ class Validation:
                 self.engine.models,
                 self.engine.noise_schedule,
                 lambda done, total: self.reporter.phase("validate", done, total),
+            )
+        if progress.step == 0 and not any(map(is_finite, measured.per_timestep.values())):
+            raise BaseModelError(
+                "base.not_finite",
+                "Could not train: the base predicts numbers that are not finite (NaN or infinity) for every image, "
+                "before anything was trained.",
+                "Its weights are probably damaged: get the base again or choose another one. If it works elsewhere, "
+                'set fit.dtype = "fp32".',
             )
         self.reporter.write(
             events.Validation(
