@@ -19,6 +19,7 @@ from tests.support.jobs import photographs, write_job
 from tests.support.tiny import tiny_base
 from trainer.adapter.metadata import TIME_KEYS
 from trainer.config.base import Family
+from trainer.config.identity import FIT_NUMERICS
 from trainer.config.load import load_job
 from trainer.config.write import dump_job
 from trainer.errors import ImpastoError
@@ -254,8 +255,8 @@ def told_in_advance(job: Path, settings: Sequence[str], changes: Sequence[tuple[
 
 
 def edit(run: RunDirectory, changed: Mapping[str, Any]) -> None:
-    """Changes the fit that a paused run goes on with: in its frozen job, or a quantised base in its checkpoint."""
-    if "quantise" in changed:
+    """Change the fit that a paused run resumes with: in its frozen job, or in its checkpoint what no job may change."""
+    if {"quantise", *FIT_NUMERICS} & changed.keys():
         newest = max(run.checkpoints.glob("step-*"))
         state = json.loads((newest / "state.json").read_text(encoding="utf-8"))
         rung = {"exact": False, **changed}

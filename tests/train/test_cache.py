@@ -108,7 +108,7 @@ def test_texts_at_once_are_those_of_each_by_itself(tmp_path: Path) -> None:
     texts = [f"picture {n}, " + "many words, " * n * 3 for n in range(21)]
     told: list[tuple[int, int]] = []
     encoders = parts.source.load_text_encoders(torch.float32, "cpu")
-    cache = cache_of(job.changed(fit=job.fit.changed(deterministic=False)), parts)
+    cache = cache_of(job.changed(fit=job.fit.changed(deterministic=False, text_encoder_batch_size=8)), parts)
     cache.ensure_texts(texts[:2], quiet)
     cached = cache.ensure_texts(texts, lambda *amount: told.append(amount))
     assert cached is not None and cached.count == 19 and cached.encode >= cached.count / cached.seconds
@@ -161,9 +161,9 @@ def test_the_vae_is_shown_planes_as_the_forecast_traces_it(tmp_path: Path, monke
     job, pictures, parts = prepared(tmp_path)
     shown: list[torch.Tensor] = []
 
-    def watched(vae: Any, image: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def watched(vae: Any, image: torch.Tensor, *, tiled: bool) -> tuple[torch.Tensor, torch.Tensor]:
         shown.append(image)
-        return encode_latents(vae, image)
+        return encode_latents(vae, image, tiled=tiled)
 
     monkeypatch.setattr(cache, "encode_latents", watched)
     parts.cache.ensure_pictures([next(showings(job, pictures, 1))], quiet)
@@ -225,7 +225,13 @@ def test_only_a_changed_picture_is_encoded_again(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "setting",
-    ["recipe.resolution=96", "recipe.pictures.flip=true", "dataset.background='#102030'", "fit.vae_dtype=bf16"],
+    [
+        "recipe.resolution=96",
+        "recipe.pictures.flip=true",
+        "dataset.background='#102030'",
+        "fit.vae_dtype=bf16",
+        "fit.vae_encode_tiling=true",
+    ],
 )
 def test_another_setting_never_reads_a_stale_picture(tmp_path: Path, setting: str) -> None:
     job, pictures, parts = prepared(tmp_path)

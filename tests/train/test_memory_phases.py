@@ -80,6 +80,12 @@ def test_encoding_takes_what_is_known_of_it(dtype: Any, allocated: int, reserved
     assert peaks(tapes) == pytest.approx((allocated, reserved), rel=2e-3)
 
 
+def test_encoding_in_tiles_takes_what_its_largest_tile_does() -> None:
+    """A quarter of the pixels, beside the same weights."""
+    tiled = peaks(phases.cache_pictures(subject("sdxl", 1024, FitConfig(vae_dtype="bf16", vae_encode_tiling=True))))
+    assert tiled[0] < 0.35 * 1451 and tiled[1] < 0.45 * 1728
+
+
 @pytest.mark.parametrize(
     ("dtype", "tiling", "allocated", "reserved"),
     [("bf16", False, 1709, 2942), ("bf16", True, 563, 866), ("fp32", False, 3401, 5880)],

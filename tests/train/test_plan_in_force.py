@@ -25,8 +25,12 @@ def test_the_implied_ladder_goes_from_exact_to_rounding_to_quantised() -> None:
         {"exact": False, "micro_batch": 1},
         {"exact": False, "quantise": "int8"},
         {"exact": False, "quantise": "nf4"},
+        {"exact": False, "vae_encode_tiling": True},
+        {"exact": False, "text_encoder_batch_size": 1},
     ]
     assert not any(rung.quantise for rung in implied_ladder(FIT, FitConfig()))
+    in_bf16 = FIT.changed(dtype="bf16")  # where the base is in bf16, the GPU is known to compute in it
+    assert [rung.vae_dtype for rung in implied_ladder(in_bf16, FitConfig()) if rung.vae_dtype] == ["bf16"]
 
 
 @pytest.mark.parametrize(
@@ -36,6 +40,7 @@ def test_the_implied_ladder_goes_from_exact_to_rounding_to_quantised() -> None:
         {"micro_batch": 5},
         {"vae_tiling": True, "preview_offload": False},
         {"quantise": "none"},
+        {"vae_encode_tiling": False, "text_encoder_batch_size": 8},
     ],
 )
 def test_no_rung_of_the_implied_ladder_changes_what_the_user_wrote(written: dict[str, object]) -> None:
@@ -51,6 +56,8 @@ def test_at_the_end_of_the_ladder_it_names_what_the_user_holds_fast() -> None:
     assert bound.forbidden(4, "train") == {"checkpointing": "full", "micro_batch": 3}
     assert bound.forbidden(4, "preview") == {"preview_offload": True}
     assert bound.forbidden(4, "load") == {}
+    assert bound.forbidden(4, "cache_texts") == {"text_encoder_batch_size": 1}
+    assert bound.forbidden(4, "cache_pictures") == {}, "a resume refuses another way to encode images"
     free = plan()
     while free.step_down(4, "train"):
         pass
@@ -67,6 +74,9 @@ def test_at_the_end_of_the_ladder_it_names_what_the_user_holds_fast() -> None:
         ({"checkpointing": ["mid_block"]}, {"checkpointing": "none"}, {}),
         ({"checkpointing": ["mid_block"]}, {"checkpointing": "full"}, {"checkpointing": "full"}),
         ({"vae_tiling": True}, {"vae_tiling": True, "preview_offload": True}, {"preview_offload": True}),
+        ({"vae_dtype": "bf16"}, {"vae_dtype": "bf16"}, {}),
+        ({"vae_dtype": "fp32"}, {"vae_dtype": "bf16"}, {"vae_dtype": "bf16"}),
+        ({"deterministic": True}, {"text_encoder_batch_size": 1}, {}),
         ({}, {"quantise": "int8"}, {}),
         ({"allow_quantised": True}, {"quantise": "int8"}, {"quantise": "int8"}),
         ({"allow_quantised": True, "quantise": "nf4"}, {"quantise": "int8"}, {}),
@@ -90,14 +100,19 @@ def test_a_phase_takes_the_next_rung_that_helps_it() -> None:
         ("train", {"checkpointing": "full"}),
         ("validate", {"micro_batch": 3}),
         ("train", {"micro_batch": 2}),
+        ("cache_pictures", {"vae_encode_tiling": True}),
         ("cache_pictures", None),
+        ("cache_texts", {"text_encoder_batch_size": 1}),
+        ("cache_texts", None),
         ("load", None),
         ("preview", None),
     ]:
         taken = down.step_down(4, phase)  # type: ignore[arg-type]
         assert (taken and taken[1]) == expected
     assert down.at(3) == FIT
-    assert down.at(4) == FIT.changed(preview_offload=True, checkpointing="full", micro_batch=2)
+    assert down.at(4) == FIT.changed(
+        preview_offload=True, checkpointing="full", micro_batch=2, vae_encode_tiling=True, text_encoder_batch_size=1
+    )
 
 
 def test_a_rung_may_be_needed_earlier_when_steps_are_replayed() -> None:

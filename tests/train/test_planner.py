@@ -103,6 +103,9 @@ def test_with_room_for_everything_nothing_is_saved(ample: Planned) -> None:
     assert ample.smaller.forecast.seconds > ample.pick.forecast.seconds
 
 
+ENCODING = ("vae_dtype", "vae_encode_tiling", "text_encoder_batch_size")
+
+
 def test_each_rung_of_the_ladder_needs_less_than_the_one_before(searched: list[Exhaustive], ample: Planned) -> None:
     one = searched[0]
     assert ample.pick is not None
@@ -113,11 +116,11 @@ def test_each_rung_of_the_ladder_needs_less_than_the_one_before(searched: list[E
         (key,) = changes
         fit = fit.changed(**changes)
         kinds.append((key, rung.exact))
-        if key not in ("vae_tiling", "preview_offload"):
+        if key not in ("vae_tiling", "preview_offload", *ENCODING):
             needs.append(one.training(fit))
     assert all(later < former for former, later in pairwise(needs)), needs
     order = [key for key, _ in dict.fromkeys(kinds)]
-    assert order == ["preview_offload", "checkpointing", "micro_batch", "quantise"]
+    assert order == ["preview_offload", "checkpointing", "micro_batch", "quantise", *ENCODING]
     assert all(exact == (key in ("preview_offload", "checkpointing")) for key, exact in kinds)
     # In so small a model the tables of nf4 weigh more than it saves, so that it is no rung.
     assert (fit.checkpointing, fit.micro_batch, fit.quantise) == ("full", 1, "int8")
@@ -135,6 +138,8 @@ def test_the_ladder_leaves_alone_what_the_user_wrote(searched: list[Exhaustive],
     assert [rung.model_dump(exclude_none=True) for rung in planned.ladder] == [
         {"exact": False, "micro_batch": 2},
         {"exact": False, "micro_batch": 1},
+        *({"exact": False, **changes} for changes in ({"vae_dtype": "bf16"}, {"vae_encode_tiling": True})),
+        {"exact": False, "text_encoder_batch_size": 1},
     ]
 
 

@@ -286,6 +286,93 @@ def test_the_models_make_room_for_encoding_the_next_portion(place: Place) -> Non
     assert_right(place, "sd15", PORTIONS, trial)
 
 
+# --- encoding has fallback steps of its own ---------------------------------------------------------------------------
+
+ENCODING = (
+    *TRAIN_ONLY[:-1],
+    'ladder=[{exact=false, vae_dtype="bf16"}, {exact=false, vae_encode_tiling=true}, '
+    "{exact=false, text_encoder_batch_size=1}]",
+)
+
+
+@pytest.fixture
+def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Images of the tests' size are cut, too."""
+    monkeypatch.setattr("trainer.base.vae.TILE", 64)
+
+
+@pytest.mark.usefixtures("own_cache", "small_tiles")
+@pytest.mark.parametrize(
+    ("times", "changes"),
+    [
+        (2, [(0, {"vae_dtype": "bf16"})]),
+        (3, [(0, {"vae_dtype": "bf16"}), (0, {"vae_encode_tiling": True})]),
+    ],
+)
+def test_images_are_encoded_in_bf16_then_in_tiles(place: Place, times: int, changes: list[Any]) -> None:
+    exhaustion = Exhaustion(phase_begins("cache_pictures"), 300, times=times)
+    trial = place.exhausted("sd15", ENCODING, exhaustion)
+    assert {event.phase for event in trial.of(events.MemoryExhausted)} == {"cache_pictures"}
+    assert changes_of(trial) == changes and not any(event.exact for event in trial.of(events.SteppedDown))
+    assert_right(place, "sd15", ENCODING, trial)
+    assert trial.lora() != place.truth("sd15", ENCODING), "the images were encoded as before"
+
+
+@pytest.mark.usefixtures("own_cache", "small_tiles")
+def test_a_killed_run_keeps_the_images_that_it_encoded_otherwise(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the cache is lost meanwhile: they are encoded again as before."""
+    exhaustion = Exhaustion(phase_begins("cache_pictures"), 300, times=3)
+
+    def act(event: events.Event) -> None:
+        exhaustion.tell(event)
+        if isinstance(event, events.StepEvent) and event.step == 3:
+            raise Killed
+
+    trial = Trial(place.job(), ENCODING, act).start()
+    assert trial.code is None
+    changes = changes_of(trial)
+    monkeypatch.setenv("IMPASTO_CACHE", str(tmp_path / "another cache"))
+    assert trial.resume().code == 0 and len(changes) == 2
+    assert trial.lora() == place.truth("sd15", ENCODING, changes)
+
+
+@pytest.mark.usefixtures("own_cache", "small_tiles")
+def test_the_next_portion_is_encoded_in_tiles_when_not_even_the_models_leaving_makes_room(place: Place) -> None:
+    settings = (*PORTIONS[:-3], ENCODING[-1], *PORTIONS[-2:])
+    # Only the VAE's work counts: setting the models aside copies the masters, for which a GPU needs no memory.
+    exhaustion = Exhaustion(phase_begins("cache_pictures", turn=3), 5, times=4, operation="aten::convolution")
+    trial = place.exhausted("sd15", settings, exhaustion)
+    assert changes_of(trial) == [(2, {"vae_dtype": "bf16"}), (2, {"vae_encode_tiling": True})]
+    assert_right(place, "sd15", settings, trial)
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_captions_are_encoded_one_at_a_time_where_there_is_no_room_for_eight(place: Place) -> None:
+    exhaustion = Exhaustion(phase_begins("cache_texts"), 40, times=2)
+    settings = [*ENCODING, "fit.text_encoder_batch_size=8"]
+    trial = Trial(place.job(), settings, exhaustion.tell, on_a_gpu).start()
+    assert {event.phase for event in trial.of(events.MemoryExhausted)} == {"cache_texts"}
+    assert trial.code == 0 and changes_of(trial) == [(0, {"text_encoder_batch_size": 1})]
+    one_by_one = Trial(place.job(), [*ENCODING, "fit.text_encoder_batch_size=1"], planner=on_a_gpu).start()
+    assert trial.lora() == one_by_one.lora()
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_where_the_ladder_of_encoding_ends_the_run_pauses_with_a_remedy(place: Place) -> None:
+    exhaustion = Exhaustion(phase_begins("cache_pictures"), 30, times=5)
+    trial = Trial(place.job(), ENCODING, exhaustion.tell).start()
+    assert trial.code == 75 and "fit.vae_encode_tiling = true" in trial.error.remedy  # type: ignore[union-attr]
+    assert "fit.vae_dtype =" not in trial.error.remedy  # type: ignore[union-attr] # a resume may not change it
+    assert trial.resume().code == 0 and trial.lora() == place.truth("sd15", ENCODING)
+
+
+def on_a_gpu(job: Job, *_: object) -> PlannedFit:
+    """The CPU always repeats exactly, and then captions are encoded one at a time anyway."""
+    return PlannedFit(job.fit.changed(deterministic=False))
+
+
 def encoding_alone(job: Job, *_: object) -> PlannedFit:
     """A plan whose forecast has no room for encoding beside the models."""
     forecast = Forecast("cpu", (), 0, 0, 0, 0, 0, fits=True, seconds=1.0, step_seconds={}, encodes_alone=True)

@@ -20,6 +20,7 @@ OURS = {
     *(f"recipe.optimizer.{name}" for name in ("relative_step", "scale_parameter", "warmup_init", "clip_threshold",
                                               "decay_rate", "d0", "growth_rate", "warmup_steps")),
     "fit.allow_quantised", "fit.graphs", "fit.channels_last", "fit.fp16_accumulation", "fit.deterministic",
+    "fit.vae_encode_tiling",
     *(f"report.previews.prompts.*.{name}" for name in ("prompt", "width", "height", "seed")),
     "report.validation.timesteps", "report.max_skipped", "output.tag_frequency",
 }  # fmt: skip

@@ -151,6 +151,8 @@ def cost(event: events.SteppedDown) -> str:
     """Return what a step down does to the result."""
     if "quantise" in event.changes:
         return "a base in fewer bits costs some fidelity"
+    if "vae_encode_tiling" in event.changes:
+        return "latents of images encoded in tiles differ by about 5 %"
     return "the result stays the same" if event.exact else "the result differs by rounding"
 
 

@@ -103,6 +103,7 @@ FIELD_NAMES: Mapping[str, tuple[str, ...]] = {
     "fit.attention": ("xformers", "sdpa", "mem_eff_attn", "enable_xformers_memory_efficient_attention",
                       "attention_mechanism"),
     "fit.vae_tiling": ("enable_vae_tiling", "vae_batch_size"),
+    "fit.text_encoder_batch_size": ("text_encoder_outputs_batch_size", "cache_text_encoder_outputs_batch_size"),
     "fit.preview_offload": ("lowram", "enable_model_cpu_offload"),
     "fit.threads": ("max_data_loader_n_workers", "dataloader_num_workers", "dataloader_threads", "num_cpu_threads"),
     "fit.compile": ("torch_compile",),

@@ -12,6 +12,9 @@ from trainer.config.products import EVERYWHERE, ProductConfig
 PLANNED = ("dtype", "quantise", "micro_batch", "checkpointing", "vae_tiling", "preview_offload")
 """The keys that a plan decides where a job leaves them open."""
 
+TEXTS_AT_ONCE = 8
+"""Most GPUs finish each operation on a single caption before the host asks for the next (docs/decisions/0023)."""
+
 LARGEST_MICRO_BATCH = 64
 """Beyond it no card gets faster."""
 
@@ -40,6 +43,10 @@ class FitConfig(Section):
     """Which layers multiply in int8 under quantise = "int8_products"; absent: measured when the run starts."""
     vae_dtype: Literal["fp32", "bf16"] | None = None
     """The number format of the VAE; fp32 is safest."""
+    vae_encode_tiling: bool | None = None
+    """Whether images are encoded in overlapping tiles: needs much less memory; latents differ by about 5 %."""
+    text_encoder_batch_size: int | None = Field(default=None, ge=1, le=64)
+    """How many captions are encoded at once; absent: 8, or 1 where every result is to be exactly repeatable."""
     micro_batch: int | None = Field(default=None, ge=1, le=512)
     """How many pictures are computed at once; an effective batch is split into these."""
     checkpointing: Literal["none", "full"] | BlockNames | None = None

@@ -9,7 +9,7 @@ from trainer.config.recipe import LENGTH_KEYS
 from trainer.config.write import toml_value
 
 # Rounding apart, the rest of a fit changes no result: a run may go on with a smaller micro-batch or more checkpointing.
-FIT_NUMERICS = ("dtype", "quantise", "int8_products", "vae_dtype")
+FIT_NUMERICS = ("dtype", "quantise", "int8_products", "vae_dtype", "vae_encode_tiling")
 
 
 def identity(job: Job) -> dict[str, object]:

@@ -19,6 +19,12 @@ class RungConfig(Section):
     """As in the fit."""
     micro_batch: int | None = Field(default=None, ge=1, le=512)
     """As in the fit."""
+    vae_dtype: Literal["bf16"] | None = None
+    """As in the fit."""
+    vae_encode_tiling: bool | None = None
+    """As in the fit."""
+    text_encoder_batch_size: int | None = Field(default=None, ge=1, le=64)
+    """As in the fit."""
     vae_tiling: bool | None = None
     """As in the fit."""
     preview_offload: bool | None = None

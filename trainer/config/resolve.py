@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from trainer.config.base import NATIVE_RESOLUTION, BaseConfig, Family, Prediction
-from trainer.config.fit import FitConfig
+from trainer.config.fit import TEXTS_AT_ONCE, FitConfig
 from trainer.config.job import Job
 from trainer.config.length import resolve_length, steps_per_epoch
 from trainer.config.pictures import PictureConfig
@@ -141,6 +141,7 @@ def choose_fit(fit: FitConfig, recipe: RecipeConfig, machine: Machine) -> FitCon
         device=_device(fit, machine),
         micro_batch=min(fit.micro_batch or 1, recipe.effective_batch),
         deterministic=on_cpu or fit.deterministic,
+        text_encoder_batch_size=fit.text_encoder_batch_size or (1 if on_cpu or fit.deterministic else TEXTS_AT_ONCE),
     )
 
 
@@ -156,6 +157,7 @@ def _cpu_fit(recipe: RecipeConfig, machine: Machine) -> FitConfig:
         dtype="fp32",
         quantise="none",
         vae_dtype="fp32",
+        vae_encode_tiling=False,
         micro_batch=min(recipe.effective_batch, 4),
         checkpointing="none",
         attention="auto",
@@ -173,6 +175,7 @@ def _card_fit(machine: Machine) -> FitConfig:
         dtype="bf16" if machine.bf16 else "fp16",
         quantise="none",
         vae_dtype="fp32",
+        vae_encode_tiling=False,
         micro_batch=1,
         checkpointing="full",
         attention="auto",

@@ -8,19 +8,22 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainer.config.base import Family
-from trainer.config.fit import FitConfig
+from trainer.config.fit import TEXTS_AT_ONCE, FitConfig
 from trainer.config.job import Job
 from trainer.dataset.sampling import Sample
 
 # Raised when what an entry holds changes, so that entries of older programs are never read.
 FORM = 1
-# With one text most cards are done with each operation before the host asks for the next; see decision 23.
-TEXTS_AT_ONCE = 8
 
 
 def texts_at_once(fit: FitConfig) -> int:
-    """How many texts go through the encoders together; one where runs repeat, as others beside it change its bits."""
-    return 1 if fit.deterministic else TEXTS_AT_ONCE
+    """Return how many texts are encoded together: 1 where runs repeat exactly, as others change a text's bits."""
+    return 1 if fit.deterministic else fit.text_encoder_batch_size or TEXTS_AT_ONCE
+
+
+def encoding_form(fit: FitConfig) -> tuple[object, ...]:
+    """Return what of a fit decides under which keys images and texts are cached."""
+    return fit.vae_dtype, bool(fit.vae_encode_tiling), texts_at_once(fit)
 
 
 def content_key(*parts: object) -> str:
@@ -54,7 +57,10 @@ class Cached:
         return self.folder / "texts"
 
     def picture_key(self, sample: Sample) -> str:
-        """The key of a sample's latents: picture and mask bytes, crop, bucket, flip, background, VAE and its dtype."""
+        """Return the key of a sample's latents.
+
+        Over image and mask bytes, crop, bucket, flip, background, VAE and its dtype, and whether it encodes in tiles.
+        """
         picture = sample.picture
         return content_key(
             "picture",
@@ -67,6 +73,7 @@ class Cached:
             self.job.dataset.background.lower(),
             self.vae_hash,
             self.job.fit.vae_dtype,
+            *(["tiled"] if self.job.fit.vae_encode_tiling else []),
         )
 
     def text_key(self, text: str) -> str:

@@ -8,6 +8,7 @@ from typing import Literal
 from trainer.config.fit import FitConfig
 from trainer.config.ladder import RungConfig
 from trainer.memory.grid import Checkpointing, micro_batches, within
+from trainer.training.plan import encoding_ladder
 
 # A rung that saves less than this share is not worth the repeated step that it costs.
 WORTH = 0.03
@@ -29,7 +30,8 @@ def ladder(
     """The rungs below ``fit``, each of which needs less than the one before; keys that the user wrote stay.
 
     First those that leave the result as it is bit for bit, then smaller micro-batches, which only round otherwise,
-    then, where the job allows it, a quantised base. ``sets`` are nested.
+    then, where the job allows it, a quantised base, at last those of encoding. Each is taken only by phases that it
+    helps. ``sets`` are nested.
     """
     rungs: list[RungConfig] = []
     if previews:
@@ -45,7 +47,7 @@ def ladder(
             size = fewer
     if fit.allow_quantised and written.quantise is None:
         rungs += _of_quantising(quantise, lambda bits: need(bits, checkpointing, size))
-    return tuple(rungs)
+    return (*rungs, *encoding_ladder(fit, written))
 
 
 def _of_previews(fit: FitConfig, written: FitConfig) -> Iterator[RungConfig]:

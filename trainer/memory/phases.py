@@ -84,7 +84,7 @@ def cache_pictures(subject: Subject) -> tuple[Tape, ...]:
         _place(tracer, "vae", vae, _vae_dtype(subject))
         for width, height in _shapes(subject):
             with tracer.stage(f"encode {width}x{height}"):
-                posterior(vae, torch.empty(1, 3, height, width))
+                posterior(vae, torch.empty(1, 3, height, width), tiled=bool(subject.fit.vae_encode_tiling))
         del vae
         return (tracer.cut("cache_pictures"),)
 

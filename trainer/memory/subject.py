@@ -171,7 +171,8 @@ class Subject:
             "clipped": recipe.clip_gradient > 0,
             "optimizer": _present(recipe.optimizer.model_dump(mode="json")),
             "averaged": isinstance(recipe.optimizer, ScheduleFreeConfig),
-            "vae_dtype": fit.vae_dtype,
+            # Tiles join only where they are asked for, so that the keys of shipped traces stay.
+            "vae_dtype": (fit.vae_dtype, "tiled") if fit.vae_encode_tiling else fit.vae_dtype,
             "decoding": (fit.vae_tiling, fit.preview_offload),
             "previews": (prompts, self.zero_terminal_snr, self.prediction),
             "buckets": sorted(bucket.size for bucket in self.buckets),

@@ -128,6 +128,7 @@ class Attempt:
         ``make_room`` is called before anything is encoded: what lies in the cache already needs none.
         """
         last = (self.job.recipe.steps or 1) - 1
+        self.keeper.follow_plan(step)
         texts = [*self.previewer.texts(), *(sample.caption for sample in self.validator.samples)]
         feed, samples = self.parts.feed, self.validator.samples
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -152,8 +153,16 @@ class Cache:
         self.entries = Cached(folder, job, source.family, source.vae_hash, source.text_hash)
         self.pictures, self.texts = EntryStore(self.entries.pictures), EntryStore(self.entries.texts)
         self.source = source
-        self.job = job
         self.device = device
+
+    @property
+    def job(self) -> Job:
+        """The job as the plan in force makes it, which decides how images and texts are encoded, and their keys."""
+        return self.entries.job
+
+    @job.setter
+    def job(self, job: Job) -> None:
+        self.entries = dataclasses.replace(self.entries, job=job)
 
     def picture_key(self, sample: Sample) -> str:
         """The key of a sample's latents."""
@@ -193,7 +202,7 @@ class Cache:
         self, missing: Sequence[str], samples: Mapping[str, Sample], kept: Callable[[int], object]
     ) -> Pace:
         dtype = DTYPES[self.job.fit.vae_dtype or "fp32"]
-        vae = self.source.load_vae(dtype, self.device)
+        vae, tiled = self.source.load_vae(dtype, self.device), bool(self.job.fit.vae_encode_tiling)
         room = Room(PIXELS_AT_ONCE)
 
         def crop(key: str) -> tuple[Floats, Floats | None]:
@@ -205,7 +214,7 @@ class Cache:
                     trim()
                 return crop
 
-        stages = Stages(crop, lambda shown: _encode_picture(vae, *shown), self.pictures.write)
+        stages = Stages(crop, lambda shown: _encode_picture(vae, *shown, tiled=tiled), self.pictures.write)
         # A kernel that the job forces on the UNet may not suit the VAE's one wide head.
         with attention("auto", self.device, dtype):
             return stages.run(missing, kept)
@@ -284,8 +293,8 @@ class Cache:
         return entry
 
 
-def _encode_picture(vae: AutoencoderKL, image: Floats, mask: Floats | None) -> dict[str, Tensor]:
-    mean, std = encode_latents(vae, torch.from_numpy(image))
+def _encode_picture(vae: AutoencoderKL, image: Floats, mask: Floats | None, *, tiled: bool) -> dict[str, Tensor]:
+    mean, std = encode_latents(vae, torch.from_numpy(image), tiled=tiled)
     tensors = {"mean": mean[0].cpu(), "std": std[0].cpu()}
     if mask is not None:
         full = torch.from_numpy(mask)[None, None].float()

@@ -8,6 +8,7 @@ from functools import lru_cache
 
 from trainer.config.job import Job
 from trainer.config.model import stated
+from trainer.dataset.cached import encoding_form
 from trainer.dataset.picture import Picture
 from trainer.dataset.portions import GIGABYTE, MOST_SHOWINGS, latent_bytes, text_bytes
 from trainer.dataset.sampling import Sample, epoch_batches, micro_batches, steps_per_epoch
@@ -21,6 +22,8 @@ class Portion:
 
     first: int
     last: int
+    form: tuple[object, ...]
+    """How they were encoded; under another plan they are encoded again."""
 
 
 class Feed:
@@ -80,14 +83,18 @@ class Feed:
         return True
 
     def holds(self, step: int) -> bool:
-        """Whether what ``step`` needs is encoded."""
-        return self.prepared is not None and self.prepared.first <= self.epoch_of(step) <= self.prepared.last
+        """Return whether what ``step`` needs is encoded as the plan in force has it."""
+        portion = self.prepared
+        if portion is None or portion.form != encoding_form(self.job.fit):
+            return False
+        return portion.first <= self.epoch_of(step) <= portion.last
 
     def _list_portion(self, first: int) -> tuple[Portion, list[Sample]]:
         """The epochs from ``first`` on that fit the disk limit, at least one, with their distinct samples."""
         limit = (self.job.fit.cache_gigabytes or float("inf")) * GIGABYTE
         last_epoch = self.epoch_of(stated(self.job.recipe.steps) - 1)
         distinct: dict[tuple[str, str], Sample] = {}
+        form = encoding_form(self.job.fit)
         size, showings = 0.0, 0
         for epoch in range(first, last_epoch + 1):
             fresh = {
@@ -100,6 +107,6 @@ class Feed:
             size += sum(latent_bytes(one.bucket, masked=one.mask != "none") + self._text_bytes for one in pictures)
             showings += sum(map(len, self._epoch(epoch)))
             if epoch > first and (size > limit or showings > MOST_SHOWINGS):
-                return Portion(first, epoch - 1), list(distinct.values())
+                return Portion(first, epoch - 1, form), list(distinct.values())
             distinct |= fresh
-        return Portion(first, last_epoch), list(distinct.values())
+        return Portion(first, last_epoch, form), list(distinct.values())

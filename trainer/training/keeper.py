@@ -85,6 +85,12 @@ class Keeper:
         self.engine = engine
         return engine
 
+    def follow_plan(self, step: int) -> None:
+        """Let all that encode and draw follow the plan in force at ``step``; the models themselves follow later."""
+        fit = self.plan.at(step)
+        if fit != self.parts.feed.job.fit:
+            self._use(fit)
+
     def set_out(self) -> None:
         """Notes how far the run is, to come back there after a failure."""
         self._goal = dataclasses.replace(self._require().progress)
@@ -183,7 +189,7 @@ class Keeper:
     def _use(self, fit: FitConfig) -> Job:
         """The job as the plan makes it now, for all who look into its fit."""
         job = self.job.changed(fit=fit)
-        for user in (self.parts.feed, *self.drawers):
+        for user in (self.parts.cache, self.parts.feed, *self.drawers):
             user.job = job
         return job
 

@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trainer.config.fit import FitConfig
+from trainer.config.identity import FIT_NUMERICS
 from trainer.config.job import Job
 from trainer.config.ladder import RungConfig
+from trainer.dataset.cached import texts_at_once
 from trainer.protocol.forecast import ForecastPhase
 
 QUANTISATION = ("none", "int8_products", "int8", "nf4")
@@ -17,6 +19,8 @@ QUANTISATION = ("none", "int8_products", "int8", "nf4")
 _TRAINING = frozenset({"checkpointing", "micro_batch", "quantise"})
 # Which keys can lower the peak of a phase: a rung that has none of them would cost speed or rounding for nothing.
 HELPS: Mapping[ForecastPhase, frozenset[str]] = {
+    "cache_pictures": frozenset({"vae_dtype", "vae_encode_tiling"}),
+    "cache_texts": frozenset({"text_encoder_batch_size"}),
     "first_step": _TRAINING,
     "train": _TRAINING,
     "validate": frozenset({"micro_batch", "quantise"}),
@@ -88,7 +92,7 @@ class Plan:
         changes: dict[str, Any] = {}
         for rung in implied_ladder(fit, FitConfig()):
             for key, value in lowered(fit, rung).items():
-                if key in helps:
+                if key in helps and key not in FIT_NUMERICS:
                     changes.setdefault(key, value)
         return changes
 
@@ -120,6 +124,10 @@ def _needs_less(fit: FitConfig, name: str, value: Any) -> bool:
             return bool(value < (present or 1))
         case "checkpointing":
             return present != "full" and value not in ("none", present)
+        case "vae_dtype":
+            return bool(present != value)
+        case "text_encoder_batch_size":
+            return bool(value < texts_at_once(fit))
         case "quantise":
             return fit.allow_quantised and QUANTISATION.index(value) > QUANTISATION.index(present or "none")
         case _:
@@ -129,7 +137,8 @@ def _needs_less(fit: FitConfig, name: str, value: Any) -> bool:
 def implied_ladder(fit: FitConfig, written: FitConfig) -> Iterator[RungConfig]:
     """The rungs below a fit that no planner made: exact ones first, then halved micro-batches, then quantised bases.
 
-    Keys that the user has ``written`` stay as they are (docs/decisions/0008).
+    Those of encoding come last; only encoding takes them. Keys that the user has ``written`` stay as they are
+    (docs/decisions/0008).
     """
     if written.vae_tiling is None:
         yield RungConfig(exact=True, vae_tiling=True)
@@ -144,3 +153,17 @@ def implied_ladder(fit: FitConfig, written: FitConfig) -> Iterator[RungConfig]:
     if fit.allow_quantised and written.quantise is None:
         yield RungConfig(exact=False, quantise="int8")
         yield RungConfig(exact=False, quantise="nf4")
+    yield from encoding_ladder(fit, written)
+
+
+def encoding_ladder(fit: FitConfig, written: FitConfig) -> Iterator[RungConfig]:
+    """Yield the fallback steps of encoding: images in bf16, then in tiles, which changes them more; single captions.
+
+    bf16 only where the base has it too, so that the GPU is known to compute in it.
+    """
+    if fit.dtype == "bf16" and fit.vae_dtype != "bf16" and written.vae_dtype is None:
+        yield RungConfig(exact=False, vae_dtype="bf16")
+    if not fit.vae_encode_tiling and written.vae_encode_tiling is None:
+        yield RungConfig(exact=False, vae_encode_tiling=True)
+    if texts_at_once(fit) > 1 and written.text_encoder_batch_size is None:
+        yield RungConfig(exact=False, text_encoder_batch_size=1)

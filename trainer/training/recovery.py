@@ -26,7 +26,7 @@ from trainer.training.shortage import is_out_of_memory, shortage_of
 TRIES_OF_A_PLAN = 3
 
 REMEDIES: dict[ForecastPhase, str] = {
-    "cache_pictures": ", or start a new run at a lower resolution",
+    "cache_pictures": ", or start a new run with fit.vae_encode_tiling = true or at a lower resolution",
     "cache_texts": "",
     "load": ", or start a new run with fit.allow_quantised = true",
     "preview": ", or make the images under report.previews in the run's job.toml smaller, or remove them",
@@ -162,11 +162,12 @@ class Recovery:
         release(self.keeper.parts.device)
 
     def _step_down(self, told: events.MemoryExhausted) -> None:
+        # Encoding, between two portions of a long run, has no need of the models in training; unlike the fallback steps
+        # of encoding, to set them aside leaves the result as it is.
+        if told.phase in ("cache_pictures", "cache_texts") and self.keeper.set_aside():
+            return
         down = self.plan.step_down(self.position, told.phase)
         if down is None:
-            # Encoding, between two portions of a long run, has no need of the models in training.
-            if told.phase in ("cache_pictures", "cache_texts") and self.keeper.set_aside():
-                return
             raise self._end(told)
         taken, changes = down
         self._tries = 0

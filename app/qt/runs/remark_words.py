@@ -110,6 +110,8 @@ def _stepped_down(event: events.SteppedDown) -> str:
     keys = ", ".join(f"fit.{key} = {json.dumps(value)}" for key, value in event.changes.items())
     if "quantise" in event.changes:
         cost = translate("Remarks", "A base in fewer bits costs some fidelity.")
+    elif "vae_encode_tiling" in event.changes:
+        cost = translate("Remarks", "Latents of images encoded in tiles differ by about 5 %.")
     else:
         cost = (
             translate("Remarks", "The result stays the same.")

@@ -128,6 +128,12 @@ def rung(changes: Mapping[str, Any]) -> str:
         return QCoreApplication.translate("Forecast", "Decode previews in tiles")
     if "preview_offload" in changes:
         return QCoreApplication.translate("Forecast", "Put the UNet aside while previews are decoded")
+    if "vae_dtype" in changes:
+        return QCoreApplication.translate("Forecast", "Encode images in {dtype}").format(dtype=changes["vae_dtype"])
+    if "vae_encode_tiling" in changes:
+        return QCoreApplication.translate("Forecast", "Encode images in tiles")
+    if "text_encoder_batch_size" in changes:
+        return QCoreApplication.translate("Forecast", "Encode captions one at a time")
     if "micro_batch" in changes:
         return Counts().at_a_time(changes["micro_batch"])
     if "quantise" in changes:
