@@ -12,6 +12,9 @@ EXIT_FAULT = 1
 EXIT_BAD_INPUT = 2
 EXIT_RESUMABLE = 75
 
+LONGEST_MESSAGE = 20_000
+"""The most characters of the sentence or the remedy of an error."""
+
 # What Python says of values of the wrong type, wherever a reader trusts one to be of the right type.
 _PYTHONS_WORDS = re.compile(
     r"unsupported operand|object (is|has|of|cannot|does)|argument (must|of|should)|keyword argument|positional argument"
@@ -53,6 +56,7 @@ class ImpastoError(Exception):
     problems: tuple[str, ...] = ()
 
     def __init__(self, code: str, sentence: str, remedy: str) -> None:
+        sentence, remedy = (_shortened(text) for text in (sentence, remedy))
         super().__init__(sentence)
         self.code = code
         self.sentence = sentence
@@ -102,6 +106,13 @@ class TrainingFault(ImpastoError):
     """The run cannot go on and repeating it as it is would end the same way."""
 
     exit_code = EXIT_FAULT
+
+
+def _shortened(text: str) -> str:
+    """Return a text of bounded length: names and values from hostile files may be megabytes long."""
+    if len(text) <= LONGEST_MESSAGE:
+        return text
+    return f"{text[: LONGEST_MESSAGE // 2]} [...] {text[-LONGEST_MESSAGE // 4 :]}"
 
 
 def joined(sentence: str, remedy: str) -> str:

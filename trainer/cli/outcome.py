@@ -18,6 +18,8 @@ from trainer.protocol.reading import file_being_read, read_text
 _MOST_FAULTS = 10
 _HEAD = "=== "
 
+_MOST_PROBLEMS = 30
+
 
 def guarded(command: Callable[[], int], *, debug: bool) -> int:
     """Return a command's exit code: its own, or that of the error it raised after telling it on stderr."""
@@ -45,8 +47,9 @@ def guarded(command: Callable[[], int], *, debug: bool) -> int:
 def note_error(error: ImpastoError) -> None:
     """Write an error to stderr: what happened, each problem on a line of its own, what to do."""
     note(f"Error: {error.sentence}")
-    for problem in error.untold:
-        note(f"  {problem}")
+    if len(error.problems) <= _MOST_PROBLEMS:  # of more the sentence lists the first and counts the rest
+        for problem in error.untold:
+            note(f"  {problem}")
     note(f"What to do: {error.remedy}")
 
 

@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Iterable
 from typing import Any, TextIO
 
-from trainer.protocol.printable import printable_lines
+from trainer.protocol.printable import MOST_LINES, printable_lines
 
 
 def echo(text: str = "") -> None:
@@ -41,17 +41,18 @@ def json_line(line: str) -> str:
     return "".join(letter if " " <= letter <= "~" or letter == "\t" else json.dumps(letter)[1:-1] for letter in line)
 
 
-def note(text: str) -> None:
+def note(text: str, most: int = MOST_LINES) -> None:
     """Write one message to stderr: a remark or an error, not the result; without a reader it is dropped."""
     try:
-        write_lines(sys.stderr, printable_lines(text))
+        write_lines(sys.stderr, printable_lines(text, most))
     except OSError:
         discard(sys.stderr)
 
 
 def note_traceback(error: BaseException) -> None:
     """Write an error's traceback to stderr."""
-    note("".join(traceback.format_exception(error)).rstrip())
+    text = "".join(traceback.format_exception(error)).rstrip()
+    note(text, most=text.count("\n") + 1)
 
 
 def write_lines(stream: TextIO, lines: Iterable[str]) -> None:

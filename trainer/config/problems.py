@@ -19,6 +19,9 @@ from trainer.config.model import BrokenRulesError, Section
 from trainer.errors import JobError
 from trainer.protocol.printable import printable
 
+_MOST_FAULTS = 30
+_LONGEST_FAULT = 1000
+_LONGEST_HINT = 60
 _Section = TypeVar("_Section", bound=Section)
 
 
@@ -55,8 +58,11 @@ def validated(root: type[_Section], data: Mapping[str, Any], code: str, source: 
 def faults_sentence(source: str, faults: Sequence[str]) -> str:
     """All that is wrong with a file, each fault on a line of its own."""
     if len(faults) == 1:
-        return f"{source}: {faults[0]}"
-    return f"{source} has {len(faults)} problems:" + "".join(f"\n  {fault}" for fault in faults)
+        return f"{source}: {printable(faults[0], _LONGEST_FAULT)}"
+    shown = [printable(fault, _LONGEST_FAULT) for fault in faults[:_MOST_FAULTS]]
+    if len(faults) > _MOST_FAULTS:
+        shown.append(f"and {len(faults) - _MOST_FAULTS:,} more")
+    return f"{source} has {len(faults):,} problems:" + "".join(f"\n  {fault}" for fault in shown)
 
 
 def nearest(word: str, names: Sequence[str]) -> str | None:
@@ -186,6 +192,8 @@ def _meant(key: str, value: str, words: Sequence[str]) -> str:
 
 def _hint(place: _Place, value: Any) -> str:
     wanted = values_text(place.annotation, place.field)
+    if isinstance(value, str) and len(value) > _LONGEST_HINT:
+        return ""
     if isinstance(value, str) and "number" in wanted and value.replace(".", "", 1).replace("e-", "", 1).isdigit():
         return f" (write {value} without quotes)"
     if isinstance(value, str) and value.lower() in ("true", "false", "yes", "no", "on", "off") and "true or" in wanted:

@@ -18,6 +18,9 @@ COLUMNS = ("text", "prompt", "caption")
 LARGEST = 100_000
 """Bytes; longer than any caption. A larger file is something else, and would only fill the memory."""
 
+_MOST_FAULTS = 20
+"""How many bad lines of one file are named: a hundred thousand of them are one mistake."""
+
 Lines = Literal["caption", "variants"]
 
 
@@ -72,10 +75,12 @@ def split_caption(text: str, lines: Lines) -> tuple[str, ...]:
 def read_metadata(path: Path) -> tuple[dict[str, str], list[str]]:
     """Read Hugging Face's metadata.jsonl: captions by `file_name` (relative to its folder), and what is wrong in it.
 
-    Each fault names its line; the other lines are still used. A file that is not there has no captions.
+    Each fault names its line, up to 20 of them; the other lines are still used. A file that is not there has no
+    captions.
     """
     captions: dict[str, str] = {}
-    faults = []
+    faults: list[str] = []
+    more = 0
     try:
         lines = read_text(path, "notes").split("\n")
     except FileNotFoundError:
@@ -88,8 +93,17 @@ def read_metadata(path: Path) -> tuple[dict[str, str], list[str]]:
                 name, caption = _metadata_line(line)
                 captions[name] = caption
             except ValueError as fault:
-                faults.append(f"line {number}: {reason_of(fault)}")
-    return captions, faults
+                if len(faults) < _MOST_FAULTS:
+                    faults.append(f"line {number}: {reason_of(fault)}")
+                else:
+                    more += 1
+    return captions, [*faults, f"{more:,} more lines cannot be used"] if more else faults
+
+
+def require_short(name: str, text: str) -> None:
+    """Raise ValueError for a caption, called `name` in its file, that is longer than a caption file may be."""
+    if len(text) > LARGEST:
+        raise ValueError(f"its {name} is longer than {LARGEST:,} characters")
 
 
 def _metadata_line(line: str) -> tuple[str, str]:
@@ -101,6 +115,7 @@ def _metadata_line(line: str) -> tuple[str, str]:
         raise ValueError(f"it has no caption (one of {', '.join(COLUMNS)})")
     if not isinstance(facts[column], str):
         raise ValueError(f"its {column} is not a text")
+    require_short(column, facts[column])
     # JSON can spell halves of surrogate pairs, which no text encoder takes.
     if any("\ud800" <= letter <= "\udfff" for letter in facts[column]):
         raise ValueError(f"its {column} holds half a letter (U+D800 to U+DFFF)")

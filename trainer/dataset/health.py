@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
@@ -170,6 +171,7 @@ RULES: Mapping[str, Rule] = {
 }
 _NAMED = 4
 _NAMED_GROUPS = 8
+_MOST_OF_A_KIND = 20
 _ORDER: Mapping[Severity, int] = {"error": 0, "warning": 1, "info": 2}
 
 
@@ -195,8 +197,24 @@ def _listed(paths: Sequence[Path]) -> str:
 
 
 def by_severity(findings: Sequence[Finding]) -> tuple[Finding, ...]:
-    """Return the findings with errors first, then warnings; the order does not depend on how they were found."""
-    return tuple(sorted(findings, key=lambda finding: (_ORDER[finding.severity], finding.code, finding.paths)))
+    """Return the findings with errors first, then warnings, and no more than 20 of a kind.
+
+    The order does not depend on how they were found.
+    """
+    ordered = sorted(findings, key=lambda finding: (_ORDER[finding.severity], finding.code, finding.paths))
+    kinds = [list(group) for _, group in groupby(ordered, key=lambda finding: (finding.severity, finding.code))]
+    return tuple(finding for kind in kinds for finding in _limited(kind))
+
+
+def _limited(kind: Sequence[Finding]) -> Sequence[Finding]:
+    """Return the first findings of one kind, and one for all others, with their files."""
+    shown, rest = kind[:_MOST_OF_A_KIND], kind[_MOST_OF_A_KIND:]
+    if len(rest) <= 1:
+        return kind
+    paths = tuple(dict.fromkeys(path for finding in rest for path in finding.paths))
+    first = rest[0]
+    sentence = f"{len(rest):,} more findings of the same kind as the {_MOST_OF_A_KIND} before."
+    return [*shown, Finding(first.code, sentence, first.remedy, paths, first.severity)]
 
 
 def worded(rule: Rule, count: int) -> str:

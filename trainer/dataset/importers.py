@@ -11,7 +11,13 @@ from typing import Any
 from trainer.config.dataset import DatasetConfig, FolderConfig
 from trainer.config.field_names import keys_called
 from trainer.config.write import toml_value
-from trainer.dataset.caption_files import SUFFIXES, NotACaptionError, read_caption_file, split_caption
+from trainer.dataset.caption_files import (
+    SUFFIXES,
+    NotACaptionError,
+    read_caption_file,
+    require_short,
+    split_caption,
+)
 from trainer.dataset.folders import picture_files
 from trainer.dataset.picture import Kind
 from trainer.errors import DatasetError
@@ -41,6 +47,7 @@ _KOHYA_SETTINGS: Mapping[str, Callable[[Any], object]] = {
     "caption_dropout_rate": float,
     "caption_tag_dropout_rate": float,
 }
+_MOST_NOTES = 100
 _CONCEPT_KINDS: Mapping[str, Kind] = {"VALIDATION": "validation", "PRIOR_PREDICTION": "regularisation"}
 _KOHYA_FOLDER = {"image_dir", "metadata_file", "num_repeats", "class_tokens", "is_reg", "caption_extension"}
 _KOHYA_DATASET = {"alpha_mask", "validation_split"}
@@ -66,8 +73,10 @@ class ImportedDataset:
         return DatasetConfig.model_validate({"folders": self.folders, **self.dataset})
 
     def note(self, sentence: str) -> None:
-        """Note once that something is not carried over."""
-        if sentence not in self.notes:
+        """Note once that something is not carried over; beyond a hundred notes, that there is more."""
+        if len(self.notes) >= _MOST_NOTES:
+            sentence = "More of the file is not carried over."
+        if len(self.notes) <= _MOST_NOTES and sentence not in self.notes:
             self.notes.append(sentence)
 
     def state(self, key: str, value: object, origin: str) -> None:
@@ -166,6 +175,8 @@ def read_kohya_metadata(path: Path, images: Path, separator: str = ",") -> tuple
     missing = 0
     for key, row in entries:
         picture = present.get(images / key) or by_stem.get(key)
+        for name in ("caption", "tags"):
+            require_short(name, row.get(name) or "")
         words = [part.strip() for part in (row.get("caption"), row.get("tags")) if part and part.strip()]
         if picture is None:
             missing += 1

@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
+from trainer.protocol.printable import in_json
+
 T = TypeVar("T")
 
 _LAST_MOMENT = 253_370_764_800.0  # the year 9999: later times overflow the calendar of whatever shows them
@@ -32,14 +34,14 @@ def build(kind: type[T], found: Mapping[str, Any], *, null_floats: bool = False)
     fields = {name: found[name] for name in checks if name in found}
     for name, value in fields.items():
         if not checks[name](value):
-            raise TypeError(f"{name} is {repr(value)[:80]}")
+            raise TypeError(f"{name} is {in_json(value)}")
     return kind(**fields)
 
 
 def moment(value: Any) -> float:
     """Return a Unix time in seconds that a calendar can show; raises ValueError and TypeError for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"{repr(value)[:80]} is not a time")
+        raise TypeError("a time is not a number")
     if not 0 <= value < _LAST_MOMENT:
         raise ValueError(f"{value:g} is not a time")
     return float(value)

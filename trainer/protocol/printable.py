@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import unicodedata
 
 # Cc: escape sequences and other controls. Cf: marks that reorder text or have no width. Cs: bytes of a file name that
@@ -12,6 +13,9 @@ _UNPRINTABLE = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 _BLANK = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u3164\uffa0")
 _NAMED = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 INDENT = "  "
+# Longer lines and messages come from broken or hostile files; nobody reads them, and they bury what comes before.
+LONGEST_LINE = 10_000
+MOST_LINES = 60
 
 
 def printable(text: str, longest: int | None = None) -> str:
@@ -26,12 +30,20 @@ def printable(text: str, longest: int | None = None) -> str:
     return "".join(_escaped(letter) if _is_unprintable(letter) else letter for letter in cut)
 
 
-def printable_lines(text: str, longest: int | None = None) -> list[str]:
-    """Return a message as printable lines.
+def in_json(value: object) -> str:
+    """Return the beginning of a parsed value as JSON writes it, for a message that says what is wrong with it."""
+    return printable(json.dumps(value, ensure_ascii=False, default=str), 80)
+
+
+def printable_lines(text: str, most: int = MOST_LINES) -> list[str]:
+    """Return a message as printable lines, of which no more than `most`, none longer than `LONGEST_LINE`.
 
     Lines after the first are indented, so that a line break in a file name cannot imitate a message of its own.
     """
-    first, *others = (printable(line, longest) for line in text.split("\n"))
+    lines = text.split("\n")
+    if len(lines) > most:
+        lines = [*lines[:most], f"and {len(lines) - most:,} more lines"]
+    first, *others = (printable(line, LONGEST_LINE) for line in lines)
     return [first, *(line if line.startswith(INDENT) or not line else INDENT + line for line in others)]
 
 

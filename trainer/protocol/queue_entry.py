@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import secrets
 import time
 from collections.abc import Mapping
@@ -15,7 +14,7 @@ from typing import Literal, TypeVar, get_args
 
 from trainer.errors import JobError, RunError
 from trainer.protocol.fields import moment
-from trainer.protocol.printable import printable
+from trainer.protocol.printable import in_json
 from trainer.protocol.reading import UnusableFileError, parse_toml, path_of, read_text
 
 State = Literal["waiting", "running", "paused", "interrupted", "done", "stopped", "failed"]
@@ -197,7 +196,7 @@ def typed(fields: Mapping[str, object], key: str, kind: type[_Kind]) -> _Kind:
     if kind is float and type(value) is int:
         value = float(value)
     if type(value) is not kind:
-        raise TypeError(f"{key} is {printable(json.dumps(value), 60)}")
+        raise TypeError(f"{key} is {in_json(value)}")
     return value
 
 

@@ -24,6 +24,7 @@ from typing import Any, Literal, NoReturn, TypeVar
 
 from trainer.errors import ImpastoError, plain_reason
 from trainer.protocol import atomic
+from trainer.protocol.printable import in_json
 
 T = TypeVar("T")
 
@@ -162,9 +163,9 @@ def table(value: Any) -> dict[str, Any]:
 def path_of(value: Any) -> Path:
     """Return a text as a path; raises TypeError for another value and ValueError for what no path can contain."""
     if not isinstance(value, str):
-        raise TypeError(f"{repr(value)[:80]} is not a path")
+        raise TypeError(f"{in_json(value)} is not a path")
     if not value or "\0" in value:
-        raise ValueError(f"{value[:80]!r} is not a path")
+        raise ValueError(f"{in_json(value)} is not a path")
     return Path(value)
 
 
