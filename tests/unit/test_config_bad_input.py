@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from trainer.config import toml_file
 from trainer.config.describe import fields
 from trainer.config.job import Job
 from trainer.config.load import load_job, parse_job
@@ -265,10 +266,10 @@ def test_a_path_that_can_be_none_is_refused(tmp_path: Path, name: str) -> None:
 
 def test_file_without_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # The system's refusal is made here, since an administrator, and so many a test machine, is never refused.
-    def refuse(self: Path, mode: str) -> None:
-        raise PermissionError(13, "Permission denied", str(self))
+    def refuse(path: Path, kind: str) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr(Path, "open", refuse)
+    monkeypatch.setattr(toml_file, "open_file", refuse)
     error = complaint(tmp_path / "job.toml")
     assert error.code == "job.unreadable"
     assert "you have no permission to read it" in error.sentence

@@ -146,7 +146,7 @@ def test_values_of_no_known_range(tmp_path: Path) -> None:
 def test_a_missing_file_and_a_folder_named_like_a_picture(tmp_path: Path) -> None:
     assert refusal(tmp_path / "gone.png").code == "picture.missing"
     (tmp_path / "folder.png").mkdir()
-    assert refusal(tmp_path / "folder.png").code in ("picture.damaged", "picture.forbidden")
+    assert refusal(tmp_path / "folder.png").code in ("picture.unusable", "picture.forbidden")
 
 
 def test_a_file_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,7 @@ def apply_overrides(data: Data, overrides: Sequence[str]) -> list[str]:
 def _value(text: str) -> Any:
     """Read a TOML value; a bare word is text, so that no quotes need to survive the shell."""
     try:
-        data = parse_toml(f"value = {text}")
+        data = parse_toml(f"value = {text}", finite=False)
     except UnusableFileError:
         return text
     return data["value"] if len(data) == 1 else text

@@ -89,7 +89,7 @@ def read_text(path: Path, kind: FileKind) -> str:
 def parse_toml(text: str, source: str, kind: FileKind) -> dict[str, Any]:
     """Parse TOML; JobError naming the line and the likely mistake when it is none."""
     try:
-        return reading.parse_toml(text, source)
+        return reading.parse_toml(text, source, finite=False)
     except UnusableFileError as error:
         if error.code == "file.syntax":
             reason, line = _toml_reason(str(error.__cause__), text)

@@ -95,8 +95,9 @@ def is_held(path: Path) -> bool:
     Any number may ask at once. Asking takes the lock for a moment: whoever wants to hold it meanwhile needs a little
     patience.
     """
+    if not long_path(path).is_file():  # nobody can hold a folder or pipe, and opening a pipe waits for ever
+        return False
     try:
-        _require_file(path)
         with long_path(path).open("rb") as file:
             return not _is_free(file)
     except FileNotFoundError:

@@ -53,7 +53,7 @@ _MOST_TOML_SYNTAX = 30_000
 _LARGEST_INTEGER = 1 << 64
 _LONGEST_INTEGER = 20  # digits: more are over 64 bits, and Python takes the square of their number to convert them
 
-_DIGITS = "a number has more digits than 64 bits can hold"
+_DIGITS = "a number has more than 64 bits"
 _TOO_DEEP = "its tables or lists are nested too deeply"
 
 # A text or comment in TOML, closed or not. It matches wherever one begins, so that no byte is looked at twice.
@@ -220,15 +220,16 @@ def parse_json(text: str | bytes, source: object = "", *, finite: bool = True) -
     return value
 
 
-def parse_toml(text: str, source: object = "") -> dict[str, Any]:
+def parse_toml(text: str, source: object = "", *, finite: bool = True) -> dict[str, Any]:
     """Return the tables of a TOML text; raises UnusableFileError as `parse_json` does.
 
-    The cause of a "file.syntax" error is tomllib's own, whose message names the line.
+    Without `finite`, nan, inf and 1e400 pass, for a schema that refuses them by the name of their key. The cause of a
+    "file.syntax" error is tomllib's own, whose message names the line.
     """
     _require_modest_syntax(text, source)
     try:
         # With one more line break, an error in the last line is reported there and not "at end of document".
-        data = tomllib.loads(text.removeprefix("\ufeff") + "\n", parse_float=_finite)
+        data = tomllib.loads(text.removeprefix("\ufeff") + "\n", parse_float=_finite if finite else float)
     except RecursionError:
         raise unusable(source, "depth", _TOO_DEEP) from None
     except tomllib.TOMLDecodeError as error:
@@ -236,7 +237,7 @@ def parse_toml(text: str, source: object = "") -> dict[str, Any]:
     except _BadNumberError as error:
         raise unusable(source, "number", str(error)) from None
     except ValueError as error:  # a number of over 4,300 digits, or a date that no calendar has
-        reason = _DIGITS if "digits" in str(error) else str(error)
+        reason = "a number has thousands of digits" if "digits" in str(error) else str(error)
         raise unusable(source, "number", reason) from None
     _require_modest(data, source, _DEEPEST_TOML)
     return data
@@ -283,7 +284,7 @@ def _require_modest_syntax(text: str, source: object) -> None:
     """Refuse TOML whose structure would take gigabytes or minutes to parse: 60 KB of one dotted key take 3.8 GB."""
     syntax = TOML_TEXT_OR_COMMENT.sub("_", text)
     if sum(map(syntax.count, "[{.=")) > _MOST_TOML_SYNTAX:
-        raise unusable(source, "size", "it has too many keys and tables")
+        raise unusable(source, "size", "its keys and tables are too many, or nested too deeply")
     if _LONG_KEY.search(syntax):
         raise unusable(source, "depth", _TOO_DEEP)
 

@@ -158,7 +158,7 @@ class RunDirectory:
     def attempts(self) -> list[dict[str, object]]:
         """Return what run.json tells of each start, the first one first."""
         attempts = self._record().get("attempts", [])
-        return [each for each in attempts if isinstance(each, dict)] if isinstance(attempts, list) else []
+        return [_attempt(each) for each in attempts if isinstance(each, dict)] if isinstance(attempts, list) else []
 
     def write_typed(self, recipe: Mapping[str, object]) -> None:
         """Keep the recipe as the user stated it; the frozen job holds every resolved value instead."""
@@ -211,6 +211,14 @@ class RunDirectory:
 def _status(found: Any) -> Status:
     status = build(Status, found)
     return dataclasses.replace(status, heartbeat=moment(status.heartbeat))
+
+
+def _attempt(facts: dict[str, object]) -> dict[str, object]:
+    """Return what is recorded of a start, without a time that no calendar can show."""
+    try:
+        return facts if "started" not in facts else facts | {"started": moment(facts["started"])}
+    except (ValueError, TypeError):
+        return {key: value for key, value in facts.items() if key != "started"}
 
 
 def require_place(parent: Path) -> None:
