@@ -25,6 +25,8 @@ class Going:
         self._tasks = tasks
         self.run: Event[Path] = Event()
         """A run's folder, on the Runs page."""
+        self.entry: Event[str] = Event()
+        """An entry of the queue that was started just now, on the Runs page."""
         self.job: Event[Path] = Event()
         """A job file, on the Train page."""
         self.recipe: Event[str] = Event()

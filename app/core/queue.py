@@ -127,6 +127,10 @@ class QueueKeeper:
         """Stop what runs; what waits or is paused leaves the queue."""
         self._ask(lambda: self.queue.stop(name), works=self._runs(name))
 
+    def withdraw(self, name: str) -> None:
+        """Take back a pause or stop that what runs has not read yet."""
+        self._ask(lambda: self.queue.withdraw(name))
+
     def move(self, name: str, before: str | None) -> None:
         """Put an entry before another, or at the end."""
         self._ask(lambda: self.queue.move(name, before))

@@ -28,8 +28,10 @@ from app.core.query.filtering import Filtering
 from app.core.query.finder import Finder
 from app.core.query.saved import SavedFilters
 from app.core.queue import QueueKeeper
+from app.core.runs.orders import Orders
 from app.core.runs.runs import Runs
 from app.core.runs.telling import Telling
+from app.core.runs.training import NowTraining
 from app.core.settings.recent import Absence, RecentFolders
 from app.core.settings.store import Settings
 from app.core.tags.completion import Completer
@@ -129,6 +131,8 @@ class Session:
         self.queue.write_edits = partial(self.saver.flush, _EDITS_PATIENCE)
         self.runs = Runs(post)
         self.telling = Telling(self.runs, self.queue, self.tasks)
+        self.orders = Orders(self.tasks)
+        self.training = NowTraining(self.runs, self.queue, self.telling, self.orders)
         self.renderer = Renderer(post)
         self.queue.changed.connect(lambda _: self.renderer.make_way(self.queue.now))
         self.missed: Event[Path] = Event()

@@ -21,7 +21,7 @@ class Rail(QFrame):
         self._column.setSpacing(4)
         self._column.addStretch()
 
-    def add(self, command: Command) -> None:
+    def add(self, command: Command) -> QToolButton:
         """Put one more page's button below the others."""
         button = QToolButton()
         button.setText(command.text())
@@ -35,6 +35,7 @@ class Rail(QFrame):
         button.clicked.connect(lambda: command.trigger())
         self.buttons.addButton(button, len(self.buttons.buttons()))
         self._column.insertWidget(self._column.count() - 1, button)
+        return button
 
     def mark(self, index: int) -> None:
         """Show which page is open."""

@@ -1,4 +1,4 @@
-"""The line at the bottom: what is saved, what goes on, how much is shown and selected."""
+"""The line at the bottom: what trains, what is saved, how much is shown and selected."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from app.core.edits.save_state import SaveState
 from app.core.session import Session
 from app.core.words import in_words
 from app.qt.tips import plain_tip
+from app.qt.training import TrainingLine
 
 _SHOWN_MS = 6000
 
@@ -26,6 +27,8 @@ class StatusLine(QStatusBar):
         self.counts.setContentsMargins(10, 0, 10, 0)
         self.reading.setProperty("role", "muted")
         self.addWidget(self.reading)
+        self.training = TrainingLine(session.training)
+        self.addPermanentWidget(self.training)
         self.addPermanentWidget(self.saving)  # what is said for some seconds must not hide whether all is saved
         self.addPermanentWidget(self.counts)
         session.saver.state.connect(self._show_saving)

@@ -16,6 +16,7 @@ from PySide6.QtWidgets import (
     QMessageBox,
     QSplitter,
     QStackedWidget,
+    QToolButton,
     QVBoxLayout,
     QWidget,
 )
@@ -35,6 +36,7 @@ from app.qt.precedence import Precedence
 from app.qt.rail import Rail
 from app.qt.recent import RecentMenu
 from app.qt.status import StatusLine
+from app.qt.training import TrainingRing, title_of
 from app.qt.window_actions import ACTIONS
 from app.qt.workshop import Place, Use, Workshop
 from trainer.errors import ImpastoError
@@ -80,6 +82,8 @@ class Window(QMainWindow):
         self._build()
         self._listen()
         self._restore()
+        self._fresh = True
+        """Whether the user has not gone to any page yet, so that a run may be shown."""
         Precedence(self)
 
     def open(self, paths: Iterable[str | Path], then: Callable[[], None] | None = None) -> None:
@@ -104,6 +108,8 @@ class Window(QMainWindow):
     def come_forward(self, paths: list[str]) -> None:
         """Open what another start was given, and show the window over others."""
         come_forward(self)
+        if self.session.training.now and not paths:
+            self.show_training()
         self.open(paths)
 
     def tell_crash(self, text: str) -> None:
@@ -167,6 +173,14 @@ class Window(QMainWindow):
     def show_runs(self, use: Use | None = None) -> None:
         """Go to the runs, and `use` their page as soon as it is there."""
         self._show(_RUNS, use)
+
+    def show_training(self) -> None:
+        """Go to the run that trains now."""
+        now = self.session.training.now
+        if now and now.entry:
+            self.session.going.entry.emit(now.entry)
+        elif now:
+            self.session.going.run.emit(now.summary.path)
 
     def show_presets(self) -> None:
         """Go to the presets."""
@@ -254,10 +268,10 @@ class Window(QMainWindow):
             return
         self._decided_later = False
         state = {splitter.objectName(): _text(splitter.saveState()) for splitter in self._splitters()}
-        window_state.write({**self._state, **state, "geometry": _text(self.saveGeometry())})
+        self._state |= {**state, "geometry": _text(self.saveGeometry())}
+        self._say_farewell()
+        window_state.write(self._state)
         super().closeEvent(event)
-        if self._notifier:
-            self._notifier.say_farewell()
 
     # --- inside
 
@@ -296,6 +310,23 @@ class Window(QMainWindow):
         self._decided_later = True
         QTimer.singleShot(0, self, self.close)
 
+    def _say_farewell(self) -> None:
+        """Say what continues without the window, the first time that this is so."""
+        goes_on = self.session.telling.goes_on
+        if self._notifier and goes_on and f"said.{goes_on}" not in self._state:
+            self._state[f"said.{goes_on}"] = "yes"
+            self._notifier.say_farewell(goes_on)
+
+    def _follow_training(self) -> None:
+        """Show what trains, whatever page is open, and at the start go to it."""
+        now = self.session.training.now
+        self.setWindowTitle(title_of(now))
+        self._ring.show_training(now)
+        if self._fresh and now:
+            self.show_training()
+        elif self.session.runs.looked:
+            self._fresh = False
+
     def _close_when_done(self) -> None:
         if self._closing and self.session.history.writing is None:
             QTimer.singleShot(0, self, self._close_unless_it_failed)
@@ -310,6 +341,7 @@ class Window(QMainWindow):
 
     def _show(self, index: int, use: Use | None = None) -> None:
         """Go to a page, and `use` it as soon as it is there."""
+        self._fresh = False
         self.pages.setCurrentIndex(index)
         self._rail.mark(index)
         if index in _LATER:
@@ -344,7 +376,9 @@ class Window(QMainWindow):
         self.invitation.recent.chosen.connect(lambda folder: self.open([folder]))
         for command in ("window.train", "window.runs", "window.presets"):
             place = self._workshop.place(self.pages.count(), self.commands[command].text())
-            self._add_page(command, place)
+            button = self._add_page(command, place)
+            if command == "window.runs":
+                self._ring = TrainingRing(button)
         middle, column, row = QWidget(), QVBoxLayout(), QHBoxLayout()
         column.addLayout(self._above)
         column.addWidget(self.notices)
@@ -367,9 +401,9 @@ class Window(QMainWindow):
         file.aboutToShow.connect(self.session.recent.look)
         return menu
 
-    def _add_page(self, command: str, page: QWidget) -> None:
+    def _add_page(self, command: str, page: QWidget) -> QToolButton:
         self.pages.addWidget(page)
-        self._rail.add(self.commands[command])
+        return self._rail.add(self.commands[command])
 
     def _listen(self) -> None:
         session = self.session
@@ -393,6 +427,10 @@ class Window(QMainWindow):
             self.notices.tell(notice, "warning")
         session.completer.loaded.connect(self._tell_lists)
         session.going.run.connect(lambda run: self._go(_RUNS, run))
+        session.going.entry.connect(lambda number: self.show_runs(lambda page: page.begin(number)))
+        session.training.changed.connect(lambda _: self._follow_training())
+        session.runs.changed.connect(lambda _: self._follow_training())
+        self.status.training.opened.connect(self.show_training)
         session.going.job.connect(lambda job: self._go(_TRAIN, job))
         session.going.recipe.connect(self._begin)
         session.going.lora.connect(self.show_lora)

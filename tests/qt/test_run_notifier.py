@@ -130,7 +130,7 @@ def test_closing_the_window_says_what_goes_on_training_or_a_queue_that_waits(wat
         qtbot.waitUntil(lambda: watching.session.queue.look() or watching.session.telling.watching)
         watching.close()
         waits = watching.findChild(Notifier).farewell
-        assert waits.isVisible() and waits.title.text() == "The queue goes on."
+        assert waits.isVisible() and waits.title.text() == "The queue continues in the background."
         watching.show()
         with qtbot.waitSignal(waits.destroyed):
             waits.close()
@@ -139,7 +139,7 @@ def test_closing_the_window_says_what_goes_on_training_or_a_queue_that_waits(wat
         seen(watching, qtbot)
         watching.close()
         farewell = watching.findChild(Notifier).farewell
-        assert farewell.isVisible() and farewell.title.text() == "Training continues."
+        assert farewell.isVisible() and farewell.title.text() == "Training continues in the background."
         assert farewell.testAttribute(Qt.WidgetAttribute.WA_QuitOnClose), "the app must not end before it is read"
         assert watching.frameGeometry().contains(farewell.frameGeometry())
         watching.come_forward([])  # started again meanwhile: the second start hands over to this one

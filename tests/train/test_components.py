@@ -20,6 +20,7 @@ from trainer.config.report import PromptConfig
 from trainer.protocol import commands, events
 from trainer.protocol.rundir import RunDirectory
 from trainer.render.renderer import LoraUse, render
+from trainer.training import control
 from trainer.training.run import Extension, resume, start
 
 # Nothing that takes time but what a test is about.
@@ -76,8 +77,9 @@ def test_save_and_sample_are_done_after_the_step_and_the_run_goes_on(shared: Pat
 
 @pytest.mark.parametrize(("order", "code"), [("pause", 75), ("stop", 0)])
 def test_a_command_during_the_last_step_pauses_or_finishes_the_run(
-    shared: Path, tmp_path: Path, order: commands.CommandName, code: int
+    shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, order: commands.CommandName, code: int
 ) -> None:
+    monkeypatch.setattr(control, "LOOK_SECONDS", 0.0)  # so that the last validation is interrupted
     job = a_job(shared, tmp_path)
     watcher = at_step(2, lambda: commands.send(run_of(job), order))
     assert start(job, [*BARE, "recipe.steps=2"], watcher) == code

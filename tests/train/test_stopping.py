@@ -18,6 +18,7 @@ from tests.train.test_run import Watcher, run_of, same_lora
 from trainer.protocol import commands, events
 from trainer.protocol.commands import CommandName
 from trainer.protocol.rundir import RunDirectory
+from trainer.training import control
 from trainer.training.control import CHECKS_IN_BACKWARD, Control, Interrupted, watch
 from trainer.training.run import resume, start
 
@@ -26,6 +27,12 @@ SETTINGS = ["recipe.layers=attention", "dataset.validation_share=0.2", "recipe.s
 SETTINGS += ["report.previews.every=2", "report.saving.every_steps=2", "report.saving.checkpoint_every=3"]
 
 Act = Callable[[], object]
+
+
+@pytest.fixture(autouse=True)
+def looks_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiny models compute a whole forward within the time after which a command is looked for again."""
+    monkeypatch.setattr(control, "LOOK_SECONDS", 0.0)
 
 
 class Forwards:

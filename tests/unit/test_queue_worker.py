@@ -10,6 +10,7 @@ import time
 
 import pytest
 
+from trainer.errors import RunError
 from trainer.protocol import commands, lanes, locks
 from trainer.protocol.queue import Queue
 from trainer.protocol.rundir import RunDirectory, Status
@@ -155,6 +156,46 @@ def test_before_there_is_a_run_a_wish_ends_the_process(queue, engine, said, tmp_
     one.look()
     child.wait(60)
     assert one.look().entries[0].state == state
+
+
+def test_a_stop_that_is_taken_back_is_withdrawn_from_the_run_and_a_later_one_counts(queue, engine, said, tmp_path):
+    name = add(queue, tmp_path, "a").id
+    engine(name)
+    run = RunDirectory(queue.get(name).run)
+    one = Worker(queue, said.append, ["cpu"])
+    queue.stop(name)
+    one.look()
+    (sent,) = commands.pending(run)
+    assert queue.withdraw(name).wish is None
+    assert commands.pending(run) == [] and commands.answer(sent.path).outcome == "withdrawn"
+    queue.stop(name)
+    one.look()  # passes the second one on
+    queue.change(name, lambda entry: dataclasses.replace(entry, wish=None))  # before this worker has looked again
+    one.look()
+    assert commands.pending(run) == [], "what a worker passed on meanwhile is withdrawn too"
+    queue.pause(name)
+    one.look()
+    assert [command.name for command in commands.pending(run)] == ["pause"]
+    commands.accept(commands.pending(run)[0])
+    with pytest.raises(RunError) as raised:
+        queue.withdraw(name)
+    assert raised.value.code == "queue.late"
+
+
+def test_a_resumed_run_that_has_not_begun_its_attempt_is_ended_at_once(queue, engine, said, tmp_path):
+    """It hashes its base and reads no commands yet."""
+    former = RunDirectory.create(tmp_path / "runs", "style")
+    former.begin_attempt({})
+    former.write_status(Status("paused", None, 1, 10, 1, 0.0))
+    name = add(queue, tmp_path, "a").id
+    child = engine(name, "loads")
+    queue.change(name, lambda entry: dataclasses.replace(entry, run=former.path, attempts=1))
+    queue.stop(name)
+    one = Worker(queue, said.append, ["cpu"])
+    one.look()
+    child.wait()
+    one.look()
+    assert states(queue) == ["stopped"] and commands.pending(former) == []
 
 
 def test_only_one_worker_works_at_a_time(queue, said):

@@ -25,6 +25,7 @@ _EDITS: dict[str, tuple[str, Callable[[Queue, str], object]]] = {
     "remove": ("take an entry out; its run stays on disk", Queue.remove),
     "pause": ("pause what runs, hold back what waits; it keeps its place", Queue.pause),
     "stop": ("stop what runs, with its LoRA as it is then; what waits leaves the queue", Queue.stop),
+    "withdraw": ("take back a pause or stop that the run has not read yet", Queue.withdraw),
     "resume": ("let a paused, interrupted, stopped or failed entry wait for its turn again", Queue.resume),
 }
 _WHOLE: dict[str, tuple[str, Callable[[Queue], object]]] = {

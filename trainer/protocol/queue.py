@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.errors import RunError
-from trainer.protocol import atomic, locks, places
+from trainer.protocol import atomic, commands, locks, places
 from trainer.protocol.queue_entry import (
     ENDED,
     VERSION,
@@ -43,6 +43,7 @@ from trainer.protocol.queue_entry import (
     versioned,
 )
 from trainer.protocol.reading import UnusableFileError, read_record, reason_of
+from trainer.protocol.rundir import RunDirectory
 
 __all__ = ["Entry", "Fault", "Queue", "Reading", "State", "Wish", "new_entry", "new_id"]
 
@@ -202,6 +203,22 @@ class Queue:
     def stop(self, name: str) -> Entry:
         """Ask what runs to stop, which also writes its LoRA; what waits or is paused leaves the queue."""
         return self._end(name, "stop", "stopped", ("waiting", "paused", "interrupted"))
+
+    def withdraw(self, name: str) -> Entry:
+        """Take back a pause or stop of what runs; raises RunError "queue.late" when it is being carried out."""
+        wish = self.get(name).wish
+        entry = self.change(name, lambda now: dataclasses.replace(now, wish=None))  # so that no worker passes it on
+        if wish is None or entry.run is None:
+            return entry
+        run = RunDirectory(entry.run)
+        try:
+            withdrawn, ending = commands.withdraw(run, wish), commands.ending(run)
+        except OSError as error:
+            raise _refused(run.commands, error) from error
+        if not withdrawn and ending is not None and ending.accepted:
+            sentence = f"Could not take {wish} back: {entry.name} is carrying it out already."
+            raise RunError("queue.late", sentence, "Resume it when it has ended.")
+        return entry
 
     def resume(self, name: str) -> Entry:
         """Let an entry wait for its turn again: a run is gone on with, a job without a run begins anew.

@@ -141,21 +141,38 @@ class Worker:
         return True
 
     def _order(self, entry: Entry) -> None:
-        """Pass on what is wished of a running entry, once it can be heard."""
+        """Pass the pause or stop of a running entry on to its engine, once that can be done."""
         if entry.wish is None:
+            self._take_back(entry)
             return
         asked, sent = self._asked.get(entry.id, (None, None))
         if entry.run is None:
             # Before there is a run nothing is written that could be lost.
-            if asked is None and entry.pid is not None and self._queue.engine_alive(entry.id):
-                with contextlib.suppress(OSError):
-                    os.kill(entry.pid, signal.SIGTERM)
-                self._asked[entry.id] = entry.wish, None
+            if asked is None:
+                self._end_early(entry)
             return
         run = RunDirectory(entry.run)
-        if run.is_alive() and (asked != entry.wish or sent is None or _unheard(sent)):
+        if not run.is_alive():
+            if asked is None and _is_before_its_attempt(run, entry):
+                self._end_early(entry)  # it hashes the base and the like, and has nothing that could be lost
+        elif asked != entry.wish or sent is None or _unheard(sent):
             with contextlib.suppress(OSError):
                 self._asked[entry.id] = entry.wish, commands.send(run, entry.wish)
+
+    def _end_early(self, entry: Entry) -> None:
+        """End an engine that has not begun to train, so that it reads no commands."""
+        assert entry.wish is not None
+        if entry.pid is not None and self._queue.engine_alive(entry.id):
+            with contextlib.suppress(OSError):
+                os.kill(entry.pid, signal.SIGTERM)
+            self._asked[entry.id] = entry.wish, None
+
+    def _take_back(self, entry: Entry) -> None:
+        """Withdraw a command that was passed on before the user took it back."""
+        asked, sent = self._asked.pop(entry.id, (None, None))
+        if asked is not None and sent is not None and entry.run is not None:
+            with contextlib.suppress(OSError):
+                commands.withdraw(RunDirectory(entry.run), asked)
 
     def _tell(self, entry: Entry) -> None:
         self._asked.pop(entry.id, None)
@@ -170,6 +187,13 @@ def _unheard(sent: Path) -> bool:
     """Tell whether a command was meant for a former start of the engine, which this one passes over."""
     answer = commands.answer(sent)
     return answer is not None and answer.outcome == "void"
+
+
+def _is_before_its_attempt(run: RunDirectory, entry: Entry) -> bool:
+    """Tell whether the engine of an entry has not begun its attempt at the run yet; no for a run that is damaged."""
+    with contextlib.suppress(RunError):
+        return len(run.attempts()) <= entry.attempts
+    return False
 
 
 def _gone_on_with(entry: Entry) -> Path | None:

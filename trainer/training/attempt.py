@@ -24,7 +24,7 @@ from trainer.training.control import Control, Interrupted, Order
 from trainer.training.curves import Curves
 from trainer.training.guard import SlowSteps, cap_memory, warn_of_allocator
 from trainer.training.keeper import Keeper
-from trainer.training.loop import Component, Engine
+from trainer.training.loop import Component, Engine, Progress
 from trainer.training.measure import Meter
 from trainer.training.output import Exporter
 from trainer.training.plan import Plan
@@ -204,7 +204,7 @@ class Attempt:
             keeping.save(engine.progress, held)
         else:
             self.recovery.with_engine("checkpoint", keeping.save)
-        if order == "stop" and engine.progress.step == engine.steps:  # only validation or previews were left
+        if engine.progress.step == engine.steps and (order == "stop" or self._is_complete(engine.progress)):
             file = self._finish(engine, saving)
             self.control.answer(self.reporter, "done", f"finished at step {engine.progress.step}, wrote {file.name}")
             return "done", file
@@ -213,3 +213,7 @@ class Attempt:
         detail = f"{outcome} at step {engine.progress.step}" + (f", wrote {written.name}" if written else "")
         self.control.answer(self.reporter, "done", detail)
         return outcome, written
+
+    def _is_complete(self, progress: Progress) -> bool:
+        """Tell whether neither the validation nor the previews of the present step are left to do."""
+        return not progress.unvalidated and self.previewer.drawn(progress.step)

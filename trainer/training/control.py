@@ -7,8 +7,10 @@ backward passes. `Interrupted` ends whatever was going on; what it discards has 
 
 from __future__ import annotations
 
+import math
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -23,7 +25,8 @@ from trainer.training.reporter import Reporter
 
 Order = Literal["pause", "stop"]
 
-# Checks per backward pass. Each costs one directory listing, about 10 microseconds on a local disk.
+# How often a check lists the directory, which takes about 10 microseconds on a local disk and far more on a share.
+LOOK_SECONDS = 0.05
 CHECKS_IN_BACKWARD = 32
 
 
@@ -60,21 +63,29 @@ class Control:
         self._order: Order | None = None
         self._accepted: list[commands.Command] = []
         self._ending = False
+        self._looked = -math.inf
 
     def check(self) -> None:
         """Raise Interrupted when the run is to end, until `begin_ending`; called from every phase, on any thread."""
-        if not self._ending and not _is_capturing() and (order := self._find_order()) is not None:
-            raise Interrupted(order)
+        if self._ending or _is_capturing():
+            return
+        if self._order is None and time.monotonic() - self._looked >= LOOK_SECONDS:
+            self._look()
+        self._raise()
 
     def begin_ending(self) -> None:
         """Let the last checkpoint and export be finished: `check` raises no more."""
         self._ending = True
 
     def requests(self) -> Iterator[commands.Command]:
-        """Accept the pending commands that do not end the run, save and sample, one after the other."""
-        for command in commands.pending(self.run):
-            if command.name in ("save", "sample") and commands.accept(command):
-                yield command
+        """Accept the pending commands after a step, in their order: save and sample are given, others end the run."""
+        for command in self._pending():
+            if command.name == "save" or command.name == "sample":
+                if commands.accept(command):
+                    yield command
+            elif self._order is None and commands.accept(command):
+                self._take(command)
+        self._raise()
 
     def answer(self, reporter: Reporter, outcome: commands.CommandOutcome, detail: str) -> None:
         """Report the outcome of the command that ended the run."""
@@ -98,24 +109,28 @@ class Control:
             for number, handler in former.items():
                 signal.signal(number, handler)
 
-    def _find_order(self) -> Order | None:
-        """Return the order that ends the run; from the first one on it is that, as its command is accepted."""
-        if self._order is None and self._signaled:
-            self._order = "pause"
-        if self._order is None:
-            self._order = self._accept_order()
-        return self._order
-
-    def _accept_order(self) -> Order | None:
-        try:
-            waiting = commands.pending(self.run)
-        except OSError:  # a share that is away for a moment ends no run: the next check finds the command
-            return None
-        for command in waiting:
+    def _look(self) -> None:
+        for command in self._pending():
             if command.name in ("stop", "pause") and commands.accept(command):
-                self._accepted.append(command)
-                return "stop" if command.name == "stop" else "pause"
-        return None
+                self._take(command)
+                return
+
+    def _pending(self) -> list[commands.Command]:
+        self._looked = time.monotonic()
+        try:
+            return commands.pending(self.run)
+        except OSError:  # a share that is away for a moment ends no run: the next look finds the command
+            return []
+
+    def _take(self, command: commands.Command) -> None:
+        """Let an accepted command end the run; the first one counts."""
+        self._accepted.append(command)
+        self._order = "stop" if command.name == "stop" else "pause"
+
+    def _raise(self) -> None:
+        order = self._order or ("pause" if self._signaled else None)
+        if order and not self._ending:
+            raise Interrupted(order)
 
     def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
         if self._signaled:

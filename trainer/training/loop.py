@@ -146,8 +146,6 @@ class Engine:
             result = take_step()
             for component in components:
                 component.after_step(self.progress, result)
-            if self.progress.step < self.steps:  # after the last step the run is done
-                self.check()
 
     def train_step(self) -> StepResult:
         """One optimizer step on one effective batch; moves nothing when loss or gradient is not finite."""

@@ -15,7 +15,7 @@ BEAT_SECONDS = 1.0
 
 OnEvent = Callable[[events.Event], None]
 OnBeat = Callable[[events.Phase], object]
-"""Called with the phase under way, about once a second."""
+"""Called with the phase under way when it begins, and then about once a second while it reports progress."""
 Learn = Callable[[RunReport], str | None]
 """Called with the report of a finished run, so that later forecasts are better; returns what is to be said of it."""
 
@@ -61,8 +61,8 @@ class Reporter:
     def phase(self, name: events.Phase, done: int, total: int) -> None:
         """Says how far a phase has come; entering another phase ends the former one."""
         self.on_phase()
-        now = time.monotonic()
-        if name != self._phase:
+        now, entered = time.monotonic(), name != self._phase
+        if entered:
             self.end_phase()
             self._phase, self._started, self._last = name, now, now
             self.write(events.PhaseStarted(phase=name, total=total))
@@ -70,7 +70,7 @@ class Reporter:
         elif name != "train" and (done >= total or now - self._last >= PROGRESS_SECONDS):
             self._last = now
             self.write(events.PhaseProgress(phase=name, done=done, total=total))
-        if now - self._beat >= BEAT_SECONDS:
+        if entered or now - self._beat >= BEAT_SECONDS:
             self._beat = now
             self.on_beat(name)
 

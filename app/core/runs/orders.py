@@ -10,7 +10,7 @@ from app.core.events import Event
 from app.core.tasks import Single, Tasks, only
 from trainer.errors import ImpastoError, RunError
 from trainer.protocol import commands
-from trainer.protocol.commands import Answer, CommandName
+from trainer.protocol.commands import Answer, CommandName, EndingName
 from trainer.protocol.places import write_remedy
 from trainer.protocol.rundir import RunDirectory, State
 
@@ -43,6 +43,24 @@ class Orders:
     def waiting(self, run: RunDirectory) -> list[CommandName]:
         """Return what was asked of a run and not answered yet, in order."""
         return [order.name for order in self._waiting if order.run.path == run.path]
+
+    def ending(self, run: RunDirectory) -> EndingName | None:
+        """Return the command to end a run that was given here and has no answer yet."""
+        for name in self.waiting(run):
+            if name == "pause" or name == "stop":
+                return name
+        return None
+
+    def withdraw(self, run: RunDirectory) -> None:
+        """Withdraw the pending commands that end a run, those of other windows too; the run may be faster."""
+
+        def work() -> None:
+            for name in ("stop", "pause"):
+                commands.withdraw(run, name)
+
+        self._tasks.run(
+            work, lambda _: self.look(), only(OSError, lambda fault: self.failed.emit(_unwritten(run, fault)))
+        )
 
     def give(self, run: RunDirectory, name: CommandName) -> None:
         """Ask something of a run's engine."""

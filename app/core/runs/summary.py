@@ -8,8 +8,10 @@ from typing import Any, Literal
 
 from app.core.words import in_words
 from trainer.errors import RunError
+from trainer.protocol import commands
 from trainer.protocol.atomic import long_path
 from trainer.protocol.checkpoints import newest_step
+from trainer.protocol.commands import Ending
 from trainer.protocol.events import AttemptStarted, Phase, StepEvent, from_line, read_lines
 from trainer.protocol.rundir import RunDirectory
 
@@ -47,6 +49,8 @@ class RunSummary:
     """What is known of a run that is not where it was; None where it is there."""
     kept: int | None = None
     """The step of the last checkpoint of one that was interrupted; None where there is none."""
+    ending: Ending | None = None
+    """The command that ends a running one now or soon, as its command files say."""
 
 
 def summarise(path: Path) -> RunSummary:
@@ -64,13 +68,23 @@ def summarise(path: Path) -> RunSummary:
     except OSError as error:
         return _unreadable(path, f"This run's folder cannot be read: {error.strerror or error}.")
     status = run.read_status()
-    found = RunSummary(path, path.name, state, started=started, attempts=times)
+    found = RunSummary(path, path.name, state, started=started, attempts=times, ending=_ending(run, state))
     if status:
         phase = status.phase if state == "running" else None
         found = replace(found, phase=phase, step=status.step, steps=status.steps, heartbeat=status.heartbeat)
     if state != "interrupted":
         return found
     return replace(found, step=_last_step(run, status.step if status else kept or 0), kept=kept)
+
+
+def _ending(run: RunDirectory, state: State) -> Ending | None:
+    """Return the command that ends a run; commands that a dead engine left mean nothing."""
+    if state != "running":
+        return None
+    try:
+        return commands.ending(run)
+    except OSError:
+        return None
 
 
 def _last_step(run: RunDirectory, stated: int) -> int:

@@ -46,6 +46,8 @@ class Telling:
         self._memory = Memory(tasks)
         left = self._memory.kept
         self._alive = set(left.runs)
+        self._living: dict[Path, RunSummary] = {}
+        """How those stand that were seen alive."""
         self._earlier = set(left.runs)
         """Runs that lived when the app ended last, and were not seen alive since."""
         self._told: dict[Path, float] = {}
@@ -67,6 +69,11 @@ class Telling:
     def watching(self) -> bool:
         """Whether something runs, or is about to: then `look` is to be called every few seconds."""
         return bool(self._alive) or self._queue_moves
+
+    @property
+    def alive(self) -> dict[Path, RunSummary]:
+        """The runs that were seen alive when they were looked at last."""
+        return {path: summary for path, summary in self._living.items() if path in self._alive}
 
     @property
     def goes_on(self) -> GoesOn | None:
@@ -103,6 +110,7 @@ class Telling:
         ended = self._alive - listed
         self._alive |= listed
         self._earlier -= listed
+        self._living |= {summary.path: summary for summary in living}
         for summary in living:
             self._tell_life(summary)
         self._changed()
@@ -134,6 +142,7 @@ class Telling:
             if one.summary.state in LIVE:
                 self._alive.add(path)
                 self._earlier.discard(path)
+                self._living[path] = one.summary
                 self._tell_life(one.summary)
             elif path in self._alive:
                 if one.summary.state == "interrupted":

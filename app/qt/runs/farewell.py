@@ -22,7 +22,11 @@ class Farewell(QFrame):
         self.setAttribute(Qt.WidgetAttribute.WA_QuitOnClose)
         self.setAttribute(Qt.WidgetAttribute.WA_ShowWithoutActivating)
         trains = goes_on == "training"
-        self.title = QLabel(self.tr("Training continues.") if trains else self.tr("The queue goes on."))
+        self.title = QLabel(
+            self.tr("Training continues in the background.")
+            if trains
+            else self.tr("The queue continues in the background.")
+        )
         self.title.setProperty("role", "title")
         self.words = QLabel(self.tr("Open Impasto again at any time to watch it."))
         self.words.setProperty("role", "muted")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -9,7 +10,7 @@ from PySide6.QtCore import QLocale, Qt, Signal
 from PySide6.QtGui import QHideEvent, QShowEvent
 from PySide6.QtWidgets import QHBoxLayout, QLabel, QToolButton, QVBoxLayout, QWidget
 
-from app.core.runs.orders import Order, Orders
+from app.core.runs.orders import Order
 from app.core.session import Session
 from app.qt.actions.commands import Commands
 from app.qt.actions.table import Action
@@ -18,10 +19,11 @@ from app.qt.elided import Elided
 from app.qt.parts import say, until_destroyed
 from app.qt.reveal import open_folder
 from app.qt.runs.phase_bars import PhaseBars
-from app.qt.runs.state_words import starting_word, state_colour, word_of
+from app.qt.runs.queue_list import standing
+from app.qt.runs.state_words import ending_word, starting_word, state_colour, word_of
 from app.qt.tips import plain_tip
 from app.qt.words import QT_TRANSLATE_NOOP as _NOOP
-from trainer.protocol.commands import Answer, CommandName
+from trainer.protocol.commands import Answer, CommandName, Ending
 from trainer.protocol.queue import Entry
 
 if TYPE_CHECKING:
@@ -71,6 +73,16 @@ ACTIONS = (
         ),
     ),
     Action(
+        "runs.withdraw",
+        _NOOP("Action", "Keep training"),
+        "runs",
+        "withdraw",
+        (),
+        "can_withdraw",
+        icon="undo",
+        tip=_NOOP("Action", "Takes back the pause or stop, as long as the run has not read it"),
+    ),
+    Action(
         "runs.resume",
         _NOOP("Action", "Resume"),
         "runs",
@@ -84,7 +96,7 @@ ACTIONS = (
         "runs.folder", _NOOP("Action", "Open the run's folder"), "runs", "open_folder", (), "has_folder", icon="folder"
     ),
 )
-_WHILE_ALIVE = ("runs.sample", "runs.save", "runs.pause", "runs.stop")
+_WHILE_ALIVE = ("runs.sample", "runs.save", "runs.pause", "runs.stop", "runs.withdraw")
 
 
 class RunHeader(QWidget):
@@ -100,24 +112,29 @@ class RunHeader(QWidget):
         self._session, self._commands = session, commands
         self._run: Run | None = None
         self._ends: list[Callable[[], None]] = []
-        self._orders = Orders(session.tasks)
+        self._orders = session.orders
+        self._starting: Entry | None = None
+        """The entry of the queue that is shown while it has no run."""
         self._could: tuple[bool, ...] = ()
         self.name, self.state, self.facts = Elided(), QLabel(), QLabel()
         self.phases = PhaseBars()
         self.buttons: dict[str, QToolButton] = {}
         commands.add(ACTIONS, self)
         self._lay_out()
-        self._orders.answered.connect(lambda found: self._tell_answer(*found))
-        self._orders.failed.connect(self.failed.emit)
-        self._orders.changed.connect(lambda _: self._show())
-        until_destroyed(self, session.queue.changed.connect(lambda _: self._show()))
+        until_destroyed(
+            self,
+            self._orders.answered.connect(lambda found: self._tell_answer(*found)),
+            self._orders.failed.connect(self.failed.emit),
+            self._orders.changed.connect(lambda _: self._show()),
+            session.queue.changed.connect(lambda _: self._show()),
+        )
         self._show()
 
-    def show_run(self, run: Run | None) -> None:
-        """Show another run, or none."""
+    def show_run(self, run: Run | None, starting: Entry | None = None) -> None:
+        """Show another run, or none: then an entry of the queue that is `starting`, if one is given."""
         for end in self._ends:
             end()
-        self._run = run
+        self._run, self._starting = run, starting
         self._ends = [run.looked.connect(lambda _: self._follow())] if run else []
         self._show()
 
@@ -135,11 +152,15 @@ class RunHeader(QWidget):
     def can_save(self, name: CommandName = "save") -> bool:
         """Tell whether the run trains, and was not asked already."""
         run = self._run
-        return bool(run and run.alive and "train" in run.phases and not {name, "pause", "stop"} & self._asked)
+        return bool(run and run.alive and "train" in run.phases and name not in self._asked and not self._ending)
 
     def can_end(self) -> bool:
         """Tell whether the run goes on, and was not asked to end already."""
-        return bool(self._run and self._run.alive and not {"pause", "stop"} & self._asked)
+        return bool(self._run and self._run.alive and not self._ending)
+
+    def can_withdraw(self) -> bool:
+        """Tell whether the run is to end and has not read so yet."""
+        return bool(self._ending and not self._ending.accepted)
 
     def can_resume(self) -> bool:
         """Tell whether the run could go on and is not on its way to that already."""
@@ -148,6 +169,16 @@ class RunHeader(QWidget):
     @property
     def _asked(self) -> set[CommandName]:
         return set(self._orders.waiting(self._run.directory)) if self._run else set()
+
+    @property
+    def _ending(self) -> Ending | None:
+        """The command that ends the run: one in its folder, or one on its way there from here or the queue."""
+        run = self._run
+        if run is None or not run.alive:
+            return None
+        wish = next((entry.wish for entry in self._queued if entry.state == "running" and entry.wish), None)
+        name = self._orders.ending(run.directory) or wish
+        return run.summary.ending or (Ending(name, accepted=False) if name else None)
 
     @property
     def _queued(self) -> list[Entry]:
@@ -183,6 +214,14 @@ class RunHeader(QWidget):
         """End the run with its LoRA as it is."""
         self._ask("stop")
 
+    def withdraw(self) -> None:
+        """Let the run continue that was to end."""
+        for entry in self._queued:
+            if entry.state == "running" and entry.wish:
+                self._session.queue.withdraw(entry.id)
+        if self._run:
+            self._orders.withdraw(self._run.directory)
+
     def resume(self) -> None:
         """Go on from the last checkpoint."""
         if self._run:
@@ -202,6 +241,9 @@ class RunHeader(QWidget):
         """Say what became of an order: what was done in passing, what was not so that it is not missed."""
         if answer.outcome == "done":
             self.said.emit(self._done(order.name).format(run=order.run.name, detail=answer.detail))
+            return
+        if answer.outcome == "withdrawn":
+            self.said.emit(self.tr("{run} continues.").format(run=order.run.name))
             return
         title = self._commands[f"runs.{order.name}"].text()
         if answer.outcome == "void":
@@ -228,7 +270,8 @@ class RunHeader(QWidget):
 
     def _show(self) -> None:
         run = self._run
-        self.name.setText(run.summary.name if run else self.tr("No run"))
+        entry = self._starting
+        self.name.setText(run.summary.name if run else entry.name if entry else self.tr("No run"))
         self.name.setToolTip(plain_tip(str(run.directory.path)) if run else "")
         self._show_state()
         self.phases.show_run(run)
@@ -236,24 +279,37 @@ class RunHeader(QWidget):
         alive = bool(run and run.alive)
         for name, button in self.buttons.items():
             button.setVisible(run is not None and (name in _WHILE_ALIVE) == alive)
+        self.buttons["runs.withdraw"].setVisible(self._ending is not None)
         self.buttons["runs.folder"].setVisible(self.has_folder())
         self.buttons["runs.resume"].setVisible(bool(run and run.resumable))
-        can = (self.can_preview(), self.can_save(), self.can_end(), self.can_resume(), self.has_folder())
+        can = (
+            self.can_preview(),
+            self.can_save(),
+            self.can_end(),
+            self.can_withdraw(),
+            self.can_resume(),
+            self.has_folder(),
+        )
         if can != self._could:
             self._could = can
             self._commands.refresh()
 
     def _show_state(self) -> None:
-        run = self._run
+        run, entry = self._run, self._starting and self._session.queue.entry(self._starting.id)
         state = run.summary.state if run else None
+        if entry:
+            begins = entry.state == "running"
+            told = starting_word() if begins else standing(entry, time.time())
+            say(self.state, told, state_colour("running" if begins else "paused"))
+            return
         if self._begins:
             say(self.state, starting_word(), state_colour("running"))
             return
         words = [word_of(run.summary)] if run else []
         if self._waits:
             words.append(self.tr("waits in the queue"))
-        if self._asked & {"pause", "stop"}:
-            words.append(self.tr("ends after this step"))
+        if ending := self._ending:
+            words = [ending_word(ending.name)]
         elif self._asked:
             words.append(self.tr("asked, after this step"))
         say(self.state, " · ".join(words), state_colour(state) if state else "muted")

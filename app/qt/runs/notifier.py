@@ -1,4 +1,4 @@
-"""Tells the user that a run has ended, whichever page or program he looks at."""
+"""Keep the user informed of training, whichever page or program is looked at: tray icon, notifications, notices."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ from PySide6.QtCore import QEvent, QLocale, QObject, Qt, QTimer
 from PySide6.QtGui import QGuiApplication
 from PySide6.QtWidgets import QApplication, QSystemTrayIcon, QWidget
 
-from app.core.runs.telling import Ended
+from app.core.runs.telling import Ended, GoesOn
 from app.core.session import Session
 from app.qt.parts import come_forward, until_destroyed
 from app.qt.runs.farewell import Farewell
+from app.qt.training import training_words
 
 if TYPE_CHECKING:
     from app.qt.notices import Notices
 
-_EVERY_MS = 2000
+_EVERY_MS = 1000
 
 
 class Notifier(QObject):
-    """Looks every two seconds while something runs, and not at all otherwise."""
+    """Looks every second while something runs, and not at all otherwise."""
 
     def __init__(self, session: Session, notices: Notices, window: QWidget) -> None:
         super().__init__(window)
@@ -34,11 +35,13 @@ class Notifier(QObject):
         self._timer = QTimer(self)
         self._timer.setInterval(_EVERY_MS)
         self._timer.timeout.connect(session.telling.look)
+        self._timer.timeout.connect(session.training.look)
         until_destroyed(
             self,
             session.telling.changed.connect(lambda _: self._watch()),
             session.telling.ended.connect(self.tell),
             session.telling.goes_on_again.connect(self._take_back),
+            session.training.changed.connect(lambda _: self._show_in_tray()),
         )
         window.installEventFilter(self)
         application = QGuiApplication.instance()
@@ -64,12 +67,11 @@ class Notifier(QObject):
         if wanted.sound and not ended.earlier:
             QApplication.beep()
 
-    def say_farewell(self) -> None:
-        """Say what goes on though the window is closed, training or the queue."""
+    def say_farewell(self, goes_on: GoesOn) -> None:
+        """Say what continues though the window is closed, training or the queue."""
         application = QGuiApplication.instance()
         assert isinstance(application, QGuiApplication)
-        goes_on = self._session.telling.goes_on
-        if goes_on and not application.isSavingSession():  # the system does not wait for it
+        if not application.isSavingSession():  # the system does not wait for it
             self.farewell = Farewell(self._window, goes_on)
             self.farewell.show()
 
@@ -92,7 +94,7 @@ class Notifier(QObject):
         """Look at what other programs may have begun, when the user comes back; he needs no icon any more then."""
         if state == Qt.ApplicationState.ApplicationActive:
             self._session.runs.look()
-            if self._tray:
+            if self._tray and not self._session.training.now:
                 self._tray.hide()
 
     def _take_back(self, run: Path) -> None:
@@ -115,24 +117,40 @@ class Notifier(QObject):
 
     def _tell_system(self, ended: Ended, words: str) -> None:
         """Show a message of the system's, where it has such."""
-        if not (QSystemTrayIcon.isSystemTrayAvailable() and QSystemTrayIcon.supportsMessages()):
+        tray = self._have_tray()
+        if tray is None or not QSystemTrayIcon.supportsMessages():
             return
-        if self._tray is None:
-            self._tray = QSystemTrayIcon(self._window.windowIcon(), self)
-            self._tray.setToolTip("Impasto")
-            self._tray.messageClicked.connect(self._come_forward)
-            self._tray.activated.connect(lambda _: self._come_forward())
         self._last = ended
         well = ended.summary.state == "done"
         sign = QSystemTrayIcon.MessageIcon.Information if well else QSystemTrayIcon.MessageIcon.Warning
-        self._tray.show()
-        self._tray.showMessage("Impasto", words, sign)
+        tray.show()
+        tray.showMessage("Impasto", words, sign)
+
+    def _have_tray(self) -> QSystemTrayIcon | None:
+        """Return the icon in the system's tray; None where the system has no tray."""
+        if self._tray is None and QSystemTrayIcon.isSystemTrayAvailable():
+            self._tray = QSystemTrayIcon(self._window.windowIcon(), self)
+            self._tray.messageClicked.connect(self._come_forward)
+            self._tray.activated.connect(lambda _: self._come_forward())
+        return self._tray
+
+    def _show_in_tray(self) -> None:
+        """Say in the tray what trains; the icon stays after the end of a run until the user comes back."""
+        now, tray = self._session.training.now, self._have_tray()
+        if tray is None:
+            return
+        tray.setToolTip(f"Impasto: {training_words(now)}" if now else "Impasto")
+        if now:
+            tray.show()
+        elif self._window.isActiveWindow():
+            tray.hide()
 
     def _come_forward(self) -> None:
-        """Show the window and the run that was told of last."""
+        """Show the window, and the run that ended last, if one did since."""
         come_forward(self._window)
-        if self._last:
-            self._show(self._last)
+        last, self._last = self._last, None
+        if last:
+            self._show(last)
 
     def _show(self, ended: Ended) -> None:
         """Go to the run, or to the job that never became one."""

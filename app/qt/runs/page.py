@@ -54,6 +54,8 @@ class RunsPage(Page):
         self._live: dict[Path, Run] = {}
         """Those that go on are read too: the list says how long they still need."""
         self._wanted: Path | None = None
+        self._awaited: str | None = None
+        """The entry of the queue that was started just now, until it has a run or another run is chosen."""
         self._told: Callable[[], None] | None = None
         self._reading = self._timer(_READ_EVERY, self._read)
         self._looking = self._timer(_LOOK_EVERY, self._look)
@@ -96,6 +98,13 @@ class RunsPage(Page):
         self.session.runs.open(self._wanted)
         self.session.runs.look()
         self._show_list()
+
+    def begin(self, name: str) -> None:
+        """Show an entry of the queue that was started just now, by its id, and its run as soon as there is one."""
+        self._awaited, self._wanted = name, None
+        self.list.clear_choice()
+        self.show_runs([])
+        self._show_awaited()
 
     def show_runs(self, paths: list[Path]) -> None:
         """Show these runs, the first in header and tabs and the others laid over it in the charts."""
@@ -163,7 +172,7 @@ class RunsPage(Page):
         if self._wanted and self.list.runs.place_of(self._wanted).isValid():
             self.list.choose(self._wanted)
             self._wanted = None
-        elif not self.list.paths and runs.all and not self._wanted:
+        elif not self.list.paths and runs.all and not self._wanted and not self._awaited:
             alive = (run.path for run in runs.all if run.state == "running")
             self.list.choose(next(alive, runs.all[0].path))
         elif self._open and runs.looked and not runs.all:
@@ -174,7 +183,22 @@ class RunsPage(Page):
         """Say what the queue's being another means for runs: one that begins or could not be told why it ended."""
         self.list.show_runs(self.session.runs.all)
         self._show_trouble()
+        self._show_awaited()
         self._say_why_empty()
+
+    def _show_awaited(self) -> None:
+        """Show how far the entry is that was started; give it up when it could not begin or was removed."""
+        if self._awaited is None:
+            return
+        entry = self.session.queue.entry(self._awaited)
+        if entry is not None and entry.run is not None:
+            self._awaited = None
+            self.open(entry.run)
+        elif entry is not None:
+            self.queue.list.choose(entry.id)
+            self.header.show_run(None, entry)
+            if entry.ended:
+                self._awaited = None
 
     def _say_why_empty(self) -> None:
         states = {entry.state for entry in self.session.queue.entries}
@@ -205,6 +229,7 @@ class RunsPage(Page):
 
     def _show_chosen(self) -> None:
         if self.list.paths:
+            self._awaited = None
             self.show_runs(self.list.paths)
 
     def _turn_to(self, run: Run | None) -> None:

@@ -22,28 +22,22 @@ from PySide6.QtWidgets import QListView, QStyledItemDelegate, QStyleOptionViewIt
 
 from app.qt.durations import upcoming
 from app.qt.runs.rows import DOT, Index, StandingModel, paint_dot, paint_focus, paint_ground, paint_words
-from app.qt.runs.state_words import state_colour, state_word
+from app.qt.runs.state_words import ending_word, state_colour, state_word
 from app.qt.theme import colours
 from app.qt.tips import plain_tip
-from app.qt.words import QT_TRANSLATE_NOOP
-from trainer.protocol.queue import Entry, State, Wish
+from trainer.protocol.queue import Entry, State
 
 ENTRY = int(Qt.ItemDataRole.UserRole)
 WORDS = ENTRY + 1
 _MIME = "application/x-impasto-queue-entry"
 _SIDE, _ABOVE = 12, 6
 
-_WISHES: dict[Wish, str] = {
-    "pause": QT_TRANSLATE_NOOP("QueueState", "Pausing…"),
-    "stop": QT_TRANSLATE_NOOP("QueueState", "Stopping…"),
-}
-
 
 def standing(entry: Entry, now: float) -> str:
     """Return what the list says below an entry's name; `now` is Unix time in seconds."""
     if entry.state == "running":
         if entry.wish is not None:
-            return _tr(_WISHES[entry.wish])
+            return ending_word(entry.wish)
         return state_word("running") if entry.run else _tr("Preparing")
     parts = [_tr("Waits") if entry.state == "waiting" else state_word(entry.state)]
     if entry.state == "waiting" and entry.after is not None and entry.after > now:
@@ -164,6 +158,13 @@ class QueueList(QListView):
         """Return the chosen entry."""
         chosen = self.selectionModel().selectedIndexes()
         return self.queue.rows[chosen[0].row()] if chosen else None
+
+    def choose(self, number: str) -> None:
+        """Choose one entry, if it is there."""
+        place = self.queue.place_of(number)
+        if place.isValid():
+            self.setCurrentIndex(place)
+            self.scrollTo(place)
 
     def show_entries(self, rows: Sequence[Entry]) -> None:
         """Show these; what was chosen stays chosen as long as it is there, and what is read stays in its place.

@@ -51,6 +51,10 @@ ACTIONS = (
         tip=_NOOP("Action", "Ends the chosen job, with the LoRA as it is then; it leaves the queue"),
     ),
     Action(
+        "queue.withdraw", _NOOP("Action", "Keep training in the queue"), "runs", "withdraw", (), "can_withdraw",
+        icon="undo", tip=_NOOP("Action", "Takes back a stop or pause that the run has not read yet"),
+    ),
+    Action(
         "queue.resume", _NOOP("Action", "Resume in the queue"), "runs", "again", (), "can_resume", icon="resume",
         tip=_NOOP("Action", "Goes on with the chosen job when its turn comes"),
     ),
@@ -75,7 +79,7 @@ ACTIONS = (
         checked="is_careful", tip=_NOOP("Action", "Otherwise the next job begins, whatever became of the one before"),
     ),
 )  # fmt: skip
-_BUTTONS = tuple(action.id for action in ACTIONS[:8])
+_BUTTONS = tuple(action.id for action in ACTIONS[:9])
 _LINES = 8
 """Lines of text that the list has room for at least: three entries, with what is between them."""
 
@@ -154,6 +158,14 @@ class QueuePanel(QWidget):
     def can_stop(self) -> bool:
         """Tell whether the chosen entry has not ended."""
         return self._stands("running", "paused", "interrupted") and not self._wished()
+
+    def withdraw(self) -> None:
+        """Take back what the chosen entry was asked."""
+        self._for_chosen(self._keeper.withdraw)
+
+    def can_withdraw(self) -> bool:
+        """Tell whether the chosen entry was asked to end."""
+        return self._stands("running") and self._wished()
 
     def again(self) -> None:
         """Go on with the chosen entry."""

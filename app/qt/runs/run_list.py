@@ -166,6 +166,12 @@ class RunList(QListView):
         self._quiet = False
         self._hear()
 
+    def clear_choice(self) -> None:
+        """Choose no run."""
+        self._quiet = True
+        self.selectionModel().clearSelection()
+        self._quiet, self._order = False, []
+
     def choose(self, path: Path) -> None:
         """Choose one run alone."""
         self._quiet = True

@@ -9,6 +9,7 @@ from PySide6.QtCore import QCoreApplication, QLocale
 from app.core.runs.summary import Missing, RunSummary, State
 from app.qt.durations import duration, moment
 from app.qt.words import QT_TRANSLATE_NOOP
+from trainer.protocol.commands import EndingName
 from trainer.protocol.events import Phase
 
 _STATES: dict[State, tuple[str, str]] = {
@@ -24,6 +25,10 @@ _STATES: dict[State, tuple[str, str]] = {
 _MISSING: dict[Missing, str] = {
     "gone": QT_TRANSLATE_NOOP("RunState", "Not there any more"),
     "unreachable": QT_TRANSLATE_NOOP("RunState", "Cannot be reached"),
+}
+_ENDINGS: dict[EndingName, str] = {
+    "pause": QT_TRANSLATE_NOOP("RunState", "Pausing…"),
+    "stop": QT_TRANSLATE_NOOP("RunState", "Stopping…"),
 }
 _PHASES: dict[Phase, str] = {
     "download": QT_TRANSLATE_NOOP("RunState", "Downloading the base"),
@@ -48,6 +53,11 @@ def word_of(run: RunSummary) -> str:
     return _tr(_MISSING[run.missing]) if run.missing else state_word(run.state)
 
 
+def ending_word(name: EndingName) -> str:
+    """Return what is said of a run that a command is about to end."""
+    return _tr(_ENDINGS[name])
+
+
 def starting_word() -> str:
     """Return what is said of a run whose engine is on its way."""
     return _tr("Starting…")
@@ -66,6 +76,8 @@ def standing(run: RunSummary, left: float | None, *, begins: bool = False) -> st
     number = QLocale().toString
     if run.state == "running":
         doing = _tr(_PHASES[run.phase]) if run.phase and run.phase != "train" else ""
+        if run.ending:
+            doing, left = ending_word(run.ending.name), None
         time_left = _tr("{duration} left").format(duration=duration(left)) if left is not None else ""
         steps = _tr("{step} of {steps}").format(step=number(run.step), steps=number(run.steps)) if run.steps else ""
         return " · ".join(filter(None, (doing or _tr("Running"), steps, time_left)))

@@ -1,8 +1,6 @@
-"""From the Start button to the run: the job goes into the queue, and its run is shown as soon as there is one."""
+"""From the Start button to the run: the job goes into the queue, and the Runs page shows it at once."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 from PySide6.QtCore import QObject, Signal
 from PySide6.QtWidgets import QWidget
@@ -63,6 +61,7 @@ class Starting(QObject):
             number = self._session.queue.start(draft.path, text)
             self._awaited[number] = draft
             self._session.telling.awaited.add(number)
+            self._session.going.entry.emit(number)
             if not (self._session.queue.now.reading.held or self._busy()):
                 self.said.emit(self.tr("“{name}” starts…").format(name=draft.name))
         else:
@@ -84,8 +83,9 @@ class Starting(QObject):
         """Say what became of a job that was started, as soon as anything is known."""
         name, now = self._awaited[entry.id].name, self._session.queue.now
         if entry.run is not None:
-            self._show_run(name, entry.run)
-        elif entry.problem or entry.state == "failed":
+            self._forget(entry.id)  # the Runs page shows it
+            return
+        if entry.problem or entry.state == "failed":
             words = self.tr("“{name}” could not begin. {why}")
             self.told.emit(words.format(name=name, why=entry.problem).strip(), "error", None)
         elif now.reading.held:
@@ -128,10 +128,3 @@ class Starting(QObject):
             self._forget(number)
         if unseen:
             self.failed.emit(error)
-
-    def _show_run(self, name: str, run: Path) -> None:
-        """Go there, unless the user has gone elsewhere meanwhile."""
-        if self._page.isVisible():
-            self._session.going.run.emit(run)
-        else:
-            self.said.emit(self.tr("“{name}” trains. The Runs page shows how far it is.").format(name=name))

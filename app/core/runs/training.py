@@ -1,0 +1,145 @@
+"""Know what trains now, whatever the window shows: for the status bar, the sidebar, the title and the tray icon."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from app.core.events import Event
+from app.core.queue import QueueKeeper
+from app.core.runs.orders import Orders
+from app.core.runs.run import Run
+from app.core.runs.runs import Runs
+from app.core.runs.summary import RunSummary
+from app.core.runs.telling import Telling
+from trainer.protocol.commands import Ending
+from trainer.protocol.queue import Entry
+from trainer.protocol.rundir import RunDirectory
+
+
+@dataclass(frozen=True)
+class Training:
+    """One run that trains, or a job whose engine is starting."""
+
+    summary: RunSummary
+    """Of a job that has no run yet: its name and file only."""
+    left: float | None = None
+    """Seconds that it still needs, where known."""
+    entry: str | None = None
+    """The id of its entry in the queue, while it has no run."""
+    others: int = 0
+    """How many more train at the same time."""
+
+    @property
+    def begins(self) -> bool:
+        """Whether its engine is still starting."""
+        return self.entry is not None
+
+    @property
+    def ending(self) -> Ending | None:
+        """The command that ends it, if one was given."""
+        return self.summary.ending
+
+    @property
+    def share(self) -> float | None:
+        """The share of its steps that is done, 0 to 1; None while that is not known."""
+        return min(1.0, self.summary.step / self.summary.steps) if self.summary.steps else None
+
+
+class NowTraining:
+    """Belongs to the thread that makes it. `look` reads the run that is shown; call it about once a second."""
+
+    def __init__(self, runs: Runs, queue: QueueKeeper, telling: Telling, orders: Orders) -> None:
+        self._runs, self._queue, self._telling, self._orders = runs, queue, telling, orders
+        self._run: Run | None = None
+        self._latest: RunSummary | None = None
+        """The run that was shown last, at its latest start."""
+        self._stop_listening: Callable[[], None] | None = None
+        self.now: Training | None = None
+        """What trains; the first of several."""
+        self.changed: Event[None] = Event()
+        """`now` is another."""
+        telling.changed.connect(lambda _: self._follow())
+        queue.changed.connect(lambda _: self._follow())
+        orders.changed.connect(lambda _: self._follow())
+
+    def look(self) -> None:
+        """Read how far it is, and whether its commands were answered."""
+        self._orders.look()
+        self._follow()
+        if self._run:
+            self._run.read()
+
+    def pause(self) -> None:
+        """Pause what is shown."""
+        if self.now and self.now.entry:
+            self._queue.pause(self.now.entry)
+        elif self.now:
+            self._orders.give(RunDirectory(self.now.summary.path), "pause")
+
+    def keep_training(self) -> None:
+        """Withdraw the command that ends what is shown."""
+        if self.now and self.now.entry:
+            self._queue.withdraw(self.now.entry)
+        elif self.now:
+            entry = self._entry_of(self.now.summary.path)
+            if entry and entry.wish:
+                self._queue.withdraw(entry.id)
+            self._orders.withdraw(RunDirectory(self.now.summary.path))
+
+    def _follow(self) -> None:
+        """Take over what is known now."""
+        living = sorted(self._telling.alive)
+        shown = self._run.directory.path if self._run else None
+        self._watch(shown if shown in living else next(iter(living), None))
+        found = self._of_run(len(living) - 1) if self._run else self._of_entry()
+        if found != self.now:
+            self.now = found
+            self.changed.emit(None)
+
+    def _watch(self, path: Path | None) -> None:
+        if path and self._run and not self._run.closed and self._run.directory.path == path:
+            return
+        if self._stop_listening:
+            self._stop_listening()
+        self._run = self._runs.open(path) if path else None
+        self._stop_listening = self._run.looked.connect(lambda _: self._follow()) if self._run else None
+
+    def _of_run(self, others: int) -> Training | None:
+        run = self._run
+        assert run is not None
+        summary = run.summary if run.loaded else self._telling.alive[run.directory.path]
+        if summary.state != "running":
+            return None
+        self._latest = summary
+        step = run.story.step.step if run.story.step else 0
+        summary = replace(summary, step=max(summary.step, step), ending=self._ending(summary))
+        left = run.seconds_left()
+        return Training(summary, None if left is None else float(round(left)), others=others)
+
+    def _ending(self, summary: RunSummary) -> Ending | None:
+        """Return the command that ends a run: one in its folder, or one that is only on its way there."""
+        if summary.ending:
+            return summary.ending
+        asked = self._orders.ending(RunDirectory(summary.path))
+        entry = self._entry_of(summary.path)
+        name = asked or (entry.wish if entry else None)
+        return Ending(name, accepted=False) if name else None
+
+    def _of_entry(self) -> Training | None:
+        """Return a job whose engine is starting."""
+        entry = next(filter(self._begins, self._queue.now.running), None) if self._queue.now.working else None
+        if entry is None:
+            return None
+        ending = Ending(entry.wish, accepted=False) if entry.wish else None
+        path = entry.run or entry.job or Path(entry.name)
+        return Training(RunSummary(path, entry.name, "new", ending=ending), entry=entry.id)
+
+    def _begins(self, entry: Entry) -> bool:
+        """Tell whether an entry's engine is starting: one whose run has just ended is still entered as running."""
+        latest = self._latest
+        return latest is None or entry.run != latest.path or latest.attempts <= entry.attempts
+
+    def _entry_of(self, run: Path) -> Entry | None:
+        return next((one for one in self._queue.now.running if one.run == run), None)
