@@ -98,6 +98,9 @@ def list_directory(path: Path, links: Links, alive: Callable[[], None] = lambda:
             name = entry.name
             if name.startswith("."):
                 continue
+            if name in (FILE_NAME, METADATA_NAME) and not entry.is_symlink() and (state := _state_of(entry.path)):
+                texts[name] = state  # a folder or pipe too: reading it reports what is wrong, as training does
+                continue
             if entry.is_dir(follow_symlinks=False):
                 # To Python 3.11 Windows' junctions are plain folders.
                 (inside if sys.platform != "win32" or links.allow(path / name) else outside).append(name)
