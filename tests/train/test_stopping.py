@@ -182,6 +182,7 @@ def test_a_command_in_the_middle_of_a_forward_discards_what_is_not_finished(
     forwards.act = act
     assert start(job, SETTINGS, Watcher()) == 75
     assert forwards.kinds.count(kind) == number and forwards.kinds[-1] == kind, "that forward was the last"
+    assert not (run_of(job).samples / f"step-{kept:08d}-0.png").exists(), "nor is what it had drawn kept"
     resumed_like(job, undisturbed, kept, name)
 
 
