@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,15 @@ from typing import TYPE_CHECKING, Literal
 from app.core.edits import captions
 from app.core.edits.backups import Backups
 from app.core.edits.captions import Caption, Neighbours, plain
-from app.core.edits.safe_files import ChangedMeanwhileError, Seen, refusal, remove_file, replace_file, sweep
+from app.core.edits.safe_files import (
+    ChangedMeanwhileError,
+    Seen,
+    refusal,
+    remove_file,
+    replace_file,
+    sweep,
+    sync_file_system,
+)
 from app.core.edits.save_state import SaveRequest
 from app.core.pictures import Value
 from trainer.errors import DatasetError
@@ -59,9 +68,10 @@ class Writer:
         """Folders that were looked through for what killed writers left."""
 
     def write(self, requests: Sequence[SaveRequest]) -> Iterator[Outcome]:
-        """Bring these to disk, each value once; give what became of each, as soon as it is known.
+        """Write these, each value once; give what became of each, as soon as it is known.
 
-        A single one is on the disk itself when it is given, safe from power cuts; of more, the journal is.
+        A single one is safe from power cuts when it is given, many are when the last one was given and this has ended:
+        until then the journal must not call them saved.
         """
         durable = len(requests) < 10
         for root, group in groupby(sorted(requests, key=lambda request: request.key), lambda request: request.key.root):
@@ -69,6 +79,9 @@ class Writer:
             yield from self._write_captions(
                 root, [request for request in mine if request.key.field == "caption"], durable
             )
+            if not durable:
+                with contextlib.suppress(OSError):  # a folder that is gone is reported by its files
+                    sync_file_system(root)
             others = sorted(
                 (request for request in mine if request.key.field != "caption"), key=lambda request: request.key.folder
             )

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
 
+from app.core.edits import writer
+from app.core.edits.edit import Edit
 from app.core.edits.journal import Journal
 from app.core.edits.save_state import Key, Notice, SaveRequest
 from tests.faults.captions import kill
-from tests.support.app_world import FAULTS, GIVEN, READ_ONLY, World, a_world, conflicts, set_to
+from tests.support.app_world import FAULTS, GIVEN, READ_ONLY, World, a_world, change, conflicts, set_to
 
 
 @pytest.fixture
@@ -136,6 +138,30 @@ def test_the_journal_is_on_the_disk_before_a_file_is_touched_and_a_single_file_a
         "os.remove",
     ]
     assert "other waited for" in happened[happened.index("open") : happened.index("os.rename")]
+
+
+def test_many_files_are_on_the_disk_before_the_journal_calls_them_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file whose name was exchanged is empty after a power cut, unless its file system was waited for."""
+    world = World(tmp_path, {f"{number}.jpg": {".txt": b"cat"} for number in range(12)})
+    happened: list[str] = []
+    wait = writer.sync_file_system
+
+    def sync(folder: str) -> None:
+        texts = {path.read_bytes() for path in Path(folder).glob("*.txt")}
+        happened.append(f"waited for {texts}")
+        wait(folder)
+
+    def note(requests: Iterable[SaveRequest]) -> None:
+        happened.append(f"{len(list(requests))} saved")
+
+    monkeypatch.setattr(writer, "sync_file_system", sync)
+    monkeypatch.setattr(world.journal, "saved", note)
+    world.history.do(Edit("Set", tuple(change(world, place, "dog") for place in range(12))))
+    world.settle()
+    assert happened == ["waited for {b'dog'}", "12 saved"]
+    world.crash()
 
 
 def test_a_session_that_lives_keeps_its_journal(world: World) -> None:
