@@ -339,10 +339,12 @@ class Captions(RuleBasedStateMachine):
     def restart(self, before: dict[tuple[str, str], SaveRequest | None]) -> None:
         """Begin a session: it shows the newest edits, on disk or in conflict."""
         wanted = {(self.world.library.pictures[n].name, f): value for (n, f), value in self.values.items()}
+        self.files = {name for name in self.world.disk().files if name.endswith(SUFFIXES)}
         self.world.begin()
         self.undos, self.redos = [], []
         self.look()
         disk = self.world.disk()
+        assert self.files <= disk.files.keys(), "a file that an earlier session left disappeared"
         conflicts = {(one.path.name, one.field): one for one in self.world.saver.now.conflicts}
         for (name, field), value in wanted.items():
             picture = next(p for p in self.world.library.pictures.values() if p.name == name)

@@ -208,6 +208,17 @@ def test_a_choice_that_the_disk_has_left_behind_is_asked_for_again(world: World)
     assert (world.data / "a.txt").read_bytes() == b"theirs again"
 
 
+def test_a_choice_replaces_only_the_version_that_was_chosen_against(world: World) -> None:
+    set_to(world, 0, "mine")
+    (world.data / "a.txt").write_bytes(b"theirs")
+    world.settle()
+    (world.data / "a.txt").write_bytes(b"cat, dog\n")  # what the first edit was made on top of, and the choice was not
+    world.resolve("mine")
+    world.settle()
+    assert conflicts(world) == [("mine", "cat, dog\n")]
+    assert (world.data / "a.txt").read_bytes() == b"cat, dog\n"
+
+
 def test_undo_empties_a_file_that_this_session_did_not_see_absent(world: World) -> None:
     """A session wrote the first caption of an image and was killed before it could undo that."""
     set_to(world, 2, "new")
