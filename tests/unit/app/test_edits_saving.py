@@ -219,6 +219,14 @@ def test_a_choice_replaces_only_the_version_that_was_chosen_against(world: World
     assert (world.data / "a.txt").read_bytes() == b"cat, dog\n"
 
 
+def test_an_edit_of_something_else_on_disk_does_not_replace_what_the_one_before_it_would(world: World) -> None:
+    set_to(world, 0, "older")
+    world.library.learn({world.ids[0]: {"caption": "theirs"}}, "caption")
+    set_to(world, 0, "newer")
+    world.settle()
+    assert conflicts(world) == [("newer", "cat, dog\n")]
+
+
 def test_undo_empties_a_file_that_this_session_did_not_see_absent(world: World) -> None:
     """A session wrote the first caption of an image and was killed before it could undo that."""
     set_to(world, 2, "new")
