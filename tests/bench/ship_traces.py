@@ -1,7 +1,10 @@
 """Makes what ships in assets/traces: the tapes that plans for the built-in recipes on cards of 6 to 32 GB ask for, and
 what the runs come to that those plans look at.
 
-    python -m tests.bench.ship_traces
+    python -m tests.bench.ship_traces [--outcomes]
+
+With --outcomes the traces stay as they ship and only the runs are played again: some minutes, and enough where the
+allocator's rules or the order of a run have changed.
 
 Takes an hour of one core where nothing is known yet; what was traced before, here or by any plan, is taken
 from this user's cache, but every run is played anew, which takes some minutes. Run it when
@@ -191,18 +194,25 @@ def _make(store: TapeStore, notes: Notes) -> None:
         traces.fulfil(wish)  # models that are alike are built once
 
 
-def ship(store: TapeStore, folder: Path, questions: Iterable[Question]) -> None:
-    """Write tapes, outcomes and their index into ``folder``, and remove what nothing asks for."""
+def ship_outcomes(store: TapeStore, folder: Path, questions: Iterable[Question]) -> tuple[Notes, Notes]:
+    """Write outcomes into ``folder``; return the notes of all traces that were asked for, and of the outcomes."""
     with tempfile.TemporaryDirectory() as played:  # what was played by another version is not taken for this one's
         store.outcomes = OutcomeStore(Path(played))
         notes, runs = _asked_for(store, questions)
         found = {key: store.outcomes.load(key, brief=False) or store.outcomes.load(key, brief=True) for key in runs}
         limits = {key: store.outcomes.hindered(key) for key in runs}
+    outcomes = {key: outcome for key, outcome in sorted(found.items()) if outcome is not None}
+    hindered = {key: several for key, several in sorted(limits.items()) if several}
+    write_outcomes(folder / SHIPPED_OUTCOMES, outcomes, hindered)
+    return notes, {key: runs[key] for key in outcomes | hindered}
+
+
+def ship(store: TapeStore, folder: Path, questions: Iterable[Question]) -> None:
+    """Write tapes, outcomes and their index into ``folder``, and remove what nothing asks for."""
+    notes, runs = ship_outcomes(store, folder, questions)
     others = _of_others(notes)
     _make(store, others)
     notes |= others
-    outcomes = {key: outcome for key, outcome in sorted(found.items()) if outcome is not None}
-    hindered = {key: several for key, several in sorted(limits.items()) if several}
     archives: dict[str, dict[str, Sequence[Tape]]] = {}
     for key, note in sorted(notes.items(), key=lambda entry: _likeness(entry[1])):
         tapes = store.load(key)
@@ -214,8 +224,7 @@ def ship(store: TapeStore, folder: Path, questions: Iterable[Question]) -> None:
     (folder / OF_OTHERS).mkdir(exist_ok=True)
     for name, entries in archives.items():
         write_archive(folder / name, entries)
-    write_outcomes(folder / SHIPPED_OUTCOMES, outcomes, hindered)
-    write_index(folder, notes, {key: runs[key] for key in outcomes | hindered})
+    write_index(folder, notes, runs)
 
 
 def archive_name(note: Mapping[str, Any]) -> str:
@@ -250,8 +259,12 @@ def write_index(folder: Path, notes: Notes, runs: Notes) -> None:
 
 def main() -> int:
     """Make them."""
-    folder = asset_path("traces")
-    ship(TapeStore(TapeStore.of_user().folder), folder, all_built_in())
+    folder, user = asset_path("traces"), TapeStore.of_user().folder
+    if "--outcomes" in sys.argv[1:]:
+        _, runs = ship_outcomes(TapeStore(user, folder), folder, all_built_in())
+        write_index(folder, read_index(folder)["entries"], runs)
+    else:
+        ship(TapeStore(user), folder, all_built_in())
     files = [*folder.iterdir()]
     size = sum(path.stat().st_size for path in files)
     sys.stdout.write(f"{len(files)} files in {folder}, {size / 2**20:.1f} MiB\n")

@@ -81,14 +81,14 @@ class Exhaustive:
         if self.runs(situation.budget).through(course, situation.budget).failure is not None:
             return None
         playing = Playing(situation, situation.budget)
-        for act in course.before_training():
+        for act in (*course.before_training(), *course.at_start()):
             playing.play(act.phase, act.tapes)
-        playing.play("first_step", course.first_step(), release=False)
+        playing.play("first_step", course.first_step())
         for _ in range(MOST_ROUNDS):  # as long as memory grows
             reserved, counts = playing.allocator.reserved, []
             for tape in course.round():
                 before = playing.allocator.retries
-                playing.play("train", [tape], release=False)
+                playing.play("train", [tape])
                 counts.append(playing.allocator.retries - before)
             if playing.allocator.reserved == reserved:
                 break

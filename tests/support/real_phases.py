@@ -98,7 +98,6 @@ class RealRun:
         batches = (replace(self._batch(size, count), mask=None, input_noise=None) for count in counts)
         with self._attention(), as_exported(engine):
             losses_of_picture(engine.models, engine.noise_schedule, batches, self.device)
-        release(self.device)
 
     def preview(self) -> None:
         """Every prompt drawn, then the VAE placed, the pictures decoded and the VAE gone."""

@@ -12,8 +12,8 @@ from tests.support.meters import Measured, Meter
 from tests.support.real_phases import RealRun
 from tests.support.truth_jobs import TruthJob
 from trainer.memory import timing
-from trainer.memory.course import Course, Occasions
-from trainer.memory.forecast import Playing, run_through
+from trainer.memory.course import Course, Occasions, OtherPhase
+from trainer.memory.forecast import Playing
 from trainer.memory.replay import Replayed
 from trainer.memory.situation import Situation
 from trainer.memory.store import TapeStore
@@ -57,13 +57,15 @@ def foresee(job: TruthJob, subject: Subject, situation: Situation, folder: Path,
 
 def play(job: TruthJob, course: Course, situation: Situation, capacity: int | None) -> Playing:
     """The job's phases, by the forecast's own hand; without the phases that are not measured for it."""
-    if job.other_phases:
-        return run_through(course, situation, capacity)
+    before: tuple[OtherPhase, ...] = ("cache_pictures", "cache_texts") if job.other_phases else ()
+    after: tuple[OtherPhase, ...] = ("validate", "preview") if job.other_phases else ()
     playing = Playing(situation, capacity)
-    playing.play("load", course.tapes("load"))
-    playing.play("quantise", course.tapes("quantise"))
-    playing.play("first_step", course.first_step(), release=False)
-    playing.play("train", course.round() * LATER_STEPS, release=False)
+    for phase in (*before, "load", "quantise"):
+        playing.play(phase, course.tapes(phase))
+    playing.play("first_step", course.first_step())
+    playing.play("train", course.round() * LATER_STEPS)
+    for phase in after:
+        playing.play(phase, course.tapes(phase))
     return playing
 
 

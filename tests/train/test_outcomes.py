@@ -15,7 +15,6 @@ from trainer.memory.course import Course, Occasions
 from trainer.memory.forecast import Runs, Within, forecast_of, retry_seconds, run_through
 from trainer.memory.outcomes import in_brief
 from trainer.memory.planner import plan
-from trainer.memory.replay import Moment
 from trainer.memory.situation import Situation
 from trainer.memory.store import TapeStore
 from trainer.memory.subject import Subject
@@ -115,8 +114,8 @@ def test_an_allocator_that_is_set_otherwise_is_followed(traces: Traces) -> None:
     expanding = replace(usual, allocator=AllocatorSettings(expandable=True))
     assert Runs(expanding).key(course) != Runs(usual).key(course)
     free = run_through(course, expanding, None)
-    saved, as_usual = free.phases["save"], run_through(course, usual, None).phases["save"]
-    assert saved.reserved(Moment(0, 0)) > as_usual.reserved(Moment(0, 0))
+    encoded, as_usual = free.phases["cache_pictures"], run_through(course, usual, None).phases["cache_pictures"]
+    assert encoded.reserved(encoded.peak_reserved()) < as_usual.reserved(as_usual.peak_reserved())
     Runs(expanding).unhindered(course, brief=True)
     for capacity in (free.reserved, free.reserved // 2):
         with pytest.raises(AssertionError, match="played"):

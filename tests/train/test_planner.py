@@ -397,7 +397,7 @@ def test_a_forecast_tells_of_every_phase(ample: Planned, searched: list[Exhausti
     assert ample.pick is not None
     found = ample.pick.forecast
     assert [phase.phase for phase in found.phases] == [
-        "cache_pictures", "cache_texts", "load", "first_step", "train", "validate", "preview", "checkpoint", "save"
+        "cache_pictures", "cache_texts", "load", "first_step", "train", "validate", "checkpoint", "save", "preview"
     ]  # fmt: skip
     assert found.allocated == max(phase.allocated for phase in found.phases)
     assert found.reserved == max(phase.reserved for phase in found.phases)
@@ -439,12 +439,12 @@ def test_reserved_memory_has_stopped_growing(traces: Traces) -> None:
     subject = replace(small_subject(previews=False), buckets=(BucketUse(256, 256, 5), BucketUse(128, 128, 1)))
     course = Course(subject, traces, OCCASIONS, _rate())
     playing = Playing(situation_with(AMPLE), None)
-    for act in course.before_training():
+    for act in (*course.before_training(), *course.at_start()):
         playing.play(act.phase, act.tapes)
-    playing.play("first_step", course.first_step(), release=False)
+    playing.play("first_step", course.first_step())
     reserved = []
     for _ in range(12):
-        playing.play("train", course.round(), release=False)
+        playing.play("train", course.round())
         reserved.append(playing.allocator.reserved)
     settled = run_through(course, situation_with(AMPLE), None).phases["train"]
     assert settled.reserved(settled.peak_reserved()) == reserved[-1]

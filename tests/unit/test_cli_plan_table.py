@@ -9,6 +9,8 @@ import pytest
 from trainer import gpu
 from trainer.cli import plan_table, plan_words, words
 from trainer.config.fit import FitConfig
+from trainer.errors import JobError
+from trainer.memory.calibration import Correction, Excess, calibration_file
 from trainer.memory.cards import find_card
 from trainer.memory.planner import Planned
 from trainer.memory.situation import situation_ahead
@@ -150,3 +152,45 @@ def test_what_is_freed_suffices_and_no_byte_less(free: float) -> None:
     freed = situation.to_free(GIB)
     assert replace(situation, free_bytes=situation.free_bytes + freed).budget >= wanted
     assert replace(situation, free_bytes=situation.free_bytes + freed - 1).budget < wanted
+
+
+RUN = {"worst": Excess(0.1, GIB), "runs": 3}
+
+
+@pytest.mark.parametrize(
+    ("correction", "why"),
+    [
+        (Correction(), "Margin: 563 MiB stay free because forecasts can be off (no run has finished here yet)."),
+        (Correction(runs=5), "(5 runs finished here within their forecasts)"),
+        (Correction(**RUN), "Margin: 1.0 GiB stay free because forecasts can be off (a finished run took 1.0 GiB more"),
+        (Correction(worst=Excess(0.5, 5 * GIB)), "Margin: 1.5 GiB stay free because forecasts can be off"),
+        (Correction(worst=Excess(0.5, 5 * GIB)), "(a finished run took 5.0 GiB more than forecast; 15 % is the limit)"),
+        (
+            Correction(shortage=Excess(0.2, GIB)),
+            "Margin: 2.0 GiB stay free because forecasts can be off (a run ran out",
+        ),
+    ],
+)
+def test_the_margin_is_explained(correction: Correction, why: str) -> None:
+    ahead = situation_ahead(find_card("RTX 3060"))
+    situation = replace(ahead, free_bytes=10 * GIB + ahead.outside, correction=correction)
+    assert why in plan_words.margin(situation)
+
+
+def test_a_full_gpu_is_reported_with_its_programs() -> None:
+    ahead = situation_ahead(find_card("RTX 3060"))
+    programs = (gpu.Use(7, "python3", 11 * GIB), gpu.Use(8, "web", None))
+    full = replace(ahead, free_bytes=ahead.outside, uses=programs)
+    with pytest.raises(JobError) as raised:
+        full.require_budget()
+    assert "python3 (11.0 GiB), web" in raised.value.sentence and "300 MiB" in raised.value.sentence
+    assert raised.value.remedy == "Close other programs that use the GPU, then try again."
+
+
+def test_a_margin_that_takes_all_that_is_free_names_the_file_to_delete() -> None:
+    ahead = situation_ahead(find_card("RTX 3060"))
+    short = replace(ahead, correction=Correction(shortage=Excess(2.0, 20 * GIB)))
+    with pytest.raises(JobError) as raised:
+        short.require_budget()
+    assert "GiB are kept free because forecasts err" in raised.value.sentence
+    assert str(calibration_file()) in raised.value.remedy

@@ -43,6 +43,10 @@ def _planned(recipe: RecipeConfig, family: Family, card: str | None, written: Fi
         question = question_ahead(family, recipe, card, fit=written)
     except ImpastoError as error:  # keys that only suit a job that states others
         return (f"By itself no job can use it: {error.sentence}",)
+    try:
+        question.situation.require_budget()
+    except ImpastoError as error:
+        return (error.sentence, error.remedy)
     with traces_of_user() as traces:
         planned = planned_for(question, traces)
     situation, batch = planned.situation, question.subject.recipe.effective_batch

@@ -99,6 +99,8 @@ def as_json(question: Question, planned: Planned, *, whole: bool = True) -> dict
             "total": situation.card.total_bytes,
             "free": situation.free_bytes,
             "budget": situation.budget,
+            "outside": situation.outside,
+            "margin": {"bytes": situation.margin, "reason": situation.kept_free.reason},
             "uses": [{"name": use.name, "bytes": use.bytes} for use in situation.uses],
         },
         "family": question.subject.family,
@@ -241,6 +243,8 @@ def _explained(question: Question, planned: Planned, traces: Traces) -> Iterator
     plan = planned.pick or planned.smaller
     if plan is None:
         return
+    yield ""
+    yield plan_words.margin(planned.situation)
     yield ""
     yield from plan_table.timeline(plan.forecast)
     again = encoding_again(replace(question.subject, fit=plan.fit), question.situation, traces)

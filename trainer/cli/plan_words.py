@@ -88,7 +88,7 @@ def within(reserved: int, found: Forecast) -> int:
 
 def decisive(forecast: Forecast) -> PhaseForecast:
     """Return the phase that needs most."""
-    return max(forecast.phases, key=lambda phase: phase.reserved)
+    return forecast.decisive
 
 
 def sentence(plan: Plan, effective_batch: int) -> str:
@@ -134,6 +134,23 @@ def room(missing: int, situation: Situation) -> str:
         names = ", ".join(dict.fromkeys(use.name for use in uses[:3]))
         return f"free {words.size(missing)}, by closing {names} perhaps"
     return f"free {words.size(missing)}, or {_LARGER_CARD}"
+
+
+def margin(situation: Situation) -> str:
+    """Return how much of a GPU is kept free beside a plan, and why so much."""
+    kept, found = situation.kept_free, situation.correction
+    match kept.reason:
+        case "no_runs":
+            why = "no run has finished here yet"
+        case "runs":
+            why = f"{words.counted(found.runs, 'run', 'runs')} finished here within their forecasts"
+        case "excess":
+            why = f"a finished run took {words.size(found.worst.bytes)} more than forecast"
+        case "limit":
+            why = f"a finished run took {words.size(found.worst.bytes)} more than forecast; 15 % is the limit"
+        case "shortage":
+            why = f"a run ran out of memory, {words.size(found.shortage.bytes)} above its forecast"
+    return f"Margin: {words.size(kept.bytes)} stay free because forecasts can be off ({why})."
 
 
 def change(changed: Change) -> str:

@@ -62,6 +62,7 @@ def plan_run(
     device = torch.device(machine.device)
     card = card_of(device.index or 0)
     deterministic = bool(job.fit.deterministic)
+    situation_here(card, deterministic=deterministic).require_budget()  # a full GPU has no room to be timed either
     with numerics(job):  # PyTorch keeps the workspace that is stated when it first multiplies matrices
         rate = measure_rate(device, name=card.name)
     situation = situation_here(card, rate=rate, deterministic=deterministic)

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from trainer.protocol import atomic, locks, places, reading
 from trainer.protocol.report import RunReport, report_from
 
 _MIB = 1 << 20
-_SCHEMA = 1
+# Files of schema 1 compare phases with forecasts that returned more cached memory than the run did. They are not read,
+# and the next finished run replaces them.
+_SCHEMA = 2
 
 # Runs kept of each card and system: the newest, and the one that erred most.
 KEPT = 50
@@ -21,11 +24,40 @@ KEPT = 50
 HALF_TRUSTED = 5
 _FIRST = (0.03, 256 * _MIB)
 _LAST = (0.005, 64 * _MIB)
+# An error adds no more than this share of a forecast to the margin unless a run has run out of memory. A larger error
+# that cost no run anything is more likely to be a fault of the comparison, and would give the next run a worse plan.
+LARGEST_SHARE = 0.15
 # A forecast weighs as much as this many finished runs, and a run of so many seconds half of a long one: a short one may
 # have met a busy machine, or be little but its beginning. Times further off than this are no matter of a factor.
 _PRIOR_RUNS = 1
 _HALF_SECONDS = 60.0
 _FACTORS = (0.2, 10.0)
+
+
+Reason = Literal["no_runs", "runs", "excess", "limit", "shortage"]
+"""Why a margin is as large as it is: for want of runs, as runs agree, as one exceeded its forecast (by more than the
+margin's limit), or as one ran out of memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Excess:
+    """By how much runs exceeded their forecasts at worst; the two figures may be those of two runs."""
+
+    share: float = 0.0
+    """Of the highest phase in the forecast."""
+    bytes: int = 0
+
+    def of(self, reserved: int) -> int:
+        """Return the bytes that a forecast of ``reserved`` bytes may be exceeded by."""
+        return max(math.ceil(self.share * reserved), self.bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Margin:
+    """Bytes to keep free beside a forecast."""
+
+    bytes: int
+    reason: Reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,24 +70,29 @@ class Correction:
     """The most that a run held of the card outside PyTorch's allocator; None while no run could tell."""
     time_factor: float = 1.0
     """What forecast seconds are to be multiplied with."""
-    worst_share: float = 0.0
-    """By how much a run exceeded its forecast of reserved memory at worst, as a share of the forecast; 0 or more."""
-    worst_bytes: int = 0
-    """The same in bytes; of another run perhaps."""
+    worst: Excess = Excess()
+    """Of reserved memory, in phases that had enough."""
+    shortage: Excess = Excess()
+    """Of the memory that was needed, in phases that ran out of it."""
     damage: str | None = None
     """A sentence when the file was damaged, wholly or in part; what could not be read does not count."""
 
-    def margin_bytes(self, reserved: int) -> int:
-        """Return the bytes to keep free beside a forecast of ``reserved`` bytes.
+    def margin(self, reserved: int) -> Margin:
+        """Return what to keep free beside a forecast of ``reserved`` bytes, and why.
 
-        margin = max(last + (first - last) k / (k + n), worst share x reserved, worst bytes)
+        margin = max(trusted, min(worst, 15 % of reserved), shortage)
+        trusted = last + (first - last) k / (k + n)
 
         with first = 3 % + 256 MiB before any evidence, last = 0.5 % + 64 MiB after endless evidence without error,
-        k = 5 and n = runs. It never grows with n, never shrinks with the worst error, and is never below it.
+        k = 5 and n = runs. It never grows with n and never shrinks with the worst error.
         """
         first, last = (round(share * reserved) + fixed for share, fixed in (_FIRST, _LAST))
         trusted = last + math.ceil((first - last) * HALF_TRUSTED / (HALF_TRUSTED + self.runs))
-        return max(trusted, math.ceil(self.worst_share * reserved), self.worst_bytes)
+        worst, shortage, limit = self.worst.of(reserved), self.shortage.of(reserved), int(LARGEST_SHARE * reserved)
+        found = Margin(trusted, "runs" if self.runs else "no_runs")
+        if min(worst, limit) > trusted:
+            found = Margin(limit, "limit") if worst > limit else Margin(worst, "excess")
+        return Margin(shortage, "shortage") if shortage > found.bytes else found
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +103,8 @@ class _Evidence:
     system: str
     torch: str | None
     context_bytes: int | None
-    excess_share: float
-    excess_bytes: int
+    excess: Excess
+    shortage: Excess
     time_ratio: float | None
     time_weight: float
 
@@ -99,8 +136,8 @@ def corrections(card: str, system: str, versions: Mapping[str, str]) -> Correcti
         runs=len(same),
         context_bytes=max(contexts, default=None),
         time_factor=_time_factor(nearest),
-        worst_share=max((piece.excess_share for piece in here), default=0.0),
-        worst_bytes=max((piece.excess_bytes for piece in here), default=0),
+        worst=_largest(piece.excess for piece in here),
+        shortage=_largest(piece.shortage for piece in here),
         damage=damage,
     )
 
@@ -131,6 +168,8 @@ def _read(path: Path) -> tuple[list[Any], str | None]:
         found = reading.read_json(path, "list")
         if found["schema"] == _SCHEMA and isinstance(found["runs"], list):
             return found["runs"], None
+        if found["schema"] in range(1, _SCHEMA) and isinstance(found["runs"], list):
+            return [], None
         reason = "another version of Impasto wrote it"
     except FileNotFoundError:
         return [], None
@@ -149,8 +188,9 @@ def _pruned(found: list[Any]) -> list[Any]:
     kept: set[int] = set()
     for group in groups.values():
         kept.update(place for place, _ in group[-KEPT:])
-        kept.add(max(group, key=lambda one: one[1].excess_share)[0])
-        kept.add(max(group, key=lambda one: one[1].excess_bytes)[0])
+        for figure in map(attrgetter, ("excess.share", "excess.bytes", "shortage.share", "shortage.bytes")):
+            figures = [figure(piece) for _, piece in group]
+            kept.add(group[figures.index(max(figures))][0])
     return [found[place] for place in sorted(kept)]
 
 
@@ -158,15 +198,14 @@ def _evidence(found: Any) -> _Evidence | None:
     """Return what a report says; None for one that cannot be read."""
     try:
         report = report_from(found)
-        excesses = list(_excesses(report))
         measured, forecast = _times(report)
         return _Evidence(
             card=report.card,
             system=report.system,
             torch=report.versions.get("torch"),
             context_bytes=_context_bytes(report),
-            excess_share=max((excess / forecast for excess, forecast in excesses), default=0.0),
-            excess_bytes=max((excess for excess, _ in excesses), default=0),
+            excess=_excess(report, ran_out=False),
+            shortage=_excess(report, ran_out=True),
             time_ratio=measured / (forecast / report.time_factor) if measured > 0 < forecast else None,
             time_weight=measured / (measured + _HALF_SECONDS),
         )
@@ -174,12 +213,26 @@ def _evidence(found: Any) -> _Evidence | None:
         return None
 
 
-def _excesses(report: RunReport) -> Iterator[tuple[int, int]]:
-    """Yield by phase how many bytes more than forecast were reserved or asked for, and what was forecast."""
-    for phase in report.phases.values():
-        if phase.forecast is not None and phase.measured is not None:
-            demanded = phase.measured.reserved + phase.shortfall
-            yield max(0, demanded - phase.forecast.reserved), max(1, phase.forecast.reserved)
+def _excess(report: RunReport, *, ran_out: bool) -> Excess:
+    """Return the most that a phase reserved or asked for beyond its forecast, of phases that did or did not run out.
+
+    Each phase is compared with its own forecast. The share is of the highest phase: 200 MiB too many while captions
+    are encoded say nothing about a phase of 10 GiB.
+    """
+    compared = [phase for phase in report.phases.values() if phase.forecast is not None and phase.measured is not None]
+    highest = max((phase.forecast.reserved for phase in compared if phase.forecast), default=0)
+    beyond = (
+        phase.measured.reserved + phase.shortfall - phase.forecast.reserved
+        for phase in compared
+        if phase.forecast and phase.measured and bool(phase.shortfall) == ran_out
+    )
+    most = max([0, *beyond])
+    return Excess(most / max(highest, 1), most)
+
+
+def _largest(found: Iterable[Excess]) -> Excess:
+    every = list(found)
+    return Excess(max((one.share for one in every), default=0.0), max((one.bytes for one in every), default=0))
 
 
 def _context_bytes(report: RunReport) -> int | None:

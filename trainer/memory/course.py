@@ -26,6 +26,7 @@ from trainer.memory.timing import loading_seconds
 from trainer.memory.traces import Size, Steps, T, Traces
 from trainer.protocol.forecast import ForecastPhase
 from trainer.protocol.rate import Rate
+from trainer.training.run_order import AT_START, BETWEEN_STEPS
 
 Seconds = Callable[[Iterable[Work]], float]
 OtherPhase = Literal["cache_pictures", "cache_texts", "load", "quantise", "validate", "preview", "checkpoint", "save"]
@@ -34,7 +35,6 @@ OtherPhase = Literal["cache_pictures", "cache_texts", "load", "quantise", "valid
 # than these cost traces and change little.
 MOST_BUCKETS = 2
 _BEFORE: tuple[OtherPhase, ...] = ("cache_pictures", "cache_texts", "load", "quantise")
-_AFTER: tuple[OtherPhase, ...] = ("validate", "preview", "checkpoint", "save")
 # Until reserved memory stops growing: each round has every shape follow on every other.
 MOST_ROUNDS = 4
 
@@ -86,7 +86,7 @@ def occasions_of(job: Job, source: SourceFacts, pictures: Sequence[Picture], cac
 
 @dataclass(frozen=True)
 class Act:
-    """One phase as it is played; after each of its tapes the cache of freed memory is emptied, but not in training."""
+    """One phase as it is played."""
 
     phase: ForecastPhase
     tapes: tuple[Tape, ...]
@@ -170,13 +170,17 @@ class Course:
         encoded: dict[OtherPhase, int] = {"cache_pictures": later.pictures, "cache_texts": later.texts}
         return [Act(phase, self.tapes(phase)) for phase, count in encoded.items() if count]
 
-    def after_training(self) -> list[Act]:
-        """What comes between the steps of a run, on all that then lives; each is played once."""
-        return [Act(phase, self.tapes(phase)) for phase in _AFTER]
+    def at_start(self) -> list[Act]:
+        """Return what a run does before its first step."""
+        return [Act(phase, self.tapes(phase)) for phase in AT_START]
+
+    def between_steps(self) -> list[Act]:
+        """Return what a run does between two steps, beside what training left allocated and cached."""
+        return [Act(phase, self.tapes(phase)) for phase in BETWEEN_STEPS]
 
     def foreseen(self) -> list[Wish]:
         """All phases but training, the last first: whoever plays the course comes from the other end."""
-        return [Wish(_as_traced(self.subject, part), part) for part in reversed((*_BEFORE, *_AFTER))]
+        return [Wish(_as_traced(self.subject, part), part) for part in reversed((*_BEFORE, *BETWEEN_STEPS))]
 
     def other_seconds(self, seconds: Seconds) -> dict[ForecastPhase, float]:
         """Of every phase but training over the whole run."""
@@ -195,7 +199,7 @@ class Course:
     def key(self, *more: object) -> str:
         """SHA-256 in hex over what is played in a whole run, and ``more`` that its outcome depends on."""
         subject, size = self.subject, self.subject.fit.micro_batch or 1
-        others = [_as_traced(subject, part).key(part) for part in (*_BEFORE, *_AFTER)]
+        others = [_as_traced(subject, part).key(part) for part in (*_BEFORE, *BETWEEN_STEPS)]
         steps = [subject.key("micro", bucket, size) for bucket in bounding_buckets(subject)]
         steps.append(subject.key("optimizer"))
         content: list[object] = [others, steps, parts(subject) > 1, more]

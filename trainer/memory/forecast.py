@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from itertools import cycle, islice
-from typing import NamedTuple, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 from trainer.memory import timing
 from trainer.memory.allocator import Allocator
@@ -23,14 +23,17 @@ from trainer.memory.subject import Subject
 from trainer.memory.tape import Tape, Work
 from trainer.memory.traces import Traces
 from trainer.protocol.forecast import Forecast, ForecastPhase, Peak, PhaseForecast
+from trainer.training.run_order import PHASES, RELEASE_POINTS
 
 K = TypeVar("K")
 V = TypeVar("V")
+Join = Literal["replace", "extend", "highest"]
+"""What to do with what is known of a phase: replace it, extend it, or keep whichever reserves most."""
 Chapters = tuple[tuple[int, ...], ...]
 """The tapes that runs have in common, each by its identity, chapter by chapter."""
 
-CHAPTERS_TO_TRAINING = 2
-"""Of those of a run: what comes before training, and training."""
+CHAPTERS_TO_TRAINING = 3
+"""Of those of a run: loading, what comes before the first step, and training."""
 SAMPLES = 200
 LARGEST_PARTS = 6
 # Of what was played so much is kept, some megabytes each: what a question or two come to.
@@ -53,6 +56,9 @@ class Playing:
     allocator: Allocator = field(init=False)
     names: dict[str, Kept] = field(default_factory=dict)
     phases: dict[ForecastPhase, Replayed] = field(default_factory=dict)
+    """Of a phase that a run does more than once, the time that reserves most."""
+    round_retries: tuple[int, ...] = ()
+    """How often memory was returned to make room, by trace of the last round of training."""
     failure: Failure | None = None
     failed_in: ForecastPhase | None = None
 
@@ -60,12 +66,13 @@ class Playing:
         """An empty card."""
         self.allocator = Allocator(replace(self.situation.allocator, capacity=self.capacity))
 
-    def play(self, phase: ForecastPhase, tapes: Iterable[Tape], *, release: bool = True, more: bool = False) -> bool:
-        """Plays tapes, each followed by the release of freed memory if so; False once memory has run out.
+    def play(self, phase: ForecastPhase, tapes: Iterable[Tape], *, join: Join = "replace") -> bool:
+        """Play traces as a phase, and return False once memory has run out.
 
-        They are the phase, or with ``more`` go on with it.
+        Cached memory is returned where the run returns it, and otherwise stays for whatever comes next.
         """
-        played: list[Played] = list(self.phases[phase].played) if more else []
+        former = self.phases.get(phase)
+        played: list[Played] = list(former.played) if former and join == "extend" else []
         for tape in tapes:
             if self.failure is not None:
                 return False
@@ -74,10 +81,11 @@ class Playing:
             self.failure = replayed.failure
             if self.failure is not None:
                 self.failed_in = phase
-            if release:
+            if tape.name in RELEASE_POINTS:
                 self.allocator.empty_cache()
         if played:
-            self.phases[phase] = Replayed(tuple(played), self.failure)
+            now = Replayed(tuple(played), self.failure)
+            self.phases[phase] = max(former, now, key=_reserved) if former and join == "highest" else now
         return self.failure is None
 
     def copy(self, capacity: int | None) -> Playing:
@@ -85,6 +93,7 @@ class Playing:
         twin = Playing(self.situation, capacity)
         twin.allocator = self.allocator.copy(capacity)
         twin.names, twin.phases = dict(self.names), dict(self.phases)
+        twin.round_retries = self.round_retries
         twin.failure, twin.failed_in = self.failure, self.failed_in
         return twin
 
@@ -92,11 +101,6 @@ class Playing:
     def unhindered(self) -> bool:
         """Whether the limit made no difference."""
         return self.allocator.refused is None
-
-    @property
-    def round_retries(self) -> tuple[int, ...]:
-        """How often everything returnable was returned to make room, by the tapes of the last round of training."""
-        return tuple(played.retries for played in self.phases["train"].played) if "train" in self.phases else ()
 
     @property
     def hindered(self) -> Hindered | None:
@@ -109,6 +113,10 @@ class Playing:
     def reserved(self) -> int:
         """The most that was taken from the driver in any phase."""
         return max(int(played.reserved.max()) for phase in self.phases.values() for played in phase.played)
+
+
+def _reserved(phase: Replayed) -> int:
+    return phase.reserved(phase.peak_reserved())
 
 
 def run_through(course: Course, situation: Situation, capacity: int | None) -> Playing:
@@ -237,19 +245,21 @@ def _keep(kept: dict[K, V], key: K, value: V) -> None:
 
 def _chapters(course: Course) -> Iterator[tuple[Sequence[Tape], Callable[[Playing], object]]]:
     """What a run is made of, in order: the tapes of each part, and how they are played."""
-    before = course.before_training()
+    before, start = course.before_training(), course.at_start()
     yield _tapes(before), lambda playing: _act_all(playing, before)
+    yield _tapes(start), lambda playing: _act_all(playing, start)
     first, later, graphs = course.first_step(), course.round(), course.graphs()
 
     def train(playing: Playing) -> bool:
-        done = playing.play("first_step", first, release=False) and _train(playing, later)
-        return done and (graphs is None or _record(playing, graphs))
+        done = playing.play("first_step", first) and _train(playing, later)
+        done = done and (graphs is None or _record(playing, graphs))
+        playing.round_retries = tuple(played.retries for played in playing.phases["train"].played) if done else ()
+        return done
 
     yield (*first, *later, *(graphs.tapes if graphs else ())), train
-    # Apart, as fits that differ in how previews are drawn have this in common too.
-    validation, *others = course.after_training()
-    yield validation.tapes, lambda playing: _act_all(playing, [validation])
-    yield _tapes(others), lambda playing: _act_all(playing, others)
+    between = course.between_steps()
+    yield _tapes(between), lambda playing: _act_all(playing, between)
+    yield later, lambda playing: playing.play("train", later, join="highest")
 
 
 def _tapes(acts: Iterable[Act]) -> tuple[Tape, ...]:
@@ -257,14 +267,14 @@ def _tapes(acts: Iterable[Act]) -> tuple[Tape, ...]:
 
 
 def _act_all(playing: Playing, acts: Iterable[Act]) -> bool:
-    return all(playing.play(act.phase, act.tapes) for act in acts)
+    return all(playing.play(act.phase, act.tapes, join="highest") for act in acts)
 
 
 def _train(playing: Playing, tapes: Sequence[Tape]) -> bool:
     """Optimizer steps until reserved memory stops growing: what it is then, it stays."""
     for _ in range(MOST_ROUNDS):
         before = playing.allocator.reserved
-        if not playing.play("train", tapes, release=False):
+        if not playing.play("train", tapes):
             return False
         if playing.allocator.reserved == before:
             return True
@@ -274,10 +284,10 @@ def _train(playing: Playing, tapes: Sequence[Tape]) -> bool:
 def _record(playing: Playing, graphs: Graphs) -> bool:
     """Micro-batches recorded as CUDA graphs, from one pool; then any that is not recorded yet, beside all of it."""
     playing.allocator.empty_cache()  # as torch.cuda.graph does
-    done = playing.play("train", graphs.held, release=False, more=True)
+    done = playing.play("train", graphs.held, join="extend")
     with playing.allocator.recording():
-        done = done and playing.play("train", graphs.recorded, release=False, more=True)
-    return done and playing.play("train", graphs.beside, release=False, more=True)
+        done = done and playing.play("train", graphs.recorded, join="extend")
+    return done and playing.play("train", graphs.beside, join="extend")
 
 
 def retry_seconds(course: Course, of_tapes: Sequence[int]) -> float:
@@ -404,7 +414,7 @@ def _outcome(subject: Subject, playing: Playing, *, brief: bool) -> Outcome:
             peaks=() if brief else _peaks(replayed),
             timeline=() if brief else replayed.timeline(SAMPLES),
         )
-        for phase, replayed in playing.phases.items()
+        for phase, replayed in sorted(playing.phases.items(), key=lambda item: PHASES.index(item[0]))
     )
 
 

@@ -27,7 +27,7 @@ Outcome = tuple[PhaseForecast, ...]
 _HINDERED = "hindered"  # follows a key, for what is kept of limits
 
 # Raised when the same tapes come to something else: the allocator's rules, what is played, what is told of it.
-RULES = 2
+RULES = 3
 
 
 @dataclass(frozen=True)

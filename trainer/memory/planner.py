@@ -111,7 +111,10 @@ def plan(
     nothing is traced after ``until_beside``; ``on_pick`` is told the pick before that. Where a search has to trace,
     ``on_soon`` is told before it of one that fits and takes fewer traces: ``likely``, such as a former plan's pick, or
     one that saves most. ``runs`` are those of other questions on cards with like workspaces.
+
+    Raises JobError when none of the GPU's memory can be used.
     """
+    situation.require_budget()
     planning = _Planning(subject, written, situation, traces, occasions, until, runs)
     traces.foresee(lambda: planning.foreseen)
 
@@ -455,10 +458,16 @@ def _floor(forecast: Forecast, most: int) -> PhaseForecast | None:
 
 
 def _too_large_alike(fit: FitConfig, former: Plan, most: int) -> bool:
-    """Whether a fit does the same as a former one in a phase that took more than ``most`` bytes there."""
-    large = {phase.phase for phase in former.forecast.phases if phase.reserved > most}
-    steps = bool(large & {"first_step", "train"}) and _of_steps(fit) == _of_steps(former.fit)
-    return steps or ("preview" in large and _of_previews(fit) == _of_previews(former.fit))
+    """Whether a fit does the same as a former one in a phase that took more than ``most`` bytes there.
+
+    What previews reserve includes what training left cached, so only what they allocate counts against them.
+    """
+    found = former.forecast
+    steps = any(phase.reserved > most for name in ("first_step", "train") if (phase := found.of(name)))
+    if steps and _of_steps(fit) == _of_steps(former.fit):
+        return True
+    drawn = found.of("preview")
+    return drawn is not None and drawn.allocated > most and _of_previews(fit) == _of_previews(former.fit)
 
 
 def _of_steps(fit: FitConfig) -> tuple[object, ...]:

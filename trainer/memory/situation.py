@@ -6,13 +6,15 @@ import platform
 from dataclasses import dataclass, field, replace
 
 from trainer import gpu
-from trainer.memory.calibration import Correction, corrections
+from trainer.errors import JobError
+from trainer.memory.calibration import Correction, Margin, calibration_file, corrections
 from trainer.memory.cards import CardModel, model_of
 from trainer.memory.conf import AllocatorSettings, settings_here
 from trainer.memory.overheads import Overheads, overheads_for
 from trainer.memory.tape import Storage
 from trainer.memory.timing import rate_of
 from trainer.protocol.rate import Rate
+from trainer.protocol.sizes import share, size
 from trainer.protocol.versions import versions
 
 
@@ -37,14 +39,39 @@ class Situation:
         return self.overheads.context_bytes if learned is None else learned
 
     @property
+    def kept_free(self) -> Margin:
+        """Bytes to keep free because forecasts err, and why so many; forecasts err less on small GPUs."""
+        return self.correction.margin(max(self.free_bytes - self.outside, 0))
+
+    @property
     def margin(self) -> int:
-        """Bytes to keep free because forecasts err; small cards err less."""
-        return self.correction.margin_bytes(max(self.free_bytes - self.outside, 0))
+        """Bytes to keep free because forecasts err."""
+        return self.kept_free.bytes
 
     @property
     def budget(self) -> int:
         """Bytes that the allocator may take."""
         return max(self.free_bytes - self.outside - self.margin, 0)
+
+    def require_budget(self) -> None:
+        """Raise JobError when nothing of the GPU can be used: it is full, or the margin takes all that is free."""
+        if self.budget:
+            return
+        free = f"{share(self.free_bytes, self.card.total_bytes)} are free"
+        needs = f"CUDA needs {size(self.outside)} of it, and {size(self.margin)} are kept free because forecasts err"
+        programs = [f"{use.name} ({size(use.bytes)})" if use.bytes else use.name for use in self.uses[:3]]
+        used = f" The largest programs on it: {', '.join(programs)}." if programs else ""
+        remedy = "Close other programs that use the GPU, then try again."
+        if self.kept_free.reason == "shortage":
+            remedy = (
+                "An earlier run ran out of memory, which made the margin this large. Delete "
+                f"{calibration_file()} to start over, then try again."
+            )
+        raise JobError(
+            "plan.no_memory",
+            f"Could not plan for {self.card.name}: none of its memory can be used. {free}, {needs}.{used}",
+            remedy,
+        )
 
     def to_free(self, missing: int) -> int:
         """Bytes that have to become free here for the budget to grow by ``missing``, since the margin grows too."""

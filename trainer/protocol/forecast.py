@@ -18,6 +18,8 @@ ROUNDING: Mapping[str, str] = {"int8": "0.8 %", "int8_products": "0.8 %", "nf4":
 weights with bitsandbytes 0.50; bf16 itself rounds by 0.17 %."""
 # How many measured steps weigh as much as the forecast does.
 FORECAST_WEIGHT = 5
+# A phase that reserves at least this share of the run's peak may have made it.
+NEAR_PEAK = 0.98
 
 ForecastPhase = Literal[
     "load",
@@ -105,6 +107,15 @@ class Forecast:
     def of(self, phase: str) -> PhaseForecast | None:
         """The part for one phase; None when it is not in the forecast."""
         return next((part for part in self.phases if part.phase == phase), None)
+
+    @property
+    def decisive(self) -> PhaseForecast:
+        """The phase that needs most.
+
+        Most phases reserve what earlier ones left cached: of those near the peak, the one that allocates most made it.
+        """
+        near = [phase for phase in self.phases if phase.reserved >= NEAR_PEAK * self.reserved]
+        return max(near, key=lambda phase: phase.allocated)
 
     @property
     def mean_step_seconds(self) -> float | None:

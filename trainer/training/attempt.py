@@ -33,6 +33,7 @@ from trainer.training.pruning import tell_trimmed
 from trainer.training.recovery import Protected, Recovery
 from trainer.training.report import in_short, make_report
 from trainer.training.reporter import Reporter
+from trainer.training.run_order import load_phase
 from trainer.training.segments import Segment
 from trainer.training.validation import Validator
 
@@ -118,7 +119,7 @@ class Attempt:
             self.reporter.phase("load", 0, 1)
             return self.keeper.load(saved)
 
-        engine = self.recovery.run("load", load)
+        engine = self.recovery.run(load_phase(self.plan.at(saved.step if saved else 0)), load)
         self.reporter.phase("load", 1, 1)
         return engine
 

@@ -36,7 +36,7 @@ from trainer.protocol.reading import open_file
 from trainer.training.attention import attention
 from trainer.training.checkpoint import disk_full
 from trainer.training.precision import DTYPES
-from trainer.training.room import release, trim
+from trainer.training.room import release_at, trim
 from trainer.training.stages import Pace, Room, Stages
 
 MOST_NAMED = 5
@@ -185,8 +185,11 @@ class Cache:
         if not missing:
             return None
         require_unchanged({wanted[key].picture for key in missing}, self.source.check)
+        # Largest first: each later shape finds room in what was cached for the first, as forecasts have it. In the
+        # order of the dataset, encoding at 1024 reserved 6.6 GiB instead of 3.7.
+        missing.sort(key=lambda key: _by_size(wanted[key]))
         pace = self._encode_pictures(missing, wanted, lambda done: progress(present + done, len(wanted)))
-        release(self.device)
+        release_at("cache_pictures", self.device)
         return _cached("cache_pictures", pace)
 
     def _missing(self, store: EntryStore, wanted: Iterable[str]) -> list[str]:
@@ -247,7 +250,7 @@ class Cache:
         if not missing:
             return None
         pace = self._encode_texts(missing, wanted, lambda done: progress(present + done, len(wanted)))
-        release(self.device)
+        release_at("cache_texts", self.device)
         return _cached("cache_texts", pace)
 
     def _encode_texts(self, missing: Sequence[str], texts: Mapping[str, str], kept: Callable[[int], object]) -> Pace:
@@ -291,6 +294,11 @@ class Cache:
                 "Resume the run: what is damaged is made anew. If it happens again, check the disk.",
             )
         return entry
+
+
+def _by_size(sample: Sample) -> tuple[int, int]:
+    width, height = sample.picture.bucket
+    return -width * height, width
 
 
 def _encode_picture(vae: AutoencoderKL, image: Floats, mask: Floats | None, *, tiled: bool) -> dict[str, Tensor]:

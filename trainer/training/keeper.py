@@ -23,7 +23,8 @@ from trainer.training.graphs import Tell, graphs_of
 from trainer.training.loop import Engine, Prepare, Progress, StepResult
 from trainer.training.plan import Plan
 from trainer.training.preview import Previewer
-from trainer.training.room import discard, is_emptied, release
+from trainer.training.room import discard, is_emptied, release, release_at
+from trainer.training.run_order import load_phase
 from trainer.training.segments import Segment
 from trainer.training.validation import Validator
 
@@ -201,7 +202,7 @@ class Keeper:
         watch(engine.masters.working.values(), engine.check)
         if self.compiled:
             self.compiled.install(engine.models.unet)
-        release(engine.device)  # of what quantising needed
+        release_at(load_phase(engine.job.fit), engine.device)
         return engine
 
     def _on_move(self, *_: Any) -> None:

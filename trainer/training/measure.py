@@ -52,6 +52,9 @@ class Meter:
         if self._uses:
             self.lap()
             self._tell_risen(self.phase)
+        elif self.device.type == "cuda":
+            # The peaks so far are those of timing kernels before the run, which no phase of it reaches.
+            torch.cuda.reset_peak_memory_stats(self.device)
         self.phase = phase
         self._uses.setdefault(phase, Use())
         self._since = time.monotonic()

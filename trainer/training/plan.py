@@ -26,6 +26,7 @@ HELPS: Mapping[ForecastPhase, frozenset[str]] = {
     "validate": frozenset({"micro_batch", "quantise"}),
     "preview": frozenset({"vae_tiling", "preview_offload", "quantise"}),
     "load": frozenset({"quantise"}),
+    "quantise": frozenset({"quantise"}),
     "checkpoint": frozenset({"quantise"}),
     "save": frozenset({"quantise"}),
 }

@@ -21,7 +21,7 @@ from trainer.config.report import PromptConfig
 from trainer.training.attention import attention
 from trainer.training.cache import Cache
 from trainer.training.precision import DTYPES
-from trainer.training.room import away, release
+from trainer.training.room import away, release_at
 
 OnDrawn = Callable[[int, Path, float], None]
 """Called with the prompt's index, its file and the seconds it took."""
@@ -73,9 +73,9 @@ class Previewer:
             on_progress(index + 1, len(self.prompts))
         started = time.monotonic()
         with away(unet) if self.job.fit.preview_offload else nullcontext():
-            release(self.cache.device)
+            release_at("draw", self.cache.device)
             pictures = self._decode(latents)
-            release(self.cache.device)
+            release_at("decode", self.cache.device)
         decoding = (time.monotonic() - started) / max(1, len(latents))  # the VAE is loaded once for all
         for index, (prompt, picture) in enumerate(zip(self.prompts, pictures, strict=True)):
             started = time.monotonic()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -12,6 +13,10 @@ from functools import cache
 import torch
 from torch import nn
 
+from trainer.training.run_order import ReleasePoint
+
+_LOG = logging.getLogger(__name__)
+
 
 def release(device: torch.device) -> None:
     """Gives what was freed back to the driver, so that the next phase does not find it in pieces of other sizes.
@@ -20,6 +25,15 @@ def release(device: torch.device) -> None:
     """
     if device.type == "cuda":
         torch.cuda.empty_cache()
+
+
+def release_at(point: ReleasePoint, device: torch.device) -> None:
+    """Return cached memory to the driver at a point of a run that forecasts know too.
+
+    Use this for whatever every run passes, and :func:`release` for what only happens when something goes wrong.
+    """
+    _LOG.debug("Returning cached memory after %s", point)
+    release(device)
 
 
 def trim() -> None:

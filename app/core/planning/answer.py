@@ -67,7 +67,7 @@ class Plan:
     @property
     def decisive(self) -> PhaseForecast:
         """The phase that needs most."""
-        return max(self.forecast.phases, key=lambda phase: phase.reserved)
+        return self.forecast.decisive
 
     def taken(self, reserved: int) -> int:
         """Bytes taken from the card: a run that fits gives back what is free before it passes the budget."""

@@ -1,0 +1,90 @@
+"""A forecast does what a run does, in the run's order, and returns cached memory to the driver where the run does."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.support.jobs import photographs, write_job
+from tests.support.plans import situation_with, small_subject
+from tests.support.tiny import tiny_base
+from trainer.memory.allocator import Allocator
+from trainer.memory.course import Course, Occasions
+from trainer.memory.forecast import run_through
+from trainer.memory.store import TapeStore
+from trainer.memory.traces import Traces
+from trainer.protocol import events
+from trainer.training.run import start
+from trainer.training.run_order import AT_START, BETWEEN_STEPS, RELEASE_POINTS
+
+KINDS = {
+    events.Validation: "validate",
+    events.CheckpointEvent: "checkpoint",
+    events.Saved: "save",
+    events.Preview: "preview",
+}
+# Everything is due at each of the first two steps; the second is not the last, which saves under another name.
+SETTINGS = (
+    "recipe.steps=2",
+    "report.validation.every=1",
+    "report.saving.every_steps=1",
+    "report.saving.checkpoint_every=1",
+    "report.previews.every=1",
+)
+
+
+@pytest.fixture(scope="module")
+def course(tmp_path_factory: pytest.TempPathFactory) -> Course:
+    """The forecast of a small run."""
+    traces = Traces(TapeStore(tmp_path_factory.mktemp("traces")))
+    return Course(small_subject(effective_batch=1), traces, Occasions(), situation_with(1 << 30).rate)
+
+
+def played_points(course: Course) -> list[str]:
+    """The release points of a forecast: one round of what comes between steps."""
+    acts = (*course.before_training(), *course.at_start(), *course.between_steps())
+    return [tape.name for act in acts for tape in act.tapes if tape.name in RELEASE_POINTS]
+
+
+def test_a_run_releases_memory_where_its_forecast_does(
+    tmp_path: Path, course: Course, caplog: pytest.LogCaptureFixture
+) -> None:
+    told: list[events.Event] = []
+    job = write_job(tmp_path, tiny_base("sd15", tmp_path, depth=1), photographs(tmp_path / "pictures", 2))
+    with caplog.at_level(logging.DEBUG, logger="trainer.training.room"):
+        assert start(job, SETTINGS, told.append) == 0
+    passed = [record.args[0] for record in caplog.records if record.args]
+    between = played_points(course)[-2:]
+    assert passed == [*played_points(course), *between]  # between steps twice: after the first step and the second
+    done = [(event.step, KINDS[type(event)]) for event in told if type(event) in KINDS]  # type: ignore[attr-defined]
+    assert tuple(kind for step, kind in done if step == 0) == AT_START
+    assert tuple(kind for step, kind in done if step == 1) == BETWEEN_STEPS
+
+
+def test_loading_a_quantized_base_is_a_release_point_too(course: Course) -> None:
+    subject = replace(course.subject, fit=course.subject.fit.changed(quantise="int8"))
+    quantized = Course(subject, course._traces, course.occasions, course.rate)
+    assert played_points(quantized) == ["cache_pictures", "cache_texts", "quantise", "draw", "decode", "draw", "decode"]
+
+
+def test_a_forecast_keeps_what_is_cached_between_its_release_points(
+    course: Course, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Checkpoints and saved files come while training's memory is still reserved, and so reserve as much."""
+    releases: list[int] = []
+    empty_cache = Allocator.empty_cache
+
+    def counted(allocator: Allocator) -> None:
+        releases.append(allocator.reserved)
+        empty_cache(allocator)
+
+    monkeypatch.setattr(Allocator, "empty_cache", counted)
+    played = run_through(course, situation_with(1 << 40), None)
+    assert len(releases) == len(played_points(course))
+    reserved = {name: phase.reserved(phase.peak_reserved()) for name, phase in played.phases.items()}
+    allocated = {name: phase.allocated(phase.peak_allocated()) for name, phase in played.phases.items()}
+    assert reserved["checkpoint"] == reserved["save"] == reserved["validate"] >= reserved["first_step"]
+    assert allocated["checkpoint"] < reserved["checkpoint"] // 2
