@@ -14,7 +14,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 SOURCES = tuple(sorted(HERE.glob("*.cpp")))
-HEADER = HERE / "gpu.h"
+HEADERS = tuple(sorted(HERE.glob("*.h")))
 LIBRARY = "libemulated_gpu.so"
 # NVIDIA's symbols by prefix, the longest first.
 _NVIDIA = re.compile(

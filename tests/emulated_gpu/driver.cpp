@@ -1,6 +1,7 @@
 // The part of the CUDA driver that PyTorch and Triton look up by name: virtual memory (expandable segments), device
 // properties, contexts and modules.
 #include <cuda.h>
+#include <cuda_runtime_api.h>
 
 #include <cstdio>
 #include <cstring>
@@ -33,16 +34,11 @@ CUresult cuDeviceGet(CUdevice* device, int) { *device = 0; return CUDA_SUCCESS; 
 CUresult cuDeviceGetName(char* name, int length, CUdevice) { snprintf(name, length, "%s", gpu::model().name); return CUDA_SUCCESS; }
 CUresult cuDeviceGetUuid(CUuuid* uuid, CUdevice) { memcpy(uuid->bytes, gpu::uuid(), 16); return CUDA_SUCCESS; }
 CUresult cuDeviceTotalMem(std::size_t* bytes, CUdevice) { *bytes = gpu::usable_bytes(); return CUDA_SUCCESS; }
-CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute attribute, CUdevice) {
-    switch (attribute) {
-        case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR: *value = gpu::model().major; break;
-        case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR: *value = gpu::model().minor; break;
-        case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT: *value = gpu::model().processors; break;
-        case CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED: *value = 1; break;
-        case CU_DEVICE_ATTRIBUTE_WARP_SIZE: *value = 32; break;
-        default: *value = 0;
-    }
-    return CUDA_SUCCESS;
+CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute attribute, CUdevice device) {
+    *value = 1;
+    if (attribute == CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED) return CUDA_SUCCESS;
+    // The runtime's attributes have the driver's numbers.
+    return CUresult(cudaDeviceGetAttribute(value, cudaDeviceAttr(attribute), device));
 }
 CUresult cuDevicePrimaryCtxGetState(CUdevice, unsigned* flags, int* active) { if (flags) *flags = 0; *active = 1; return CUDA_SUCCESS; }
 CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice) { gpu::make_context(); *context = CONTEXT; return CUDA_SUCCESS; }
@@ -127,11 +123,18 @@ CUresult cuPointerGetAttribute(void* value, CUpointer_attribute attribute, CUdev
 // Kernels that are compiled at run time (NVRTC's and Triton's) are named and counted, never executed.
 CUresult cuModuleLoadData(CUmodule* module, const void*) { *module = reinterpret_cast<CUmodule>(0x2000); return CUDA_SUCCESS; }
 CUresult cuModuleLoadDataEx(CUmodule* module, const void* image, unsigned, CUjit_option*, void**) { return cuModuleLoadData(module, image); }
+CUresult cuModuleLoad(CUmodule* module, const char*) { return cuModuleLoadData(module, nullptr); }
 CUresult cuModuleGetFunction(CUfunction* function, CUmodule, const char* name) { *function = reinterpret_cast<CUfunction>(gpu::kernel_named(name)); return CUDA_SUCCESS; }
 CUresult cuLaunchKernel(CUfunction function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream stream, void**, void**) {
     return CUresult(gpu::launch(reinterpret_cast<gpu::Kernel*>(function), stream));
 }
+CUresult cuLaunchKernelEx(const CUlaunchConfig* how, CUfunction function, void**, void**) {
+    return CUresult(gpu::launch(reinterpret_cast<gpu::Kernel*>(function), how->hStream));
+}
 CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, CUfunction, int, std::size_t) { *blocks = 2; return CUDA_SUCCESS; }
-CUresult cuFuncGetAttribute(int* value, CUfunction_attribute, CUfunction) { *value = 0; return CUDA_SUCCESS; }
+CUresult cuFuncGetAttribute(int* value, CUfunction_attribute attribute, CUfunction) {
+    *value = attribute == CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK ? 1024 : attribute == CU_FUNC_ATTRIBUTE_NUM_REGS ? 32 : 0;
+    return CUDA_SUCCESS;
+}
 
 }  // extern "C"

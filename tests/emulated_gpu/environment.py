@@ -146,7 +146,7 @@ def forget_nvidia() -> None:
 def make_library() -> Path:
     """Return the folder of the compiled emulated GPU; compile it if its sources or PyTorch have changed."""
     digest = hashlib.sha256(versions().encode())
-    for source in (*build.SOURCES, build.HEADER, Path(build.__file__)):
+    for source in (*build.SOURCES, *build.HEADERS, Path(build.__file__)):
         digest.update(source.read_bytes())
     # Older builds stay, 1 MiB each: tests of another checkout may be using one.
     folder = FOLDER / f"build-{digest.hexdigest()[:16]}"

@@ -1,10 +1,5 @@
-// The CUDA runtime: memory, streams, events, captures and launches. Kernels are counted and compute nothing.
-#include <cuda.h>
+// The CUDA runtime: memory, streams, captures, graphs and events.
 #include <cuda_runtime_api.h>
-
-#include <dlfcn.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -19,17 +14,15 @@
 #include <unordered_map>
 #include <vector>
 
-#include "gpu.h"
+#include "runtime.h"
 
 using gpu::count;
 using gpu::Kernel;
 
-extern "C" void emulated_gpu_register(const void* host_function, const char* name);
-
 // ---- Errors: each thread keeps its last one until cudaGetLastError ----
 
 static thread_local cudaError_t last_error = cudaSuccess;
-static cudaError_t failed(cudaError_t error) {
+cudaError_t failed(cudaError_t error) {
     if (error != cudaSuccess) last_error = error;
     return error;
 }
@@ -216,94 +209,7 @@ const char* cudaGetErrorString(cudaError_t error) {
     return "unknown error";
 }
 
-// ---- The device ----
-
-cudaError_t cudaDriverGetVersion(int* version) { *version = 13000; return cudaSuccess; }
-cudaError_t cudaRuntimeGetVersion(int* version) { *version = 13000; return cudaSuccess; }
-cudaError_t cudaGetDeviceCount(int* number) { *number = 1; return cudaSuccess; }
-cudaError_t cudaGetDevice(int* device) { *device = 0; return cudaSuccess; }
-cudaError_t cudaSetDevice(int device) {
-    if (device != 0) return failed(cudaErrorInvalidDevice);
-    gpu::make_context();
-    return cudaSuccess;
-}
-cudaError_t cudaDeviceReset() { return cudaSuccess; }
-
-cudaError_t cudaGetDeviceProperties(cudaDeviceProp* prop, int device) {
-    if (device != 0) return failed(cudaErrorInvalidDevice);
-    const gpu::Model& model = gpu::model();
-    memset(prop, 0, sizeof *prop);
-    snprintf(prop->name, sizeof prop->name, "%s", model.name);
-    memcpy(prop->uuid.bytes, gpu::uuid(), 16);
-    prop->totalGlobalMem = gpu::usable_bytes();
-    prop->sharedMemPerBlock = 48 << 10;
-    prop->sharedMemPerMultiprocessor = std::size_t(model.shared_kib) << 10;
-    prop->sharedMemPerBlockOptin = std::size_t(model.shared_kib - (model.major >= 8 ? 1 : 0)) << 10;
-    prop->reservedSharedMemPerBlock = 1024;
-    prop->regsPerBlock = prop->regsPerMultiprocessor = 65536;
-    prop->warpSize = 32;
-    prop->memPitch = 2147483647;
-    prop->maxThreadsPerBlock = 1024;
-    prop->maxThreadsDim[0] = prop->maxThreadsDim[1] = 1024;
-    prop->maxThreadsDim[2] = 64;
-    prop->maxGridSize[0] = 2147483647;
-    prop->maxGridSize[1] = prop->maxGridSize[2] = 65535;
-    prop->totalConstMem = 65536;
-    prop->major = model.major;
-    prop->minor = model.minor;
-    prop->textureAlignment = 512;
-    prop->texturePitchAlignment = 32;
-    prop->multiProcessorCount = model.processors;
-    prop->canMapHostMemory = prop->concurrentKernels = prop->unifiedAddressing = prop->managedMemory = 1;
-    prop->asyncEngineCount = 2;
-    prop->memoryBusWidth = model.bus_bits;
-    prop->l2CacheSize = model.cache_kib << 10;
-    prop->maxThreadsPerMultiProcessor = model.major == 7 ? 1024 : 1536;
-    prop->maxBlocksPerMultiProcessor = model.major == 8 && model.minor == 9 ? 24 : 16;
-    prop->streamPrioritiesSupported = prop->globalL1CacheSupported = prop->localL1CacheSupported = 1;
-    prop->concurrentManagedAccess = prop->computePreemptionSupported = prop->cooperativeLaunch = 1;
-    prop->canUseHostPointerForRegisteredMem = prop->hostRegisterSupported = prop->memoryPoolsSupported = 1;
-    prop->pciBusID = 1;
-    return cudaSuccess;
-}
-
-cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
-    static const cudaDeviceProp prop = [] { cudaDeviceProp made; cudaGetDeviceProperties(&made, 0); return made; }();
-    if (device != 0) return failed(cudaErrorInvalidDevice);
-    switch (attribute) {
-        case cudaDevAttrMaxThreadsPerBlock: *value = prop.maxThreadsPerBlock; break;
-        case cudaDevAttrMaxBlockDimX: case cudaDevAttrMaxBlockDimY: *value = 1024; break;
-        case cudaDevAttrMaxBlockDimZ: *value = 64; break;
-        case cudaDevAttrMaxGridDimX: *value = prop.maxGridSize[0]; break;
-        case cudaDevAttrMaxGridDimY: case cudaDevAttrMaxGridDimZ: *value = 65535; break;
-        case cudaDevAttrMaxSharedMemoryPerBlock: *value = int(prop.sharedMemPerBlock); break;
-        case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = int(prop.sharedMemPerBlockOptin); break;
-        case cudaDevAttrMaxSharedMemoryPerMultiprocessor: *value = int(prop.sharedMemPerMultiprocessor); break;
-        case cudaDevAttrWarpSize: *value = 32; break;
-        case cudaDevAttrMaxRegistersPerBlock: case cudaDevAttrMaxRegistersPerMultiprocessor: *value = 65536; break;
-        case cudaDevAttrMultiProcessorCount: *value = prop.multiProcessorCount; break;
-        case cudaDevAttrMaxThreadsPerMultiProcessor: *value = prop.maxThreadsPerMultiProcessor; break;
-        case cudaDevAttrMaxBlocksPerMultiprocessor: *value = prop.maxBlocksPerMultiProcessor; break;
-        case cudaDevAttrComputeCapabilityMajor: *value = prop.major; break;
-        case cudaDevAttrComputeCapabilityMinor: *value = prop.minor; break;
-        case cudaDevAttrL2CacheSize: *value = prop.l2CacheSize; break;
-        case cudaDevAttrGlobalMemoryBusWidth: *value = prop.memoryBusWidth; break;
-        case cudaDevAttrClockRate: *value = 1777000; break;
-        case cudaDevAttrMemoryClockRate: *value = 7501000; break;
-        case cudaDevAttrCooperativeLaunch: case cudaDevAttrUnifiedAddressing: case cudaDevAttrManagedMemory:
-        case cudaDevAttrConcurrentManagedAccess: case cudaDevAttrConcurrentKernels: case cudaDevAttrCanMapHostMemory:
-        case cudaDevAttrMemoryPoolsSupported: case cudaDevAttrHostRegisterSupported:
-        case cudaDevAttrCanUseHostPointerForRegisteredMem: case cudaDevAttrStreamPrioritiesSupported:
-            *value = 1; break;
-        default: *value = 0;
-    }
-    return cudaSuccess;
-}
-
-cudaError_t cudaDeviceGetPCIBusId(char* id, int length, int) { snprintf(id, length, "00000000:01:00.0"); return cudaSuccess; }
-cudaError_t cudaDeviceCanAccessPeer(int* can, int, int) { *can = 0; return cudaSuccess; }
-cudaError_t cudaDeviceEnablePeerAccess(int, unsigned) { return failed(cudaErrorPeerAccessUnsupported); }
-cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) { *least = 0; *greatest = -5; return cudaSuccess; }
+// ---- Waiting for the device ----
 
 cudaError_t cudaDeviceSynchronize() {
     count(gpu::SYNCHRONIZE);
@@ -599,98 +505,6 @@ cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t from, cudaEven
     if (!begin->timed || !end->timed || !begin->recorded || !end->recorded) return failed(cudaErrorInvalidResourceHandle);
     if (begin->capture || end->capture) return failed(cudaErrorCapturedEvent);
     *milliseconds = std::chrono::duration<float, std::milli>(end->at - begin->at).count();
-    return cudaSuccess;
-}
-
-// ---- Kernels ----
-
-void** __cudaRegisterFatBinary(void*) { static void* handle; return &handle; }
-void __cudaRegisterFatBinaryEnd(void**) {}
-void __cudaUnregisterFatBinary(void**) {}
-char __cudaInitModule(void**) { return 1; }
-void __cudaRegisterVar(void**, char*, char*, const char*, int, std::size_t, int, int) {}
-void __cudaRegisterFunction(void**, const char* host, char*, const char* name, int, uint3*, uint3*, dim3*, dim3*, int*) {
-    emulated_gpu_register(host, name);
-}
-
-struct Configuration { dim3 grid, block; std::size_t shared; void* stream; };
-static thread_local std::vector<Configuration> configurations;
-unsigned __cudaPushCallConfiguration(dim3 grid, dim3 block, std::size_t shared, CUstream_st* stream) {
-    configurations.push_back({grid, block, shared, stream});
-    return 0;
-}
-cudaError_t __cudaPopCallConfiguration(dim3* grid, dim3* block, std::size_t* shared, void* stream) {
-    Configuration top = configurations.back();
-    configurations.pop_back();
-    *grid = top.grid;
-    *block = top.block;
-    *shared = top.shared;
-    *static_cast<void**>(stream) = top.stream;
-    return cudaSuccess;
-}
-
-static cudaError_t launched(Kernel* kernel, dim3 grid, dim3 block, std::size_t shared, cudaStream_t stream) {
-    std::uint64_t threads = std::uint64_t(block.x) * block.y * block.z;
-    if (!threads || threads > 1024 || !grid.x || !grid.y || !grid.z || grid.y > 65535 || grid.z > 65535
-        || shared > std::size_t(gpu::model().shared_kib) << 10) {
-        if (getenv("EMULATED_GPU_VERBOSE"))
-            fprintf(stderr, "emulated GPU: invalid launch of %s: grid %u %u %u, block %u %u %u, shared %zu\n", kernel->name, grid.x, grid.y,
-                    grid.z, block.x, block.y, block.z, shared);
-        return failed(cudaErrorInvalidConfiguration);
-    }
-    return cudaError_t(gpu::launch(kernel, stream));
-}
-cudaError_t __cudaGetKernel(cudaKernel_t* kernel, const void* host) {
-    *kernel = reinterpret_cast<cudaKernel_t>(gpu::kernel_of(host));
-    return cudaSuccess;
-}
-cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3 grid, dim3 block, void**, std::size_t shared, cudaStream_t stream) {
-    return launched(reinterpret_cast<Kernel*>(kernel), grid, block, shared, stream);
-}
-cudaError_t cudaLaunchKernel(const void* host, dim3 grid, dim3 block, void**, std::size_t shared, cudaStream_t stream) {
-    return launched(gpu::kernel_of(host), grid, block, shared, stream);
-}
-cudaError_t cudaLaunchCooperativeKernel(const void* host, dim3 grid, dim3 block, void**, std::size_t shared, cudaStream_t stream) {
-    return launched(gpu::kernel_of(host), grid, block, shared, stream);
-}
-cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* how, const void* host, void**) {
-    return launched(gpu::kernel_of(host), how->gridDim, how->blockDim, how->dynamicSmemBytes, how->stream);
-}
-cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void*) {
-    memset(attributes, 0, sizeof *attributes);
-    // The newest binary that PyTorch ships and the GPU can run.
-    int runs = gpu::model().major * 10 + gpu::model().minor, built = 75;
-    for (int one : {75, 80, 86, 90, 100, 120}) if (one <= runs) built = one;
-    attributes->binaryVersion = attributes->ptxVersion = built;
-    attributes->maxThreadsPerBlock = 1024;
-    attributes->numRegs = 32;
-    attributes->maxDynamicSharedSizeBytes = 48 << 10;
-    return cudaSuccess;
-}
-cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute, int) { return cudaSuccess; }
-cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* blocks, const void*, int threads, std::size_t shared, unsigned) {
-    const gpu::Model& model = gpu::model();
-    int by_threads = (model.major == 7 ? 1024 : 1536) / std::max(threads, 1);
-    int by_shared = shared ? int((std::size_t(model.shared_kib) << 10) / (shared + 1024)) : 16;
-    *blocks = std::max(1, std::min({by_threads, by_shared, 16}));
-    return cudaSuccess;
-}
-cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, const void* host, int threads, std::size_t shared) {
-    return cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(blocks, host, threads, shared, 0);
-}
-
-// ---- Driver functions by name ----
-
-cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** function, unsigned, unsigned long long,
-                                             cudaDriverEntryPointQueryResult* status) {
-    Dl_info here;
-    dladdr(reinterpret_cast<void*>(&cudaGetDriverEntryPointByVersion), &here);
-    static void* const own = dlopen(here.dli_fname, RTLD_NOW | RTLD_NOLOAD);
-    *function = nullptr;
-    for (const char* suffix : {"_v3", "_v2", ""})
-        if (!*function) *function = dlsym(own, (std::string(symbol) + suffix).c_str());
-    if (status) *status = *function ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
-    if (!*function && getenv("EMULATED_GPU_VERBOSE")) fprintf(stderr, "emulated GPU: no %s\n", symbol);
     return cudaSuccess;
 }
 
