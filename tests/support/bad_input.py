@@ -403,7 +403,7 @@ def blocked(place: Place, *below: str) -> Path:
 PLACES: dict[str, tuple[str, Arrange]] = {
     "runs into a file": ("cannot be made", lambda place: place.train(f"output.runs={blocked(place)}")),
     "runs below a file": ("cannot be made", lambda place: place.train(f"output.runs={blocked(place, 'a', 'b')}")),
-    "drawing into a file": ("exists: .*file", lambda place: place.render("--out", str(blocked(place)))),
+    "drawing into a file": ("drawn into .*file is a file", lambda place: place.render("--out", str(blocked(place)))),
     "new on a job that is there": (
         "exists already",
         lambda place: new(place, "job") if place.train() else [],
@@ -429,7 +429,7 @@ RUNS: dict[str, tuple[str, Arrange]] = {
     "folder that is no run": ("no run called|not a run", lambda place: ["resume", str(place.pictures)]),
     "stop of a run that is not running": ("is not running", lambda place: ["stop", str(place.run().path)]),
     "watch of an unknown run": ("no run called", lambda place: ["watch", "stile"]),
-    "run.json damaged": ("damaged", lambda place: place.resume(lambda run: run.run.write_text("{", encoding="utf-8"))),
+    "run.json damaged": ("history in .*run.json", lambda place: place.resume(lambda run: run.run.write_text("{", encoding="utf-8"))),
     "run's job gone": ("cannot be read", lambda place: place.resume(lambda run: run.job.unlink())),
     "run's job changed": (
         "alpha",
@@ -464,7 +464,7 @@ def other_base(place: Place) -> None:
 
 PICTURES: dict[str, tuple[str, Arrange]] = {
     "render with a LoRA that is missing": ("does not exist", lambda place: place.render("--lora", "no.safetensors")),
-    "render with a base as LoRA": ("holds no LoRA", lambda place: place.render("--lora", str(place.base))),
+    "render with a base as LoRA": ("is no LoRA", lambda place: place.render("--lora", str(place.base))),
     "render with a LoRA of another family": (
         "was made for SDXL",
         lambda place: place.render("--lora", f"{place.lora(of_sdxl)}:0.5"),

@@ -15,8 +15,8 @@ GOOD = 'schema = 1\nname = "a"\n[base]\nmodel = "own/er"\n[[dataset.folders]]\np
 KEYS = {re.sub(r"\[\w+\]", "", found.key): found for found in fields(Job)}
 # Called the same everywhere, or there is nothing like it elsewhere.
 OURS = {
-    "schema", "preset", "dataset.background", "dataset.linked_folders", "dataset.max_megapixels", "recipe.text_encoder_2.rank",
-    "recipe.text_encoder_2.alpha", "recipe.rank_dropout", "recipe.module_dropout",
+    "schema", "preset", "dataset.background", "dataset.linked_folders", "dataset.max_megapixels",
+    "recipe.text_encoder_2.rank", "recipe.text_encoder_2.alpha", "recipe.rank_dropout", "recipe.module_dropout",
     *(f"recipe.optimizer.{name}" for name in ("relative_step", "scale_parameter", "warmup_init", "clip_threshold",
                                               "decay_rate", "d0", "growth_rate", "warmup_steps")),
     "fit.allow_quantised", "fit.graphs", "fit.channels_last", "fit.fp16_accumulation", "fit.deterministic",

@@ -127,7 +127,7 @@ def _require_files(base: BaseConfig, loras: Sequence[Path], out: Path) -> None:
     for file in loras:
         identity = identify_lora(file)
         if family and identity.family and identity.family != family:
-            sentence = f"{file} is for {NAMES[identity.family]}, but the base is {NAMES[family]}."
+            sentence = f"{file} was made for {NAMES[identity.family]}, but the base is {NAMES[family]}."
             raise LoraFileError("lora.family", sentence, "Choose a base or a LoRA of the same kind.")
     if error := unwritable(out):
         sentence = f"The images cannot be drawn into {out}: {error.strerror or error}."
