@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from app import libraries
+from tests.support.bad_contents import BAD, SPECIAL, make_special
 from trainer.protocol.rundir import RunDirectory
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -383,3 +384,17 @@ def test_the_emulated_gpu_names_the_tools_it_needs(tmp_path):
     assert done.returncode == 1
     assert "the emulated GPU needs g++, nm, readelf" in done.stdout
     assert "sudo apt install g++ binutils" in done.stdout
+
+
+@pytest.mark.parametrize("what", [*BAD, *SPECIAL])
+def test_its_own_small_files_may_hold_anything(run, tmp_path, monkeypatch, what):
+    monkeypatch.setattr(run, "VENV", tmp_path)
+    monkeypatch.setattr(run, "ROOT", tmp_path)
+    for name in ("impasto.json", "pyvenv.cfg", "pyproject.toml"):
+        if what in BAD:
+            (tmp_path / name).write_bytes(BAD[what])
+        elif not make_special(tmp_path / name, what):
+            pytest.skip("this system has no such thing")
+    assert run.read_stamp() == {} and not run.base_exists()
+    with pytest.raises(run.SetupError, match=r"pyproject\.toml in this folder cannot be read"):
+        run.requirements([])
