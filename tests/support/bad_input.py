@@ -429,7 +429,10 @@ RUNS: dict[str, tuple[str, Arrange]] = {
     "folder that is no run": ("no run called|not a run", lambda place: ["resume", str(place.pictures)]),
     "stop of a run that is not running": ("is not running", lambda place: ["stop", str(place.run().path)]),
     "watch of an unknown run": ("no run called", lambda place: ["watch", "stile"]),
-    "run.json damaged": ("history in .*run.json", lambda place: place.resume(lambda run: run.run.write_text("{", encoding="utf-8"))),
+    "run.json damaged": (
+        "history in .*run.json",
+        lambda place: place.resume(lambda run: run.run.write_text("{", encoding="utf-8")),
+    ),
     "run's job gone": ("cannot be read", lambda place: place.resume(lambda run: run.job.unlink())),
     "run's job changed": (
         "alpha",
