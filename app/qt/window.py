@@ -281,7 +281,7 @@ class Window(QMainWindow):
         if saver.now.pending <= _FEW:
             self.session.history.finish()
             saver.flush(patience=_PATIENCE)
-        return saver.count_conflicts()
+        return len(saver.refresh().conflicts)
 
     def _ask_about_conflicts(self, count: int) -> None:
         """Ask whether to choose between two versions before closing."""

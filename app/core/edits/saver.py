@@ -163,6 +163,8 @@ class Saver:
         self._untried: dict[Notice, set[Key]] = {}
         """What earlier sessions left and nothing has come of yet, by what is to be said when something has."""
         self._saved = self._taken = 0
+        self._states = self._emitted = 0
+        """How many states were made, and the number of the last one that was emitted."""
         self._places: dict[Folder, str] = {}
         self._noticed: set[tuple[str, str]] = set()
         self._retry_at = _NEVER
@@ -289,10 +291,12 @@ class Saver:
             entry = self._entries.get(conflict.key)
             return entry is not None and entry.state == "conflict" and entry.request.desired == conflict.mine
 
-    def count_conflicts(self) -> int:
-        """Return how many conflicts are open now; `now` may be a moment older."""
+    def refresh(self) -> SaveState:
+        """Emit the state of this moment, not of when the writer last reported, and return it."""
         with self._changed:
-            return sum(entry.is_conflict for entry in self._entries.values())
+            number, state = self._numbered_state()
+        self._emit(state, number)
+        return state
 
     def choose(self, theirs: Sequence[Conflict], others: Sequence[SaveRequest]) -> None:
         """End open conflicts: give up the user's value for those in `theirs`, and write these requests of the others.
@@ -304,10 +308,10 @@ class Saver:
                 self._add(request, time.monotonic())
             given_up = [self._entries.pop(conflict.key).request for conflict in theirs]
             self._saved += len(given_up)
-            state = self._state()
+            number, state = self._numbered_state()
             self._changed.notify_all()
         self._journal.saved(given_up)
-        self._emit(state)
+        self._emit(state, number)
 
     def _is_in_flight(self, key: Key) -> bool:
         entry = self._entries.get(key)
@@ -357,7 +361,7 @@ class Saver:
         self._journal.roll(requests, taken)
         with self._changed:
             notices = self._settle(outcomes)
-            state = self._state()
+            number, state = self._numbered_state()
             self._changed.notify_all()
         learned = [
             Learned(outcome.request.key, outcome.request.number, outcome.found)
@@ -365,7 +369,7 @@ class Saver:
             if not outcome.request.key.of_folder
             and (outcome.found != outcome.request.desired or not outcome.request.shown)
         ]
-        self.post(lambda: self._report(learned, notices, state))
+        self.post(lambda: self._report(learned, notices, state, number))
         return True
 
     def _write(self, batch: Sequence[SaveRequest]) -> list[Outcome]:
@@ -477,12 +481,12 @@ class Saver:
                 self._noticed.add((code, root))
                 yield Notice(code, root, counts[code, root])  # type: ignore[arg-type]
 
-    def _report(self, learned: Sequence[Learned], notices: Sequence[Notice], state: SaveState) -> None:
+    def _report(self, learned: Sequence[Learned], notices: Sequence[Notice], state: SaveState, number: int) -> None:
         for each in learned:
             self.learned.emit(each)
         for notice in notices:
             self.notices.emit(notice)
-        self._emit(state)
+        self._emit(state, number)
 
     def _unwritten(self, written: Collection[Key]) -> Iterator[SaveRequest]:
         """Give what is to be written still, once what the writer has just written is settled."""
@@ -517,7 +521,15 @@ class Saver:
             conflicts=tuple(conflicts),
         )
 
-    def _emit(self, state: SaveState) -> None:
+    def _numbered_state(self) -> tuple[int, SaveState]:
+        self._states += 1
+        return self._states, self._state()
+
+    def _emit(self, state: SaveState, number: int | None = None) -> None:
+        """Emit a state, unless a later one was emitted while this one was on its way from the writer."""
+        if number is not None and number < self._emitted:
+            return
+        self._emitted = number or self._emitted
         if state != self.now:
             self.now = state
             self.state.emit(state)
