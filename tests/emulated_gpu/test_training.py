@@ -59,3 +59,16 @@ def test_a_run_takes_a_smaller_plan_when_another_program_takes_the_memory(
     steps = [event["step"] for event in events(run) if event["type"] == "step"]
     assert steps == [1, 2, 3]
     assert (run / "output" / "test.safetensors").exists()
+
+
+def test_a_run_is_planned_with_the_budget_that_plan_shows(
+    emulated_gpu: EmulatedGpu, tiny_job: Callable[..., Path]
+) -> None:
+    """The run's own CUDA context counts once, although it exists before the plan is made."""
+    job = tiny_job("sd15")
+    shown = emulated_gpu.trainer("plan", job, "--json", "--set", "recipe.steps=1")
+    assert shown.returncode == 0, shown.stdout + shown.stderr
+    done = emulated_gpu.trainer("train", job, "--set", "recipe.steps=1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    forecast = json.loads((job.parent / "runs" / "test" / "forecast.json").read_text(encoding="utf-8"))
+    assert forecast["budget"] == json.loads(shown.stdout)["card"]["budget"]

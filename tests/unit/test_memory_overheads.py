@@ -1,3 +1,5 @@
+import os
+
 import pytest
 
 from trainer import gpu
@@ -64,3 +66,13 @@ def test_only_a_card_that_is_here_has_its_allocator_set_by_the_environment(monke
     card = gpu.Card(0, "GPU-0", "NVIDIA GeForce RTX 3060", 12 * GIB, 9 * GIB, "581.15", (13, 0), (8, 6), ())
     assert situation_here(card).allocator.max_split_size == 64 * MIB
     assert situation_ahead(find_card("RTX 3060")).allocator == AllocatorSettings()
+
+
+def test_what_this_process_holds_already_counts_as_free():
+    """The forecast adds the context; where the driver does not say its size, the forecast's own figure cancels out."""
+    uses = (gpu.Use(os.getpid(), "python", 320 * MIB, "compute"), gpu.Use(1, "blender", GIB, "graphics"))
+    card = gpu.Card(0, "GPU-0", "NVIDIA GeForce RTX 3060", 12 * GIB, 9 * GIB, "581.15", (13, 0), (8, 6), uses)
+    assert [use.name for use in situation_here(card).uses] == ["blender"]
+    assert situation_here(card, own=320 * MIB).free_bytes == 9 * GIB + 320 * MIB
+    unknown = situation_here(card, own=None)
+    assert unknown.free_bytes - unknown.outside == 9 * GIB

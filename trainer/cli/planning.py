@@ -44,7 +44,7 @@ def plan_run(
     from trainer.memory.subject import subject_of_job
     from trainer.memory.traces import Traces
     from trainer.protocol.places import cache_folder
-    from trainer.training.machine import card_of, numerics
+    from trainer.training.machine import card_of, numerics, own_bytes
     from trainer.training.rate import measure_rate
     from trainer.training.run import PlannedFit
 
@@ -62,10 +62,11 @@ def plan_run(
     device = torch.device(machine.device)
     card = card_of(device.index or 0)
     deterministic = bool(job.fit.deterministic)
-    situation_here(card, deterministic=deterministic).require_budget()  # a full GPU has no room to be timed either
+    own = own_bytes(card, device.index or 0)
+    situation_here(card, deterministic=deterministic, own=own).require_budget()  # a full GPU cannot be timed either
     with numerics(job):  # PyTorch keeps the workspace that is stated when it first multiplies matrices
         rate = measure_rate(device, name=card.name)
-    situation = situation_here(card, rate=rate, deterministic=deterministic)
+    situation = situation_here(card, rate=rate, deterministic=deterministic, own=own)
     # Flash and efficient attention take the same at the peak, so both are planned by flash's tapes, which are shared.
     stated = written.changed(attention=written.attention or ("math" if job.fit.attention == "math" else "auto"))
     until = time.monotonic() + PATIENCE

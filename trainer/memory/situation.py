@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 from dataclasses import dataclass, field, replace
 
@@ -99,12 +100,20 @@ def situation_ahead(card: CardModel, *, system: str | None = None, deterministic
     return _situation(card, card.total_bytes - overheads.desktop_bytes, overheads, system)
 
 
-def situation_here(card: gpu.Card, *, rate: Rate | None = None, deterministic: bool = False) -> Situation:
-    """A card of this machine as it is now; ``rate`` is what was measured on it, if anything was."""
+def situation_here(
+    card: gpu.Card, *, rate: Rate | None = None, deterministic: bool = False, own: int | None = 0
+) -> Situation:
+    """A GPU of this machine as it is now; ``rate`` is what was measured on it, if anything was.
+
+    ``own`` is what this process holds of it already, None for a CUDA context of unknown size. It counts as free, since
+    the forecast adds the whole process, context included.
+    """
     model, system = model_of(card), platform.system()
     overheads = overheads_for(model, system, deterministic=deterministic)
-    situation = _situation(model, card.free_bytes, overheads, system, rate, card.uses)
-    return replace(situation, allocator=settings_here(system=system))
+    others = tuple(use for use in card.uses if use.pid != os.getpid())
+    situation = _situation(model, card.free_bytes, overheads, system, rate, others)
+    free = card.free_bytes + (situation.outside if own is None else own)
+    return replace(situation, free_bytes=free, allocator=settings_here(system=system))
 
 
 def situation_on_cpu(rate: Rate) -> Situation:

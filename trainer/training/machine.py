@@ -35,6 +35,19 @@ def this_machine(wanted: str | None) -> Machine:
     return Machine(f"cuda:{index}", card.name, card.total_bytes, card.bf16, cores)
 
 
+def own_bytes(card: gpu.Card, index: int) -> int | None:
+    """Return what this process holds of PyTorch's GPU ``index``, its CUDA context included.
+
+    None where there is a context and the driver does not say how large it is: on Windows, and in containers with
+    process numbers of their own.
+    """
+    # PyTorch knows it only privately, and its build for the CPU not at all.
+    has_context = getattr(torch._C, "_cuda_hasPrimaryContext", None)
+    if has_context is None or not has_context(index):
+        return 0
+    return next((use.bytes for use in card.uses if use.pid == os.getpid()), None)
+
+
 def best_card() -> str:
     """The card with the most free memory."""
     free = [card_of(index).free_bytes for index in range(torch.cuda.device_count())]
