@@ -307,6 +307,23 @@ def test_resume_refuses_a_changed_job(shared: Path, tmp_path: Path) -> None:
     assert refused.value.code == "run.job_changed"
 
 
+def test_resume_names_what_a_damaged_history_does_not_state(shared: Path, tmp_path: Path) -> None:
+    """Found while resuming, not hours later when the LoRA is saved, which needs `started`."""
+    job = write_job(tmp_path / "b", tiny_base("sd15", shared / "bases", depth=1), shared / "pictures")
+    assert start(job, [], Watcher(stop_at(3, job))) == 75
+    run = run_of(job)
+    record = json.loads(run.run.read_text(encoding="utf-8"))
+    for key in ("started", "job", "base", "listing", "segments"):
+        (attempt,) = record["attempts"]
+        for wrong in ({}, {key: 5 if key != "started" else "5"}, {key: [] if key == "segments" else None}):
+            rest = {name: value for name, value in attempt.items() if name != key}
+            run.run.write_text(json.dumps(record | {"attempts": [rest | wrong]}), encoding="utf-8")
+            with pytest.raises(RunError) as refused:
+                resume(run, Watcher())
+            assert refused.value.code == "run.damaged", (key, wrong)
+            assert key in refused.value.sentence or key == "segments", refused.value.sentence
+
+
 def test_resume_refuses_a_changed_base(shared: Path, tmp_path: Path) -> None:
     base = tiny_base("sd15", tmp_path / "bases", form="single")
     job = write_job(tmp_path / "b", base, shared / "pictures")

@@ -35,6 +35,9 @@ def build(kind: type[T], found: Mapping[str, Any], *, null_floats: bool = False)
     for name, value in fields.items():
         if not checks[name](value):
             raise TypeError(f"{name} is {in_json(value)}")
+    needed = (field.name for field in dataclasses.fields(cast("Any", kind)) if _is_needed(field))
+    if absent := [name for name in needed if name not in fields]:
+        raise TypeError(f"there is no {absent[0]}")
     return kind(**fields)
 
 
@@ -45,6 +48,10 @@ def moment(value: Any) -> float:
     if not 0 <= value < _LAST_MOMENT:
         raise ValueError(f"{value:g} is not a time")
     return float(value)
+
+
+def _is_needed(field: dataclasses.Field[Any]) -> bool:
+    return field.init and field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
 
 
 @lru_cache(maxsize=256)

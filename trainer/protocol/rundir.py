@@ -193,7 +193,7 @@ class RunDirectory:
         try:
             return read_record(self.run, "record", table)
         except (OSError, UnusableFileError) as error:
-            raise _damaged(self.run, reason_of(error)) from error
+            raise damaged(self.run, reason_of(error)) from error
 
     @contextlib.contextmanager
     def _faults_recorded(self) -> Iterator[None]:
@@ -300,7 +300,8 @@ def _unknown(text: str) -> RunError:
     )
 
 
-def _damaged(path: Path, reason: str) -> RunError:
+def damaged(path: Path, reason: str) -> RunError:
+    """Return the error for a run.json that does not hold what is needed."""
     return RunError(
         "run.damaged",
         f"Could not read the run's history in {path}: {reason}.",

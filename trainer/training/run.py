@@ -37,10 +37,11 @@ from trainer.errors import (
 )
 from trainer.protocol import atomic, events, lanes
 from trainer.protocol.checkpoints import newest_step
+from trainer.protocol.fields import build
 from trainer.protocol.forecast import Forecast, write_forecast
 from trainer.protocol.places import cache_limit, is_disk_full
 from trainer.protocol.reading import read_text
-from trainer.protocol.rundir import RunDirectory
+from trainer.protocol.rundir import RunDirectory, damaged
 from trainer.protocol.versions import versions
 from trainer.training.attempt import Attempt
 from trainer.training.attention import head_widths, settled
@@ -226,6 +227,7 @@ def resume(
     former = run.attempts()
     if not former:
         raise RunError("run.empty", f"The run {run.name} never started.", "Start its job again with `train`.")
+    require_history(run, former)
     facts: Mapping[str, Any] = former[-1]
     job = as_last_started(load_job(run.job), former)
     require_same_job(facts, job)
@@ -241,6 +243,28 @@ def resume(
     require_same_base(facts, source)
     require_same_listing(facts, run)
     return attempt(run, job, source, reporter, segments, made)
+
+
+@dataclass(frozen=True)
+class _Start:
+    """What run.json must state about each start: a resume compares it, and saving needs it hours later."""
+
+    started: float
+    job: Mapping[str, object]
+    base: Mapping[str, object]
+    listing: str
+    segments: tuple[tuple[int, int, bool], ...]
+
+
+def require_history(run: RunDirectory, former: Sequence[Mapping[str, Any]]) -> None:
+    """Raise RunError when run.json does not state what continuing the run needs."""
+    try:
+        for facts in former:
+            start = build(_Start, facts)
+            if not start.segments or not isinstance(start.job.get("recipe.steps"), int):
+                raise ValueError("it does not state the length of the run")
+    except (TypeError, ValueError) as error:
+        raise damaged(run.run, str(error)) from error
 
 
 def _secure_attempts(run: RunDirectory) -> None:
