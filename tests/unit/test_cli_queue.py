@@ -1,10 +1,15 @@
 import json
+import signal
+import subprocess
+import sys
 import time
 from datetime import datetime, timedelta
+from pathlib import Path
 
 import pytest
 
 from trainer import cli
+from trainer.cli.jobs import handling_sigusr1
 from trainer.cli.queue import moment
 from trainer.protocol import locks
 from trainer.protocol.queue import Queue
@@ -144,3 +149,21 @@ def test_what_is_no_time_is_refused(text, job, capsys):
         cli.main(["queue", "add", job("cat"), "--after", text])
     assert "is no time" in capsys.readouterr().err
     assert Queue().entries() == []
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGUSR1")
+def test_sigusr1_ends_no_worker_and_interrupts_a_run_that_has_not_started(job):
+    """By default the signal kills the process. SLURM sends it before its time limit, which a run answers by pausing."""
+    queue = Queue()
+    entry = queue.add(Path(job("cat")), after=time.time() + 3600)
+    with subprocess.Popen([sys.executable, "-m", "trainer", "queue"]) as worker:
+        while not queue.worker_alive():
+            assert worker.poll() is None
+        worker.send_signal(signal.SIGUSR1)
+        queue.remove(entry.id)
+    assert worker.returncode == 0
+
+    former = signal.getsignal(signal.SIGUSR1)
+    with pytest.raises(KeyboardInterrupt), handling_sigusr1(signal.default_int_handler):
+        signal.raise_signal(signal.SIGUSR1)
+    assert signal.getsignal(signal.SIGUSR1) == former

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -20,6 +22,8 @@ from trainer.protocol.naming import made_up_name, safe_name
 from trainer.protocol.rundir import find_run, require_place
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     from trainer.config.base import Family
     from trainer.config.fit import FitConfig
     from trainer.config.presets.preset import Preset
@@ -169,16 +173,36 @@ def _frozen(options: argparse.Namespace) -> str | None:
 def _carried_out(options: argparse.Namespace, work: Callable[[Made, OnEvent], int]) -> int:
     """Do the work of a command; where the queue asked for it, its entry says how that goes.
 
-    `work` gets what is to hear of the run's folder and of its events.
+    `work` gets a callback for the run's folder and one for its events.
     """
-    if options.queued is None:
-        from trainer.cli.run_log import RunLog
+    with handling_sigusr1(signal.default_int_handler):
+        if options.queued is None:
+            from trainer.cli.run_log import RunLog
 
-        with closing(RunLog()) as log:
-            return work(log.open, log.show)
-    from trainer.queue.engine import carried_out
+            with closing(RunLog()) as log:
+                return work(log.open, log.show)
+        from trainer.queue.engine import carried_out
 
-    return carried_out(options.queued, lambda made: work(made, lambda _: None))  # what it prints is the run's log
+        return carried_out(options.queued, lambda made: work(made, lambda _: None))  # what it prints is the run's log
+
+
+@contextmanager
+def handling_sigusr1(handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
+    """Call `handler` on SIGUSR1 while inside; by default that signal would kill the process.
+
+    SLURM sends it some time before a job's time limit. A run that has started pauses (`Control.signals`); this is for
+    the time before that, and for the queue's worker. SIG_IGN would be inherited by the engines that the worker starts,
+    a Python function is not.
+    """
+    number = getattr(signal, "SIGUSR1", None)  # Windows has none
+    if number is None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    former = signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        signal.signal(number, former)
 
 
 @contextmanager

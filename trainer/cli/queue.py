@@ -14,6 +14,7 @@ from typing import Any
 
 from trainer.cli import words
 from trainer.cli.arguments import Commands, add_command, positive
+from trainer.cli.jobs import handling_sigusr1
 from trainer.cli.output import echo, echo_json, echo_lines, note
 from trainer.errors import EXIT_DONE, EXIT_RESUMABLE, JobError, RunError
 from trainer.protocol.queue import Entry, Queue, Reading
@@ -80,7 +81,10 @@ def run_worker(options: argparse.Namespace) -> int:
 
     queue = Queue()
     try:
-        if not Worker(queue, tell).run():
+        # Each run that gets the signal pauses by itself; the worker stays to record how it ended.
+        with handling_sigusr1(lambda *_: None):
+            won = Worker(queue, tell).run()
+        if not won:
             note("A worker is at the queue already. `queue list` shows what it does.")
             return EXIT_DONE
     except KeyboardInterrupt:
