@@ -13,6 +13,7 @@ from app.core.edits.backups import Backups
 from app.core.edits.edit import History
 from app.core.edits.journal import Journal
 from app.core.edits.rewriting import Rewriter
+from app.core.edits.save_state import Notice
 from app.core.edits.saver import Saver
 from app.core.edits.writer import Writer
 from app.core.events import Event
@@ -117,6 +118,9 @@ class Session:
         self.backups = Backups(home() / "captions" / "backups")
         journal = Journal(home() / "captions" / "journal")
         self.saver = Saver(journal, Writer(self.backups), post)
+        self.backups.damaged = lambda root, file: post(
+            lambda: self.saver.notices.emit(Notice("notice.backups_damaged", root, 1, file=str(file)))
+        )
         self.history = History(self.library, journal, self.saver)
         self.rewriter = Rewriter(self.library, self.history, self.saver, self.backups, self.tasks)
         self.datasets = Datasets(self.library, self.tasks)

@@ -2,7 +2,8 @@
 
 One SQLite file a dataset in the per-user folder: contents by their SHA-256, so that equal ones are stored once, and
 which file held which, when. The first one kept of a file is its original and is never dropped; later ones, written by
-other programs in between, go, oldest first, when the whole passes a limit.
+other programs in between, go, oldest first, when the whole passes a limit. A damaged database is renamed and never
+deleted: what it holds may exist nowhere else.
 """
 
 from __future__ import annotations
@@ -10,12 +11,15 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import re
+import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from app.core.edits.safe_files import STRAY, ChangedMeanwhileError, Seen, remove_file, replace_file
+from trainer.protocol import atomic
+from trainer.protocol.naming import numbered
 from trainer.protocol.reading import read_bytes
 
 if TYPE_CHECKING:
@@ -33,6 +37,12 @@ CREATE INDEX IF NOT EXISTS originals ON versions (file) WHERE original;
 """
 # A file that was not there has no content; it is told from an empty one by this hash.
 _ABSENT = b""
+# What SQLite calls a file that it cannot use: damaged, not a database, or one with other tables.
+_DAMAGE = ("SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_FORMAT", "SQLITE_ERROR")  # also begin extended names
+
+
+class _DamagedError(OSError):
+    """A database that SQLite cannot use, now or ever."""
 
 
 class Version(NamedTuple):
@@ -78,6 +88,9 @@ class Backups:
 
     def __init__(self, folder: Path, most_bytes: int = MOST_BYTES) -> None:
         self._folder, self._most = folder, most_bytes
+        self.damaged: Callable[[str, Path], None] = lambda root, file: None
+        """Called on the thread that found the database of a dataset damaged, with its new name. Set by the session."""
+        self._repairing = threading.Lock()
 
     def path(self, root: str) -> Path:
         """Return where the backups of a dataset lie, by its folder: a name to read and a hash to tell apart."""
@@ -87,12 +100,38 @@ class Backups:
     def keep(self, root: str, files: Iterable[tuple[str, bytes | None]]) -> None:
         """Keep what files hold now, None where there is none; on the disk when this returns, or nothing is.
 
-        Raises OSError, saying what the database said.
+        Without a backup nothing may be overwritten, so a damaged database is set aside and a new one begun: otherwise
+        nothing in that dataset could ever be saved again. Raises OSError, saying what the database said.
         """
-        now = time.time()
         rows = [(file, _ABSENT if data is None else hashlib.sha256(data).digest(), data) for file, data in files]
         if not rows:
             return
+        try:
+            self._enter(root, rows)
+        except _DamagedError:
+            with self._repairing:
+                self._enter_after_repair(root, rows)
+
+    def _enter_after_repair(self, root: str, rows: Sequence[tuple[str, bytes, bytes | None]]) -> None:
+        with contextlib.suppress(_DamagedError):  # another thread may have been first
+            self._enter(root, rows)
+            return
+        aside = self._set_aside(self.path(root))
+        self._enter(root, rows)
+        self.damaged(root, aside)
+
+    @staticmethod
+    def _set_aside(path: Path) -> Path:
+        """Rename a damaged database to a free name, and return that; raises OSError."""
+        names = (path.with_suffix(f"{ending}{path.suffix}") for ending in numbered(".damaged"))
+        aside = next(name for name in names if not name.exists())
+        with contextlib.suppress(FileNotFoundError):  # left behind, it would be rolled back into the new database
+            atomic.replace(Path(f"{path}-journal"), Path(f"{aside}-journal"))
+        atomic.replace(path, aside)
+        return aside
+
+    def _enter(self, root: str, rows: Sequence[tuple[str, bytes, bytes | None]]) -> None:
+        now = time.time()
         with self._opened(root) as database:
             database.executemany(
                 "INSERT OR IGNORE INTO contents VALUES (?, ?)",
@@ -149,12 +188,15 @@ class Backups:
 
         path = self.path(root)
         path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists() and not path.is_file():  # SQLite would wait at a pipe for ever
+            raise _DamagedError(None, "it is not a file", str(path))
         try:
             with contextlib.closing(sqlite3.connect(path, timeout=30.0)) as database, database:
                 database.executescript(_SCHEMA)
                 yield database
         except sqlite3.Error as fault:
-            raise OSError(None, str(fault), str(path)) from fault
+            kind = _DamagedError if getattr(fault, "sqlite_errorname", "").startswith(_DAMAGE) else OSError
+            raise kind(None, str(fault), str(path)) from fault
 
     @staticmethod
     def _bytes(database: sqlite3.Connection) -> int:

@@ -126,15 +126,18 @@ class Notice:
     `notice.converted`: files in other encodings became UTF-8. `notice.beside_list`: captions of metadata.jsonl were
     changed in .txt files, which take precedence. `notice.recovered`: a session that stopped unexpectedly left edits.
     `notice.left`: a session that was closed left edits. The last two are sent when each edit has been tried again.
+    `notice.backups_damaged`: the database of backups was damaged and is now `file`; a new one is in its place.
     """
 
-    code: Literal["notice.converted", "notice.beside_list", "notice.recovered", "notice.left"]
+    code: Literal["notice.converted", "notice.beside_list", "notice.recovered", "notice.left", "notice.backups_damaged"]
     root: str
     count: int
     in_conflict: int = 0
     """How many of them need the user's choice."""
     refused: int = 0
     """How many of them could not be written."""
+    file: str = ""
+    """The file that was set aside, with its path."""
 
 
 @dataclass(frozen=True, slots=True)

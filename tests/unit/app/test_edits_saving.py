@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -472,6 +474,34 @@ def test_originals_are_kept_when_versions_have_to_go(tmp_path: Path) -> None:
     assert versions[-1].data == bytes([19]) * 50_000
     assert len(versions) < 8
     assert backups_module.MOST_BYTES > 100_000_000
+
+
+@pytest.mark.parametrize("damage", ["text", "pages", "cut", "tables", "folder"])
+def test_damaged_backups_are_set_aside_and_saving_continues(world: World, damage: str) -> None:
+    """They are user data, so they are kept; without a new file nothing in the dataset could be saved ever again."""
+    found: list[tuple[str, Path]] = []
+    world.backups.damaged = lambda root, file: found.append((root, file))
+    set_to(world, 0, "first")
+    world.settle()
+    file = world.backups.path(str(world.data))
+    whole = file.read_bytes()
+    if damage == "folder":
+        file.unlink()
+        file.mkdir()
+    elif damage == "tables":
+        with contextlib.closing(sqlite3.connect(file)) as database:
+            database.executescript("DROP TABLE versions; CREATE TABLE versions (other)")
+    else:
+        changed = {"text": b"{}" * 4000, "pages": whole[:100] + b"\xa5" * (len(whole) - 100), "cut": whole[:5000]}
+        file.write_bytes(changed[damage])
+    for place, text in enumerate(("second", "third")):
+        set_to(world, place, text)
+    world.settle()
+    assert world.saver.now.clean and not world.saver.now.problems
+    assert (world.data / "a.txt").read_bytes() == b"second"
+    ((root, aside),) = found
+    assert root == str(world.data) and aside.exists() and ".damaged" in aside.name
+    assert kept(world, "b.caption") == [b"bird"]
 
 
 def test_a_file_that_does_not_read_back_is_not_saved(world: World) -> None:

@@ -79,11 +79,15 @@ class Safety(QFrame):
             words = self.tr("Converted %n caption(s) in {folder} from another encoding to UTF-8.", "", notice.count)
             words += " " + self.tr("The originals are backed up.")
             act = None
+        elif notice.code == "notice.backups_damaged":
+            words = self.tr("The file with the backups of {folder} is damaged; it is kept as {file}.")
+            words += " " + self.tr("New backups go into a new file.")
+            act = None
         else:
             words = self.tr("metadata.jsonl of {folder} holds %n caption(s).", "", notice.count)
             words += " " + self.tr("Yours are in .txt files now, which come before it.")
             act = None
-        self.told.emit(words.format(folder=folder), act)
+        self.told.emit(words.format(folder=folder, file=notice.file), act)
 
     def _left(self, notice: Notice) -> tuple[str, tuple[str, Callable[[], None]] | None]:
         """Return what earlier sessions left unsaved and what has come of it, with the button that shows it."""
