@@ -20,6 +20,7 @@ from tests.support.tiny import tiny_base
 from trainer.base.drawing import make_sampler
 from trainer.config.base import BaseConfig
 from trainer.config.report import PromptConfig
+from trainer.errors import BaseModelError
 from trainer.files.tokens import vocabulary
 from trainer.render.renderer import LoraUse, Renderer, render
 from trainer.training.run import start
@@ -70,6 +71,25 @@ def by_diffusers(
     )
     picture: Image.Image = result.images[0]
     return picture
+
+
+@pytest.mark.parametrize("with_lora", [False, True])
+def test_a_base_of_nan_draws_no_black_image(loras: dict[str, Path], tmp_path: Path, with_lora: bool) -> None:
+    renderer = Renderer(
+        BaseConfig(model=str(tiny_base("sd15", tmp_path / "bases"))),
+        [LoraUse(loras["sd15"])] if with_lora else [],
+        device=torch.device("cpu"),
+        dtype=torch.float32,
+        clip_skip=None,
+        progress=None,
+        on_notice=lambda *_: None,
+    )
+    for weight in renderer.unet.parameters():
+        weight.data.fill_(torch.nan)
+    with pytest.raises(BaseModelError, match="not finite") as caught:
+        renderer.draw_file(PROMPT, tmp_path)
+    assert ("LoRA" in caught.value.sentence) is with_lora
+    assert not list(tmp_path.glob("*.png"))
 
 
 # As in trainer/base/drawing.py: between diffusers, numpy 2 and torch.

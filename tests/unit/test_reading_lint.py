@@ -29,7 +29,7 @@ ALLOWED = {
     "trainer/protocol/events.py: open": "our own event file, cut while its lock is held",
     "trainer/protocol/detached.py: open": "our own console logs, moved while the child starts",
     "trainer/protocol/row_store.py: sqlite3.connect": "checks that the file is a regular one, and rebuilds it",
-    "app/core/edits/backups.py: sqlite3.connect": "our own backups; checked to be a file, and set aside where SQLite refuses it",
+    "app/core/edits/backups.py: sqlite3.connect": "our own backups, checked to be a file; a damaged one is set aside",
     "app/core/edits/journal.py: open": "our own journal, whose lock is held",
     "app/core/edits/safe_files.py: os.open": "captions, with the checks that replacing them needs",
     "trainer/cli/output.py: os.open": "the null device",

@@ -18,7 +18,7 @@ from trainer.base.text import TextConditioning, encode_words
 from trainer.config.base import NATIVE_RESOLUTION, BaseConfig
 from trainer.config.report import PromptConfig
 from trainer.config.resolve import Machine
-from trainer.errors import LoraFileError
+from trainer.errors import BaseModelError, LoraFileError
 from trainer.protocol.events import OnPhase
 
 OnDrawn = Callable[[int, int, Path], None]
@@ -52,7 +52,7 @@ class Renderer:
         on_notice: OnNotice,
     ) -> None:
         self.source = open_base(base, progress)
-        self.name = Path(base.model).name
+        self.name = base.name
         self.device = device
         self.clip_skip = clip_skip
         self.on_notice = on_notice
@@ -73,12 +73,19 @@ class Renderer:
             self._uses = tuple(loras)
 
     def draw(self, prompt: PromptConfig, width: int, height: int, on_step: OnStep = lambda *_: None) -> Image.Image:
-        """One picture, ``width`` by ``height`` pixels."""
+        """Return an image of ``width`` by ``height`` pixels; raises BaseModelError where it would be made of NaN."""
         source = self.source
         sampler = make_sampler(prompt.sampler, source.prediction, zero_terminal_snr=source.zero_terminal_snr)
         positive, negative = (self._encode(text) for text in (prompt.prompt, prompt.negative))
         drawing = Drawing(prompt, width, height, positive, negative)
         latents = draw_latents(source.family, self.unet, sampler, drawing, on_step)
+        if not bool(latents.isfinite().all()):
+            what, remedy = f"the base {self.name} is damaged", "Get the base again or choose another one."
+            if self._uses:
+                what += ", or a LoRA is damaged or too strong"
+                remedy = "Draw without the LoRA, or at a lower strength. If that fails too, get the base again."
+            sentence = f"Could not draw the image: its values are not finite (NaN or infinity). Probably {what}."
+            raise BaseModelError("base.not_finite", sentence, remedy)
         return decode(self.vae, latents, tiling=self.device.type != "cpu")
 
     def draw_file(self, prompt: PromptConfig, folder: Path, on_step: OnStep = lambda *_: None) -> Path:
