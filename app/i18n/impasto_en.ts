@@ -391,10 +391,10 @@
         </translation>
     </message>
     <message numerus="yes">
-        <source>Waiting for your choice, as another program changed the same: %n.</source>
+        <source>Also changed by another program and waiting for your choice: %n.</source>
         <translation>
-            <numerusform>Waiting for your choice, as another program changed the same: %n.</numerusform>
-            <numerusform>Waiting for your choice, as another program changed the same: %n.</numerusform>
+            <numerusform>Also changed by another program and waiting for your choice: %n.</numerusform>
+            <numerusform>Also changed by another program and waiting for your choice: %n.</numerusform>
         </translation>
     </message>
     <message numerus="yes">

@@ -420,6 +420,7 @@ class Window(QMainWindow):
         self.pictures.views.said.connect(self.status.say)
         self.pictures.views.alone.connect(self._show_alone)
         self.pictures.editor.safety.told.connect(lambda sentence, act: self.notices.tell(sentence, "info", act))
+        self.pictures.editor.safety.outdated.connect(self.notices.take_back)
         session.settings.changed.connect(lambda chosen: self.commands.rebind(chosen.shortcuts))
         self.notices.follow(session.settings.file, session.filters.file)
         stored = (session.settings.file, session.recent, session.models, session.filters.file)

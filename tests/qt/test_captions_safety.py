@@ -171,8 +171,9 @@ def test_quitting_asks_about_conflicts_and_closes_when_all_are_decided(window, e
     assert on_disk(folder, "a") == "mine, a"
 
 
+@pytest.mark.parametrize("asked_by", ["banner", "editor"])
 def test_a_conflict_left_open_when_quitting_is_shown_as_what_it_is(
-    window, editor, session, folder, qtbot, qapp, tmp_path
+    window, editor, session, folder, qtbot, qapp, asked_by
 ):
     """It was shown as "No caption file yet", below words of a crash that had not been."""
     from app.core.session import Session
@@ -192,23 +193,30 @@ def test_a_conflict_left_open_when_quitting_is_shown_as_what_it_is(
         second.open([folder])
         qtbot.waitUntil(lambda: len(again.view.ids) == len(CAPTIONS))
         words = "Not saved when you closed Impasto: 1 change in Bilder für 猫. "
-        words += "Waiting for your choice, as another program changed the same: 1."
+        words += "Also changed by another program and waiting for your choice: 1."
         qtbot.waitUntil(lambda: words in second.notices.sentences())
         select(again, "a")
         assert second.pictures.editor.text.text == "mine, a"
         qtbot.waitUntil(lambda: all(dataset.known for dataset in again.datasets._open.values()))
         assert (captions(again)["a"], on_disk(folder, "a")) == ("mine, a", "theirs, a")
-        click(qtbot, button(second.notices, "Choose…"))
+        click(qtbot, button(second.notices if asked_by == "banner" else second.pictures.editor.safety, "Choose…"))
         dialog = second.findChild(ConflictsDialog)
         with qtbot.waitSignal(dialog.finished):
             click(qtbot, dialog.keep_mine)
         again.saver.flush()
         assert on_disk(folder, "a") == "mine, a"
+        qtbot.waitUntil(lambda: second.notices.sentences() == [])  # it spoke of a choice that has been made
         second.undo()
         again.saver.flush()
         assert (on_disk(folder, "a"), captions(again)["a"]) == ("theirs, a", "theirs, a")
     finally:
         again.close()
+
+
+def test_the_dialog_for_conflicts_closes_by_itself_when_there_are_none(window, editor, qtbot):
+    """It stood there empty, with three buttons that did nothing."""
+    editor.choose()
+    qtbot.waitUntil(lambda: window.findChild(ConflictsDialog) is None)
 
 
 def test_what_a_crash_left_is_saved_at_the_next_start_and_shown(qtbot, qapp, folder, per_user_folder, english):

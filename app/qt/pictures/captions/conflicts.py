@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from PySide6.QtCore import QSize
+from PySide6.QtCore import QSize, QTimer
 from PySide6.QtGui import QColor, QTextCharFormat, QTextCursor
 from PySide6.QtWidgets import (
     QCheckBox,
@@ -59,6 +59,8 @@ class ConflictsDialog(QDialog):
         end = session.saver.state.connect(self._show)
         self.finished.connect(lambda _: end())
         self._show(session.saver.now)
+        if not self._conflicts:  # the last one ended by itself before this was opened
+            QTimer.singleShot(0, self, self.accept)
 
     def _build(self) -> None:
         words = self.tr("Another program changed these while you did. Nothing was overwritten.")

@@ -20,9 +20,11 @@ class Safety(QFrame):
     """Problems and conflicts of saving, one below the other; empty while there are none.
 
     `told` carries what is said once, above the page: a sentence, and a button's title with what it does, or None.
+    `outdated` carries such a sentence when it is no longer true.
     """
 
     told = Signal(str, object)
+    outdated = Signal(str)
     retry_asked = Signal()
     choose_asked = Signal()
     recovered_asked = Signal()
@@ -36,11 +38,15 @@ class Safety(QFrame):
         self._library = session.library
         self._shown: list[_Row] = []
         self._rows: list[QWidget] = []
+        self._unsettled: list[str] = []
         self.hide()
         until_destroyed(self, session.saver.state.connect(self._show), session.saver.notices.connect(self._tell))
         self._show(session.saver.now)
 
     def _show(self, state: SaveState) -> None:
+        if not state.conflicts and not state.problems:
+            while self._unsettled:
+                self.outdated.emit(self._unsettled.pop())
         rows = [
             _Row(self._shortly(one), one.sentence, one.remedy, self.tr("Try again"), self.retry_asked.emit)
             for one in state.problems
@@ -87,7 +93,10 @@ class Safety(QFrame):
             words = self.tr("metadata.jsonl of {folder} holds %n caption(s).", "", notice.count)
             words += " " + self.tr("Yours are in .txt files now, which come before it.")
             act = None
-        self.told.emit(words.format(folder=folder, file=notice.file), act)
+        words = words.format(folder=folder, file=notice.file)
+        if notice.in_conflict or notice.refused:
+            self._unsettled.append(words)
+        self.told.emit(words, act)
 
     def _left(self, notice: Notice) -> tuple[str, tuple[str, Callable[[], None]] | None]:
         """Return what earlier sessions left unsaved and what has come of it, with the button that shows it."""
@@ -102,7 +111,7 @@ class Safety(QFrame):
             words.append(self.tr("Saved now: %n.", "", saved))
         if notice.in_conflict:
             words.append(
-                self.tr("Waiting for your choice, as another program changed the same: %n.", "", notice.in_conflict)
+                self.tr("Also changed by another program and waiting for your choice: %n.", "", notice.in_conflict)
             )
         if notice.refused:
             words.append(self.tr("Still not saved: %n.", "", notice.refused))
