@@ -236,6 +236,6 @@ def _named(stored: str | bytes) -> str:
 
 def _read(path: Path) -> bytes | None:
     try:
-        return read_bytes(path, "text")
+        return read_bytes(path, "image")  # masks too
     except FileNotFoundError:
         return None

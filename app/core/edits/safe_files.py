@@ -143,7 +143,7 @@ def sweep(folder: str, keep: Callable[[str, bytes], None]) -> None:
     with contextlib.suppress(OSError), os.scandir(_system(folder)) as entries:
         for entry in entries:
             if STRAY.fullmatch(entry.name) and time.time() - entry.stat(follow_symlinks=False).st_mtime > _ABANDONED:
-                keep(entry.name, read_bytes(Path(entry.path), "text"))
+                keep(entry.name, read_bytes(Path(entry.path), "image"))
                 os.unlink(entry.path)
 
 
@@ -260,7 +260,7 @@ def _exchange_back(temporary: str, target: str, inside: bytes) -> None:
 
 
 def _content(file: str) -> bytes:
-    return read_bytes(Path(_system(file)), "text")
+    return read_bytes(Path(_system(file)), "image")  # masks too
 
 
 def _swap(one: str, two: str) -> None:

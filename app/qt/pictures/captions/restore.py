@@ -185,7 +185,7 @@ def _changed(backups: Backups, root: str) -> list[tuple[str, Row]]:
 
 def _read(file: Path) -> bytes | None:
     try:
-        return read_bytes(file, "text")
+        return read_bytes(file, "image")  # masks too
     except FileNotFoundError:
         return None
 
