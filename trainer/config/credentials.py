@@ -22,6 +22,7 @@ KEYRING_SERVICE = "impasto"
 _REFERENCE = re.compile(r"\$\{(\w{1,200})\}", re.ASCII)
 # A pasted address without https:// is no link yet, but its query is as secret.
 _LINK = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://|[\w-]+(\.[\w-]+)+(:\d+)?/\S*\?")
+_LINK_INSIDE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s\"'<>]+")
 _FILE_HASH = re.compile(r"sha256=[0-9a-fA-F]{64}")
 # Query keys that say which file is meant. Any other value may be a signature, so it counts as a secret.
 _PUBLIC_KEYS = frozenset(
@@ -104,6 +105,11 @@ def without_secrets(text: str) -> str:
         return safe_link(text).text
     except ValueError:
         return f"{text.partition('://')[0]}://"
+
+
+def without_secrets_inside(text: str) -> str:
+    """Return a longer text, such as a log, with every link in it as it may be shown."""
+    return _LINK_INSIDE.sub(lambda match: without_secrets(match[0]), text)
 
 
 def address_of(link: SafeLink) -> str:

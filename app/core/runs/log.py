@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from trainer.config.credentials import without_secrets_inside
 from trainer.errors import RunError
 from trainer.protocol.atomic import long_path
 from trainer.protocol.reading import open_file, read_text, reason_of
@@ -141,7 +142,8 @@ def _line_start(log: Path, place: int) -> int:
 def report_on(run: RunDirectory, remarks: Iterable[str]) -> str:
     """Return all that helps to understand what went wrong: versions, remarks, the job, the end of the log.
 
-    The user's home folder is written "~", and the computer's name left out. What cannot be read is said.
+    The user's home folder is written "~", and the computer's name and secrets in links, which runs of earlier versions
+    hold, are left out. What cannot be read is said.
     """
     parts = [
         f"Run {run.name}",
@@ -154,7 +156,7 @@ def report_on(run: RunDirectory, remarks: Iterable[str]) -> str:
         "--- the end of console.log",
         *_end_of(run.console),
     ]
-    return without_home("\n".join(parts).rstrip() + "\n", Path.home())
+    return without_home(without_secrets_inside("\n".join(parts).rstrip() + "\n"), Path.home())
 
 
 def without_home(text: str, home: Path) -> str:

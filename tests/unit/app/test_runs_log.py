@@ -141,6 +141,18 @@ def test_a_report_holds_what_helps_and_not_who_wrote_it(tmp_path, monkeypatch):
     assert f'"{host}"' not in text
 
 
+def test_a_report_leaves_out_the_secrets_of_links_that_earlier_versions_wrote(tmp_path):
+    run = new_run(tmp_path, "cats")
+    link = "https://ann:pass1word@models.example/file.safetensors?token=9f8e7d6c#x"
+    run.job.write_text(f'base.model = "{link}"\n', encoding="utf-8")
+    run.console.write_text(f"Downloading {link}.\n", encoding="utf-8")
+    record = {"name": "cats", "attempts": [{"number": 1, "job": {"base.model": link}}]}
+    run.run.write_text(json.dumps(record), encoding="utf-8")
+    text = report_on(run, [])
+    assert not [secret for secret in ("ann", "pass1word", "9f8e7d6c") if secret in text]
+    assert text.count("models.example/file.safetensors") == 3
+
+
 def test_a_report_on_a_damaged_run_says_so(tmp_path):
     run = new_run(tmp_path, "cats")
     run.run.write_text("{", encoding="utf-8")
