@@ -9,7 +9,6 @@ import math
 import os
 import subprocess
 import sys
-import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,6 @@ import torch
 from tests.support.bad_contents import BAD
 from trainer.errors import ResumableError
 from trainer.protocol.checkpoints import newest_step, steps_on_disk
-from trainer.protocol.reading import open_file, read_bytes
 from trainer.training import checkpoint as checkpoints
 from trainer.training.checkpoint import Checkpoint, load_latest, prune, save_checkpoint
 from trainer.training.components import is_restorable
@@ -110,27 +108,6 @@ def test_numbers_of_an_optimizer_may_be_infinite(tmp_path: Path) -> None:
     save_checkpoint(tmp_path, dataclasses.replace(state_of(5), state=state))
     loaded, _ = load_latest(tmp_path, is_restorable)
     assert loaded is not None and loaded.state["scaler"] == {"scale": math.inf}
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="a file with a hole takes its whole size there")
-def test_the_largest_optimizer_is_not_too_large_to_be_read(tmp_path: Path) -> None:
-    """At rank 256 AdamW's file for SDXL has 5.2 GiB; the limit was 4, and the first checkpoint ended the run."""
-    path = tmp_path / "optimizer.safetensors"
-    with path.open("wb") as file:
-        file.truncate(24 << 30)  # rank 1024, the highest
-    open_file(path, "part").close()
-
-
-def test_reading_takes_no_more_memory_than_the_file_has(tmp_path: Path) -> None:
-    """Python allocates all that read() is asked for, and Windows refuses 4 GiB that it does not have."""
-    path = tmp_path / "state.json"
-    path.write_bytes(b"x" * 1000)
-    tracemalloc.start()
-    try:
-        assert read_bytes(path, "part") == b"x" * 1000
-        assert tracemalloc.get_traced_memory()[1] < 1 << 20
-    finally:
-        tracemalloc.stop()
 
 
 def test_saving_again_replaces_and_leftovers_do_not_count(tmp_path: Path) -> None:

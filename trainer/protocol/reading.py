@@ -16,6 +16,7 @@ import math
 import os
 import re
 import stat
+import sys
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from io import BufferedReader
@@ -105,9 +106,10 @@ def reason_of(error: BaseException) -> str:
 def open_file(path: Path, kind: Kind) -> BufferedReader:
     """Open a regular file for reading bytes, waiting up to two seconds while Windows has it locked.
 
+    Elsewhere nothing locks files for a moment, and a folder of a thousand unreadable ones must not take half an hour.
     Raises UnusableFileError for a folder, pipe, socket or device and for a file larger than its kind, and OSError.
     """
-    return atomic.patiently(lambda: _open(path, kind))
+    return atomic.patiently(lambda: _open(path, kind)) if sys.platform == "win32" else _open(path, kind)
 
 
 def read_bytes(path: Path, kind: Kind) -> bytes:
