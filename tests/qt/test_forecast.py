@@ -9,6 +9,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QApplication, QLabel
 
 from app.qt.actions.commands import Commands
+from app.qt.train.forecast import words
 from app.qt.train.forecast.panel import ForecastPanel
 from app.qt.train.forecast.timeline import described
 from tests.support.drafts import opened
@@ -44,9 +45,10 @@ def test_a_job_is_forecast_and_a_plan_goes_into_it_and_out_again(qtbot, session,
     panel.show_draft(draft)
     choose(panel, "8GB")
     answered(qtbot, panel)
-    answer = panel.forecaster.answer
-    assert panel.headline.text().startswith("About ") and "GB free; peak " in panel.headline.text()
-    assert answer.card.name in panel.headline.text() and not panel.stale.isVisible()
+    answer = panel.forecaster.compared
+    assert panel.comparison.text().startswith("For comparison only, training does not use it: About ")
+    assert "GB free; peak " in panel.comparison.text() and answer.card.name in panel.comparison.text()
+    assert answer.card.name not in panel.headline.text() and not panel.stale.isVisible()
     # The bar holds what the figures say: all that the run takes, and what others have of the card.
     taken = answer.pick.taken(answer.pick.decisive.reserved) + answer.pick.forecast.outside
     assert sum(piece.bytes for piece in panel.memory.pieces) == pytest.approx(
@@ -63,7 +65,7 @@ def test_a_job_is_forecast_and_a_plan_goes_into_it_and_out_again(qtbot, session,
     assert draft.get("fit.micro_batch") == answer.smaller.fit["micro_batch"]
     qtbot.waitUntil(lambda: not panel.forecaster.stale)
     answered(qtbot, panel)
-    now = panel.forecaster.answer
+    now = panel.forecaster.compared
     assert {key: now.pick.keys[key] for key in answer.smaller.keys} == answer.smaller.keys
     assert "micro_batch" in draft.path.read_text(encoding="utf-8")
     assert panel.again.isVisible()
@@ -79,7 +81,7 @@ def test_peaks_are_told_by_key_and_pointer(qtbot, panel, draft):
     answered(qtbot, panel)
     timeline = panel.timeline
     highest = timeline.spots[timeline.current]
-    assert highest.phase is panel.forecaster.answer.pick.decisive and highest.peak.name in panel.spot.text()
+    assert highest.phase is panel.forecaster.compared.pick.decisive and highest.peak.name in panel.spot.text()
     timeline.setFocus()
     before = timeline.current
     qtbot.keyClick(timeline, Qt.Key.Key_Left)
@@ -95,7 +97,7 @@ def test_a_small_job_s_course_is_seen_beside_a_large_card(qtbot, panel, draft):
     panel.show_draft(draft)
     choose(panel, "8GB")
     answered(qtbot, panel)
-    plan, timeline = panel.forecaster.answer.pick, panel.timeline
+    plan, timeline = panel.forecaster.compared.pick, panel.timeline
     small = replace(plan, forecast=replace(plan.forecast, budget=20 * plan.forecast.reserved))
     timeline.show_plan(small)
     assert not timeline.shows_limit
@@ -140,7 +142,7 @@ def test_a_base_of_the_hub_is_foreseen_as_the_family_of_the_recipe(qtbot, panel,
     assert not panel.headline.isVisible(), "no empty line above it"
     draft.set("preset", "sd15/style")
     qtbot.waitUntil(lambda: panel.forecaster.state == "done")
-    assert panel.forecaster.answer.family == "sd15"
+    assert panel.forecaster.compared.family == "sd15"
     assert panel.headline.isVisible() and panel.headline.text().startswith("About ")
     draft.set("base.model", str(draft.path.parent / "gone.safetensors"))
     draft.set("preset", None)
@@ -162,12 +164,28 @@ def test_a_hidden_panel_keeps_no_process_and_asks_again_when_shown(qtbot, panel,
     assert panel.forecaster.answer is answer and not panel.forecaster.stale and panel.figures.isVisible()
 
 
-def test_a_job_for_the_processor_is_asked_nothing_of_a_card(qtbot, session, panel, draft):
-    draft.set("fit.device", "cpu")
+@pytest.mark.parametrize("by_job", [True, False], ids=["the job says so", "no GPU is here"])
+def test_the_headline_is_of_the_cpu_that_training_will_use(qtbot, panel, draft, by_job, monkeypatch):
+    if by_job:
+        draft.set("fit.device", "cpu")
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     panel.show_draft(draft)
-    qtbot.waitUntil(lambda: panel._fresh)  # when it is on disk, and the cards have been looked at
-    assert panel.headline.text() == "Trains on the processor" and panel.chooser.isHidden()
-    assert panel.forecaster.state == "idle" and not panel.bar.isVisible()
-    draft.set("fit.device", None)
-    qtbot.waitUntil(lambda: panel.forecaster.state != "idle")
-    assert not panel.chooser.isHidden()
+    answered(qtbot, panel)
+    answer = panel.forecaster.answer
+    assert answer.on_cpu and panel.chooser.box.currentText() == "This PC: CPU"
+    time = words.duration(answer.pick.forecast.seconds)
+    memory = words.gigabytes(max(phase.host for phase in answer.pick.forecast.phases))
+    assert panel.headline.text() == f"About {time} on this PC's CPU, {memory} of main memory."
+    assert panel.cpu_seconds(draft) == answer.pick.forecast.seconds > 600
+    assert panel.phases.isVisible() and not panel.comparison.isVisible()
+    assert not any(part.isVisible() for part in (panel.memory, panel.timeline, panel.plans, panel.ladder))
+    rows = [label.text() for label in panel.phases.findChildren(QLabel) if label.isVisible()]
+    assert "Train" in rows and "0 MB" not in rows
+    # Another GPU is compared with, and the headline stays.
+    choose(panel, "RTX 3060")
+    qtbot.waitUntil(lambda: panel.forecaster.state == "done" and panel.forecaster.compared is not None)
+    assert panel.headline.text().startswith("About ") and "on this PC's CPU" in panel.headline.text()
+    assert panel.comparison.text().startswith("For comparison only, training does not use it: About ")
+    assert "RTX 3060" in panel.comparison.text() and panel.memory.isVisible()
+    assert panel.cpu_seconds(draft) == panel.forecaster.answer.pick.forecast.seconds

@@ -14,11 +14,12 @@ from typing import Any
 
 import pytest
 from PySide6.QtCore import Qt
-from PySide6.QtWidgets import QComboBox, QFileDialog, QLabel, QLineEdit
+from PySide6.QtWidgets import QComboBox, QFileDialog, QLabel, QLineEdit, QMessageBox
 from pytestqt.qtbot import QtBot
 
 from app.core.jobs import file
 from app.core.session import Session
+from app.qt.durations import duration
 from app.qt.train.form.row import SettingRow
 from app.qt.train.page import TrainPage
 from app.qt.window import Window
@@ -422,6 +423,34 @@ def test_start_puts_the_job_into_the_queue_and_tells_what_became_of_it(
     assert [entry.job for entry in session.queue.entries] == [page.draft.path]
     assert page.start_button.text() == "Start training" and page.start_button.isEnabled()
     qtbot.waitUntil(lambda: session.queue.look() or not session.queue.now.working)
+
+
+def test_a_long_job_on_the_cpu_is_asked_about_once_before_it_starts(
+    page: TrainPage, session: Session, qtbot: QtBot, tmp_path: Path
+) -> None:
+    """Also where Start is clicked before the forecast is there: it waits for that."""
+    session.queue.queue.hold()
+    assert page.draft is not None
+    page.draft.set("fit.device", "cpu")
+    page.draft.set("base.family", "sd15")
+    page.sheet.essentials.base.chosen.emit(str(tmp_path / "gone.safetensors"))
+    for choice in ("Do not start", "Train on the CPU"):
+        page.start_button.click()
+        assert page.start_button.text() == "Starting…" and session.queue.entries == ()
+        qtbot.waitUntil(lambda: page.findChild(QMessageBox) is not None)
+        box = page.findChild(QMessageBox)
+        assert isinstance(box, QMessageBox)
+        seconds = page.forecast.cpu_seconds(page.draft)
+        assert seconds is not None and seconds > 600
+        assert f"will take about {duration(seconds)} on this PC's CPU." in box.text()
+        assert [button.text() for button in box.buttons()] == ["Train on the CPU", "Do not start"]
+        assert session.queue.entries == ()
+        next(button for button in box.buttons() if button.text() == choice).click()
+        qtbot.waitUntil(lambda: page.findChild(QMessageBox) is None and page.can_start())
+    (first,) = session.queue.queue.read().entries
+    page.start_button.click()
+    qtbot.waitUntil(lambda: len(session.queue.queue.read().entries) == 2 and page.can_start())
+    assert first.job == page.draft.path and page.findChild(QMessageBox) is None, "it is asked once for a job"
 
 
 def test_the_window_does_not_wait_for_a_disk(

@@ -133,6 +133,25 @@ def serving() -> subprocess.Popen[str]:
     )  # fmt: skip
 
 
+def test_without_a_gpu_a_job_is_forecast_for_the_cpu(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """So it is for a job that names the CPU, whatever GPU is here; another GPU is planned for as before."""
+    found = {}
+    for name, more in (("here", ()), ("by the job", ("--set", "fit.device=cpu")), ("GPU", ("--gpu", "8GB"))):
+        words = ["plan", str(job), "--json", *more, *(word for key in ONE_SIZE for word in ("--set", key))]
+        assert cli.main(words) == 0
+        found[name] = json.loads(capsys.readouterr().out)
+    assert [answer["card"]["name"] for answer in found.values()] == ["cpu", "cpu", "RTX 4060 8GB"]
+    pick = found["here"]["pick"]
+    assert (pick["fit"]["device"], pick["fit"]["dtype"], pick["forecast"]["exact"]) == ("cpu", "fp32", True)
+    seconds = {phase["phase"]: phase["seconds"] for phase in pick["forecast"]["phases"]}
+    assert min(seconds[name] for name in ("cache_pictures", "cache_texts", "train", "validate", "preview")) > 0
+    assert sum(seconds.values()) == pytest.approx(pick["forecast"]["seconds"])
+    assert cli.main(["plan", str(job), "--explain"]) == 0
+    told = capsys.readouterr().out
+    assert "This computer's CPU" in told and "0 B" not in told
+    assert sum(line.startswith(("Train ", "Measure ", "Draw previews ")) for line in told.splitlines()) == 3
+
+
 def test_a_newer_question_ends_the_one_before() -> None:
     """The tapes of both ship, so the first would be answered: it is given up between two replays."""
     questions = [{"id": number, "family": "sdxl", "recipe": "style", "gpu": f"{8 + 4 * number}GB"} for number in (0, 1)]
@@ -170,7 +189,7 @@ def test_the_server_answers_each_line_by_its_id_and_keeps_stderr_clean(job: Path
         ("vier", '{"id": "vier", "family": 7}'),
         (5, '{"id": 5, "family": "flux", "gpu": "8GB"}'),
         (6, '{"id": 6, "family": "sd15", "gpu": "RTX 9999"}'),
-        (7, json.dumps({"id": 7, "job": str(job), "set": "recipe.rank=4"})),
+        (7, json.dumps({"id": 7, "job": str(job), "set": "recipe.rank=4", "gpu": "8GB"})),
         (8, json.dumps({"id": 8, "job": str(job.parent), "gpu": "8GB"})),
         (9, json.dumps({"id": 9, "job": str(job), "set": ["recipe.rnak=4"], "gpu": "8GB"})),
     ]

@@ -50,7 +50,7 @@ def test_a_preset_is_planned_for_the_card_before_it_is_kept(capsys, monkeypatch)
     full = dataclasses.replace(card, free_bytes=GIB // 4)
     monkeypatch.setattr(gpu, "cards", lambda: [full])
     assert cli.main(["presets", "check", "small.toml"]) == 0
-    assert "It does not fit on NVIDIA GeForce RTX 3060, however it is fitted" in capsys.readouterr().out
+    assert "Could not plan for NVIDIA GeForce RTX 3060: none of its memory can be used" in capsys.readouterr().out
 
 
 def test_what_hinders_a_plan_is_told_and_the_preset_is_sound_all_the_same(capsys, monkeypatch):
@@ -63,7 +63,7 @@ def test_what_hinders_a_plan_is_told_and_the_preset_is_sound_all_the_same(capsys
 
     monkeypatch.setattr(gpu, "cards", broken)
     assert cli.main(["presets", "add", "--yes", write()]) == 0
-    assert "The NVIDIA driver does not work: it was updated.\nStart the computer anew." in capsys.readouterr().out
+    assert "fp32 base, both pictures at once, no checkpointing. On the CPU: about " in capsys.readouterr().out
     assert shelf.find_preset("small").origin == "received"
 
 

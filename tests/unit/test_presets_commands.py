@@ -65,7 +65,7 @@ def test_share_then_add_gives_the_same_recipe(here: Path, capsys: pytest.Capture
         assert (added.author, added.licence, added.notes) == ("Zoë", "CC0", "soft")
     told = capsys.readouterr().out
     assert "recipe.rank = 32 instead of 16" in told
-    assert "There is no NVIDIA card here to fit it to" in told
+    assert "On the CPU: about " in told and "This is an estimate, which may be off by 50%." in told
 
 
 def test_nobody_is_asked_without_a_terminal(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

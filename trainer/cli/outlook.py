@@ -22,15 +22,6 @@ def outlook(recipe: RecipeConfig, family: Family, card: str | None, written: Fit
     What hinders a plan is told in its place: a preset may well be kept for another machine. Raises ImpastoError for
     a card that does not exist.
     """
-    from trainer import gpu
-
-    if card is None:
-        try:
-            found = gpu.cards()
-        except ImpastoError as error:
-            return (error.sentence, error.remedy)
-        if not found:
-            return ("There is no NVIDIA card here to fit it to; --gpu 8GB, say, tells what it costs on one.",)
     return _planned(recipe, family, card, written)
 
 
@@ -43,14 +34,16 @@ def _planned(recipe: RecipeConfig, family: Family, card: str | None, written: Fi
         question = question_ahead(family, recipe, card, fit=written)
     except ImpastoError as error:  # keys that only suit a job that states others
         return (f"By itself no job can use it: {error.sentence}",)
-    try:
-        question.situation.require_budget()
-    except ImpastoError as error:
-        return (error.sentence, error.remedy)
+    if not question.situation.on_cpu:
+        try:
+            question.situation.require_budget()
+        except ImpastoError as error:
+            return (error.sentence, error.remedy)
     with traces_of_user() as traces:
         planned = planned_for(question, traces)
     situation, batch = planned.situation, question.subject.recipe.effective_batch
     if planned.pick is None:
         lighter = plan_words.what_would(planned.lighter, situation, planned.missing, batch)
         return (plan_words.nothing_fits(planned, question.written), lighter)
-    return (f"On {situation.card.name}: {plan_words.sentence(planned.pick, batch)}", *question.remarks)
+    sentence = plan_words.sentence(planned.pick, batch)
+    return (sentence if situation.on_cpu else f"On {situation.card.name}: {sentence}", *question.remarks)

@@ -166,8 +166,14 @@ def traces_of_user(*, quiet: bool = False) -> Iterator[Traces]:
 
 def planned_for(question: Question, traces: Traces, on_pick: Callable[[Planned], None] = lambda _: None) -> Planned:
     """Return the best plan that is found within the time that people wait for one; `on_pick` hears of it first."""
+    from trainer.memory.on_cpu import plan_on_cpu
     from trainer.memory.planner import plan
 
+    if question.situation.on_cpu:
+        assert question.resolved is not None
+        planned = plan_on_cpu(question.resolved, question.subject, question.occasions, traces)
+        on_pick(planned)
+        return planned
     now = time.monotonic()
     return plan(
         question.subject,
@@ -206,6 +212,10 @@ def _asked(question: Question) -> Iterator[str]:
 def _answer(question: Question, planned: Planned) -> Iterator[str]:
     """Yield what comes after the pick: the other plans, where the peak is; or what to do where nothing fits."""
     situation = planned.situation
+    if situation.on_cpu:
+        yield from plan_words.remarks(question, planned)
+        yield from (f"In the way: {joined(error.sentence, error.remedy)}" for error in question.obstacles)
+        return
     if planned.pick is None:
         yield plan_words.nothing_fits(planned, question.written)
         yield plan_words.what_would(planned.lighter, situation, planned.missing, _batch(question))
@@ -220,6 +230,10 @@ def _answer(question: Question, planned: Planned) -> Iterator[str]:
 
 
 def _card_lines(situation: Situation) -> Iterator[str]:
+    if situation.on_cpu:
+        yield "This computer's CPU, because the job says so or no NVIDIA GPU works here"
+        yield "(add --gpu 8GB, or another GPU, to compare)."
+        return
     free = share(situation.free_bytes, situation.card.total_bytes)
     kept = f"{words.size(situation.outside)} go to CUDA, {words.size(situation.margin)} stay free as forecasts err"
     yield f"{situation.card.name}: {free} free, {words.size(situation.budget)} of it can be used"
@@ -244,6 +258,9 @@ def _explained(question: Question, planned: Planned, traces: Traces) -> Iterator
     if plan is None:
         return
     yield ""
+    if planned.situation.on_cpu:
+        yield from plan_table.timeline_on_cpu(plan.forecast)
+        return
     yield plan_words.margin(planned.situation)
     yield ""
     yield from plan_table.timeline(plan.forecast)

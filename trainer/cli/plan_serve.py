@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainer.cli.plan import PATIENCE, PATIENCE_BESIDE, as_json, once, question_ahead_of
+from trainer.cli.plan import PATIENCE, PATIENCE_BESIDE, as_json, once, planned_for, question_ahead_of
 from trainer.errors import EXIT_DONE, JobError
 from trainer.memory.forecast import Runs
 from trainer.memory.planner import plan
@@ -75,6 +75,9 @@ class _Planner:
             turn.go_on()
             turn.tell("pick", plan=as_json(question, planned, whole=False))
 
+        if question.situation.on_cpu:
+            self.told[subject] = told = as_json(question, planned_for(question, self.traces))
+            return {"plan": told}
         now = time.monotonic()
         planned = plan(
             question.subject,

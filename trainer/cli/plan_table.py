@@ -30,6 +30,15 @@ def picked(planned: Planned, effective_batch: int) -> Iterator[str]:
     yield from _row(*_figures("Pick", planned.pick), _how(planned.pick, effective_batch))
 
 
+def timeline_on_cpu(forecast: Forecast) -> Iterator[str]:
+    """Yield a row for each phase of a run on the CPU."""
+    rows = [
+        (plan_words.PHASES[phase.phase], words.size(phase.host), words.about(phase.seconds))
+        for phase in forecast.phases
+    ]
+    yield from _aligned([("PHASE", "MAIN MEMORY", "TIME"), *rows], "<>>")
+
+
 def neighbours(planned: Planned, effective_batch: int) -> Iterator[str]:
     """Yield the plans beside a pick."""
     room = plan_words.room(planned.missing, planned.situation)
@@ -91,6 +100,8 @@ def levers(found: Iterable[Lever]) -> Iterator[str]:
 
 def _figures(name: str, plan: Plan) -> tuple[str, str, str]:
     found = plan.forecast
+    if found.on_cpu:
+        return name, words.size(found.host), words.about(found.seconds)
     return name, share(plan_words.taken(found), found.budget), words.about(found.seconds)
 
 

@@ -94,6 +94,8 @@ def decisive(forecast: Forecast) -> PhaseForecast:
 def sentence(plan: Plan, effective_batch: int) -> str:
     """Return a plan in one sentence."""
     found = plan.forecast
+    if found.on_cpu:
+        return f"{fit(plan.fit, effective_batch)}. {on_cpu(found)}"
     peak = decisive(found)
     return (
         f"{fit(plan.fit, effective_batch)}: {share(taken(found), found.budget)} at most "
@@ -103,8 +105,7 @@ def sentence(plan: Plan, effective_batch: int) -> str:
 
 def on_cpu(found: Forecast) -> str:
     """Return a forecast for the CPU in a sentence or two."""
-    host = max(phase.host for phase in found.phases)
-    told = f"On the CPU: about {words.about(found.seconds)}, and {words.size(host)} of main memory at most."
+    told = f"On the CPU: about {words.about(found.seconds)}, and {words.size(found.host)} of main memory at most."
     return f"{told} {estimated(found)}".strip()
 
 
@@ -112,6 +113,8 @@ def estimated(found: Forecast) -> str:
     """Return that a forecast is an estimate, and of what; empty where it is none."""
     if found.exact:
         return ""
+    if found.on_cpu:
+        return f"This is an estimate, which may be off by {found.error:.0%}."
     return "This is an estimate, as if all linear layers multiplied in int8: which do is measured when the run starts."
 
 

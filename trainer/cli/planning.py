@@ -19,9 +19,6 @@ if TYPE_CHECKING:
     from trainer.memory.planner import Planned
     from trainer.training.run import PlannedFit
 
-# So long the CPU's rate is measured; there a forecast decides nothing, so it should not be waited for.
-CPU_SECONDS = 0.4
-
 
 def plan_run(
     job: Job, written: FitConfig, source: BaseSource, pictures: Sequence[Picture], machine: Machine
@@ -35,11 +32,11 @@ def plan_run(
 
     from trainer.config.fit import PLANNED
     from trainer.dataset.cached import Cached
-    from trainer.memory.course import Course, occasions_of
-    from trainer.memory.forecast import forecast_on_cpu
+    from trainer.memory.course import occasions_of
     from trainer.memory.ground import require_room
+    from trainer.memory.on_cpu import plan_on_cpu
     from trainer.memory.planner import plan
-    from trainer.memory.situation import situation_here, situation_on_cpu
+    from trainer.memory.situation import situation_here
     from trainer.memory.store import TapeStore
     from trainer.memory.subject import subject_of_job
     from trainer.memory.traces import Traces
@@ -53,11 +50,9 @@ def plan_run(
     subject, occasions = subject_of_job(job, source, pictures), occasions_of(job, source, pictures, cached)
     require_room(job, subject, occasions)
     if machine.device == "cpu":
-        steps = traces.steps(subject, subject.buckets[0].size, subject.fit.micro_batch or 1)
-        with numerics(job):  # the run's threads and determinism
-            rate = measure_rate(torch.device("cpu"), steps.micro_first.work, name="cpu", seconds=CPU_SECONDS)
-        situation = situation_on_cpu(rate)
-        forecast = forecast_on_cpu(Course(subject, traces, occasions, situation.rate), situation)
+        planned = plan_on_cpu(job, subject, occasions, traces)
+        assert planned.pick is not None  # nothing limits main memory in a forecast
+        forecast = planned.pick.forecast
         return PlannedFit(job.fit, forecast=forecast, notices=(plan_words.on_cpu(forecast),))
     device = torch.device(machine.device)
     card = card_of(device.index or 0)

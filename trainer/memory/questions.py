@@ -31,7 +31,7 @@ from trainer.files.parts import joint_digest, known_hashes, part_files, vae_file
 from trainer.memory.cards import find_card
 from trainer.memory.course import Occasions, occasions_of
 from trainer.memory.ground import lacking_room
-from trainer.memory.situation import Situation, situation_ahead, situation_here
+from trainer.memory.situation import Situation, situation_ahead, situation_here, situation_on_cpu
 from trainer.memory.subject import Subject, subject_ahead, subject_of_job
 from trainer.protocol.places import cache_folder
 from trainer.protocol.rundir import require_place
@@ -57,6 +57,8 @@ class Question:
     """What would end a training of the job as it is, though a plan can be made."""
     findings: tuple[Finding, ...] = ()
     """What is wrong or doubtful with the pictures, where they were read."""
+    resolved: Job | None = None
+    """The job with every setting filled in, where it is to be planned for the CPU."""
 
 
 @dataclass
@@ -73,16 +75,27 @@ class _Source:
     """Of its VAE's content and its encoders', where its files were read before; see trainer.dataset.cached."""
 
 
-def situation_of(card: str | None, *, deterministic: bool = False) -> Situation:
-    """The card that a user means: by name or size as it would be bought; "here" or None: this machine's, as it is now.
+def situation_of(card: str | None, fit: FitConfig | None = None) -> Situation:
+    """Return the GPU that a user means: by name or size as it would be bought; "here" or None: this computer's.
 
-    Raises ImpastoError when there is no such card.
+    Without an NVIDIA GPU that works, and for a ``fit`` that names the CPU, "here" is the CPU, as it is for a run.
+    Raises ImpastoError when there is no such GPU.
     """
+    deterministic, device = bool(fit and fit.deterministic), fit.device if fit else None
     if card is not None and not _is_here(card):
         return situation_ahead(find_card(card), deterministic=deterministic)
-    found = gpu.cards()
+    if device == "cpu":
+        return situation_on_cpu()
+    try:
+        found = gpu.cards()
+    except ImpastoError:
+        if device is not None:
+            raise
+        return situation_on_cpu()
     if not found:
-        find_card("here")  # says what to do
+        if device is None:
+            return situation_on_cpu()
+        find_card("here")  # raises an error that says what to do
     return situation_here(max(found, key=lambda one: one.free_bytes), deterministic=deterministic)
 
 
@@ -98,9 +111,9 @@ def question_of_job(
     Raises ImpastoError for a job that cannot be used, or a base whose family nothing tells.
     """
     job = load_job(path, overrides)
-    # Whatever device the job names, the question is about this card.
+    situation = situation_of(card, job.fit)
+    # Whatever device the job names, the question is about this one.
     job = job.changed(fit=job.fit.changed(device=None))
-    situation = situation_of(card, deterministic=bool(job.fit.deterministic))
     remarks = [f"{key}: {reason}." for key, reason in unforeseen(job)]
     obstacles: list[ImpastoError] = []
     source = _source_of(job.base, remarks, obstacles)
@@ -115,7 +128,9 @@ def question_of_job(
     else:
         subject, occasions = _ahead(resolved, source)
     obstacles += _ground(resolved, subject, occasions if here and pictures else None)
-    return Question(job.name, subject, job.fit, situation, occasions, tuple(remarks), tuple(obstacles), findings)
+    return Question(
+        job.name, subject, job.fit, situation, occasions, tuple(remarks), tuple(obstacles), findings, resolved
+    )
 
 
 def question_ahead(
@@ -136,9 +151,10 @@ def question_ahead(
         report=ReportConfig(previews=PreviewConfig(prompts=prompts)),
     )
     source = _assumed(family)
-    subject, occasions = _ahead(_resolved(job, source, situation, PICTURES_AHEAD), source)
+    resolved = _resolved(job, source, situation, PICTURES_AHEAD)
+    subject, occasions = _ahead(resolved, source)
     remark = f"Assumed: {PICTURES_AHEAD} square pictures, {PROMPTS_AHEAD} prompts for previews."
-    return Question(name or NAMES[family], subject, job.fit, situation, occasions, (remark,))
+    return Question(name or NAMES[family], subject, job.fit, situation, occasions, (remark,), resolved=resolved)
 
 
 def _is_here(card: str) -> bool:
@@ -146,14 +162,15 @@ def _is_here(card: str) -> bool:
 
 
 def _resolved(job: Job, source: _Source, situation: Situation, showings: int) -> Job:
-    card = situation.card
+    card, cores = situation.card, usable_cores()
+    machine = Machine("cuda:0", card.name, card.total_bytes, card.bf16, cores)
     return resolve_job(
         job,
         family=source.family,
         prediction=source.prediction,
         zero_terminal_snr=source.zero_terminal_snr,
         samples_per_epoch=showings,
-        machine=Machine("cuda:0", card.name, card.total_bytes, card.bf16, usable_cores()),
+        machine=Machine("cpu", None, None, bf16=True, cores=cores) if situation.on_cpu else machine,
     )
 
 

@@ -14,9 +14,13 @@ from trainer.memory.conf import AllocatorSettings, settings_here
 from trainer.memory.overheads import Overheads, overheads_for
 from trainer.memory.tape import Storage
 from trainer.memory.timing import rate_of
+from trainer.protocol.forecast import CPU
 from trainer.protocol.rate import Rate
 from trainer.protocol.sizes import share, size
 from trainer.protocol.versions import versions
+
+UNMEASURED = Rate(CPU, (), 1.0, 0.0, 0.0)
+"""The rate of a CPU before it is measured, for which nothing can be timed."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,11 @@ class Situation:
     """Who else holds memory of it."""
     allocator: AllocatorSettings = field(default_factory=AllocatorSettings)
     """How PyTorch's allocator is set there, but for its limit."""
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether this is main memory and the CPU."""
+        return self.card.name == CPU
 
     @property
     def outside(self) -> int:
@@ -116,10 +125,10 @@ def situation_here(
     return replace(situation, free_bytes=free, allocator=settings_here(system=system))
 
 
-def situation_on_cpu(rate: Rate) -> Situation:
-    """Main memory, which has no allocator that pools and no bound that a forecast knows."""
+def situation_on_cpu(rate: Rate = UNMEASURED) -> Situation:
+    """Return main memory, which has no allocator that pools and no bound that a forecast knows."""
     card = CardModel(
-        name="cpu",
+        name=CPU,
         gigabytes=0,
         total_bytes=0,
         capability=(0, 0),

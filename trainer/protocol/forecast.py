@@ -21,6 +21,9 @@ FORECAST_WEIGHT = 5
 # A phase that reserves at least this share of the run's peak may have made it.
 NEAR_PEAK = 0.98
 
+CPU = "cpu"
+"""The name of a forecast's device where a job trains on the CPU."""
+
 ForecastPhase = Literal[
     "load",
     "quantise",
@@ -107,6 +110,16 @@ class Forecast:
     def of(self, phase: str) -> PhaseForecast | None:
         """The part for one phase; None when it is not in the forecast."""
         return next((part for part in self.phases if part.phase == phase), None)
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether it is for the CPU: then only times and main memory are forecast."""
+        return self.card == CPU
+
+    @property
+    def host(self) -> int:
+        """Peak bytes of private main memory in any phase."""
+        return max((phase.host for phase in self.phases), default=0)
 
     @property
     def decisive(self) -> PhaseForecast:

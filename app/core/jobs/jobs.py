@@ -80,6 +80,8 @@ class Jobs:
         """What a job's file told by `failed` is over, of a job that was let go too."""
         self.secured: Event[str] = Event()
         """A password or token was taken out of a job's base link; the message says where it is now."""
+        self.closed: Event[None] = Event()
+        """The app ends, and every job is on disk."""
         self.last: Path | None = None
         """The job that was open last."""
         self._elsewhere: tuple[Path, ...] = ()
@@ -221,6 +223,7 @@ class Jobs:
             except JobError as error:
                 self._tell_rescued(error, _rescue(self.folder, draft.name, draft.values, draft.path.parent, error))
         self._list.settle()
+        self.closed.emit(None)
 
     # --- inside
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from trainer.protocol.forecast import SEARCHED, Forecast, PhaseForecast, forecast_from
+from trainer.protocol.forecast import CPU, SEARCHED, Forecast, PhaseForecast, forecast_from
 
 if TYPE_CHECKING:
     from trainer.dataset.findings import Severity  # with pydantic
@@ -75,7 +75,9 @@ class Plan:
 
     @property
     def needed(self) -> int:
-        """Bytes of the card that go to the run, with what CUDA itself takes."""
+        """Bytes of the GPU that go to the run, with what CUDA itself takes; on a CPU, bytes of main memory."""
+        if self.forecast.on_cpu:
+            return self.forecast.host
         return self.taken(self.forecast.reserved) + self.forecast.outside
 
 
@@ -107,6 +109,11 @@ class Answer:
     """What is wrong or doubtful with the pictures, the worst first."""
     whole: bool
     """False while only the pick is known."""
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether the job will train on the CPU."""
+        return self.card.name == CPU
 
     @property
     def best(self) -> Plan | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 HERE = "here"
 NAMED = "RTX 3060"
-"""What is planned for where there is no card: what most who train at home have."""
+"""A GPU to compare with: what most people who train at home have."""
 GIGABYTES = (6, 8, 10, 12, 16, 24, 32)
 """Of cards that may be planned for in the place of this PC's."""
 _MOST_DEATHS = 2
@@ -55,9 +55,13 @@ class Forecaster:
         self.seen: Event[None] = Event()
         """`cards` has been looked at."""
         self.answer: Answer | None = None
-        """The last one, also while a newer is awaited."""
+        """The last forecast for the device that training will use, also while a newer one is awaited."""
+        self.compared: Answer | None = None
+        """The last forecast for another GPU, to compare with."""
         self.stale = False
-        """Whether `answer` is of another question than the last."""
+        """Whether `answer` or `compared` is of another question than the last."""
+        self.settled = False
+        """Whether the last question has its `answer`, or has failed."""
         self.state: State = "idle"
         self.error: ImpastoError | None = None
         """Why the last question has no answer."""
@@ -70,6 +74,10 @@ class Forecaster:
         self._served.answered.connect(self._take)
         self._served.ended.connect(self._lost)
         self._question: Question | None = None
+        self._compare: str | None = None
+        """The GPU to ask about next."""
+        self._comparing = False
+        """Whether the question under way is about another GPU."""
         self._number = 0
         self._outdated = False
         self._deaths = 0
@@ -86,16 +94,18 @@ class Forecaster:
 
     def outdate(self) -> None:
         """Mark the answer as old, also one that is still to come, before a new question can be asked."""
-        self._outdated = True
+        self._outdated, self.settled = True, False
         if self.answer is not None and not self.stale:
             self.stale = True
             self.changed.emit(None)
 
-    def ask(self, question: Question) -> None:
-        """Ask; what was asked before is given up."""
-        self._deaths, self._outdated = 0, False
+    def ask(self, question: Question, compare: str | None = None) -> None:
+        """Ask about a job, then about the same job on another GPU, if any; drop what was asked before."""
+        self._deaths, self._outdated, self.settled = 0, False, False
+        if compare is None:
+            self.compared = None
         self.stale = self.answer is not None
-        self._question = question
+        self._question, self._compare, self._comparing = question, compare, False
         self._send()
 
     def rest(self) -> None:
@@ -109,7 +119,7 @@ class Forecaster:
     def forget(self) -> None:
         """Have no answer, since there is no job."""
         self.rest()
-        self.answer, self.stale = None, False
+        self.answer, self.compared, self.stale, self.settled = None, None, False, False
         self._be("idle")
 
     def close(self) -> None:
@@ -149,12 +159,24 @@ class Forecaster:
 
     def _tell(self, said: dict[str, Any], *, whole: bool) -> None:
         try:
-            self.answer = answer_from(said["plan"], whole=whole)
+            answer = answer_from(said["plan"], whole=whole)
         except (ValueError, KeyError) as error:
             self._fail(_not_understood(str(error)))
             return
-        self.stale = self._outdated
-        self._be("done" if whole else "picked")
+        if self._comparing:
+            self.compared = answer
+        else:
+            self.answer, self.settled = answer, not self._outdated
+        self.stale = self._outdated or (self._compare is not None and self.compared is not None)
+        if whole and self._compare is not None:
+            self._ask_to_compare(self._compare)
+        else:
+            self._be("done" if whole else "picked")
+
+    def _ask_to_compare(self, gpu: str) -> None:
+        assert self._question is not None
+        self._question, self._compare, self._comparing = replace(self._question, card=gpu), None, True
+        self._send()
 
     def _lost(self, words: str) -> None:
         """The child died: the question is asked once more, and given up when that ends likewise."""
@@ -168,6 +190,9 @@ class Forecaster:
 
     def _fail(self, error: ImpastoError) -> None:
         self.error = error
+        self.settled = not self._outdated
+        if self._comparing:
+            self.compared = None
         self._be("failed")
 
     def _be(self, state: State) -> None:

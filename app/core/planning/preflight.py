@@ -36,7 +36,7 @@ _IN_THE_APP: Mapping[str, tuple[str, str]] = {
         "output.runs",
         QT_TRANSLATE_NOOP("Preflight", "Make room on that disk, or choose a folder on another one."),
     ),
-    "gpu.none": ("", QT_TRANSLATE_NOOP("Preflight", "Choose a card above to plan for.")),
+    "gpu.none": ("", QT_TRANSLATE_NOOP("Preflight", "Choose another GPU above to plan for.")),
     "job.invalid": ("", _SET_RIGHT),
     "job.toml": ("", _SET_RIGHT),
     "job.unreadable": ("", QT_TRANSLATE_NOOP("Preflight", "Choose another job on the left, or make a new one.")),

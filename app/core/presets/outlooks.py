@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from app.core.engine.served import Served
 from app.core.events import Event
 from app.core.planning.answer import Answer, answer_from
-from app.core.planning.forecaster import HERE, NAMED
+from app.core.planning.forecaster import HERE
 from app.core.tasks import Post
 
 if TYPE_CHECKING:
@@ -23,8 +23,6 @@ class Outlook:
     """How a recipe would be fitted to a card, or what hinders to know it."""
 
     answer: Answer | None
-    assumed: bool = False
-    """There is no NVIDIA card here that can be used: it was planned for a named one."""
     problem: str = ""
 
 
@@ -42,7 +40,6 @@ class Outlooks:
         self._wanted: list[tuple[Path, Preset]] = []
         self._asked: tuple[int, Path, Preset, str] | None = None
         self._known: dict[tuple[Path, str], tuple[Preset, Outlook]] = {}
-        self._none_here = False
 
     def of(self, path: Path, preset: Preset) -> Outlook | None:
         """Return what is known of a preset in a file on the card chosen; None where it is not known yet."""
@@ -81,8 +78,7 @@ class Outlooks:
     def _ask(self, path: Path, preset: Preset) -> None:
         number = next(self._numbers)
         self._asked = number, path, preset, self.card
-        card = NAMED if self.card == HERE and self._none_here else self.card
-        request = {"id": number, "family": preset.base.family, "recipe": str(path), "gpu": card}
+        request = {"id": number, "family": preset.base.family, "recipe": str(path), "gpu": self.card}
         try:
             self._served.ask(request)
         except OSError as error:
@@ -93,20 +89,12 @@ class Outlooks:
             return
         state = said.get("state")
         if state == "done" or (state == "pick" and said["plan"]["complete"]):  # what stands beside it is not shown
-            self._have(Outlook(answer_from(said["plan"], whole=False), self._none_here and self._asked[3] == HERE))
-        elif state == "error" and self._lacks_card(said):
-            self._none_here, self._asked = True, None
-            self._next()
+            self._have(Outlook(answer_from(said["plan"], whole=False)))
         elif state == "error":
             self._have(Outlook(None, problem=str(said.get("sentence", ""))))
         elif state == "cancelled":
             self._asked = None
             self._next()
-
-    def _lacks_card(self, said: Mapping[str, Any]) -> bool:
-        """Tell whether what is wrong is the card of this PC: there is none, or its driver cannot be asked."""
-        here = self._asked is not None and self._asked[3] == HERE and not self._none_here
-        return here and str(said.get("code", "")).startswith("gpu.")
 
     def _have(self, outlook: Outlook) -> None:
         if self._asked is None:

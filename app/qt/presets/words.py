@@ -51,6 +51,9 @@ def in_short(outlook: Outlook | None) -> str:
         return QCoreApplication.translate("Presets", "Does not fit: {missing} are missing").format(
             missing=gigabytes(answer.missing)
         )
+    if answer.on_cpu:
+        about = QCoreApplication.translate("Presets", "About {time} on the CPU")
+        return about.format(time=duration(answer.pick.forecast.seconds))
     words = QCoreApplication.translate("Presets", "About {time}, {needed} of {free} GB")
     time, needed = duration(answer.pick.forecast.seconds), figure(answer.pick.needed)
     told = words.format(time=time, needed=needed, free=figure(answer.card.free))
@@ -68,8 +71,8 @@ def in_full(outlook: Outlook | None, card: str) -> str:
     if outlook.answer is None:
         return outlook.problem
     answer = outlook.answer
-    told = [headline(answer, here=card == HERE and not outlook.assumed)]
-    if answer.pick is not None:
+    told = [headline(answer, here=card == HERE)]
+    if answer.pick is not None and not answer.on_cpu:
         told.append(
             QCoreApplication.translate("Presets", "It will be fitted as: {fit}.").format(
                 fit=fit(answer.pick.fit, answer.effective_batch)
@@ -78,10 +81,8 @@ def in_full(outlook: Outlook | None, card: str) -> str:
     elif answer.lighter is not None:
         changes = ", ".join(f"{full_title(key)} {value}" for key, value in answer.changes.items())
         told.append(QCoreApplication.translate("Presets", "It would fit with {changes}.").format(changes=changes))
-    if outlook.assumed:
-        told.insert(
-            0, QCoreApplication.translate("Presets", "There is no NVIDIA card here, so this is for another one.")
-        )
+    if answer.on_cpu:
+        told.append(QCoreApplication.translate("Presets", "No NVIDIA GPU was found, so training uses the CPU."))
     return " ".join(told)
 
 

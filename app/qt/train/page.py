@@ -62,7 +62,7 @@ class TrainPage(Page):
         self.forecast = ForecastPanel(session, commands)
         yield
         self.start_button = QPushButton()
-        self._starting = Starting(session, self)
+        self._starting = Starting(session, self, self.forecast)
         yield from self._lay_out()
         self._listen()
 

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import QObject, Signal
-from PySide6.QtWidgets import QWidget
+from pathlib import Path
+
+from PySide6.QtCore import QObject, Qt, Signal
+from PySide6.QtWidgets import QMessageBox, QWidget
 
 from app.core.jobs.draft import Draft
 from app.core.jobs.values import to_toml
 from app.core.session import Session
+from app.qt.durations import duration
 from app.qt.parts import until_destroyed, while_there
+from app.qt.train.forecast.panel import ForecastPanel
 from trainer.errors import ImpastoError, JobError
 from trainer.protocol.queue import Entry
+
+# A job that is forecast to take longer than this on the CPU is started only once the user has agreed.
+LONG_ON_CPU = 600.0
 
 
 class Starting(QObject):
@@ -24,19 +31,28 @@ class Starting(QObject):
     changed = Signal()
     """What is awaited is another now."""
 
-    def __init__(self, session: Session, page: QWidget) -> None:
+    def __init__(self, session: Session, page: QWidget, forecast: ForecastPanel) -> None:
         super().__init__(page)
-        self._session, self._page = session, page
+        self._session, self._page, self._forecast = session, page, forecast
         self._settling: list[Draft] = []
         """Those whose last change is on its way to the disk."""
+        self._undecided: list[tuple[Draft, str]] = []
+        """Those whose forecast on the CPU, or whose user's decision, is awaited, and their text."""
+        self._agreed: set[Path] = set()
+        """The jobs that the user wants to train on the CPU however long it takes."""
         self._awaited: dict[str, Draft] = {}
         """By their entries in the queue."""
+        self._asking: QMessageBox | None = None
         self._seen: set[str] = set()
         """Of these, those that the queue has shown."""
         self._waits: dict[str, tuple[str, bool]] = {}
         """What was told of entries that wait, and whether it was that the queue is held."""
         until_destroyed(
-            self, session.queue.changed.connect(lambda _: self._follow()), session.queue.failed.connect(self._fail)
+            self,
+            session.queue.changed.connect(lambda _: self._follow()),
+            session.queue.failed.connect(self._fail),
+            forecast.forecaster.changed.connect(lambda _: self._decide()),
+            session.jobs.closed.connect(lambda _: self._queue_unasked()),
         )
 
     def start(self, draft: Draft) -> None:
@@ -48,7 +64,10 @@ class Starting(QObject):
 
     def awaits(self, draft: Draft) -> bool:
         """Tell whether a job was started here and nothing is known of it yet."""
-        return any(each.path == draft.path for each in (*self._settling, *self._awaited.values()))
+        return any(
+            each.path == draft.path
+            for each in (*self._settling, *(undecided for undecided, _ in self._undecided), *self._awaited.values())
+        )
 
     def look(self) -> None:
         """See whether a run has begun."""
@@ -58,14 +77,63 @@ class Starting(QObject):
     def _settled(self, draft: Draft, text: str, error: JobError | None) -> None:
         self._settling.remove(draft)
         if error is None:
-            number = self._session.queue.start(draft.path, text)
-            self._awaited[number] = draft
-            self._session.telling.awaited.add(number)
-            self._session.going.entry.emit(number)
-            if not (self._session.queue.now.reading.held or self._busy()):
-                self.said.emit(self.tr("“{name}” starts…").format(name=draft.name))
+            self._undecided.append((draft, text))
+            self._decide()
         else:
             self.failed.emit(error)
+        self.changed.emit()
+
+    def _decide(self) -> None:
+        """Put what is not known to take long into the queue, and ask about the rest; wait for forecasts on the CPU."""
+        for draft, text in tuple(self._undecided):
+            if draft.path not in self._agreed and self._forecast.awaits_cpu_seconds(draft):
+                continue
+            seconds = self._forecast.cpu_seconds(draft)
+            if draft.path in self._agreed or seconds is None or seconds <= LONG_ON_CPU:
+                self._queue(draft, text)
+            elif self._asking is None:
+                self._ask(draft, text, seconds)
+
+    def _queue_unasked(self) -> None:
+        """Keep what was started when the app ends before a forecast is there; a question that is open is a no."""
+        for draft, text in tuple(self._undecided):
+            if self._forecast.awaits_cpu_seconds(draft):
+                self._queue(draft, text)
+
+    def _ask(self, draft: Draft, text: str, seconds: float) -> None:
+        """Ask whether to train on the CPU for so long."""
+        title = self.tr("Train on the CPU?")
+        words = self.tr("“{name}” will take about {time} on this PC's CPU.")
+        words = words.format(name=draft.name, time=duration(seconds))
+        box = self._asking = QMessageBox(QMessageBox.Icon.Question, title, words, parent=self._page)
+        why = self.tr("No NVIDIA GPU is used. You can pause or stop the training at any time.")
+        box.setInformativeText(why)
+        train = box.addButton(self.tr("Train on the CPU"), QMessageBox.ButtonRole.AcceptRole)
+        leave = box.addButton(self.tr("Do not start"), QMessageBox.ButtonRole.RejectRole)
+        box.setDefaultButton(leave)
+        box.setEscapeButton(leave)
+        box.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        box.finished.connect(lambda _: self._take_answer(draft, text, agreed=box.clickedButton() is train))
+        box.open()
+
+    def _take_answer(self, draft: Draft, text: str, *, agreed: bool) -> None:
+        self._asking = None
+        if agreed:
+            self._agreed.add(draft.path)
+            self._queue(draft, text)
+        else:
+            self._undecided.remove((draft, text))
+            self.changed.emit()
+        self._decide()
+
+    def _queue(self, draft: Draft, text: str) -> None:
+        self._undecided.remove((draft, text))
+        number = self._session.queue.start(draft.path, text)
+        self._awaited[number] = draft
+        self._session.telling.awaited.add(number)
+        self._session.going.entry.emit(number)
+        if not (self._session.queue.now.reading.held or self._busy()):
+            self.said.emit(self.tr("“{name}” starts…").format(name=draft.name))
         self.changed.emit()
 
     def _follow(self) -> None:

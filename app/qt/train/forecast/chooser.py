@@ -1,4 +1,4 @@
-"""Which card is planned for: this PC's, or as if there were another; and who else uses the one that is here."""
+"""Which device the details are for: the one that training will use, or another GPU to compare with."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ _NAMES = 4
 
 
 class CardChooser(QWidget):
-    """`chosen` with `HERE`, or a card as the planner takes it: a name or an amount of memory."""
+    """`chosen` with `HERE`, or a GPU as the planner takes it: a name or an amount of memory."""
 
     chosen = Signal(str)
 
     def __init__(self, forecaster: Forecaster, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._forecaster = forecaster
+        self._on_cpu = False
         self.box, self.uses = ComboBox(), QLabel()
         self._build()
         self._fill()
@@ -34,23 +35,25 @@ class CardChooser(QWidget):
         """What is planned for."""
         text = self.box.currentText().strip()
         known = self.box.findText(text)
-        return str(self.box.itemData(known)) if known >= 0 else text or NAMED
+        return str(self.box.itemData(known)) if known >= 0 else text or HERE
 
-    def renew(self) -> None:
-        """Show the cards of this PC as they are now."""
-        first = self._here()
-        if (self.box.itemText(0) if self.box.itemData(0) == HERE else None) != first:
+    def renew(self, *, on_cpu: bool) -> None:
+        """Show this PC's GPUs as they are now, or its CPU where training uses that."""
+        self._on_cpu = on_cpu
+        if self.box.itemText(0) != self._here():
             self._fill()
         self.uses.setText(self._uses())
         self.uses.setVisible(bool(self.uses.text()))
 
     def _build(self) -> None:
-        label = QLabel(self.tr("On"))
+        label = QLabel(self.tr("Details for"))
         label.setBuddy(self.box)
         self.box.setEditable(True)
         self.box.setInsertPolicy(QComboBox.InsertPolicy.NoInsert)
-        self.box.setAccessibleName(self.tr("Card to plan for"))
-        self.box.setToolTip(self.tr("Choose a card, or type the name of any NVIDIA card, such as RTX 4070."))
+        self.box.setAccessibleName(self.tr("Device that the details are for"))
+        self.box.setToolTip(
+            self.tr("To compare, choose another GPU or type its name, such as RTX 4070. Training does not use it.")
+        )
         self.uses.setTextFormat(Qt.TextFormat.PlainText)
         self.uses.setWordWrap(True)
         self.uses.setProperty("role", "muted")
@@ -62,11 +65,10 @@ class CardChooser(QWidget):
         column.addWidget(self.uses)
 
     def _fill(self) -> None:
-        """List this PC's card first, where there is one; what was chosen stays."""
+        """List this PC's device first; what was chosen stays."""
         former = self.card if self.box.count() else HERE
         self.box.clear()
-        if here := self._here():
-            self.box.addItem(here, HERE)
+        self.box.addItem(self._here(), HERE)
         self.box.addItem(NAMED, NAMED)
         for gigabytes in GIGABYTES:
             self.box.addItem(self.tr("As if on {size} GB").format(size=gigabytes), f"{gigabytes}GB")
@@ -74,12 +76,14 @@ class CardChooser(QWidget):
         if self.box.findData(former) < 0 and former != HERE:
             self.box.setEditText(former)
 
-    def _here(self) -> str | None:
+    def _here(self) -> str:
         card = self._forecaster.here
-        return self.tr("This PC: {card}").format(card=_short(card.name)) if card else None
+        if self._on_cpu or card is None:
+            return self.tr("This PC: CPU")
+        return self.tr("This PC: {card}").format(card=_short(card.name))
 
     def _uses(self) -> str:
-        """What is to be said of this PC's card."""
+        """Return what is to be said of this PC's GPU."""
         forecaster = self._forecaster
         if forecaster.cards is None:
             return ""
@@ -87,7 +91,9 @@ class CardChooser(QWidget):
             return in_words(forecaster.card_error)
         card = forecaster.here
         if card is None:
-            return self.tr("This PC has no NVIDIA card, so this is planned for one that is not here.")
+            return self.tr("No NVIDIA GPU was found, so training uses the CPU.")
+        if self._on_cpu:
+            return self.tr("The job says to train on the CPU.")
         if self.card != HERE:
             return ""
         free = self.tr("{free} of {total} free.").format(

@@ -11,7 +11,7 @@ from PySide6.QtWidgets import QFrame, QLabel, QProgressBar, QPushButton, QScroll
 
 from app.core.jobs.values import drop, put
 from app.core.planning.answer import Answer, Plan
-from app.core.planning.forecaster import HERE, NAMED, Forecaster, Question
+from app.core.planning.forecaster import HERE, Forecaster, Question
 from app.core.planning.preflight import preflight
 from app.core.session import Session
 from app.qt.actions.commands import Commands
@@ -80,6 +80,9 @@ class ForecastPanel(QWidget):
         self.memory, self.timeline, self.spot = MemoryBar(), Timeline(), QLabel()
         self.phases, self.plans, self.ladder = PhaseTable(), PlanTable(), QLabel()
         self.again = QPushButton()
+        self.comparison, self.course = QLabel(), QLabel()
+        self._of_gpu: list[QWidget] = []
+        """The details that only a GPU has."""
         self.key = QLabel()
         """What the timeline's colours say."""
         self.figures = QWidget()
@@ -106,6 +109,18 @@ class ForecastPanel(QWidget):
     def has_job(self) -> bool:
         """Whether there is something to forecast."""
         return self._draft is not None and self._draft.job is not None
+
+    def cpu_seconds(self, draft: Draft) -> float | None:
+        """Return the forecast seconds of a job on the CPU; None if it trains on a GPU or has no forecast."""
+        answer = self.forecaster.answer
+        if draft is not self._draft or not self.forecaster.settled or answer is None:
+            return None
+        return answer.pick.forecast.seconds if answer.on_cpu and answer.pick else None
+
+    def awaits_cpu_seconds(self, draft: Draft) -> bool:
+        """Return whether a job will train on the CPU and its forecast is still to come."""
+        asks = draft is self._draft and draft.job is not None and self.isVisible()
+        return asks and self._on_cpu() and not self.forecaster.settled
 
     def ask_again(self) -> None:
         """Ask the same question once more."""
@@ -163,25 +178,26 @@ class ForecastPanel(QWidget):
         if draft is None or draft.job is None or draft.file.unsaved or self.forecaster.cards is None:
             return  # each of these, when it changes, asks again
         self._fresh = True
-        if self._on_processor():
-            self.forecaster.forget()
-        else:
-            self.forecaster.ask(Question.of(draft, self._card()))
+        self.forecaster.ask(Question.of(draft, HERE), self._compared_gpu())
 
-    def _on_processor(self) -> bool:
-        """Whether the job says that it trains on the CPU: what a card would need tells nothing then."""
-        return self._draft is not None and self._draft.get("fit.device") == "cpu"
+    def _on_cpu(self) -> bool:
+        """Whether training will use the CPU: the job says so, or this PC has no GPU that works."""
+        by_job = self._draft is not None and self._draft.get("fit.device") == "cpu"
+        return by_job or self.forecaster.cards == ()
 
-    def _card(self) -> str:
-        """What is chosen; a named one while there is no card here."""
-        card = self.chooser.card
-        return NAMED if card == HERE and not self.forecaster.cards else card
+    def _compared_gpu(self) -> str | None:
+        """Return the GPU to compare with; None where the details are for the device that training uses."""
+        return None if self.chooser.card == HERE else self.chooser.card
+
+    def _detailed(self) -> Answer | None:
+        """Return the answer that the details are of."""
+        return self.forecaster.answer if self._compared_gpu() is None else self.forecaster.compared
 
     def _see_cards(self) -> None:
         """This PC's cards are known anew: programs may have taken or freed memory of them."""
-        self.chooser.renew()
+        self.chooser.renew(on_cpu=self._on_cpu())
         answer, card = self.forecaster.answer, self.forecaster.here
-        if card and answer and self._card() == HERE and not self.forecaster.waiting:
+        if card and answer and not answer.on_cpu and not self.forecaster.waiting:
             moved = abs(card.free_bytes - answer.card.free)
             self._fresh = self._fresh and moved < _WORTH_ASKING
         if not self._fresh:
@@ -193,7 +209,7 @@ class ForecastPanel(QWidget):
 
     def _choose(self) -> None:
         self._fresh = False
-        self.chooser.renew()
+        self.chooser.renew(on_cpu=self._on_cpu())
         self.forecaster.outdate()
         self._ask_soon()
 
@@ -213,27 +229,39 @@ class ForecastPanel(QWidget):
     # --- showing
 
     def _renew(self) -> None:
-        forecaster, answer = self.forecaster, self.forecaster.answer
+        forecaster, answer = self.forecaster, self._detailed()
         best = answer.best if answer else None
-        self.headline.setText(self._headline(answer))
+        self.headline.setText(self._headline(forecaster.answer))
         self.headline.setVisible(bool(self.headline.text()))
+        compared = forecaster.compared if self._compared_gpu() is not None else None
+        self.comparison.setText(words.comparison(compared) if compared else "")
+        self.comparison.setVisible(compared is not None)
         self.stale.setText(self._stale_words())
         self.stale.setVisible(forecaster.stale)
         self.state.setText(self._state_words())
         self.state.setVisible(bool(self.state.text()))
         self.bar.setVisible(forecaster.waiting and forecaster.state != "picked")
         self.figures.setVisible(best is not None)
-        self.chooser.setHidden(self._on_processor())
+        self.chooser.renew(on_cpu=self._on_cpu())
         self.plans.setEnabled(not forecaster.stale)
         if answer is not None and best is not None and answer is not self._shown:
             self._shown = answer
-            self.memory.show_plan(answer, best)
-            self.timeline.show_plan(best)
-            self.key.setText(self._key_words(best))
-            self.phases.show_plan(best)
-            self.plans.show_answer(answer)
-            self.ladder.setText("\n".join(f"{n}. {words.rung(rung)}" for n, rung in enumerate(answer.ladder, start=1)))
+            self._show_figures(answer, best)
         self._renew_checks()
+
+    def _show_figures(self, answer: Answer, best: Plan) -> None:
+        """Show an answer's details; on the CPU there is no GPU memory to show, and no plan to choose."""
+        for part in self._of_gpu:
+            part.setVisible(not answer.on_cpu)
+        self.course.setText(self.tr("Time and main memory") if answer.on_cpu else self.tr("Memory over the run"))
+        self.phases.show_plan(best)
+        if answer.on_cpu:
+            return
+        self.memory.show_plan(answer, best)
+        self.timeline.show_plan(best)
+        self.key.setText(self._key_words(best))
+        self.plans.show_answer(answer)
+        self.ladder.setText("\n".join(f"{n}. {words.rung(rung)}" for n, rung in enumerate(answer.ladder, start=1)))
 
     def _renew_checks(self) -> None:
         draft = self._draft
@@ -246,10 +274,8 @@ class ForecastPanel(QWidget):
     def _headline(self, answer: Answer | None) -> str:
         if self._draft is None:
             return self.tr("Set up a job to see what it needs.")
-        if self._on_processor():
-            return self.tr("Trains on the processor")
         if answer is not None:
-            return words.headline(answer, here=self._card() == HERE)
+            return words.headline(answer, here=True)
         if self._draft.job is None:
             return self.tr("Set right what is listed below to see what it needs.")
         return self.tr("Working out what it needs…") if self.forecaster.error is None else ""
@@ -261,8 +287,6 @@ class ForecastPanel(QWidget):
         return self.tr("From before the last change; the new answer is on its way.")
 
     def _state_words(self) -> str:
-        if self._on_processor():
-            return self.tr("The job says so. It needs no card's memory; how long it takes is measured when it begins.")
         return {
             "reading": self.tr("Looking at the pictures…"),
             "tracing": self.tr("Trying out a step with these settings, which takes some seconds…"),
@@ -296,13 +320,15 @@ class ForecastPanel(QWidget):
         self.spot.setMinimumHeight(self.spot.fontMetrics().lineSpacing() * 3)
         self.spot.setAlignment(Qt.AlignmentFlag.AlignTop)
         self.key.setProperty("role", "muted")
-        for label in (self.headline, self.state, self.stale, self.key, self.spot, self.ladder):
+        self.comparison.setProperty("role", "muted")
+        for label in (self.headline, self.comparison, self.state, self.stale, self.key, self.spot, self.ladder):
             label.setTextFormat(Qt.TextFormat.PlainText)
             label.setWordWrap(True)
         inner = QWidget()
         column = QVBoxLayout(inner)
         column.setSpacing(8)
-        for part in (self.chooser, self.headline, self.stale, self.state, self.bar, self.checks, self.again):
+        asked = (self.headline, self.stale, self.state, self.bar)
+        for part in (*asked, self.chooser, self.comparison, self.checks, self.again):
             column.addWidget(part)
         column.addWidget(self._figures())
         column.addStretch()
@@ -320,18 +346,18 @@ class ForecastPanel(QWidget):
         column = QVBoxLayout(self.figures)
         column.setContentsMargins(0, 4, 0, 0)
         column.setSpacing(6)
-        for title, parts in (
-            (self.tr("Memory at the peak"), (self.memory,)),
-            (self.tr("Memory over the run"), (self.timeline, self.key, self.spot, self.phases)),
-            (self.tr("Plans"), (self.plans,)),
-            (self.tr("If memory runs out all the same"), (self.ladder,)),
+        for heading, parts in (
+            (QLabel(self.tr("Memory at the peak")), (self.memory,)),
+            (self.course, (self.timeline, self.key, self.spot, self.phases)),
+            (QLabel(self.tr("Plans")), (self.plans,)),
+            (QLabel(self.tr("If memory runs out all the same")), (self.ladder,)),
         ):
-            heading = QLabel(title)
             heading.setProperty("role", "heading")
             heading.setContentsMargins(0, 8, 0, 0)
             column.addWidget(heading)
             for part in parts:
                 column.addWidget(part)
+            self._of_gpu += [part for part in (heading, *parts) if part not in (self.course, self.phases)]
         return self.figures
 
     def _key_words(self, plan: Plan) -> str:

@@ -45,14 +45,14 @@ class PhaseTable(QWidget):
     def show_plan(self, plan: Plan) -> None:
         """Show a plan's phases."""
         clear(self._grid)
-        whole = plan.forecast.seconds or 1.0
+        whole, on_cpu = plan.forecast.seconds or 1.0, plan.forecast.on_cpu
         for row, phase in enumerate(plan.forecast.phases):
-            decides = phase is plan.decisive
+            decides = not on_cpu and phase is plan.decisive
             number, name = QLabel(str(row + 1)), QLabel(words.phase_name(phase.phase))
             number.setProperty("role", "muted")
             name.setProperty("role", "heading" if decides else "")
             time = QLabel(words.duration(phase.seconds) if phase.seconds >= 0.5 else self.tr("moments"))
-            memory = QLabel(words.gigabytes(plan.taken(phase.reserved)))
+            memory = QLabel(words.gigabytes(phase.host if on_cpu else plan.taken(phase.reserved)))
             if decides:
                 memory.setProperty("role", "heading")
                 memory.setToolTip(self.tr("This phase decides whether it fits."))

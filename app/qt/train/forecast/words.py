@@ -67,7 +67,10 @@ def figure(size: float) -> str:
 
 
 def headline(answer: Answer, *, here: bool) -> str:
-    """Return the answer in a sentence: how long, on which card, how much of it, where the peak is."""
+    """Return the answer in a sentence: how long, on which device, how much memory it takes, where the peak is."""
+    if answer.on_cpu and answer.pick is not None:
+        words = QCoreApplication.translate("Forecast", "About {time} on this PC's CPU, {needed} of main memory.")
+        return words.format(time=duration(answer.pick.forecast.seconds), needed=gigabytes(answer.pick.needed))
     own = QCoreApplication.translate("Forecast", "your {card}")
     card = own.format(card=answer.card.name) if here else answer.card.name
     plan = answer.pick
@@ -79,6 +82,12 @@ def headline(answer: Answer, *, here: bool) -> str:
     words = QCoreApplication.translate("Forecast", "About {time} on {card}, {needed} of {free} GB free; {peak}.")
     time, needed, free = duration(plan.forecast.seconds), figure(plan.needed), figure(answer.card.free)
     return words.format(time=time, card=card, needed=needed, free=free, peak=peak(plan))
+
+
+def comparison(answer: Answer) -> str:
+    """Return what another GPU would do, marked as a comparison."""
+    words = QCoreApplication.translate("Forecast", "For comparison only, training does not use it: {sentence}")
+    return words.format(sentence=headline(answer, here=False))
 
 
 def peak(plan: Plan) -> str:
