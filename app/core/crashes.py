@@ -41,10 +41,7 @@ class CrashNet:
             if not text.partition(_END_OF_HEADER)[2].strip():
                 return None
             self.path.replace(self.path.with_name("crash-last.log"))
-        except (
-            OSError,
-            ValueError,
-        ):  # there is none, or it cannot be read: nothing that should keep anybody from working
+        except (OSError, ValueError):  # missing or unreadable, which must not keep the app from starting
             return None
         return text
 

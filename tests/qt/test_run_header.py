@@ -220,7 +220,7 @@ def test_why_a_run_had_to_pause_stands_above_it_until_it_goes_on(qtbot, session,
     engine.run.console.write_text("step 40", encoding="utf-8")
     look(qtbot, run)
     trouble.show_run(run)
-    assert "ended without a word" in trouble.sentence.text() and not trouble.last_words.isHidden()
+    assert "stopped unexpectedly" in trouble.sentence.text() and not trouble.last_words.isHidden()
     trouble.show_run(run, "No room. Make some.")  # as the queue was told, when the run's own disk took no word
     assert trouble.sentence.text() == "No room. Make some." and trouble.last_words.isHidden()
 

@@ -149,7 +149,7 @@ def test_little_room_is_doubtful_and_a_file_in_the_way_is_broken(tmp_path, monke
     ("script", "words"),
     [
         ("import sys; sys.exit('torch is missing its DLL')", "PyTorch does not work: torch is missing its DLL"),
-        ("import os; os._exit(7)", "it ended without a word (exit code 7)"),
+        ("import os; os._exit(7)", "it stopped unexpectedly (exit code 7)"),
         ("import threading; threading.Event().wait()", "did not end within"),
     ],
 )

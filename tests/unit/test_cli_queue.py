@@ -40,7 +40,7 @@ def test_entries_are_put_in_listed_moved_and_taken_out(job, capsys):
         do("add", job(name))
     told = capsys.readouterr()
     ids = [line.split()[0] for line in told.out.splitlines()]
-    assert "Nobody works on the queue" in told.err
+    assert "The queue is not running" in told.err
     do("move", "emu", "--before", ids[0])
     do("pause", ids[1][:6])
     do("after", "cat", "+2h")
@@ -91,7 +91,7 @@ def test_holding_is_told_with_its_reason(job, capsys):
     do("add", job("dog"))
     capsys.readouterr()
     do("run")  # has nothing to do
-    assert "The queue is held: nothing more is begun. cat: The base is gone." in capsys.readouterr().err
+    assert "The queue is on hold: no new jobs start. cat: The base is gone." in capsys.readouterr().err
     do("on-failure", "go-on")
     do("go-on")
     assert not Queue().read().held
@@ -105,7 +105,7 @@ def test_a_second_worker_leaves_it_to_the_first(capsys):
     queue.folder.mkdir(parents=True)
     with locks.held(queue.worker_lock, 1.0):
         do()
-    assert "A worker is at the queue already" in capsys.readouterr().err
+    assert "The queue is already running" in capsys.readouterr().err
 
 
 def test_a_name_that_means_several_or_none_is_refused(tmp_path, job, capsys):

@@ -204,7 +204,7 @@ def test_watching_a_run_that_was_killed_says_how_to_go_on(run, engine, capsys):
     child.wait()
     assert cli.main(["watch", "my-style"]) == 75
     said = capsys.readouterr()
-    assert "ended without a word" in said.err
+    assert "stopped unexpectedly" in said.err
     assert "resume my-style" in said.err
 
 

@@ -214,7 +214,7 @@ def _run_self_test(found: list[Card]) -> Iterator[Check]:
         yield Check("broken", f"The self test did not end within {_SELF_TEST_SECONDS} seconds", _REBUILD)
         return
     if done.returncode != 0:
-        last = (done.stderr.strip().splitlines() or ["it ended without a word"])[-1]
+        last = (done.stderr.strip().splitlines() or ["it stopped unexpectedly"])[-1]
         yield Check("broken", f"PyTorch does not work: {last} (exit code {done.returncode})", _REBUILD)
         return
     told = parse_json(done.stdout.splitlines()[-1])

@@ -85,10 +85,10 @@ def run_worker(options: argparse.Namespace) -> int:
         with handling_sigusr1(lambda *_: None):
             won = Worker(queue, tell).run()
         if not won:
-            note("A worker is at the queue already. `queue list` shows what it does.")
+            note("The queue is already running. `queue list` shows its jobs.")
             return EXIT_DONE
     except KeyboardInterrupt:
-        note("The queue is not worked off any more; what it started goes on. `queue` takes it up again.")
+        note("The queue stopped; jobs that it started continue. `queue` starts it again.")
         return EXIT_RESUMABLE
     reading = queue.read()
     if reading.held:
@@ -112,7 +112,7 @@ def run_list(options: argparse.Namespace) -> int:
     if reading.held:
         _tell_held(reading)
     elif not worked_on and any(entry.state in ("waiting", "running") for entry in reading.entries):
-        note("Nobody works on it. `python -m trainer queue` does.")
+        note("The queue is not running. Start it with `python -m trainer queue`.")
     return EXIT_DONE
 
 
@@ -132,7 +132,7 @@ def run_add(options: argparse.Namespace) -> int:
     else:
         echo(f"{entry.id}  {entry.name}")
     if not queue.worker_alive():
-        note("Nobody works on the queue. `python -m trainer queue` does.")
+        note("The queue is not running. Start it with `python -m trainer queue`.")
     return EXIT_DONE
 
 
@@ -218,7 +218,7 @@ def _plain(value: Any) -> Any:
 
 def _tell_held(reading: Reading) -> None:
     why = f" {reading.reason}" if reading.reason else ""
-    note(f"The queue is held: nothing more is begun.{why} `queue go-on` begins again.")
+    note(f"The queue is on hold: no new jobs start.{why} `queue go-on` resumes it.")
 
 
 def _add_entry(parser: argparse.ArgumentParser) -> None:

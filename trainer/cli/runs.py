@@ -126,7 +126,7 @@ def _tell_broken_off(run: RunDirectory) -> int:
     if run.state() == "new":
         raise RunError("run.new", f'The run "{run.name}" never began.', "Start its job again with `train`.")
     note(
-        f'The run "{run.name}" ended without a word: it was killed, or the machine went down.\n'
+        f'The run "{run.name}" stopped unexpectedly: it was killed, or the machine went down.\n'
         f"What to do: `python -m trainer resume {words.quoted(run.name)}` goes on from its last checkpoint; "
         f"if it ends so again, see {run.console}."
     )

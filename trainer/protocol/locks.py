@@ -95,7 +95,7 @@ def is_held(path: Path) -> bool:
     Any number may ask at once. Asking takes the lock for a moment: whoever wants to hold it meanwhile needs a little
     patience.
     """
-    if not long_path(path).is_file():  # nobody can hold a folder or pipe, and opening a pipe waits for ever
+    if not long_path(path).is_file():  # a folder or pipe holds no lock, and opening a pipe would block
         return False
     try:
         with long_path(path).open("rb") as file:
@@ -105,6 +105,6 @@ def is_held(path: Path) -> bool:
 
 
 def _require_file(path: Path) -> None:
-    """Raise OSError where something else than a file is in the lock's place: opening a pipe waits for ever."""
+    """Raise OSError where something other than a file is in the lock's place: opening a pipe would block."""
     if long_path(path).exists() and not long_path(path).is_file():
         raise OSError(errno.EINVAL, "it is not a file", str(path))

@@ -13,7 +13,7 @@ _UNPRINTABLE = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 _BLANK = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u3164\uffa0")
 _NAMED = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 INDENT = "  "
-# Longer lines and messages come from broken or hostile files; nobody reads them, and they bury what comes before.
+# Longer lines and messages come from broken or hostile files; they would push everything else off the screen.
 LONGEST_LINE = 10_000
 MOST_LINES = 60
 

@@ -313,7 +313,7 @@ def _require_modest(value: Any, source: object, deepest: int) -> None:
     raise unusable(source, "depth", _TOO_DEEP)
 
 
-# --- naming the file in errors that nobody foresaw
+# --- naming the file in unforeseen errors
 
 
 @contextlib.contextmanager

@@ -19,10 +19,10 @@ create index if not exists oldest on entries (used);
 pragma user_version = {_VERSION};
 """
 _WRITES = 32
-"""Entries written in one transaction; what a crash loses is made again."""
+"""Entries written in one transaction; a crash loses no more, and they are rebuilt."""
 _DAY = 86_400
 _PAGES = ("page_count", "freelist_count", "page_size")
-# What the disk or another program refuses for now. Everything else means that the content of the file is damaged.
+# Errors that may pass: a busy or full disk, missing rights. Any other means that the file is damaged.
 _TRANSIENT = {
     sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN,
     sqlite3.SQLITE_PERM, sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_AUTH, sqlite3.SQLITE_NOLFS, sqlite3.SQLITE_INTERRUPT,
@@ -45,8 +45,8 @@ def checksum(*parts: object) -> str:
 class RowStore:
     """Values by key on disk, for several threads and processes.
 
-    A value whose checksum does not match is missing, and a file that SQLite cannot use is deleted and begun again.
-    Without a disk that takes it the store is empty, and work continues.
+    A value whose checksum does not match counts as missing, and a file that SQLite cannot use is replaced by an empty
+    one. Where the disk cannot be written, the store stays empty and work continues.
     """
 
     def __init__(self, file: Path, limit: int) -> None:
@@ -139,7 +139,7 @@ class RowStore:
 
     @contextlib.contextmanager
     def _repairing(self) -> Iterator[sqlite3.Connection | None]:
-        """Give the open database, or None; a damaged one is deleted, for all in it can be made again."""
+        """Yield the open database, or None; delete a damaged one, because all its content can be rebuilt."""
         try:
             yield self._connected()
         except _FAULTS as error:
@@ -160,7 +160,7 @@ class RowStore:
     def _open(self) -> None:
         try:
             self._file.parent.mkdir(parents=True, exist_ok=True)
-            if self._file.exists() and not self._file.is_file():  # SQLite would wait at a pipe for ever
+            if self._file.exists() and not self._file.is_file():  # SQLite would wait forever at a pipe
                 self._failed = True
                 return
         except OSError:

@@ -58,19 +58,19 @@ def memory_full(error: BaseException, action: str) -> ImpastoError:
     requested = requested_bytes(error)
     more = f"{size(requested)} more requested" if requested else ""
     if not concerns_gpu(error):
-        told = f" ({more})" if more else ""
+        details = f" ({more})" if more else ""
         return ImpastoError(
             "memory.full",
-            f"Could not {action}: there is not enough free main memory{told}.",
+            f"Could not {action}: there is not enough free main memory{details}.",
             "Close other programs, then try again.",
         )
     card = _card_short_of_memory(gpu_of(error))
     free = f"{size(card.free_bytes)} of {size(card.total_bytes)} free" if card else ""
-    told = ", ".join(filter(None, (free, more)))
+    details = ", ".join(filter(None, (free, more)))
     return ImpastoError(
         "memory.full",
         f"Could not {action}: {card.name if card else 'the GPU'} does not have enough free memory"
-        f"{f' ({told})' if told else ''}.",
+        f"{f' ({details})' if details else ''}.",
         f"{closing(card)}, then try again.",
     )
 

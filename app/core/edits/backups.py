@@ -35,7 +35,7 @@ CREATE TABLE IF NOT EXISTS versions (
     UNIQUE (file, hash));
 CREATE INDEX IF NOT EXISTS originals ON versions (file) WHERE original;
 """
-# A file that was not there has no content; it is told from an empty one by this hash.
+# A file that was not there has no content; this hash distinguishes it from an empty one.
 _ABSENT = b""
 # What SQLite calls a file that it cannot use: damaged, not a database, or one with other tables.
 _DAMAGE = ("SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_FORMAT", "SQLITE_ERROR")  # also begin extended names
@@ -188,7 +188,7 @@ class Backups:
 
         path = self.path(root)
         path.parent.mkdir(parents=True, exist_ok=True)
-        if path.exists() and not path.is_file():  # SQLite would wait at a pipe for ever
+        if path.exists() and not path.is_file():  # SQLite would wait forever at a pipe
             raise _DamagedError(None, "it is not a file", str(path))
         try:
             with contextlib.closing(sqlite3.connect(path, timeout=30.0)) as database, database:

@@ -92,7 +92,7 @@ class Served:
     def _hear(self, process: subprocess.Popen[str]) -> None:
         for line in process.stdout or ():
             with contextlib.suppress(ValueError):  # a library's print is no answer
-                said = parse_json(line)
+                said = parse_json(line, finite=False)  # without an answer, what asked would wait for ever
                 if isinstance(said, dict):
                     self._post(lambda said=said: self._tell(process, said))  # type: ignore[misc]
 

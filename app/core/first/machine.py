@@ -99,5 +99,5 @@ class CheckUp:
     def _end(self, words: str) -> None:
         self.done = True
         if not self.findings:
-            self.problem = words.splitlines()[-1] if words else "The check ended without a word."
+            self.problem = words.splitlines()[-1] if words else "The check stopped unexpectedly."
         self.changed.emit(None)

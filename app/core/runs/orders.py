@@ -96,10 +96,7 @@ def _answer(order: Order) -> Answer | None:
     """Return what became of an order; on a worker."""
     assert order.sent is not None
     alive = order.run.is_alive()  # asked first: an engine answers, and then ends
-    try:
-        answer = commands.answer(order.sent)
-    except (OSError, ValueError, KeyError) as error:
-        return Answer("failed", str(error))
+    answer = commands.answer(order.sent)
     return answer if answer or alive else _unread(order)
 
 
@@ -113,7 +110,7 @@ def _unread(order: Order) -> Answer:
 def _unwritten(run: RunDirectory, error: OSError) -> RunError:
     return RunError(
         "run.command",
-        f'The run "{run.name}" could not be told: nothing can be written into {run.commands} '
+        f'Could not send the command to the run "{run.name}": {run.commands} cannot be written to '
         f"({error.strerror or error}).",
         f"{write_remedy(error)} The run itself continues.",
     )

@@ -112,7 +112,7 @@ class Notifier(QObject):
             words = self.tr("{run} failed at step {step}.")
             words = self.tr("{run} had to pause at step {step}.") if run.state == "paused" else words
             return f"{words.format(run=run.name, step=step)} {ended.why}".strip()
-        words = self.tr("{run} ended without a word at step {step}; it can be resumed.")
+        words = self.tr("{run} stopped unexpectedly at step {step}; it can be resumed.")
         return words.format(run=run.name, step=step)
 
     def _tell_system(self, ended: Ended, words: str) -> None:
