@@ -22,6 +22,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import logging
 import os
 import secrets
 import threading
@@ -31,13 +32,17 @@ from dataclasses import replace
 from functools import reduce
 from itertools import groupby
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, get_args
 
 from app.core.edits.save_state import Key, SaveRequest
+from app.core.pictures import Field, FolderField
 from trainer.protocol import locks
+from trainer.protocol.atomic import replace as replace_file
 from trainer.protocol.atomic import write_bytes
 from trainer.protocol.reading import parse_json, read_bytes
 
+_log = logging.getLogger(__name__)
+_FIELDS = frozenset((*get_args(Field), *get_args(FolderField)))
 _LARGE = 1_000_000  # bytes; read in some 20 ms at the next start
 
 
@@ -140,8 +145,8 @@ class Journal:
         left = []
         for path in sorted(self._folder.glob("*.jsonl")):
             if path != self._path and not locks.is_held(_lock_of(path)):
-                left.append(path)
-                requests, closed = read(path)
+                requests, closed, damaged = read(path)
+                left.append((path, damaged))
                 for key, request in requests.items():
                     found[key] = found[key].then(request) if key in found else request
                 if not closed:
@@ -150,7 +155,10 @@ class Journal:
         self.end()
         self.sync()
         if not self.fault:
-            for path in left:
+            for path, damaged in left:
+                if damaged:  # behind the damage there may be edits that can be saved by hand
+                    _log.info("the journal %s is damaged; it is kept with the ending .damaged", path)
+                    replace_file(path, path.with_suffix(".damaged"))
                 path.unlink(missing_ok=True)
                 _lock_of(path).unlink(missing_ok=True)
         return Left(adopted, crashed)
@@ -223,15 +231,21 @@ class Left(NamedTuple):
     """The values among them whose session was not closed, but stopped."""
 
 
-def read(path: Path) -> tuple[dict[Key, SaveRequest], bool]:
-    """Return what a journal holds that may not be in its file yet, by value, and whether its session was closed.
+def read(path: Path) -> tuple[dict[Key, SaveRequest], bool, bool]:
+    """Return what a journal holds that may not be on disk yet, whether its session was closed, whether it is damaged.
 
-    Only complete edits count. A torn last line, and whatever follows a damaged one, is passed over. Raises OSError.
+    Only complete edits count. A torn last line, and whatever follows a damaged one, is skipped. Raises OSError.
     """
     found: dict[Key, list[SaveRequest]] = {}
     open_edit: list[SaveRequest] = []
-    closed = False
-    for entry in _entries(read_bytes(path, "listing")):
+    closed = damaged = False
+    # The part after the last line end is empty, or torn.
+    for line in read_bytes(path, "listing").split(b"\n")[:-1]:
+        try:
+            entry = _checked(parse_json(line))
+        except (ValueError, TypeError):
+            damaged = True
+            break
         match entry:
             case {"impasto": "journal", "closed": bool(value)}:
                 closed = value
@@ -248,7 +262,29 @@ def read(path: Path) -> tuple[dict[Key, SaveRequest], bool]:
                 for name, field in values:
                     key = Key(root, name, field)
                     found[key] = [request for request in found.get(key, []) if request.number > number]
-    return {key: reduce(SaveRequest.followed_by, chain) for key, chain in found.items() if chain}, closed
+    return {key: reduce(SaveRequest.followed_by, chain) for key, chain in found.items() if chain}, closed, damaged
+
+
+def _checked(entry: Any) -> Any:
+    """Return a parsed line; raises ValueError and TypeError for values that would fail whoever writes them later."""
+    match entry:
+        case {"changes": list(changes)}:
+            keys = [(name, field) for name, field, _, _ in changes]
+            values = [value for _, _, bases, desired in changes for value in (*bases, desired)]
+            if not all(bases for _, _, bases, _ in changes):
+                raise ValueError("a change replaces nothing")
+        case {"values": list(pairs)}:
+            keys, values = [(name, field) for name, field in pairs], []
+        case _:
+            return entry
+    if any(not isinstance(name, str) or "\0" in name or field not in _FIELDS for name, field in keys):
+        raise ValueError("it names no value of an image or folder")
+    for value in values:
+        if isinstance(value, list):
+            _, _, _, _ = map(float, value)  # a crop
+        elif not isinstance(value, str | int | None):
+            raise TypeError("it has a value of another type")
+    return entry
 
 
 def _request(root: str, number: int, change: list[Any]) -> SaveRequest:
@@ -259,15 +295,6 @@ def _request(root: str, number: int, change: list[Any]) -> SaveRequest:
 
 def _value(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value  # a crop
-
-
-def _entries(data: bytes) -> Iterable[dict[str, Any]]:
-    # The part after the last line end is empty, or torn.
-    for line in data.split(b"\n")[:-1]:
-        try:
-            yield parse_json(line)
-        except ValueError:
-            return
 
 
 def _edit_lines(name: str, requests: Iterable[SaveRequest], part: int) -> Iterable[dict[str, Any]]:

@@ -36,6 +36,28 @@ def test_a_torn_last_line_is_cut_and_an_edit_without_end_was_never_made(world: W
     world.begin()
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        "[5]", '[["a.jpg"]]', '[["a.jpg","caption",5,"x"]]', '[[1,"caption",[null],"x"]]', '[["a","no",[null],"x"]]',
+        '[["a.jpg","caption",[{}],{}]]', '[["a\\u0000","caption",[null],"x"]]', '[["a.jpg","caption",[],"x"]]',
+        '[["a.jpg","crop",[null],[1,2]]]', "NaN",
+    ],
+)  # fmt: skip
+def test_a_damaged_journal_costs_its_own_end_and_is_kept(world: World, changes: str) -> None:
+    """Parsed well, such a line ended every start of the app with an error, and no journal was ever taken over again."""
+    set_to(world, 0, "made")
+    path = world.journal._path
+    bad = f'{{"edit":9,"part":0,"name":"n","root":"/","changes":{changes}}}\n{{"end":9}}\n'
+    path.write_bytes(path.read_bytes() + bad.encode())
+    content = path.read_bytes()
+    world.crash()
+    world.begin()
+    assert (world.data / "a.txt").read_bytes() == b"made"
+    assert not path.exists()
+    assert path.with_suffix(".damaged").read_bytes() == content
+
+
 def crashed_in_conflict(world: World) -> None:
     """A session wanted "mine" of the first picture, another program wrote "theirs", and the session crashed."""
     set_to(world, 0, "mine")
