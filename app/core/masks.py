@@ -6,6 +6,7 @@ trainer reads unless dataset.masks is "none" or "alpha". Imports numpy, so the a
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import zlib
 from collections.abc import Callable, Sequence
@@ -21,9 +22,10 @@ from PIL import Image
 from app.core.disk.reading import MOST_MEGAPIXELS
 from app.core.edits.backups import Backups, Written
 from trainer.dataset.folders import MASK
+from trainer.dataset.links import Links
 from trainer.dataset.pixels import load_upright
 from trainer.errors import DatasetError
-from trainer.protocol.reading import read_bytes
+from trainer.protocol.reading import read_bytes, reason_of
 
 TRAINED, LEFT_OUT = 255, 0
 Grey = npt.NDArray[np.uint8]
@@ -264,7 +266,13 @@ def read_mask(picture: Path, width: int, height: int) -> Opened:
     Raises DatasetError where the file is no picture that can be read; it is left as it is. For a worker.
     """
     path = mask_path(picture)
-    state = state_of(_content(path))
+    try:
+        state = state_of(_content(path))
+    except OSError as fault:
+        sentence = f"Could not read the mask {path}: {reason_of(fault)}."
+        raise DatasetError(
+            "mask.unreadable", sentence, "Replace it with a copy that can be read, or remove it."
+        ) from fault
     if state is None:
         return Opened(np.full((height, width), TRAINED, np.uint8), None, False)
     image = load_upright(path, "#000000", MOST_MEGAPIXELS).convert("L")
@@ -321,6 +329,8 @@ def state_of(data: bytes | None) -> str | None:
 
 
 def _content(path: Path) -> bytes | None:
+    if not Links([path.parent]).allow_file(path):  # it could show any image of the user's, and put it into the backups
+        raise PermissionError(errno.EPERM, "it is a link that leads out of its folder", str(path))
     try:
         return read_bytes(path, "image")
     except FileNotFoundError:

@@ -224,6 +224,25 @@ def test_a_mask_written_by_another_program_at_the_last_moment_stays(picture, bac
     assert b"theirs" in kept
 
 
+@pytest.mark.parametrize("kind", ["link", "folder"])
+def test_a_mask_that_is_a_link_to_elsewhere_or_no_file_is_neither_shown_nor_backed_up(picture, backups, kind):
+    other = picture.parent.parent / "private.png"
+    photograph().save(other)
+    if kind == "folder":
+        mask_path(picture).mkdir()
+    else:
+        try:
+            mask_path(picture).symlink_to(other)
+        except OSError:
+            pytest.skip("this user may not make symbolic links")
+    with pytest.raises(DatasetError) as caught:
+        read_mask(picture, 256, 320)
+    assert caught.value.code == "mask.unreadable"
+    with pytest.raises(DatasetError):
+        remove_mask(picture, picture.parent, None, backups, over=True)
+    assert backups.originals(str(picture.parent)) == []
+
+
 def test_a_disk_that_refuses_is_told_and_the_old_mask_stays(picture, backups, monkeypatch):
     write_mask(picture, picture.parent, np.zeros((320, 256), np.uint8), None, backups)
     data = mask_path(picture).read_bytes()
