@@ -195,6 +195,16 @@ def test_a_job_with_a_token_is_rewritten_when_it_is_read(line: str, tmp_path: Pa
     assert address_of(safe_link(job.base.model)) == LINK
 
 
+def test_a_token_that_cannot_be_taken_out_of_a_job_is_not_called_removed(tmp_path: Path, system_keyring) -> None:
+    path = tmp_path / "job.toml"
+    text = 'base = { model = "https://\\u0061nna:sEcReT@h.org/m.safetensors" }\n'
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(JobError, match="Could not remove") as refused:
+        secure_job_file(path)
+    assert refused.value.code == "job.secret" and "sEcReT" not in str(refused.value)
+    assert path.read_text(encoding="utf-8") == text
+
+
 def test_a_token_given_for_one_start_does_not_reach_the_job(system_keyring) -> None:
     text = JOB.format(line='model = "owner/name"')
     job = parse_job(text, "job.toml", Path.cwd(), [f"base.model={LINK}"])

@@ -58,6 +58,9 @@ def secure_job_file(path: Path) -> str | None:
         return None
     safe, message = protect(model)
     rewritten = _without_secrets(text, model, safe)
+    if _base_of(rewritten) != safe:  # such as escapes in an inline table
+        sentence = f"Could not remove the password or token from the link in {path}: it is written in an unusual way."
+        raise JobError("job.secret", sentence, "Replace it with ${NAME} yourself and set that variable.")
     try:
         atomic.write_text(path, rewritten)
     except OSError as error:
