@@ -46,9 +46,9 @@ if TYPE_CHECKING:
 
 _PICTURES, _TRAIN, _RUNS, _PRESETS = range(4)
 _FEW = 500
-"""Edits that are written before the window closes, for their conflicts to be asked about."""
+"""The most unsaved edits that are written before the user is asked about conflicts."""
 _PATIENCE = 2.0
-"""Seconds in which the disk has to answer for that."""
+"""Seconds without progress after which the window stops waiting for them."""
 _LATER = {_TRAIN: rooms.TRAIN, _RUNS: rooms.RUNS, _PRESETS: rooms.PRESETS}
 
 
@@ -83,7 +83,7 @@ class Window(QMainWindow):
         self._listen()
         self._restore()
         self._fresh = True
-        """Whether the user has not gone to any page yet, so that a run may be shown."""
+        """Whether the user has not opened a page yet, so that the window may go to a run."""
         Precedence(self)
 
     def open(self, paths: Iterable[str | Path], then: Callable[[], None] | None = None) -> None:
@@ -276,7 +276,7 @@ class Window(QMainWindow):
     # --- inside
 
     def _conflicts_now(self) -> int:
-        """Return how many conflicts are open once the last edits are written, if that takes no time to speak of."""
+        """Write the last edits if that is quick, and return how many conflicts are open."""
         saver = self.session.saver
         if saver.now.pending <= _FEW:
             self.session.history.finish()

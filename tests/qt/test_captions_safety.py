@@ -58,7 +58,7 @@ def faults(folder, per_user_folder):
     FAULTS.inside = ""
 
 
-@pytest.mark.parametrize(("fault", "words"), [(DISK_FULL, "no room left"), (READ_ONLY, "may not be written to")])
+@pytest.mark.parametrize(("fault", "words"), [(DISK_FULL, "is full"), (READ_ONLY, "cannot be written to")])
 def test_a_disk_that_refuses_is_told_and_tried_again(window, editor, session, folder, faults, fault, words, qtbot):
     faults.fault = fault
     write(session, "a", "kept")
@@ -85,7 +85,7 @@ def test_a_folder_that_is_gone_is_told_and_what_was_changed_is_saved_when_it_is_
     folder.rename(away)
     write(session, "a", "kept")
     qtbot.waitUntil(editor.safety.isVisible)
-    assert "is not there any more" in editor.safety._shown[0].words
+    assert "no longer exists" in editor.safety._shown[0].words
     assert "1 change" in window.status.saving.text()
     window.commands.refresh_now()
     assert window.commands["captions.retry"].isEnabled()
@@ -292,8 +292,8 @@ def test_what_hinders_restoring_is_said_and_what_is_left_is_listed(window, edito
         patch.setattr(session.backups, "restore", full)
         click(qtbot, dialog.all)
         qtbot.waitUntil(lambda: len(dialog.preview.list.changes) == 2)
-    assert dialog.fault.isVisible() and "no room left" in dialog.fault.text()
-    assert "kept and written" not in dialog.fault.text() and dialog.datasets.isEnabled()
+    assert dialog.fault.isVisible() and "is full" in dialog.fault.text()
+    assert "changes are kept" not in dialog.fault.text() and dialog.datasets.isEnabled()
     assert session.history.undo_name != "Restore 2 original captions"
     click(qtbot, dialog.all)
     qtbot.waitUntil(lambda: "what they were before" in dialog.told.text())

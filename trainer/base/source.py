@@ -261,11 +261,11 @@ class BaseSource:
 
 
 def _nothing() -> None:
-    """Let the work go on."""
+    """Do nothing."""
 
 
 def _blocks(model: nn.Module) -> Iterator[nn.Module]:
-    """Yield what stands in the model's lists of modules: its layers, blocks and the parts of these."""
+    """Yield every module in the model's module lists: its layers, blocks and their parts."""
     for module in model.modules():
         if isinstance(module, nn.ModuleList):
             yield from module

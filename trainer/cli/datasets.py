@@ -153,7 +153,7 @@ def _progress() -> Iterator[Callable[[int, int], None]]:
 
 
 def _print_finding(finding: Finding, roots: Sequence[Path], used: Set[Path], *, show_all: bool) -> None:
-    """Print a finding with its files as they are called in the dataset; a list of all images in use says nothing."""
+    """Print a finding with file names relative to the dataset; a list of every image is left out."""
     sentence, paths, total = finding.sentence, finding.paths, len(used)
     every = sentence.startswith(f"{total} ") and set(paths) == used and finding.code not in _COPIES
     if every and not show_all:

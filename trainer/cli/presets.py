@@ -185,7 +185,7 @@ def run_add(options: argparse.Namespace) -> int:
 
 
 def _asks(options: argparse.Namespace) -> Callable[[str], str]:
-    """Return what asks the user, or answers for --yes; what it returns raises JobError where nobody can be asked."""
+    """Return a function that asks the user, answers yes for --yes, or raises JobError without a terminal."""
     if options.yes:
         return lambda _question: "yes"
     return _ask if sys.stdin.isatty() and sys.stdout.isatty() else _refuse

@@ -181,7 +181,7 @@ def _safe_pair(pair: str, link: str, hide: Callable[[str, str], str]) -> str:
 
 
 def _looks_random(text: str) -> bool:
-    """Whether a word was drawn by a generator: a UUID, or long with letters and digits in constant alternation.
+    """Return whether a word looks generated: a UUID, or a long one in which letters and digits keep alternating.
 
     A random base-62 text changes between upper case, lower case and digits at 64 % of its places, a hexadecimal one at
     47 %; names of models ("stable-diffusion-v1-5-2023") stay below 30 %.
@@ -212,7 +212,7 @@ def _digest(text: str) -> str:
 
 
 def _store(name: str, secret: str) -> bool:
-    """Put a secret into the system keyring; whether it can be read back from there."""
+    """Store a secret in the system keyring; return whether it can be read back."""
     import keyring  # loads D-Bus or Windows' credential store: only for links that have a secret
     from keyring.errors import KeyringError
 

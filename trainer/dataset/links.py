@@ -1,4 +1,4 @@
-"""Keeps links in a dataset from leading anywhere: a folder from a stranger may hold one to the user's own files."""
+"""Follow links only inside the dataset: a folder from a stranger may hold one to the user's own files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Links:
 
     def __init__(self, folders: Iterable[str | Path]) -> None:
         self.refused: set[Path] = set()
-        """Links that lead elsewhere, as far as they were met."""
+        """Links that were refused so far."""
         self._folders = tuple(_real(str(folder)) for folder in folders)
 
     @classmethod
@@ -29,11 +29,11 @@ class Links:
         return cls([*(folder.path for folder in dataset.folders), *dataset.linked_folders])
 
     def allow_file(self, path: Path) -> bool:
-        """Whether a file may be read: it is no link, or one that is followed. Costs a question of the disk."""
+        """Return whether a file may be read: it is not a link, or one that is followed. Costs one lstat."""
         return not path.is_symlink() or self.allow(path)
 
     def allow(self, path: Path) -> bool:
-        """Whether a link, or a folder that may be one under another name (Windows' junctions), is followed."""
+        """Return whether a link, or a folder that may be one under another name (Windows' junctions), is followed."""
         target = _real(str(path))
         if any(target == folder or target.startswith(folder.rstrip(os.sep) + os.sep) for folder in self._folders):
             return True

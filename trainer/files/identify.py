@@ -136,7 +136,7 @@ def lora_of_header(path: Path, header: Header) -> LoraIdentity:
         sentence = f'"{path}" is no LoRA: it begins with "{first[:80]}".'
         raise LoraFileError("lora.unknown", sentence, "Choose a LoRA file.")
     kind = next((kind for mark, kind in _LORA_KINDS.items() if any(mark in name for name in header.tensors)), "LoRA")
-    # Text encoders of their own tell; layers of a UNet alone may not, and then the file says what it was made for.
+    # Layers of text encoders show the family, those of a UNet alone may not; then its metadata is asked.
     family = _lora_family(found, header) or _FAMILIES.get(header.metadata.get("ss_base_model_version", ""))
     layers = Counter(_lora_part(layer) for layer in found)
     ranks = tuple(sorted({header.tensors[name].shape[0] for name in found.values() if header.tensors[name].shape}))

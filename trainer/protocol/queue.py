@@ -387,7 +387,7 @@ class Queue:
             problem = "was written by a newer version of Impasto, so nothing is begun by this one"
             return _Settings(held=True, reason="Update Impasto to go on with the queue."), f"{self.settings} {problem}."
         except (OSError, UnusableFileError) as error:
-            problem = f"is damaged ({reason_of(error)}), so the entries stand in the order in which they were added"
+            problem = f"is damaged ({reason_of(error)}), so the entries are in the order in which they were added"
             return _Settings(), f"{self.settings} {problem}."
 
     def _change_settings(self, **changes: object) -> None:

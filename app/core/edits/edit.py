@@ -183,7 +183,7 @@ class History:
             self.changed.emit(None)
 
     def _shows(self, conflict: Conflict) -> bool:
-        """Return whether the user's value of a conflict is what he sees, if the image or folder is there at all."""
+        """Return whether the library shows the user's value of a conflict, or has no such image or folder."""
         if conflict.key.of_folder:
             folder = self._library.folder_at(conflict.path)
             return folder is None or getattr(folder, conflict.field) == conflict.mine

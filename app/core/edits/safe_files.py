@@ -1,4 +1,4 @@
-"""Replaces or removes a file only if it still is what was read, whatever other programs write at that moment.
+"""Replace or remove a file only if it is still what was read, whatever other programs write at that moment.
 
 A check before a rename leaves some microseconds in which another program's words would be overwritten unseen. So the
 new file and the one in its place exchange their names in one step, and only what comes out is judged: if that is not
@@ -148,30 +148,30 @@ def sweep(folder: str, keep: Callable[[str, bytes], None]) -> None:
 
 
 def refusal(fault: OSError, place: Path) -> DatasetError:
-    """Return in words why nothing can be written at a place; what was to be written waits."""
+    """Return the error for a place that cannot be written to; the changes are kept and tried again."""
     reason = fault.strerror or str(fault)
     if is_disk_full(fault):
         return DatasetError(
             "save.disk_full",
-            f"There is no room left on the disk of {place}.",
-            "Free some room: what you changed is kept and written as soon as there is some.",
+            f"The disk of {place} is full.",
+            "Free some disk space: your changes are kept and saved as soon as there is enough.",
         )
     if isinstance(fault, PermissionError) or fault.errno == errno.EROFS:
         return DatasetError(
             "save.read_only",
-            f"{place} may not be written to ({reason}).",
-            "Allow writing there, or close the program that holds its files: what you changed is kept until then.",
+            f"{place} cannot be written to ({reason}).",
+            "Allow writing there, or close the program that has the files open. Your changes are kept until then.",
         )
     if isinstance(fault, FileNotFoundError | NotADirectoryError):
         return DatasetError(
             "save.folder_gone",
-            f"{place} is not there any more.",
-            "Bring the folder back, or connect its drive: what you changed is kept until then.",
+            f"{place} no longer exists.",
+            "Restore the folder or connect its drive. Your changes are kept until then.",
         )
     return DatasetError(
         "save.failed",
         f"{place} cannot be written to: {reason}.",
-        "Look at its disk: what you changed is kept and tried again.",
+        "Check its disk. Your changes are kept, and saving is tried again.",
     )
 
 

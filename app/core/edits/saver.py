@@ -87,7 +87,7 @@ class _Entry:
             self.later_due = due
         elif self.state == "waiting":
             self.request = self.request.then(request)
-            if self.due > now:  # what is due stays so: somebody may wait for it
+            if self.due > now:  # what is due stays so: a caller may wait for it
                 self.due = due
         elif self.request.leads_to(request):
             self.request, self.due = self.request.followed_by(request), due
@@ -284,7 +284,7 @@ class Saver:
         return any(entry.state == "writing" for entry in self._entries.values())
 
     def is_open(self, conflict: Conflict) -> bool:
-        """Return whether the user's choice ends a conflict: not if he made a later edit, or chose before."""
+        """Return whether the user's choice ends a conflict: not after a later edit or an earlier choice."""
         with self._changed:
             self._absorb_of(conflict.key)
             self._changed.wait_for(lambda: not self._is_in_flight(conflict.key), timeout=2.0)

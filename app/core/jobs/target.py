@@ -1,4 +1,4 @@
-"""The training that the open images are prepared for: what the job that uses their folder says, or the next new job."""
+"""Find the settings that open images are judged by: of the job that uses their folder, or of the next new job."""
 
 from __future__ import annotations
 

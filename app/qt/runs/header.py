@@ -80,7 +80,7 @@ ACTIONS = (
         (),
         "can_withdraw",
         icon="undo",
-        tip=_NOOP("Action", "Takes back the pause or stop, as long as the run has not read it"),
+        tip=_NOOP("Action", "Cancels a pause or stop that the run has not started yet"),
     ),
     Action(
         "runs.resume",
@@ -159,7 +159,7 @@ class RunHeader(QWidget):
         return bool(self._run and self._run.alive and not self._ending)
 
     def can_withdraw(self) -> bool:
-        """Tell whether the run is to end and has not read so yet."""
+        """Return whether the command that ends the run can still be withdrawn."""
         return bool(self._ending and not self._ending.accepted)
 
     def can_resume(self) -> bool:
@@ -215,7 +215,7 @@ class RunHeader(QWidget):
         self._ask("stop")
 
     def withdraw(self) -> None:
-        """Let the run continue that was to end."""
+        """Withdraw the command that ends the run."""
         for entry in self._queued:
             if entry.state == "running" and entry.wish:
                 self._session.queue.withdraw(entry.id)

@@ -160,7 +160,7 @@ class QueueList(QListView):
         return self.queue.rows[chosen[0].row()] if chosen else None
 
     def choose(self, number: str) -> None:
-        """Choose one entry, if it is there."""
+        """Select an entry if it is in the list."""
         place = self.queue.place_of(number)
         if place.isValid():
             self.setCurrentIndex(place)

@@ -52,7 +52,7 @@ ACTIONS = (
     ),
     Action(
         "queue.withdraw", _NOOP("Action", "Keep training in the queue"), "runs", "withdraw", (), "can_withdraw",
-        icon="undo", tip=_NOOP("Action", "Takes back a stop or pause that the run has not read yet"),
+        icon="undo", tip=_NOOP("Action", "Cancels a pause or stop that the run has not started yet"),
     ),
     Action(
         "queue.resume", _NOOP("Action", "Resume in the queue"), "runs", "again", (), "can_resume", icon="resume",
@@ -160,11 +160,11 @@ class QueuePanel(QWidget):
         return self._stands("running", "paused", "interrupted") and not self._wished()
 
     def withdraw(self) -> None:
-        """Take back what the chosen entry was asked."""
+        """Withdraw the pending pause or stop of the selected entry."""
         self._for_chosen(self._keeper.withdraw)
 
     def can_withdraw(self) -> bool:
-        """Tell whether the chosen entry was asked to end."""
+        """Return whether the selected entry has a pending pause or stop."""
         return self._stands("running") and self._wished()
 
     def again(self) -> None:

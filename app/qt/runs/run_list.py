@@ -167,7 +167,7 @@ class RunList(QListView):
         self._hear()
 
     def clear_choice(self) -> None:
-        """Choose no run."""
+        """Clear the selection."""
         self._quiet = True
         self.selectionModel().clearSelection()
         self._quiet, self._order = False, []

@@ -54,7 +54,7 @@ def word_of(run: RunSummary) -> str:
 
 
 def ending_word(name: EndingName) -> str:
-    """Return what is said of a run that a command is about to end."""
+    """Return the word for a run that is pausing or stopping."""
     return _tr(_ENDINGS[name])
 
 

@@ -159,7 +159,7 @@ class RestoreDialog(QDialog):
     def _refused(self, fault: OSError) -> None:
         """Say what hinders it, and show what is left to restore."""
         self.datasets.setEnabled(True)
-        self._tell(fault, self.tr("Below stands what is left to restore. Mend that, then restore it."))
+        self._tell(fault, self.tr("These files still need to be restored. Fix the problem, then try again."))
         self._look()
 
     def _tell(self, fault: OSError, remedy: str) -> None:
