@@ -63,7 +63,7 @@ class Window(QMainWindow):
         self.session = session
         self._painted = self._closing = self._decided_later = False
         self._notifier: Notifier | None = None
-        self._state = window_state.read()
+        self._state, self._state_notice = window_state.read()
         """How it stood at the end of the last time; pages that are made later, or never, have theirs in it."""
         self.commands = Commands(self, session.settings.preferences.shortcuts)
         self.setWindowTitle("Impasto")
@@ -424,7 +424,7 @@ class Window(QMainWindow):
         session.settings.changed.connect(lambda chosen: self.commands.rebind(chosen.shortcuts))
         self.notices.follow(session.settings.file, session.filters.file)
         stored = (session.settings.file, session.recent, session.models, session.filters.file)
-        for notice in filter(None, (file.notice for file in stored)):
+        for notice in filter(None, (self._state_notice, *(file.notice for file in stored))):
             self.notices.tell(notice, "warning")
         session.completer.loaded.connect(self._tell_lists)
         session.going.run.connect(lambda run: self._go(_RUNS, run))

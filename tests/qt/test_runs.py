@@ -262,7 +262,9 @@ def test_a_run_whose_disk_is_taken_away_is_said_to_be_out_of_reach_until_it_is_t
     qtbot.waitUntil(lambda: not page.trouble.isVisibleTo(page))
 
 
-def test_header_and_bar_of_a_killed_run_tell_one_step_and_what_is_made_anew(page, qtbot, tmp_path):
+def test_an_interrupted_run_says_its_step_and_what_resuming_repeats_or_that_its_status_is_damaged(
+    page, qtbot, tmp_path
+):
     directory = write_run(tmp_path, "killed", 600, done=340, state="running")
     directory.write_status(Status("running", "train", 337, 600, 1, 1.0))
     write_checkpoint(directory, 300)
@@ -270,6 +272,9 @@ def test_header_and_bar_of_a_killed_run_tell_one_step_and_what_is_made_anew(page
     assert "Step 340 of 600" in page.header.facts.text()
     assert page.header.phases.bars["train"].amount == "340 / 600"
     assert "step 300. 40 step" in page.trouble.sentence.text()
+    directory.status.write_text("[" * 1000, encoding="utf-8")
+    damaged = f"Could not read {directory.status}: "
+    qtbot.waitUntil(lambda: page.trouble.sentence.text().startswith(damaged))
 
 
 def test_a_folder_that_is_damaged_or_gone_is_told_on_its_entry_and_above_it(page, qtbot, tmp_path):

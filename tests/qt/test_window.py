@@ -308,6 +308,13 @@ def test_nonsense_in_the_windows_file_does_not_keep_it_closed(qtbot, session, pe
     assert window.width() > 400
 
 
+def test_a_damaged_file_of_the_window_is_named(qtbot, session):
+    window_state.place().write_text("[" * 1000, encoding="utf-8")
+    window = Window(session)
+    qtbot.addWidget(window)
+    assert "window.damaged.json" in window.notices.sentences()[0]
+
+
 def test_preferences_that_could_not_be_read_are_told(qtbot, per_user_folder):
     (per_user_folder / "preferences.toml").write_text("[broken", encoding="utf-8")
     poster = Poster()

@@ -184,6 +184,16 @@ class RunDirectory:
         except (OSError, UnusableFileError):
             return None
 
+    def status_fault(self) -> str:
+        """Return a sentence on why status.json cannot be read; empty for a sound or missing file."""
+        try:
+            read_record(self.status, "record", _status)
+        except FileNotFoundError:
+            return ""
+        except (OSError, UnusableFileError) as error:
+            return f"Could not read {self.status}: {reason_of(error)}, so it is not known how this run ended."
+        return ""
+
     def _lay_out(self) -> None:
         for folder in (self.commands / "done", self.checkpoints, self.samples, self.output):
             long_path(folder).mkdir(parents=True)

@@ -49,6 +49,8 @@ class RunSummary:
     """What is known of a run that is not where it was; None where it is there."""
     kept: int | None = None
     """The step of the last checkpoint of one that was interrupted; None where there is none."""
+    status_fault: str = ""
+    """Why its status cannot be read, in a sentence, of one that counts as interrupted because of that."""
     ending: Ending | None = None
     """The command that ends a running one now or soon, as its command files say."""
 
@@ -74,7 +76,8 @@ def summarise(path: Path) -> RunSummary:
         found = replace(found, phase=phase, step=status.step, steps=status.steps, heartbeat=status.heartbeat)
     if state != "interrupted":
         return found
-    return replace(found, step=_last_step(run, status.step if status else kept or 0), kept=kept)
+    step = _last_step(run, status.step if status else kept or 0)
+    return replace(found, step=step, kept=kept, status_fault="" if status else run.status_fault())
 
 
 def _ending(run: RunDirectory, state: State) -> Ending | None:

@@ -17,13 +17,10 @@ def place() -> Path:
     return places.home() / "window.json"
 
 
-def read() -> dict[str, str]:
-    """Return what was kept, text by name; empty where there is nothing, or nothing that can be read."""
+def read() -> tuple[dict[str, str], str]:
+    """Return what was kept, text by name, and a sentence about what was wrong with the file, as `stored.load` does."""
     nothing: dict[str, str] = {}
-    kept, notice = load(place(), _texts, nothing, "the window is placed as if for the first time")
-    if notice:
-        _log.info("%s", notice)
-    return kept
+    return load(place(), _texts, nothing, "the window has its default size and layout")
 
 
 def _texts(found: Any, _: list[str]) -> dict[str, str]:

@@ -64,7 +64,8 @@ class Trouble(QFrame):
         if run.summary.state == "interrupted":
             if failure:
                 return failure
-            ended = self.tr("This run stopped unexpectedly: it was killed, or the computer went down.")
+            killed = self.tr("This run stopped unexpectedly: it was killed, or the computer went down.")
+            ended = run.summary.status_fault or killed
             resume = self._resume_words(run)
             said = self.tr("The last that it printed:") if run.last_words else ""
             return " ".join(filter(None, (ended, resume, said)))

@@ -43,14 +43,14 @@ def test_the_app_starts_without_any_of_its_files(what: str, per_user_folder: Pat
             pytest.skip("this system has no such thing")
     session = Session(desk.post)
     try:
-        window_state.read()
+        _, window_notice = window_state.read()
         assert session.settings.preferences == Preferences()
         assert session.filters.of() == [] and session.jobs.all == ()
         assert session.models.recent == (("a\0b",) if what == "nul in a path" else ())
         if what not in ("empty", "control characters", "nul"):  # an empty TOML file is one
-            for name in ("folders.json", "filters.json", "models.json"):
+            for name in ("folders.json", "filters.json", "models.json", "window.json"):
                 _assert_kept(per_user_folder / name, what)
-        told = (session.recent.notice, session.models.notice, session.filters.file.notice)
+        told = (session.recent.notice, session.models.notice, session.filters.file.notice, window_notice)
         assert all("damaged" in notice for notice in told if notice)
     finally:
         session.close()
@@ -95,6 +95,16 @@ def test_a_bad_member_costs_the_runs_and_the_queue_itself_alone(
         desk.until(lambda: session.queue.entries)
     finally:
         session.close()
+
+
+@pytest.mark.parametrize("what", ["deep list", "empty"])
+def test_a_run_whose_status_cannot_be_read_says_so(what: str, tmp_path: Path) -> None:
+    """It was said to have been killed, although it had been paused."""
+    run = write_run(tmp_path, "paused", steps=20, state="paused")
+    run.status.write_bytes(BAD[what])
+    assert summarise(run.path).status_fault.startswith(f"Could not read {run.status}: ")
+    run.status.unlink()
+    assert summarise(run.path).status_fault == ""
 
 
 @pytest.mark.parametrize("what", [what for what in EVERY if what != "endless"])  # that is a link, and not followed

@@ -132,12 +132,12 @@ def test_what_the_schema_does_not_allow_is_refused():
 
 
 def test_the_windows_place_comes_back_and_nonsense_does_not(per_user_folder):
-    assert window_state.read() == {}
+    assert window_state.read() == ({}, "")
     window_state.write({"geometry": "AAAA"})
-    assert window_state.read() == {"geometry": "AAAA"}
+    assert window_state.read() == ({"geometry": "AAAA"}, "")
     for text in ("[1]", "{", '{"geometry": 3}'):
         window_state.place().write_text(text, encoding="utf-8")
-        assert window_state.read() == {}
+        assert window_state.read()[0] == {}
 
 
 def test_a_small_file_is_written_behind_and_only_the_latest_text_of_those_that_wait(tmp_path, monkeypatch):
