@@ -102,6 +102,19 @@ def test_a_state_that_no_run_can_continue_from_is_passed_over(tmp_path: Path, ch
     assert loaded is not None and loaded.step == 5
 
 
+def test_want_of_memory_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An older checkpoint would be taken, and the steps after it be lost, though the newest one is whole."""
+    save_checkpoint(tmp_path, sample(5))
+    save_checkpoint(tmp_path, sample(6))
+
+    def exhausted(*_: object) -> bytes:
+        raise MemoryError
+
+    monkeypatch.setattr(checkpoints, "read_bytes", exhausted)
+    with pytest.raises(MemoryError):
+        load_latest(tmp_path)
+
+
 def test_numbers_of_an_optimizer_may_be_infinite(tmp_path: Path) -> None:
     """Prodigy's growth_rate is, unless the job says otherwise."""
     state = {**state_of(5).state, "scaler": {"scale": math.inf}}

@@ -138,6 +138,8 @@ def load_checkpoint(folder: Path) -> Checkpoint | None:
             optimizer=safetensors.torch.load(read_bytes(folder / "optimizer.safetensors", "part")),
             state=table(parse_json(read_bytes(folder / "state.json", "list"), finite=False)),
         )
+    except MemoryError:  # nothing is wrong with it: an older one would throw its steps away
+        raise
     except Exception:  # noqa: BLE001 - whatever is wrong with it, an older one may be good, and the run is not lost
         return None
 
