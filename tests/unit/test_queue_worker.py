@@ -10,6 +10,7 @@ import time
 
 import pytest
 
+from trainer import cli
 from trainer.errors import RunError
 from trainer.protocol import commands, lanes, locks
 from trainer.protocol.queue import Queue
@@ -180,6 +181,24 @@ def test_a_stop_that_is_taken_back_is_withdrawn_from_the_run_and_a_later_one_cou
     with pytest.raises(RunError) as raised:
         queue.withdraw(name)
     assert raised.value.code == "queue.late"
+
+
+def test_a_stop_that_is_withdrawn_by_the_runs_name_leaves_its_entry_and_may_be_given_again(
+    queue, engine, said, tmp_path, capsys
+):
+    """The window would show "Stopping…" until the run's end, and the second stop never reach the run."""
+    name = add(queue, tmp_path, "a").id
+    engine(name)
+    run = RunDirectory(queue.get(name).run)
+    one = Worker(queue, said.append, ["cpu"])
+    queue.stop(name)
+    one.look()
+    assert cli.main(["stop", str(run.path), "--withdraw"]) == 0
+    assert queue.get(name).wish is None and commands.pending(run) == []
+    queue.stop(name)  # before the worker looks again
+    one.look()
+    assert [command.name for command in commands.pending(run)] == ["stop"]
+    assert "continues" in capsys.readouterr().out
 
 
 def test_a_resumed_run_that_has_not_begun_its_attempt_is_ended_at_once(queue, engine, said, tmp_path):

@@ -15,6 +15,7 @@ from trainer.cli.output import echo, echo_lines, note
 from trainer.errors import EXIT_DONE, EXIT_FAULT, EXIT_RESUMABLE, RunError
 from trainer.protocol import commands as protocol
 from trainer.protocol import events
+from trainer.protocol.queue import Queue
 from trainer.protocol.rundir import RunDirectory, find_run, known_runs
 
 _POLL = 0.2  # seconds: a run's folder is all there is to be asked, and its changes wake nobody
@@ -75,7 +76,12 @@ def run_command(options: argparse.Namespace) -> int:
 
 
 def _withdraw(run: RunDirectory, name: protocol.CommandName) -> int:
-    if protocol.withdraw(run, name):
+    """Withdraw a pending stop or pause, in the queue too: otherwise its worker would send it again."""
+    queue = Queue()
+    entries = [one.id for one in queue.entries() if one.run == run.path and one.state == "running" and one.wish == name]
+    for entry in entries:
+        queue.withdraw(entry)
+    if protocol.withdraw(run, name) or entries:
         echo(f'The run "{run.name}" continues: {name} was withdrawn.')
         return EXIT_DONE
     raise RunError(

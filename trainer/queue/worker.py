@@ -155,9 +155,18 @@ class Worker:
         if not run.is_alive():
             if asked is None and _is_before_its_attempt(run, entry):
                 self._end_early(entry)  # it hashes the base and the like, and has nothing that could be lost
-        elif asked != entry.wish or sent is None or _unheard(sent):
+        elif asked != entry.wish or sent is None or (_is_unread(sent) and self._still_wants(entry)):
             with contextlib.suppress(OSError):
                 self._asked[entry.id] = entry.wish, commands.send(run, entry.wish)
+
+    def _still_wants(self, entry: Entry) -> bool:
+        """Return whether the pause or stop of an entry was given again, after the first was withdrawn.
+
+        Whoever withdraws clears the entry first, so an entry that is read now shows it.
+        """
+        with contextlib.suppress(RunError):
+            return self._queue.get(entry.id).wish == entry.wish
+        return False
 
     def _end_early(self, entry: Entry) -> None:
         """End an engine that has not begun to train, so that it reads no commands."""
@@ -183,10 +192,10 @@ def _left(reading: Reading) -> bool:
     return any(entry.state == "running" or (entry.state == "waiting" and not reading.held) for entry in reading.entries)
 
 
-def _unheard(sent: Path) -> bool:
-    """Tell whether a command was meant for a former start of the engine, which this one passes over."""
+def _is_unread(sent: Path) -> bool:
+    """Return whether a command was meant for a former start of the engine, or withdrawn before the run read it."""
     answer = commands.answer(sent)
-    return answer is not None and answer.outcome == "void"
+    return answer is not None and answer.outcome in ("void", "withdrawn")
 
 
 def _is_before_its_attempt(run: RunDirectory, entry: Entry) -> bool:
