@@ -72,6 +72,7 @@ COMMANDS = {
     "queue remove": [(["queue", "remove", "{text}"], True)],
     "queue pause": [(["queue", "pause", "{text}"], True)],
     "queue stop": [(["queue", "stop", "{text}"], True)],
+    "queue withdraw": [(["queue", "withdraw", "{text}"], True)],
     "queue resume": [(["queue", "resume", "{text}"], True)],
     "queue hold": [(["queue", "hold"], False)],
     "queue go-on": [(["queue", "go-on"], False)],
