@@ -107,6 +107,8 @@ class Tour(QObject):
         self._at = 0
         self._pictures: Path | None = None
         self._job: Path | None = None
+        self._started: str | None = None
+        """The id of the entry that this tour put in the queue, which does not list it at once."""
         self._waiting: list[Callable[[Path], None]] = []
         self._began = time.time()
         self.coach = Coach()
@@ -148,10 +150,12 @@ class Tour(QObject):
         self._with_job(self._start)
 
     def show_run(self) -> None:
-        """Show the run of the job, where it has begun, or else all runs."""
+        """Show the run of the job, or its entry in the queue while it has none, or else all runs."""
         entry = self._entry()
         if entry and entry.run:
             self._session.going.run.emit(entry.run)
+        elif started := entry.id if entry else self._started:
+            self._session.going.entry.emit(started)
         else:
             self._window.show_runs()
 
@@ -206,7 +210,7 @@ class Tour(QObject):
 
     def _start(self, job: Path) -> None:
         if self._entry() is None:
-            self._session.queue.start(job)
+            self._started = self._session.queue.start(job)
         self._step(self._at + 1)
 
     def _step(self, number: int) -> None:
