@@ -1,6 +1,11 @@
 """Sets the forecast of time beside what a run takes, on the CPU, with the demo and with tiny bases.
 
     python -m tests.bench.duration [--steps 16] [--results FOLDER]
+    python -m tests.bench.duration --whole
+
+With --whole the demo is trained as it is, on all cores and from loading to the last preview, and its duration is
+compared with the forecast of `plan JOB`, which is what the window shows before Start. The exit code is 1 unless one is
+within a factor of 1.5 of the other. It is measured on the clock, so the machine must be idle.
 
 Every job runs as `python -m trainer train` would run it, planned and with its rate measured first, on one thread. Both
 sides count the CPU's time for that thread, so that other programs on the machine do not matter; on an idle one it is
@@ -10,8 +15,10 @@ the time that passes. Nothing is learned from one job for the next. Writes tests
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -34,6 +41,7 @@ from trainer.training.run import start
 
 RESULTS = Path(__file__).parent / "results"
 GOAL = 0.15
+WHOLE_GOAL = 1.5
 NOTE = (
     "Mixed batches are counted as they are dealt, each micro-batch with all its operations; by their tapes that "
     "is right within 6 % (tests/train/test_course.py). Too short for bf16: what the CPU's convolutions take in it "
@@ -137,6 +145,33 @@ def _phases(forecast: Forecast, watch: Watch) -> dict[str, tuple[float, float]]:
     return {name: (foretold.get(name, 0.0), watch.phases.get(name, 0.0)) for name in PHASES}
 
 
+def whole() -> int:
+    """Compare the forecast of the whole demo with its duration on the clock, and return the exit code."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["IMPASTO_HOME"] = str(Path(folder) / "home")
+        job = _demo(Path(folder))
+        planned = subprocess.run(
+            [sys.executable, "-m", "trainer", "plan", str(job), "--json"], stdout=subprocess.PIPE, check=True
+        )
+        forecast = json.loads(planned.stdout)["pick"]["forecast"]["seconds"]
+        started = time.monotonic()
+        subprocess.run([sys.executable, "-m", "trainer", "train", str(job)], stdout=subprocess.DEVNULL, check=True)
+        command = time.monotonic() - started
+        (home,) = (Path(folder) / "runs").iterdir()
+        run = _whole_seconds(home / "events.jsonl")
+    ratio = forecast / run
+    sys.stdout.write(f"forecast {forecast:.0f} s, run {run:.0f} s (command {command:.0f} s): ratio {ratio:.2f}\n")
+    return 0 if 1 / WHOLE_GOAL <= ratio <= WHOLE_GOAL else 1
+
+
+def _whole_seconds(log: Path) -> float:
+    """Return the seconds from the first phase to the end of the last."""
+    found = [
+        event for event in events.read_events(log)[0] if isinstance(event, events.PhaseStarted | events.PhaseFinished)
+    ]
+    return found[-1].time - found[0].time
+
+
 def table(rows: list[Row]) -> str:
     """The results as Markdown."""
     lines = ["| job | step forecast, ms | step measured, ms | error |", "|---|---|---|---|"]
@@ -156,8 +191,11 @@ def main() -> None:
     """Runs all jobs and writes the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=16)
+    parser.add_argument("--whole", action="store_true")
     parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args()
+    if options.whole:
+        raise SystemExit(whole())
     torch.set_num_threads(1)
     rows = []
     with tempfile.TemporaryDirectory() as folder:

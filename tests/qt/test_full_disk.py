@@ -83,6 +83,7 @@ def test_a_job_that_cannot_be_saved_or_queued_is_not_started_and_can_be_when_the
     monkeypatch.setattr(
         "app.core.queue.launch", lambda *words: launched.append(words)
     )  # no training: the queue is real
+    session.jobs.agree_to_cpu(page.draft.path)  # it would take days
     assert page.start_button.isEnabled()
     with no_room():
         qtbot.mouseClick(page.start_button, Qt.MouseButton.LeftButton)

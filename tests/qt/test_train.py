@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import threading
 import time
@@ -451,6 +452,8 @@ def test_a_long_job_on_the_cpu_is_asked_about_once_before_it_starts(
     page.start_button.click()
     qtbot.waitUntil(lambda: len(session.queue.queue.read().entries) == 2 and page.can_start())
     assert first.job == page.draft.path and page.findChild(QMessageBox) is None, "it is asked once for a job"
+    session.jobs.close()
+    assert json.loads((session.jobs.folder / "list.json").read_text("utf-8"))["agreed_to_cpu"] == [str(first.job)]
 
 
 def test_the_window_does_not_wait_for_a_disk(

@@ -63,6 +63,11 @@ class Thrown:
     lies: Path | None
 
 
+_Kept = tuple[Path | None, tuple[Path, ...], tuple[Path, ...]]
+"""The job that was open last, the files in other folders, and the jobs to train on the CPU however long it takes."""
+_MOST_AGREED = 200
+
+
 class Jobs:
     """Belongs to the thread of `tasks`; the disk is read and written on workers, a slow one holds up nobody."""
 
@@ -85,6 +90,8 @@ class Jobs:
         self.last: Path | None = None
         """The job that was open last."""
         self._elsewhere: tuple[Path, ...] = ()
+        self._agreed: tuple[Path, ...] = ()
+        """Those that the user wants to train on the CPU however long it takes."""
         self._readings = count(1)
         self._newest = 0
         self._tasks = tasks
@@ -93,9 +100,10 @@ class Jobs:
         self._leaving: dict[Path, Draft] = {}
         """Those let go whose last change is still on its way to the disk."""
         self._list = Behind(self.folder / "list.json", "the list of jobs was")
-        nothing: tuple[Path | None, tuple[Path, ...]] = (None, ())
+        nothing: _Kept = (None, (), ())
         lost = "open jobs in other folders again"
-        self.last, self._elsewhere = self._list.load(_listed, nothing, lost, lambda kept: _list_text(*kept))
+        kept = self._list.load(_listed, nothing, lost, lambda kept: _list_text(*kept))
+        self.last, self._elsewhere, self._agreed = kept
 
     # --- one job: files are read and written by workers, and what is asked for comes back on this thread
 
@@ -119,6 +127,16 @@ class Jobs:
             then(draft)
         else:
             self._read(path, then, refused)
+
+    def agree_to_cpu(self, path: Path) -> None:
+        """Remember that the user wants to train a job on the CPU however long it takes."""
+        if path not in self._agreed:
+            self._agreed = (path, *self._agreed)[:_MOST_AGREED]
+            self._list.write(_list_text(self.last, self._elsewhere, self._agreed))
+
+    def agreed_to_cpu(self, path: Path) -> bool:
+        """Return whether the user was asked about a job and wants to train it on the CPU."""
+        return path in self._agreed
 
     def shut(self) -> None:
         """Let go of the open job; what is not on disk yet goes there, or else among our own jobs."""
@@ -302,19 +320,26 @@ class Jobs:
         if (last, elsewhere) == (self.last, self._elsewhere):
             return
         self.last, self._elsewhere = last, elsewhere
-        self._list.write(_list_text(last, elsewhere))
+        self._list.write(_list_text(last, elsewhere, self._agreed))
 
 
-def _listed(kept: Any, left_out: list[str]) -> tuple[Path | None, tuple[Path, ...]]:
-    texts = kept["elsewhere"]
+def _listed(kept: Any, left_out: list[str]) -> _Kept:
+    elsewhere, agreed = _paths(kept["elsewhere"], left_out), _paths(kept.get("agreed_to_cpu", []), left_out)
+    return Path(kept["last"]) if kept["last"] else None, elsewhere, agreed
+
+
+def _paths(texts: Any, left_out: list[str]) -> tuple[Path, ...]:
     if not isinstance(texts, list):
         raise TypeError("not a list of files")
     left_out += [repr(text)[:80] for text in texts if not isinstance(text, str)]
-    return Path(kept["last"]) if kept["last"] else None, tuple(Path(text) for text in texts if isinstance(text, str))
+    return tuple(Path(text) for text in texts if isinstance(text, str))
 
 
-def _list_text(last: Path | None, elsewhere: tuple[Path, ...]) -> str:
-    return json.dumps({"last": str(last) if last else "", "elsewhere": [*map(str, elsewhere)]}, indent=1) + "\n"
+def _list_text(last: Path | None, elsewhere: tuple[Path, ...], agreed: tuple[Path, ...]) -> str:
+    content = {"last": str(last) if last else "", "elsewhere": [*map(str, elsewhere)]}
+    if agreed:
+        content["agreed_to_cpu"] = [*map(str, agreed)]
+    return json.dumps(content, indent=1) + "\n"
 
 
 def write_new(folder: Path, values: Mapping[str, Any]) -> Path:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from PySide6.QtCore import QObject, Qt, Signal
 from PySide6.QtWidgets import QMessageBox, QWidget
 
@@ -38,8 +36,6 @@ class Starting(QObject):
         """Those whose last change is on its way to the disk."""
         self._undecided: list[tuple[Draft, str]] = []
         """Those whose forecast on the CPU, or whose user's decision, is awaited, and their text."""
-        self._agreed: set[Path] = set()
-        """The jobs that the user wants to train on the CPU however long it takes."""
         self._awaited: dict[str, Draft] = {}
         """By their entries in the queue."""
         self._asking: QMessageBox | None = None
@@ -86,10 +82,10 @@ class Starting(QObject):
     def _decide(self) -> None:
         """Put what is not known to take long into the queue, and ask about the rest; wait for forecasts on the CPU."""
         for draft, text in tuple(self._undecided):
-            if draft.path not in self._agreed and self._forecast.awaits_cpu_seconds(draft):
+            if not self._session.jobs.agreed_to_cpu(draft.path) and self._forecast.awaits_cpu_seconds(draft):
                 continue
             seconds = self._forecast.cpu_seconds(draft)
-            if draft.path in self._agreed or seconds is None or seconds <= LONG_ON_CPU:
+            if self._session.jobs.agreed_to_cpu(draft.path) or seconds is None or seconds <= LONG_ON_CPU:
                 self._queue(draft, text)
             elif self._asking is None:
                 self._ask(draft, text, seconds)
@@ -119,7 +115,7 @@ class Starting(QObject):
     def _take_answer(self, draft: Draft, text: str, *, agreed: bool) -> None:
         self._asking = None
         if agreed:
-            self._agreed.add(draft.path)
+            self._session.jobs.agree_to_cpu(draft.path)
             self._queue(draft, text)
         else:
             self._undecided.remove((draft, text))
