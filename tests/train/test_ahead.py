@@ -12,6 +12,7 @@ from torch import Tensor
 
 from tests.support.cpu_steps import tensors_of
 from tests.train.test_cache import SHUFFLED, prepared
+from trainer.dataset.cached import encoding_form
 from trainer.dataset.sampling import Sample
 from trainer.errors import ResumableError
 from trainer.training.ahead import AssemblerAhead
@@ -96,7 +97,7 @@ def test_another_micro_batch_size_leaves_what_was_begun(parts: Parts, monkeypatc
 
 def test_what_is_not_cached_yet_is_not_begun(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
     turn = Turn(parts, monkeypatch)
-    monkeypatch.setattr(parts.feed, "prepared", Portion(0, 0))
+    monkeypatch.setattr(parts.feed, "prepared", Portion(0, 0, encoding_form(parts.feed.job.fit)))
     while parts.feed.epoch_of(turn.step) == 0:
         for _ in turn.take_step():
             pass

@@ -460,14 +460,17 @@ def _floor(forecast: Forecast, most: int) -> PhaseForecast | None:
 def _too_large_alike(fit: FitConfig, former: Plan, most: int) -> bool:
     """Whether a fit does the same as a former one in a phase that took more than ``most`` bytes there.
 
-    What previews reserve includes what training left cached, so only what they allocate counts against them.
+    What previews reserve includes what training left cached. So where steps took too much already, only what previews
+    allocate counts against them.
     """
     found = former.forecast
     steps = any(phase.reserved > most for name in ("first_step", "train") if (phase := found.of(name)))
     if steps and _of_steps(fit) == _of_steps(former.fit):
         return True
     drawn = found.of("preview")
-    return drawn is not None and drawn.allocated > most and _of_previews(fit) == _of_previews(former.fit)
+    if drawn is None or _of_previews(fit) != _of_previews(former.fit):
+        return False
+    return (drawn.allocated if steps else drawn.reserved) > most
 
 
 def _of_steps(fit: FitConfig) -> tuple[object, ...]:

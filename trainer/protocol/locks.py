@@ -76,7 +76,7 @@ def held(path: Path, patience: float) -> Iterator[None]:
     Raises LockBusyError when another holder does not let go within `patience` seconds, OSError when the file cannot be
     opened or its disk knows no locks.
     """
-    _require_file(path)
+    require_file(path)
     with long_path(path).open("ab") as file:
         deadline = time.monotonic() + patience
         while not _try_lock(file):
@@ -104,7 +104,7 @@ def is_held(path: Path) -> bool:
         return False
 
 
-def _require_file(path: Path) -> None:
+def require_file(path: Path) -> None:
     """Raise OSError where something other than a file is in the lock's place: opening a pipe would block."""
     if long_path(path).exists() and not long_path(path).is_file():
         raise OSError(errno.EINVAL, "it is not a file", str(path))

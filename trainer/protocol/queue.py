@@ -132,6 +132,10 @@ class Queue:
 
     def worker_alive(self) -> bool:
         """Tell whether a worker is at it."""
+        try:
+            locks.require_file(self.worker_lock)  # without it no worker can ever start: that concerns the whole queue
+        except OSError as error:
+            raise _refused(self.folder, error) from error
         return self._is_held(self.worker_lock)
 
     def engine_alive(self, name: str) -> bool:

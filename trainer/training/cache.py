@@ -37,6 +37,7 @@ from trainer.training.attention import attention
 from trainer.training.checkpoint import disk_full
 from trainer.training.precision import DTYPES
 from trainer.training.room import release_at, trim
+from trainer.training.shortage import is_out_of_memory
 from trainer.training.stages import Pace, Room, Stages
 
 MOST_NAMED = 5
@@ -131,8 +132,10 @@ class EntryStore:
                 stated = (file.metadata() or {}).get("impasto.digest")
                 tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
             return tensors if digest(tensors) == stated else None
-        except Exception:  # noqa: BLE001 - a damaged entry raises whatever its bytes happen to say; it is encoded again
-            return None
+        except Exception as error:
+            if is_out_of_memory(error):  # says nothing about the entry; the run answers it
+                raise
+            return None  # a damaged entry raises whatever its bytes happen to say; it is encoded again
 
     def sound(self, key: str) -> bool:
         """Whether the entry is there and undamaged, and thereby used; a damaged one is removed to be made anew."""

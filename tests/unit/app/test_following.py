@@ -277,8 +277,8 @@ def test_an_unsaved_edit_is_never_overwritten_by_the_disk(opened: Open, tmp_path
     opened.open(tmp_path)
     number = opened["1.png"].id
     opened.library.apply([Change(number, "caption", "one", "mine")])
-    pending = {number}
-    opened.datasets.unsaved = lambda picture, field: picture in pending and field == "caption"
+    pending = {"1.png": {"caption": "mine"}}
+    opened.datasets.unsaved = lambda folder, name: pending.get(name, {})
     write(text, "theirs")
     opened.look()
     assert opened["1.png"].caption == "mine"
