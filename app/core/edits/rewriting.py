@@ -11,7 +11,7 @@ from app.core.edits import captions
 from app.core.edits.backups import Backups, Written
 from app.core.edits.captions import Neighbours
 from app.core.edits.edit import Ended, History
-from app.core.edits.safe_files import refusal, sync_file_system
+from app.core.edits.safe_files import SYNCS_FILE_SYSTEM, refusal, sync_file_system
 from app.core.edits.saver import Saver
 from app.core.library import Library
 from app.core.pictures import Picture
@@ -87,7 +87,7 @@ class Rewriter:
 def _write(backups: Backups, root: Path, files: Sequence[Written]) -> list[Path]:
     """Write files, keeping what they hold; return those that hold something else by now. Raises OSError."""
     backups.keep(str(root), [(file.relative_to(root).as_posix(), before) for file, before, _ in files])
-    left = [written.file for written in files if not written.write(durable=False)]
+    left = [written.file for written in files if not written.write(durable=not SYNCS_FILE_SYSTEM)]
     sync_file_system(str(root))
     return left
 

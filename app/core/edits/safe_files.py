@@ -34,6 +34,8 @@ from trainer.protocol.reading import open_file, read_bytes
 
 STRAY = re.compile(r"\.impasto-[0-9a-f]{16}\.tmp")
 """Names of temporary files."""
+SYNCS_FILE_SYSTEM = sys.platform != "win32"
+"""Whether the system can wait for all files at once. Windows cannot: there each file is waited for by itself."""
 _BINARY = getattr(os, "O_BINARY", 0)  # Windows translates line ends without it
 _SETTLED = 3_000_000_000  # nanoseconds; longer than the step of any file system's clock (FAT: two seconds)
 _ABANDONED = 600.0  # seconds; a write takes milliseconds
@@ -118,8 +120,8 @@ def remove_file(file: str, seen: Seen) -> None:
 
 
 def sync_file_system(folder: str) -> None:
-    """Wait until all that was written to a folder's file system is on the disk; Windows has no such call."""
-    if sys.platform == "win32":
+    """Wait until all files written to a file system are on the disk; does nothing unless SYNCS_FILE_SYSTEM."""
+    if not SYNCS_FILE_SYSTEM:
         return
     call = _libc_call("syncfs", ctypes.c_int)
     if call is None:

@@ -14,6 +14,7 @@ from app.core.edits import captions
 from app.core.edits.backups import Backups
 from app.core.edits.captions import Caption, Neighbours, plain
 from app.core.edits.safe_files import (
+    SYNCS_FILE_SYSTEM,
     ChangedMeanwhileError,
     Seen,
     refusal,
@@ -73,7 +74,7 @@ class Writer:
         A single one is safe from power cuts when it is given, many are when the last one was given and this has ended:
         until then the journal must not call them saved.
         """
-        durable = len(requests) < 10
+        durable = len(requests) < 10 or not SYNCS_FILE_SYSTEM
         for root, group in groupby(sorted(requests, key=lambda request: request.key), lambda request: request.key.root):
             mine = list(group)
             yield from self._write_captions(

@@ -19,7 +19,7 @@ from app.core.jobs.values import Values, changed_keys, drop, put, value_at
 from app.core.tasks import Tasks, only, raise_again
 from app.core.words import QT_TRANSLATE_NOOP
 from trainer.config.base import Family
-from trainer.config.credentials import protect
+from trainer.config.credentials import protect, safe_link
 from trainer.config.job import Job
 from trainer.config.load import JOB_FILE, secure_job_file
 from trainer.config.paths import absolute, is_base_path
@@ -226,12 +226,13 @@ class Draft:
         if not isinstance(model, str):
             return
         try:
-            safe, message = protect(model)
+            safe = safe_link(model).text
         except ValueError:  # no link at all: the form says so
             return
-        if message:
+        if safe != model:
             put(values, "base.model", safe)
-            self.secured.emit(message)
+            # On a worker: a locked keyring asks for its password first, and waits for it.
+            self._tasks.run(lambda: protect(model)[1] or "", self.secured.emit, raise_again)
 
     def _judge(self) -> None:
         self._look_at_base()

@@ -344,6 +344,7 @@ def test_a_token_in_the_base_link_reaches_neither_the_file_nor_the_form(
     draft.set("base.model", LINK + "sEcReT-1")
     assert draft.get("base.model") == SAFE
     assert settled(desk, draft)["base"]["model"] == SAFE
+    desk.until(lambda: bool(messages))
     other = {**on_disk(file), "name": "other", "base": {"model": LINK + "sEcReT-2"}}
     file.write_text(to_toml(other), encoding="utf-8")
     draft.look()
