@@ -246,7 +246,7 @@ def test_it_stands_as_it_stood(window, qtbot, session):
     window.pictures.columns.setSizes([150, 500, 250])
     sizes = window.pictures.columns.sizes()
     window.close()
-    assert "geometry" in window_state.read()
+    assert "geometry" in window_state.read()[0]
     again = Window(session)
     qtbot.addWidget(again)
     with qtbot.waitExposed(again):
@@ -277,7 +277,7 @@ def test_it_closes_when_pictures_are_in_the_trash_or_at_once_where_it_is_closed_
     assert session.history.writing is None
     assert not window._closing, "shown again by another start, it would close by itself after the next edit"
     assert sorted(file.name for file in pictures.iterdir()) == ["a.png", "a.txt", "b.png", "b.txt"]
-    assert "geometry" in window_state.read()
+    assert "geometry" in window_state.read()[0]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the place of the trash cannot be chosen")
