@@ -249,9 +249,9 @@ def test_a_job_that_is_opened_while_another_goes_into_the_trash_is_shown(
         qtbot.waitUntil(lambda: bool(made) and made[-1].parent.name == name)  # noqa: B023 (within this turn)
     session.jobs.look()
     qtbot.waitUntil(lambda: len(session.jobs.all) == 3)
-    thrown, read = threading.Event(), file.read_text
+    thrown, read = threading.Event(), file.read_job_text
     page.told.connect(lambda *_: thrown.set())
-    monkeypatch.setattr(file, "read_text", lambda *words: (thrown.wait(60), read(*words))[1])
+    monkeypatch.setattr(file, "read_job_text", lambda *words: (thrown.wait(60), read(*words))[1])
     page.delete()
     page.show_job(made[0])
     qtbot.waitUntil(lambda: page.draft is not None and page.draft.path == made[0])

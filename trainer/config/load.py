@@ -41,9 +41,14 @@ def load_job(path: Path, overrides: Sequence[str] = (), text: str | None = None)
     Raises JobError, whose ``problems`` name every fault: unreadable file, wrong encoding, broken TOML, bad keys.
     """
     if text is None:
-        secure_job_file(path)
-        text = read_text(path, JOB_FILE)
+        text = read_job_text(path)
     return parse_job(text, path.name, path.absolute().parent, overrides)
+
+
+def read_job_text(path: Path) -> str:
+    """Read a job file, first rewritten without a password or token in its base link; raises JobError."""
+    secure_job_file(path)
+    return read_text(path, JOB_FILE)
 
 
 def secure_job_file(path: Path) -> str | None:

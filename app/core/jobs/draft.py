@@ -21,11 +21,10 @@ from app.core.words import QT_TRANSLATE_NOOP
 from trainer.config.base import Family
 from trainer.config.credentials import protect, safe_link
 from trainer.config.job import Job
-from trainer.config.load import JOB_FILE, secure_job_file
+from trainer.config.load import read_job_text
 from trainer.config.paths import absolute, is_base_path
 from trainer.config.presets.preset import Preset
 from trainer.config.recipe import LENGTH_KEYS
-from trainer.config.toml_file import read_text
 from trainer.errors import ImpastoError, JobError
 from trainer.files.identify import identify_base
 
@@ -196,7 +195,7 @@ class Draft:
 
             # A file that is gone or cannot be read now is written again with the next change.
             unread = only(JobError, lambda _: None)
-            self._tasks.run(self._read, take_over, unread, kept=False)
+            self._tasks.run(lambda: read_job_text(self.path), take_over, unread, kept=False)
 
     def leave(self) -> None:
         """Take back what was told of another program's writing: nobody looks at the job any more."""
@@ -207,10 +206,6 @@ class Draft:
         self.file.flush()
 
     # --- inside
-
-    def _read(self) -> str:
-        secure_job_file(self.path)  # another program may have written a token
-        return read_text(self.path, JOB_FILE)
 
     def _hold(self, values: Values) -> None:
         self._secure(values)

@@ -9,9 +9,9 @@ from pathlib import Path
 from app.core.events import Event
 from app.core.jobs.values import Values, to_toml
 from app.core.tasks import Tasks, only
-from trainer.config.load import JOB_FILE, secure_job_file
+from trainer.config.load import JOB_FILE, read_job_text
 from trainer.config.migrate import migrate
-from trainer.config.toml_file import parse_toml, read_text
+from trainer.config.toml_file import parse_toml
 from trainer.errors import JobError
 from trainer.protocol import atomic
 from trainer.protocol.atomic import long_path
@@ -30,8 +30,7 @@ def read_values(path: Path) -> Values:
 
     Raises JobError when the file is missing, unreadable, damaged or of a newer version.
     """
-    secure_job_file(path)
-    return parse_values(read_text(path, JOB_FILE), path.name)
+    return parse_values(read_job_text(path), path.name)
 
 
 class JobFile:

@@ -146,9 +146,9 @@ def test_the_last_of_several_that_are_asked_for_is_opened_and_none_is_read_by_th
     other.parent.mkdir()
     other.write_text(BARE.replace("höhle", "other"), encoding="utf-8")
     readers: list[threading.Thread] = []
-    read = file_module.read_text
+    read = file_module.read_job_text
     monkeypatch.setattr(
-        file_module, "read_text", lambda *words: (readers.append(threading.current_thread()), read(*words))[1]
+        file_module, "read_job_text", lambda *words: (readers.append(threading.current_thread()), read(*words))[1]
     )
     shown: list[Draft] = []
     jobs.open(file, shown.append, shown.append)  # type: ignore[arg-type]
