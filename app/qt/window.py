@@ -87,7 +87,11 @@ class Window(QMainWindow):
         Precedence(self)
 
     def open(self, paths: Iterable[str | Path], then: Callable[[], None] | None = None) -> None:
-        """Open folders as datasets, of a picture its folder; LoRAs and presets go to their places. Then call `then`."""
+        """Open folders as datasets, of an image its folder; LoRAs and presets go to their places. Then call `then`.
+
+        The images are shown unless the user has gone to another page while the disk was asked.
+        """
+        page = self.pages.currentIndex()
 
         def have(folders: list[Path], pictures: list[Path], others: list[Path]) -> None:
             wanted = dict.fromkeys((*folders, *(picture.parent for picture in pictures)))
@@ -97,7 +101,7 @@ class Window(QMainWindow):
                 if folder.absolute() in self.session.datasets.folders:
                     self.status.say(self.tr("{folder} is open already.").format(folder=folder.name))
                 self.session.datasets.open(folder)
-            if wanted:
+            if wanted and self.pages.currentIndex() == page:
                 self.show_pictures()
             if then:
                 then()

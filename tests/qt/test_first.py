@@ -117,6 +117,9 @@ def test_the_tour_starts_the_demo_once(
     qtbot.mouseClick(tour.coach.act, LEFT)
     qtbot.waitUntil(lambda: tour.coach.title.text() == "Watch")  # when the job is written
     assert len(list((places.home() / "jobs").glob("*/job.toml"))) == 1
+    qtbot.waitUntil(lambda: len(session.datasets.folders) == 1)  # images that come late leave the page as it is
+    assert window.pages.currentWidget() is not window.pictures
+    qtbot.waitUntil(lambda: isinstance(window.pages.currentWidget(), RunsPage))
     qtbot.waitUntil(lambda: session.queue.look() or len(session.queue.entries) == 1)
     qtbot.mouseClick(tour.coach.former, LEFT)
     assert not tour.coach.act.isVisible()

@@ -121,6 +121,13 @@ def test_a_folder_dropped_anywhere_is_opened_as_a_dataset(window, session, pictu
     assert window.pages.currentWidget() is window.pictures
 
 
+def test_images_that_come_late_leave_the_page_that_the_user_went_to(window, session, pictures, qtbot):
+    drop(window, pictures)
+    window.show_runs()
+    qtbot.waitUntil(lambda: len(session.library.pictures) == 2)
+    assert window.pages.currentWidget() is not window.pictures
+
+
 def test_files_of_no_use_beside_a_folder_are_named(window, session, pictures, tmp_path, qtbot):
     (tmp_path / "invoice.pdf").write_bytes(b"%PDF")
     drop(window, pictures, tmp_path / "invoice.pdf")

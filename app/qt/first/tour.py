@@ -191,7 +191,7 @@ class Tour(QObject):
 
     def _open(self, folder: Path) -> None:
         self._pictures = folder
-        self._window.open([folder])
+        self._session.datasets.open(folder)  # without its page: the tour may have gone on to another
 
     def _with_job(self, then: Callable[[Path], None]) -> None:
         """Do something with the demo's job, which is written when it is first asked for."""
