@@ -28,17 +28,16 @@ from tests.bench.make_fits import RECIPE, preset_text
 from trainer.config.base import Family
 from trainer.config.fit import PLANNED, FitConfig
 from trainer.files.assets import asset_path
-from trainer.memory.aside import Wish
 from trainer.memory.course import Course, Occasions
 from trainer.memory.following import NOT_RANKED, PICTURES, RANKS, SHAPES, Size
 from trainer.memory.forecast import Runs
-from trainer.memory.outcomes import write_outcomes
+from trainer.memory.outcomes import SHIPPED_OUTCOMES, OutcomeStore, write_outcomes
 from trainer.memory.outline import Outline
 from trainer.memory.packing import write_archive
 from trainer.memory.planner import plan
 from trainer.memory.questions import Question
-from trainer.memory.store import OF_OTHERS, SHIPPED_OUTCOMES, SUFFIX, OutcomeStore, TapeStore
-from trainer.memory.subject import Subject, TracePart, complete_fit, library_versions
+from trainer.memory.store import OF_OTHERS, SUFFIX, TapeStore
+from trainer.memory.subject import Subject, TracePart, Wish, complete_fit, library_versions
 from trainer.memory.tape import Tape
 from trainer.memory.traces import LARGEST_TRACED, Steps, Traces
 from trainer.protocol import atomic
@@ -197,10 +196,11 @@ def _make(store: TapeStore, notes: Notes) -> None:
 def ship_outcomes(store: TapeStore, folder: Path, questions: Iterable[Question]) -> tuple[Notes, Notes]:
     """Write outcomes into ``folder``; return the notes of all traces that were asked for, and of the outcomes."""
     with tempfile.TemporaryDirectory() as played:  # what was played by another version is not taken for this one's
-        store.outcomes = OutcomeStore(Path(played))
+        store.outcomes, store.shipped_outcomes = Path(played), None
         notes, runs = _asked_for(store, questions)
-        found = {key: store.outcomes.load(key, brief=False) or store.outcomes.load(key, brief=True) for key in runs}
-        limits = {key: store.outcomes.hindered(key) for key in runs}
+        kept = OutcomeStore.beside(store)
+        found = {key: kept.load(key, brief=False) or kept.load(key, brief=True) for key in runs}
+        limits = {key: kept.hindered(key) for key in runs}
     outcomes = {key: outcome for key, outcome in sorted(found.items()) if outcome is not None}
     hindered = {key: several for key, several in sorted(limits.items()) if several}
     write_outcomes(folder / SHIPPED_OUTCOMES, outcomes, hindered)

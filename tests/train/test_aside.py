@@ -16,11 +16,12 @@ import pytest
 
 from tests.support.plans import situation_with, small_subject
 from trainer.config.fit import FitConfig
-from trainer.memory.aside import TracerAside, Wish
+from trainer.memory.aside import TracerAside
 from trainer.memory.course import Occasions
 from trainer.memory.planner import plan
 from trainer.memory.store import TapeStore
-from trainer.memory.traces import Traces
+from trainer.memory.subject import Wish
+from trainer.memory.traces import Traces, tracer
 
 BUCKET = (64, 64)
 # Asks for something that the other process computes without end, holding a semaphore as libraries do; it says on the
@@ -32,6 +33,7 @@ from pathlib import Path
 from trainer.memory import aside as module
 from trainer.memory.aside import TracerAside
 from trainer.memory.store import TapeStore
+from trainer.memory.traces import tracer
 
 module.PATIENCE = 600.0
 
@@ -44,10 +46,10 @@ class Endless:
             "print('begun', flush=True)\\nwhile True: pass",
         )
 
-with TracerAside(TapeStore(Path(sys.argv[1]))) as aside:
+with TracerAside(TapeStore(Path(sys.argv[1])), tracer) as aside:
     aside.ask(Endless())
     sys.stdin.readline()
-with TracerAside(TapeStore(Path(sys.argv[1]))) as aside:
+with TracerAside(TapeStore(Path(sys.argv[1])), tracer) as aside:
     aside.ask(Endless()).result()
 """
 AMPLE = 400 * 2**20
@@ -61,7 +63,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> TapeStore:
 @pytest.fixture(scope="module")
 def aside(store: TapeStore) -> Iterator[TracerAside]:
     """One for all: it takes seconds to start."""
-    with TracerAside(store) as aside:
+    with TracerAside(store, tracer) as aside:
         yield aside
 
 
@@ -141,7 +143,7 @@ def test_previews_are_foreseen_only_where_any_are_drawn(
 def test_a_process_that_stands_still_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is ended, and what is missing is traced here."""
     store, wish, begun = TapeStore(tmp_path), steps_of(9), threading.Event()
-    with TracerAside(store) as aside:
+    with TracerAside(store, tracer) as aside:
         monkeypatch.setattr(aside, "_start", lambda start=aside._start: (begun.set(), start())[1])
         stuck, later = aside.ask(cast("Wish", Stuck(wish.key))), aside.ask(steps_of(10))
         assert begun.wait(60)
@@ -189,7 +191,7 @@ def test_what_is_wanted_now_comes_before_what_was_wanted_and_is_not_begun(
         go_on.wait()
 
     first, former, both, now = map(steps_of, (5, 6, 7, 8))
-    with TracerAside(TapeStore(tmp_path)) as aside:
+    with TracerAside(TapeStore(tmp_path), tracer) as aside:
         monkeypatch.setattr(aside, "_trace", trace)
         aside.want([first, former, both])
         assert begun.wait(60)
@@ -204,7 +206,7 @@ def test_what_is_wanted_now_comes_before_what_was_wanted_and_is_not_begun(
 
 def test_ended_in_the_middle_it_leaves_what_it_was_at_to_others(tmp_path: Path) -> None:
     store, wish = TapeStore(tmp_path), steps_of(4)
-    with TracerAside(store) as aside:
+    with TracerAside(store, tracer) as aside:
         aside.ask(wish)
     aside.finish(wish.key)
     assert store.load(wish.key) is None
@@ -216,7 +218,7 @@ def test_ended_in_the_middle_it_leaves_what_it_was_at_to_others(tmp_path: Path) 
 def test_outlines_of_tapes_that_come_while_they_are_asked_for(tmp_path: Path) -> None:
     """Another process made them between the look for them and the trace."""
     store, wish = TapeStore(tmp_path), steps_of(7)
-    with TracerAside(store) as aside:
+    with TracerAside(store, tracer) as aside:
         traces = Traces(store, lambda: Traces(store).fulfil(wish), aside)
         outlines = traces.step_outlines(wish.subject, BUCKET, 1)
     assert outlines == Traces(store).step_outlines(wish.subject, BUCKET, 1)
@@ -227,7 +229,7 @@ def test_where_no_process_can_be_started_plans_do_without(tmp_path: Path, monkey
         raise OSError("no memory is left")
 
     monkeypatch.setattr(SpawnProcess, "_Popen", staticmethod(refuse))
-    with TracerAside(TapeStore(tmp_path)) as aside:
+    with TracerAside(TapeStore(tmp_path), tracer) as aside:
         aside.ask(steps_of(8)).result()
         aside.finish(steps_of(8).key)
 

@@ -33,12 +33,11 @@ from trainer.config.base import Family
 from trainer.config.fit import FitConfig
 from trainer.config.recipe import RecipeConfig
 from trainer.memory import models, tracer
-from trainer.memory.aside import Wish
 from trainer.memory.models import empty_engine, know_engine, lasting_tensors, micro_batch
 from trainer.memory.splicing import joined, scaled
 from trainer.memory.steps import trace_micro, trace_optimizer
 from trainer.memory.store import TapeStore
-from trainer.memory.subject import Subject, TracePart, subject_ahead
+from trainer.memory.subject import Subject, TracePart, Wish, subject_ahead
 from trainer.memory.tape import Tape
 from trainer.memory.tracer import recording
 from trainer.memory.traces import Traces

@@ -13,7 +13,7 @@ from trainer.memory import forecast
 from trainer.memory.conf import AllocatorSettings
 from trainer.memory.course import Course, Occasions
 from trainer.memory.forecast import Runs, Within, forecast_of, retry_seconds, run_through
-from trainer.memory.outcomes import in_brief
+from trainer.memory.outcomes import OutcomeStore, in_brief
 from trainer.memory.planner import plan
 from trainer.memory.situation import Situation
 from trainer.memory.store import TapeStore
@@ -87,7 +87,7 @@ def test_only_a_limit_that_may_hinder_is_played(traces: Traces) -> None:
 def test_what_a_limit_did_once_is_not_played_again_within_its_bounds(traces: Traces, tmp_path: Path) -> None:
     """Within the bounds every limit does the same, on either side of them not: then it is played."""
     course, situation = course_of(small_subject(previews=False, effective_batch=2), traces), situation_with(AMPLE)
-    course.outcomes = TapeStore(tmp_path).outcomes
+    course.outcomes = OutcomeStore.beside(TapeStore(tmp_path))
     need = run_through(course, situation, None).reserved
     capacity, failed = need - 512, set()
     while capacity > need // 3:
@@ -156,6 +156,6 @@ def test_a_disk_that_refuses_costs_nothing_but_time(tmp_path: Path, traces: Trac
     course = course_of(small_subject(previews=False, effective_batch=2), traces)
     blocked = tmp_path / "file"
     blocked.write_text("no folder", encoding="utf-8")
-    course.outcomes = TapeStore(blocked / "below").outcomes
+    course.outcomes = OutcomeStore.beside(TapeStore(blocked / "below"))
     whole = Runs(situation_with(AMPLE)).unhindered(course, brief=False)
     assert whole == Runs(situation_with(AMPLE)).unhindered(course, brief=False)

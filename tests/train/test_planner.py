@@ -14,11 +14,12 @@ from tests.support.plans import situation_with, small_subject
 from trainer.config.fit import FitConfig
 from trainer.memory.course import Course, bounding_buckets, transitions
 from trainer.memory.forecast import Playing, Runs, forecast, forecast_of, run_through
-from trainer.memory.grid import blocks, nested_sets
+from trainer.memory.grid import nested_sets
 from trainer.memory.planner import Planned, plan
 from trainer.memory.recipes import changed, lighter
 from trainer.memory.store import TapeStore
 from trainer.memory.subject import BucketUse, Subject
+from trainer.memory.tape import blocks
 from trainer.memory.traces import Traces
 
 MIB = 2**20

@@ -13,13 +13,12 @@ import pytest
 from tests.bench.built_in import built_in
 from tests.bench.ship_traces import INDEX, archive_name, noted_key, noted_run, read_index, wish_of
 from trainer.files.assets import asset_path
-from trainer.memory.aside import Wish
-from trainer.memory.outcomes import Hindered, Outcome, at_length, write_outcomes
+from trainer.memory.outcomes import SHIPPED_OUTCOMES, Hindered, Outcome, OutcomeStore, at_length, write_outcomes
 from trainer.memory.outline import outline_of
 from trainer.memory.packing import Archive
 from trainer.memory.planner import SMALLER, plan
-from trainer.memory.store import SHIPPED_OUTCOMES, SUFFIX, OutcomeStore, TapeStore
-from trainer.memory.subject import library_versions
+from trainer.memory.store import SUFFIX, TapeStore
+from trainer.memory.subject import Wish, library_versions
 from trainer.memory.traces import Traces
 from trainer.protocol.forecast import ForecastPhase
 
@@ -46,7 +45,7 @@ def entries(index: Mapping[str, Notes]) -> Notes:
 def shipped(tmp_path_factory: pytest.TempPathFactory) -> Traces:
     """The tapes that ship, and no others; nothing is kept between runs."""
     store = TapeStore(tmp_path_factory.mktemp("own"), asset_path("traces"))
-    store.outcomes = OutcomeStore(tmp_path_factory.mktemp("played"))
+    store.outcomes, store.shipped_outcomes = tmp_path_factory.mktemp("played"), None
     return Traces(store, _missing)
 
 
@@ -149,7 +148,7 @@ def test_tapes_of_another_rank_and_shape_are_those_that_a_trace_gives(
 
 
 def test_shipped_outcomes_are_those_that_are_asked_for(index: Mapping[str, Notes], shipped: Traces) -> None:
-    store = TapeStore(Path("nowhere"), asset_path("traces")).outcomes
+    store = OutcomeStore.beside(TapeStore(Path("nowhere"), asset_path("traces")))
     for key, note in index["outcomes"].items():
         runs, course = noted_run(note, shipped)
         assert runs.key(course) == key, REMEDY
@@ -171,20 +170,20 @@ def wrong(store: OutcomeStore, notes: Notes, traces: Traces) -> list[str]:
 @pytest.fixture(scope="module")
 def looked_at(index: Mapping[str, Notes]) -> Notes:
     """Of each family an unquantised and a quantised run."""
-    store = TapeStore(Path("nowhere"), asset_path("traces")).outcomes
+    store = OutcomeStore.beside(TapeStore(Path("nowhere"), asset_path("traces")))
     notes = {key: note for key, note in index["outcomes"].items() if store.load(key, brief=True) is not None}
     kinds = {(note["family"], note["fit"]["quantise"] == "none"): key for key, note in notes.items()}
     return {key: notes[key] for key in kinds.values()}
 
 
 def test_playing_again_gives_what_ships(looked_at: Notes, shipped: Traces) -> None:
-    store = TapeStore(Path("nowhere"), asset_path("traces")).outcomes
+    store = OutcomeStore.beside(TapeStore(Path("nowhere"), asset_path("traces")))
     assert not wrong(store, looked_at, shipped), REMEDY
 
 
 def test_playing_again_within_a_limit_gives_what_ships(index: Mapping[str, Notes], shipped: Traces) -> None:
     """Of each family that run which ends soonest: a phase before training, where there is one."""
-    store = TapeStore(Path("nowhere"), asset_path("traces")).outcomes
+    store = OutcomeStore.beside(TapeStore(Path("nowhere"), asset_path("traces")))
     soonest: dict[str, tuple[int, str, Hindered]] = {}
     for key, note in index["outcomes"].items():
         for found in store.hindered(key):
@@ -211,7 +210,7 @@ def test_what_is_called_smaller_takes_less_of_the_card(index: Mapping[str, Notes
 
 
 def test_a_wrong_outcome_would_be_noticed(looked_at: Notes, shipped: Traces, tmp_path: Path) -> None:
-    sound = TapeStore(Path("nowhere"), asset_path("traces")).outcomes
+    sound = OutcomeStore.beside(TapeStore(Path("nowhere"), asset_path("traces")))
     key = next(key for key, note in looked_at.items() if note["family"] == "sd15")
     kept = sound.load(key, brief=False) or sound.load(key, brief=True)
     assert kept is not None

@@ -11,8 +11,18 @@ from pathlib import Path
 import pytest
 
 from tests.support.damage import damaged
-from trainer.memory.outcomes import Hindered, Outcome, in_brief, most_reserved, write_outcomes
-from trainer.memory.store import HINDERED_SUFFIX, MOST_HINDERED, OUTCOME_SUFFIX, OutcomeStore, TapeStore
+from trainer.memory.outcomes import (
+    HINDERED_SUFFIX,
+    MOST_HINDERED,
+    OUTCOME_SUFFIX,
+    Hindered,
+    Outcome,
+    OutcomeStore,
+    in_brief,
+    most_reserved,
+    write_outcomes,
+)
+from trainer.memory.store import TapeStore
 from trainer.protocol.forecast import Peak, PhaseForecast
 
 PEAK = Peak(
@@ -53,7 +63,7 @@ def test_what_ships_comes_first_and_is_left_alone(tmp_path: Path) -> None:
     shipped = tmp_path / "traces" / "outcomes.zip"
     write_outcomes(shipped, {"key": outcome(1), "other": outcome(2)})
     sound = shipped.read_bytes()
-    store = TapeStore(tmp_path / "own", tmp_path / "traces").outcomes
+    store = OutcomeStore.beside(TapeStore(tmp_path / "own", tmp_path / "traces"))
     store.save("key", outcome(3))
     assert store.load("key", brief=False) == outcome(1)
     assert store.load("other", brief=False) == outcome(2)

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from trainer.config.fit import FitConfig
-from trainer.memory.grid import Block, blocks, candidates, held_after_forward, micro_batches, nested_sets, within
+from trainer.memory.grid import candidates, micro_batches, nested_sets, within
 from trainer.memory.search import Preference, best, time_step
-from trainer.memory.tape import Storage, StorageKind, Tape
+from trainer.memory.tape import Block, Storage, StorageKind, Tape, blocks, held_after_forward
 
 
 @dataclass

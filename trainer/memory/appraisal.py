@@ -7,13 +7,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from trainer.config.fit import FitConfig
-from trainer.memory.aside import Wish
 from trainer.memory.course import Seconds, bounding_buckets, step_seconds, training_sums
-from trainer.memory.grid import Block, Checkpointing, blocks, held_after_forward, within
+from trainer.memory.grid import Checkpointing, within
 from trainer.memory.outline import Outline, in_a_row
 from trainer.memory.search import Preference, time_step
-from trainer.memory.subject import OPEN_FIT, Subject
-from trainer.memory.tape import Tape
+from trainer.memory.subject import OPEN_FIT, Subject, Wish
+from trainer.memory.tape import Block, Tape, blocks, held_after_forward
 from trainer.memory.traces import Steps, Traces
 
 QUALITIES = ("none", "int8", "int8_products", "nf4")

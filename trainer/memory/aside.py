@@ -8,19 +8,17 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 from trainer.dataset.decoders import no_interrupts
 from trainer.memory.store import TapeStore
-from trainer.memory.subject import Subject, TracePart
+from trainer.memory.subject import Wish
 
 _SPAWN = multiprocessing.get_context("spawn")
 # Longer than any one trace takes, on slow and busy cores too: a process that is at it still has come to a standstill.
@@ -29,18 +27,8 @@ LONGEST = 120.0
 PATIENCE = 3.0
 
 
-@dataclass(frozen=True, slots=True)
-class Wish:
-    """Tapes that may be asked for: what they are of, and what for besides, as in ``Subject.key``."""
-
-    subject: Subject
-    part: TracePart
-    more: tuple[Any, ...] = ()
-
-    @property
-    def key(self) -> str:
-        """Under which the tapes are kept."""
-        return self.subject.key(self.part, *self.more)
+Tracer = Callable[[TapeStore], Callable[[Wish], None]]
+"""Returns what traces a wish into a store, in the worker process. A module-level function: it is pickled by name."""
 
 
 class TracerAside:
@@ -51,8 +39,8 @@ class TracerAside:
     in whatever way, so does this one, in the middle of a trace too.
     """
 
-    def __init__(self, store: TapeStore) -> None:
-        self._folder, self._shipped = store.folder, store.shipped
+    def __init__(self, store: TapeStore, tracer: Tracer) -> None:
+        self._tracer, self._folder, self._shipped = tracer, store.folder, store.shipped
         self._hand = ThreadPoolExecutor(1, thread_name_prefix="tracer aside")  # gives out wishes, waits for each
         self._asked: dict[str, Future[None]] = {}
         self._changing = threading.Lock()
@@ -124,7 +112,9 @@ class TracerAside:
             if self._closed:
                 raise EOFError
             pipe, theirs = _SPAWN.Pipe()
-            process = _SPAWN.Process(target=_serve, args=(theirs, self._folder, self._shipped), daemon=True)
+            process = _SPAWN.Process(
+                target=_serve, args=(theirs, self._tracer, self._folder, self._shipped), daemon=True
+            )
             with no_interrupts():
                 process.start()
             theirs.close()
@@ -132,19 +122,17 @@ class TracerAside:
             return pipe
 
 
-def _serve(pipe: Connection, folder: Path, shipped: Path | None) -> None:
+def _serve(pipe: Connection, tracer: Tracer, folder: Path, shipped: Path | None) -> None:
     """Trace until the other end is closed; what runs in the process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _leave)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    from trainer.memory.traces import Traces
-
-    traces = Traces(TapeStore(folder, shipped))
+    fulfil = tracer(TapeStore(folder, shipped))
     with suppress(EOFError, OSError):
         while True:
             wish = pipe.recv()
             with suppress(Exception):  # who needs these tapes meets it himself
-                traces.fulfil(wish)
+                fulfil(wish)
             pipe.send(None)
 
 

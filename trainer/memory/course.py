@@ -15,12 +15,12 @@ from trainer.config.job import Job
 from trainer.dataset.cached import Cached, texts_at_once
 from trainer.dataset.picture import Picture
 from trainer.dataset.sampling import measured_samples
-from trainer.memory.aside import Wish
-from trainer.memory.dealing import Makeup, Part, lessened, makeups, sizes_of_parts, split
+from trainer.memory.dealing import Makeup, Part, lessened, makeups, split
 from trainer.memory.graphs import Graphs, graphs_of
+from trainer.memory.outcomes import OutcomeStore
 from trainer.memory.outline import Outline, Sums, in_a_row
 from trainer.memory.portions import NOT_LATER, Later, first_portion, later_portions
-from trainer.memory.subject import SourceFacts, Subject, TracePart, learns_texts
+from trainer.memory.subject import SourceFacts, Subject, TracePart, Wish, learns_texts, sizes_of_parts
 from trainer.memory.tape import Tape, Work
 from trainer.memory.timing import loading_seconds
 from trainer.memory.traces import Size, Steps, T, Traces
@@ -149,7 +149,7 @@ class Course:
         self.subject = subject
         self.occasions = occasions
         self.rate = rate
-        self.outcomes = traces.store.outcomes
+        self.outcomes = OutcomeStore.beside(traces.store)
         self._traces = traces
 
     def steps(self, bucket: Size) -> Steps[Tape]:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from trainer.config.recipe import RecipeConfig
 from trainer.dataset.picture import Picture
 from trainer.dataset.sampling import dealt_showings, steps_per_epoch
+from trainer.memory.subject import sizes_of_parts
 from trainer.memory.tape import Work
 
 Size = tuple[int, int]
@@ -37,11 +38,6 @@ def makeups(pictures: Sequence[Picture], recipe: RecipeConfig) -> tuple[tuple[Ma
 def split(makeup: Iterable[Part], most: int) -> list[Part]:
     """Return an effective batch as micro-batches of one shape each and at most ``most`` pictures."""
     return [(size, part) for size, count in makeup for part in sizes_of_parts(count, most)]
-
-
-def sizes_of_parts(count: int, most: int) -> list[int]:
-    """Return how many are in each part where ``count`` are dealt with ``most`` at a time."""
-    return [min(most, count - done) for done in range(0, count, most)]
 
 
 def lessened(work: Iterable[Work], share: float) -> Iterator[Work]:

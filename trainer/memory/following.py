@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from trainer.config.base import Family
-from trainer.memory.aside import Wish
 from trainer.memory.splicing import reshaped, scaled
-from trainer.memory.subject import TracePart
+from trainer.memory.subject import TracePart, Wish
 from trainer.memory.tape import Tape
 
 Size = tuple[int, int]

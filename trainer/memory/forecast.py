@@ -13,14 +13,13 @@ from trainer.memory import timing
 from trainer.memory.allocator import Allocator
 from trainer.memory.course import MOST_ROUNDS, Act, Course, Occasions, Seconds, bounding_buckets, parts, repeats
 from trainer.memory.graphs import Graphs
-from trainer.memory.grid import unet_block
 from trainer.memory.host import host_bytes
 from trainer.memory.outcomes import RULES, Hindered, Outcome, at_length, in_brief, most_reserved
 from trainer.memory.peaks import HighPoint, high_points
 from trainer.memory.replay import Failure, Kept, Moment, Played, Replayed, by_kind, by_module, replay
 from trainer.memory.situation import Situation
 from trainer.memory.subject import Subject
-from trainer.memory.tape import Tape, Work
+from trainer.memory.tape import Tape, Work, unet_block
 from trainer.memory.traces import Traces
 from trainer.protocol.forecast import Forecast, ForecastPhase, Peak, PhaseForecast
 from trainer.training.run_order import PHASES, RELEASE_POINTS

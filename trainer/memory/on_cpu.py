@@ -21,14 +21,13 @@ from trainer.cores import usable_cores
 from trainer.dataset.cached import texts_at_once
 from trainer.files.assets import preset_path
 from trainer.memory import timing
-from trainer.memory.aside import Wish
 from trainer.memory.course import Course, Occasions
 from trainer.memory.forecast import PROCESS_BYTES, forecast_on_cpu
 from trainer.memory.outline import Outline, in_a_row
 from trainer.memory.planner import Plan, Planned
 from trainer.memory.questions import question_ahead
 from trainer.memory.situation import Situation, situation_on_cpu
-from trainer.memory.subject import BucketUse, Subject, TracePart
+from trainer.memory.subject import BucketUse, Subject, TracePart, Wish
 from trainer.memory.tape import Work
 from trainer.memory.traces import Steps, Traces
 from trainer.protocol.forecast import CPU, Forecast, ForecastPhase, PhaseForecast

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from trainer.memory.packing import DAMAGED
+from trainer.memory.store import TapeStore, make_room, mark_used
 from trainer.protocol import atomic
 from trainer.protocol.forecast import ForecastPhase, PhaseForecast, phase_from
 from trainer.protocol.reading import open_file, parse_json
@@ -93,3 +94,63 @@ def _read(path: Path, name: str, parse: Callable[[dict[str, Any]], T]) -> tuple[
             return tuple(map(parse, parse_json(archive.read(name))))
     except (*DAMAGED, AttributeError):
         return ()
+
+
+MOST_OUTCOME_BYTES = 16 * 2**20  # some thousand, too
+
+
+OUTCOME_SUFFIX = ".zip"
+
+
+HINDERED_SUFFIX = f".hindered{OUTCOME_SUFFIX}"
+
+
+# Of one run so many are kept that limits hindered, the latest: a card has a bit more or less to give each time.
+MOST_HINDERED = 16
+
+
+class OutcomeStore:
+    """What runs come to, by key."""
+
+    def __init__(self, folder: Path, shipped: Path | None = None) -> None:
+        """``shipped`` is an archive, which comes before what is in ``folder`` and is never changed."""
+        self.folder = folder
+        self.shipped = shipped
+
+    @classmethod
+    def beside(cls, store: TapeStore) -> OutcomeStore:
+        """Return the results of runs on the traces in ``store``, kept in the same folders."""
+        return cls(store.outcomes, store.shipped_outcomes)
+
+    def load(self, key: str, *, brief: bool) -> Outcome | None:
+        """The outcome under ``key``; None where none is sound and, if it is not to be ``brief``, at length."""
+        own = self.folder / f"{key}{OUTCOME_SUFFIX}"
+        for path in (own,) if self.shipped is None else (self.shipped, own):
+            found = read_outcome(path, key)
+            if found is not None and (brief or at_length(found)):
+                if path == own:
+                    mark_used(own)
+                return in_brief(found) if brief else found
+        return None
+
+    def save(self, key: str, outcome: Outcome) -> None:
+        """Keeps ``outcome`` under ``key``, atomically; raises OSError when the disk refuses."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_outcomes(self.folder / f"{key}{OUTCOME_SUFFIX}", {key: outcome})
+        make_room(self.folder, OUTCOME_SUFFIX, MOST_OUTCOME_BYTES)
+
+    def hindered(self, key: str) -> tuple[Hindered, ...]:
+        """What came of limits under ``key``."""
+        own = self.folder / f"{key}{HINDERED_SUFFIX}"
+        shipped = () if self.shipped is None else read_hindered(self.shipped, key)
+        if found := read_hindered(own, key):
+            mark_used(own)
+        return (*shipped, *found)
+
+    def save_hindered(self, key: str, found: Hindered) -> None:
+        """Keeps what came of one more limit, as ``save`` does."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        path = self.folder / f"{key}{HINDERED_SUFFIX}"
+        others = [other for other in read_hindered(path, key) if other != found]
+        write_outcomes(path, {}, {key: [*others, found][-MOST_HINDERED:]})
+        make_room(self.folder, OUTCOME_SUFFIX, MOST_OUTCOME_BYTES)

@@ -25,7 +25,6 @@ from trainer.config.optimizer import ScheduleFreeConfig
 from trainer.config.report import PromptConfig
 from trainer.dataset.cached import texts_at_once
 from trainer.dataset.portions import LATENT_SCALE
-from trainer.memory.dealing import sizes_of_parts
 from trainer.memory.kernels import AttentionKernel, as_on_cuda, attention_kernel
 from trainer.memory.models import (
     META,
@@ -41,7 +40,7 @@ from trainer.memory.models import (
     place,
 )
 from trainer.memory.splicing import joined
-from trainer.memory.subject import Subject
+from trainer.memory.subject import Subject, sizes_of_parts
 from trainer.memory.tape import Storage, Tape
 from trainer.memory.tracer import Tracer, recording
 from trainer.training.components import as_exported

@@ -11,7 +11,6 @@ from trainer.config.fit import FitConfig
 from trainer.config.ladder import RungConfig
 from trainer.memory import timing
 from trainer.memory.appraisal import Appraisal
-from trainer.memory.aside import Wish
 from trainer.memory.course import Course, Occasions, bounding_buckets
 from trainer.memory.forecast import Runs, Within, forecast_of
 from trainer.memory.grid import Checkpointing, candidates, nested_sets
@@ -19,7 +18,7 @@ from trainer.memory.ladder import ladder
 from trainer.memory.recipes import Change, lighter
 from trainer.memory.search import best
 from trainer.memory.situation import Situation
-from trainer.memory.subject import Subject, TracePart, complete_fit
+from trainer.memory.subject import Subject, TracePart, Wish, complete_fit
 from trainer.memory.tape import Work
 from trainer.memory.traces import Traces
 from trainer.protocol.forecast import SEARCHED, Forecast, ForecastPhase, PhaseForecast

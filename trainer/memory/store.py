@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TypeVar
 
 from trainer.files.assets import asset_path
-from trainer.memory.outcomes import Hindered, Outcome, at_length, in_brief, read_hindered, read_outcome, write_outcomes
 from trainer.memory.outline import Outline
 from trainer.memory.packing import Archive, read, read_outlines, write
 from trainer.memory.tape import Tape
@@ -21,14 +20,9 @@ T = TypeVar("T")
 MOST_BYTES = 256 * 2**20  # some thousand entries
 SUFFIX = ".npz"
 OF_OTHERS = "others"
-MOST_OUTCOME_BYTES = 16 * 2**20  # some thousand, too
-OUTCOME_SUFFIX = ".zip"
 SHIPPED_OUTCOMES = "outcomes.zip"
-HINDERED_SUFFIX = f".hindered{OUTCOME_SUFFIX}"
 # A temporary file that nobody has written to for so long was left by a process that ended in the middle.
 STRAY_SECONDS = 3600.0
-# Of one run so many are kept that limits hindered, the latest: a card has a bit more or less to give each time.
-MOST_HINDERED = 16
 
 
 class TapeStore:
@@ -42,7 +36,9 @@ class TapeStore:
         self.folder = folder
         self.shipped = shipped
         self.most_bytes = most_bytes
-        self.outcomes = OutcomeStore(folder / "outcomes", shipped and shipped / SHIPPED_OUTCOMES)
+        self.outcomes = folder / "outcomes"
+        """Where `OutcomeStore` keeps what runs on these tapes came to."""
+        self.shipped_outcomes = shipped and shipped / SHIPPED_OUTCOMES
 
     @staticmethod
     def of_user() -> TapeStore:
@@ -85,7 +81,7 @@ class TapeStore:
             return None
         found = reader(path)
         if found is not None:
-            _mark_used(path)
+            mark_used(path)
         else:
             with suppress(OSError):  # a folder that may not be written is still read
                 path.unlink(missing_ok=True)
@@ -99,48 +95,6 @@ def _archives_in(folder: Path | None) -> list[Archive]:
 def _in_any(archives: Sequence[Archive], key: str, look: Callable[[Archive, str], T | None]) -> T | None:
     """What ships under ``key``; None where nothing does that can be read."""
     return next((look(archive, key) for archive in archives if key in archive), None)
-
-
-class OutcomeStore:
-    """What runs come to, by key."""
-
-    def __init__(self, folder: Path, shipped: Path | None = None) -> None:
-        """``shipped`` is an archive, which comes before what is in ``folder`` and is never changed."""
-        self.folder = folder
-        self.shipped = shipped
-
-    def load(self, key: str, *, brief: bool) -> Outcome | None:
-        """The outcome under ``key``; None where none is sound and, if it is not to be ``brief``, at length."""
-        own = self.folder / f"{key}{OUTCOME_SUFFIX}"
-        for path in (own,) if self.shipped is None else (self.shipped, own):
-            found = read_outcome(path, key)
-            if found is not None and (brief or at_length(found)):
-                if path == own:
-                    _mark_used(own)
-                return in_brief(found) if brief else found
-        return None
-
-    def save(self, key: str, outcome: Outcome) -> None:
-        """Keeps ``outcome`` under ``key``, atomically; raises OSError when the disk refuses."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        write_outcomes(self.folder / f"{key}{OUTCOME_SUFFIX}", {key: outcome})
-        make_room(self.folder, OUTCOME_SUFFIX, MOST_OUTCOME_BYTES)
-
-    def hindered(self, key: str) -> tuple[Hindered, ...]:
-        """What came of limits under ``key``."""
-        own = self.folder / f"{key}{HINDERED_SUFFIX}"
-        shipped = () if self.shipped is None else read_hindered(self.shipped, key)
-        if found := read_hindered(own, key):
-            _mark_used(own)
-        return (*shipped, *found)
-
-    def save_hindered(self, key: str, found: Hindered) -> None:
-        """Keeps what came of one more limit, as ``save`` does."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        path = self.folder / f"{key}{HINDERED_SUFFIX}"
-        others = [other for other in read_hindered(path, key) if other != found]
-        write_outcomes(path, {}, {key: [*others, found][-MOST_HINDERED:]})
-        make_room(self.folder, OUTCOME_SUFFIX, MOST_OUTCOME_BYTES)
 
 
 def make_room(folder: Path, suffix: str, most_bytes: int) -> None:
@@ -160,7 +114,7 @@ def make_room(folder: Path, suffix: str, most_bytes: int) -> None:
         total -= size
 
 
-def _mark_used(path: Path) -> None:
+def mark_used(path: Path) -> None:
     """The time of its last use decides what is removed first."""
     with suppress(OSError):  # a folder that may not be written is still read
         os.utime(path)

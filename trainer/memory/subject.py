@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import version
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from trainer import __version__
 from trainer.config.base import Family, Prediction
@@ -280,3 +280,22 @@ def _present(settings: Mapping[str, object]) -> dict[str, object]:
 def library_versions() -> tuple[str, ...]:
     """The versions of LIBRARIES, without what tells builds of one apart, such as +cpu: on meta they do the same."""
     return tuple(version(library).partition("+")[0] for library in LIBRARIES)
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """Tapes that may be asked for: what they are of, and what for besides, as in ``Subject.key``."""
+
+    subject: Subject
+    part: TracePart
+    more: tuple[Any, ...] = ()
+
+    @property
+    def key(self) -> str:
+        """Under which the tapes are kept."""
+        return self.subject.key(self.part, *self.more)
+
+
+def sizes_of_parts(count: int, most: int) -> list[int]:
+    """Return how many are in each part where ``count`` are dealt with ``most`` at a time."""
+    return [min(most, count - done) for done in range(0, count, most)]

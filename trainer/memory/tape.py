@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import Literal
 
@@ -53,3 +55,67 @@ class Tape:
     """In order: ``i`` where storage i is born, ``~i`` (negative) where it dies. A storage that dies without a birth
     was left by an earlier tape under its name; one that never dies is left to later tapes under its name."""
     work: tuple[Work, ...]
+
+
+_BLOCK = re.compile(r"\bunet\.(down_blocks\.\d|mid_block|up_blocks\.\d)\b")
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A block of the UNet, as one forward without checkpointing leaves it."""
+
+    name: str
+    held: int
+    """Bytes of activations that wait for backward when the forward ends."""
+    cost: float
+    """How much work it is to compute again, on a scale of its own."""
+
+
+def unet_block(module: str) -> str | None:
+    """The block that a module's path lies in, by the name that a job may list; None outside."""
+    found = _BLOCK.search(module)
+    return found.group(1) if found else None
+
+
+def held_after_forward(tape: Tape) -> dict[str | None, int]:
+    """Bytes born in a micro-batch's forward and alive when its backward begins, by block; None: outside of blocks."""
+    backward = np.array([storage.stage.startswith("backward") for storage in tape.storages], dtype=bool)
+    births = tape.events >= 0
+    of_backward = np.flatnonzero(births & backward[np.where(births, tape.events, 0)])
+    before = tape.events[: of_backward[0]] if len(of_backward) else tape.events
+    alive = set(before[before >= 0].tolist()) - set((~before[before < 0]).tolist())
+    held: defaultdict[str | None, int] = defaultdict(int)
+    for index in alive:
+        storage = tape.storages[index]
+        if storage.name is None:
+            held[unet_block(storage.module)] += storage.bytes
+    return dict(held)
+
+
+def blocks(weights: Tape, micro: Tape) -> list[Block]:
+    """The UNet's blocks by what checkpointing them saves for its cost, the best first.
+
+    ``micro`` is a micro-batch without checkpointing. The cost is counted as weights times places they are applied to:
+    a quarter with each level down. That ignores attention's own products; it only decides which sets are looked at.
+    """
+    held = held_after_forward(micro)
+    sizes: defaultdict[str, int] = defaultdict(int)
+    for storage in weights.storages:
+        if (name := unet_block(storage.module)) is not None and storage.kind == "weights":
+            sizes[name] += storage.bytes
+    levels = sum(name.startswith("down_blocks.") for name in sizes)
+    found = [Block(name, held.get(name, 0), size / 4 ** _level(name, levels)) for name, size in sizes.items()]
+    return sorted(found, key=lambda block: (-block.held / max(block.cost, 1.0), block.name))
+
+
+def _level(name: str, levels: int) -> int:
+    """How often the picture was halved where a block works."""
+    if name == "mid_block":
+        return levels - 1
+    index = int(name.rpartition(".")[2])
+    return index if name.startswith("down_blocks.") else levels - 1 - index
+
+
+def _forward_order(name: str) -> tuple[int, str]:
+    """Down, middle, up."""
+    return "dmu".index(name[0]), name

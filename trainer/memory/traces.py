@@ -10,11 +10,11 @@ from typing import Generic, TypeVar
 
 from trainer.base.imports import quick_imports
 from trainer.cores import usable_cores
-from trainer.memory.aside import TracerAside, Wish
+from trainer.memory.aside import TracerAside
 from trainer.memory.following import PICTURES, Rule, rules
 from trainer.memory.outline import Outline, outline_of
 from trainer.memory.store import TapeStore
-from trainer.memory.subject import Subject, TracePart
+from trainer.memory.subject import Subject, TracePart, Wish
 from trainer.memory.tape import Tape
 
 Size = tuple[int, int]
@@ -70,7 +70,7 @@ class Traces:
     @contextmanager
     def helped(self) -> Iterator[None]:
         """Let a process beside this one trace what is foreseen, until the block ends."""
-        self.aside = TracerAside(self.store)
+        self.aside = TracerAside(self.store, tracer)
         try:
             yield
         finally:
@@ -86,7 +86,7 @@ class Traces:
         """End the process beside this one until tapes are missing again: it holds 0.8 GB of main memory."""
         if self.aside is not None:
             self.aside.close()
-            self.aside = TracerAside(self.store)
+            self.aside = TracerAside(self.store, tracer)
 
     def foresee(self, wishes: Callable[[], Sequence[Wish]]) -> None:
         """Say what is likely to be asked for beside tapes that are missing, the soonest first: asked when some are."""
@@ -213,6 +213,11 @@ class Traces:
     def _save(self, key: str, tapes: Sequence[Tape]) -> None:
         with suppress(OSError):  # a full disk costs the next forecast some seconds, not this one its answer
             self.store.save(key, tapes)
+
+
+def tracer(store: TapeStore) -> Callable[[Wish], None]:
+    """Return what traces into a store."""
+    return Traces(store).fulfil
 
 
 def prepare() -> None:
