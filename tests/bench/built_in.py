@@ -8,10 +8,10 @@ from typing import get_args
 
 from trainer.cli.jobs import preset_recipe
 from trainer.config.base import Family
-from trainer.memory.calibration import Correction
-from trainer.memory.cards import find_card
-from trainer.memory.questions import Question, question_ahead
-from trainer.memory.situation import situation_ahead
+from trainer.memory.device.calibration import Correction
+from trainer.memory.device.device_state import situation_ahead
+from trainer.memory.device.gpu_specs import find_card
+from trainer.memory.planner.request import Question, question_ahead
 
 FAMILIES: tuple[Family, ...] = get_args(Family)
 RECIPES = ("character", "concept", "likeness", "style")

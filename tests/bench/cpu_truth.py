@@ -17,9 +17,9 @@ from tests.support.cpu_steps import outside_kernels, real_steps, traced_bytes
 from tests.support.traced_steps import trace_steps
 from trainer.config.fit import FitConfig
 from trainer.config.recipe import RecipeConfig
-from trainer.memory import tracer
-from trainer.memory.models import micro_batch
-from trainer.memory.subject import Subject, subject_ahead
+from trainer.memory.trace import recorder as tracer
+from trainer.memory.trace.meta_models import micro_batch
+from trainer.memory.trace.workload import Subject, subject_ahead
 
 MIB = 2**20
 FITS = (

@@ -23,12 +23,12 @@ from trainer.config.fit import PLANNED, FitConfig
 from trainer.config.write import toml_value
 from trainer.files.architecture import NAMES
 from trainer.files.assets import preset_path
-from trainer.memory.levers import training_figures
-from trainer.memory.outline import in_a_row
-from trainer.memory.planner import Plan, plan
-from trainer.memory.questions import Question
-from trainer.memory.store import TapeStore
-from trainer.memory.traces import Traces
+from trainer.memory.planner.planner import Plan, plan
+from trainer.memory.planner.request import Question
+from trainer.memory.planner.suggestions import training_figures
+from trainer.memory.trace.library import Traces
+from trainer.memory.trace.memory_trace import in_a_row
+from trainer.memory.trace.store import TapeStore
 from trainer.protocol import atomic
 from trainer.protocol.forecast import ROUNDING
 

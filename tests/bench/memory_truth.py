@@ -32,10 +32,9 @@ from tests.support.truth import Prediction, foresee, measure
 from tests.support.truth_jobs import TruthJob, truth_jobs
 from tests.support.truth_report import Edge, Row, line_of, report
 from trainer import gpu
-from trainer.memory.cards import find_card
-from trainer.memory.overheads import Overheads
-from trainer.memory.situation import Situation, situation_ahead, situation_here
-from trainer.memory.subject import Subject
+from trainer.memory.device.device_state import Situation, situation_ahead, situation_here
+from trainer.memory.device.gpu_specs import Overheads, find_card
+from trainer.memory.trace.workload import Subject
 from trainer.protocol.forecast import ForecastPhase
 from trainer.protocol.rate import Rate
 from trainer.training.machine import card_of

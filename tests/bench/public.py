@@ -24,13 +24,13 @@ from tests.support.truth import foresee
 from tests.support.truth_jobs import TruthJob
 from trainer.base.drawing import decode_levels
 from trainer.config.base import Family
-from trainer.memory.allocator import Allocator
-from trainer.memory.cards import find_card
-from trainer.memory.models import META, bare_vae, place
-from trainer.memory.phases import VAE_ATTENTION
-from trainer.memory.replay import replay
-from trainer.memory.situation import Situation, situation_ahead
-from trainer.memory.tracer import recording
+from trainer.memory.allocator.allocator import Allocator
+from trainer.memory.allocator.replay import replay
+from trainer.memory.device.device_state import Situation, situation_ahead
+from trainer.memory.device.gpu_specs import find_card
+from trainer.memory.trace.meta_models import META, bare_vae, place
+from trainer.memory.trace.other_phases import VAE_ATTENTION
+from trainer.memory.trace.recorder import recording
 
 GIB = 2**30
 RESULTS = Path(__file__).parent / "results" / "public.md"

@@ -35,12 +35,12 @@ from tests.support.real_phases import RealRun
 from tests.support.recordings import compare, read_recording, recording_of, write_recording
 from tests.support.truth_jobs import TruthJob
 from trainer import gpu
-from trainer.memory.conf import AllocatorSettings
-from trainer.memory.overheads import cublas_workspace_bytes
-from trainer.memory.store import TapeStore
-from trainer.memory.subject import BucketUse, Subject, TracePart
-from trainer.memory.tape import Storage, Tape
-from trainer.memory.traces import Traces
+from trainer.memory.allocator.settings import AllocatorSettings
+from trainer.memory.device.gpu_specs import cublas_workspace_bytes
+from trainer.memory.trace.library import Traces
+from trainer.memory.trace.memory_trace import Storage, Tape
+from trainer.memory.trace.store import TapeStore
+from trainer.memory.trace.workload import BucketUse, Subject, TracePart
 from trainer.training.machine import card_of
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -28,18 +28,16 @@ from tests.bench.make_fits import RECIPE, preset_text
 from trainer.config.base import Family
 from trainer.config.fit import PLANNED, FitConfig
 from trainer.files.assets import asset_path
-from trainer.memory.course import Course, Occasions
-from trainer.memory.following import NOT_RANKED, PICTURES, RANKS, SHAPES, Size
-from trainer.memory.forecast import Runs
-from trainer.memory.outcomes import SHIPPED_OUTCOMES, OutcomeStore, write_outcomes
-from trainer.memory.outline import Outline
-from trainer.memory.packing import write_archive
-from trainer.memory.planner import plan
-from trainer.memory.questions import Question
-from trainer.memory.store import OF_OTHERS, SUFFIX, TapeStore
-from trainer.memory.subject import Subject, TracePart, Wish, complete_fit, library_versions
-from trainer.memory.tape import Tape
-from trainer.memory.traces import LARGEST_TRACED, Steps, Traces
+from trainer.memory.forecast.forecast import Runs
+from trainer.memory.forecast.results import SHIPPED_OUTCOMES, OutcomeStore, write_outcomes
+from trainer.memory.forecast.schedule import Course, Occasions
+from trainer.memory.planner.planner import plan
+from trainer.memory.planner.request import Question
+from trainer.memory.trace.derive import NOT_RANKED, PICTURES, RANKS, SHAPES, Size
+from trainer.memory.trace.library import LARGEST_TRACED, Steps, Traces
+from trainer.memory.trace.memory_trace import Outline, Tape
+from trainer.memory.trace.store import OF_OTHERS, SUFFIX, TapeStore, write_archive
+from trainer.memory.trace.workload import Subject, TracePart, Wish, complete_fit, library_versions
 from trainer.protocol import atomic
 
 INDEX = "index.json"

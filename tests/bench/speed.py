@@ -45,9 +45,18 @@ from trainer.adapter.lean import SWITCHED_ON
 from trainer.config.base import Family
 from trainer.config.fit import FitConfig
 from trainer.config.recipe import RecipeConfig
-from trainer.memory.kernels import as_on_cuda, attention_kernel
-from trainer.memory.models import META, bare_text_encoders, bare_unet, dtype_of, job_of, let_begin, micro_batch, place
-from trainer.memory.subject import Subject, subject_ahead
+from trainer.memory.trace.cuda_kernels import as_on_cuda, attention_kernel
+from trainer.memory.trace.meta_models import (
+    META,
+    bare_text_encoders,
+    bare_unet,
+    dtype_of,
+    job_of,
+    let_begin,
+    micro_batch,
+    place,
+)
+from trainer.memory.trace.workload import Subject, subject_ahead
 from trainer.training.build import Parts, put_together
 from trainer.training.loop import Engine
 from trainer.training.masters import measure

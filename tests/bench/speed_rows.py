@@ -14,7 +14,7 @@ import torch
 from tests.bench.speed_techniques import Technique
 from tests.support.truth_jobs import TruthJob
 from trainer.config.base import Family
-from trainer.memory.subject import Subject
+from trainer.memory.trace.workload import Subject
 from trainer.protocol import atomic
 from trainer.training.attention import AttentionChoice
 

@@ -49,9 +49,9 @@ from trainer.adapter.lean.attention import lean_attention
 from trainer.adapter.lean.blocks import install
 from trainer.base.quantised import choose_products
 from trainer.config.base import Family
-from trainer.memory.models import bare_unet, dtype_of
-from trainer.memory.store import TapeStore
-from trainer.memory.traces import Traces
+from trainer.memory.trace.library import Traces
+from trainer.memory.trace.meta_models import bare_unet, dtype_of
+from trainer.memory.trace.store import TapeStore
 from trainer.training.attention import attention
 from trainer.training.gradient_checkpointing import checkpointing_blocks, set_checkpointing
 from trainer.training.int8_race import linears, time_all, worthwhile

@@ -47,7 +47,12 @@ from trainer.protocol.checkpoints import steps_on_disk
 from trainer.training.scaler import LossScaler
 
 RESULTS = Path(__file__).resolve().parent / "results" / "kill_resume.md"
-LIBRARIES = ["tests.support.tiny", "trainer.cli.planning", "trainer.memory.planner", "trainer.memory.course"]
+LIBRARIES = [
+    "tests.support.tiny",
+    "trainer.cli.planning",
+    "trainer.memory.planner.planner",
+    "trainer.memory.forecast.forecast.schedule",
+]
 LIBRARIES += ["trainer.training.run", "bitsandbytes.optim", "prodigyopt", "transformers.optimization"]
 # Seconds after an event: between two of them most of a phase's work is done.
 DELAYS = (0.0, 0.0, 0.01, 0.03, 0.1, 0.3)

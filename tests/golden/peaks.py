@@ -19,13 +19,13 @@ from trainer.config.base import Family
 from trainer.config.fit import PLANNED, FitConfig
 from trainer.config.presets.reading import load_preset
 from trainer.files.assets import preset_path
-from trainer.memory.course import Course
-from trainer.memory.forecast import Playing, run_through
-from trainer.memory.planner import plan
-from trainer.memory.questions import Question
-from trainer.memory.store import TapeStore
-from trainer.memory.subject import complete_fit
-from trainer.memory.traces import Traces
+from trainer.memory.forecast.forecast import Playing, run_through
+from trainer.memory.forecast.schedule import Course
+from trainer.memory.planner.planner import plan
+from trainer.memory.planner.request import Question
+from trainer.memory.trace.library import Traces
+from trainer.memory.trace.store import TapeStore
+from trainer.memory.trace.workload import complete_fit
 from trainer.protocol import atomic
 
 FILE = Path(__file__).with_suffix(".json")

@@ -19,9 +19,9 @@ from trainer.base.stored import StoredTensor
 from trainer.config.base import Family
 from trainer.config.fit import FitConfig
 from trainer.config.recipe import RecipeConfig
-from trainer.memory.models import bare_text_encoders, bare_unet, dtype_of, engine_around, micro_batch
-from trainer.memory.subject import BucketUse, Subject, complete_fit
-from trainer.memory.tape import Tape
+from trainer.memory.trace.memory_trace import Tape
+from trainer.memory.trace.meta_models import bare_text_encoders, bare_unet, dtype_of, engine_around, micro_batch
+from trainer.memory.trace.workload import BucketUse, Subject, complete_fit
 from trainer.training.loop import Engine
 from trainer.training.masters import measure
 from trainer.training.optimizer import set_learning_rates

@@ -7,14 +7,14 @@ from functools import cache, lru_cache
 
 from tests.support.plans import situation_with
 from trainer.config.fit import FitConfig
-from trainer.memory import timing
-from trainer.memory.course import MOST_ROUNDS, Course, Occasions
-from trainer.memory.forecast import Playing, Runs
-from trainer.memory.search import time_step
-from trainer.memory.situation import Situation
-from trainer.memory.subject import Subject
-from trainer.memory.tape import Tape
-from trainer.memory.traces import Traces
+from trainer.memory.device import roofline as timing
+from trainer.memory.device.device_state import Situation
+from trainer.memory.forecast.forecast import Playing, Runs
+from trainer.memory.forecast.schedule import MOST_ROUNDS, Course, Occasions
+from trainer.memory.planner.evaluator import time_step
+from trainer.memory.trace.library import Traces
+from trainer.memory.trace.memory_trace import Tape
+from trainer.memory.trace.workload import Subject
 
 OCCASIONS = Occasions(pictures=10, texts=10, measured=4, validations=3, previews=3)
 AMPLE = 400 * 2**20

@@ -14,10 +14,10 @@ from trainer.config.job import Job
 from trainer.config.recipe import RecipeConfig
 from trainer.config.report import PromptConfig
 from trainer.config.resolve import Machine, resolve_job
-from trainer.memory.calibration import Correction
-from trainer.memory.cards import find_card
-from trainer.memory.situation import Situation, situation_ahead
-from trainer.memory.subject import BucketUse, Subject, complete_fit
+from trainer.memory.device.calibration import Correction
+from trainer.memory.device.device_state import Situation, situation_ahead
+from trainer.memory.device.gpu_specs import find_card
+from trainer.memory.trace.workload import BucketUse, Subject, complete_fit
 
 SIDE = 256
 

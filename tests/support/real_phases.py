@@ -20,7 +20,7 @@ from trainer.base.text import TextConditioning, encode_words
 from trainer.base.vae import posterior
 from trainer.dataset.cached import texts_at_once
 from trainer.dataset.portions import LATENT_SCALE
-from trainer.memory.models import (
+from trainer.memory.trace.meta_models import (
     bare_text_encoders,
     bare_unet,
     bare_vae,
@@ -28,7 +28,7 @@ from trainer.memory.models import (
     engine_around,
     micro_batch,
 )
-from trainer.memory.subject import Subject
+from trainer.memory.trace.workload import Subject
 from trainer.training.attention import attention
 from trainer.training.components import as_exported
 from trainer.training.loop import Engine

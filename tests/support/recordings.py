@@ -13,10 +13,9 @@ from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 
-from trainer.memory.allocator import LARGEST_SMALL, Allocator, OutOfMemory
-from trainer.memory.conf import AllocatorSettings, settings_of
-from trainer.memory.expandable import EXPANDABLE_RANGE
-from trainer.memory.snapshot import BlockState, PoolName, SegmentState, Snapshot
+from trainer.memory.allocator.allocator import LARGEST_SMALL, Allocator, OutOfMemory
+from trainer.memory.allocator.blocks import EXPANDABLE_RANGE, BlockState, PoolName, SegmentState, Snapshot
+from trainer.memory.allocator.settings import AllocatorSettings, settings_of
 
 SnapshotDict = dict[str, Any]
 EventKind = Literal["alloc", "free", "segment_alloc", "segment_free", "segment_map", "segment_unmap", "oom"]

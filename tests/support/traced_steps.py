@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from trainer.memory.steps import Size, trace_micro, trace_optimizer
-from trainer.memory.subject import Subject
-from trainer.memory.tape import Tape
+from trainer.memory.trace.memory_trace import Tape
+from trainer.memory.trace.train_step import Size, trace_micro, trace_optimizer
+from trainer.memory.trace.workload import Subject
 
 
 @dataclass(frozen=True, slots=True)

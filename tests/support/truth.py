@@ -11,14 +11,14 @@ from typing import get_args
 from tests.support.meters import Measured, Meter
 from tests.support.real_phases import RealRun
 from tests.support.truth_jobs import TruthJob
-from trainer.memory import timing
-from trainer.memory.course import Course, Occasions, OtherPhase
-from trainer.memory.forecast import Playing
-from trainer.memory.replay import Replayed
-from trainer.memory.situation import Situation
-from trainer.memory.store import TapeStore
-from trainer.memory.subject import Subject
-from trainer.memory.traces import Traces
+from trainer.memory.allocator.replay import Replayed
+from trainer.memory.device import roofline as timing
+from trainer.memory.device.device_state import Situation
+from trainer.memory.forecast.forecast import Playing
+from trainer.memory.forecast.schedule import Course, Occasions, OtherPhase
+from trainer.memory.trace.library import Traces
+from trainer.memory.trace.store import TapeStore
+from trainer.memory.trace.workload import Subject
 from trainer.protocol.forecast import ForecastPhase
 
 LATER_STEPS = 3

@@ -11,7 +11,7 @@ from trainer.config.base import Family
 from trainer.config.fit import FitConfig
 from trainer.config.recipe import RecipeConfig
 from trainer.config.report import PromptConfig
-from trainer.memory.subject import BucketUse, Subject, subject_ahead
+from trainer.memory.trace.workload import BucketUse, Subject, subject_ahead
 
 TINY = 8
 """By how much the pictures of tiny subjects are smaller."""

@@ -10,7 +10,7 @@ import torch
 
 from tests.support.meters import Measured
 from tests.support.truth import LATER_STEPS, PHASES, Prediction, percentile
-from trainer.memory.situation import Situation
+from trainer.memory.device.device_state import Situation
 from trainer.protocol.forecast import ForecastPhase
 
 MIB = 2**20

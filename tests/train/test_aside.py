@@ -16,12 +16,12 @@ import pytest
 
 from tests.support.plans import situation_with, small_subject
 from trainer.config.fit import FitConfig
-from trainer.memory.aside import TracerAside
-from trainer.memory.course import Occasions
-from trainer.memory.planner import plan
-from trainer.memory.store import TapeStore
-from trainer.memory.subject import Wish
-from trainer.memory.traces import Traces, tracer
+from trainer.memory.forecast.schedule import Occasions
+from trainer.memory.planner.planner import plan
+from trainer.memory.trace.library import Traces, tracer
+from trainer.memory.trace.prefetch import TracerAside
+from trainer.memory.trace.store import TapeStore
+from trainer.memory.trace.workload import Wish
 
 BUCKET = (64, 64)
 # Asks for something that the other process computes without end, holding a semaphore as libraries do; it says on the
@@ -30,10 +30,10 @@ BUCKET = (64, 64)
 ASKING = """
 import sys
 from pathlib import Path
-from trainer.memory import aside as module
-from trainer.memory.aside import TracerAside
-from trainer.memory.store import TapeStore
-from trainer.memory.traces import tracer
+from trainer.memory.trace import prefetch as module
+from trainer.memory.trace.prefetch import TracerAside
+from trainer.memory.trace.store import TapeStore
+from trainer.memory.trace.library import tracer
 
 module.PATIENCE = 600.0
 
@@ -84,8 +84,8 @@ def steps_of(rank: int, bucket: tuple[int, int] = BUCKET) -> Wish:
 def test_that_tapes_are_missing_is_told_before_what_makes_them_is_imported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delattr("trainer.memory.phases", raising=False)
-    monkeypatch.setitem(sys.modules, "trainer.memory.phases", None)  # cannot be imported
+    monkeypatch.delattr("trainer.memory.trace.other_phases", raising=False)
+    monkeypatch.setitem(sys.modules, "trainer.memory.trace.other_phases", None)  # cannot be imported
     told: list[str] = []
     with pytest.raises(ImportError):
         Traces(TapeStore(tmp_path), lambda: told.append("tracing")).fulfil(steps_of(3))
@@ -109,8 +109,10 @@ def test_its_tapes_are_those_that_are_traced_here(aside: TracerAside, store: Tap
 def test_a_plan_is_the_same_with_it(
     aside: TracerAside, store: TapeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainer.memory.traces._is_large", lambda _: True)  # of tiny ones nothing is traced beside
-    monkeypatch.setattr("trainer.memory.traces.usable_cores", lambda: 2)
+    monkeypatch.setattr(
+        "trainer.memory.trace.library._is_large", lambda _: True
+    )  # of tiny ones nothing is traced beside
+    monkeypatch.setattr("trainer.memory.trace.library.usable_cores", lambda: 2)
     asked: list[Wish] = []
     monkeypatch.setattr(aside, "ask", lambda wish, ask=aside.ask: asked.append(wish) or ask(wish))
     subject = small_subject(effective_batch=2)
@@ -147,7 +149,7 @@ def test_a_process_that_stands_still_holds_nobody_up(tmp_path: Path, monkeypatch
         monkeypatch.setattr(aside, "_start", lambda start=aside._start: (begun.set(), start())[1])
         stuck, later = aside.ask(cast("Wish", Stuck(wish.key))), aside.ask(steps_of(10))
         assert begun.wait(60)
-        monkeypatch.setattr("trainer.memory.aside.LONGEST", 0.0)
+        monkeypatch.setattr("trainer.memory.trace.prefetch.LONGEST", 0.0)
         traces = Traces(store, aside=aside)
         traces.fulfil(wish)
         assert store.load(wish.key) is not None

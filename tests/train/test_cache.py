@@ -26,7 +26,7 @@ from trainer.dataset.picture import Picture
 from trainer.dataset.pixels import crop_pixels
 from trainer.dataset.sampling import Sample, epoch_batches
 from trainer.errors import DatasetError, ResumableError
-from trainer.memory.host import PICTURE_BYTES
+from trainer.memory.forecast.host_memory import PICTURE_BYTES
 from trainer.training import cache
 from trainer.training.build import Parts, build_parts
 from trainer.training.cache import Cache

@@ -19,8 +19,8 @@ from tests.unit.test_outcomes import outcome
 from tests.unit.test_store import same, tape
 from trainer.dataset.facts import inspect_pictures
 from trainer.files import hashing
-from trainer.memory.outcomes import OutcomeStore
-from trainer.memory.store import TapeStore
+from trainer.memory.forecast.results import OutcomeStore
+from trainer.memory.trace.store import TapeStore
 from trainer.protocol.row_store import RowStore, key_of
 from trainer.training.cache import EntryStore
 

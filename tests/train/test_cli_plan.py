@@ -120,7 +120,7 @@ PATIENT = """
 import sys
 from trainer import cli
 from trainer.cli import plan_serve
-from trainer.memory import aside
+from trainer.memory.trace import prefetch as aside
 plan_serve.PATIENCE = plan_serve.PATIENCE_BESIDE = aside.PATIENCE = 600.0
 sys.exit(cli.main(["plan", "--serve"]))
 """

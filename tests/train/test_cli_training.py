@@ -15,7 +15,7 @@ from tests.support.jobs import photographs, write_job
 from tests.support.tiny import tiny_base
 from trainer import cli, gpu
 from trainer.cli import doctor
-from trainer.memory.questions import question_of_job
+from trainer.memory.planner.request import question_of_job
 from trainer.protocol import events, places
 from trainer.protocol.rundir import RunDirectory
 

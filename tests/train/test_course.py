@@ -12,17 +12,15 @@ from tests.support.pictures import make_picture, recipe_of
 from tests.support.plans import situation_with
 from trainer.dataset.picture import Picture
 from trainer.dataset.sampling import epoch_batches, micro_batches
-from trainer.memory.allocator import MIB, Allocator
-from trainer.memory.course import Course, Occasions
-from trainer.memory.dealing import makeups, split
-from trainer.memory.forecast import CHAPTERS_TO_TRAINING, Runs
-from trainer.memory.graphs import DRIVER_BYTES
-from trainer.memory.outcomes import most_reserved
-from trainer.memory.replay import Kept, replay
-from trainer.memory.store import TapeStore
-from trainer.memory.subject import BucketUse, Subject
-from trainer.memory.tape import Tape, Work
-from trainer.memory.traces import Traces
+from trainer.memory.allocator.allocator import MIB, Allocator
+from trainer.memory.allocator.replay import Kept, replay
+from trainer.memory.forecast.forecast import CHAPTERS_TO_TRAINING, Runs
+from trainer.memory.forecast.results import most_reserved
+from trainer.memory.forecast.schedule import DRIVER_BYTES, Course, Occasions, makeups, split
+from trainer.memory.trace.library import Traces
+from trainer.memory.trace.memory_trace import Tape, Work
+from trainer.memory.trace.store import TapeStore
+from trainer.memory.trace.workload import BucketUse, Subject
 from trainer.protocol.rate import Rate
 
 SIZES = ((96, 64), (64, 96), (64, 64), (32, 64))

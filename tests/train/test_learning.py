@@ -4,7 +4,7 @@ import json
 
 from tests.support.jobs import photographs, write_job
 from tests.support.tiny import tiny_base
-from trainer.memory.calibration import calibration_file, corrections, learn
+from trainer.memory.device.calibration import calibration_file, corrections, learn
 from trainer.protocol import events
 from trainer.protocol.versions import versions
 from trainer.training.run import start

@@ -17,10 +17,10 @@ from tests.support.waiting import until
 from tests.train.test_memory_phases import CPU, played, subject, tiny
 from trainer.adapter.attach import initial_weights
 from trainer.config.fit import FitConfig
-from trainer.memory import phases
-from trainer.memory.host import CROPS_WAITING, PICTURE_BYTES, host_bytes
-from trainer.memory.models import empty_engine
-from trainer.memory.tape import Storage
+from trainer.memory.forecast.host_memory import CROPS_WAITING, PICTURE_BYTES, host_bytes
+from trainer.memory.trace import other_phases as phases
+from trainer.memory.trace.memory_trace import Storage
+from trainer.memory.trace.meta_models import empty_engine
 from trainer.training.checkpoint import Checkpoint, save_checkpoint
 from trainer.training.stages import READERS, Stages
 

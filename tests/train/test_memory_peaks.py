@@ -8,9 +8,9 @@ from tests.support.tiny import Family
 from tests.support.traced_steps import trace_steps
 from tests.train.test_memory_phases import subject
 from trainer.config.fit import FitConfig
-from trainer.memory import phases
-from trainer.memory.outline import sums
-from trainer.memory.peaks import high_points
+from trainer.memory.forecast.peaks import high_points
+from trainer.memory.trace import other_phases as phases
+from trainer.memory.trace.memory_trace import sums
 
 
 def names_of_step(

@@ -28,13 +28,13 @@ from trainer.config.fit import FitConfig
 from trainer.config.optimizer import ScheduleFreeConfig
 from trainer.config.recipe import RecipeConfig, TextEncoderConfig
 from trainer.config.report import PromptConfig
-from trainer.memory import phases, tracer
-from trainer.memory.allocator import Allocator
-from trainer.memory.models import bare_unet, empty_engine, micro_batch
-from trainer.memory.outline import sums
-from trainer.memory.replay import Kept, replay
-from trainer.memory.subject import BucketUse, Subject, subject_ahead
-from trainer.memory.tape import Tape
+from trainer.memory.allocator.allocator import Allocator
+from trainer.memory.allocator.replay import Kept, replay
+from trainer.memory.trace import other_phases as phases
+from trainer.memory.trace import recorder as tracer
+from trainer.memory.trace.memory_trace import Tape, sums
+from trainer.memory.trace.meta_models import bare_unet, empty_engine, micro_batch
+from trainer.memory.trace.workload import BucketUse, Subject, subject_ahead
 from trainer.training.objective import NoiseSchedule
 from trainer.training.step import MicroBatch, StepModels
 from trainer.training.validation import losses_of_picture

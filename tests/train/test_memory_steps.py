@@ -32,15 +32,16 @@ from trainer.adapter.attach import initial_weights
 from trainer.config.base import Family
 from trainer.config.fit import FitConfig
 from trainer.config.recipe import RecipeConfig
-from trainer.memory import models, tracer
-from trainer.memory.models import empty_engine, know_engine, lasting_tensors, micro_batch
-from trainer.memory.splicing import joined, scaled
-from trainer.memory.steps import trace_micro, trace_optimizer
-from trainer.memory.store import TapeStore
-from trainer.memory.subject import Subject, TracePart, Wish, subject_ahead
-from trainer.memory.tape import Tape
-from trainer.memory.tracer import recording
-from trainer.memory.traces import Traces
+from trainer.memory.trace import meta_models as models
+from trainer.memory.trace import recorder as tracer
+from trainer.memory.trace.derive import joined, scaled
+from trainer.memory.trace.library import Traces
+from trainer.memory.trace.memory_trace import Tape
+from trainer.memory.trace.meta_models import empty_engine, know_engine, lasting_tensors, micro_batch
+from trainer.memory.trace.recorder import recording
+from trainer.memory.trace.store import TapeStore
+from trainer.memory.trace.train_step import trace_micro, trace_optimizer
+from trainer.memory.trace.workload import Subject, TracePart, Wish, subject_ahead
 from trainer.training import loop
 from trainer.training.loop import Engine
 from trainer.training.masters import measure
@@ -367,7 +368,7 @@ def test_tapes_of_two_ranks_give_those_of_any_other(
 ) -> None:
     """Of everything that holds a LoRA; nothing is traced for them but those of the two."""
     # Nothing in so tiny a base is as wide as these, whose operations would then count as the same as others.
-    monkeypatch.setattr("trainer.memory.following.RANKS", (20, 28))
+    monkeypatch.setattr("trainer.memory.trace.derive.RANKS", (20, 28))
     subject = tiny_subject(family, recipe, fit)
     wishes = [Wish(subject, "micro", (BUCKET, 2)), *(Wish(subject, part) for part in phases)]
     traces, real = Traces(TapeStore(tmp_path)), Traces(TapeStore(tmp_path / "real"))

@@ -18,10 +18,10 @@ from tests.support.real_phases import RealRun
 from tests.support.truth import Foreseen, Prediction, foresee, measure, percentile
 from tests.support.truth_jobs import truth_jobs
 from tests.support.truth_report import Edge, Row, lines_of, report
-from trainer.memory.cards import find_card
-from trainer.memory.situation import situation_ahead
-from trainer.memory.store import TapeStore
-from trainer.memory.traces import Traces
+from trainer.memory.device.device_state import situation_ahead
+from trainer.memory.device.gpu_specs import find_card
+from trainer.memory.trace.library import Traces
+from trainer.memory.trace.store import TapeStore
 from trainer.training.objective import NoiseSchedule
 
 CPU = torch.device("cpu")

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from tests.support.forecasts import known_job
-from trainer.memory import on_cpu
-from trainer.memory.course import Course, Occasions
-from trainer.memory.questions import Question, question_ahead, question_of_job
-from trainer.memory.store import TapeStore
-from trainer.memory.traces import Traces
+from trainer.memory.forecast import on_cpu
+from trainer.memory.forecast.schedule import Course, Occasions
+from trainer.memory.planner.request import Question, question_ahead, question_of_job
+from trainer.memory.trace.library import Traces
+from trainer.memory.trace.store import TapeStore
 from trainer.protocol.forecast import Forecast
 from trainer.protocol.rate import Rate, Timed
 

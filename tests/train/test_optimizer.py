@@ -26,7 +26,7 @@ from trainer.config.optimizer import (
 )
 from trainer.config.recipe import RecipeConfig
 from trainer.errors import RunError
-from trainer.memory.models import empty_engine
+from trainer.memory.trace.meta_models import empty_engine
 from trainer.training.masters import MasterWeights
 from trainer.training.optimizer import (
     HOST_READS,

@@ -9,16 +9,16 @@ import pytest
 
 from tests.support.plans import situation_with, small_subject
 from trainer.config.fit import FitConfig
-from trainer.memory import forecast
-from trainer.memory.conf import AllocatorSettings
-from trainer.memory.course import Course, Occasions
-from trainer.memory.forecast import Runs, Within, forecast_of, retry_seconds, run_through
-from trainer.memory.outcomes import OutcomeStore, in_brief
-from trainer.memory.planner import plan
-from trainer.memory.situation import Situation
-from trainer.memory.store import TapeStore
-from trainer.memory.subject import Subject
-from trainer.memory.traces import Traces
+from trainer.memory.allocator.settings import AllocatorSettings
+from trainer.memory.device.device_state import Situation
+from trainer.memory.forecast import forecast
+from trainer.memory.forecast.forecast import Runs, Within, forecast_of, retry_seconds, run_through
+from trainer.memory.forecast.results import OutcomeStore, in_brief
+from trainer.memory.forecast.schedule import Course, Occasions
+from trainer.memory.planner.planner import plan
+from trainer.memory.trace.library import Traces
+from trainer.memory.trace.store import TapeStore
+from trainer.memory.trace.workload import Subject
 
 AMPLE = 400 * 2**20
 

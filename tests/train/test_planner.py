@@ -12,15 +12,15 @@ import pytest
 from tests.support.exhaustive import AMPLE, OCCASIONS, Exhaustive, every_fit
 from tests.support.plans import situation_with, small_subject
 from trainer.config.fit import FitConfig
-from trainer.memory.course import Course, bounding_buckets, transitions
-from trainer.memory.forecast import Playing, Runs, forecast, forecast_of, run_through
-from trainer.memory.grid import nested_sets
-from trainer.memory.planner import Planned, plan
-from trainer.memory.recipes import changed, lighter
-from trainer.memory.store import TapeStore
-from trainer.memory.subject import BucketUse, Subject
-from trainer.memory.tape import blocks
-from trainer.memory.traces import Traces
+from trainer.memory.forecast.forecast import Playing, Runs, forecast, forecast_of, run_through
+from trainer.memory.forecast.schedule import Course, bounding_buckets, transitions
+from trainer.memory.planner.planner import Planned, plan
+from trainer.memory.planner.search_space import nested_sets
+from trainer.memory.planner.suggestions import changed, lighter
+from trainer.memory.trace.library import Traces
+from trainer.memory.trace.memory_trace import blocks
+from trainer.memory.trace.store import TapeStore
+from trainer.memory.trace.workload import BucketUse, Subject
 
 MIB = 2**20
 

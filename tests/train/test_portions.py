@@ -26,15 +26,15 @@ from trainer.config.job import Job
 from trainer.config.recipe import RecipeConfig
 from trainer.dataset.picture import Picture
 from trainer.dataset.sampling import Sample, measured_samples
-from trainer.memory.course import Course, Occasions
-from trainer.memory.forecast import Runs, forecast_of
-from trainer.memory.planner import Plan, Planned
-from trainer.memory.portions import NOT_LATER, Later, first_portion, later_portions
-from trainer.memory.questions import Question
-from trainer.memory.situation import Situation
-from trainer.memory.store import TapeStore
-from trainer.memory.subject import Subject
-from trainer.memory.traces import Traces
+from trainer.memory.device.device_state import Situation
+from trainer.memory.forecast.cache_shards import NOT_LATER, Later, first_portion, later_portions
+from trainer.memory.forecast.forecast import Runs, forecast_of
+from trainer.memory.forecast.schedule import Course, Occasions
+from trainer.memory.planner.planner import Plan, Planned
+from trainer.memory.planner.request import Question
+from trainer.memory.trace.library import Traces
+from trainer.memory.trace.store import TapeStore
+from trainer.memory.trace.workload import Subject
 from trainer.training.cache import Cache
 from trainer.training.feed import Feed
 
@@ -107,7 +107,7 @@ def test_without_chance_nothing_is_encoded_twice_and_with_room_there_is_one_port
 def test_what_is_listed_at_once_limits_them_too(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = [tiny_configs("sd15")["text_encoder"]]
     job = job_of(1.0, pictures={"crop": "random"})
-    monkeypatch.setattr("trainer.memory.portions.MOST_SHOWINGS", 30)
+    monkeypatch.setattr("trainer.memory.forecast.cache_shards.MOST_SHOWINGS", 30)
     found = later_portions(job, pictures(), texts)
     assert (found.together, found.portions, found.limited) == (3, 2, "listing")
     disk = later_portions(job.changed(fit=job.fit.changed(cache_gigabytes=1e-9)), pictures(), texts)
@@ -119,7 +119,7 @@ def test_a_large_dataset_is_known_by_some_of_its_pictures(monkeypatch: pytest.Mo
     job = job_of(2e-4, pictures={"crop": "random"}, captions={"shuffle": True})
     shown = [make_picture(n, bucket=(64, 64), width=90, height=300, captions=(f"a {n}, b, c",)) for n in range(40)]
     whole = later_portions(job.changed(recipe=job.recipe.changed(steps=160)), shown, texts)
-    monkeypatch.setattr("trainer.memory.portions._LISTED", 10)
+    monkeypatch.setattr("trainer.memory.forecast.cache_shards._LISTED", 10)
     found = later_portions(job.changed(recipe=job.recipe.changed(steps=160)), shown, texts)
     assert (found.portions, found.together) == (whole.portions, whole.together)
     assert found.pictures == pytest.approx(whole.pictures, rel=0.05)
@@ -163,7 +163,7 @@ def test_what_much_chance_makes_of_a_large_dataset_is_estimated(monkeypatch: pyt
     job = job_of(1.0, steps=900, captions={"shuffle": True}, pictures={"crop": "random"})
     whole = first_portion(job, shown, NOT_LATER)
     assert whole == (pytest.approx(60 * 30, rel=0.02), pytest.approx(60 * 6, rel=0.02))
-    monkeypatch.setattr("trainer.memory.portions._LISTED", 200)
+    monkeypatch.setattr("trainer.memory.forecast.cache_shards._LISTED", 200)
     assert first_portion(job, shown, NOT_LATER) == tuple(pytest.approx(count, rel=0.1) for count in whole)
 
 

@@ -12,7 +12,8 @@ from trainer.config.presets import shelf
 from trainer.config.presets.preset import Preset
 from trainer.config.presets.writing import dump_preset
 from trainer.errors import ImpastoError
-from trainer.memory import questions, subject
+from trainer.memory.planner import request as questions
+from trainer.memory.trace import workload as subject
 
 GIB = 1024**3
 

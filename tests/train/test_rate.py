@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from trainer.memory.tape import Work
-from trainer.memory.timing import seconds
+from trainer.memory.device.roofline import seconds
+from trainer.memory.trace.memory_trace import Work
 from trainer.training import rate
 from trainer.training.examples import Size, examples_of
 from trainer.training.rate import cpu_time, largest, measure_rate

@@ -11,11 +11,11 @@ import pytest
 from tests.support.jobs import photographs, write_job
 from tests.support.plans import situation_with, small_subject
 from tests.support.tiny import tiny_base
-from trainer.memory.allocator import Allocator
-from trainer.memory.course import Course, Occasions
-from trainer.memory.forecast import run_through
-from trainer.memory.store import TapeStore
-from trainer.memory.traces import Traces
+from trainer.memory.allocator.allocator import Allocator
+from trainer.memory.forecast.forecast import run_through
+from trainer.memory.forecast.schedule import Course, Occasions
+from trainer.memory.trace.library import Traces
+from trainer.memory.trace.store import TapeStore
 from trainer.protocol import events
 from trainer.training.run import start
 from trainer.training.run_order import AT_START, BETWEEN_STEPS, RELEASE_POINTS

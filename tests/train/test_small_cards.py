@@ -12,11 +12,11 @@ from tests.bench.built_in import built_in
 from trainer.config.base import Family
 from trainer.config.fit import FitConfig
 from trainer.files.assets import asset_path
-from trainer.memory.course import Course
-from trainer.memory.forecast import run_through
-from trainer.memory.planner import plan
-from trainer.memory.store import TapeStore
-from trainer.memory.traces import Traces
+from trainer.memory.forecast.forecast import run_through
+from trainer.memory.forecast.schedule import Course
+from trainer.memory.planner.planner import plan
+from trainer.memory.trace.library import Traces
+from trainer.memory.trace.store import TapeStore
 
 GIB = 1 << 30
 RANK = 16

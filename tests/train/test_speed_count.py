@@ -20,8 +20,8 @@ from tests.support.counting import StepCounter
 from tests.support.cpu_steps import tiny_subject
 from tests.support.loras import full_size
 from trainer.config.base import Family
-from trainer.memory.models import META, empty_engine, micro_batch
-from trainer.memory.subject import Subject
+from trainer.memory.trace.meta_models import META, empty_engine, micro_batch
+from trainer.memory.trace.workload import Subject
 
 RECIPE = {"layers": "attention", "rank": 4, "resolution": 64}
 

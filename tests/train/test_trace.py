@@ -22,10 +22,10 @@ from tests.support.traced_steps import StepTapes, trace_steps
 from trainer.config.base import Family
 from trainer.config.fit import FitConfig
 from trainer.config.recipe import RecipeConfig
-from trainer.memory.models import empty_engine, know_engine, micro_batch
-from trainer.memory.subject import subject_ahead
-from trainer.memory.tape import Tape
-from trainer.memory.tracer import recording
+from trainer.memory.trace.memory_trace import Tape
+from trainer.memory.trace.meta_models import empty_engine, know_engine, micro_batch
+from trainer.memory.trace.recorder import recording
+from trainer.memory.trace.workload import subject_ahead
 
 aten = torch.ops.aten
 GIB = 2**30

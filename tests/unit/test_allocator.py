@@ -6,9 +6,9 @@ import random
 
 import pytest
 
-from trainer.memory.allocator import MIB, Allocator, OutOfMemory
-from trainer.memory.conf import AllocatorSettings
-from trainer.memory.snapshot import BlockState, SegmentState, Snapshot
+from trainer.memory.allocator.allocator import MIB, Allocator, OutOfMemory
+from trainer.memory.allocator.blocks import BlockState, SegmentState, Snapshot
+from trainer.memory.allocator.settings import AllocatorSettings
 
 KIB = 2**10
 

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.naive_allocator import NaiveAllocator, NaiveExpandable
-from trainer.memory.allocator import MIB, Allocator, OutOfMemory
-from trainer.memory.conf import AllocatorSettings
+from trainer.memory.allocator.allocator import MIB, Allocator, OutOfMemory
+from trainer.memory.allocator.settings import AllocatorSettings
 
 # Sizes cluster around the rules' borders and repeat, so that blocks fit exactly, nearly, and not at all.
 SIZES = st.one_of(

@@ -17,10 +17,10 @@ from tests.support.recordings import (
     start_state,
     write_recording,
 )
-from trainer.memory import allocator as model
-from trainer.memory.allocator import MIB
-from trainer.memory.conf import AllocatorSettings
-from trainer.memory.snapshot import PoolName
+from trainer.memory.allocator import allocator as model
+from trainer.memory.allocator.allocator import MIB
+from trainer.memory.allocator.blocks import PoolName
+from trainer.memory.allocator.settings import AllocatorSettings
 
 FOLDER = Path(__file__).parents[1] / "golden" / "allocator"
 RECORDINGS = {path.name.removesuffix(".json.gz"): read_recording(path) for path in sorted(FOLDER.glob("*.json.gz"))}

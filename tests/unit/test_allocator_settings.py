@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from tests.unit.test_allocator import KIB, state
-from trainer.memory.allocator import MIB, Allocator, OutOfMemory
-from trainer.memory.conf import AllocatorSettings, settings_here, settings_of
+from trainer.memory.allocator.allocator import MIB, Allocator, OutOfMemory
+from trainer.memory.allocator.settings import AllocatorSettings, settings_here, settings_of
 
 # Sizes
 

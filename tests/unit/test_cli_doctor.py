@@ -8,7 +8,7 @@ import pytest
 from trainer import cli, gpu
 from trainer.cli import doctor
 from trainer.errors import ImpastoError
-from trainer.memory import calibration
+from trainer.memory.device import calibration
 from trainer.protocol import host, places
 
 GIB = 1 << 30

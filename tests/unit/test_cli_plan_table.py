@@ -10,10 +10,10 @@ from trainer import gpu
 from trainer.cli import plan_table, plan_words, words
 from trainer.config.fit import FitConfig
 from trainer.errors import JobError
-from trainer.memory.calibration import Correction, Excess, calibration_file
-from trainer.memory.cards import find_card
-from trainer.memory.planner import Planned
-from trainer.memory.situation import situation_ahead
+from trainer.memory.device.calibration import Correction, Excess, calibration_file
+from trainer.memory.device.device_state import situation_ahead
+from trainer.memory.device.gpu_specs import find_card
+from trainer.memory.planner.planner import Planned
 from trainer.protocol.forecast import Forecast, Peak, PhaseForecast
 
 GIB = 1 << 30

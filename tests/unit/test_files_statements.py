@@ -14,7 +14,7 @@ from tests.unit.test_files_identify import change_json, diffusers_folder
 from trainer.errors import BaseModelError
 from trainer.files.identify import BaseIdentity, identify_base
 from trainer.files.statements import METADATA, SCHEDULER, YAML
-from trainer.memory.questions import question_of_job
+from trainer.memory.planner.request import question_of_job
 
 NOISE, V, V_ZERO = ("epsilon", False), ("v", False), ("v", True)
 # Outcomes in which the user decides, by what is left open.

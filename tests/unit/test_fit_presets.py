@@ -14,11 +14,11 @@ from trainer.config.base import Family
 from trainer.config.fit import FitConfig
 from trainer.config.presets.shelf import fit_for, read_shelf
 from trainer.files.assets import asset_path, preset_path
-from trainer.memory.cards import find_card
-from trainer.memory.forecast import Playing
-from trainer.memory.store import TapeStore
-from trainer.memory.subject import library_versions
-from trainer.memory.traces import Traces
+from trainer.memory.device.gpu_specs import find_card
+from trainer.memory.forecast.forecast import Playing
+from trainer.memory.trace.library import Traces
+from trainer.memory.trace.store import TapeStore
+from trainer.memory.trace.workload import library_versions
 
 GOLDEN = json.loads(peaks.FILE.read_text(encoding="utf-8"))
 EVERY = [(family, gigabytes) for family in FAMILIES for gigabytes in GIGABYTES]

@@ -10,8 +10,8 @@ import pytest
 
 from trainer.config.fit import FitConfig
 from trainer.config.recipe import RecipeConfig
-from trainer.memory.following import RANKS, SHAPES, rules
-from trainer.memory.subject import Subject, TracePart, Wish, subject_ahead
+from trainer.memory.trace.derive import RANKS, SHAPES, rules
+from trainer.memory.trace.workload import Subject, TracePart, Wish, subject_ahead
 
 
 def subject(rank: int = 24, **fit: Any) -> Subject:

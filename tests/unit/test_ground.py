@@ -16,8 +16,7 @@ from tests.support.forecasts import known_job
 from trainer import cli
 from trainer.config.load import load_job
 from trainer.errors import RunError
-from trainer.memory.ground import lacking_room, require_room
-from trainer.memory.questions import question_of_job
+from trainer.memory.planner.request import lacking_room, question_of_job, require_room
 from trainer.protocol import places
 from trainer.protocol.rundir import RunDirectory, require_place
 

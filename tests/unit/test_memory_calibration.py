@@ -5,8 +5,8 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from trainer.memory import calibration
-from trainer.memory.calibration import Correction, Excess, calibration_file, corrections, learn
+from trainer.memory.device import calibration
+from trainer.memory.device.calibration import Correction, Excess, calibration_file, corrections, learn
 from trainer.protocol.report import Memory, PhaseReport, RunReport
 
 MIB = 1 << 20

@@ -5,7 +5,7 @@ import pytest
 
 from trainer import gpu
 from trainer.errors import ImpastoError
-from trainer.memory.cards import find_card, known_cards, model_of
+from trainer.memory.device.gpu_specs import find_card, known_cards, model_of
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -142,6 +142,6 @@ def test_here_without_a_card_is_told(monkeypatch):
 
 
 def test_cards_and_what_forecasts_add_to_them_need_no_torch():
-    rooms = "trainer.memory.cards, trainer.memory.overheads, trainer.memory.timing, trainer.memory.calibration"
+    rooms = ", ".join(f"trainer.memory.device.{name}" for name in ("gpu_specs", "roofline", "calibration"))
     code = f"import sys, {rooms}; print('torch' in sys.modules)"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "False"

@@ -3,10 +3,9 @@ import os
 import pytest
 
 from trainer import gpu
-from trainer.memory.cards import find_card, known_cards
-from trainer.memory.conf import AllocatorSettings
-from trainer.memory.overheads import cublas_workspace_bytes, overheads_for
-from trainer.memory.situation import situation_ahead, situation_here
+from trainer.memory.allocator.settings import AllocatorSettings
+from trainer.memory.device.device_state import situation_ahead, situation_here
+from trainer.memory.device.gpu_specs import cublas_workspace_bytes, find_card, known_cards, overheads_for
 
 MIB = 1 << 20
 GIB = 1 << 30

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from trainer.memory.peaks import high_points
-from trainer.memory.tape import Storage, Tape
+from trainer.memory.forecast.peaks import high_points
+from trainer.memory.trace.memory_trace import Storage, Tape
 
 UP, DOWN, MIDDLE = "unet.up_blocks.0.resnets.0", "unet.down_blocks.0.resnets.0", "unet.mid_block.attentions.0"
 

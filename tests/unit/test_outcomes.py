@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.damage import damaged
-from trainer.memory.outcomes import (
+from trainer.memory.forecast.results import (
     HINDERED_SUFFIX,
     MOST_HINDERED,
     OUTCOME_SUFFIX,
@@ -22,7 +22,7 @@ from trainer.memory.outcomes import (
     most_reserved,
     write_outcomes,
 )
-from trainer.memory.store import TapeStore
+from trainer.memory.trace.store import TapeStore
 from trainer.protocol.forecast import Peak, PhaseForecast
 
 PEAK = Peak(
@@ -139,7 +139,7 @@ def test_the_oldest_used_make_room(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     store = OutcomeStore(tmp_path)
     store.save("a", outcome())
     size = (tmp_path / f"a{OUTCOME_SUFFIX}").stat().st_size
-    monkeypatch.setattr("trainer.memory.store.MOST_OUTCOME_BYTES", 3 * size + size // 2)
+    monkeypatch.setattr("trainer.memory.trace.store.MOST_OUTCOME_BYTES", 3 * size + size // 2)
     for key in ("b", "c"):
         store.save(key, outcome())
     for age, key in enumerate(("c", "b", "a")):

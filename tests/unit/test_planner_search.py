@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from trainer.config.fit import FitConfig
-from trainer.memory.grid import candidates, micro_batches, nested_sets, within
-from trainer.memory.search import Preference, best, time_step
-from trainer.memory.tape import Block, Storage, StorageKind, Tape, blocks, held_after_forward
+from trainer.memory.planner.evaluator import Preference, best, time_step
+from trainer.memory.planner.search_space import candidates, micro_batches, nested_sets, within
+from trainer.memory.trace.memory_trace import Block, Storage, StorageKind, Tape, blocks, held_after_forward
 
 
 @dataclass

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer.memory.allocator import MIB, Allocator
-from trainer.memory.conf import AllocatorSettings
-from trainer.memory.replay import Kept, Moment, by_kind, by_module, replay
-from trainer.memory.tape import Storage, StorageKind, Tape
+from trainer.memory.allocator.allocator import MIB, Allocator
+from trainer.memory.allocator.replay import Kept, Moment, by_kind, by_module, replay
+from trainer.memory.allocator.settings import AllocatorSettings
+from trainer.memory.trace.memory_trace import Storage, StorageKind, Tape
 
 
 def storage(size: int, kind: StorageKind = "temporary", module: str = "unet", name: str | None = None) -> Storage:

@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from trainer.memory.splicing import Size, joined, reshaped, scaled
-from trainer.memory.tape import Storage, Tape, Work
+from trainer.memory.trace.derive import Size, joined, reshaped, scaled
+from trainer.memory.trace.memory_trace import Storage, Tape, Work
 
 
 def storage(size: int, name: str | None = None) -> Storage:

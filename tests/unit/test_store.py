@@ -11,10 +11,8 @@ import numpy as np
 import pytest
 
 from tests.support.damage import damaged
-from trainer.memory.outline import outline_of
-from trainer.memory.packing import Archive, read, read_outlines, write, write_archive
-from trainer.memory.store import STRAY_SECONDS, TapeStore
-from trainer.memory.tape import Storage, Tape, Work
+from trainer.memory.trace.memory_trace import Storage, Tape, Work, outline_of
+from trainer.memory.trace.store import STRAY_SECONDS, Archive, TapeStore, read, read_outlines, write, write_archive
 
 
 def tape(seed: int = 0, count: int = 200) -> Tape:
@@ -116,7 +114,7 @@ def test_what_writers_left_that_were_killed_goes_with_time(tmp_path: Path) -> No
 
 def test_entries_of_another_form_are_misses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path / "key.npz", [tape()])
-    monkeypatch.setattr("trainer.memory.packing.FORM", 1000)
+    monkeypatch.setattr("trainer.memory.trace.store.FORM", 1000)
     assert read(tmp_path / "key.npz") is None
 
 

@@ -16,7 +16,7 @@ from trainer.config.job import Job
 from trainer.config.recipe import RecipeConfig
 from trainer.dataset.picture import Picture
 from trainer.files.configs import bundled_configs
-from trainer.memory.subject import BucketUse, Subject, TracePart, subject_ahead, subject_of_job
+from trainer.memory.trace.workload import BucketUse, Subject, TracePart, subject_ahead, subject_of_job
 
 
 def subject(recipe: dict[str, Any] | None = None, **fit: Any) -> Subject:
@@ -189,7 +189,7 @@ def test_parts_and_what_was_asked_for_besides_have_keys_of_their_own() -> None:
 
 def test_keys_are_the_same_in_another_process() -> None:
     program = (
-        "from trainer.memory.subject import *; from trainer.config.recipe import RecipeConfig\n"
+        "from trainer.memory.trace.workload import *; from trainer.config.recipe import RecipeConfig\n"
         "import sys; print(subject_ahead('sdxl', RecipeConfig(resolution=1024)).key('micro'), 'torch' in sys.modules)"
     )
     printed = run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()

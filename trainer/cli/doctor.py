@@ -144,9 +144,8 @@ def _find_cards() -> tuple[list[Card], Check]:
 
 def _check_cards(found: list[Card]) -> Iterator[Check]:
     """Judge every card, and what the system has to do with them."""
-    from trainer.memory.calibration import corrections
-    from trainer.memory.cards import model_of
-    from trainer.memory.overheads import overheads_for
+    from trainer.memory.device.calibration import corrections
+    from trainer.memory.device.gpu_specs import model_of, overheads_for
     from trainer.protocol.host import main_memory
 
     system = platform.system()

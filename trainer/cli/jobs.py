@@ -126,7 +126,7 @@ def run_train(options: argparse.Namespace) -> int:
             _require_sound(options.job, overrides, text)
             with engine_imports(on_event):
                 from trainer.cli.planning import plan_run
-                from trainer.memory.calibration import learn
+                from trainer.memory.device.calibration import learn
                 from trainer.training.run import start
 
             return start(options.job, overrides, on_event, plan_run, learn, made, text)
@@ -141,7 +141,7 @@ def run_resume(options: argparse.Namespace) -> int:
         run = find_run(options.run)
         with shown(log, as_json=options.json) as on_event:
             with engine_imports(on_event):
-                from trainer.memory.calibration import learn
+                from trainer.memory.device.calibration import learn
                 from trainer.training.run import resume
 
             return resume(run, on_event, steps=options.steps, schedule=options.schedule, learn=learn, made=made)

@@ -27,7 +27,7 @@ def outlook(recipe: RecipeConfig, family: Family, card: str | None, written: Fit
 
 def _planned(recipe: RecipeConfig, family: Family, card: str | None, written: FitConfig | None) -> Sequence[str]:
     from trainer.cli.plan import planned_for, traces_of_user
-    from trainer.memory.questions import question_ahead, situation_of
+    from trainer.memory.planner.request import question_ahead, situation_of
 
     situation_of(card)
     try:

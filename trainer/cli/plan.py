@@ -19,11 +19,11 @@ from trainer.protocol.sizes import share
 
 if TYPE_CHECKING:
     from trainer.config.base import Family
-    from trainer.memory.levers import Lever
-    from trainer.memory.planner import Plan, Planned
-    from trainer.memory.questions import Question
-    from trainer.memory.situation import Situation
-    from trainer.memory.traces import Traces
+    from trainer.memory.device.device_state import Situation
+    from trainer.memory.planner.planner import Plan, Planned
+    from trainer.memory.planner.request import Question
+    from trainer.memory.planner.suggestions import Lever
+    from trainer.memory.trace.library import Traces
 
 # After so many seconds nothing new is traced for a better pick, whoever asks: nobody waits longer for one.
 PATIENCE = 22.0
@@ -127,7 +127,7 @@ def as_json(question: Question, planned: Planned, *, whole: bool = True) -> dict
 
 
 def _question(options: argparse.Namespace) -> Question:
-    from trainer.memory.questions import question_of_job
+    from trainer.memory.planner.request import question_of_job
 
     if (options.job is None) == (options.family is None):
         sentence = "A plan is for a JOB, or for a --family with the --recipe of a preset."
@@ -147,7 +147,7 @@ def _question(options: argparse.Namespace) -> Question:
 def question_ahead_of(family: Family, recipe: str | None, gpu: str | None) -> Question:
     """Return the question for a preset's recipe on a card, or for an open one."""
     from trainer.cli.jobs import preset_with_recipe
-    from trainer.memory.questions import question_ahead
+    from trainer.memory.planner.request import question_ahead
 
     preset = preset_with_recipe(recipe, family) if recipe else None
     return question_ahead(family, preset.recipe if preset else None, gpu, preset.name if preset else "")
@@ -156,8 +156,8 @@ def question_ahead_of(family: Family, recipe: str | None, gpu: str | None) -> Qu
 @contextmanager
 def traces_of_user(*, quiet: bool = False) -> Iterator[Traces]:
     """Return the tapes that are known here; that new ones have to be made is said once, unless `quiet`."""
-    from trainer.memory.store import TapeStore
-    from trainer.memory.traces import Traces
+    from trainer.memory.trace.library import Traces
+    from trainer.memory.trace.store import TapeStore
 
     traces = Traces(TapeStore.of_user(), once(lambda: _say_tracing(as_json=quiet)))
     with traces.helped():
@@ -166,8 +166,8 @@ def traces_of_user(*, quiet: bool = False) -> Iterator[Traces]:
 
 def planned_for(question: Question, traces: Traces, on_pick: Callable[[Planned], None] = lambda _: None) -> Planned:
     """Return the best plan that is found within the time that people wait for one; `on_pick` hears of it first."""
-    from trainer.memory.on_cpu import plan_on_cpu
-    from trainer.memory.planner import plan
+    from trainer.memory.forecast.on_cpu import plan_on_cpu
+    from trainer.memory.planner.planner import plan
 
     if question.situation.on_cpu:
         assert question.resolved is not None
@@ -252,7 +252,7 @@ def _headline(question: Question) -> str:
 
 def _explained(question: Question, planned: Planned, traces: Traces) -> Iterator[str]:
     """Yield the timeline on one screen, then what would need less; `--json` holds every detail."""
-    from trainer.memory.forecast import encoding_again
+    from trainer.memory.forecast.forecast import encoding_again
 
     plan = planned.pick or planned.smaller
     if plan is None:
@@ -273,7 +273,7 @@ def _explained(question: Question, planned: Planned, traces: Traces) -> Iterator
 
 def _levers(question: Question, plan: Plan, traces: Traces) -> Iterator[Lever]:
     """The levers that are found within the time that people wait for them."""
-    from trainer.memory.levers import levers
+    from trainer.memory.planner.suggestions import levers
 
     until = time.monotonic() + PATIENCE_BESIDE
     for lever in levers(question.subject, plan.fit, question.situation, traces):

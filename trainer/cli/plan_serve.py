@@ -12,21 +12,21 @@ from typing import TYPE_CHECKING
 
 from trainer.cli.plan import PATIENCE, PATIENCE_BESIDE, as_json, once, planned_for, question_ahead_of
 from trainer.errors import EXIT_DONE, JobError
-from trainer.memory.forecast import Runs
-from trainer.memory.planner import plan
-from trainer.memory.questions import question_of_job
+from trainer.memory.forecast.forecast import Runs
+from trainer.memory.planner.planner import plan
+from trainer.memory.planner.request import question_of_job
 from trainer.memory.serve import plan_server
-from trainer.memory.store import TapeStore
-from trainer.memory.traces import Traces, prepare
+from trainer.memory.trace.library import Traces, prepare
+from trainer.memory.trace.store import TapeStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from trainer.config.fit import FitConfig
-    from trainer.memory.conf import AllocatorSettings
-    from trainer.memory.planner import Planned
-    from trainer.memory.questions import Question
-    from trainer.memory.situation import Situation
+    from trainer.memory.allocator.settings import AllocatorSettings
+    from trainer.memory.device.device_state import Situation
+    from trainer.memory.planner.planner import Planned
+    from trainer.memory.planner.request import Question
     from trainer.protocol.serving import Answer, Turn
 
 

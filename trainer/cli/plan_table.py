@@ -11,8 +11,8 @@ from trainer.protocol.forecast import ROUNDING
 from trainer.protocol.sizes import share
 
 if TYPE_CHECKING:
-    from trainer.memory.levers import Lever
-    from trainer.memory.planner import Plan, Planned
+    from trainer.memory.planner.planner import Plan, Planned
+    from trainer.memory.planner.suggestions import Lever
     from trainer.protocol.forecast import Forecast, Peak, PhaseForecast
 
 WIDTH = 80

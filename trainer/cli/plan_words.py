@@ -13,11 +13,11 @@ from trainer.protocol.sizes import share
 if TYPE_CHECKING:
     from trainer.config.base import Family
     from trainer.config.fit import FitConfig
-    from trainer.memory.planner import Lighter, Plan, Planned
-    from trainer.memory.portions import Later
-    from trainer.memory.questions import Question
-    from trainer.memory.recipes import Change
-    from trainer.memory.situation import Situation
+    from trainer.memory.device.device_state import Situation
+    from trainer.memory.forecast.cache_shards import Later
+    from trainer.memory.planner.planner import Lighter, Plan, Planned
+    from trainer.memory.planner.request import Question
+    from trainer.memory.planner.suggestions import Change
     from trainer.protocol.forecast import Forecast, PhaseForecast
 
 PHASES: Mapping[str, str] = {

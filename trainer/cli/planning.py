@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from trainer.config.job import Job
     from trainer.config.resolve import Machine
     from trainer.dataset.picture import Picture
-    from trainer.memory.planner import Planned
+    from trainer.memory.planner.planner import Planned
     from trainer.training.run import PlannedFit
 
 
@@ -32,14 +32,14 @@ def plan_run(
 
     from trainer.config.fit import PLANNED
     from trainer.dataset.cached import Cached
-    from trainer.memory.course import occasions_of
-    from trainer.memory.ground import require_room
-    from trainer.memory.on_cpu import plan_on_cpu
-    from trainer.memory.planner import plan
-    from trainer.memory.situation import situation_here
-    from trainer.memory.store import TapeStore
-    from trainer.memory.subject import subject_of_job
-    from trainer.memory.traces import Traces
+    from trainer.memory.device.device_state import situation_here
+    from trainer.memory.forecast.on_cpu import plan_on_cpu
+    from trainer.memory.forecast.schedule import occasions_of
+    from trainer.memory.planner.planner import plan
+    from trainer.memory.planner.request import require_room
+    from trainer.memory.trace.library import Traces
+    from trainer.memory.trace.store import TapeStore
+    from trainer.memory.trace.workload import subject_of_job
     from trainer.protocol.places import cache_folder
     from trainer.training.machine import card_of, numerics, own_bytes
     from trainer.training.rate import measure_rate

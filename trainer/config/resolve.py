@@ -131,7 +131,7 @@ def _resolve_buckets(pictures: PictureConfig, resolution: int) -> PictureConfig:
 def choose_fit(fit: FitConfig, recipe: RecipeConfig, machine: Machine) -> FitConfig:
     """The whole fit for ``recipe`` on ``machine``: stated keys kept, absent ones chosen to need least on a card.
 
-    It is where a plan starts from (see trainer.memory.planner), and what a run takes that is not planned.
+    It is where a plan starts from (see trainer/memory/planner), and what a run takes that is not planned.
     """
     on_cpu = _device(fit, machine) == "cpu"
     chosen = _cpu_fit(recipe, machine) if on_cpu else _card_fit(machine)

@@ -6,7 +6,8 @@ program. So all that changes from step to step lies in memory which is written b
 loss scale), chance is drawn outside (dropouts by the device's own generator, which replays follow), and gradients are
 added up in the masters, which keep them in one place (docs/decisions/0018).
 
-An experiment until a card has shown what it gains; the forecast counts the memory it takes (trainer.memory.course).
+An experiment until a GPU has shown what it gains; the forecast counts the memory it takes
+(trainer.memory.forecast.schedule).
 """
 
 from __future__ import annotations

@@ -1,0 +1,240 @@
+"""The pieces that the allocator's model cuts memory into, how they part and merge, and the pools of the free ones."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Iterator
+from copy import copy
+from dataclasses import dataclass
+from typing import Literal
+
+PoolName = Literal["small", "large"]
+# A free block is filed as one integer, size above address: sorted, these give best fit with the lowest address first.
+ADDRESS_BITS = 48
+ADDRESS = 2**ADDRESS_BITS - 1
+# An expandable segment reserves addresses for 1.125 times the card; here, for more than any card has.
+EXPANDABLE_RANGE = 2**44
+
+
+@dataclass(frozen=True, slots=True)
+class BlockState:
+    """A piece of a segment."""
+
+    address: int
+    bytes: int
+    requested: int | None
+    """Bytes asked for; None where it is free."""
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentState:
+    """What was taken from the driver at once; of an expandable segment, its mapped pages."""
+
+    address: int
+    bytes: int
+    pool: PoolName
+    blocks: tuple[BlockState, ...]
+    """By address, without gaps; those of an expandable segment leave out pages that are not mapped."""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The allocator at one moment."""
+
+    segments: tuple[SegmentState, ...]
+
+    @property
+    def fragmented(self) -> int:
+        """Free bytes in segments that are partly in use: no other process gets them (inactive_split_bytes)."""
+        in_use = (segment.blocks for segment in self.segments if len(segment.blocks) > 1)
+        return sum(block.bytes for blocks in in_use for block in blocks if block.requested is None)
+
+    @property
+    def largest_free(self) -> int:
+        """Bytes of the largest block that can be handed out without asking the driver."""
+        free = (block.bytes for segment in self.segments for block in segment.blocks if block.requested is None)
+        return max(free, default=0)
+
+
+class Block:
+    """A piece of a segment, in use or free, between its neighbours in the same segment."""
+
+    __slots__ = ("address", "after", "before", "mapped", "pool", "requested", "since", "size")
+
+    def __init__(self, address: int, size: int, pool: Pool, before: Block | None, after: Block | None) -> None:
+        self.address = address
+        self.size = size
+        self.pool = pool
+        self.before = before
+        self.after = after
+        self.requested: int | None = None
+        self.mapped = True
+        self.since = 0  # the pool's count of searches when it became free
+
+
+class Pool:
+    """The free blocks of one pool; small and large allocations never share a segment."""
+
+    __slots__ = ("free", "least_rest", "name", "page", "searches", "unmapped")
+
+    def __init__(self, name: PoolName, least_rest: int, page: int) -> None:
+        self.name = name
+        self.free: list[int] = []
+        self.least_rest = least_rest
+        """From how many bytes on what is left of a block is split off."""
+        self.page = page
+        """Bytes that an expandable segment maps at once."""
+        self.searches = 0
+        self.unmapped: list[int] = []
+        """Addresses of the unmapped blocks of the expandable segment, in order."""
+
+    def copy(self) -> Pool:
+        """Another with the same blocks."""
+        twin = copy(self)
+        twin.free, twin.unmapped = list(self.free), list(self.unmapped)
+        return twin
+
+
+class Blocks:
+    """All blocks by address, and the bytes of their segments."""
+
+    def __init__(self) -> None:
+        self.reserved = 0
+        """Bytes of all segments (torch.cuda.memory_reserved)."""
+        self._blocks: dict[int, Block] = {}
+
+    def _file(self, block: Block) -> None:
+        """Enters a free block where searches find it."""
+        insort(block.pool.free, block.size << ADDRESS_BITS | block.address)
+
+    def _unfile(self, block: Block) -> None:
+        free = block.pool.free
+        del free[bisect_left(free, block.size << ADDRESS_BITS | block.address)]
+
+    def _merge_and_file(self, block: Block) -> Block:
+        """Merges a mapped block, that was in use or unmapped, with its free neighbours; returns the one it became."""
+        after = block.after
+        if after is not None and after.requested is None and after.mapped:
+            self._unfile(after)
+            self._swallow(block, after)
+        before = block.before
+        if before is not None and before.requested is None and before.mapped:
+            self._unfile(before)
+            self._swallow(before, block)
+            block = before
+        block.since = block.pool.searches
+        self._file(block)
+        return block
+
+    def _insert_after(self, block: Block, size: int) -> Block:
+        """A new block of ``size`` bytes between ``block`` and what follows it."""
+        after = block.after
+        new = Block(block.address + block.size, size, block.pool, block, after)
+        block.after = new
+        if after is not None:
+            after.before = new
+        self._blocks[new.address] = new
+        return new
+
+    def _swallow(self, block: Block, after: Block) -> None:
+        """Makes two neighbours one; it keeps the first's address."""
+        del self._blocks[after.address]
+        block.size += after.size
+        block.after = beyond = after.after
+        if beyond is not None:
+            beyond.before = block
+
+
+def segment_state(blocks: list[Block]) -> SegmentState:
+    """A segment from all its blocks, by address."""
+    states = tuple(BlockState(block.address, block.size, block.requested) for block in blocks)
+    return SegmentState(blocks[0].address, sum(block.size for block in blocks), blocks[0].pool.name, states)
+
+
+def is_segment(block: Block) -> bool:
+    """Whether a block is a segment of its own, not a piece of one."""
+    return block.before is None and block.after is None
+
+
+def run_of_free(block: Block | None) -> int:
+    """Bytes of a block and of those after it up to the next one in use."""
+    total = 0
+    while block is not None and block.requested is None:
+        total += block.size
+        block = block.after
+    return total
+
+
+class ExpandableBlocks(Blocks):
+    """Blocks among which unmapped ones may be, that nothing is held of."""
+
+    def _reserve_addresses(self, pools: Iterable[Pool]) -> None:
+        for number, pool in enumerate(pools):
+            address = number * EXPANDABLE_RANGE
+            self._blocks[address] = block = Block(address, EXPANDABLE_RANGE, pool, None, None)
+            block.mapped = False
+            pool.unmapped.append(address)
+
+    def _expand(self, pool: Pool, size: int) -> Block:
+        """A block of at least ``size`` bytes at the lowest address where free and unmapped blocks make room for it."""
+        candidate = next(block for block in self._growable(pool) if run_of_free(block) >= size)
+        if not candidate.mapped:
+            candidate = self._map(candidate, min(candidate.size, size))
+        while candidate.size < size:
+            following = candidate.after
+            assert following is not None and not following.mapped
+            candidate = self._map(following, min(following.size, size - candidate.size))
+        self._unfile(candidate)
+        return candidate
+
+    def _growable(self, pool: Pool) -> Iterator[Block]:
+        """Where a block might begin: at the unmapped blocks, or at the free one that lies before."""
+        for address in pool.unmapped:
+            block = self._blocks[address]
+            yield block.before if block.before and block.before.requested is None else block
+
+    def _map(self, block: Block, size: int) -> Block:
+        """Maps as many pages of an unmapped block as hold ``size`` bytes; returns the free block they fall to."""
+        page = block.pool.page
+        mapped = min(-(-size // page) * page, block.size)
+        block.pool.unmapped.remove(block.address)
+        if mapped < block.size:
+            rest = block.size - mapped
+            block.size = mapped
+            remaining = self._insert_after(block, rest)
+            remaining.mapped = False
+            insort(block.pool.unmapped, remaining.address)
+        block.mapped = True
+        self.reserved += mapped
+        return self._merge_and_file(block)
+
+    def _unmap(self, block: Block) -> None:
+        """Gives the whole pages of a free block back to the driver."""
+        page, base = block.pool.page, block.address // EXPANDABLE_RANGE * EXPANDABLE_RANGE
+        first = -(-(block.address - base) // page) * page + base
+        last = (block.address + block.size - base) // page * page + base
+        if first >= last:
+            return
+        self._unfile(block)
+        self.reserved -= last - first
+        beyond = block.address + block.size - last
+        if first > block.address:
+            block.size = first - block.address
+            self._file(block)
+            block = self._insert_after(block, last - first)
+        else:
+            block.size = last - first
+        if beyond:
+            self._file(self._insert_after(block, beyond))
+        self._make_unmapped(block)
+
+    def _make_unmapped(self, block: Block) -> None:
+        """Enters a block as unmapped, one with its unmapped neighbours."""
+        block.mapped = False
+        if block.after is not None and not block.after.mapped:
+            block.pool.unmapped.remove(block.after.address)
+            self._swallow(block, block.after)
+        if block.before is not None and not block.before.mapped:
+            self._swallow(block.before, block)
+        else:
+            insort(block.pool.unmapped, block.address)

@@ -1,0 +1,1 @@
+"""What a GPU is and can do: specs, overheads, calibration, roofline."""

@@ -1,0 +1,1 @@
+"""Traces and a device give a timeline of memory and seconds."""

@@ -1,0 +1,484 @@
+"""Forecasts what a job needs on a card: its tapes played phase by phase through the allocator, and their work timed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
+from functools import lru_cache
+from itertools import cycle, islice
+from typing import Literal, NamedTuple, TypeVar
+
+from trainer.memory.allocator.allocator import Allocator
+from trainer.memory.allocator.replay import Failure, Kept, Moment, Played, Replayed, by_kind, by_module, replay
+from trainer.memory.device import roofline as timing
+from trainer.memory.device.device_state import Situation
+from trainer.memory.forecast.host_memory import host_bytes
+from trainer.memory.forecast.peaks import HighPoint, high_points
+from trainer.memory.forecast.results import RULES, Hindered, Outcome, at_length, in_brief, most_reserved
+from trainer.memory.forecast.schedule import (
+    MOST_ROUNDS,
+    Act,
+    Course,
+    Graphs,
+    Occasions,
+    Seconds,
+    bounding_buckets,
+    parts,
+    repeats,
+)
+from trainer.memory.trace.library import Traces
+from trainer.memory.trace.memory_trace import Tape, Work, unet_block
+from trainer.memory.trace.workload import Subject
+from trainer.protocol.forecast import Forecast, ForecastPhase, Peak, PhaseForecast
+from trainer.training.run_order import PHASES, RELEASE_POINTS
+
+K = TypeVar("K")
+V = TypeVar("V")
+Join = Literal["replace", "extend", "highest"]
+"""What to do with what is known of a phase: replace it, extend it, or keep whichever reserves most."""
+Chapters = tuple[tuple[int, ...], ...]
+"""The tapes that runs have in common, each by its identity, chapter by chapter."""
+
+CHAPTERS_TO_TRAINING = 3
+"""Of those of a run: loading, what comes before the first step, and training."""
+SAMPLES = 200
+LARGEST_PARTS = 6
+# Of what was played so much is kept, some megabytes each: what a question or two come to.
+MOST_KEPT = 64
+MOST_PEAKS = 8
+# What Python, PyTorch with CUDA and the libraries take of main memory before anything is loaded.
+PROCESS_BYTES = 1_600_000_000
+# More than any machine has: nothing is known to limit what is taken of it.
+MAIN_MEMORY = 2**50
+# CUDA's dtype names on tapes, by the fit's.
+TAPE_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+
+
+@dataclass
+class Playing:
+    """A run played through one allocator, phase by phase, up to where memory runs out."""
+
+    situation: Situation
+    capacity: int | None
+    allocator: Allocator = field(init=False)
+    names: dict[str, Kept] = field(default_factory=dict)
+    phases: dict[ForecastPhase, Replayed] = field(default_factory=dict)
+    """Of a phase that a run does more than once, the time that reserves most."""
+    round_retries: tuple[int, ...] = ()
+    """How often memory was returned to make room, by trace of the last round of training."""
+    failure: Failure | None = None
+    failed_in: ForecastPhase | None = None
+
+    def __post_init__(self) -> None:
+        """An empty card."""
+        self.allocator = Allocator(replace(self.situation.allocator, capacity=self.capacity))
+
+    def play(self, phase: ForecastPhase, tapes: Iterable[Tape], *, join: Join = "replace") -> bool:
+        """Play traces as a phase, and return False once memory has run out.
+
+        Cached memory is returned where the run returns it, and otherwise stays for whatever comes next.
+        """
+        former = self.phases.get(phase)
+        played: list[Played] = list(former.played) if former and join == "extend" else []
+        for tape in tapes:
+            if self.failure is not None:
+                return False
+            replayed = replay([tape], self.allocator, self.names, self.situation.workspace_bytes)
+            played += replayed.played
+            self.failure = replayed.failure
+            if self.failure is not None:
+                self.failed_in = phase
+            if tape.name in RELEASE_POINTS:
+                self.allocator.empty_cache()
+        if played:
+            now = Replayed(tuple(played), self.failure)
+            self.phases[phase] = max(former, now, key=_reserved) if former and join == "highest" else now
+        return self.failure is None
+
+    def copy(self, capacity: int | None) -> Playing:
+        """Another that has come as far, to go on from here in another way and within another limit."""
+        twin = Playing(self.situation, capacity)
+        twin.allocator = self.allocator.copy(capacity)
+        twin.names, twin.phases = dict(self.names), dict(self.phases)
+        twin.round_retries = self.round_retries
+        twin.failure, twin.failed_in = self.failure, self.failed_in
+        return twin
+
+    @property
+    def unhindered(self) -> bool:
+        """Whether the limit made no difference."""
+        return self.allocator.refused is None
+
+    @property
+    def hindered(self) -> Hindered | None:
+        """What came of the limit, and of which others the same would have; None where it made no difference."""
+        if self.allocator.refused is None:
+            return None
+        return Hindered(self.allocator.admitted, self.allocator.refused, self.failed_in, self.round_retries)
+
+    @property
+    def reserved(self) -> int:
+        """The most that was taken from the driver in any phase."""
+        return max(int(played.reserved.max()) for phase in self.phases.values() for played in phase.played)
+
+
+def _reserved(phase: Replayed) -> int:
+    return phase.reserved(phase.peak_reserved())
+
+
+def run_through(course: Course, situation: Situation, capacity: int | None) -> Playing:
+    """A whole run on a card, or within ``capacity`` bytes of segments."""
+    return Runs(situation).through(course, capacity)
+
+
+class Within(NamedTuple):
+    """How a run goes within a limit."""
+
+    failed_in: ForecastPhase | None
+    retry_seconds: float
+    """What giving memory back to make room costs an optimizer step, once memory is as it stays."""
+
+
+class Runs:
+    """Whole runs on a card; what several begin with is played once. Of those on cards with like workspaces, too."""
+
+    def __init__(self, situation: Situation, before_playing: Callable[[], None] = lambda: None) -> None:
+        """``before_playing`` is called whenever something is played; what it raises ends that."""
+        self.situation = situation
+        self.before_playing = before_playing
+        # By the very tapes of each chapter; they are kept beside, so that no new one can be taken for one that is gone.
+        self._played: dict[tuple[int | None, Chapters], tuple[Playing, Sequence[Tape]]] = {}
+        self._outcomes: dict[str, Outcome] = {}
+        self._hindered: dict[str, tuple[Hindered, ...]] = {}
+
+    def within(self, course: Course, capacity: int) -> Within:
+        """How the run goes within ``capacity`` bytes; it is played where they may make a difference."""
+        key = self.key(course)
+        known = self._known_outcome(key, course, brief=True)
+        # A segment that expands asks for more than it then takes, where it begins in what is free.
+        expands = self.situation.allocator.expandable
+        if known is not None and not expands and most_reserved(known) <= capacity:
+            return Within(None, 0.0)
+        hindered = self._known_hindered(key, course, capacity)
+        if hindered is None:
+            playing = self.through(course, capacity)
+            hindered = playing.hindered
+            if hindered is None:
+                self._keep_outcome(key, course, _outcome(course.subject, playing, brief=True))
+                return Within(None, 0.0)
+            self._keep_hindered(key, course, hindered)
+        return Within(hindered.failed_in, retry_seconds(course, hindered.retries))
+
+    def unhindered(self, course: Course, *, brief: bool) -> Outcome:
+        """What every phase comes to without a limit; what had to be played for it is kept on disk."""
+        key = self.key(course)
+        outcome = self._known_outcome(key, course, brief=brief)
+        if outcome is None:
+            outcome = _outcome(course.subject, self.through(course, None), brief=brief)
+            self._keep_outcome(key, course, outcome)
+        return outcome
+
+    def key(self, course: Course) -> str:
+        """Under which the outcome of a run on these cards is kept."""
+        overheads = self.situation.overheads
+        workspaces = overheads.cublas_workspace_bytes, overheads.cudnn_workspace_share
+        return course.key(RULES, asdict(self.situation.allocator), workspaces)
+
+    def _known_outcome(self, key: str, course: Course, *, brief: bool) -> Outcome | None:
+        known = self._outcomes.get(key)
+        if known is None or not (brief or at_length(known)):
+            known = course.outcomes.load(key, brief=brief)
+            if known is not None:
+                _keep(self._outcomes, key, known)
+        return known and (in_brief(known) if brief else known)
+
+    def _known_hindered(self, key: str, course: Course, capacity: int) -> Hindered | None:
+        if key not in self._hindered:
+            _keep(self._hindered, key, course.outcomes.hindered(key))
+        return next((found for found in self._hindered[key] if found.holds(capacity)), None)
+
+    def _keep_hindered(self, key: str, course: Course, found: Hindered) -> None:
+        _keep(self._hindered, key, (*self._hindered[key], found))
+        with suppress(OSError):  # as for outcomes
+            course.outcomes.save_hindered(key, found)
+
+    def _keep_outcome(self, key: str, course: Course, outcome: Outcome) -> None:
+        _keep(self._outcomes, key, outcome)
+        with suppress(OSError):  # a full disk costs the next forecast a second, not this one its answer
+            course.outcomes.save(key, outcome)
+
+    def between_epochs(self, course: Course, capacity: int | None) -> Playing:
+        """What is encoded between epochs, within ``capacity`` bytes, beside all that training holds."""
+        playing = self.through(course, capacity, chapters=CHAPTERS_TO_TRAINING).copy(capacity)
+        playing.phases = {}
+        _act_all(playing, course.between_epochs())
+        return playing
+
+    def through(self, course: Course, capacity: int | None, *, chapters: int | None = None) -> Playing:
+        """The run to its end, or to where ``capacity`` bytes are not enough; not to be played on.
+
+        With ``chapters`` only so many are played.
+        """
+        playing = Playing(self.situation, capacity)
+        read: Chapters = ()
+        for tapes, play in islice(_chapters(course), chapters):
+            read = (*read, tuple(map(id, tapes)))
+            known = self._known(capacity, read)
+            if known is None:
+                self.before_playing()
+                known = playing.copy(capacity)
+                play(known)
+                _keep(self._played, (None if known.unhindered else capacity, read), (known, tapes))
+            playing = known
+            if playing.failure is not None:
+                break
+        return playing
+
+    def _known(self, capacity: int | None, chapters: Chapters) -> Playing | None:
+        """What was played within this limit, or without one where it would not have come near this one."""
+        free, _ = self._played.get((None, chapters), (None, ()))
+        if free is not None and (capacity is None or free.allocator.admitted <= capacity):
+            return free
+        within, _ = self._played.get((capacity, chapters), (None, ()))
+        return within
+
+
+def _keep(kept: dict[K, V], key: K, value: V) -> None:
+    """Keeps the latest."""
+    kept[key] = value
+    while len(kept) > MOST_KEPT:
+        del kept[next(iter(kept))]
+
+
+def _chapters(course: Course) -> Iterator[tuple[Sequence[Tape], Callable[[Playing], object]]]:
+    """What a run is made of, in order: the tapes of each part, and how they are played."""
+    before, start = course.before_training(), course.at_start()
+    yield _tapes(before), lambda playing: _act_all(playing, before)
+    yield _tapes(start), lambda playing: _act_all(playing, start)
+    first, later, graphs = course.first_step(), course.round(), course.graphs()
+
+    def train(playing: Playing) -> bool:
+        done = playing.play("first_step", first) and _train(playing, later)
+        done = done and (graphs is None or _record(playing, graphs))
+        playing.round_retries = tuple(played.retries for played in playing.phases["train"].played) if done else ()
+        return done
+
+    yield (*first, *later, *(graphs.tapes if graphs else ())), train
+    between = course.between_steps()
+    yield _tapes(between), lambda playing: _act_all(playing, between)
+    yield later, lambda playing: playing.play("train", later, join="highest")
+
+
+def _tapes(acts: Iterable[Act]) -> tuple[Tape, ...]:
+    return tuple(tape for act in acts for tape in act.tapes)
+
+
+def _act_all(playing: Playing, acts: Iterable[Act]) -> bool:
+    return all(playing.play(act.phase, act.tapes, join="highest") for act in acts)
+
+
+def _train(playing: Playing, tapes: Sequence[Tape]) -> bool:
+    """Optimizer steps until reserved memory stops growing: what it is then, it stays."""
+    for _ in range(MOST_ROUNDS):
+        before = playing.allocator.reserved
+        if not playing.play("train", tapes):
+            return False
+        if playing.allocator.reserved == before:
+            return True
+    return True
+
+
+def _record(playing: Playing, graphs: Graphs) -> bool:
+    """Micro-batches recorded as CUDA graphs, from one pool; then any that is not recorded yet, beside all of it."""
+    playing.allocator.empty_cache()  # as torch.cuda.graph does
+    done = playing.play("train", graphs.held, join="extend")
+    with playing.allocator.recording():
+        done = done and playing.play("train", graphs.recorded, join="extend")
+    return done and playing.play("train", graphs.beside, join="extend")
+
+
+def retry_seconds(course: Course, of_tapes: Sequence[int]) -> float:
+    """Of one optimizer step, once memory is as it stays: what giving memory back to make room costs.
+
+    ``of_tapes`` is how often that was done in each tape of the last round of training.
+    """
+    times = repeats(course.subject)
+    retries = sum(retries * often for retries, often in zip(of_tapes, cycle(times), strict=False))
+    return timing.RETRY_SECONDS * retries * len(times) / max(len(of_tapes), 1)
+
+
+def forecast(subject: Subject, situation: Situation, traces: Traces, occasions: Occasions | None = None) -> Forecast:
+    """What ``subject`` needs in ``situation``; traces what is not known yet, which takes seconds.
+
+    Raises OSError where a trace cannot be read.
+    """
+    course = Course(subject, traces, occasions or Occasions(), situation.rate)
+    return forecast_of(course, situation)
+
+
+def forecast_of(
+    course: Course,
+    situation: Situation,
+    *,
+    runs: Runs | None = None,
+    brief: bool = False,
+) -> Forecast:
+    """The forecast of a course, with ``brief`` without peaks and timelines; ``runs`` are those of others like it."""
+    factor = situation.correction.time_factor
+
+    def seconds(work: Iterable[Work]) -> float:
+        return factor * timing.seconds(work, situation.rate)
+
+    runs = runs or Runs(situation)
+    failed_in, retrying = runs.within(course, situation.budget)
+    between, alone = _between_epochs(course, runs, situation.budget, brief=brief)
+    timed = _seconds(course, seconds, retrying)
+    if alone:  # the models are built anew after each portion
+        timed["train"] += course.occasions.later.portions * course.loading()
+    found = (max(phase, between.get(phase.phase, phase), key=_taken) for phase in runs.unhindered(course, brief=brief))
+    phases = tuple(replace(phase, seconds=timed[phase.phase]) for phase in found)
+    subject, steps = course.subject, course.subject.recipe.steps or 1
+    return Forecast(
+        card=situation.card.name,
+        phases=phases,
+        allocated=max(phase.allocated for phase in phases),
+        reserved=max(phase.reserved for phase in phases),
+        outside=situation.outside,
+        margin=situation.margin,
+        budget=situation.budget,
+        fits=failed_in is None,
+        seconds=sum(phase.seconds for phase in phases),
+        step_seconds={f"{w}x{h}": value + retrying for (w, h), value in course.step_seconds(seconds).items()},
+        exact=subject.fit.quantise != "int8_products",  # which layers multiply so is not known before the run starts
+        time_factor=factor,
+        flops=float(steps * _step_flops(course)),
+        flops_limit=1e12 * situation.card.tflops.get(TAPE_DTYPES[subject.fit.dtype or "fp32"], 0.0),
+        encodes_alone=alone,
+    )
+
+
+def _between_epochs(
+    course: Course, runs: Runs, budget: int, *, brief: bool
+) -> tuple[Mapping[ForecastPhase, PhaseForecast], bool]:
+    """What encoding between epochs needs beside training, and whether there is no room for that.
+
+    Then the run puts the models aside (trainer.training.recovery), and it needs no more than before the first step.
+    """
+    if not course.between_epochs():
+        return {}, False
+    free = runs.between_epochs(course, None)
+    if free.reserved > budget and runs.between_epochs(course, budget).failure is not None:
+        return {}, True
+    return {phase.phase: phase for phase in _outcome(course.subject, free, brief=brief)}, False
+
+
+def encoding_again(subject: Subject, situation: Situation, traces: Traces) -> PhaseForecast | None:
+    """Caching where a bf16 VAE gives numbers that are not finite, so that it is done in fp32; None for an fp32 VAE.
+
+    It takes what an fp32 VAE does from the start: the weights are widened one by one once the first try is gone.
+    """
+    if subject.fit.vae_dtype != "bf16":
+        return None
+    widened = replace(subject, fit=subject.fit.changed(vae_dtype="fp32"))
+    playing = Playing(situation, None)
+    playing.play("cache_pictures", Course(widened, traces, Occasions(), situation.rate).tapes("cache_pictures"))
+    return _outcome(widened, playing, brief=True)[0]
+
+
+def _taken(phase: PhaseForecast) -> int:
+    return phase.reserved
+
+
+def forecast_on_cpu(course: Course, situation: Situation) -> Forecast:
+    """The forecast of a course in main memory: what its tensors take there, beside the program itself, and the time."""
+    boundless = replace(situation, free_bytes=MAIN_MEMORY)
+    found = forecast_of(course, boundless)
+    phases = tuple(
+        replace(phase, host=PROCESS_BYTES + phase.allocated, allocated=0, reserved=0, timeline=(), peaks=())
+        for phase in found.phases
+    )
+    return replace(found, phases=phases, allocated=0, reserved=0, outside=0, margin=0, budget=0, fits=True)
+
+
+def _seconds(course: Course, seconds: Seconds, retrying: float) -> dict[ForecastPhase, float]:
+    """Of each phase over the whole run; ``retrying`` seconds of a step are for giving memory back."""
+    training = (course.mean_step_seconds(seconds) + retrying) * _steps(course)
+    timed = course.other_seconds(seconds)
+    timed["first_step"] = training / _steps(course)
+    timed["train"] = training * (1.0 - 1.0 / _steps(course))
+    return timed
+
+
+def _outcome(subject: Subject, playing: Playing, *, brief: bool) -> Outcome:
+    """Each phase that does anything to memory, in order."""
+    return tuple(
+        PhaseForecast(
+            phase=phase,
+            allocated=replayed.allocated(replayed.peak_allocated()),
+            reserved=replayed.reserved(replayed.peak_reserved()),
+            host=PROCESS_BYTES + _passing_through(subject, phase, replayed),
+            seconds=0.0,
+            peaks=() if brief else _peaks(replayed),
+            timeline=() if brief else replayed.timeline(SAMPLES),
+        )
+        for phase, replayed in sorted(playing.phases.items(), key=lambda item: PHASES.index(item[0]))
+    )
+
+
+def _passing_through(subject: Subject, phase: ForecastPhase, replayed: Replayed) -> int:
+    played = replayed.played
+    return host_bytes(phase, subject, [each.tape for each in played], played[0].before.values())
+
+
+def _steps(course: Course) -> int:
+    return course.subject.recipe.steps or 1
+
+
+def _step_flops(course: Course) -> int:
+    """Of one optimizer step in the largest shape."""
+    steps = course.step_outlines(bounding_buckets(course.subject)[0])
+    once, more = (sum(work.flops * work.count for work in tape.work) for tape in (steps.micro_first, steps.micro_more))
+    return once + (parts(course.subject) - 1) * more
+
+
+def _peaks(replayed: Replayed) -> tuple[Peak, ...]:
+    """The named high points of a phase, in the order of time; of those with one name the highest."""
+    points: dict[int, tuple[HighPoint, ...]] = {}
+    highest: dict[str, tuple[int, Moment, HighPoint]] = {}
+    for place, played in enumerate(replayed.played):
+        if id(played.tape) not in points:
+            points[id(played.tape)] = high_points(played.tape)
+        for point in points[id(played.tape)]:
+            if point.event < len(played.allocated):
+                found = (int(played.allocated[point.event]), Moment(place, point.event), point)
+                if point.name not in highest or found[0] > highest[point.name][0]:
+                    highest[point.name] = found
+    most = sorted(highest.values(), key=lambda found: -found[0])[:MOST_PEAKS]
+    return tuple(_peak(replayed, *found) for found in sorted(most, key=lambda found: found[1]))
+
+
+def _peak(replayed: Replayed, allocated: int, moment: Moment, point: HighPoint) -> Peak:
+    alive = replayed.alive(moment)
+    return Peak(
+        name=point.name,
+        module=point.module,
+        stage=point.stage,
+        allocated=allocated,
+        by_kind={str(kind): size for kind, size in by_kind(alive).items()},
+        largest=_largest_parts(by_module(alive)),
+    )
+
+
+def _largest_parts(modules: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
+    totals: dict[str, int] = {}
+    for module, size in modules.items():
+        totals[_part(module)] = totals.get(_part(module), 0) + size
+    return tuple(sorted(totals.items(), key=lambda item: -item[1])[:LARGEST_PARTS])
+
+
+@lru_cache(maxsize=8192)
+def _part(module: str) -> str:
+    """A block of the UNet, or another model as a whole: what people can picture."""
+    block = unet_block(module)
+    return f"unet.{block}" if block else module.partition(".")[0]

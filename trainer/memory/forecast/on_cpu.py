@@ -1,0 +1,274 @@
+"""Plan a job for the CPU: choose no fit, but forecast time and main memory.
+
+Small bases are traced in seconds and get an exact forecast. A full-size base would take minutes to trace and to time
+at its own sizes, so its forecast is an estimate: the work of a shipped trace, scaled to the job's pixels and steps, at
+a rate that is measured in half a second. Finished runs on this CPU correct both (trainer.memory.device.calibration).
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from trainer.config.job import Job
+from trainer.config.presets.reading import load_preset
+from trainer.cores import usable_cores
+from trainer.dataset.cached import texts_at_once
+from trainer.files.assets import preset_path
+from trainer.memory.device import roofline as timing
+from trainer.memory.device.device_state import Situation, situation_on_cpu
+from trainer.memory.forecast.forecast import PROCESS_BYTES, forecast_on_cpu
+from trainer.memory.forecast.schedule import Course, Occasions
+from trainer.memory.planner.planner import Plan, Planned
+from trainer.memory.planner.request import question_ahead
+from trainer.memory.trace.library import Steps, Traces
+from trainer.memory.trace.memory_trace import Outline, Work, in_a_row
+from trainer.memory.trace.workload import BucketUse, Subject, TracePart, Wish
+from trainer.protocol.forecast import CPU, Forecast, ForecastPhase, PhaseForecast
+from trainer.protocol.rate import Rate, Timed
+from trainer.training.run_order import PHASES
+
+# How long the rate is measured; each operation is timed three times at least, however long that takes.
+MEASURED_SECONDS = 0.4
+# An estimate may be off by this share: it knows neither the adapter's size nor how batches are composed.
+ESTIMATE_ERROR = 0.5
+# The built-in recipe and fit whose traces ship for both families.
+REFERENCE, REFERENCE_GPU = "style", "24GB"
+REFERENCE_FIT = {
+    "dtype": "bf16",
+    "quantise": "none",
+    "vae_dtype": "fp32",
+    "micro_batch": 1,
+    "checkpointing": "none",
+    "vae_tiling": True,
+    "preview_offload": False,
+}
+REFERENCE_PARTS: tuple[TracePart, ...] = ("optimizer", "load", "cache_pictures", "cache_texts", "preview")
+# A matrix product as in a full-size UNet, and the numbers of a sum that no cache holds.
+ROWS, WIDTH, SUMMED, QUICK_SECONDS = 1024, 640, 8 << 20, 0.25
+# What PyTorch's operations reach of numpy's rate for such a product, and what each of them costs besides.
+REACHED = {"gemm": 0.8, "conv": 0.8, "attention": 0.4}
+LAUNCH = 2e-5
+MOST_RATES = 32
+_rates: dict[tuple[int | None, bool | None, tuple[Work, ...]], Rate] = {}
+"""Rates measured in this process, by threads, determinism and what was timed."""
+
+
+def plan_on_cpu(job: Job, subject: Subject, occasions: Occasions, traces: Traces) -> Planned:
+    """Return the plan of a resolved job on this computer's CPU, whose rate is measured.
+
+    The answer takes seconds: only bases that are smaller than the published ones are traced, which loads torch.
+    """
+    reference = _reference(subject, traces)
+    if reference is None:
+        return _traced(job, subject, occasions, traces)
+    situation = situation_on_cpu(_quick_rate(job.fit.threads))
+    forecast = _Estimate(subject, occasions, reference, traces, situation).forecast()
+    return Planned(situation, Plan(job.fit, forecast))
+
+
+def _traced(job: Job, subject: Subject, occasions: Occasions, traces: Traces) -> Planned:
+    steps = traces.step_outlines(subject, subject.buckets[0].size, subject.fit.micro_batch or 1)
+    rate = _rate(job, steps.micro_first.work)
+    situation = situation_on_cpu(rate)
+    forecast = forecast_on_cpu(Course(subject, traces, occasions, rate), situation)
+    return Planned(situation, Plan(job.fit, forecast))
+
+
+def _rate(job: Job, work: tuple[Work, ...]) -> Rate:
+    """Return the CPU's rate for some work with the job's threads; a resident planner measures it once."""
+    import torch
+
+    from trainer.training.machine import numerics
+    from trainer.training.rate import measure_rate
+
+    key = job.fit.threads, job.fit.deterministic, work
+    if key not in _rates:
+        if len(_rates) >= MOST_RATES:
+            _rates.clear()
+        with numerics(job):
+            _rates[key] = measure_rate(torch.device("cpu"), work, name=CPU, seconds=MEASURED_SECONDS)
+    return _rates[key]
+
+
+def _quick_rate(threads: int | None) -> Rate:
+    """Return the CPU's rate from one matrix product and one sum, which numpy does on all cores in half a second.
+
+    Torch is not loaded, which alone would take several seconds.
+    """
+    cores = usable_cores()
+    share = min(threads or cores, cores) / cores
+    left, right = (np.ones((rows, WIDTH), np.float32) for rows in (ROWS, WIDTH))
+    flops = share * 2 * ROWS * WIDTH**2 / _quickest(lambda: left @ right)
+    one, other = np.ones(SUMMED, np.float32), np.ones(SUMMED, np.float32)
+    bandwidth = 3 * one.nbytes / _quickest(lambda: np.add(one, other, out=other))
+    timed = [Timed(kind, "float32", part * flops, 1.0, 1.0) for kind, part in REACHED.items()]
+    return Rate(CPU, (*timed, Timed("other", "float32", 0.0, bandwidth, 1.0)), bandwidth, LAUNCH, 0.0)
+
+
+def _quickest(call: Callable[[], object]) -> float:
+    """Return the seconds of the quickest of many calls, so that other programs disturb little."""
+    best, ends = math.inf, time.perf_counter() + QUICK_SECONDS
+    while time.perf_counter() < ends or math.isinf(best):
+        started = time.perf_counter()
+        call()
+        best = min(best, time.perf_counter() - started)
+    return best
+
+
+def _reference(subject: Subject, traces: Traces) -> Subject | None:
+    """Return a workload of the same base whose traces ship; None for other bases, and other versions of PyTorch."""
+    if not subject.has_published_unet:
+        return None
+    recipe = load_preset(preset_path("recipes") / f"{subject.family}-{REFERENCE}.toml").recipe
+    reference = question_ahead(subject.family, recipe, REFERENCE_GPU).subject
+    reference = replace(reference, fit=reference.fit.changed(**REFERENCE_FIT))
+    wishes = [Wish(reference, part) for part in REFERENCE_PARTS]
+    wishes.append(Wish(reference, "micro", (reference.buckets[0].size, 1)))
+    return reference if all(map(traces.has, wishes)) else None
+
+
+@dataclass(frozen=True)
+class _Estimate:
+    """A full-size job on the CPU, as its reference takes it."""
+
+    subject: Subject
+    occasions: Occasions
+    reference: Subject
+    traces: Traces
+    situation: Situation
+
+    def forecast(self) -> Forecast:
+        """Return time and main memory by phase."""
+        timed, host, steps = self._seconds(), self._host(), self.subject.recipe.steps or 1
+        by_bucket = {f"{one.width}x{one.height}": self._step(self._share(one)) for one in self.subject.buckets}
+        mean = self._weighed(self._step)
+        timed |= {"first_step": mean, "train": mean * (steps - 1)}
+        phases = tuple(
+            PhaseForecast(phase, 0, 0, PROCESS_BYTES + host.get(phase, 0), timed[phase])
+            for phase in PHASES
+            if phase in timed
+        )
+        return Forecast(
+            card=CPU,
+            phases=phases,
+            allocated=0,
+            reserved=0,
+            outside=0,
+            margin=0,
+            budget=0,
+            fits=True,
+            seconds=sum(timed.values()),
+            step_seconds=by_bucket,
+            exact=False,
+            error=ESTIMATE_ERROR,
+            time_factor=self.situation.correction.time_factor,
+        )
+
+    @cached_property
+    def _size(self) -> BucketUse:
+        return self.reference.buckets[0]
+
+    @property
+    def _pixels(self) -> int:
+        return self._size.width * self._size.height
+
+    @cached_property
+    def _steps(self) -> Steps[Outline]:
+        return self.traces.step_outlines(self.reference, self._size.size, 1)
+
+    def _seconds(self) -> dict[ForecastPhase, float]:
+        """Return the seconds of all phases but training."""
+        done, texts = self.occasions, texts_at_once(self.subject.fit)
+        pictures, told = done.pictures + done.later.pictures, done.texts + done.later.texts
+        encoded, forward = self._stage("cache_pictures", "encode"), _forward(self._steps.micro_first)
+        measured = done.validations * done.measured * self.subject.validation_timesteps
+        return {
+            "cache_pictures": pictures * self._weighed(lambda share: self._time(encoded, share)),
+            "cache_texts": -(-told // texts) * self._time(self._stage("cache_texts", "texts")),
+            "load": timing.loading_seconds(self._weights, self.situation.rate),
+            "validate": measured * self._weighed(lambda share: self._time(forward, share)),
+            "preview": done.previews * self._preview(),
+        }
+
+    def _preview(self) -> float:
+        """Return the seconds of one round of previews."""
+        drawn, decoded = self._stage("preview", "draw"), self._stage("preview", "decode")
+        prompts = self.reference.previews
+        drawn_steps = sum(prompt.steps for prompt in prompts)
+        total = 0.0
+        for prompt in self.subject.previews:
+            share = (prompt.width or 0) * (prompt.height or 0) / self._pixels
+            passes = 1.0 if prompt.guidance > 1.0 else 0.5
+            total += passes * prompt.steps / drawn_steps * self._time(drawn, share)
+            total += self._time(decoded, share) / len(prompts)
+        return total
+
+    def _step(self, share: float) -> float:
+        """Return the seconds of an optimizer step on images with this share of the reference's pixels."""
+        batch, steps = self.subject.recipe.effective_batch, self._steps
+        again = {"none": 0.0, "full": 1.0}.get(str(self.subject.fit.checkpointing), 0.5)
+        forward = self._time(_forward(steps.micro_more), share)
+        return batch * (self._time(steps.micro_more.work, share) + again * forward) + self._time(steps.optimizer.work)
+
+    def _weighed(self, seconds: Callable[[float], float]) -> float:
+        """Return the mean over the job's images of a function of their share of the reference's pixels."""
+        buckets = self.subject.buckets
+        counts = [bucket.pictures for bucket in buckets]
+        weights = counts if any(counts) else [1] * len(buckets)
+        found = (
+            weight * seconds(self._share(bucket)) for bucket, weight in zip(buckets, weights, strict=True) if weight
+        )
+        return sum(found) / sum(weights)
+
+    def _share(self, bucket: BucketUse) -> float:
+        return bucket.width * bucket.height / self._pixels
+
+    def _stage(self, part: TracePart, stage: str) -> list[Work]:
+        """Return the work of a part's stages whose names start so."""
+        outlines = self.traces.phase_outlines(self.reference, part)
+        return [work for each in outlines for work in each.work if work.stage.startswith(stage)]
+
+    def _time(self, work: Iterable[Work], share: float = 1.0) -> float:
+        """Return the corrected seconds of work in fp32 at this share of the pixels."""
+        scaled = [_in_fp32(each, share) for each in work]
+        return self.situation.correction.time_factor * timing.seconds(scaled, self.situation.rate)
+
+    def _host(self) -> dict[ForecastPhase, int]:
+        """Return the main memory of each phase beside the process itself: numbers take twice what they do in bf16."""
+        micro = min(self.subject.fit.micro_batch or 1, self.subject.recipe.effective_batch)
+        steps, share = self._steps, self._share(self.subject.buckets[0])
+        step = in_a_row([steps.micro_first, steps.optimizer_first]).peak
+        encoding, texts, drawing = (
+            in_a_row(self.traces.phase_outlines(self.reference, part)).peak
+            for part in ("cache_pictures", "cache_texts", "preview")
+        )
+        return {
+            "cache_pictures": round(encoding * share),  # the VAE is in fp32 on a GPU too
+            "cache_texts": 2 * texts,
+            "load": self._weights,
+            "first_step": self._weights + round(2 * step * micro * share),
+            "train": self._weights + round(2 * step * micro * share),
+            "validate": self._weights + round(2 * step * share),
+            "preview": self._weights + 2 * drawing,
+        }
+
+    @cached_property
+    def _weights(self) -> int:
+        return 2 * in_a_row(self.traces.phase_outlines(self.reference, "load")).net
+
+
+def _in_fp32(work: Work, share: float) -> Work:
+    """Return work in fp32 at a share of the pixels, with whose square attention grows."""
+    flops = work.flops * (share * share if work.kind == "attention" else share)
+    moved = work.bytes * share * (1 if work.dtype == "float32" else 2)
+    return replace(work, dtype="float32", flops=round(flops), bytes=round(moved))
+
+
+def _forward(outline: Outline) -> list[Work]:
+    return [work for work in outline.work if work.stage == "forward"]

@@ -1,0 +1,176 @@
+"""Finds the high points of a tape and names them in words: what was going on, and in which part of the model."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainer.memory.trace.memory_trace import Storage, Tape
+
+# A rise counts as a high point when it stands out by this share of the highest: forward's small ups and downs do not.
+STANDS_OUT = 0.05
+
+_ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth")
+_BLOCK = re.compile(r"^unet\.(down|up)_blocks\.(\d+)")
+_SIZED = re.compile(r"^(\w+) (\d+x\d+)$")
+_PARTS: Mapping[str, str] = {
+    "unet.mid_block": "the middle block",
+    "unet.conv_in": "the input layer",
+    "unet.conv_norm_out": "the output layer",
+    "unet.conv_act": "the output layer",
+    "unet.conv_out": "the output layer",
+    "unet.time_": "the embeddings",
+    "unet.add_": "the embeddings",
+    "unet": "the UNet",
+    "text_encoder_2": "the second text encoder",
+    "text_encoder": "the text encoder",
+    "vae": "the VAE",
+    "noise_schedule": "the last weights",
+}
+_STAGES: Mapping[str, str] = {
+    "": "placing {part}",
+    "load": "placing {part}",
+    "quantise": "quantising {part}",
+    "texts": "encoding a text: {part}",
+    "encode": "VAE encode of a {size} picture",
+    "validate": "validation at {size}: {part}",
+    "draw": "drawing a {size} preview: {part}",
+    "decode": "VAE decode of a {size} preview",
+    "forward": "forward through {part}",
+    "recompute": "backward through {part}",
+    "backward": "backward through {part}",
+    "accumulate": "end of the micro-batch: gradients added up",
+    "optimizer": "end of the batch: the optimizer",
+    "save": "copying to main memory",
+}
+# What fine-tuning's known peaks call the ends of a network.
+_ENDS: Mapping[str, str] = {
+    "the last up block": "highest layer",
+    "the output layer": "highest layer",
+    "the first down block": "lowest layer",
+    "the input layer": "lowest layer",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class HighPoint:
+    """A moment at which a tape holds more than shortly before and after."""
+
+    event: int
+    """The place of the birth that reached it among the tape's events."""
+    name: str
+    """In words, such as "backward through the last up block"."""
+    module: str
+    stage: str
+    bytes: int
+    """Above what lived when the tape began."""
+
+
+class Blocks(NamedTuple):
+    """How many down and up blocks a model has."""
+
+    down: int
+    up: int
+
+
+@lru_cache(maxsize=64)
+def high_points(tape: Tape) -> tuple[HighPoint, ...]:
+    """The high points of ``tape`` in the order of time, the highest among them; none where nothing is born.
+
+    They are those that fine-tuning is known to have (quantisation, forward through the highest layer, the centre,
+    backward through the highest and the lowest, the end of the batch), as far as this tape has them: a high point is
+    where a stretch of work in one part of the model holds more than the stretches around it.
+    """
+    live = _live_bytes(tape)
+    stretches = [_highest(tape, live, start, end, name) for start, end, name in _stretches(tape)]
+    if not stretches:
+        return ()
+    least = STANDS_OUT * max(stretch.bytes for stretch in stretches)
+    standing = [point for point, by in zip(stretches, _prominences(stretches, live), strict=True) if by > least]
+    return tuple(_highest_of_each_name(standing or [max(stretches, key=lambda point: point.bytes)]))
+
+
+@lru_cache(maxsize=1 << 15)
+def _words(stage: str, module: str, blocks: Blocks) -> str:
+    sized = _SIZED.match(stage)
+    kind, size = sized.groups() if sized else (stage, "")
+    if kind == "forward" and not module:
+        return "the centre: the loss, between forward and backward"
+    part = _part(module, blocks)
+    words = _STAGES.get(kind, f"{stage}: {{part}}").format(part=part, size=size)
+    known = kind in ("forward", "recompute", "backward") and _ENDS.get(part)
+    return f"{words} ({known})" if known else words
+
+
+def _part(module: str, blocks: Blocks) -> str:
+    """The part of the model that a module lies in: blocks are counted in the order of the forward pass."""
+    if block := _BLOCK.match(module):
+        side, index = block.group(1), int(block.group(2))
+        place = "last" if index == getattr(blocks, side) - 1 else _ORDINALS[index]
+        return f"the {place} {side} block"
+    return next((words for prefix, words in _PARTS.items() if module.startswith(prefix)), module or "the weights")
+
+
+def _blocks_of(storages: Iterable[Storage]) -> Blocks:
+    counts = {"down": 0, "up": 0}
+    for module in {storage.module for storage in storages}:
+        if block := _BLOCK.match(module):
+            counts[block.group(1)] = max(counts[block.group(1)], int(block.group(2)) + 1)
+    return Blocks(**counts)
+
+
+def _live_bytes(tape: Tape) -> NDArray[np.int64]:
+    """Bytes alive after each event, above what lived at the beginning, but for workspaces: cards differ in them."""
+    sizes = np.array([0 if s.kind == "workspace" else s.bytes for s in tape.storages], dtype=np.int64)
+    died = tape.events < 0
+    changes = sizes[np.where(died, ~tape.events, tape.events)] if len(sizes) else np.zeros(0, np.int64)
+    return np.cumsum(np.where(died, -changes, changes))
+
+
+def _stretches(tape: Tape) -> Iterator[tuple[int, int, str]]:
+    """Runs of births with the same words: (first event, event after the last, words)."""
+    blocks = _blocks_of(tape.storages)
+    start, words = 0, None
+    for event in np.flatnonzero(tape.events >= 0).tolist():
+        storage = tape.storages[tape.events[event]]
+        if storage.kind == "workspace":
+            continue
+        here = _words(storage.stage, storage.module, blocks)
+        if here != words:
+            if words is not None:
+                yield start, event, words
+            start, words = event, here
+    if words is not None:
+        yield start, len(tape.events), words
+
+
+def _highest(tape: Tape, live: NDArray[np.int64], start: int, end: int, name: str) -> HighPoint:
+    event = start + int(live[start:end].argmax())
+    storage = tape.storages[tape.events[event]]  # what is highest was just reached by a birth
+    return HighPoint(event, name, storage.module, storage.stage, int(live[event]))
+
+
+def _prominences(points: list[HighPoint], live: NDArray[np.int64]) -> list[int]:
+    """By how much each point stands above the higher of the two dips that part it from higher points, or the ends."""
+    result = []
+    for index, point in enumerate(points):
+        before = next((other.event for other in reversed(points[:index]) if other.bytes >= point.bytes), None)
+        after = next((other.event for other in points[index + 1 :] if other.bytes > point.bytes), None)
+        low = 0 if before is None else int(live[before : point.event + 1].min())
+        lower = 0 if after is None else int(live[point.event : after].min())
+        result.append(point.bytes - max(low, lower))
+    return result
+
+
+def _highest_of_each_name(points: list[HighPoint]) -> Iterator[HighPoint]:
+    best: dict[str, HighPoint] = {}
+    for point in points:
+        if point.name not in best or point.bytes > best[point.name].bytes:
+            best[point.name] = point
+    return iter(sorted(best.values(), key=lambda point: point.event))

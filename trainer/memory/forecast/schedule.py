@@ -1,0 +1,413 @@
+"""The course of a run, phase by phase: which tapes are played in each, and how often its work is done."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, lru_cache
+from typing import Literal
+
+import numpy as np
+
+from trainer.config.fit import MOST_GRAPHS
+from trainer.config.job import Job
+from trainer.config.recipe import RecipeConfig
+from trainer.dataset.cached import Cached, texts_at_once
+from trainer.dataset.picture import Picture
+from trainer.dataset.sampling import dealt_showings, measured_samples, steps_per_epoch
+from trainer.memory.device.roofline import loading_seconds
+from trainer.memory.forecast.cache_shards import NOT_LATER, Later, first_portion, later_portions
+from trainer.memory.forecast.results import OutcomeStore
+from trainer.memory.trace.library import Steps, T, Traces
+from trainer.memory.trace.memory_trace import Outline, Storage, Sums, Tape, Work, in_a_row
+from trainer.memory.trace.workload import SourceFacts, Subject, TracePart, Wish, learns_texts, sizes_of_parts
+from trainer.protocol.forecast import ForecastPhase
+from trainer.protocol.rate import Rate
+from trainer.training.run_order import AT_START, BETWEEN_STEPS
+
+Size = tuple[int, int]
+Part = tuple[Size, int]
+"""Pictures of one shape: width and height in pixels, and how many."""
+Makeup = tuple[Part, ...]
+"""What an effective batch is made of, in the order in which its shapes are trained on."""
+
+# Epochs differ in how leftovers meet, a little; listing all of a long run's would take seconds.
+MOST_EPOCHS = 8
+DRIVER_BYTES = 64 << 10
+"""That the driver takes for each operation of a graph, as PyTorch's authors have told; not measured here."""
+# The peak is where most pixels are; how one shape follows on another decides how memory is cut up. More shapes
+# than these cost traces and change little.
+MOST_BUCKETS = 2
+_BEFORE: tuple[OtherPhase, ...] = ("cache_pictures", "cache_texts", "load", "quantise")
+# Until reserved memory stops growing: each round has every shape follow on every other.
+MOST_ROUNDS = 4
+
+
+def makeups(pictures: Sequence[Picture], recipe: RecipeConfig) -> tuple[tuple[Makeup, int], ...]:
+    """Return how often each makeup is trained on in the first epochs of a run of ``recipe.steps``.
+
+    Dealt by the run's own hand, so that mixed and short batches occur as often as they will.
+    """
+    an_epoch, steps = steps_per_epoch(pictures, recipe), recipe.steps or 1
+    found: Counter[Makeup] = Counter()
+    for epoch in range(min(MOST_EPOCHS, -(-steps // an_epoch)) if an_epoch else 0):
+        for showings in dealt_showings(pictures, recipe, epoch)[: steps - epoch * an_epoch]:
+            found[tuple(Counter(picture.bucket for picture, _ in showings).items())] += 1
+    return tuple(found.items())
+
+
+def split(makeup: Iterable[Part], most: int) -> list[Part]:
+    """Return an effective batch as micro-batches of one shape each and at most ``most`` pictures."""
+    return [(size, part) for size, count in makeup for part in sizes_of_parts(count, most)]
+
+
+def lessened(work: Iterable[Work], share: float) -> Iterator[Work]:
+    """Yield the work of a micro-batch with this share of the pictures: as many operations, each of them smaller."""
+    return (replace(one, flops=round(one.flops * share), bytes=round(one.bytes * share)) for one in work)
+
+
+@dataclass(frozen=True)
+class Graphs:
+    """What follows once plain steps have been done, in this order."""
+
+    held: tuple[Tape, ...]
+    """What lives from then on."""
+    recorded: tuple[Tape, ...]
+    """Played into the private pool."""
+    beside: tuple[Tape, ...]
+    """Plain steps of other shapes meanwhile."""
+
+    @property
+    def tapes(self) -> tuple[Tape, ...]:
+        """All of them."""
+        return (*self.held, *self.recorded, *self.beside)
+
+
+def graphs_of(steps: Sequence[Steps[Tape]], beside: Sequence[Tape], shapes: int) -> Graphs:
+    """For so many ``shapes`` of micro-batches, of which ``steps`` are the bounding ones."""
+    return Graphs(
+        held=(_held(steps[0].micro_first, steps[0].micro_more, shapes),),
+        recorded=tuple(_as_recorded(each.micro_more) for each in steps),
+        beside=tuple(beside),
+    )
+
+
+# Kept, so that like questions get the very same tapes, by which trainer.memory.forecast.Runs knows what was played.
+@lru_cache(maxsize=8)
+def _held(first: Tape, more: Tape, shapes: int) -> Tape:
+    """The masters' gradients, which keep their place between steps, and the driver's part of the graphs.
+
+    The gradients are there three times while a step is recorded: what was learned before, what it learns, and what its
+    replay gives. The driver's is counted here although PyTorch's allocator does not hand it out: it has to fit all the
+    same.
+    """
+    gradients = sum(each.bytes for each in first.storages if (each.name or "").startswith("master_gradient."))
+    driver = shapes * DRIVER_BYTES * sum(work.count for work in more.work)
+    storages = (
+        Storage(3 * gradients, "gradients", "graphs", "graphs", "graphs.gradients"),
+        Storage(driver, "temporary", "graphs", "graphs", "graphs.driver"),
+    )
+    return Tape("graphs", storages, np.arange(len(storages), dtype=np.int32), ())
+
+
+@lru_cache(maxsize=8)
+def _as_recorded(tape: Tape) -> Tape:
+    """The same on the stream of recordings, for which libraries take workspaces of their own."""
+    storages = tuple(
+        replace(each, name=f"{each.name} of graphs") if each.kind == "workspace" and each.name else each
+        for each in tape.storages
+    )
+    return replace(tape, storages=storages)
+
+
+Seconds = Callable[[Iterable[Work]], float]
+OtherPhase = Literal["cache_pictures", "cache_texts", "load", "quantise", "validate", "preview", "checkpoint", "save"]
+
+
+@dataclass(frozen=True)
+class Occasions:
+    """How often a run does what is not a training step; the defaults are those of twenty pictures without previews."""
+
+    pictures: int = 20
+    """Distinct ones that the VAE encodes."""
+    texts: int = 20
+    """Distinct ones that are encoded."""
+    measured: int = 8
+    """Pictures in each validation."""
+    validations: int = 11
+    previews: int = 6
+    """Rounds of all prompts."""
+    batches: tuple[tuple[Makeup, int], ...] = ()
+    """How often each makeup of effective batch is trained on; none: full ones of one shape, by pictures shown."""
+    later: Later = NOT_LATER
+    """What is encoded between epochs."""
+
+
+def occasions_of(job: Job, source: SourceFacts, pictures: Sequence[Picture], cached: Cached | None = None) -> Occasions:
+    """Of a frozen job on its base and pictures; what is ``cached`` already is not encoded."""
+    steps, report = job.recipe.steps or 1, job.report
+    samples = measured_samples(pictures, job.recipe)
+    prompts = report.previews.prompts
+    later = later_portions(job, pictures, () if learns_texts(job.recipe) else source.text_configs, cached)
+    encoded, told = first_portion(
+        job,
+        pictures,
+        later,
+        samples=samples,
+        texts=[text for prompt in prompts for text in (prompt.prompt, prompt.negative)],
+        cached=cached,
+    )
+    return Occasions(
+        pictures=encoded,
+        texts=told,
+        measured=len(samples),
+        # Before the first step, in time, and after the last.
+        validations=1 + -(-steps // (report.validation.every or steps)),
+        previews=1 + -(-steps // (report.previews.every or steps)) if prompts else 0,
+        batches=makeups(pictures, job.recipe),
+        later=later,
+    )
+
+
+@dataclass(frozen=True)
+class Act:
+    """One phase as it is played."""
+
+    phase: ForecastPhase
+    tapes: tuple[Tape, ...]
+
+
+def bounding_buckets(subject: Subject) -> tuple[Size, ...]:
+    """The shapes that decide the peak: the one with the most pixels, and the one with the fewest."""
+    sizes = [bucket.size for bucket in subject.buckets]
+    return tuple(dict.fromkeys((sizes[0], sizes[-1])))
+
+
+def transitions(buckets: Sequence[Size]) -> list[Size]:
+    """Buckets in an order that, gone through again and again, has every one follow on every one, itself included."""
+    order = [buckets[0]]
+    waiting = {(first, second) for first in buckets for second in buckets}
+    while waiting:
+        # One that has not been left for all others yet; itself first, the beginning last: so the walk ends there.
+        here = order[-1]
+        ahead = [bucket for bucket in (here, *reversed(buckets)) if (here, bucket) in waiting]
+        waiting.discard((here, ahead[0]))
+        order.append(ahead[0])
+    return order[:-1]
+
+
+def optimizer_step(subject: Subject, steps: Steps[T], *, first: bool = False) -> list[T]:
+    """One optimizer step; micro-batches after the second repeat what that one did."""
+    last = steps.optimizer_first if first else steps.optimizer
+    return [steps.micro_first, last] if parts(subject) == 1 else [steps.micro_first, steps.micro_more, last]
+
+
+def repeats(subject: Subject) -> tuple[int, ...]:
+    """How often each tape of ``optimizer_step`` is done in a step."""
+    return (1, 1) if parts(subject) == 1 else (1, parts(subject) - 1, 1)
+
+
+def training_sums(subject: Subject, steps: Steps[Outline]) -> Sums:
+    """What training in one shape needs at the least: the weights, the first step and a later one."""
+    first, later = optimizer_step(subject, steps, first=True), optimizer_step(subject, steps)
+    return in_a_row([steps.weights, *first, *later])
+
+
+def parts(subject: Subject) -> int:
+    """Into how many micro-batches an effective batch of one shape is split."""
+    return -(-subject.recipe.effective_batch // (subject.fit.micro_batch or 1))
+
+
+def step_seconds(subject: Subject, steps: Steps[Outline], seconds: Seconds) -> float:
+    """Of one full optimizer step in one shape."""
+    most = subject.fit.micro_batch or 1
+    first, *further = sizes_of_parts(subject.recipe.effective_batch, most)
+    once = seconds([*lessened(steps.micro_first.work, first / most), *steps.optimizer.work])
+    more = Counter(further).items()
+    return once + sum(times * seconds(lessened(steps.micro_more.work, part / most)) for part, times in more)
+
+
+class Course:
+    """The phases of one subject, in their order; what is not traced yet is traced when it is asked for."""
+
+    def __init__(self, subject: Subject, traces: Traces, occasions: Occasions, rate: Rate) -> None:
+        self.subject = subject
+        self.occasions = occasions
+        self.rate = rate
+        self.outcomes = OutcomeStore.beside(traces.store)
+        self._traces = traces
+
+    def steps(self, bucket: Size) -> Steps[Tape]:
+        """The tapes of training in one shape."""
+        return self._traces.steps(self.subject, bucket, self.subject.fit.micro_batch or 1)
+
+    def step_outlines(self, bucket: Size) -> Steps[Outline]:
+        """What they add up to."""
+        return self._traces.step_outlines(self.subject, bucket, self.subject.fit.micro_batch or 1)
+
+    def before_training(self) -> list[Act]:
+        """Caches, then the base with adapter and masters."""
+        return [Act(phase, self.tapes(phase)) for phase in _BEFORE]
+
+    def between_epochs(self) -> list[Act]:
+        """Caches again, beside all that training holds: what did not fit on disk with what came before."""
+        later = self.occasions.later
+        encoded: dict[OtherPhase, int] = {"cache_pictures": later.pictures, "cache_texts": later.texts}
+        return [Act(phase, self.tapes(phase)) for phase, count in encoded.items() if count]
+
+    def at_start(self) -> list[Act]:
+        """Return what a run does before its first step."""
+        return [Act(phase, self.tapes(phase)) for phase in AT_START]
+
+    def between_steps(self) -> list[Act]:
+        """Return what a run does between two steps, beside what training left allocated and cached."""
+        return [Act(phase, self.tapes(phase)) for phase in BETWEEN_STEPS]
+
+    def foreseen(self) -> list[Wish]:
+        """All phases but training, the last first: whoever plays the course comes from the other end."""
+        return [Wish(_as_traced(self.subject, part), part) for part in reversed((*_BEFORE, *BETWEEN_STEPS))]
+
+    def other_seconds(self, seconds: Seconds) -> dict[ForecastPhase, float]:
+        """Of every phase but training over the whole run."""
+        measured = self.occasions.validations * self.occasions.measured
+        return {
+            "cache_pictures": self._picture_seconds(seconds),
+            "cache_texts": self._text_seconds(seconds),
+            "load": self.loading(),
+            "quantise": self.loading(),
+            "validate": measured * seconds(self._work("validate")),
+            "preview": self.occasions.previews * seconds(self._work("preview")),
+            "checkpoint": 0.0,
+            "save": 0.0,
+        }
+
+    def key(self, *more: object) -> str:
+        """SHA-256 in hex over what is played in a whole run, and ``more`` that its outcome depends on."""
+        subject, size = self.subject, self.subject.fit.micro_batch or 1
+        others = [_as_traced(subject, part).key(part) for part in (*_BEFORE, *BETWEEN_STEPS)]
+        steps = [subject.key("micro", bucket, size) for bucket in bounding_buckets(subject)]
+        steps.append(subject.key("optimizer"))
+        content: list[object] = [others, steps, parts(subject) > 1, more]
+        if self._records:
+            content.append(self._graph_shapes())
+        return hashlib.sha256(json.dumps(content).encode("utf-8")).hexdigest()
+
+    def first_step(self) -> tuple[Tape, ...]:
+        """The optimizer step in which the optimizer's state appears, in the largest shape."""
+        return tuple(optimizer_step(self.subject, self.steps(bounding_buckets(self.subject)[0]), first=True))
+
+    def round(self) -> tuple[Tape, ...]:
+        """Later optimizer steps in which every shape follows on every other.
+
+        Left out: where full batches are one micro-batch, mixed leftovers are several, so that the masters' gradients
+        wait while a further, smaller one is computed. It needs more only where the adapter is larger than what the
+        pictures that it lacks take.
+        """
+        order = transitions(bounding_buckets(self.subject))
+        return tuple(tape for bucket in order for tape in optimizer_step(self.subject, self.steps(bucket)))
+
+    def graphs(self) -> Graphs | None:
+        """What steps that are recorded as CUDA graphs take beside plain ones; None for a job without."""
+        if not self._records:
+            return None
+        recorded = [self.steps(bucket) for bucket in bounding_buckets(self.subject)]
+        # A shape that comes late is computed plainly at first, whatever the recorded ones hold; it may be any.
+        beside = self.round() if self._graph_shapes() > 1 else ()
+        return graphs_of(recorded, beside, min(self._graph_shapes(), MOST_GRAPHS))
+
+    @property
+    def _records(self) -> bool:
+        return self.subject.fit.graphs and self.subject.fit.device != "cpu"
+
+    def _graph_shapes(self) -> int:
+        """Of how many shapes and numbers of pictures micro-batches are."""
+        most = self.subject.fit.micro_batch or 1
+        shapes = {part for makeup in self._dealt() for part in split(makeup, most)}
+        return len(shapes) or len(self.subject.buckets)
+
+    def step_seconds(self, seconds: Seconds) -> dict[Size, float]:
+        """Of one full optimizer step by shape."""
+        of_shape = self._by_pixels(lambda size: step_seconds(self.subject, self.step_outlines(size), seconds))
+        return {bucket.size: of_shape(bucket.size) for bucket in self.subject.buckets}
+
+    def mean_step_seconds(self, seconds: Seconds) -> float:
+        """Of one optimizer step of the run: mixed and short ones count as often as they are dealt."""
+        if not (dealt := self._dealt()):
+            full = self.step_seconds(seconds)
+            shown = {bucket.size: bucket.pictures for bucket in self.subject.buckets}
+            weights = shown if any(shown.values()) else dict.fromkeys(full, 1)
+            return sum(full[size] * weight for size, weight in weights.items()) / sum(weights.values())
+        most = self.subject.fit.micro_batch or 1
+
+        @cache
+        def of_part(part: Part, place: Literal["micro_first", "micro_more"]) -> float:
+            size, count = part
+            return self._by_pixels(
+                lambda size: seconds(lessened(getattr(self.step_outlines(size), place).work, count / most))
+            )(size)
+
+        total = seconds(self.step_outlines(bounding_buckets(self.subject)[0]).optimizer.work) * sum(dealt.values())
+        for makeup, times in dealt.items():
+            first, *further = split(makeup, most)
+            total += times * (of_part(first, "micro_first") + sum(of_part(part, "micro_more") for part in further))
+        return total / sum(dealt.values())
+
+    def _dealt(self) -> dict[Makeup, int]:
+        """The makeups of effective batches; none where the subject has come to have other shapes or batches."""
+        shapes = {bucket.size for bucket in self.subject.buckets}
+        same = all(
+            shapes.issuperset(size for size, _ in makeup)
+            and sum(count for _, count in makeup) <= self.subject.recipe.effective_batch
+            for makeup, _ in self.occasions.batches
+        )
+        return dict(self.occasions.batches) if same else {}
+
+    def _by_pixels(self, seconds: Callable[[Size], float]) -> Callable[[Size], float]:
+        """What is known of the bounding shapes for any shape: others go by their pixels."""
+        bounds = bounding_buckets(self.subject)
+        large, small = bounds[0], bounds[-1]
+        known = {size: seconds(size) for size in bounds}
+        slope = (known[large] - known[small]) / ((_pixels(large) - _pixels(small)) or 1)
+        return lambda size: known.get(size, known[large] - slope * (_pixels(large) - _pixels(size)))
+
+    def tapes(self, part: TracePart) -> tuple[Tape, ...]:
+        """Those of a phase other than training."""
+        return self._traces.phase(_as_traced(self.subject, part), part)
+
+    def _work(self, part: TracePart, stage: str | None = None) -> list[Work]:
+        outlines = self._traces.phase_outlines(_as_traced(self.subject, part), part)
+        return [work for each in outlines for work in each.work if stage is None or work.stage == stage]
+
+    def _text_seconds(self, seconds: Seconds) -> float:
+        """Of all texts; the last few take what as many as go through the encoders at once take."""
+        texts = self.occasions.texts + self.occasions.later.texts
+        return -(-texts // texts_at_once(self.subject.fit)) * seconds(self._work("cache_texts", "texts"))
+
+    def _picture_seconds(self, seconds: Seconds) -> float:
+        """By the share of pictures in each shape."""
+        shown = sum(bucket.pictures for bucket in self.subject.buckets) or 1
+        return sum(
+            (self.occasions.pictures + self.occasions.later.pictures)
+            * bucket.pictures
+            / shown
+            * seconds(self._work("cache_pictures", f"encode {bucket.width}x{bucket.height}"))
+            for bucket in self.subject.buckets
+        )
+
+    def loading(self) -> float:
+        """Seconds to place all that training needs."""
+        tapes = (*self.tapes("load"), *self.tapes("quantise"))
+        size = sum(storage.bytes for tape in tapes for storage in tape.storages if storage.kind == "weights")
+        return loading_seconds(size, self.rate)
+
+
+def _pixels(size: Size) -> int:
+    return size[0] * size[1]
+
+
+def _as_traced(subject: Subject, part: TracePart) -> Subject:
+    """Without what changes nothing in a phase, so that one trace serves many fits: only backward needs checkpoints."""
+    return replace(subject, fit=subject.fit.changed(checkpointing="none")) if part == "validate" else subject

@@ -1,0 +1,1 @@
+"""The best fit within a budget."""

@@ -1,0 +1,350 @@
+"""What a plan is asked for: a job file or a recipe, on a card; what cannot be read is assumed, and said. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from trainer import gpu
+from trainer.config.base import BaseConfig, Family, Prediction
+from trainer.config.dataset import DatasetConfig, FolderConfig
+from trainer.config.doubtful import unforeseen
+from trainer.config.fit import FitConfig
+from trainer.config.job import Job
+from trainer.config.load import load_job
+from trainer.config.recipe import RecipeConfig
+from trainer.config.report import PreviewConfig, PromptConfig, ReportConfig
+from trainer.config.resolve import Machine, resolve_job
+from trainer.cores import usable_cores
+from trainer.dataset.cached import Cached
+from trainer.dataset.facts import Progress
+from trainer.dataset.findings import Finding
+from trainer.dataset.listing import read_dataset
+from trainer.dataset.picture import Picture
+from trainer.dataset.portions import latent_bytes, text_bytes
+from trainer.dataset.sampling import samples_per_epoch
+from trainer.errors import ImpastoError, JobError, RunError
+from trainer.files.architecture import NAMES, Config
+from trainer.files.configs import PARTS, bundled_configs
+from trainer.files.identify import BaseIdentity, decide_process, identify_base, identify_vae
+from trainer.files.parts import joint_digest, known_hashes, part_files, vae_files
+from trainer.memory.device.device_state import Situation, situation_ahead, situation_here, situation_on_cpu
+from trainer.memory.device.gpu_specs import find_card
+from trainer.memory.forecast.schedule import Occasions, occasions_of
+from trainer.memory.trace.workload import Subject, subject_ahead, subject_of_job
+from trainer.protocol.places import cache_folder, existing, free_bytes
+from trainer.protocol.rundir import require_place
+from trainer.protocol.sizes import size
+
+# Weights of a LoRA of rank 1 on each family's published UNet, by the kind of layer.
+_WEIGHTS = {
+    "sd15": {"attention": 199_296, "linear": 224_640, "conv": 626_880},
+    "sdxl": {"attention": 1_451_520, "linear": 1_208_320, "conv": 414_400},
+}
+# As trainer.training.checkpoint keeps for events and logs: with less, no checkpoint is written.
+_SPARE_BYTES = 64 << 20
+_CHECKPOINT_BYTES = 4
+_FILE_BYTES = {"fp16": 2, "bf16": 2, "fp32": 4}
+_NAMED_BY = {"run.room": "with output.runs in the job", "cache.room": "in the environment variable IMPASTO_CACHE"}
+# Before there are pictures and prompts: as many as a first LoRA usually has.
+PICTURES_AHEAD = 20
+PROMPTS_AHEAD = 2
+
+
+def require_room(job: Job, subject: Subject, encoded: Occasions | None) -> None:
+    """Raise RunError where a disk lacks room for what a run surely writes.
+
+    ``job`` is resolved; ``encoded`` tells what goes into the cache, where that is known.
+    """
+    for error in lacking_room(job, subject, encoded):
+        raise error
+
+
+def lacking_room(job: Job, subject: Subject, encoded: Occasions | None) -> Iterator[RunError]:
+    """Yield an error for each disk that lacks room for what a run surely writes; see `require_room`."""
+    runs, cache = Path(job.output.runs), cache_folder()
+    needs = [("run.room", runs, _run_bytes(job, subject) + _SPARE_BYTES, "LoRA files and checkpoints")]
+    entries = _cache_bytes(subject, encoded) if encoded else 0
+    try:
+        if entries and existing(runs).stat().st_dev == existing(cache).stat().st_dev:
+            what = "LoRA files, checkpoints, encoded pictures and captions"
+            needs = [("run.room", runs, needs[0][2] + entries, what)]
+        elif entries:
+            needs.append(("cache.room", cache, entries + _SPARE_BYTES, "encoded pictures and captions"))
+        for code, folder, need, what in needs:
+            if (free := free_bytes(folder)) < need:
+                yield _too_little(code, folder, free, need, what)
+    except OSError:
+        return  # a disk that is not there: `require_place` has the words
+
+
+def _too_little(code: str, folder: Path, free: int, need: int, what: str) -> RunError:
+    return RunError(
+        code,
+        f"The disk of {folder} has {size(free)} free, and this run writes at least {size(need)} there: {what}.",
+        f"Make room on that disk, or name a folder on another one {_NAMED_BY[code]}.",
+    )
+
+
+def _run_bytes(job: Job, subject: Subject) -> int:
+    """Bytes of the LoRA files and checkpoints, without what the optimizer remembers: at least that comes."""
+    if not subject.has_published_unet:
+        return 0  # a base of another size, whose layers are not counted here
+    saving, steps = job.report.saving, job.recipe.steps or 1
+    files = min(-(-steps // (saving.every_steps or steps)), saving.keep or steps)
+    checkpoints = min(-(-steps // (saving.checkpoint_every or steps)), saving.checkpoint_keep)
+    return _weights(subject) * (files * _FILE_BYTES[job.output.dtype] + checkpoints * _CHECKPOINT_BYTES)
+
+
+def _weights(subject: Subject) -> int:
+    """How many weights the LoRA has on the UNet."""
+    recipe, counts = subject.recipe, _WEIGHTS[subject.family]
+    if not recipe.learning_rate:
+        return 0
+    return sum(counts[kind] * _rank(recipe, kind) for kind in _kinds(recipe))
+
+
+def _kinds(recipe: RecipeConfig) -> tuple[str, ...]:
+    return {"attention": ("attention",), "linear": ("attention", "linear")}.get(
+        recipe.layers, ("attention", "linear", "conv")
+    )
+
+
+def _rank(recipe: RecipeConfig, kind: str) -> int:
+    return min(recipe.rank, recipe.conv_rank or recipe.rank) if kind == "conv" else recipe.rank
+
+
+def _cache_bytes(subject: Subject, encoded: Occasions) -> int:
+    """Bytes of what is encoded before the first step."""
+    shown = sum(bucket.pictures for bucket in subject.buckets) or 1
+    latents = sum(latent_bytes(bucket.size, masked=False) * bucket.pictures for bucket in subject.buckets) / shown
+    widths = () if subject.trained_texts else (int(config["hidden_size"]) for config in subject.text_configs)
+    return int(encoded.pictures * latents) + encoded.texts * text_bytes(subject.recipe.token_chunks, widths)
+
+
+@dataclass(frozen=True)
+class Question:
+    """A job on a card, as far as a plan depends on it."""
+
+    name: str
+    subject: Subject
+    written: FitConfig
+    """What of the fit the user states."""
+    situation: Situation
+    occasions: Occasions
+    remarks: tuple[str, ...] = ()
+    """What was assumed, in sentences."""
+    obstacles: tuple[ImpastoError, ...] = ()
+    """What would end a training of the job as it is, though a plan can be made."""
+    findings: tuple[Finding, ...] = ()
+    """What is wrong or doubtful with the pictures, where they were read."""
+    resolved: Job | None = None
+    """The job with every setting filled in, where it is to be planned for the CPU."""
+
+
+@dataclass
+class _Source:
+    """The facts of a base that lies here, or that are assumed of one that does not."""
+
+    family: Family
+    prediction: Prediction
+    zero_terminal_snr: bool
+    unet_config: Config
+    vae_config: Config
+    text_configs: tuple[Config, ...]
+    hashes: tuple[str, str] | None = None
+    """Of its VAE's content and its encoders', where its files were read before; see trainer.dataset.cached."""
+
+
+def situation_of(card: str | None, fit: FitConfig | None = None) -> Situation:
+    """Return the GPU that a user means: by name or size as it would be bought; "here" or None: this computer's.
+
+    Without an NVIDIA GPU that works, and for a ``fit`` that names the CPU, "here" is the CPU, as it is for a run.
+    Raises ImpastoError when there is no such GPU.
+    """
+    deterministic, device = bool(fit and fit.deterministic), fit.device if fit else None
+    if card is not None and not _is_here(card):
+        return situation_ahead(find_card(card), deterministic=deterministic)
+    if device == "cpu":
+        return situation_on_cpu()
+    try:
+        found = gpu.cards()
+    except ImpastoError:
+        if device is not None:
+            raise
+        return situation_on_cpu()
+    if not found:
+        if device is None:
+            return situation_on_cpu()
+        find_card("here")  # raises an error that says what to do
+    return situation_here(max(found, key=lambda one: one.free_bytes), deterministic=deterministic)
+
+
+def question_of_job(
+    path: Path, overrides: Sequence[str], card: str | None, progress: Progress | None = None
+) -> Question:
+    """The job in ``path`` on a card; without its base or pictures it is answered from what is known.
+
+    On the card here a run encodes nothing anew that it finds encoded, as far as the base's files were read before.
+
+    ``progress`` hears of each picture that is read; what it raises ends that.
+
+    Raises ImpastoError for a job that cannot be used, or a base whose family nothing tells.
+    """
+    job = load_job(path, overrides)
+    situation = situation_of(card, job.fit)
+    # Whatever device the job names, the question is about this one.
+    job = job.changed(fit=job.fit.changed(device=None))
+    remarks = [f"{key}: {reason}." for key, reason in unforeseen(job)]
+    obstacles: list[ImpastoError] = []
+    source = _source_of(job.base, remarks, obstacles)
+    resolved = _resolved(job, source, situation, PICTURES_AHEAD)
+    pictures, findings = _pictures_of(resolved, remarks, obstacles, progress)
+    here = card is None or _is_here(card)
+    if pictures:
+        resolved = _resolved(job, source, situation, samples_per_epoch(pictures))
+        cached = Cached(cache_folder(), resolved, source.family, *source.hashes) if here and source.hashes else None
+        subject = subject_of_job(resolved, source, pictures)
+        occasions = occasions_of(resolved, source, pictures, cached)
+    else:
+        subject, occasions = _ahead(resolved, source)
+    obstacles += _ground(resolved, subject, occasions if here and pictures else None)
+    return Question(
+        job.name, subject, job.fit, situation, occasions, tuple(remarks), tuple(obstacles), findings, resolved
+    )
+
+
+def question_ahead(
+    family: Family, recipe: RecipeConfig | None, card: str | None, name: str = "", fit: FitConfig | None = None
+) -> Question:
+    """A recipe on a card before there is a job: published architecture, square pictures, two prompts.
+
+    What ``fit`` states stays as it is.
+    """
+    situation = situation_of(card)
+    prompts = (PromptConfig(prompt="preview"),) * PROMPTS_AHEAD
+    job = Job(
+        name="plan",
+        base=BaseConfig(model="plan", family=family),
+        dataset=DatasetConfig(folders=(FolderConfig(path="pictures"),)),
+        recipe=recipe or RecipeConfig(),
+        fit=fit or FitConfig(),
+        report=ReportConfig(previews=PreviewConfig(prompts=prompts)),
+    )
+    source = _assumed(family)
+    resolved = _resolved(job, source, situation, PICTURES_AHEAD)
+    subject, occasions = _ahead(resolved, source)
+    remark = f"Assumed: {PICTURES_AHEAD} square pictures, {PROMPTS_AHEAD} prompts for previews."
+    return Question(name or NAMES[family], subject, job.fit, situation, occasions, (remark,), resolved=resolved)
+
+
+def _is_here(card: str) -> bool:
+    return card.strip().lower() == "here"
+
+
+def _resolved(job: Job, source: _Source, situation: Situation, showings: int) -> Job:
+    card, cores = situation.card, usable_cores()
+    machine = Machine("cuda:0", card.name, card.total_bytes, card.bf16, cores)
+    return resolve_job(
+        job,
+        family=source.family,
+        prediction=source.prediction,
+        zero_terminal_snr=source.zero_terminal_snr,
+        samples_per_epoch=showings,
+        machine=Machine("cpu", None, None, bf16=True, cores=cores) if situation.on_cpu else machine,
+    )
+
+
+def _ahead(job: Job, source: _Source) -> tuple[Subject, Occasions]:
+    """Without pictures: the subject of square ones."""
+    square = subject_ahead(source.family, job.recipe, job.fit).buckets
+    subject = replace(subject_of_job(job, source, ()), buckets=square)
+    return subject, replace(occasions_of(job, source, ()), pictures=PICTURES_AHEAD, texts=PICTURES_AHEAD, measured=8)
+
+
+def _source_of(base: BaseConfig, remarks: list[str], obstacles: list[ImpastoError]) -> _Source:
+    """The base if it lies here, else the published architecture of its family."""
+    path = Path(base.model)
+    try:
+        identity = identify_base(path)
+    except ImpastoError as error:
+        if base.family == "auto" and path.exists():
+            raise
+        if base.family == "auto":
+            raise JobError(
+                "plan.family",
+                f"The base cannot be read ({error.sentence.rstrip('.')}), and the job does not say what it is.",
+                'State base.family = "sd15" or "sdxl" in the job, or add --set base.family=sdxl.',
+            ) from error
+        if path.is_absolute():  # else it is a Hub id, which a training gets
+            obstacles.append(error)
+        remarks.append(f"The base is not here to be read; {NAMES[base.family]} as it was published is assumed.")
+        return _assumed(base.family, base)
+    try:
+        prediction, zero_snr = decide_process(base, identity)
+    except ImpastoError as error:  # a training would ask; memory and time are nearly the same for both
+        obstacles.append(error)
+        prediction, zero_snr = "epsilon", False
+    configs = identity.configs
+    vae = configs.get("vae") or bundled_configs(identity.family)["vae"]
+    if base.vae is not None and Path(base.vae).exists():
+        vae = identify_vae(Path(base.vae))[1] or vae
+    return _Source(
+        family=identity.family,
+        prediction=prediction,
+        zero_terminal_snr=zero_snr,
+        unet_config=configs["unet"],
+        vae_config=vae,
+        text_configs=tuple(configs[part] for part in PARTS[identity.family] if part.startswith("text_encoder")),
+        hashes=_hashes_of(base, identity),
+    )
+
+
+def _ground(job: Job, subject: Subject, encoded: Occasions | None) -> list[ImpastoError]:
+    """What the disks would refuse; without what is ``encoded`` the room for it is left out."""
+    try:
+        require_place(Path(job.output.runs))
+    except ImpastoError as error:
+        return [error]
+    return [*lacking_room(job, subject, encoded)]
+
+
+def _hashes_of(base: BaseConfig, identity: BaseIdentity) -> tuple[str, str] | None:
+    path, encoders = Path(base.model), [part for part in PARTS[identity.family] if part.startswith("text_encoder")]
+    try:
+        vae = vae_files(path, identity, Path(base.vae) if base.vae is not None else None)
+        texts = [part_files(path, identity, part) for part in encoders]
+        known = known_hashes([vae, *texts])
+    except (ImpastoError, OSError, KeyError):  # a model that a training would miss: it is told elsewhere
+        return None
+    return (vae.digest(known), joint_digest(texts, known)) if known else None
+
+
+def _assumed(family: Family, base: BaseConfig | None = None) -> _Source:
+    configs = bundled_configs(family)
+    prediction: Prediction = "v" if base is not None and base.prediction == "v" else "epsilon"
+    return _Source(
+        family=family,
+        prediction=prediction,
+        zero_terminal_snr=base is not None and base.zero_terminal_snr is True,
+        unet_config=configs["unet"],
+        vae_config=configs["vae"],
+        text_configs=tuple(configs[part] for part in PARTS[family] if part.startswith("text_encoder")),
+    )
+
+
+def _pictures_of(
+    job: Job, remarks: list[str], obstacles: list[ImpastoError], progress: Progress | None
+) -> tuple[Sequence[Picture], tuple[Finding, ...]]:
+    """The dataset's pictures and what was found; no pictures where it cannot be read, which is said."""
+    try:
+        dataset = read_dataset(job.dataset, job.recipe, progress)
+    except ImpastoError as error:
+        obstacles.append(error)
+        remarks.append(f"{error.sentence} {PICTURES_AHEAD} square pictures are assumed.")
+        return (), ()
+    if not any(picture.kind == "train" for picture in dataset.pictures):
+        remarks.append(f"The dataset holds no picture to train on. {PICTURES_AHEAD} square pictures are assumed.")
+        return (), dataset.findings
+    return dataset.pictures, dataset.findings

@@ -1,0 +1,208 @@
+"""Tapes joined into one, and carried over to other micro-batches, ranks and shapes. Needs no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+
+from trainer.config.base import Family
+from trainer.memory.trace.memory_trace import Storage, Tape, Work
+from trainer.memory.trace.workload import TracePart, Wish
+
+Size = tuple[int, int]
+# The number that follows from two, each with what it is of.
+Straight = Callable[[int, int], int | None]
+BytesOf = Callable[[Storage, int, int], int | None]
+FlopsOf = Callable[[Work, int, int], int | None]
+
+# Flash attention takes so many places at a time (flash_api.cpp).
+FLASH_BLOCK = 128
+# A place of a UNet's latents is a square of 8 pixels.
+PIXELS_A_PLACE = 64
+# So often at most, plus one, a UNet halves its sides, where published ones attend.
+DEPTHS = 4
+# Larger micro-batches follow from these two; one of a single picture spares itself copies and follows from none.
+PICTURES = (2, 3)
+# LoRAs of other ranks follow from these two, of which the built-in recipes have one and both ship.
+RANKS = (16, 32)
+# Other shapes follow from these two: what attention pads differs in them at every depth of the UNet, and from what is
+# not padded, so that it is known again.
+SHAPES: dict[Family, tuple[Size, Size]] = {
+    "sd15": ((512, 512), (832, 832)),
+    "sdxl": ((1024, 1024), (896, 896)),
+}
+# Sides that every UNet halves without a rest, and so that no single place is left, which has kernels of its own.
+WHOLE_SIDE = 64
+LEAST_SIDE = 128
+# An optimizer's states and sums come in blocks; the others have no part in the LoRA.
+NOT_RANKED: tuple[TracePart, ...] = ("optimizer", "cache_pictures", "cache_texts", "checkpoint")
+
+
+def joined(name: str, tapes: Iterable[Tape]) -> Tape:
+    """One tape that does what ``tapes`` do in their order; what passes between them is known by its name."""
+    storages: list[Storage] = []
+    events: list[int] = []
+    work: list[Work] = []
+    left: dict[str | None, int] = {}
+    for tape in tapes:
+        places: dict[int, int] = {}
+        for event in tape.events.tolist():
+            index = event if event >= 0 else ~event
+            if event >= 0:
+                places[index] = len(storages)
+                storages.append(tape.storages[index])
+                events.append(places[index])
+                continue
+            place = places.pop(index, None)
+            if place is None:
+                place = left.pop(tape.storages[index].name, None)
+            if place is None:  # left by a tape before all of these
+                place = len(storages)
+                storages.append(tape.storages[index])
+            events.append(~place)
+        left |= {storages[place].name: place for place in places.values()}
+        work += tape.work
+    return Tape(name, tuple(storages), np.array(events, dtype=np.int32), tuple(work))
+
+
+def scaled(one: Tape, other: Tape, sizes: tuple[int, int], size: int) -> Tape | None:
+    """The tape for micro-batches of ``size``, or a LoRA of that rank, from those of two other ``sizes``.
+
+    It follows exactly where both have the same events: then every storage and every operation has bytes and flops
+    a + b * size. None where it does not follow. Micro-batches of one picture are no good for this: PyTorch spares
+    itself copies there. Nor are ranks for optimizers, whose states and sums come in blocks.
+    """
+    straight = partial(_between, sizes, size)
+    return _grown(one, other, straight, lambda _, a, b: straight(a, b), lambda _, a, b: straight(a, b))
+
+
+def reshaped(one: Tape, other: Tape, shapes: tuple[Size, Size], shape: Size) -> Tape | None:
+    """The tape of micro-batches of ``shape`` from those of two other ``shapes`` (width, height), as for ``scaled``.
+
+    Bytes and flops are a + b * pixels, but for two things of attention by flash: what it takes in backward is padded to
+    whole blocks of places, and the flops of a picture's places with each other are b * pixels**2. No shape follows but
+    those whose sides the UNet halves without a rest.
+    """
+    pixels = (shapes[0][0] * shapes[0][1], shapes[1][0] * shapes[1][1])
+    now = shape[0] * shape[1]
+    straight = partial(_between, pixels, now)
+
+    def bytes_of(storage: Storage, first: int, second: int) -> int | None:
+        if storage.kind == "temporary" and storage.stage == "backward":
+            for depth in range(DEPTHS):
+                before, after = (_padded(count, depth) for count in pixels)
+                told = after != before and after * pixels[0] != before * pixels[1]  # from what is not padded
+                if told and first * after == second * before:
+                    return first * _padded(now, depth) // before
+        return straight(first, second)
+
+    def flops_of(work: Work, first: int, second: int) -> int | None:
+        if work.kind == "attention" and first * pixels[1] ** 2 == second * pixels[0] ** 2:
+            return first * now**2 // pixels[0] ** 2
+        return straight(first, second)
+
+    return _grown(one, other, straight, bytes_of, flops_of)
+
+
+def _grown(one: Tape, other: Tape, straight: Straight, bytes_of: BytesOf, flops_of: FlopsOf) -> Tape | None:
+    """A tape with the events of two, whose numbers follow from theirs; None where one of them does not."""
+    if not _alike(one, other):
+        return None
+    storages: list[Storage] = []
+    for a, b in zip(one.storages, other.storages, strict=True):
+        size = a.bytes if a.bytes == b.bytes else bytes_of(a, a.bytes, b.bytes)
+        if size is None:
+            return None
+        storages.append(a if size == a.bytes else Storage(size, a.kind, a.module, a.stage, a.name))
+    work: list[Work] = []
+    for c, d in zip(one.work, other.work, strict=True):
+        flops, moved = flops_of(c, c.flops, d.flops), straight(c.bytes, d.bytes)
+        if flops is None or moved is None:
+            return None
+        work.append(replace(c, flops=flops, bytes=moved))
+    return Tape(one.name, tuple(storages), one.events, tuple(work))
+
+
+def _between(sizes: tuple[int, int], size: int, first: int, second: int) -> int | None:
+    """On the straight line through both; None where that is no whole number, so that no such line is meant."""
+    found, rest = divmod((second - first) * (size - sizes[0]), sizes[1] - sizes[0])
+    return None if rest else first + found
+
+
+def _padded(pixels: int, depth: int) -> int:
+    """Places that attention takes at a depth of the UNet, in whole blocks."""
+    return -(-pixels // (PIXELS_A_PLACE << 2 * depth) // FLASH_BLOCK) * FLASH_BLOCK
+
+
+def _alike(one: Tape, other: Tape) -> bool:
+    """Whether two tapes have the same events, on storages and with operations that differ in size alone."""
+    return (
+        np.array_equal(one.events, other.events)
+        and len(one.storages) == len(other.storages)
+        and all(map(_same_storage, one.storages, other.storages))
+        and len(one.work) == len(other.work)
+        and all(map(_same_work, one.work, other.work))
+    )
+
+
+def _same_storage(a: Storage, b: Storage) -> bool:
+    return a.name == b.name and a.module == b.module and a.stage == b.stage and a.kind == b.kind
+
+
+def _same_work(a: Work, b: Work) -> bool:
+    return (a.kind, a.dtype, a.stage, a.count) == (b.kind, b.dtype, b.stage, b.count)
+
+
+Derive = Callable[[Tape, Tape], Tape | None]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How the tapes of a wish follow, one by one, from those of two others."""
+
+    sources: tuple[Wish, Wish]
+    derive: Derive
+    """None where the two turn out to differ in more than sizes."""
+
+
+def rules(wish: Wish) -> list[Rule]:
+    """The ways in which a wish's tapes may follow; which is taken first does not matter, as all are exact.
+
+    The sources of each differ from the wish in one thing only: it is as no wish has it that follows by this rule. So
+    asking for them by rules again comes to an end.
+    """
+    found = (_by_rank(wish), _by_pictures(wish), _by_shape(wish))
+    return [rule for rule in found if rule is not None]
+
+
+def _by_rank(wish: Wish) -> Rule | None:
+    subject, rank = wish.subject, wish.subject.recipe.rank
+    if wish.part in NOT_RANKED or rank in RANKS or not subject.has_one_rank:
+        return None
+    one, other = (replace(wish, subject=subject.at_rank(known)) for known in RANKS)
+    return Rule((one, other), partial(scaled, sizes=RANKS, size=rank))
+
+
+def _by_pictures(wish: Wish) -> Rule | None:
+    if wish.part != "micro" or wish.more[1] <= max(PICTURES):
+        return None
+    bucket, pictures = wish.more
+    one, other = (replace(wish, more=(bucket, known)) for known in PICTURES)
+    return Rule((one, other), partial(scaled, sizes=PICTURES, size=pictures))
+
+
+def _by_shape(wish: Wish) -> Rule | None:
+    """Of attention by flash at the depths where published UNets attend; a shape matters only by its pixels."""
+    fit = wish.subject.fit
+    flash = fit.attention in ("auto", "flash") and fit.dtype in ("bf16", "fp16")
+    if wish.part != "micro" or not flash or not wish.subject.has_published_unet:
+        return None
+    shapes = SHAPES[wish.subject.family]
+    bucket, pictures = wish.more
+    if bucket in shapes or min(bucket) < LEAST_SIDE or any(side % WHOLE_SIDE for side in bucket):
+        return None
+    one, other = (replace(wish, more=(known, pictures)) for known in shapes)
+    return Rule((one, other), partial(reshaped, shapes=shapes, shape=bucket))

@@ -1,0 +1,242 @@
+"""Gets the tapes of a subject: from memory, from the disk, and only where they are missing by tracing, with torch."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
+
+from trainer.base.imports import quick_imports
+from trainer.cores import usable_cores
+from trainer.memory.trace.derive import PICTURES, Rule, rules
+from trainer.memory.trace.memory_trace import Outline, Tape, outline_of
+from trainer.memory.trace.prefetch import TracerAside
+from trainer.memory.trace.store import TapeStore
+from trainer.memory.trace.workload import Subject, TracePart, Wish
+
+Size = tuple[int, int]
+T = TypeVar("T", Tape, Outline)
+
+# A UNet of SDXL whose blocks are as wide as this takes a second a trace, and a plan asks for a dozen: that is worth a
+# process beside this one, which takes three to start. Those of SD 1.5 are traced before it has.
+WIDE = 640
+# Up to here one trace costs less than the two that larger micro-batches follow from.
+LARGEST_TRACED = 4
+_PREPARING = threading.Lock()
+
+
+@dataclass(frozen=True, slots=True)
+class Steps(Generic[T]):
+    """Training on micro-batches of one shape, as tapes or their outlines; in this order they follow on one another."""
+
+    weights: T
+    """Base, adapter and masters, as they are placed."""
+    micro_first: T
+    """The first micro-batch of an optimizer step, in which the masters' gradients are born."""
+    micro_more: T
+    """Any further one."""
+    optimizer_first: T
+    """The first optimizer step of a run, in which its state appears."""
+    optimizer: T
+
+
+class Traces:
+    """The tapes of any subject; those asked for once are kept."""
+
+    def __init__(
+        self,
+        store: TapeStore,
+        before_tracing: Callable[[], None] = lambda: None,
+        aside: TracerAside | None = None,
+    ) -> None:
+        """``before_tracing`` is called whenever tapes are missing; what it raises ends the asking.
+
+        ``aside`` traces into the same store meanwhile what is foreseen to be asked for, as ``helped`` lets one do.
+        """
+        self.store = store
+        self.before_tracing = before_tracing
+        self.aside = aside
+        self.used: set[str] = set()
+        """The keys of all entries that were asked for."""
+        self.made: list[str] = []
+        """Those of them that had to be traced."""
+        self._tapes: dict[str, tuple[Tape, ...]] = {}
+        self._outlines: dict[str, tuple[Outline, ...]] = {}
+        self._foreseen: Callable[[], Sequence[Wish]] = tuple
+
+    @contextmanager
+    def helped(self) -> Iterator[None]:
+        """Let a process beside this one trace what is foreseen, until the block ends."""
+        self.aside = TracerAside(self.store, tracer)
+        try:
+            yield
+        finally:
+            self.aside.close()
+            self.aside = None
+
+    def relax(self) -> None:
+        """Have nothing more traced beside this but what is begun."""
+        if self.aside is not None:
+            self.aside.want(())
+
+    def rest(self) -> None:
+        """End the process beside this one until tapes are missing again: it holds 0.8 GB of main memory."""
+        if self.aside is not None:
+            self.aside.close()
+            self.aside = TracerAside(self.store, tracer)
+
+    def foresee(self, wishes: Callable[[], Sequence[Wish]]) -> None:
+        """Say what is likely to be asked for beside tapes that are missing, the soonest first: asked when some are."""
+        self._foreseen = wishes
+
+    def fulfil(self, wish: Wish) -> None:
+        """Have these tapes on the disk."""
+        self._tapes_of(wish)
+
+    def steps(self, subject: Subject, bucket: Size, pictures: int) -> Steps[Tape]:
+        """Training on micro-batches of ``pictures`` in ``bucket``."""
+        micro = self._tapes_of(Wish(subject, "micro", (bucket, pictures)))
+        return Steps(*micro, *self.phase(subject, "optimizer"))
+
+    def step_outlines(self, subject: Subject, bucket: Size, pictures: int) -> Steps[Outline]:
+        """What the tapes of ``steps`` add up to."""
+        micro = self._outlines_of(Wish(subject, "micro", (bucket, pictures)))
+        return Steps(*micro, *self.phase_outlines(subject, "optimizer"))
+
+    def phase(self, subject: Subject, part: TracePart) -> tuple[Tape, ...]:
+        """A phase other than training, or of training what the optimizer does."""
+        return self._tapes_of(Wish(subject, part))
+
+    def phase_outlines(self, subject: Subject, part: TracePart) -> tuple[Outline, ...]:
+        """What the tapes of ``phase`` add up to."""
+        return self._outlines_of(Wish(subject, part))
+
+    def has_steps(self, subject: Subject, bucket: Size, pictures: int) -> bool:
+        """Whether the tapes of these micro-batches need not be traced, nor those of the optimizer."""
+        return self.has(Wish(subject, "micro", (bucket, pictures))) and self.has_phase(subject, "optimizer")
+
+    def has_phase(self, subject: Subject, part: TracePart) -> bool:
+        """Whether the tapes of this phase need not be traced."""
+        return self.has(Wish(subject, part))
+
+    def has(self, wish: Wish) -> bool:
+        """Whether these tapes need not be traced."""
+        if self._read_outlines(wish.key) is not None:
+            return True
+        return any(all(map(self.has, rule.sources)) for rule in rules(wish))
+
+    def _outlines_of(self, wish: Wish) -> tuple[Outline, ...]:
+        found = self._read_outlines(wish.key)
+        return self._outlined(wish.key, self._tapes_of(wish)) if found is None else found
+
+    def _here_or_following(self, wish: Wish) -> tuple[Tape, ...] | None:
+        """None where nothing is known; a phase that a fit does not have is no tape at all."""
+        here = self._read(wish.key)
+        return self._following(wish) if here is None else here
+
+    def _tapes_of(self, wish: Wish) -> tuple[Tape, ...]:
+        """What is here or follows from that, else what is traced: of many pictures, two micro-batches of few."""
+        if (here := self._read(wish.key)) is not None:
+            return here
+        found = self._following(wish)
+        if found is None and wish.part == "micro" and wish.more[1] > LARGEST_TRACED:
+            for pictures in PICTURES:
+                self._tapes_of(replace(wish, more=(wish.more[0], pictures)))
+            found = self._following(wish)
+        if found is None:
+            return self._trace(wish)
+        self._save(wish.key, found)
+        return found
+
+    def _following(self, wish: Wish) -> tuple[Tape, ...] | None:
+        """The tapes, if they follow exactly from others that are here or follow themselves."""
+        for rule in rules(wish):
+            if all(map(self.has, rule.sources)) and (found := self._by(rule)) is not None:
+                return self._keep(wish.key, found)
+        return None
+
+    def _by(self, rule: Rule) -> tuple[Tape, ...] | None:
+        one, other = map(self._here_or_following, rule.sources)
+        if one is None or other is None:
+            return None
+        tapes = [rule.derive(a, b) for a, b in zip(one, other, strict=True)]
+        whole = tuple(tape for tape in tapes if tape is not None)
+        return whole if len(whole) == len(tapes) else None
+
+    def _read(self, key: str) -> tuple[Tape, ...] | None:
+        if key not in self._tapes and (tapes := self.store.load(key)) is not None:
+            self._tapes[key] = tapes
+            self.used.add(key)
+        return self._tapes.get(key)
+
+    def _read_outlines(self, key: str) -> tuple[Outline, ...] | None:
+        if key not in self._outlines and (outlines := self.store.outlines(key)) is not None:
+            self._outlines[key] = outlines
+            self.used.add(key)
+        return self._outlines.get(key)
+
+    def _outlined(self, key: str, tapes: Sequence[Tape]) -> tuple[Outline, ...]:
+        """What tapes add up to that are here by now: traced just now, or made by others meanwhile."""
+        if key not in self._outlines:
+            self._outlines[key] = tuple(map(outline_of, tapes))
+        return self._outlines[key]
+
+    def _trace(self, wish: Wish) -> tuple[Tape, ...]:
+        key = wish.key
+        self.before_tracing()
+        self._look_ahead(wish)
+        prepare()
+        self.before_tracing()  # who asked may have asked for something else meanwhile
+        self.made.append(key)
+        if self.aside is not None:
+            self.aside.finish(key)
+            if (found := self._read(key)) is not None:
+                return found
+        tapes = self._keep(key, _traced(wish))
+        self._save(key, tapes)
+        return tapes
+
+    def _look_ahead(self, wish: Wish) -> None:
+        """Have traced, in the process beside this one, what is foreseen beside a wish; on a single core nothing."""
+        if self.aside is not None and usable_cores() > 1 and _is_large(wish.subject):
+            self.aside.want([each for each in self._foreseen() if each.key != wish.key and not self.has(each)])
+
+    def _keep(self, key: str, tapes: Sequence[Tape]) -> tuple[Tape, ...]:
+        self._tapes[key] = kept = tuple(tapes)
+        self._outlines[key] = tuple(map(outline_of, kept))
+        self.used.add(key)
+        return kept
+
+    def _save(self, key: str, tapes: Sequence[Tape]) -> None:
+        with suppress(OSError):  # a full disk costs the next forecast some seconds, not this one its answer
+            self.store.save(key, tapes)
+
+
+def tracer(store: TapeStore) -> Callable[[Wish], None]:
+    """Return what traces into a store."""
+    return Traces(store).fulfil
+
+
+def prepare() -> None:
+    """Import what traces, which takes seconds the first time; other threads that ask for it wait."""
+    with _PREPARING, quick_imports():
+        pass
+
+
+def _is_large(subject: Subject) -> bool:
+    return subject.family == "sdxl" and max(subject.unet_config["block_out_channels"]) >= WIDE
+
+
+def _traced(wish: Wish) -> tuple[Tape, ...]:
+    from trainer.memory.trace import other_phases as phases
+    from trainer.memory.trace.train_step import trace_micro, trace_optimizer
+
+    if wish.part == "optimizer":
+        return trace_optimizer(wish.subject)
+    if wish.part != "micro":
+        return tuple(getattr(phases, wish.part)(wish.subject))
+    bucket, pictures = wish.more
+    traced = trace_micro(wish.subject, [bucket], pictures)
+    return traced.weights, traced.first[bucket], traced.more[bucket]

@@ -1,0 +1,249 @@
+"""The models of a subject without weights, on the meta device, and the engine that would train them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any, TypeVar, cast
+
+import bitsandbytes.functional
+import numpy as np
+import torch
+from bitsandbytes.nn.modules import Int8Params, Linear8bitLt, Params4bit
+from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
+from diffusers.models.modeling_utils import no_init_weights
+from diffusers.models.unets.unet_2d_condition import UNet2DConditionModel
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from trainer.adapter.attach import Adapter, attach
+from trainer.adapter.layers import models_by_part
+from trainer.base.families import FAMILIES
+from trainer.base.family import TextEncoder
+from trainer.base.placing import Placer, place_weights
+from trainer.base.quantised import choose_products, quantise_linears
+from trainer.base.source import BaseSource, empty_clip_model, empty_diffusers_model
+from trainer.base.stored import StoredTensor
+from trainer.base.text import TextConditioning
+from trainer.config.base import BaseConfig
+from trainer.config.dataset import DatasetConfig, FolderConfig
+from trainer.config.job import Job
+from trainer.dataset.portions import LATENT_SCALE
+from trainer.memory.trace.recorder import Tracer
+from trainer.memory.trace.workload import Subject
+from trainer.training.build import Parts, put_together
+from trainer.training.loop import Engine
+from trainer.training.precision import DTYPES
+from trainer.training.segments import Segment
+from trainer.training.step import MicroBatch, StepModels
+
+META = torch.device("meta")
+_SOURCE = "the base"  # what an error about a config calls it
+
+Placed = TypeVar("Placed", bound=nn.Module)
+
+
+@no_init_weights()  # numbers for weights that are never there would be a quarter of the time to build
+def bare_unet(subject: Subject, device: torch.device = META) -> tuple[UNet2DConditionModel, Placer | None]:
+    """The UNet before its weights are placed, and what quantises each as it comes, where the fit says so."""
+    unet: UNet2DConditionModel = empty_diffusers_model(UNet2DConditionModel, subject.unet_config, _SOURCE)
+    kind = subject.fit.quantise
+    if kind is None or kind == "none":
+        return unet, None
+    placer = quantise_linears(unet, kind, dtype_of(subject), device)
+    choose_products(unet, subject.fit.products)
+    return unet, placer
+
+
+@no_init_weights()
+def bare_text_encoders(subject: Subject) -> list[TextEncoder]:
+    """The text encoders before their weights are placed."""
+    facts = FAMILIES[subject.family].text_encoders
+    return [
+        empty_clip_model(fact.model_class, config, _SOURCE)
+        for fact, config in zip(facts, subject.text_configs, strict=True)
+    ]
+
+
+@no_init_weights()
+def bare_vae(subject: Subject) -> AutoencoderKL:
+    """The VAE before its weights are placed."""
+    vae: AutoencoderKL = empty_diffusers_model(AutoencoderKL, subject.vae_config, _SOURCE)
+    return vae
+
+
+def place(model: Placed, dtype: torch.dtype, placer: Placer | None = None) -> Placed:
+    """Places weights as loading does; they come from main memory that is never touched, and so costs nothing."""
+    stored = {
+        name: StoredTensor(weight, partial(torch.empty, weight.shape, dtype=dtype))
+        for name, weight in model.named_parameters()
+    }
+    place_weights(model, stored, source=_SOURCE, dtype=dtype, device=META, placer=placer)
+    return model
+
+
+def dtype_of(subject: Subject) -> torch.dtype:
+    """The number format that the base computes in."""
+    return DTYPES[subject.fit.dtype or "fp32"]
+
+
+def empty_engine(subject: Subject) -> Engine:
+    """The engine as a run builds it, at step 0, on models without weights; it deals no data.
+
+    The models of the latest one are taken again where they are the same, for PEFT takes longer to put its layers into
+    SDXL's than a micro-batch takes to trace: only one engine is ever in use. They cost 50 MB of main memory.
+    """
+    key = subject.key("load")
+    if key not in _latest:
+        _latest.clear()
+        _latest[key] = _adapted_models(subject)
+    unet, encoders, adapter = _latest[key]
+    for weight in adapter.parameters.values():
+        weight.grad = None  # left by a trace that was ended in its middle
+    return _engine_of(subject, unet, encoders, adapter, META)
+
+
+_latest: dict[str, tuple[UNet2DConditionModel, list[TextEncoder], Adapter]] = {}
+"""By what they depend on, the models of the engine that was made last."""
+
+
+def _adapted_models(subject: Subject) -> tuple[UNet2DConditionModel, list[TextEncoder], Adapter]:
+    dtype = dtype_of(subject)
+    unet, placer = bare_unet(subject)
+    encoders = bare_text_encoders(subject) if subject.trained_texts else []
+    placed = [place(encoder, dtype) for encoder in encoders]
+    return unet, placed, _attached(subject, place(unet, dtype, placer), placed)
+
+
+def engine_around(
+    subject: Subject, unet: UNet2DConditionModel, encoders: Sequence[TextEncoder], device: torch.device = META
+) -> Engine:
+    """The engine that trains these models."""
+    return _engine_of(subject, unet, encoders, _attached(subject, unet, encoders), device)
+
+
+@no_init_weights()
+def _attached(subject: Subject, unet: UNet2DConditionModel, encoders: Sequence[TextEncoder]) -> Adapter:
+    return attach(
+        subject.family,
+        unet,
+        encoders,
+        subject.recipe,
+        dtype=dtype_of(subject),
+        generator=lambda _: np.random.default_rng(0),
+    )
+
+
+def _engine_of(
+    subject: Subject,
+    unet: UNet2DConditionModel,
+    encoders: Sequence[TextEncoder],
+    adapter: Adapter,
+    device: torch.device,
+) -> Engine:
+    job = job_of(subject)
+    # A subject answers what is asked of a source here; there is nothing to cache, deal or assemble.
+    nothing = cast(Any, None)
+    parts = Parts(cast(BaseSource, subject), cache=nothing, feed=nothing, assembler=nothing, device=device)
+    models = StepModels(subject.family, unet, tuple(encoders), subject.recipe.clip_skip, dtype_of(subject))
+    engine = put_together(job, parts, [Segment(0, job.recipe.steps or 1)], models, adapter)
+    if device == META:
+        let_begin(engine.optimizer)
+    return engine
+
+
+def let_begin(optimizer: Optimizer) -> None:
+    """Lets a fused Adam take its first step on meta, which it refuses only where it makes its state.
+
+    That is made for it, in its own order; real steps are compared with it by tests/train/test_memory_steps.py.
+    """
+
+    def make_state(*_: Any) -> None:
+        for group in optimizer.param_groups:
+            for weight in group["params"] if group.get("fused") else ():
+                if weight.grad is not None and not optimizer.state[weight]:
+                    step = torch.zeros((), device=weight.device)
+                    first, second = torch.zeros_like(weight), torch.zeros_like(weight)
+                    optimizer.state[weight] = {"step": step, "exp_avg": first, "exp_avg_sq": second}
+
+    optimizer.register_step_pre_hook(make_state)
+
+
+def know_engine(tracer: Tracer, engine: Engine) -> dict[str, str]:
+    """Tells a tracer all that an engine keeps, in the order in which it is placed, and lets it watch the models.
+
+    Returns the module of each of the adapter's weights, by its key.
+    """
+    modules: dict[str, str] = {}
+    working = {id(weight): key for key, weight in engine.adapter.parameters.items()}
+    for part, model in models_by_part(engine.models.unet, engine.models.text_encoders).items():
+        for path, weight in lasting_tensors(model):
+            if id(weight) in working:
+                modules[working[id(weight)]] = f"{part}.{path.removesuffix('.weight')}"
+            else:
+                tracer.know(weight, "weights", f"{part}.{path.rpartition('.')[0]}", f"{part}.{path}")
+        tracer.watch(part, model)
+    for key, weight in engine.adapter.parameters.items():
+        tracer.know(weight, "adapter", modules[key], f"working.{key}")
+    for key, master in engine.masters.masters.items():
+        tracer.know(master, "adapter", modules[key], f"master.{key}")
+    for slot in engine.adapter.slots:
+        tracer.know_zero(engine.masters.masters[slot.up])  # as every new LoRA begins
+    schedule = engine.noise_schedule
+    for name in ("alphas_cumprod", "snr", "signal", "sigma"):
+        tracer.know(getattr(schedule, name), "weights", "noise_schedule", f"noise_schedule.{name}")
+    return modules
+
+
+def lasting_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Parameters with what bitsandbytes keeps beside them, then buffers, by path."""
+    for path, parameter in model.named_parameters():
+        yield path, parameter
+        if isinstance(parameter, Int8Params):
+            # Its layer takes the scales over at first use.
+            layer = cast(Linear8bitLt, model.get_submodule(path.rpartition(".")[0]))
+            yield f"{path}.scale", cast(Tensor, layer.state.SCB if parameter.SCB is None else parameter.SCB)
+        if isinstance(parameter, Params4bit) and parameter.quant_state is not None:
+            state: bitsandbytes.functional.QuantState = parameter.quant_state
+            yield f"{path}.absmax", state.absmax
+            yield f"{path}.code", state.code
+            yield f"{path}.offset", state.offset
+            yield f"{path}.state2.absmax", state.state2.absmax
+            yield f"{path}.state2.code", state.state2.code
+    yield from model.named_buffers()
+
+
+def micro_batch(subject: Subject, bucket: tuple[int, int], pictures: int) -> MicroBatch:
+    """A micro-batch as the assembler makes it, on the CPU, its numbers left as they come; ``bucket`` is (w, h)."""
+    width, height = (side // LATENT_SCALE for side in bucket)
+    latents = torch.empty(pictures, 4, height, width)
+    chunks, dtype, config = subject.recipe.token_chunks, dtype_of(subject), subject.unet_config
+    pooled = None
+    if subject.family == "sdxl":
+        wide = config["projection_class_embeddings_input_dim"] - 6 * config["addition_time_embed_dim"]
+        pooled = torch.empty(pictures, wide, dtype=dtype)
+    text = TextConditioning(torch.empty(pictures, chunks + 2, config["cross_attention_dim"], dtype=dtype), pooled)
+    ids = torch.zeros(pictures, chunks // 75 * 77, dtype=torch.int64)
+    live = subject.trained_texts
+    return MicroBatch(
+        latents=latents,
+        noise=latents.clone(),
+        input_noise=latents.clone() if subject.recipe.objective.input_perturbation else None,
+        timesteps=torch.zeros(pictures, dtype=torch.int64),
+        text=None if live else text,
+        tokens=tuple(ids.clone() for _ in subject.text_configs) if live else None,
+        time_ids=torch.empty(pictures, 6) if subject.family == "sdxl" else None,
+        mask=latents[:, :1].clone() if subject.masks else None,
+        weights=torch.ones(pictures),
+    )
+
+
+def job_of(subject: Subject) -> Job:
+    """The least job with the subject's recipe and fit."""
+    return Job(
+        name="forecast",
+        base=BaseConfig(model="base", family=subject.family),
+        dataset=DatasetConfig(folders=(FolderConfig(path="pictures"),)),
+        recipe=subject.recipe,
+        fit=subject.fit,
+    )

@@ -1,0 +1,295 @@
+"""Traces every phase but the training step: the trainer's own functions run on tensors without memory.
+
+Each function returns the tapes of its phase in order, to be played on what :func:`load` or :func:`quantise` left. At
+the end of each tape the trainer gives freed memory back to the driver (trainer.training.room.release). A tape holds
+each different thing once; its stage says what it was, such as "encode 1024x768".
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
+from torch import Tensor, nn
+from torch.utils._python_dispatch import _disable_current_modes
+
+from trainer.base.drawing import Drawing, decode_levels, draw_latents, make_sampler
+from trainer.base.family import TextEncoder
+from trainer.base.text import TextConditioning, encode_words
+from trainer.base.vae import posterior
+from trainer.config.optimizer import ScheduleFreeConfig
+from trainer.config.report import PromptConfig
+from trainer.dataset.cached import texts_at_once
+from trainer.dataset.portions import LATENT_SCALE
+from trainer.memory.trace.cuda_kernels import AttentionKernel, as_on_cuda, attention_kernel
+from trainer.memory.trace.derive import joined
+from trainer.memory.trace.memory_trace import Storage, Tape
+from trainer.memory.trace.meta_models import (
+    META,
+    bare_text_encoders,
+    bare_unet,
+    bare_vae,
+    dtype_of,
+    empty_engine,
+    engine_around,
+    know_engine,
+    lasting_tensors,
+    micro_batch,
+    place,
+)
+from trainer.memory.trace.recorder import Tracer, recording
+from trainer.memory.trace.workload import Subject, sizes_of_parts
+from trainer.training.components import as_exported
+from trainer.training.loop import Engine
+from trainer.training.optimizer import averaged_weights
+from trainer.training.precision import DTYPES
+from trainer.training.validation import losses_of_picture
+
+Size = tuple[int, int]
+
+# What samplers keep of earlier steps is as small as the latents: the second step is like all that come after.
+STEPS_DRAWN = 2
+# The VAE attends with one head of 512 numbers, which flash attention does not do; PyTorch falls back to this.
+VAE_ATTENTION: AttentionKernel = "efficient"
+# A phase in which the card only holds what it holds: one moment, to be looked at like those of other phases.
+NOTHING = Tape("nothing", (Storage(0, "temporary", "", "save"),), np.array([0, ~0], dtype=np.int32), ())
+ENCODERS = ("text_encoder", "text_encoder_2")
+
+
+def load(subject: Subject) -> tuple[Tape, ...]:
+    """Base, adapter and masters as they are placed, tensor by tensor; no tape where the base is quantised meanwhile."""
+    return () if _quantised(subject) else (_placed_all(subject, "load"),)
+
+
+def quantise(subject: Subject) -> tuple[Tape, ...]:
+    """What :func:`load` is for a quantised base: each weight comes in 16 bits and stays in 8 or 4."""
+    return (_placed_all(subject, "quantise"),) if _quantised(subject) else ()
+
+
+def cache_pictures(subject: Subject) -> tuple[Tape, ...]:
+    """The VAE placed, a picture of each shape encoded, the VAE gone; before the base is loaded.
+
+    Past fit.cache_gigabytes later epochs' pictures and texts are encoded between epochs, beside all that training
+    holds: the same tapes are played there once more (Course.between_epochs). A picture that a bf16 VAE turns
+    infinite or NaN is encoded again in fp32: no part of a plan, for bf16 reaches as far as fp32, so only damaged VAEs
+    do that; what it would take is told beside one (trainer.memory.forecast.encoding_again).
+    """
+    vae = bare_vae(subject)
+    with recording(VAE_ATTENTION) as tracer:
+        _place(tracer, "vae", vae, _vae_dtype(subject))
+        for width, height in _shapes(subject):
+            with tracer.stage(f"encode {width}x{height}"):
+                posterior(vae, torch.empty(1, 3, height, width), tiled=bool(subject.fit.vae_encode_tiling))
+        del vae
+        return (tracer.cut("cache_pictures"),)
+
+
+def cache_texts(subject: Subject) -> tuple[Tape, ...]:
+    """The text encoders placed, as many texts encoded as go through them at once, the encoders gone.
+
+    Before the base is loaded; none where they learn.
+    """
+    if subject.trained_texts:
+        return ()
+    encoders, dtype = bare_text_encoders(subject), dtype_of(subject)
+    with recording(attention_kernel("auto", dtype)) as tracer:
+        for part, encoder in zip(ENCODERS, encoders, strict=False):
+            _place(tracer, part, encoder, dtype)
+        with tracer.stage("texts"):
+            _encode(subject, encoders, texts_at_once(subject.fit))
+        del encoder, encoders
+        return (tracer.cut("cache_texts"),)
+
+
+def validate(subject: Subject) -> tuple[Tape, ...]:
+    """One picture of the largest shape measured at every timestep."""
+    engine = empty_engine(subject)
+    width, height = size = (subject.validation_buckets or subject.buckets)[0].size
+    stage, tapes = f"validate {width}x{height}", []
+    with recording(attention_kernel(subject.fit.attention, dtype_of(subject))) as tracer:
+        know_engine(tracer, engine)
+        tracer.cut("weights")
+        with tracer.stage(stage), as_exported(engine):
+            for count, times in Counter(
+                sizes_of_parts(subject.validation_timesteps, subject.fit.micro_batch or 1)
+            ).items():
+                batch = replace(micro_batch(subject, size, count), mask=None, input_noise=None)
+                losses_of_picture(engine.models, engine.noise_schedule, [batch], META)
+                tapes.append(_times(tracer.cut("part"), {stage: times}))
+        tapes.append(tracer.cut("end"))
+    return (joined("validate", tapes),)
+
+
+def preview(subject: Subject) -> tuple[Tape, ...]:
+    """The prompts drawn; the VAE placed, the pictures decoded, the VAE gone; the end, in which the UNet returns.
+
+    Of prompts that differ in words or seed alone one is drawn, and of many steps a few; the work is that of all.
+    """
+    if not subject.previews:
+        return ()
+    engine, vae = empty_engine(subject), bare_vae(subject)
+    with recording(attention_kernel(subject.fit.attention, dtype_of(subject))) as tracer:
+        know_engine(tracer, engine)
+        weights = tracer.cut("weights")
+        leaving = _leaving(engine, weights) if subject.fit.preview_offload else []
+        with tracer.stage("save"), as_exported(engine):
+            latents = {_size(p): _draw(tracer, subject, engine, p) for p in _different(subject.previews)}
+            drawn = tracer.cut("draw")
+            _place(tracer, "vae", vae, _vae_dtype(subject))
+            _decode(tracer, subject, vae, latents)
+            del vae
+            decoded = tracer.cut("decode")
+            latents.clear()
+        ended = tracer.cut("end")
+    drawn = _times(drawn, _steps_left_out(subject.previews))
+    decoded = _times(decoded, Counter(f"decode {p.width}x{p.height}" for p in subject.previews))
+    return _ending_with_deaths(drawn, leaving), decoded, _beginning_with_births(ended, leaving)
+
+
+def checkpoint(subject: Subject) -> tuple[Tape, ...]:
+    """Nothing on the card: what is kept is copied to main memory tensor by tensor."""
+    return (NOTHING,)
+
+
+def save(subject: Subject) -> tuple[Tape, ...]:
+    """The averaged weights of Schedule-Free; else nothing, as for :func:`checkpoint`: files are made on the CPU."""
+    if not isinstance(subject.recipe.optimizer, ScheduleFreeConfig):  # what there is to see takes seconds to build
+        return (NOTHING,)
+    engine = empty_engine(subject)
+    with recording("math") as tracer:
+        know_engine(tracer, engine)
+        tracer.cut("weights")
+        with tracer.stage("save"), averaged_weights(engine.optimizer, engine.masters):
+            pass
+        tape = tracer.cut("save")
+    return (tape,)
+
+
+def _quantised(subject: Subject) -> bool:
+    return subject.fit.quantise not in (None, "none")
+
+
+def _vae_dtype(subject: Subject) -> torch.dtype:
+    return DTYPES[subject.fit.vae_dtype or "fp32"]
+
+
+def _placed_all(subject: Subject, name: str) -> Tape:
+    """Everything that stays for the run, in the order in which build_engine places it."""
+    (unet, placer), dtype = bare_unet(subject), dtype_of(subject)
+    encoders = bare_text_encoders(subject) if subject.trained_texts else []
+    with recording("math") as tracer:
+        with tracer.stage(name):
+            place(unet, dtype, placer)
+        with tracer.stage("load"):
+            for encoder in encoders:
+                place(encoder, dtype)
+            with _disable_current_modes():  # PEFT makes its layers on the meta device first, on a card too
+                engine = engine_around(subject, unet, encoders)
+            know_engine(tracer, engine)
+        return tracer.cut(name)
+
+
+def _place(tracer: Tracer, part: str, model: nn.Module, dtype: torch.dtype) -> None:
+    """Places a model that goes again within its phase."""
+    with tracer.stage("load"):
+        place(model, dtype)
+    for path, weight in lasting_tensors(model):
+        tracer.know(weight, "weights", f"{part}.{path.rpartition('.')[0]}")
+    tracer.watch(part, model)
+
+
+def _shapes(subject: Subject) -> list[Size]:
+    """Every shape that pictures are encoded in, the one with the most pixels first."""
+    return list(dict.fromkeys(bucket.size for bucket in (*subject.buckets, *subject.validation_buckets)))
+
+
+def _encode(subject: Subject, encoders: Sequence[TextEncoder], texts: int = 1) -> TextConditioning:
+    recipe = subject.recipe
+    return encode_words(subject.family, encoders, [""] * texts, recipe.clip_skip, META, recipe.token_chunks)
+
+
+def _different(prompts: Iterable[PromptConfig]) -> list[PromptConfig]:
+    """One of those that take the same memory."""
+    return list({(p.width, p.height, p.sampler, p.guidance > 1.0): p for p in prompts}.values())
+
+
+def _size(prompt: PromptConfig) -> Size:
+    assert prompt.width and prompt.height  # a subject's prompts have their sizes
+    return prompt.width, prompt.height
+
+
+def _draw(tracer: Tracer, subject: Subject, engine: Engine, prompt: PromptConfig) -> Tensor:
+    """The latents of one prompt, drawn in as few steps as show all of them."""
+    width, height = _size(prompt)
+    few = prompt.changed(steps=min(prompt.steps, STEPS_DRAWN))
+    sampler = make_sampler(prompt.sampler, subject.prediction, zero_terminal_snr=subject.zero_terminal_snr)
+    with tracer.stage("texts"):
+        positive, negative = _text(subject, engine), _text(subject, engine)
+    with tracer.stage(f"draw {width}x{height}"):
+        drawing = Drawing(few, width, height, positive, negative)
+        return draw_latents(subject.family, engine.models.unet, sampler, drawing, lambda *_: None)
+
+
+def _text(subject: Subject, engine: Engine) -> TextConditioning:
+    """A text from encoders that learn, else from the cache, on the CPU."""
+    if engine.models.text_encoders:
+        return _encode(subject, engine.models.text_encoders)
+    text = micro_batch(subject, (LATENT_SCALE, LATENT_SCALE), 1).text
+    assert text is not None
+    return text
+
+
+def _decode(tracer: Tracer, subject: Subject, vae: AutoencoderKL, latents: Mapping[Size, Tensor]) -> None:
+    """A picture of each size; making a file of it, on the CPU, is left out."""
+    with as_on_cuda(VAE_ATTENTION):
+        for (width, height), drawn in latents.items():
+            with tracer.stage(f"decode {width}x{height}"):
+                decode_levels(vae, drawn, tiling=bool(subject.fit.vae_tiling))
+
+
+def _leaving(engine: Engine, weights: Tape) -> list[Storage]:
+    """What trainer.training.room.away empties, in its order: each storage once, some hold several weights."""
+    placed = {storage.name: storage for storage in weights.storages}
+    names: dict[int, str] = {}
+    for key, weight in engine.adapter.parameters.items():
+        names.setdefault(weight.untyped_storage()._cdata, f"working.{key}")
+    for path, parameter in engine.models.unet.named_parameters():
+        names.setdefault(parameter.untyped_storage()._cdata, f"unet.{path}")
+    parameters = engine.models.unet.parameters()
+    leaving = dict.fromkeys(names[parameter.untyped_storage()._cdata] for parameter in parameters)
+    return [placed[name] for name in leaving]
+
+
+def _ending_with_deaths(tape: Tape, leaving: Sequence[Storage]) -> Tape:
+    """The tape, at whose end storages of earlier tapes are given back."""
+    first = len(tape.storages)
+    deaths = ~np.arange(first, first + len(leaving), dtype=np.int32)
+    return replace(tape, storages=(*tape.storages, *leaving), events=np.concatenate([tape.events, deaths]))
+
+
+def _beginning_with_births(tape: Tape, returning: Sequence[Storage]) -> Tape:
+    """The tape, at whose beginning storages that were given back are taken again."""
+    births = np.arange(len(returning), dtype=np.int32)
+    moved = np.where(tape.events < 0, tape.events - len(returning), tape.events + len(returning)).astype(np.int32)
+    return replace(tape, storages=(*returning, *tape.storages), events=np.concatenate([births, moved]))
+
+
+def _steps_left_out(prompts: Sequence[PromptConfig]) -> dict[str, float]:
+    """How many times as many steps there are in all as were traced, by stage."""
+    every, traced = Counter[str](), Counter[str]()
+    for prompt in prompts:
+        every[f"draw {prompt.width}x{prompt.height}"] += prompt.steps
+    for prompt in _different(prompts):
+        traced[f"draw {prompt.width}x{prompt.height}"] += min(prompt.steps, STEPS_DRAWN)
+    texts = {"texts": len(prompts) / len(_different(prompts))}
+    return {stage: steps / traced[stage] for stage, steps in every.items()} | texts
+
+
+def _times(tape: Tape, factors: Mapping[str, float]) -> Tape:
+    """The tape with the work of some stages done so many times."""
+    work = (replace(item, count=round(item.count * factors.get(item.stage, 1))) for item in tape.work)
+    return replace(tape, work=tuple(work))

@@ -1,0 +1,301 @@
+"""What a job's memory depends on, and nothing else: the subject of a forecast, and the keys of its traces."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib.metadata import version
+from typing import Any, Literal, Protocol
+
+from trainer import __version__
+from trainer.config.base import Family, Prediction
+from trainer.config.fit import FitConfig
+from trainer.config.job import Job
+from trainer.config.optimizer import ScheduleFreeConfig
+from trainer.config.recipe import RecipeConfig
+from trainer.config.report import PromptConfig
+from trainer.dataset.cached import texts_at_once
+from trainer.dataset.picture import Picture
+from trainer.dataset.sampling import epoch_showings
+from trainer.files.architecture import Config
+from trainer.files.configs import PARTS, bundled_configs
+
+TracePart = Literal[
+    "micro", "optimizer", "load", "quantise", "cache_pictures", "cache_texts", "validate", "preview", "checkpoint",
+    "save",
+]  # fmt: skip
+
+# Raised when tapes of one version of the program would come out otherwise: those on disk are then made anew.
+FORM = 7
+LIBRARIES = ("torch", "diffusers", "transformers", "peft", "bitsandbytes", "prodigyopt", "schedulefree")
+
+# What is traced where a fit leaves something open.
+OPEN_FIT = FitConfig(
+    dtype="bf16",
+    quantise="none",
+    vae_dtype="fp32",
+    micro_batch=1,
+    checkpointing="none",
+    attention="auto",
+    vae_tiling=True,
+    preview_offload=False,
+)
+
+_STEP_FACTS = ("unet", "live_texts", "text_form", "adapter", "precision", "checkpointing", "masks", "objective")
+_FACTS: dict[TracePart, tuple[str, ...]] = {
+    "micro": _STEP_FACTS,
+    # Of the base only in what it computes: neither its bits nor what a micro-batch is reach what the optimizer does.
+    "optimizer": ("unet", "live_texts", "text_form", "adapter", "dtype", "clipped", "optimizer"),
+    "load": ("unet", "live_texts", "adapter", "precision"),
+    "quantise": ("unet", "live_texts", "adapter", "precision"),
+    "cache_pictures": ("vae", "vae_dtype", "buckets", "validation"),
+    "cache_texts": ("texts", "live_texts", "text_form", "precision", "texts_at_once"),
+    "validate": (*_STEP_FACTS, "averaged", "buckets", "micro_batch", "validation"),
+    "preview": (
+        "unet",
+        "vae",
+        "texts",
+        "text_form",
+        "adapter",
+        "averaged",
+        "precision",
+        "vae_dtype",
+        "decoding",
+        "previews",
+    ),
+    "checkpoint": (),
+    "save": ("unet", "live_texts", "adapter", "precision", "averaged"),
+}
+
+
+@dataclass(frozen=True)
+class BucketUse:
+    """A shape that pictures are trained in."""
+
+    width: int
+    height: int
+    pictures: int
+    """How many are shown in it in the first epoch, repeats counted; 0: in later ones only."""
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Width and height in pixels."""
+        return self.width, self.height
+
+
+@dataclass(frozen=True)
+class Subject:
+    """Everything that memory depends on; recipe and fit are resolved."""
+
+    family: Family
+    unet_config: Config
+    vae_config: Config
+    text_configs: tuple[Config, ...]
+    recipe: RecipeConfig
+    fit: FitConfig
+    buckets: tuple[BucketUse, ...]
+    """What is trained on, the bucket with the most pixels first."""
+    prediction: Prediction = "epsilon"
+    zero_terminal_snr: bool = False
+    masks: bool = False
+    previews: tuple[PromptConfig, ...] = ()
+    """With their sizes."""
+    validation: bool = True
+    """Whether the loss is measured on pictures kept apart; else it is on some of those that are trained on."""
+    validation_buckets: tuple[BucketUse, ...] = ()
+    """The shapes that it is measured in; those of ``buckets`` where there are none."""
+    validation_timesteps: int = 5
+    """At how many noise strengths each picture is measured."""
+
+    @property
+    def trained_texts(self) -> bool:
+        """Whether text encoders are trained, so that all of them stay on the card."""
+        return learns_texts(self.recipe)
+
+    @property
+    def has_published_unet(self) -> bool:
+        """Whether the UNet is built as its family's first one, whatever its weights."""
+        return _plain(self.unet_config) == _plain(bundled_configs(self.family)["unet"])
+
+    @property
+    def has_one_rank(self) -> bool:
+        """Whether all of the LoRA has the rank that the recipe states first."""
+        recipe = self.recipe
+        return {recipe.conv_rank, recipe.text_encoder.rank, recipe.text_encoder_2.rank} == {recipe.rank}
+
+    def at_rank(self, rank: int) -> Subject:
+        """The same with all of the LoRA at ``rank``."""
+        recipe = self.recipe
+        encoders = {name: getattr(recipe, name).changed(rank=rank) for name in ("text_encoder", "text_encoder_2")}
+        return replace(self, recipe=recipe.changed(rank=rank, conv_rank=rank, **encoders))
+
+    def key(self, part: TracePart, *more: object) -> str:
+        """SHA-256 in hex over what the tapes of ``part`` depend on: under it they are kept.
+
+        ``more`` is what they were asked for besides, such as a bucket and a number of pictures.
+        """
+        known = self._facts()
+        content = [FORM, __version__, library_versions(), part, more, [(name, known[name]) for name in _FACTS[part]]]
+        return hashlib.sha256(json.dumps(content, sort_keys=True, default=list).encode("utf-8")).hexdigest()
+
+    def _facts(self) -> dict[str, object]:
+        recipe, fit = self.recipe, self.fit
+        objective = recipe.objective
+        texts = [_plain(config) for config in self.text_configs]
+        prompts = [(p.width, p.height, p.sampler, p.steps, p.guidance, bool(p.negative)) for p in self.previews]
+        return {
+            "unet": (self.family, _plain(self.unet_config)),
+            "vae": _plain(self.vae_config),
+            "texts": texts,
+            "live_texts": texts if self.trained_texts else None,
+            "texts_at_once": texts_at_once(fit),
+            "text_form": (recipe.token_chunks, recipe.clip_skip),
+            "adapter": self._adapter_facts(),
+            # Flash is what "auto" takes; see trainer.memory.trace.cuda_kernels.attention_kernel.
+            "precision": (
+                *(fit.dtype, fit.quantise, "auto" if fit.attention == "flash" else fit.attention),
+                *(product.model_dump() for product in fit.products),
+            ),
+            "checkpointing": fit.checkpointing,
+            "masks": self.masks,
+            "objective": (
+                _present(objective.model_dump(mode="json", include={"loss", "min_snr_gamma", "debiased"})),
+                objective.input_perturbation > 0,
+                self.prediction,
+            ),
+            "dtype": fit.dtype,
+            "clipped": recipe.clip_gradient > 0,
+            "optimizer": _present(recipe.optimizer.model_dump(mode="json")),
+            "averaged": isinstance(recipe.optimizer, ScheduleFreeConfig),
+            # Tiles join only where they are asked for, so that the keys of shipped traces stay.
+            "vae_dtype": (fit.vae_dtype, "tiled") if fit.vae_encode_tiling else fit.vae_dtype,
+            "decoding": (fit.vae_tiling, fit.preview_offload),
+            "previews": (prompts, self.zero_terminal_snr, self.prediction),
+            "buckets": sorted(bucket.size for bucket in self.buckets),
+            "micro_batch": fit.micro_batch,
+            "validation": (sorted(bucket.size for bucket in self.validation_buckets), self.validation_timesteps),
+        }
+
+    def _adapter_facts(self) -> object:
+        recipe = self.recipe
+        encoders = (recipe.text_encoder, recipe.text_encoder_2)
+        return (
+            (recipe.adapter, recipe.layers, recipe.rank, recipe.conv_rank, recipe.learning_rate > 0),
+            [(encoder.rank, encoder.learning_rate > 0) for encoder in encoders],
+            [share > 0 for share in (recipe.dropout, recipe.rank_dropout, recipe.module_dropout)],
+        )
+
+
+def learns_texts(recipe: RecipeConfig) -> bool:
+    """Whether a recipe trains a text encoder: then no text is cached."""
+    return recipe.text_encoder.learning_rate > 0 or recipe.text_encoder_2.learning_rate > 0
+
+
+class SourceFacts(Protocol):
+    """What is asked of a base; trainer.base.source.BaseSource has it all."""
+
+    @property
+    def unet_config(self) -> Config: ...  # noqa: D102 (as in BaseSource)
+    @property
+    def vae_config(self) -> Config: ...  # noqa: D102
+    @property
+    def text_configs(self) -> tuple[Config, ...]: ...  # noqa: D102
+
+    family: Family
+    prediction: Prediction
+    zero_terminal_snr: bool
+
+
+def subject_of_job(job: Job, source: SourceFacts, pictures: Sequence[Picture]) -> Subject:
+    """The subject of a job whose recipe is resolved, on its base and pictures."""
+    shown = Counter(picture.bucket for picture, _ in epoch_showings(pictures, 0))
+    shown.update({picture.bucket: 0 for picture in pictures if picture.kind != "validation"})
+    held_out = Counter(picture.bucket for picture in pictures if picture.kind == "validation")
+    side = job.recipe.resolution
+    prompts = job.report.previews.prompts
+    return Subject(
+        family=source.family,
+        unet_config=source.unet_config,
+        vae_config=source.vae_config,
+        text_configs=source.text_configs,
+        recipe=job.recipe,
+        fit=complete_fit(job.fit),
+        buckets=_uses(shown),
+        prediction=source.prediction,
+        zero_terminal_snr=source.zero_terminal_snr,
+        masks=any(picture.mask != "none" and picture.kind != "validation" for picture in pictures),
+        previews=tuple(p.changed(width=p.width or side, height=p.height or side) for p in prompts),
+        validation=bool(held_out),
+        validation_buckets=_uses(held_out),
+        validation_timesteps=len(job.report.validation.timesteps),
+    )
+
+
+def subject_ahead(
+    family: Family, recipe: RecipeConfig, fit: FitConfig | None = None, buckets: Iterable[BucketUse] = ()
+) -> Subject:
+    """The subject of a resolved recipe before there is a base or a picture: published configs, one square bucket."""
+    configs = bundled_configs(family)
+    step = recipe.pictures.bucket_step
+    side = (recipe.resolution or 0) // step * step
+    if not side:
+        raise ValueError("the recipe's resolution has to be resolved before its memory is asked for")
+    return Subject(
+        family=family,
+        unet_config=configs["unet"],
+        vae_config=configs["vae"],
+        text_configs=tuple(configs[part] for part in PARTS[family] if part.startswith("text_encoder")),
+        recipe=recipe,
+        fit=complete_fit(fit or FitConfig()),
+        buckets=tuple(buckets) or (BucketUse(side, side, 1),),
+        validation=False,
+    )
+
+
+def complete_fit(fit: FitConfig) -> FitConfig:
+    """The fit with what it leaves open, of what memory depends on, as `OPEN_FIT` has it."""
+    return fit.changed(**{name: value for name, value in OPEN_FIT if getattr(fit, name) is None})
+
+
+def _uses(shown: Counter[tuple[int, int]]) -> tuple[BucketUse, ...]:
+    largest_first = sorted(shown, key=lambda size: (-size[0] * size[1], size))
+    return tuple(BucketUse(*size, shown[size]) for size in largest_first)
+
+
+def _plain(config: Config) -> dict[str, object]:
+    """Without what names the file and the version that wrote it."""
+    return {name: value for name, value in config.items() if not name.startswith("_")}
+
+
+def _present(settings: Mapping[str, object]) -> dict[str, object]:
+    """Of settings that are fractions only whether there are any: how strong they are changes numbers, not tensors."""
+    return {name: bool(value) if isinstance(value, float) else value for name, value in settings.items()}
+
+
+@cache
+def library_versions() -> tuple[str, ...]:
+    """The versions of LIBRARIES, without what tells builds of one apart, such as +cpu: on meta they do the same."""
+    return tuple(version(library).partition("+")[0] for library in LIBRARIES)
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """Tapes that may be asked for: what they are of, and what for besides, as in ``Subject.key``."""
+
+    subject: Subject
+    part: TracePart
+    more: tuple[Any, ...] = ()
+
+    @property
+    def key(self) -> str:
+        """Under which the tapes are kept."""
+        return self.subject.key(self.part, *self.more)
+
+
+def sizes_of_parts(count: int, most: int) -> list[int]:
+    """Return how many are in each part where ``count`` are dealt with ``most`` at a time."""
+    return [min(most, count - done) for done in range(0, count, most)]
