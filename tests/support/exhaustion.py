@@ -25,7 +25,8 @@ from trainer.config.write import dump_job
 from trainer.errors import ImpastoError
 from trainer.protocol import commands, events
 from trainer.protocol.rundir import RunDirectory
-from trainer.training.run import Planner, resume, start
+from trainer.training.resume import resume
+from trainer.training.run import Planner, start
 
 Wanted = Callable[[events.Event], bool]
 

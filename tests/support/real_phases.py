@@ -30,10 +30,10 @@ from trainer.memory.trace.meta_models import (
 )
 from trainer.memory.trace.workload import Subject
 from trainer.training.attention import attention
-from trainer.training.components import as_exported
 from trainer.training.loop import Engine
 from trainer.training.masters import measure
 from trainer.training.optimizer import set_learning_rates
+from trainer.training.output import as_exported
 from trainer.training.precision import DTYPES
 from trainer.training.room import away, release
 from trainer.training.step import MicroBatch

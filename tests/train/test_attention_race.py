@@ -30,7 +30,8 @@ from trainer.protocol import events
 from trainer.training import attention_race
 from trainer.training.attention import AttentionChoice
 from trainer.training.attention_race import Clock, Shape, attentions, race, race_of
-from trainer.training.run import PlannedFit, resume, start
+from trainer.training.resume import resume
+from trainer.training.run import PlannedFit, start
 
 CPU = torch.device("cpu")
 SHAPES = {Shape(2, 2, 8, 20, 20): 3.0, Shape(2, 4, 8, 5, 77): 2.0}

@@ -21,7 +21,8 @@ from trainer.protocol import commands, events
 from trainer.protocol.rundir import RunDirectory
 from trainer.render.renderer import LoraUse, render
 from trainer.training import control
-from trainer.training.run import Extension, resume, start
+from trainer.training.resume import Extension, resume
+from trainer.training.run import start
 
 # Nothing that takes time but what a test is about.
 BARE = ["recipe.layers=attention", "report.previews.prompts=[]", "report.validation.every=100"]

@@ -19,7 +19,8 @@ from trainer.errors import ResumableError
 from trainer.protocol import events, places
 from trainer.protocol.rundir import RunDirectory
 from trainer.training import reporter
-from trainer.training.run import resume, start
+from trainer.training.resume import resume
+from trainer.training.run import start
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no limit on file sizes")
 

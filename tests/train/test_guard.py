@@ -12,15 +12,8 @@ import torch
 from trainer import gpu
 from trainer.errors import ImpastoError
 from trainer.protocol import events
-from trainer.training.guard import (
-    SPARE_BYTES,
-    SlowSteps,
-    cap_memory,
-    gpu_guard,
-    memory_full,
-    warn_of_allocator,
-    why_slow,
-)
+from trainer.training.curves import SlowSteps, why_slow
+from trainer.training.guard import SPARE_BYTES, cap_memory, gpu_guard, memory_full, warn_of_allocator
 from trainer.training.loop import Progress, StepResult
 from trainer.training.reporter import Reporter
 

@@ -18,7 +18,8 @@ from trainer.protocol import events, places
 from trainer.protocol.rundir import RunDirectory, State, Status
 from trainer.training.pruning import prune, tell_trimmed, trim
 from trainer.training.reporter import Reporter
-from trainer.training.run import resume, start
+from trainer.training.resume import resume
+from trainer.training.run import start
 
 QUICK = ["report.previews.prompts=[]", "recipe.layers=attention"]
 

@@ -21,7 +21,8 @@ from trainer.errors import RunError
 from trainer.protocol import atomic, commands, events
 from trainer.protocol.report import RunReport
 from trainer.protocol.rundir import RunDirectory
-from trainer.training.run import resume, start
+from trainer.training.resume import resume
+from trainer.training.run import start
 
 
 class Watcher:

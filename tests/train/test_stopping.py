@@ -20,7 +20,8 @@ from trainer.protocol.commands import CommandName
 from trainer.protocol.rundir import RunDirectory
 from trainer.training import control
 from trainer.training.control import CHECKS_IN_BACKWARD, Control, Interrupted, watch
-from trainer.training.run import resume, start
+from trainer.training.resume import resume
+from trainer.training.run import start
 
 # One thing of everything: every step has a validation and a preview somewhere near it, and the best step is saved.
 SETTINGS = ["recipe.layers=attention", "dataset.validation_share=0.2", "recipe.steps=4", "report.validation.every=2"]

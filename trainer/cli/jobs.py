@@ -142,7 +142,7 @@ def run_resume(options: argparse.Namespace) -> int:
         with shown(log, as_json=options.json) as on_event:
             with engine_imports(on_event):
                 from trainer.memory.device.calibration import learn
-                from trainer.training.run import resume
+                from trainer.training.resume import resume
 
             return resume(run, on_event, steps=options.steps, schedule=options.schedule, learn=learn, made=made)
 

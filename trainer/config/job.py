@@ -45,3 +45,19 @@ class Job(Section):
     """What is shown and kept."""
     output: OutputConfig = OutputConfig()
     """Where the result goes."""
+
+
+def learning_rates(job: Job) -> dict[str, float]:
+    """The learning rate of every part that is trained; parts with rate 0 are left out."""
+    recipe = job.recipe
+    rates = {
+        "unet": recipe.learning_rate,
+        "text_encoder": recipe.text_encoder.learning_rate,
+        "text_encoder_2": recipe.text_encoder_2.learning_rate,
+    }
+    return {part: rate for part, rate in rates.items() if rate > 0}
+
+
+def live_text(job: Job) -> bool:
+    """Whether text encoders are trained, so that captions are encoded in the step and not cached."""
+    return any(part != "unet" for part in learning_rates(job))

@@ -11,31 +11,32 @@ from trainer.base.source import BaseSource
 from trainer.config.doubtful import unforeseen
 from trainer.config.job import Job
 from trainer.dataset.picture import Picture
+from trainer.errors import ImpastoError
 from trainer.protocol import events, places
 from trainer.protocol.checkpoints import newest_step
-from trainer.protocol.forecast import read_forecast
+from trainer.protocol.forecast import ForecastPhase, read_forecast
 from trainer.protocol.report import write_report
 from trainer.protocol.rundir import RunDirectory, State, Status
 from trainer.training import checkpoint as checkpoints
 from trainer.training.attention import attention
 from trainer.training.build import build_parts
-from trainer.training.components import Checkpoints, Previews, Requests, Saving, StepEvents, Validation, is_restorable
-from trainer.training.control import Control, Interrupted, Order
-from trainer.training.curves import Curves
-from trainer.training.guard import SlowSteps, cap_memory, warn_of_allocator
+from trainer.training.components import Checkpoints, is_restorable
+from trainer.training.control import Control, Interrupted, Order, answer
+from trainer.training.curves import Curves, SlowSteps, StepEvents
+from trainer.training.guard import cap_memory, warn_of_allocator
 from trainer.training.keeper import Keeper
-from trainer.training.loop import Component, Engine, Progress
+from trainer.training.loop import Component, Engine, Progress, StepResult
 from trainer.training.measure import Meter
-from trainer.training.output import Exporter
+from trainer.training.output import Exporter, Saving
 from trainer.training.plan import Plan
-from trainer.training.preview import Previewer
+from trainer.training.preview import Previewer, Previews
 from trainer.training.pruning import tell_trimmed
 from trainer.training.recovery import Protected, Recovery
 from trainer.training.report import in_short, make_report
 from trainer.training.reporter import Reporter
 from trainer.training.run_order import load_phase
 from trainer.training.segments import Segment
-from trainer.training.validation import Validator
+from trainer.training.validation import Validation, Validator
 
 Ended = tuple[events.Outcome, Path | None]
 
@@ -218,3 +219,42 @@ class Attempt:
     def _is_complete(self, progress: Progress) -> bool:
         """Tell whether neither the validation nor the previews of the present step are left to do."""
         return not progress.unvalidated and self.previewer.drawn(progress.step)
+
+
+class Requests:
+    """Answers the commands "save" and "sample", which do not end the run."""
+
+    phase: ForecastPhase = "preview"
+
+    def __init__(
+        self, control: Control, reporter: Reporter, saving: Saving, previews: Previews, keeping: Checkpoints
+    ) -> None:
+        self.control = control
+        self.reporter = reporter
+        self.saving = saving
+        self.previews = previews
+        self.keeping = keeping
+
+    def at_start(self, progress: Progress) -> None:
+        """Nothing: leftovers of former attempts were voided at the start."""
+
+    def after_step(self, progress: Progress, result: StepResult) -> None:
+        """Carry out what was asked for and answer; what fails or is interrupted is answered too."""
+        for command in self.control.requests():
+            try:
+                detail = self._save(progress) if command.name == "save" else self._sample(progress)
+            except ImpastoError as error:
+                answer(self.reporter, command, "failed", error.sentence)
+                raise
+            except Interrupted:
+                answer(self.reporter, command, "void", "The run ended before this was done.")
+                raise
+            answer(self.reporter, command, "done", detail)
+
+    def _save(self, progress: Progress) -> str:
+        self.keeping.save(progress)
+        return self.saving.save(progress).name
+
+    def _sample(self, progress: Progress) -> str:
+        self.previews.draw(progress)
+        return f"previews of step {progress.step}"

@@ -15,7 +15,7 @@ from trainer.adapter.continuing import continue_from
 from trainer.adapter.names import slots
 from trainer.base.quantised import choose_products
 from trainer.base.source import BaseSource
-from trainer.config.job import Job
+from trainer.config.job import Job, learning_rates, live_text
 from trainer.dataset.picture import Picture
 from trainer.dataset.randomness import generator
 from trainer.training.batch import Assembler
@@ -31,22 +31,6 @@ from trainer.training.precision import DTYPES
 from trainer.training.scaler import LossScaler
 from trainer.training.segments import Segment, multiplier_over
 from trainer.training.step import StepModels
-
-
-def learning_rates(job: Job) -> dict[str, float]:
-    """The learning rate of every part that is trained; parts with rate 0 are left out."""
-    recipe = job.recipe
-    rates = {
-        "unet": recipe.learning_rate,
-        "text_encoder": recipe.text_encoder.learning_rate,
-        "text_encoder_2": recipe.text_encoder_2.learning_rate,
-    }
-    return {part: rate for part, rate in rates.items() if rate > 0}
-
-
-def live_text(job: Job) -> bool:
-    """Whether text encoders are trained, so that captions are encoded in the step and not cached."""
-    return any(part != "unet" for part in learning_rates(job))
 
 
 @dataclass(frozen=True, slots=True)

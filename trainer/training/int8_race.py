@@ -21,13 +21,12 @@ from torch import Tensor, nn
 from trainer.base.int8 import NEVER, Directions, directions_of
 from trainer.base.quantised import input_gradient, product, quantisable
 from trainer.base.source import BaseSource
-from trainer.config.job import Job
+from trainer.config.job import Job, live_text
 from trainer.config.products import EVERYWHERE, LEAST_ROWS, ProductConfig
 from trainer.dataset.picture import Picture
 from trainer.dataset.portions import LATENT_SCALE
 from trainer.dataset.sampling import epoch_showings
 from trainer.training.attention_race import Clock, reason, stopwatch, tried_twice
-from trainer.training.build import live_text
 from trainer.training.machine import numerics
 from trainer.training.precision import DTYPES
 from trainer.training.room import release

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import glob
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from torch import Tensor
@@ -18,13 +18,16 @@ from trainer.config.job import Job
 from trainer.dataset.picture import Picture
 from trainer.errors import LoraFileError, RunError
 from trainer.files.header import read_header
-from trainer.protocol import atomic
+from trainer.protocol import atomic, events
+from trainer.protocol.forecast import ForecastPhase
 from trainer.protocol.naming import safe_name, step_ending
 from trainer.protocol.reading import read_bytes
 from trainer.protocol.rundir import RunDirectory
 from trainer.training.checkpoint import as_resumable
-from trainer.training.loop import Progress
+from trainer.training.loop import Engine, Progress, StepResult
+from trainer.training.optimizer import averaged_weights
 from trainer.training.precision import DTYPES
+from trainer.training.reporter import Reporter
 
 
 def step_of(path: Path) -> int:
@@ -139,3 +142,58 @@ class Exporter:
             sentence = "run.json does not say when the run began."
             raise RunError("run.damaged", sentence, "Start its job again with `train`.")
         return float(started)
+
+
+def due(step: int, every: int | None) -> bool:
+    """Whether something done every so many steps is due now."""
+    return bool(every) and step > 0 and step % (every or 1) == 0
+
+
+@contextmanager
+def as_exported(engine: Engine) -> Iterator[None]:
+    """Inside, the model is as it would be exported: no dropout, and for Schedule-Free the averaged weights."""
+    engine.adapter.training = False
+    try:
+        with averaged_weights(engine.optimizer, engine.masters):
+            yield
+    finally:
+        engine.adapter.training = True
+
+
+class Saving:
+    """Exports the LoRA at its times; all are kept unless the user sets a limit."""
+
+    phase: ForecastPhase = "save"
+
+    def __init__(self, engine: Engine, exporter: Exporter, reporter: Reporter) -> None:
+        self.engine = engine
+        self.exporter = exporter
+        self.reporter = reporter
+        self.finished = exporter.finished_step()
+
+    def at_start(self, progress: Progress) -> None:
+        """Exports what a killed attempt had no time for, and as a step's file what was finished before."""
+        if self._due(progress) and not self.exporter.step_path(progress.step).exists():
+            self.save(progress)
+
+    def after_step(self, progress: Progress, result: StepResult) -> None:
+        """Exports when it is time."""
+        if self._due(progress):
+            self.save(progress)
+
+    def _due(self, progress: Progress) -> bool:
+        """At its times, at the best step so far and where a shorter run ended; the finished file is the last step's."""
+        step = progress.step
+        in_time = due(step, self.engine.job.report.saving.every_steps)
+        return step < self.engine.steps and (in_time or step in (progress.best_step, self.finished))
+
+    def save(self, progress: Progress, *, final: bool = False) -> Path:
+        """Exports the LoRA now: as a step's file, or as the finished one."""
+        self.reporter.phase("save", 0, 1)
+        with averaged_weights(self.engine.optimizer, self.engine.masters):
+            path, sha256 = self.exporter.export(self.engine.masters.masters, self.engine.adapter, progress, final=final)
+        self.reporter.write(events.Saved(step=progress.step, file=f"output/{path.name}", sha256=sha256))
+        self.reporter.phase("save", 1, 1)
+        if not final:
+            self.exporter.prune(self.engine.job.report.saving.keep, (progress.best_step, self.finished))
+        return path

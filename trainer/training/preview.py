@@ -18,9 +18,14 @@ from trainer.base.text import TextConditioning
 from trainer.config.job import Job
 from trainer.config.model import stated
 from trainer.config.report import PromptConfig
+from trainer.protocol import events
+from trainer.protocol.forecast import ForecastPhase
 from trainer.training.attention import attention
 from trainer.training.cache import Cache
+from trainer.training.loop import Engine, Progress, StepResult
+from trainer.training.output import Exporter, as_exported, due
 from trainer.training.precision import DTYPES
+from trainer.training.reporter import Reporter
 from trainer.training.room import away, release_at
 
 OnDrawn = Callable[[int, Path, float], None]
@@ -105,3 +110,45 @@ class Previewer:
         path = self.path(step, index)
         save_picture(picture, path, prompt.model_dump() | {"step": step, "run": self.job.name})
         return path
+
+
+class Previews:
+    """Draws the preview prompts at their times, the first at step 0 as the baseline."""
+
+    phase: ForecastPhase = "preview"
+
+    def __init__(self, engine: Engine, previewer: Previewer, exporter: Exporter, reporter: Reporter) -> None:
+        self.engine = engine
+        self.previewer = previewer
+        self.exporter = exporter
+        self.reporter = reporter
+
+    def at_start(self, progress: Progress) -> None:
+        """Draws the baseline, or what a killed attempt had no time for."""
+        if (progress.step == 0 or self._due(progress.step)) and not self.previewer.drawn(progress.step):
+            self.draw(progress)
+
+    def after_step(self, progress: Progress, result: StepResult) -> None:
+        """Draws when it is time, and after the last step."""
+        if self._due(progress.step):
+            self.draw(progress)
+
+    def _due(self, step: int) -> bool:
+        return step == self.engine.steps or due(step, self.engine.job.report.previews.every)
+
+    def draw(self, progress: Progress) -> None:
+        """Draws all prompts with the weights as they would be exported now."""
+        if not self.previewer.prompts:
+            return
+        self.reporter.phase("preview", 0, len(self.previewer.prompts))
+        with as_exported(self.engine):
+            self.previewer.draw_all(
+                progress.step,
+                self.engine.models.unet,
+                self.engine.models.text_encoders,
+                lambda index, file, seconds: self.reporter.write(
+                    events.Preview(step=progress.step, index=index, file=f"samples/{file.name}", seconds=seconds)
+                ),
+                lambda done, total: self.reporter.phase("preview", done, total),
+            )
+        self.exporter.add_preview(progress.step)

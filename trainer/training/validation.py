@@ -12,8 +12,14 @@ from trainer.config.job import Job
 from trainer.config.model import stated
 from trainer.dataset.picture import Picture
 from trainer.dataset.sampling import measured_samples
+from trainer.errors import BaseModelError
+from trainer.protocol import events
+from trainer.protocol.forecast import ForecastPhase
 from trainer.training.batch import Assembler
+from trainer.training.loop import Engine, Progress, StepResult, is_finite
 from trainer.training.objective import NoiseSchedule
+from trainer.training.output import as_exported, due
+from trainer.training.reporter import Reporter
 from trainer.training.step import MicroBatch, StepModels, validation_loss
 
 
@@ -59,3 +65,55 @@ def losses_of_picture(
 ) -> Tensor:
     """The losses of all ``batches`` in a row, on ``device``; reads nothing back, so that forecasts can trace it."""
     return torch.cat([validation_loss(models, schedule, batch.to(device)) for batch in batches])
+
+
+class Validation:
+    """Measures the held-out loss and remembers the best step."""
+
+    phase: ForecastPhase = "validate"
+
+    def __init__(self, engine: Engine, validator: Validator, reporter: Reporter) -> None:
+        self.engine = engine
+        self.validator = validator
+        self.reporter = reporter
+
+    def at_start(self, progress: Progress) -> None:
+        """Measure the untrained start, or what an interrupted attempt did not finish."""
+        if progress.step == 0 or progress.unvalidated:
+            self._measure(progress)
+
+    def after_step(self, progress: Progress, result: StepResult) -> None:
+        """Measures when it is time, and after the last step."""
+        if due(progress.step, self.engine.job.report.validation.every) or progress.step == self.engine.steps:
+            self._measure(progress)
+
+    def _measure(self, progress: Progress) -> None:
+        progress.unvalidated = True
+        self.reporter.phase("validate", 0, len(self.validator.samples))
+        with as_exported(self.engine):
+            measured = self.validator.measure(
+                self.engine.models,
+                self.engine.noise_schedule,
+                lambda done, total: self.reporter.phase("validate", done, total),
+            )
+        if progress.step == 0 and not any(map(is_finite, measured.per_timestep.values())):
+            raise BaseModelError(
+                "base.not_finite",
+                "Could not train: the base predicts numbers that are not finite (NaN or infinity) for every image, "
+                "before anything was trained.",
+                "Its weights are probably damaged: get the base again or choose another one. If it works elsewhere, "
+                'set fit.dtype = "fp32".',
+            )
+        self.reporter.write(
+            events.Validation(
+                step=progress.step,
+                loss=measured.loss,
+                held_out=measured.held_out,
+                per_timestep={str(timestep): loss for timestep, loss in measured.per_timestep.items()},
+            )
+        )
+        progress.unvalidated = False
+        # Only held-out pictures can tell a best step; the untrained start is no candidate.
+        better = is_finite(measured.loss) and (progress.best_loss is None or measured.loss < progress.best_loss)
+        if measured.held_out and progress.step > 0 and better:
+            progress.best_step, progress.best_loss = progress.step, measured.loss

@@ -43,9 +43,9 @@ from trainer.memory.trace.meta_models import (
 )
 from trainer.memory.trace.recorder import Tracer, recording
 from trainer.memory.trace.workload import Subject, sizes_of_parts
-from trainer.training.components import as_exported
 from trainer.training.loop import Engine
 from trainer.training.optimizer import averaged_weights
+from trainer.training.output import as_exported
 from trainer.training.precision import DTYPES
 from trainer.training.validation import losses_of_picture
 
