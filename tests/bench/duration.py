@@ -37,7 +37,7 @@ from trainer.config.base import Family
 from trainer.config.demo import demo_job
 from trainer.protocol import events
 from trainer.protocol.forecast import Forecast, read_forecast
-from trainer.training.run import start
+from trainer.training.run.start import start
 
 RESULTS = Path(__file__).parent / "results"
 GOAL = 0.15

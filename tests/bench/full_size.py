@@ -30,7 +30,7 @@ from tests.support.tiny import models_on_meta, single_file_tensors
 from trainer.base.source import open_base
 from trainer.config.base import BaseConfig
 from trainer.files.configs import bundled_configs
-from trainer.training.run import start
+from trainer.training.run.start import start
 
 _DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 _POOL = 1 << 24  # random numbers that are drawn once and used again at other places: drawing 3.5 billion takes minutes

@@ -37,8 +37,8 @@ from trainer.memory.device.gpu_specs import Overheads, find_card
 from trainer.memory.trace.workload import Subject
 from trainer.protocol.forecast import ForecastPhase
 from trainer.protocol.rate import Rate
-from trainer.training.machine import card_of
-from trainer.training.rate import measure_rate
+from trainer.training.acceleration.throughput import measure_rate
+from trainer.training.device.device import card_of
 
 RESULTS = Path(__file__).parent / "results"
 EDGE_JOBS = range(2, 14)  # by their place: they differ most, and train alone
@@ -179,7 +179,7 @@ def rate_of_card() -> Iterator[tuple[gpu.Card, Rate]]:
 
 
 def _state_workspace(capability: tuple[int, int]) -> None:
-    """As trainer.training.machine.numerics does."""
+    """As trainer.training.device.device.numerics does."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", gpu.cublas_workspace(capability, deterministic=False))
 
 

@@ -27,7 +27,7 @@ from trainer.adapter import lean
 from trainer.config.demo import demo_job
 from trainer.dataset import decoders
 from trainer.protocol import atomic, events
-from trainer.training.run import start
+from trainer.training.run.start import start
 
 RESULTS = Path(__file__).parent / "results" / "same_curve.md"
 WINDOW = 20

@@ -59,9 +59,9 @@ from trainer.memory.trace.meta_models import (
 from trainer.memory.trace.workload import Subject, subject_ahead
 from trainer.training.build import Parts, put_together
 from trainer.training.loop import Engine
-from trainer.training.masters import measure
-from trainer.training.optimizer import set_learning_rates
-from trainer.training.segments import Segment
+from trainer.training.optim.lr_schedule import Segment
+from trainer.training.optim.master_weights import measure
+from trainer.training.optim.optimizer import set_learning_rates
 from trainer.training.step import StepModels
 
 Adapters = Literal["peft", "lean", "peft-fp32"]

@@ -19,8 +19,8 @@ from tests.bench.speed_rows import MIB, Base
 from tests.support.real_phases import RealRun
 from trainer.base.vae import posterior
 from trainer.config.base import Family
-from trainer.training.attention import attention
-from trainer.training.room import release
+from trainer.training.device.device import attention
+from trainer.training.device.offload import release
 
 What = Literal["pictures, planes", "pictures, channels_last", "captions"]
 LAYOUTS: dict[What, torch.memory_format] = {

@@ -25,9 +25,9 @@ from tests.support.tiny import tiny_base
 from trainer.config.base import Family
 from trainer.protocol import events
 from trainer.training import loop
-from trainer.training.ahead import AssemblerAhead
-from trainer.training.masters import MasterWeights
-from trainer.training.run import start
+from trainer.training.data.batches import AssemblerAhead
+from trainer.training.optim.master_weights import MasterWeights
+from trainer.training.run.start import start
 
 STEP = ((loop.Engine, "micro_step"), (MasterWeights, "accumulate"), (loop, "measure"), (loop.Engine, "move"))
 """What counts as the step's own."""

@@ -16,7 +16,7 @@ from tests.support.truth_jobs import TruthJob
 from trainer.config.base import Family
 from trainer.memory.trace.workload import Subject
 from trainer.protocol import atomic
-from trainer.training.attention import AttentionChoice
+from trainer.training.device.device import AttentionChoice
 
 MIB = 1 << 20
 

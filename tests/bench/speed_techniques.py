@@ -1,9 +1,10 @@
 """What might make a step quicker or smaller and is not in the trainer: switches, until a card says what they are worth.
 
-- `channels_last`: maps lie as with `fit.channels_last = true` (trainer.training.layout).
-- `compiled`: torch.compile fuses the transformer blocks as with `fit.compile = true` (trainer.training.compiled).
+- `channels_last`: maps lie as with `fit.channels_last = true` (trainer.training.acceleration.channels_last).
+- `compiled`: torch.compile fuses the transformer blocks as with `fit.compile = true`
+  (trainer.training.acceleration.compile).
 - `fp16_accumulation`: products in fp16 add up in fp16 as with `fit.fp16_accumulation = true`.
-- `graphs`: steps are recorded and replayed as with `fit.graphs = true` (trainer.training.graphs).
+- `graphs`: steps are recorded and replayed as with `fit.graphs = true` (trainer.training.acceleration.cuda_graphs).
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from torch import nn
 
 from tests.support.replaying import Replayer
 from trainer.adapter.lean.residual import NormAndSilu
-from trainer.training import layout
-from trainer.training.compiled import CompiledBlocks
-from trainer.training.graphs import RECORDERS, RecordedSteps
-from trainer.training.layout import Kernels
+from trainer.training.acceleration import channels_last as layout
+from trainer.training.acceleration.channels_last import Kernels
+from trainer.training.acceleration.compile import CompiledBlocks
+from trainer.training.acceleration.cuda_graphs import RECORDERS, RecordedSteps
 from trainer.training.loop import Engine
 
 Technique = Literal["none", "channels_last", "compiled", "fp16_accumulation", "graphs"]

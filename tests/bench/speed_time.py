@@ -52,12 +52,12 @@ from trainer.config.base import Family
 from trainer.memory.trace.library import Traces
 from trainer.memory.trace.meta_models import bare_unet, dtype_of
 from trainer.memory.trace.store import TapeStore
-from trainer.training.attention import attention
-from trainer.training.gradient_checkpointing import checkpointing_blocks, set_checkpointing
-from trainer.training.int8_race import linears, time_all, worthwhile
+from trainer.training.acceleration.int8_autotune import linears, time_all, worthwhile
+from trainer.training.device.device import attention
+from trainer.training.device.gradient_checkpointing import checkpointing_blocks, set_checkpointing
 from trainer.training.loop import Engine
-from trainer.training.masters import measure
-from trainer.training.optimizer import set_learning_rates
+from trainer.training.optim.master_weights import measure
+from trainer.training.optim.optimizer import set_learning_rates
 from trainer.training.step import MicroBatch
 
 RESULTS = Path(__file__).parent / "results"
@@ -146,7 +146,7 @@ def time_group(base: Base, cases: Sequence[Case], seconds: float, small: bool) -
 
 @contextmanager
 def _as_stated(base: Base, device: torch.device) -> Iterator[None]:
-    """Layers, determinism and workspaces as trainer.training.machine.numerics sets them."""
+    """Layers, determinism and workspaces as trainer.training.device.device.numerics sets them."""
     if device.type == "cuda":
         capability = torch.cuda.get_device_capability(device)
         workspace = gpu.cublas_workspace(capability, deterministic=base.deterministic)

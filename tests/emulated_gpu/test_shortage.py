@@ -70,7 +70,7 @@ def test_images_that_find_no_memory_are_encoded_in_bf16_and_in_tiles(
 
 CONVOLUTION = """
 import torch
-from trainer.training.shortage import is_out_of_memory
+from trainer.training.device.out_of_memory import is_out_of_memory
 image = torch.zeros(1, 64, 512, 512, device="cuda")
 convolution = torch.nn.Conv2d(64, 64, 3, padding=1, device="cuda")
 if {full}:

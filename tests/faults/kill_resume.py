@@ -44,16 +44,16 @@ from tests.support.tiny import tiny_base
 from trainer.adapter.metadata import TIME_KEYS
 from trainer.cli.libraries import quieten
 from trainer.protocol.checkpoints import steps_on_disk
-from trainer.training.scaler import LossScaler
+from trainer.training.optim.master_weights import LossScaler
 
 RESULTS = Path(__file__).resolve().parent / "results" / "kill_resume.md"
 LIBRARIES = [
     "tests.support.tiny",
     "trainer.cli.planning",
     "trainer.memory.planner.planner",
-    "trainer.memory.forecast.forecast.schedule",
+    "trainer.memory.forecast.schedule",
 ]
-LIBRARIES += ["trainer.training.run", "bitsandbytes.optim", "prodigyopt", "transformers.optimization"]
+LIBRARIES += ["trainer.training.run.start", "bitsandbytes.optim", "prodigyopt", "transformers.optimization"]
 # Seconds after an event: between two of them most of a phase's work is done.
 DELAYS = (0.0, 0.0, 0.01, 0.03, 0.1, 0.3)
 # Events that come in every run; those of progress come as time allows.

@@ -12,7 +12,7 @@ from pathlib import Path
 from tests.support.jobs import photographs, write_job
 from tests.support.tiny import tiny_base
 from trainer.protocol import events
-from trainer.training.run import start
+from trainer.training.run.start import start
 
 FILE = Path(__file__).with_suffix(".json")
 

@@ -23,8 +23,8 @@ from trainer.memory.trace.memory_trace import Tape
 from trainer.memory.trace.meta_models import bare_text_encoders, bare_unet, dtype_of, engine_around, micro_batch
 from trainer.memory.trace.workload import BucketUse, Subject, complete_fit
 from trainer.training.loop import Engine
-from trainer.training.masters import measure
-from trainer.training.optimizer import set_learning_rates
+from trainer.training.optim.master_weights import measure
+from trainer.training.optim.optimizer import set_learning_rates
 from trainer.training.step import MicroBatch
 
 Size = tuple[int, int]

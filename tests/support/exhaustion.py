@@ -25,8 +25,8 @@ from trainer.config.write import dump_job
 from trainer.errors import ImpastoError
 from trainer.protocol import commands, events
 from trainer.protocol.rundir import RunDirectory
-from trainer.training.resume import resume
-from trainer.training.run import Planner, start
+from trainer.training.run.resume import resume
+from trainer.training.run.start import Planner, start
 
 Wanted = Callable[[events.Event], bool]
 

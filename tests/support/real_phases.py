@@ -29,15 +29,14 @@ from trainer.memory.trace.meta_models import (
     micro_batch,
 )
 from trainer.memory.trace.workload import Subject
-from trainer.training.attention import attention
+from trainer.training.callbacks.lora_export import as_exported
+from trainer.training.callbacks.validation import losses_of_picture
+from trainer.training.device.device import DTYPES, attention
+from trainer.training.device.offload import away, release
 from trainer.training.loop import Engine
-from trainer.training.masters import measure
-from trainer.training.optimizer import set_learning_rates
-from trainer.training.output import as_exported
-from trainer.training.precision import DTYPES
-from trainer.training.room import away, release
+from trainer.training.optim.master_weights import measure
+from trainer.training.optim.optimizer import set_learning_rates
 from trainer.training.step import MicroBatch
-from trainer.training.validation import losses_of_picture
 
 Size = tuple[int, int]
 _Model = TypeVar("_Model", bound=nn.Module)
@@ -50,7 +49,8 @@ _POOLS = {dtype: (torch.randn(POOL) * 0.02).to(dtype) for dtype in DTYPES.values
 class RealRun:
     """Phases in the order in which a run has them; each may be left out but :meth:`load`, which training needs.
 
-    What a phase takes and gives back is to be that of trainer.training.attempt.Attempt with cached pictures and texts.
+    What a phase takes and gives back is to be that of trainer.training.run.session.Attempt with cached pictures and
+    texts.
     """
 
     def __init__(self, subject: Subject, device: torch.device) -> None:

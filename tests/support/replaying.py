@@ -60,7 +60,7 @@ class Log(TorchDispatchMode):
 
 @dataclass
 class Replay:
-    """See trainer.training.graphs.Recording."""
+    """See trainer.training.acceleration.cuda_graphs.Recording."""
 
     log: Log
     result: Tensor
@@ -82,7 +82,7 @@ class Replay:
 
 
 class Replayer:
-    """See trainer.training.graphs.Recorder; ``replays`` are all that it made."""
+    """See trainer.training.acceleration.cuda_graphs.Recorder; ``replays`` are all that it made."""
 
     def __init__(self, device: torch.device) -> None:
         assert device.type == "cpu"

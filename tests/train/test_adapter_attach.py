@@ -22,7 +22,7 @@ from trainer.config.base import Family
 from trainer.config.recipe import RecipeConfig
 from trainer.dataset.randomness import generator
 from trainer.errors import JobError, LoraFileError
-from trainer.training.gradient_checkpointing import set_checkpointing
+from trainer.training.device.gradient_checkpointing import set_checkpointing
 
 FAMILIES: list[Family] = ["sd15", "sdxl"]
 

@@ -15,10 +15,8 @@ from tests.train.test_cache import SHUFFLED, prepared
 from trainer.dataset.cached import encoding_form
 from trainer.dataset.sampling import Sample
 from trainer.errors import ResumableError
-from trainer.training.ahead import AssemblerAhead
-from trainer.training.batch import Assembler
 from trainer.training.build import Parts
-from trainer.training.feed import Portion
+from trainer.training.data.batches import Assembler, AssemblerAhead, Portion
 from trainer.training.step import MicroBatch
 
 CPU = torch.device("cpu")

@@ -15,9 +15,9 @@ from tests.train.test_run import Watcher, run_of
 from trainer.config.load import load_job
 from trainer.errors import JobError
 from trainer.protocol import events
-from trainer.training import attention as kernels
-from trainer.training.attention import head_widths, settled
-from trainer.training.run import start
+from trainer.training.device import device as kernels
+from trainer.training.device.device import head_widths, settled
+from trainer.training.run.start import start
 
 CPU = torch.device("cpu")
 

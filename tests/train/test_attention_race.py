@@ -27,11 +27,11 @@ from trainer.config.job import Job
 from trainer.config.load import load_job, parse_job
 from trainer.files.configs import bundled_configs
 from trainer.protocol import events
-from trainer.training import attention_race
-from trainer.training.attention import AttentionChoice
-from trainer.training.attention_race import Clock, Shape, attentions, race, race_of
-from trainer.training.resume import resume
-from trainer.training.run import PlannedFit, start
+from trainer.training.acceleration import attention_autotune as attention_race
+from trainer.training.acceleration.attention_autotune import Clock, Shape, attentions, race, race_of
+from trainer.training.device.device import AttentionChoice
+from trainer.training.run.resume import resume
+from trainer.training.run.start import PlannedFit, start
 
 CPU = torch.device("cpu")
 SHAPES = {Shape(2, 2, 8, 20, 20): 3.0, Shape(2, 4, 8, 5, 77): 2.0}

@@ -16,7 +16,7 @@ from tests.support.tiny import tiny_base
 from trainer import cli
 from trainer.errors import RunError
 from trainer.protocol.rundir import RunDirectory
-from trainer.training.resume import resume
+from trainer.training.run.resume import resume
 
 
 @pytest.fixture(scope="module")

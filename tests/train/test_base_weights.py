@@ -16,7 +16,7 @@ from tests.support.tiny import Family, tiny_base
 from trainer.base.source import open_base
 from trainer.config.base import BaseConfig
 from trainer.errors import BaseModelError
-from trainer.training.run import start
+from trainer.training.run.start import start
 
 Change = Callable[[dict[str, Tensor], str], None]
 

@@ -27,11 +27,11 @@ from trainer.dataset.pixels import crop_pixels
 from trainer.dataset.sampling import Sample, epoch_batches
 from trainer.errors import DatasetError, ResumableError
 from trainer.memory.forecast.host_memory import PICTURE_BYTES
-from trainer.training import cache
 from trainer.training.build import Parts, build_parts
-from trainer.training.cache import Cache
-from trainer.training.control import Interrupted
-from trainer.training.machine import this_machine
+from trainer.training.data import latent_cache as cache
+from trainer.training.data.latent_cache import Cache
+from trainer.training.device.device import this_machine
+from trainer.training.reporting.control import Interrupted
 
 SHUFFLED = (
     "recipe.captions.shuffle=true",

@@ -22,7 +22,7 @@ from trainer.files import hashing
 from trainer.memory.forecast.results import OutcomeStore
 from trainer.memory.trace.store import TapeStore
 from trainer.protocol.row_store import RowStore, key_of
-from trainer.training.cache import EntryStore
+from trainer.training.data.latent_cache import EntryStore
 
 PAST = 10**18
 PLACES = 40

@@ -18,8 +18,8 @@ from tests.support.bad_contents import BAD
 from trainer.errors import ResumableError
 from trainer.protocol.checkpoints import newest_step, steps_on_disk
 from trainer.training import checkpoint as checkpoints
+from trainer.training.callbacks.checkpoints import is_restorable
 from trainer.training.checkpoint import Checkpoint, load_latest, prune, save_checkpoint
-from trainer.training.components import is_restorable
 
 
 def sample(step: int, size: int = 8) -> Checkpoint:

@@ -103,7 +103,7 @@ def require_quick_start(said: list[str]) -> None:
     word = next(number for number, line in enumerate(said) if line.startswith("{"))
     assert json.loads(said[word])["code"] == "starting"
     assert "torch" not in imported[:word]
-    assert {"torch", "bitsandbytes", "trainer.training.run"} <= set(imported)
+    assert {"torch", "bitsandbytes", "trainer.training.run.start"} <= set(imported)
     assert not NEEDLESS & set(imported)
 
 

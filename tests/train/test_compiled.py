@@ -26,11 +26,11 @@ from trainer.adapter.lean.layers import WholeInt8
 from trainer.config.fit import FitConfig
 from trainer.config.load import load_job
 from trainer.protocol import events
-from trainer.training import compiled
-from trainer.training.compiled import CompiledBlocks, compiled_of
-from trainer.training.keeper import Keeper
-from trainer.training.layout import LastNormAndSilu
+from trainer.training.acceleration import compile as compiled
+from trainer.training.acceleration.channels_last import LastNormAndSilu
+from trainer.training.acceleration.compile import CompiledBlocks, compiled_of
 from trainer.training.loop import Engine
+from trainer.training.recovery.engine_manager import Keeper
 
 COMPILER = os.environ.get("IMPASTO_COMPILER", "eager")
 ON = "fit.compile=true"

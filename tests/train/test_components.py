@@ -20,9 +20,9 @@ from trainer.config.report import PromptConfig
 from trainer.protocol import commands, events
 from trainer.protocol.rundir import RunDirectory
 from trainer.render.renderer import LoraUse, render
-from trainer.training import control
-from trainer.training.resume import Extension, resume
-from trainer.training.run import start
+from trainer.training.reporting import control
+from trainer.training.run.resume import Extension, resume
+from trainer.training.run.start import start
 
 # Nothing that takes time but what a test is about.
 BARE = ["recipe.layers=attention", "report.previews.prompts=[]", "report.validation.every=100"]

@@ -18,9 +18,9 @@ from tests.train.test_run import Watcher, run_of, same_lora, train
 from trainer.errors import ResumableError
 from trainer.protocol import events, places
 from trainer.protocol.rundir import RunDirectory
-from trainer.training import reporter
-from trainer.training.resume import resume
-from trainer.training.run import start
+from trainer.training.reporting import reporter
+from trainer.training.run.resume import resume
+from trainer.training.run.start import start
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no limit on file sizes")
 

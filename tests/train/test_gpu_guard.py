@@ -9,9 +9,10 @@ from tests.support.exhaustion import Exhaustion, SharedPlace, Trial
 from trainer.config.job import Job
 from trainer.config.load import load_job
 from trainer.protocol import events
-from trainer.training import attention_race, int8_race
-from trainer.training.attention import settled
-from trainer.training.run import PlannedFit
+from trainer.training.acceleration import attention_autotune as attention_race
+from trainer.training.acceleration import int8_autotune as int8_race
+from trainer.training.device.device import settled
+from trainer.training.run.start import PlannedFit
 
 pytestmark = pytest.mark.usefixtures("shared_home")
 

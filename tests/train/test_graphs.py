@@ -21,13 +21,15 @@ from trainer.config.load import load_job
 from trainer.config.resolve import resolve_job
 from trainer.dataset.listing import read_dataset
 from trainer.protocol import events
-from trainer.training import graphs, loop, scaler
+from trainer.training import loop
+from trainer.training.acceleration import cuda_graphs as graphs
+from trainer.training.acceleration.cuda_graphs import Recording, graphs_of
 from trainer.training.build import build_engine, build_parts
-from trainer.training.graphs import Recording, graphs_of
-from trainer.training.keeper import Keeper
+from trainer.training.device.device import this_machine
 from trainer.training.loop import Engine
-from trainer.training.machine import this_machine
-from trainer.training.segments import Segment
+from trainer.training.optim import master_weights as scaler
+from trainer.training.optim.lr_schedule import Segment
+from trainer.training.recovery.engine_manager import Keeper
 from trainer.training.step import MicroBatch, StepModels, training_step
 
 FACTS = {"prediction": "epsilon", "zero_terminal_snr": False}

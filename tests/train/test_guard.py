@@ -12,10 +12,10 @@ import torch
 from trainer import gpu
 from trainer.errors import ImpastoError
 from trainer.protocol import events
-from trainer.training.curves import SlowSteps, why_slow
-from trainer.training.guard import SPARE_BYTES, cap_memory, gpu_guard, memory_full, warn_of_allocator
+from trainer.training.callbacks.step_events import SlowSteps, why_slow
+from trainer.training.device.out_of_memory import SPARE_BYTES, cap_memory, gpu_guard, memory_full, warn_of_allocator
 from trainer.training.loop import Progress, StepResult
-from trainer.training.reporter import Reporter
+from trainer.training.reporting.reporter import Reporter
 
 GIB = 1 << 30
 

@@ -117,7 +117,7 @@ def test_rows_are_rounded_half_to_even_by_their_own_largest_number() -> None:
 
 @pytest.mark.parametrize("broken", [float("nan"), float("inf"), -float("inf")])
 def test_a_number_that_is_not_finite_spoils_its_row_and_no_other(broken: float) -> None:
-    """Else a run would go on as if nothing had happened (trainer.training.guard)."""
+    """Else a run would go on as if nothing had happened (trainer.training.device.out_of_memory)."""
     weight, scales, _ = weights()
     x, above = inputs("normal", INPUTS, torch.bfloat16), inputs("normal", OUTPUTS, torch.bfloat16)
     x[1, 2, 3] = above[1, 2, 3] = broken

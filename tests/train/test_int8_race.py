@@ -23,9 +23,9 @@ from trainer.config.base import BaseConfig, Family
 from trainer.config.job import Job
 from trainer.config.load import parse_job
 from trainer.config.products import ProductConfig
-from trainer.training import int8_race
-from trainer.training.attention_race import Clock
-from trainer.training.int8_race import Linear, Timing, linears, products_of, time_all, worthwhile
+from trainer.training.acceleration import int8_autotune as int8_race
+from trainer.training.acceleration.attention_autotune import Clock
+from trainer.training.acceleration.int8_autotune import Linear, Timing, linears, products_of, time_all, worthwhile
 
 CPU = torch.device("cpu")
 WIDE, TEXT = Linear(64, 32, 64, True), Linear(20, 32, 32, False)

@@ -28,10 +28,18 @@ from trainer.config.base import Family
 from trainer.config.load import load_job
 from trainer.files.configs import bundled_configs
 from trainer.protocol import events
-from trainer.training import compiled, layout, layout_race
-from trainer.training.attention_race import Clock, attentions
-from trainer.training.layout import Kernels, LastNormAndSilu, is_channels_last
-from trainer.training.layout_race import Maps, layout_of, residual_blocks
+from trainer.training.acceleration import channels_last as layout
+from trainer.training.acceleration import channels_last as layout_race
+from trainer.training.acceleration import compile as compiled
+from trainer.training.acceleration.attention_autotune import Clock, attentions
+from trainer.training.acceleration.channels_last import (
+    Kernels,
+    LastNormAndSilu,
+    Maps,
+    is_channels_last,
+    layout_of,
+    residual_blocks,
+)
 from trainer.training.loop import Engine
 
 pytestmark = pytest.mark.usefixtures("shared_home")

@@ -39,12 +39,12 @@ from trainer.config.objective import ObjectiveConfig
 from trainer.config.recipe import RecipeConfig
 from trainer.dataset.randomness import generator
 from trainer.training.build import build_engine
+from trainer.training.callbacks.checkpoints import capture, restore
 from trainer.training.checkpoint import load_latest, save_checkpoint
-from trainer.training.components import capture, restore
-from trainer.training.gradient_checkpointing import set_checkpointing
-from trainer.training.masters import MasterWeights
+from trainer.training.device.gradient_checkpointing import set_checkpointing
 from trainer.training.objective import NoiseSchedule
-from trainer.training.segments import Segment
+from trainer.training.optim.lr_schedule import Segment
+from trainer.training.optim.master_weights import MasterWeights
 from trainer.training.step import training_step
 
 FAMILIES: tuple[Family, ...] = ("sd15", "sdxl")

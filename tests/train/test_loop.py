@@ -12,8 +12,8 @@ from tests.train.test_cache import prepared, quiet, showings
 from trainer.errors import TrainingFault
 from trainer.training.build import build_engine
 from trainer.training.loop import Engine
-from trainer.training.scaler import LossScaler
-from trainer.training.segments import Segment
+from trainer.training.optim.lr_schedule import Segment
+from trainer.training.optim.master_weights import LossScaler
 from trainer.training.step import MicroBatch
 
 

@@ -9,7 +9,7 @@ import torch
 from trainer import gpu
 from trainer.config.job import Job
 from trainer.errors import ImpastoError
-from trainer.training import machine
+from trainer.training.device import device as machine
 
 GIB = 1 << 30
 WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"

@@ -7,8 +7,7 @@ import torch
 from torch.nn import Parameter
 
 from trainer.errors import RunError
-from trainer.training.masters import MasterWeights, clip, measure
-from trainer.training.scaler import LossScaler
+from trainer.training.optim.master_weights import LossScaler, MasterWeights, clip, measure
 
 
 def make_masters(dtype: torch.dtype, count: int = 3) -> MasterWeights:

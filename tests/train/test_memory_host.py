@@ -22,7 +22,7 @@ from trainer.memory.trace import other_phases as phases
 from trainer.memory.trace.memory_trace import Storage
 from trainer.memory.trace.meta_models import empty_engine
 from trainer.training.checkpoint import Checkpoint, save_checkpoint
-from trainer.training.stages import READERS, Stages
+from trainer.training.data.pipeline import READERS, Stages
 
 MIB = 2**20
 

@@ -35,9 +35,9 @@ from trainer.memory.trace import recorder as tracer
 from trainer.memory.trace.memory_trace import Tape, sums
 from trainer.memory.trace.meta_models import bare_unet, empty_engine, micro_batch
 from trainer.memory.trace.workload import BucketUse, Subject, subject_ahead
+from trainer.training.callbacks.validation import losses_of_picture
 from trainer.training.objective import NoiseSchedule
 from trainer.training.step import MicroBatch, StepModels
-from trainer.training.validation import losses_of_picture
 
 MIB = 2**20
 CPU = FitConfig(dtype="fp32", attention="math")

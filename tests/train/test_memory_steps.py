@@ -44,8 +44,8 @@ from trainer.memory.trace.train_step import trace_micro, trace_optimizer
 from trainer.memory.trace.workload import Subject, TracePart, Wish, subject_ahead
 from trainer.training import loop
 from trainer.training.loop import Engine
-from trainer.training.masters import measure
-from trainer.training.optimizer import set_learning_rates
+from trainer.training.optim.master_weights import measure
+from trainer.training.optim.optimizer import set_learning_rates
 
 Size = tuple[int, int]
 Options = Mapping[str, Any]

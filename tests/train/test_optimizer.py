@@ -27,8 +27,8 @@ from trainer.config.optimizer import (
 from trainer.config.recipe import RecipeConfig
 from trainer.errors import RunError
 from trainer.memory.trace.meta_models import empty_engine
-from trainer.training.masters import MasterWeights
-from trainer.training.optimizer import (
+from trainer.training.optim.master_weights import MasterWeights
+from trainer.training.optim.optimizer import (
     HOST_READS,
     averaged_weights,
     build_optimizer,

@@ -15,9 +15,9 @@ from tests.support.steps import distance, make_batch, pictures_of, step_models, 
 from trainer.adapter.attach import Adapter
 from trainer.config.base import Family, Prediction
 from trainer.config.objective import ObjectiveConfig
-from trainer.training.gradient_checkpointing import set_checkpointing
-from trainer.training.masters import MasterWeights
+from trainer.training.device.gradient_checkpointing import set_checkpointing
 from trainer.training.objective import NoiseSchedule
+from trainer.training.optim.master_weights import MasterWeights
 from trainer.training.step import MicroBatch, training_step, validation_loss
 
 FAMILIES: tuple[Family, ...] = ("sd15", "sdxl")

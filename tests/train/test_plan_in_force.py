@@ -8,7 +8,7 @@ import pytest
 
 from trainer.config.fit import FitConfig
 from trainer.config.ladder import RungConfig
-from trainer.training.plan import Plan, implied_ladder, lowered
+from trainer.training.active_plan import Plan, implied_ladder, lowered
 
 FIT = FitConfig(device="cuda:0", micro_batch=5, checkpointing="none", quantise="none", vae_tiling=True)
 

@@ -35,8 +35,8 @@ from trainer.memory.planner.request import Question
 from trainer.memory.trace.library import Traces
 from trainer.memory.trace.store import TapeStore
 from trainer.memory.trace.workload import Subject
-from trainer.training.cache import Cache
-from trainer.training.feed import Feed
+from trainer.training.data.batches import Feed
+from trainer.training.data.latent_cache import Cache
 
 AMPLE = 2**30
 LATER = Later(portions=3, pictures=30, texts=12, together=2)

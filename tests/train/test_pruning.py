@@ -16,10 +16,10 @@ from tests.train.test_run import Watcher, run_of, stop_at, tensors_sha, train
 from trainer.errors import RunError
 from trainer.protocol import events, places
 from trainer.protocol.rundir import RunDirectory, State, Status
-from trainer.training.pruning import prune, tell_trimmed, trim
-from trainer.training.reporter import Reporter
-from trainer.training.resume import resume
-from trainer.training.run import start
+from trainer.training.reporting.reporter import Reporter
+from trainer.training.run.cache_pruning import prune, tell_trimmed, trim
+from trainer.training.run.resume import resume
+from trainer.training.run.start import start
 
 QUICK = ["report.previews.prompts=[]", "recipe.layers=attention"]
 

@@ -12,9 +12,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from trainer.memory.device.roofline import seconds
 from trainer.memory.trace.memory_trace import Work
-from trainer.training import rate
-from trainer.training.examples import Size, examples_of
-from trainer.training.rate import cpu_time, largest, measure_rate
+from trainer.training.acceleration import throughput as rate
+from trainer.training.acceleration.throughput import Size, cpu_time, examples_of, largest, measure_rate
 
 CPU = torch.device("cpu")
 

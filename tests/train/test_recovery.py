@@ -31,9 +31,9 @@ from trainer.errors import ResumableError
 from trainer.protocol import commands, events
 from trainer.protocol.forecast import Forecast
 from trainer.protocol.report import read_report
-from trainer.training.keeper import Keeper
 from trainer.training.loop import Engine
-from trainer.training.run import PlannedFit
+from trainer.training.recovery.engine_manager import Keeper
+from trainer.training.run.start import PlannedFit
 
 pytestmark = pytest.mark.usefixtures("shared_home")
 

@@ -23,7 +23,7 @@ from trainer.config.report import PromptConfig
 from trainer.errors import BaseModelError
 from trainer.files.tokens import vocabulary
 from trainer.render.renderer import LoraUse, Renderer, render
-from trainer.training.run import start
+from trainer.training.run.start import start
 
 PROMPT = PromptConfig(prompt="sks, a cat", negative="dog", steps=3, guidance=4.0, seed=7, width=64, height=64)
 

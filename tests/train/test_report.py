@@ -17,7 +17,7 @@ from trainer.protocol.events import MemoryExhausted, PhaseMemory, StepEvent
 from trainer.protocol.forecast import Forecast, PhaseForecast
 from trainer.protocol.memory import private_bytes
 from trainer.protocol.report import CachingReport, Memory, RunReport, read_report
-from trainer.training.report import in_short, make_report
+from trainer.training.reporting.report import in_short, make_report
 
 GIB = 1 << 30
 FORECAST = Forecast(

@@ -14,9 +14,9 @@ from tests.train.test_cache import prepared, quiet
 from trainer.base.source import open_base
 from trainer.config.base import BaseConfig
 from trainer.training.build import build_engine
-from trainer.training.preview import Previewer
-from trainer.training.room import away, release
-from trainer.training.segments import Segment
+from trainer.training.callbacks.preview import Previewer
+from trainer.training.device.offload import away, release
+from trainer.training.optim.lr_schedule import Segment
 
 
 def bytes_held(model: nn.Module) -> int:
@@ -89,7 +89,7 @@ def test_each_preview_is_reported_with_its_own_time(tmp_path: Path, monkeypatch:
         clock[0] += taken
         return work(*given)
 
-    monkeypatch.setattr("trainer.training.preview.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("trainer.training.callbacks.preview.time.monotonic", lambda: clock[0])
     monkeypatch.setattr(previewer, "_draw", lambda prompt, *rest: timed(10.0 * prompt.seed, draw, prompt, *rest))
     monkeypatch.setattr(previewer, "_decode", lambda latents: timed(6.0, decode, latents))
     seconds: list[float] = []

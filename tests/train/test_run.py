@@ -21,8 +21,8 @@ from trainer.errors import RunError
 from trainer.protocol import atomic, commands, events
 from trainer.protocol.report import RunReport
 from trainer.protocol.rundir import RunDirectory
-from trainer.training.resume import resume
-from trainer.training.run import start
+from trainer.training.run.resume import resume
+from trainer.training.run.start import start
 
 
 class Watcher:

@@ -17,8 +17,8 @@ from trainer.memory.forecast.schedule import Course, Occasions
 from trainer.memory.trace.library import Traces
 from trainer.memory.trace.store import TapeStore
 from trainer.protocol import events
-from trainer.training.run import start
-from trainer.training.run_order import AT_START, BETWEEN_STEPS, RELEASE_POINTS
+from trainer.training.device.release_points import AT_START, BETWEEN_STEPS, RELEASE_POINTS
+from trainer.training.run.start import start
 
 KINDS = {
     events.Validation: "validate",
@@ -54,7 +54,7 @@ def test_a_run_releases_memory_where_its_forecast_does(
 ) -> None:
     told: list[events.Event] = []
     job = write_job(tmp_path, tiny_base("sd15", tmp_path, depth=1), photographs(tmp_path / "pictures", 2))
-    with caplog.at_level(logging.DEBUG, logger="trainer.training.room"):
+    with caplog.at_level(logging.DEBUG, logger="trainer.training.device.offload"):
         assert start(job, SETTINGS, told.append) == 0
     passed = [record.args[0] for record in caplog.records if record.args]
     between = played_points(course)[-2:]

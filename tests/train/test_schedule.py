@@ -6,7 +6,7 @@ import torch
 from diffusers.optimization import get_polynomial_decay_schedule_with_warmup, get_scheduler
 
 from trainer.config.schedule import ScheduleConfig
-from trainer.training.schedule import multiplier, warmup_steps
+from trainer.training.optim.lr_schedule import multiplier, warmup_steps
 
 STEPS = 200
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from trainer.training.shortage import is_out_of_memory, shortage_of
+from trainer.training.device.out_of_memory import is_out_of_memory, shortage_of
 
 MORE_THAN_ANY = 1 << 45
 

@@ -15,8 +15,8 @@ from tests.bench.speed_rows import Base
 from tests.bench.speed_techniques import applied
 from tests.support.real_phases import RealRun
 from trainer.adapter.lean.residual import NormAndSilu
-from trainer.training.graphs import RecordedSteps
-from trainer.training.layout import Kernels, LastNormAndSilu
+from trainer.training.acceleration.channels_last import Kernels, LastNormAndSilu
+from trainer.training.acceleration.cuda_graphs import RecordedSteps
 from trainer.training.loop import Engine
 from trainer.training.step import MicroBatch
 

@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-from trainer.training import stages
-from trainer.training.stages import MOST_KEPT, READERS, Pace, Room, Stages
+from trainer.training.data import pipeline as stages
+from trainer.training.data.pipeline import MOST_KEPT, READERS, Pace, Room, Stages
 
 PATIENCE = 60.0
 

@@ -17,11 +17,10 @@ from trainer.base.text import TextConditioning
 from trainer.config.base import Family
 from trainer.config.objective import ObjectiveConfig
 from trainer.errors import JobError
-from trainer.training.attention import KERNELS, attention
-from trainer.training.gradient_checkpointing import checkpointing_blocks, set_checkpointing
-from trainer.training.masters import MasterWeights, clip, measure
+from trainer.training.device.device import KERNELS, attention
+from trainer.training.device.gradient_checkpointing import checkpointing_blocks, set_checkpointing
 from trainer.training.objective import NoiseSchedule
-from trainer.training.scaler import LossScaler
+from trainer.training.optim.master_weights import LossScaler, MasterWeights, clip, measure
 from trainer.training.step import MicroBatch, training_step
 
 FAMILIES: tuple[Family, ...] = ("sd15", "sdxl")

@@ -18,10 +18,10 @@ from tests.train.test_run import Watcher, run_of, same_lora
 from trainer.protocol import commands, events
 from trainer.protocol.commands import CommandName
 from trainer.protocol.rundir import RunDirectory
-from trainer.training import control
-from trainer.training.control import CHECKS_IN_BACKWARD, Control, Interrupted, watch
-from trainer.training.resume import resume
-from trainer.training.run import start
+from trainer.training.reporting import control
+from trainer.training.reporting.control import CHECKS_IN_BACKWARD, Control, Interrupted, watch
+from trainer.training.run.resume import resume
+from trainer.training.run.start import start
 
 # One thing of everything: every step has a validation and a preview somewhere near it, and the best step is saved.
 SETTINGS = ["recipe.layers=attention", "dataset.validation_share=0.2", "recipe.steps=4", "report.validation.every=2"]

@@ -13,8 +13,8 @@ from tests.train.test_cache import prepared, quiet
 from trainer.dataset.randomness import generator
 from trainer.dataset.sampling import micro_conditioning
 from trainer.training.build import build_engine
-from trainer.training.segments import Segment
-from trainer.training.validation import Validator
+from trainer.training.callbacks.validation import Validator
+from trainer.training.optim.lr_schedule import Segment
 
 
 @pytest.mark.parametrize("micro_batch", [1, 2, 3])

@@ -72,9 +72,9 @@ def run_render(options: argparse.Namespace) -> int:
             import torch
 
             from trainer.render.renderer import LoraUse, drawing_dtype, render
-            from trainer.training.guard import gpu_guard
-            from trainer.training.machine import this_machine
-            from trainer.training.reporter import Reporter
+            from trainer.training.device.device import this_machine
+            from trainer.training.device.out_of_memory import gpu_guard
+            from trainer.training.reporting.reporter import Reporter
 
         machine = this_machine(options.device)
         with Reporter(show) as reporter, gpu_guard("draw the image"):

@@ -127,7 +127,7 @@ def run_train(options: argparse.Namespace) -> int:
             with engine_imports(on_event):
                 from trainer.cli.planning import plan_run
                 from trainer.memory.device.calibration import learn
-                from trainer.training.run import start
+                from trainer.training.run.start import start
 
             return start(options.job, overrides, on_event, plan_run, learn, made, text)
 
@@ -142,7 +142,7 @@ def run_resume(options: argparse.Namespace) -> int:
         with shown(log, as_json=options.json) as on_event:
             with engine_imports(on_event):
                 from trainer.memory.device.calibration import learn
-                from trainer.training.resume import resume
+                from trainer.training.run.resume import resume
 
             return resume(run, on_event, steps=options.steps, schedule=options.schedule, learn=learn, made=made)
 

@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from trainer.config.resolve import Machine
     from trainer.dataset.picture import Picture
     from trainer.memory.planner.planner import Planned
-    from trainer.training.run import PlannedFit
+    from trainer.training.run.start import PlannedFit
 
 
 def plan_run(
     job: Job, written: FitConfig, source: BaseSource, pictures: Sequence[Picture], machine: Machine
 ) -> PlannedFit:
-    """Return the fit for a resolved job, its ladder and its forecast; see trainer.training.run.Planner.
+    """Return the fit for a resolved job, its ladder and its forecast; see trainer.training.run.start.Planner.
 
     On the CPU the fit is the table's, and only time and main memory are forecast. Raises JobError when the card is
     clearly too small for the job however it is fitted, RunError when a disk is for what the run writes.
@@ -41,9 +41,9 @@ def plan_run(
     from trainer.memory.trace.store import TapeStore
     from trainer.memory.trace.workload import subject_of_job
     from trainer.protocol.places import cache_folder
-    from trainer.training.machine import card_of, numerics, own_bytes
-    from trainer.training.rate import measure_rate
-    from trainer.training.run import PlannedFit
+    from trainer.training.acceleration.throughput import measure_rate
+    from trainer.training.device.device import card_of, numerics, own_bytes
+    from trainer.training.run.start import PlannedFit
 
     traces = Traces(TapeStore.of_user())
     cached = Cached(cache_folder(), job, source.family, source.vae_hash, source.text_hash)

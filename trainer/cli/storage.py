@@ -23,7 +23,7 @@ def add_commands(commands: Commands) -> None:
 
 def run_prune(options: argparse.Namespace) -> int:
     """Delete what no resumable run needs, and say how much that was."""
-    from trainer.training.pruning import prune
+    from trainer.training.run.cache_pruning import prune
 
     limit = places.cache_limit() / 1e9
     pruned = prune(dry_run=options.dry_run)

@@ -11,7 +11,7 @@ from trainer.config.model import Section
 
 
 class ScheduleConfig(Section):
-    """The learning-rate schedule; formulas stand beside the code in trainer/training/schedule.py."""
+    """The learning-rate schedule; formulas stand beside the code in trainer/training/optim/lr_schedule.py."""
 
     kind: Literal["constant", "linear", "cosine", "restarts", "polynomial", "rex"] = "constant"
     """The shape: constant, falling in a line, falling in a cosine, a cosine that starts again, polynomial, or REX."""

@@ -21,9 +21,9 @@ from trainer.protocol import atomic, events
 from trainer.protocol.reading import read_toml
 from trainer.protocol.rundir import RunDirectory
 from trainer.render.renderer import LoraUse, Renderer
-from trainer.training.guard import gpu_guard
-from trainer.training.reporter import OnEvent
-from trainer.training.run import start
+from trainer.training.device.out_of_memory import gpu_guard
+from trainer.training.reporting.reporter import OnEvent
+from trainer.training.run.start import start
 
 SHEET = "before-and-after.png"
 

@@ -47,9 +47,8 @@ from trainer.protocol.events import Phase
 from trainer.protocol.places import write_remedy
 from trainer.protocol.serving import Answer, OvertakenError, Request, Server, Turn
 from trainer.render.renderer import LoraUse, OnNotice, Renderer, drawing_dtype
-from trainer.training.guard import memory_full
-from trainer.training.machine import this_machine
-from trainer.training.shortage import is_out_of_memory
+from trainer.training.device.device import this_machine
+from trainer.training.device.out_of_memory import is_out_of_memory, memory_full
 
 IDLE_SECONDS = 120.0
 _TELL_SECONDS = 0.1  # progress more often than this would be noise

@@ -18,18 +18,16 @@ from trainer.base.source import BaseSource
 from trainer.config.job import Job, learning_rates, live_text
 from trainer.dataset.picture import Picture
 from trainer.dataset.randomness import generator
-from trainer.training.batch import Assembler
-from trainer.training.cache import Cache
-from trainer.training.feed import Feed
-from trainer.training.gradient_checkpointing import set_checkpointing
-from trainer.training.layout import Kernels, lay_out
+from trainer.training.acceleration.channels_last import Kernels, lay_out
+from trainer.training.data.batches import Assembler, Feed
+from trainer.training.data.latent_cache import Cache
+from trainer.training.device.device import DTYPES
+from trainer.training.device.gradient_checkpointing import set_checkpointing
 from trainer.training.loop import Engine
-from trainer.training.masters import MasterWeights
 from trainer.training.objective import NoiseSchedule
-from trainer.training.optimizer import build_optimizer
-from trainer.training.precision import DTYPES
-from trainer.training.scaler import LossScaler
-from trainer.training.segments import Segment, multiplier_over
+from trainer.training.optim.lr_schedule import Segment, multiplier_over
+from trainer.training.optim.master_weights import LossScaler, MasterWeights
+from trainer.training.optim.optimizer import build_optimizer
 from trainer.training.step import StepModels
 
 

@@ -16,13 +16,11 @@ from trainer.config.job import Job
 from trainer.dataset.sampling import Sample
 from trainer.errors import TrainingFault
 from trainer.protocol.forecast import ForecastPhase
-from trainer.training.batch import Assembler
-from trainer.training.feed import Feed
-from trainer.training.masters import MasterWeights, clip, measure
+from trainer.training.data.batches import Assembler, Feed
 from trainer.training.objective import NoiseSchedule
-from trainer.training.optimizer import set_learning_rates
-from trainer.training.scaler import LossScaler
-from trainer.training.schedule import Multiplier
+from trainer.training.optim.lr_schedule import Multiplier
+from trainer.training.optim.master_weights import LossScaler, MasterWeights, clip, measure
+from trainer.training.optim.optimizer import set_learning_rates
 from trainer.training.step import MicroBatch, StepModels, training_step
 
 # Odd multipliers keep the dropout seeds of neighbouring steps and micro-batches apart.

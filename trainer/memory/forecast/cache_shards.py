@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Later:
-    """The portions of a cache after the first, as trainer.training.feed cuts them."""
+    """The portions of a cache after the first, as trainer.training.data.batches cuts them."""
 
     portions: int = 0
     pictures: int = 0

@@ -31,7 +31,7 @@ from trainer.memory.trace.library import Traces
 from trainer.memory.trace.memory_trace import Tape, Work, unet_block
 from trainer.memory.trace.workload import Subject
 from trainer.protocol.forecast import Forecast, ForecastPhase, Peak, PhaseForecast
-from trainer.training.run_order import PHASES, RELEASE_POINTS
+from trainer.training.device.release_points import PHASES, RELEASE_POINTS
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -363,7 +363,7 @@ def _between_epochs(
 ) -> tuple[Mapping[ForecastPhase, PhaseForecast], bool]:
     """What encoding between epochs needs beside training, and whether there is no room for that.
 
-    Then the run puts the models aside (trainer.training.recovery), and it needs no more than before the first step.
+    Then the run puts the models aside (trainer/training/recovery), and it needs no more than before the first step.
     """
     if not course.between_epochs():
         return {}, False

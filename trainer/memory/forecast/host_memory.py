@@ -12,7 +12,7 @@ from trainer.dataset.portions import FLOAT_BYTES, latent_bytes, text_bytes
 from trainer.memory.trace.memory_trace import Storage, Tape
 from trainer.memory.trace.workload import Subject
 from trainer.protocol.forecast import ForecastPhase
-from trainer.training.stages import MOST_KEPT, READERS
+from trainer.training.data.pipeline import MOST_KEPT, READERS
 
 NUMBER_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 # Files hold 16 or 32 bits a number; which ones a base has is not known here.

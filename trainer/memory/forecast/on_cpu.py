@@ -31,7 +31,7 @@ from trainer.memory.trace.memory_trace import Outline, Work, in_a_row
 from trainer.memory.trace.workload import BucketUse, Subject, TracePart, Wish
 from trainer.protocol.forecast import CPU, Forecast, ForecastPhase, PhaseForecast
 from trainer.protocol.rate import Rate, Timed
-from trainer.training.run_order import PHASES
+from trainer.training.device.release_points import PHASES
 
 # How long the rate is measured; each operation is timed three times at least, however long that takes.
 MEASURED_SECONDS = 0.4
@@ -84,8 +84,8 @@ def _rate(job: Job, work: tuple[Work, ...]) -> Rate:
     """Return the CPU's rate for some work with the job's threads; a resident planner measures it once."""
     import torch
 
-    from trainer.training.machine import numerics
-    from trainer.training.rate import measure_rate
+    from trainer.training.acceleration.throughput import measure_rate
+    from trainer.training.device.device import numerics
 
     key = job.fit.threads, job.fit.deterministic, work
     if key not in _rates:

@@ -26,7 +26,7 @@ from trainer.memory.trace.memory_trace import Outline, Storage, Sums, Tape, Work
 from trainer.memory.trace.workload import SourceFacts, Subject, TracePart, Wish, learns_texts, sizes_of_parts
 from trainer.protocol.forecast import ForecastPhase
 from trainer.protocol.rate import Rate
-from trainer.training.run_order import AT_START, BETWEEN_STEPS
+from trainer.training.device.release_points import AT_START, BETWEEN_STEPS
 
 Size = tuple[int, int]
 Part = tuple[Size, int]

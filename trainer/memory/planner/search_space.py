@@ -10,7 +10,7 @@ from trainer.config.fit import LARGEST_MICRO_BATCH, FitConfig
 from trainer.config.ladder import RungConfig
 from trainer.memory.trace.memory_trace import Block, _forward_order
 from trainer.protocol.forecast import SEARCHED
-from trainer.training.plan import encoding_ladder
+from trainer.training.active_plan import encoding_ladder
 
 Checkpointing = Literal["none", "full"] | tuple[str, ...]
 

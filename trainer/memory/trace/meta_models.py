@@ -32,9 +32,9 @@ from trainer.dataset.portions import LATENT_SCALE
 from trainer.memory.trace.recorder import Tracer
 from trainer.memory.trace.workload import Subject
 from trainer.training.build import Parts, put_together
+from trainer.training.device.device import DTYPES
 from trainer.training.loop import Engine
-from trainer.training.precision import DTYPES
-from trainer.training.segments import Segment
+from trainer.training.optim.lr_schedule import Segment
 from trainer.training.step import MicroBatch, StepModels
 
 META = torch.device("meta")

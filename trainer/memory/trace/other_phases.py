@@ -1,8 +1,8 @@
 """Traces every phase but the training step: the trainer's own functions run on tensors without memory.
 
 Each function returns the tapes of its phase in order, to be played on what :func:`load` or :func:`quantise` left. At
-the end of each tape the trainer gives freed memory back to the driver (trainer.training.room.release). A tape holds
-each different thing once; its stage says what it was, such as "encode 1024x768".
+the end of each tape the trainer gives freed memory back to the driver (trainer.training.device.offload.release). A
+tape holds each different thing once; its stage says what it was, such as "encode 1024x768".
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ from trainer.memory.trace.meta_models import (
 )
 from trainer.memory.trace.recorder import Tracer, recording
 from trainer.memory.trace.workload import Subject, sizes_of_parts
+from trainer.training.callbacks.lora_export import as_exported
+from trainer.training.callbacks.validation import losses_of_picture
+from trainer.training.device.device import DTYPES
 from trainer.training.loop import Engine
-from trainer.training.optimizer import averaged_weights
-from trainer.training.output import as_exported
-from trainer.training.precision import DTYPES
-from trainer.training.validation import losses_of_picture
+from trainer.training.optim.optimizer import averaged_weights
 
 Size = tuple[int, int]
 
@@ -252,7 +252,7 @@ def _decode(tracer: Tracer, subject: Subject, vae: AutoencoderKL, latents: Mappi
 
 
 def _leaving(engine: Engine, weights: Tape) -> list[Storage]:
-    """What trainer.training.room.away empties, in its order: each storage once, some hold several weights."""
+    """What trainer.training.device.offload.away empties, in its order: each storage once, some hold several weights."""
     placed = {storage.name: storage for storage in weights.storages}
     names: dict[int, str] = {}
     for key, weight in engine.adapter.parameters.items():

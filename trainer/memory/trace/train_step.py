@@ -17,8 +17,8 @@ from trainer.memory.trace.meta_models import META, dtype_of, empty_engine, know_
 from trainer.memory.trace.recorder import Tracer, recording
 from trainer.memory.trace.workload import Subject
 from trainer.training.loop import Engine
-from trainer.training.masters import measure
-from trainer.training.optimizer import set_learning_rates
+from trainer.training.optim.master_weights import measure
+from trainer.training.optim.optimizer import set_learning_rates
 
 Size = tuple[int, int]
 

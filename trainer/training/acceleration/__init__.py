@@ -1,0 +1,1 @@
+"""What makes a step faster, and the measurements that choose it."""

@@ -1,0 +1,1 @@
+"""What happens at given steps: checkpoints, exports, previews, validation, events."""

@@ -1,0 +1,199 @@
+"""Writes the LoRA files of a run, each with the facts of its frozen job and a preview beside it."""
+
+from __future__ import annotations
+
+import glob
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from torch import Tensor
+
+from trainer.adapter.attach import Adapter
+from trainer.adapter.export import export_lora
+from trainer.adapter.metadata import ExportFacts, count_tags, lora_metadata, write_side_files
+from trainer.base.source import BaseSource
+from trainer.config.job import Job
+from trainer.dataset.picture import Picture
+from trainer.errors import LoraFileError, RunError
+from trainer.files.header import read_header
+from trainer.protocol import atomic, events
+from trainer.protocol.forecast import ForecastPhase
+from trainer.protocol.naming import safe_name, step_ending
+from trainer.protocol.reading import read_bytes
+from trainer.protocol.rundir import RunDirectory
+from trainer.training.checkpoint import as_resumable
+from trainer.training.device.device import DTYPES
+from trainer.training.loop import Engine, Progress, StepResult
+from trainer.training.optim.optimizer import averaged_weights
+from trainer.training.reporting.reporter import Reporter
+
+
+def step_of(path: Path) -> int:
+    """The step in the name of a step's LoRA file."""
+    return int(path.stem.rpartition("-step")[2])
+
+
+class Exporter:
+    """Knows the names and facts of a run's LoRA files."""
+
+    def __init__(
+        self, run: RunDirectory, job: Job, source: BaseSource, pictures: Sequence[Picture], steps_per_epoch: int
+    ) -> None:
+        self.run = run
+        self.job = job
+        self.source = source
+        self.pictures = tuple(pictures)
+        self.steps_per_epoch = steps_per_epoch
+        self.stem = safe_name(job.name, "lora")
+
+    def step_path(self, step: int) -> Path:
+        """Where the LoRA of one step lies: output/NAME-step000500.safetensors."""
+        return self.run.output / f"{self.stem}{step_ending(step)}.safetensors"
+
+    def final_path(self) -> Path:
+        """Where the finished LoRA lies: output/NAME.safetensors."""
+        return self.run.output / f"{self.stem}.safetensors"
+
+    def export(
+        self, weights: Mapping[str, Tensor], adapter: Adapter, progress: Progress, *, final: bool
+    ) -> tuple[Path, str]:
+        """Writes the LoRA of this moment, checked; returns path and SHA-256. Raises ResumableError, LoraFileError."""
+        path = self.final_path() if final else self.step_path(progress.step)
+        facts = self.facts(progress.step)
+        dtype = DTYPES[self.job.output.dtype]
+        try:
+            metadata = lora_metadata(facts, adapter, path.stem)
+            if self.job.output.diffusers:
+                beside = path.with_name(f"{path.stem}.diffusers.safetensors")
+                export_lora(beside, weights, adapter, metadata, dtype=dtype, naming="diffusers")
+            write_side_files(path, facts, self._preview(progress.step))
+            # Last: where this file is, the others are.
+            sha256 = export_lora(path, weights, adapter, metadata, dtype=dtype)
+        except OSError as error:
+            raise as_resumable(error, self.run.output) from error
+        return path, sha256
+
+    def _preview(self, step: int) -> Path | None:
+        """The picture of the first prompt at this step, where one was drawn."""
+        picture = self.run.samples / f"step-{step:08d}-0.png"
+        return picture if picture.exists() else None
+
+    def add_preview(self, step: int) -> None:
+        """Puts a step's picture beside its LoRA, where both exist."""
+        lora, picture = self.step_path(step), self._preview(step)
+        if picture and lora.exists():
+            atomic.write_bytes(lora.with_suffix(".png"), read_bytes(picture, "image"))
+
+    def finished_step(self) -> int | None:
+        """The step of the finished LoRA that lies here, left by a run that is being extended; None if there is none."""
+        with suppress(LoraFileError):
+            step = read_header(self.final_path(), "lora").metadata.get("ss_steps", "")
+            return int(step) if step.isdecimal() else None
+        return None
+
+    def prune(self, keep: int | None, protect: Collection[int | None]) -> None:
+        """Removes all but the newest ``keep`` step files and those of ``protect``; None keeps all."""
+        if keep is None:
+            return
+        stem = glob.escape(self.stem)
+        for old in sorted(self.run.output.glob(f"{stem}-step*[0-9].safetensors"), key=step_of)[:-keep]:
+            if step_of(old) not in protect:
+                for path in self.run.output.glob(f"{glob.escape(old.stem)}.*"):
+                    path.unlink(missing_ok=True)
+
+    def facts(self, step: int) -> ExportFacts:
+        """What the files tell of this run at ``step``; the same for every attempt."""
+        job, source = self.job, self.source
+        kinds = Counter(picture.kind for picture in self.pictures)
+        trained = [picture for picture in self.pictures if picture.kind == "train"]
+        triggers = dict.fromkeys(picture.trigger for picture in trained if picture.trigger)
+        captions = (caption for picture in trained for caption in picture.captions[:1])
+        return ExportFacts(
+            title=job.name,
+            family=source.family,
+            prediction=source.prediction,
+            zero_terminal_snr=source.zero_terminal_snr,
+            base_name=source.path.name if "://" in job.base.model else job.base.name,
+            base_sha256=source.files[source.path.name] if source.form == "single" else None,
+            recipe=job.recipe,
+            dtype=job.fit.dtype or "fp32",
+            step=step,
+            epoch=self._epochs(step),
+            epochs=self._epochs(job.recipe.steps or 0),
+            pictures=kinds["train"],
+            regularisation_pictures=kinds["regularisation"],
+            started_at=self._started_at(),
+            trigger_words=tuple(triggers),
+            buckets=Counter(picture.bucket for picture in trained),
+            author=job.output.author,
+            licence=job.output.licence,
+            description=job.output.description,
+            tags=count_tags(captions, job.recipe.captions.separator) if job.output.tag_frequency else None,
+        )
+
+    def _epochs(self, step: int) -> int:
+        return -(-step // self.steps_per_epoch)
+
+    def _started_at(self) -> float:
+        started = self.run.attempts()[0].get("started")
+        if not isinstance(started, int | float):
+            sentence = "run.json does not say when the run began."
+            raise RunError("run.damaged", sentence, "Start its job again with `train`.")
+        return float(started)
+
+
+def due(step: int, every: int | None) -> bool:
+    """Whether something done every so many steps is due now."""
+    return bool(every) and step > 0 and step % (every or 1) == 0
+
+
+@contextmanager
+def as_exported(engine: Engine) -> Iterator[None]:
+    """Inside, the model is as it would be exported: no dropout, and for Schedule-Free the averaged weights."""
+    engine.adapter.training = False
+    try:
+        with averaged_weights(engine.optimizer, engine.masters):
+            yield
+    finally:
+        engine.adapter.training = True
+
+
+class Saving:
+    """Exports the LoRA at its times; all are kept unless the user sets a limit."""
+
+    phase: ForecastPhase = "save"
+
+    def __init__(self, engine: Engine, exporter: Exporter, reporter: Reporter) -> None:
+        self.engine = engine
+        self.exporter = exporter
+        self.reporter = reporter
+        self.finished = exporter.finished_step()
+
+    def at_start(self, progress: Progress) -> None:
+        """Exports what a killed attempt had no time for, and as a step's file what was finished before."""
+        if self._due(progress) and not self.exporter.step_path(progress.step).exists():
+            self.save(progress)
+
+    def after_step(self, progress: Progress, result: StepResult) -> None:
+        """Exports when it is time."""
+        if self._due(progress):
+            self.save(progress)
+
+    def _due(self, progress: Progress) -> bool:
+        """At its times, at the best step so far and where a shorter run ended; the finished file is the last step's."""
+        step = progress.step
+        in_time = due(step, self.engine.job.report.saving.every_steps)
+        return step < self.engine.steps and (in_time or step in (progress.best_step, self.finished))
+
+    def save(self, progress: Progress, *, final: bool = False) -> Path:
+        """Exports the LoRA now: as a step's file, or as the finished one."""
+        self.reporter.phase("save", 0, 1)
+        with averaged_weights(self.engine.optimizer, self.engine.masters):
+            path, sha256 = self.exporter.export(self.engine.masters.masters, self.engine.adapter, progress, final=final)
+        self.reporter.write(events.Saved(step=progress.step, file=f"output/{path.name}", sha256=sha256))
+        self.reporter.phase("save", 1, 1)
+        if not final:
+            self.exporter.prune(self.engine.job.report.saving.keep, (progress.best_step, self.finished))
+        return path

@@ -1,0 +1,153 @@
+"""Pictures drawn during a run from the current LoRA, to show what it has learned so far."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from trainer.base.drawing import Drawing, decode, draw_latents, make_sampler, save_picture
+from trainer.base.family import TextEncoder
+from trainer.base.source import BaseSource
+from trainer.base.text import TextConditioning
+from trainer.config.job import Job
+from trainer.config.model import stated
+from trainer.config.report import PromptConfig
+from trainer.protocol import events
+from trainer.protocol.forecast import ForecastPhase
+from trainer.training.callbacks.lora_export import Exporter, as_exported, due
+from trainer.training.data.latent_cache import Cache
+from trainer.training.device.device import DTYPES, attention
+from trainer.training.device.offload import away, release_at
+from trainer.training.loop import Engine, Progress, StepResult
+from trainer.training.reporting.reporter import Reporter
+
+OnDrawn = Callable[[int, Path, float], None]
+"""Called with the prompt's index, its file and the seconds it took."""
+
+
+class Previewer:
+    """Draws the job's preview prompts with the model that is being trained."""
+
+    def __init__(self, job: Job, source: BaseSource, cache: Cache, folder: Path) -> None:
+        self.job = job
+        self.source = source
+        self.cache = cache
+        self.folder = folder
+
+    @property
+    def prompts(self) -> tuple[PromptConfig, ...]:
+        """What is drawn each time."""
+        return self.job.report.previews.prompts
+
+    def texts(self) -> list[str]:
+        """Every text the previews need, to be encoded with the captions."""
+        return [text for prompt in self.prompts for text in (prompt.prompt, prompt.negative)]
+
+    def path(self, step: int, index: int) -> Path:
+        """Where the picture of one prompt at one step lies: samples/step-00000500-0.png."""
+        return self.folder / f"step-{step:08d}-{index}.png"
+
+    def drawn(self, step: int) -> bool:
+        """Whether every prompt has its picture for this step."""
+        return all(self.path(step, index).exists() for index in range(len(self.prompts)))
+
+    def draw_all(
+        self,
+        step: int,
+        unet: torch.nn.Module,
+        encoders: Sequence[TextEncoder],
+        on_drawn: OnDrawn,
+        on_progress: Callable[[int, int], None],
+    ) -> None:
+        """Draws every prompt and writes its picture; ``encoders`` are those in memory, if any.
+
+        All latents are drawn first and the VAE is loaded after, so that both are never needed at once.
+        """
+        latents, seconds = [], []
+        for index, prompt in enumerate(self.prompts):
+            started = time.monotonic()
+            latents.append(self._draw(prompt, unet, encoders))
+            seconds.append(time.monotonic() - started)
+            on_progress(index + 1, len(self.prompts))
+        started = time.monotonic()
+        with away(unet) if self.job.fit.preview_offload else nullcontext():
+            release_at("draw", self.cache.device)
+            pictures = self._decode(latents)
+            release_at("decode", self.cache.device)
+        decoding = (time.monotonic() - started) / max(1, len(latents))  # the VAE is loaded once for all
+        for index, (prompt, picture) in enumerate(zip(self.prompts, pictures, strict=True)):
+            started = time.monotonic()
+            file = self._write(picture, prompt, step, index)
+            on_drawn(index, file, seconds[index] + decoding + time.monotonic() - started)
+
+    def _draw(self, prompt: PromptConfig, unet: torch.nn.Module, encoders: Sequence[TextEncoder]) -> Tensor:
+        source = self.source
+        sampler = make_sampler(prompt.sampler, source.prediction, zero_terminal_snr=source.zero_terminal_snr)
+        return draw_latents(source.family, unet, sampler, self._drawing(prompt, encoders), lambda *_: None)
+
+    def _decode(self, latents: Sequence[Tensor]) -> list[Image.Image]:
+        """The pictures, by a VAE that is loaded for them and gone afterwards."""
+        vae = self.source.load_vae(DTYPES[self.job.fit.vae_dtype or "fp32"], self.cache.device)
+        # A kernel that the job forces on the UNet may not suit the VAE's one wide head.
+        with attention("auto", vae.device, vae.dtype):
+            return [decode(vae, drawn, tiling=bool(self.job.fit.vae_tiling)) for drawn in latents]
+
+    def _drawing(self, prompt: PromptConfig, encoders: Sequence[TextEncoder]) -> Drawing:
+        positive, negative = (self._text(text, encoders) for text in (prompt.prompt, prompt.negative))
+        return Drawing(prompt, stated(prompt.width), stated(prompt.height), positive, negative)
+
+    def _text(self, text: str, encoders: Sequence[TextEncoder]) -> TextConditioning:
+        return self.cache.encode_now(encoders, [text]) if encoders else self.cache.text(text)
+
+    def _write(self, picture: Image.Image, prompt: PromptConfig, step: int, index: int) -> Path:
+        path = self.path(step, index)
+        save_picture(picture, path, prompt.model_dump() | {"step": step, "run": self.job.name})
+        return path
+
+
+class Previews:
+    """Draws the preview prompts at their times, the first at step 0 as the baseline."""
+
+    phase: ForecastPhase = "preview"
+
+    def __init__(self, engine: Engine, previewer: Previewer, exporter: Exporter, reporter: Reporter) -> None:
+        self.engine = engine
+        self.previewer = previewer
+        self.exporter = exporter
+        self.reporter = reporter
+
+    def at_start(self, progress: Progress) -> None:
+        """Draws the baseline, or what a killed attempt had no time for."""
+        if (progress.step == 0 or self._due(progress.step)) and not self.previewer.drawn(progress.step):
+            self.draw(progress)
+
+    def after_step(self, progress: Progress, result: StepResult) -> None:
+        """Draws when it is time, and after the last step."""
+        if self._due(progress.step):
+            self.draw(progress)
+
+    def _due(self, step: int) -> bool:
+        return step == self.engine.steps or due(step, self.engine.job.report.previews.every)
+
+    def draw(self, progress: Progress) -> None:
+        """Draws all prompts with the weights as they would be exported now."""
+        if not self.previewer.prompts:
+            return
+        self.reporter.phase("preview", 0, len(self.previewer.prompts))
+        with as_exported(self.engine):
+            self.previewer.draw_all(
+                progress.step,
+                self.engine.models.unet,
+                self.engine.models.text_encoders,
+                lambda index, file, seconds: self.reporter.write(
+                    events.Preview(step=progress.step, index=index, file=f"samples/{file.name}", seconds=seconds)
+                ),
+                lambda done, total: self.reporter.phase("preview", done, total),
+            )
+        self.exporter.add_preview(progress.step)

@@ -1,0 +1,119 @@
+"""Loss at fixed noise and fixed timesteps, on held-out pictures where there are any."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from trainer.config.job import Job
+from trainer.config.model import stated
+from trainer.dataset.picture import Picture
+from trainer.dataset.sampling import measured_samples
+from trainer.errors import BaseModelError
+from trainer.protocol import events
+from trainer.protocol.forecast import ForecastPhase
+from trainer.training.callbacks.lora_export import as_exported, due
+from trainer.training.data.batches import Assembler
+from trainer.training.loop import Engine, Progress, StepResult, is_finite
+from trainer.training.objective import NoiseSchedule
+from trainer.training.reporting.reporter import Reporter
+from trainer.training.step import MicroBatch, StepModels, validation_loss
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A validation result: the mean loss and its parts by timestep."""
+
+    loss: float
+    held_out: bool
+    per_timestep: dict[int, float]
+
+
+class Validator:
+    """Measures the plain MSE loss on a fixed set, at the same noise every time."""
+
+    def __init__(self, pictures: Sequence[Picture], job: Job, assembler: Assembler, device: torch.device) -> None:
+        self.held_out = any(picture.kind == "validation" for picture in pictures)
+        self.job = job
+        self.assembler = assembler
+        self.device = device
+        self.samples = measured_samples(pictures, job.recipe)
+
+    def measure(self, models: StepModels, schedule: NoiseSchedule, on_progress: Callable[[int, int], None]) -> Measured:
+        """The loss now; reads the host once, at the end. ``models`` are left as they were."""
+        losses = []
+        timesteps = self.job.report.validation.timesteps
+        size = stated(self.job.fit.micro_batch)
+        for done, sample in enumerate(self.samples, 1):
+            parts = [timesteps[start : start + size] for start in range(0, len(timesteps), size)]
+            batches = (self.assembler.assemble_fixed(sample, part) for part in parts)
+            losses.append(losses_of_picture(models, schedule, batches, self.device))
+            on_progress(done, len(self.samples))
+        by_timestep = torch.stack(losses).double().mean(dim=0).tolist()
+        return Measured(
+            loss=sum(by_timestep) / len(by_timestep),
+            held_out=self.held_out,
+            per_timestep=dict(zip(timesteps, by_timestep, strict=True)),
+        )
+
+
+def losses_of_picture(
+    models: StepModels, schedule: NoiseSchedule, batches: Iterable[MicroBatch], device: torch.device
+) -> Tensor:
+    """The losses of all ``batches`` in a row, on ``device``; reads nothing back, so that forecasts can trace it."""
+    return torch.cat([validation_loss(models, schedule, batch.to(device)) for batch in batches])
+
+
+class Validation:
+    """Measures the held-out loss and remembers the best step."""
+
+    phase: ForecastPhase = "validate"
+
+    def __init__(self, engine: Engine, validator: Validator, reporter: Reporter) -> None:
+        self.engine = engine
+        self.validator = validator
+        self.reporter = reporter
+
+    def at_start(self, progress: Progress) -> None:
+        """Measure the untrained start, or what an interrupted attempt did not finish."""
+        if progress.step == 0 or progress.unvalidated:
+            self._measure(progress)
+
+    def after_step(self, progress: Progress, result: StepResult) -> None:
+        """Measures when it is time, and after the last step."""
+        if due(progress.step, self.engine.job.report.validation.every) or progress.step == self.engine.steps:
+            self._measure(progress)
+
+    def _measure(self, progress: Progress) -> None:
+        progress.unvalidated = True
+        self.reporter.phase("validate", 0, len(self.validator.samples))
+        with as_exported(self.engine):
+            measured = self.validator.measure(
+                self.engine.models,
+                self.engine.noise_schedule,
+                lambda done, total: self.reporter.phase("validate", done, total),
+            )
+        if progress.step == 0 and not any(map(is_finite, measured.per_timestep.values())):
+            raise BaseModelError(
+                "base.not_finite",
+                "Could not train: the base predicts numbers that are not finite (NaN or infinity) for every image, "
+                "before anything was trained.",
+                "Its weights are probably damaged: get the base again or choose another one. If it works elsewhere, "
+                'set fit.dtype = "fp32".',
+            )
+        self.reporter.write(
+            events.Validation(
+                step=progress.step,
+                loss=measured.loss,
+                held_out=measured.held_out,
+                per_timestep={str(timestep): loss for timestep, loss in measured.per_timestep.items()},
+            )
+        )
+        progress.unvalidated = False
+        # Only held-out pictures can tell a best step; the untrained start is no candidate.
+        better = is_finite(measured.loss) and (progress.best_loss is None or measured.loss < progress.best_loss)
+        if measured.held_out and progress.step > 0 and better:
+            progress.best_step, progress.best_loss = progress.step, measured.loss

@@ -1,0 +1,1 @@
+"""Caches, and the batches that training takes from them."""

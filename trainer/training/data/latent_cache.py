@@ -1,0 +1,328 @@
+"""Latents and text embeddings on disk, keyed by content: computed once, verified when read, rebuilt when damaged."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from itertools import accumulate
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import safetensors
+import safetensors.torch
+import torch
+from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
+from torch import Tensor
+
+from trainer.base.family import TextEncoder
+from trainer.base.source import BaseSource
+from trainer.base.text import TextConditioning, encode_words
+from trainer.base.vae import encode_latents
+from trainer.config.job import Job
+from trainer.dataset.cached import Cached, entry_path, texts_at_once
+from trainer.dataset.picture import Picture
+from trainer.dataset.pixels import crop_pixels
+from trainer.dataset.portions import LATENT_SCALE
+from trainer.dataset.sampling import Sample
+from trainer.errors import DatasetError, ResumableError
+from trainer.protocol import atomic, events
+from trainer.protocol.places import is_disk_full
+from trainer.protocol.reading import open_file
+from trainer.training.checkpoint import disk_full
+from trainer.training.data.pipeline import Pace, Room, Stages
+from trainer.training.device.device import DTYPES, attention
+from trainer.training.device.offload import release_at, trim
+from trainer.training.device.out_of_memory import is_out_of_memory
+
+MOST_NAMED = 5
+# Pixels decoded at once: one large photograph, which the forecast of main memory counts on, or several smaller ones.
+PIXELS_AT_ONCE = 24_000_000
+# The memory of pictures as large as this is given back at once.
+LARGE_PIXELS = PIXELS_AT_ONCE // 8
+
+OnProgress = Callable[[int, int], None]
+Floats = npt.NDArray[np.float32]
+
+
+def digest(tensors: dict[str, Tensor]) -> str:
+    """SHA-256 over names, dtypes, shapes and bytes of ``tensors`` (on the CPU), independent of their order."""
+    sha = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name].contiguous()
+        sha.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        sha.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return sha.hexdigest()
+
+
+def require_unchanged(pictures: Iterable[Picture], check: Callable[[], object] = lambda: None) -> None:
+    """Raise DatasetError naming the images and masks whose files are gone or no longer those of the listing.
+
+    Reads all of them, so ``check`` is called before each; it may raise to interrupt.
+    """
+    stated = [(picture.path, picture.id) for picture in pictures]
+    stated += [(picture.mask_path, picture.mask_id) for picture in pictures if picture.mask_path and picture.mask_id]
+
+    def is_changed(path: Path, sha256: str) -> bool:
+        check()
+        return not path.is_file() or file_digest(path) != sha256
+
+    changed = sorted(path for path, sha256 in stated if is_changed(path, sha256))
+    if changed:
+        names = ", ".join(str(path) for path in changed[:MOST_NAMED]) + (" ..." if len(changed) > MOST_NAMED else "")
+        raise DatasetError(
+            "dataset.changed",
+            f"{len(changed)} files of the dataset changed or are gone since the run began, and are not cached: {names}",
+            "Put the files back as they were, or start a new run.",
+        )
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file's bytes, in hex."""
+    with open_file(path, "image") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+class EntryStore:
+    """A folder of content-addressed safetensors files."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.written: set[str] = set()
+
+    def path(self, key: str) -> Path:
+        """Where the entry ``key`` lies."""
+        return entry_path(self.folder, key)
+
+    def write(self, key: str, tensors: dict[str, Tensor]) -> None:
+        """Writes an entry atomically, with the digest of its content in the header; raises ResumableError, OSError.
+
+        The disk is not waited for: what a power cut tears is found by its digest, and made anew.
+        """
+        tensors = {name: tensor.detach().to("cpu").contiguous() for name, tensor in tensors.items()}
+        target = self.path(key)
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            content = safetensors.torch.save(tensors, {"impasto.digest": digest(tensors)})
+            atomic.write_bytes(target, content, durable=False)
+        except OSError as error:
+            if is_disk_full(error):  # often another disk than the run's
+                raise disk_full(self.folder, "the disk filled up while caching") from error
+            raise
+        self.written.add(key)
+
+    def drop_written(self, keep: set[str]) -> None:
+        """Deletes the entries that this process wrote and that are not among ``keep``."""
+        for key in self.written - keep:
+            self.path(key).unlink(missing_ok=True)
+        self.written &= keep
+
+    def read(self, key: str) -> dict[str, Tensor] | None:
+        """The entry's tensors on the CPU, or None when it is absent or damaged."""
+        path = self.path(key)
+        if not path.is_file():
+            return None
+        try:
+            with safetensors.safe_open(path, framework="pt") as file:
+                stated = (file.metadata() or {}).get("impasto.digest")
+                tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
+            return tensors if digest(tensors) == stated else None
+        except Exception as error:
+            if is_out_of_memory(error):  # says nothing about the entry; the run answers it
+                raise
+            return None  # a damaged entry raises whatever its bytes happen to say; it is encoded again
+
+    def sound(self, key: str) -> bool:
+        """Whether the entry is there and undamaged, and thereby used; a damaged one is removed to be made anew."""
+        path = self.path(key)
+        if self.read(key) is None:
+            path.unlink(missing_ok=True)
+            return False
+        # The time of change tells when it was used last: systems keep no time of access that can be relied on.
+        with suppress(OSError):  # a cache that may only be read serves as well
+            os.utime(path)
+        return True
+
+
+class Cache:
+    """What a run's frozen samples and texts look like to the model, made by its base's VAE and text encoders."""
+
+    def __init__(self, folder: Path, source: BaseSource, job: Job, device: torch.device) -> None:
+        self.entries = Cached(folder, job, source.family, source.vae_hash, source.text_hash)
+        self.pictures, self.texts = EntryStore(self.entries.pictures), EntryStore(self.entries.texts)
+        self.source = source
+        self.device = device
+
+    @property
+    def job(self) -> Job:
+        """The job as the plan in force makes it, which decides how images and texts are encoded, and their keys."""
+        return self.entries.job
+
+    @job.setter
+    def job(self, job: Job) -> None:
+        self.entries = dataclasses.replace(self.entries, job=job)
+
+    def picture_key(self, sample: Sample) -> str:
+        """The key of a sample's latents."""
+        return self.entries.picture_key(sample)
+
+    def text_key(self, text: str) -> str:
+        """The key of a text's embeddings."""
+        return self.entries.text_key(text)
+
+    def ensure_pictures(self, samples: Iterable[Sample], progress: OnProgress) -> events.Cached | None:
+        """Encodes the latents that are missing or damaged; the VAE is loaded only if there are any, and freed after.
+
+        One picture at a time, so that none changes another's rounding; meanwhile the next are decoded and the last
+        written. ``progress`` counts what is on the disk. Returns how fast that went, None when nothing was missing.
+        """
+        wanted = {self.picture_key(sample): sample for sample in samples}
+        missing = self._missing(self.pictures, wanted)
+        present = len(wanted) - len(missing)
+        progress(present, len(wanted))
+        if not missing:
+            return None
+        require_unchanged({wanted[key].picture for key in missing}, self.source.check)
+        # Largest first: each later shape finds room in what was cached for the first, as forecasts have it. In the
+        # order of the dataset, encoding at 1024 reserved 6.6 GiB instead of 3.7.
+        missing.sort(key=lambda key: _by_size(wanted[key]))
+        pace = self._encode_pictures(missing, wanted, lambda done: progress(present + done, len(wanted)))
+        release_at("cache_pictures", self.device)
+        return _cached("cache_pictures", pace)
+
+    def _missing(self, store: EntryStore, wanted: Iterable[str]) -> list[str]:
+        """Return the entries that are absent or damaged; reads all of them, which takes seconds for thousands."""
+
+        def is_missing(key: str) -> bool:
+            self.source.check()
+            return not store.sound(key)
+
+        return [key for key in wanted if is_missing(key)]
+
+    def _encode_pictures(
+        self, missing: Sequence[str], samples: Mapping[str, Sample], kept: Callable[[int], object]
+    ) -> Pace:
+        dtype = DTYPES[self.job.fit.vae_dtype or "fp32"]
+        vae, tiled = self.source.load_vae(dtype, self.device), bool(self.job.fit.vae_encode_tiling)
+        room = Room(PIXELS_AT_ONCE)
+
+        def crop(key: str) -> tuple[Floats, Floats | None]:
+            picture = samples[key].picture
+            pixels = picture.width * picture.height
+            with room.hold(pixels):
+                crop = self._crop(samples[key])
+                if pixels > LARGE_PIXELS:  # else each reader would come to hold one of the largest
+                    trim()
+                return crop
+
+        stages = Stages(crop, lambda shown: _encode_picture(vae, *shown, tiled=tiled), self.pictures.write)
+        # A kernel that the job forces on the UNet may not suit the VAE's one wide head.
+        with attention("auto", self.device, dtype):
+            return stages.run(missing, kept)
+
+    def _crop(self, sample: Sample) -> tuple[Floats, Floats | None]:
+        """What the VAE is shown, (1, 3, height, width), -1 to 1, and the mask (height, width), 0 to 1, if any."""
+        dataset = self.job.dataset
+        pixels, mask = crop_pixels(sample, dataset.background, dataset.max_megapixels)
+        # As diffusers' VaeImageProcessor does. Plane by plane in memory, like all that the VAE makes of it: a card's
+        # convolutions would otherwise keep the order of the file's pixels, and every normalisation copy it twice.
+        planes = np.ascontiguousarray(pixels.transpose(2, 0, 1)[None], np.float32)
+        planes /= np.float32(127.5)
+        planes -= np.float32(1)
+        return planes, mask
+
+    def drop_all_but(self, samples: Iterable[Sample], texts: Iterable[str]) -> None:
+        """Makes room: of what this process wrote only the entries of ``samples`` and ``texts`` stay."""
+        self.pictures.drop_written({self.picture_key(sample) for sample in samples})
+        self.texts.drop_written({self.text_key(text) for text in texts})
+
+    def ensure_texts(self, texts: Iterable[str], progress: OnProgress) -> events.Cached | None:
+        """Encodes the texts that are missing or damaged, several at once unless runs are to repeat bit for bit.
+
+        Meanwhile the last ones are written. Otherwise as for pictures.
+        """
+        wanted = {self.text_key(text): text for text in texts}
+        missing = self._missing(self.texts, wanted)
+        present = len(wanted) - len(missing)
+        progress(present, len(wanted))
+        if not missing:
+            return None
+        pace = self._encode_texts(missing, wanted, lambda done: progress(present + done, len(wanted)))
+        release_at("cache_texts", self.device)
+        return _cached("cache_texts", pace)
+
+    def _encode_texts(self, missing: Sequence[str], texts: Mapping[str, str], kept: Callable[[int], object]) -> Pace:
+        dtype = DTYPES[self.job.fit.dtype or "fp32"]
+        encoders = self.source.load_text_encoders(dtype, self.device)
+        groups = _groups(missing, texts_at_once(self.job.fit))
+
+        def encode(keys: Sequence[str]) -> list[dict[str, Tensor]]:
+            return _each_text(self.encode_now(encoders, [texts[key] for key in keys]))
+
+        def write(keys: Sequence[str], encoded: Sequence[dict[str, Tensor]]) -> None:
+            for key, tensors in zip(keys, encoded, strict=True):
+                self.texts.write(key, tensors)
+
+        done = list(accumulate(len(group) for group in groups))
+        stages = Stages(list, encode, write)
+        with attention("auto", self.device, dtype):  # the same before the first step and between epochs
+            return stages.run(groups, lambda count: kept(done[count - 1])).of_parts(len(missing))
+
+    def encode_now(self, encoders: Sequence[TextEncoder], texts: Sequence[str]) -> TextConditioning:
+        """Embeddings of ``texts`` by encoders that are in memory, without the disk."""
+        recipe = self.job.recipe
+        return encode_words(self.source.family, encoders, texts, recipe.clip_skip, self.device, recipe.token_chunks)
+
+    def latents(self, sample: Sample) -> dict[str, Tensor]:
+        """``mean`` and ``std`` (4, h/8, w/8) of the posterior, unscaled fp32; ``mask`` (1, h/8, w/8) if any."""
+        return self._entry(self.pictures, self.picture_key(sample), f"the cached picture of {sample.picture.path.name}")
+
+    def text(self, text: str) -> TextConditioning:
+        """A text's embeddings as a batch of one, on the CPU."""
+        entry = self._entry(self.texts, self.text_key(text), "a cached text")
+        pooled = entry.get("pooled")
+        return TextConditioning(entry["hidden"][None], None if pooled is None else pooled[None])
+
+    def _entry(self, store: EntryStore, key: str, what: str) -> dict[str, Tensor]:
+        entry = store.read(key)
+        if entry is None:
+            raise ResumableError(
+                "cache.damaged",
+                f"In the middle of the run, {what} was found missing or damaged on disk ({store.path(key)}).",
+                "Resume the run: what is damaged is made anew. If it happens again, check the disk.",
+            )
+        return entry
+
+
+def _by_size(sample: Sample) -> tuple[int, int]:
+    width, height = sample.picture.bucket
+    return -width * height, width
+
+
+def _encode_picture(vae: AutoencoderKL, image: Floats, mask: Floats | None, *, tiled: bool) -> dict[str, Tensor]:
+    mean, std = encode_latents(vae, torch.from_numpy(image), tiled=tiled)
+    tensors = {"mean": mean[0].cpu(), "std": std[0].cpu()}
+    if mask is not None:
+        full = torch.from_numpy(mask)[None, None].float()
+        tensors["mask"] = torch.nn.functional.avg_pool2d(full, LATENT_SCALE)[0]
+    return tensors
+
+
+def _groups(keys: Sequence[str], size: int) -> list[Sequence[str]]:
+    return [keys[start : start + size] for start in range(0, len(keys), size)]
+
+
+def _each_text(encoded: TextConditioning) -> list[dict[str, Tensor]]:
+    """Text by text what is kept of it, on the CPU; a card is waited for once for all."""
+    parts = {"hidden": encoded.hidden} if encoded.pooled is None else vars(encoded)
+    moved = {name: tensor.cpu() for name, tensor in parts.items()}
+    return [{name: tensor[row] for name, tensor in moved.items()} for row in range(len(encoded.hidden))]
+
+
+def _cached(phase: Literal["cache_pictures", "cache_texts"], pace: Pace) -> events.Cached:
+    decode = pace.ready if phase == "cache_pictures" else None
+    return events.Cached(phase, pace.count, pace.seconds, decode=decode, encode=pace.compute, write=pace.keep)

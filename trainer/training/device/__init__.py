@@ -1,0 +1,1 @@
+"""The device that trains: precision, memory, offload, out-of-memory."""

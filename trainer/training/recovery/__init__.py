@@ -1,0 +1,1 @@
+"""Step down to a smaller plan when memory runs out, and continue."""

@@ -1,0 +1,1 @@
+"""Events, memory figures, the report, and commands from outside."""

@@ -1,0 +1,1 @@
+"""Start, resume and run one attempt."""

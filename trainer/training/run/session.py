@@ -1,0 +1,260 @@
+"""One attempt at a run: cache, build, restore, loop, export."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from trainer.base.source import BaseSource
+from trainer.config.doubtful import unforeseen
+from trainer.config.job import Job
+from trainer.dataset.picture import Picture
+from trainer.errors import ImpastoError
+from trainer.protocol import events, places
+from trainer.protocol.checkpoints import newest_step
+from trainer.protocol.forecast import ForecastPhase, read_forecast
+from trainer.protocol.report import write_report
+from trainer.protocol.rundir import RunDirectory, State, Status
+from trainer.training import checkpoint as checkpoints
+from trainer.training.active_plan import Plan
+from trainer.training.build import build_parts
+from trainer.training.callbacks.checkpoints import Checkpoints, is_restorable
+from trainer.training.callbacks.lora_export import Exporter, Saving
+from trainer.training.callbacks.preview import Previewer, Previews
+from trainer.training.callbacks.step_events import Curves, SlowSteps, StepEvents
+from trainer.training.callbacks.validation import Validation, Validator
+from trainer.training.device.device import attention
+from trainer.training.device.out_of_memory import cap_memory, warn_of_allocator
+from trainer.training.device.release_points import load_phase
+from trainer.training.loop import Component, Engine, Progress, StepResult
+from trainer.training.optim.lr_schedule import Segment
+from trainer.training.recovery.engine_manager import Keeper
+from trainer.training.recovery.recovery import Protected, Recovery
+from trainer.training.reporting.control import Control, Interrupted, Order, answer
+from trainer.training.reporting.memory_use import Meter
+from trainer.training.reporting.report import in_short, make_report
+from trainer.training.reporting.reporter import Reporter
+from trainer.training.run.cache_pruning import tell_trimmed
+
+Ended = tuple[events.Outcome, Path | None]
+
+OUTCOMES: dict[Order, events.Outcome] = {"pause": "paused", "stop": "stopped"}
+
+
+class Attempt:
+    """Everything one start of the engine does between taking the lock and its last event."""
+
+    def __init__(
+        self,
+        run: RunDirectory,
+        job: Job,
+        pictures: Sequence[Picture],
+        source: BaseSource,
+        reporter: Reporter,
+        control: Control,
+        segments: Sequence[Segment],
+    ) -> None:
+        self.run = run
+        self.job = job
+        self.reporter = reporter
+        self.control = control
+        source.check = control.check
+        self.parts = build_parts(job, pictures, source, places.cache_folder())
+        self.validator = Validator(pictures, job, self.parts.assembler, self.parts.device)
+        self.previewer = Previewer(job, source, self.parts.cache, run.samples)
+        self.exporter = Exporter(run, job, source, pictures, self.parts.feed.steps_per_epoch)
+        self.plan = Plan.of(job)
+        self.meter = Meter(self.parts.device, reporter)
+        drawers = (self.validator, self.previewer)
+        self.keeper = Keeper(job, self.parts, segments, self.plan, drawers, run.checkpoints, reporter.notice)
+        self.forecast = read_forecast(run.forecast)
+        self.saving: Saving | None = None
+        """What exports the LoRA, as soon as there is an engine."""
+        self.recovery = Recovery(self.keeper, self.plan, self.prepare, reporter, self.meter, self.forecast)
+
+    def status(self, phase: events.Phase | None, number: int, state: State) -> Status:
+        """How the run stands now; ``number`` is that of the attempt."""
+        engine, steps = self.keeper.engine, self.job.recipe.steps or 0
+        step = engine.progress.step if engine and state == "running" else self.step
+        return Status(state=state, phase=phase, step=step, steps=steps, attempt=number, heartbeat=time.time())
+
+    @property
+    def step(self) -> int:
+        """How many optimizer steps are done and would not be lost."""
+        return newest_step(self.run.checkpoints) or 0
+
+    def run_to_end(self, number: int) -> Ended:
+        """Cache, train and export; return how it ended and the LoRA written at the end, if any."""
+        try:
+            return "done", self._train(number)
+        except Interrupted as interruption:
+            order = interruption.order
+        # Only here have the frames of the interrupted work let go of what they held.
+        self.control.begin_ending()
+        return self._interrupt(order)
+
+    def _train(self, number: int) -> Path:
+        each = self.forecast.mean_step_seconds if self.forecast else None
+        device = self.job.fit.device or "cpu"
+        self.reporter.write(events.AttemptStarted(pid=os.getpid(), device=device, step_seconds=each))
+        saved = self._find_checkpoint()
+        self.run.write_status(self.status(None, number, "running"))
+        warn_of_allocator(self.parts.device, self.reporter)
+        cap_memory(self.parts.device)
+        recovery = self.recovery
+        recovery.first = saved.step if saved else 0
+        recovery.prepare_step(recovery.first)
+        engine = self._load(saved)
+        recovery.keeping = keeping = Checkpoints(engine, self.run, self.reporter, self.plan)
+        self.saving = saving = Saving(engine, self.exporter, self.reporter)
+        components = [Protected(component, recovery) for component in self._components(engine, keeping, saving)]
+        with attention(self.job.fit.attention or "auto", engine.device, engine.models.dtype):
+            engine.train(recovery.prepare_step, recovery.train_step, components)
+            self.control.begin_ending()
+            return self._finish(engine, saving)
+
+    def _load(self, saved: checkpoints.Checkpoint | None) -> Engine:
+        def load() -> Engine:
+            self.reporter.phase("load", 0, 1)
+            return self.keeper.load(saved)
+
+        engine = self.recovery.run(load_phase(self.plan.at(saved.step if saved else 0)), load)
+        self.reporter.phase("load", 1, 1)
+        return engine
+
+    def prepare(self, step: int, make_room: Callable[[], object]) -> None:
+        """Cache what ``step`` and the epochs around it need.
+
+        ``make_room`` is called before anything is encoded: what lies in the cache already needs none.
+        """
+        last = (self.job.recipe.steps or 1) - 1
+        self.keeper.follow_plan(step)
+        texts = [*self.previewer.texts(), *(sample.caption for sample in self.validator.samples)]
+        feed, samples = self.parts.feed, self.validator.samples
+
+        def on_phase(phase: events.Phase, done: int, total: int) -> None:
+            if phase == "cache_pictures" or phase == "cache_texts":
+                self.recovery.phase = phase
+            self.reporter.phase(phase, done, total)
+            if done < total:
+                make_room()
+
+        if feed.prepare(min(step, last), texts, samples, on_phase, self.reporter.write):
+            tell_trimmed(self.reporter)
+
+    def _find_checkpoint(self) -> checkpoints.Checkpoint | None:
+        saved, damaged = checkpoints.load_latest(self.run.checkpoints, is_restorable)
+        for folder in damaged:
+            self.reporter.notice("checkpoint.damaged", f"The checkpoint {folder.name} is damaged and was passed over.")
+        if saved:
+            self.plan.load(saved.state)
+        return saved
+
+    def _components(self, engine: Engine, keeping: Checkpoints, saving: Saving) -> list[Component]:
+        """Return what hangs on the loop, in order: what a checkpoint must know comes before it, what may fail after it.
+
+        Everything from validation on may be interrupted, and is taken up by `at_start` when the run is resumed.
+        """
+        previews = Previews(engine, self.previewer, self.exporter, self.reporter)
+        # Before what may be interrupted: a resume adds no point of an earlier step.
+        curves = [Curves(self.run.path / "tensorboard")] if self.job.report.tensorboard else []
+        return [
+            StepEvents(engine, self.reporter, self.meter),
+            SlowSteps(engine, self.reporter),
+            *curves,
+            Validation(engine, self.validator, self.reporter),
+            keeping,
+            saving,
+            previews,
+            Requests(self.control, self.reporter, saving, previews, keeping),
+        ]
+
+    def close(self, outcome: events.Outcome) -> None:
+        """Tells what the phases took; a finished run gets its report, and one that lacked memory, for later plans."""
+        self.meter.close()
+        written, _ = events.read_events(self.run.events)
+        if outcome != "done" and not any(isinstance(event, events.MemoryExhausted) for event in written):
+            return
+        steps = self.job.recipe.steps or 1
+        report = make_report(written, self.forecast, self.parts.device, steps)
+        write_report(self.run.report, report)
+        if outcome == "done":
+            self.reporter.notice("report", in_short(report))
+        # An experiment teaches nothing about runs without it, nor does what was forecast as an estimate.
+        fit = self.job.fit
+        apart = fit.graphs or fit.quantise == "int8_products" or any(unforeseen(self.job))
+        if not apart and (trouble := self.reporter.learn(report)):
+            self.reporter.notice("calibration", trouble)
+
+    def _finish(self, engine: Engine, saving: Saving) -> Path:
+        best = engine.progress.best_step
+        if best is not None:
+            self.reporter.notice("best", f"Suggested: step {best}, the lowest held-out loss.")
+        return self.recovery.with_engine("save", lambda progress: saving.save(progress, final=True))
+
+    def _interrupt(self, order: Order) -> Ended:
+        """Write what resume needs, and for a stop the LoRA as it is now, in place of what was interrupted."""
+        keeping, saving = self.recovery.keeping, self.saving
+        if keeping is None or saving is None:  # what is to be resumed is on the disk
+            self.control.answer(self.reporter, "done", f"{OUTCOMES[order]} before training, at step {self.step}")
+            return OUTCOMES[order], None
+        engine = keeping.engine
+        self.keeper.rewind()
+        if held := self.keeper.held:  # a pause need not load the models to write what waits in main memory
+            keeping.save(engine.progress, held)
+        else:
+            self.recovery.with_engine("checkpoint", keeping.save)
+        if engine.progress.step == engine.steps and (order == "stop" or self._is_complete(engine.progress)):
+            file = self._finish(engine, saving)
+            self.control.answer(self.reporter, "done", f"finished at step {engine.progress.step}, wrote {file.name}")
+            return "done", file
+        written = self.recovery.with_engine("save", saving.save) if order == "stop" else None
+        outcome = OUTCOMES[order]
+        detail = f"{outcome} at step {engine.progress.step}" + (f", wrote {written.name}" if written else "")
+        self.control.answer(self.reporter, "done", detail)
+        return outcome, written
+
+    def _is_complete(self, progress: Progress) -> bool:
+        """Tell whether neither the validation nor the previews of the present step are left to do."""
+        return not progress.unvalidated and self.previewer.drawn(progress.step)
+
+
+class Requests:
+    """Answers the commands "save" and "sample", which do not end the run."""
+
+    phase: ForecastPhase = "preview"
+
+    def __init__(
+        self, control: Control, reporter: Reporter, saving: Saving, previews: Previews, keeping: Checkpoints
+    ) -> None:
+        self.control = control
+        self.reporter = reporter
+        self.saving = saving
+        self.previews = previews
+        self.keeping = keeping
+
+    def at_start(self, progress: Progress) -> None:
+        """Nothing: leftovers of former attempts were voided at the start."""
+
+    def after_step(self, progress: Progress, result: StepResult) -> None:
+        """Carry out what was asked for and answer; what fails or is interrupted is answered too."""
+        for command in self.control.requests():
+            try:
+                detail = self._save(progress) if command.name == "save" else self._sample(progress)
+            except ImpastoError as error:
+                answer(self.reporter, command, "failed", error.sentence)
+                raise
+            except Interrupted:
+                answer(self.reporter, command, "void", "The run ended before this was done.")
+                raise
+            answer(self.reporter, command, "done", detail)
+
+    def _save(self, progress: Progress) -> str:
+        self.keeping.save(progress)
+        return self.saving.save(progress).name
+
+    def _sample(self, progress: Progress) -> str:
+        self.previews.draw(progress)
+        return f"previews of step {progress.step}"
