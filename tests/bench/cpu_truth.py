@@ -17,7 +17,7 @@ from tests.support.cpu_steps import outside_kernels, real_steps, traced_bytes
 from tests.support.traced_steps import trace_steps
 from trainer.config.fit import FitConfig
 from trainer.config.recipe import RecipeConfig
-from trainer.memory.trace import recorder as tracer
+from trainer.memory.trace import recorder
 from trainer.memory.trace.meta_models import micro_batch
 from trainer.memory.trace.workload import Subject, subject_ahead
 
@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def compare(subject: Subject, bucket: tuple[int, int], pictures: int) -> bool:
     """Prints, for each part of a step, changes and peak of both; returns whether every change was the same."""
     real = [outside_kernels(part) for part in real_steps(subject, bucket, pictures, micro_batches=2)]
-    with patch.object(tracer, "hidden_bytes", lambda func, args: ()):
+    with patch.object(recorder, "hidden_bytes", lambda func, args: ()):
         tapes = trace_steps(subject, [bucket], pictures)
     micro = micro_batch(subject, bucket, pictures)
     traced = [

@@ -20,7 +20,7 @@ from torch import nn
 
 from tests.support.replaying import Replayer
 from trainer.adapter.lean.residual import NormAndSilu
-from trainer.training.acceleration import channels_last as layout
+from trainer.training.acceleration import channels_last
 from trainer.training.acceleration.channels_last import Kernels
 from trainer.training.acceleration.compile import CompiledBlocks
 from trainer.training.acceleration.cuda_graphs import RECORDERS, RecordedSteps
@@ -48,13 +48,13 @@ def applied(technique: Technique, engine: Engine) -> Iterator[None]:
 @contextmanager
 def _channels_last(unet: nn.Module, device: torch.device) -> Iterator[None]:
     """Inside, maps lie as with fit.channels_last, the layers that learn apart."""
-    layout.lay_out(unet, Kernels.of(device))
+    channels_last.lay_out(unet, Kernels.of(device))
     try:
         yield
     finally:
         unet.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
         for module in unet.modules():
-            if isinstance(module, layout.LastNormAndSilu):
+            if isinstance(module, channels_last.LastNormAndSilu):
                 module.__class__ = NormAndSilu
 
 

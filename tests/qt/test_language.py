@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 import pytest
 from PySide6.QtCore import QCoreApplication, QLocale, QTranslator
 
-from app.i18n import __main__ as i18n
+from app.i18n import __main__
 from app.qt.language import FOLDER, languages, speak
 from app.qt.window import Window
 
@@ -48,7 +48,7 @@ def test_a_lost_placeholder_would_be_seen(tmp_path):
 
 def test_english_has_every_plural_form_that_the_app_uses(tmp_path):
     target = shutil.copy(FOLDER / "impasto_en.ts", tmp_path)
-    i18n.collect(tmp_path / "impasto_en.ts")
+    __main__.collect(tmp_path / "impasto_en.ts")
     missing = [source for _, source, _, forms in messages(target) if not forms]
     assert missing == []
     hint = "run: python -m app.i18n"
@@ -57,17 +57,17 @@ def test_english_has_every_plural_form_that_the_app_uses(tmp_path):
 
 @pytest.mark.parametrize(("word", "code"), [("--help", 0), ("--nosuch", 2), ("xx", 2), ("../de", 2), ("DE", 2)])
 def test_only_languages_are_begun(word, code, tmp_path, monkeypatch):
-    monkeypatch.setattr(i18n, "FOLDER", tmp_path)
+    monkeypatch.setattr(__main__, "FOLDER", tmp_path)
     with pytest.raises(SystemExit) as ended:
-        i18n.main([word])
+        __main__.main([word])
     assert (ended.value.code, list(tmp_path.iterdir())) == (code, [])
-    assert [i18n.language(one) for one in ("de", "pt_BR", "zh_TW", "en")] == ["de", "pt_BR", "zh_TW", "en"]
+    assert [__main__.language(one) for one in ("de", "pt_BR", "zh_TW", "en")] == ["de", "pt_BR", "zh_TW", "en"]
 
 
 @pytest.mark.parametrize("code", languages())
 def test_the_compiled_file_is_that_of_the_text(code, tmp_path):
     compiled = tmp_path / "compiled.qm"
-    i18n.run("lrelease", str(FOLDER / f"impasto_{code}.ts"), "-qm", str(compiled))
+    __main__.run("lrelease", str(FOLDER / f"impasto_{code}.ts"), "-qm", str(compiled))
     assert compiled.read_bytes() == (FOLDER / f"impasto_{code}.qm").read_bytes(), "run: python -m app.i18n"
 
 
@@ -97,7 +97,7 @@ def test_qts_own_words_come_in_the_users_language(application):
 def test_every_title_of_a_command_can_be_translated(tmp_path, session, qtbot):
     window = Window(session)
     qtbot.addWidget(window)
-    i18n.collect(tmp_path / "impasto_xx.ts")
+    __main__.collect(tmp_path / "impasto_xx.ts")
     known = {(context, source) for context, source, _, _ in messages(tmp_path / "impasto_xx.ts")}
     texts = [text for command in window.commands for text in (command.action.title, command.action.tip) if text]
     assert [text for text in texts if ("Action", text) not in known] == []

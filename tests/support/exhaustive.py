@@ -7,7 +7,7 @@ from functools import cache, lru_cache
 
 from tests.support.plans import situation_with
 from trainer.config.fit import FitConfig
-from trainer.memory.device import roofline as timing
+from trainer.memory.device import roofline
 from trainer.memory.device.device_state import Situation
 from trainer.memory.forecast.forecast import Playing, Runs
 from trainer.memory.forecast.schedule import MOST_ROUNDS, Course, Occasions
@@ -55,19 +55,19 @@ class Exhaustive:
         steps = self.traces.steps(replace(subject, fit=fit), subject.buckets[0].size, fit.micro_batch or 1)
         most = fit.micro_batch or 1
         parts, rest = divmod(subject.recipe.effective_batch, most)
-        step = timing.seconds([*steps.micro_first.work, *steps.optimizer.work], rate)
-        step += (parts - 1) * timing.seconds(steps.micro_more.work, rate)
+        step = roofline.seconds([*steps.micro_first.work, *steps.optimizer.work], rate)
+        step += (parts - 1) * roofline.seconds(steps.micro_more.work, rate)
         if rest:  # as many operations, each the smaller
             share = rest / most
             less = [replace(one, flops=share * one.flops, bytes=share * one.bytes) for one in steps.micro_more.work]
-            step += timing.seconds(less, rate)
+            step += roofline.seconds(less, rate)
         more = [steps.micro_more] if parts + bool(rest) > 1 else []
         first = [steps.weights, steps.micro_first, *more, steps.optimizer_first]
         need = highest([*first, steps.micro_first, *more, steps.optimizer])
         drawing = 0.0
         if subject.previews:
             drawn = list(self.traces.phase(replace(subject, fit=fit), "preview"))
-            drawing = OCCASIONS.previews * sum(timing.seconds(tape.work, rate) for tape in drawn)
+            drawing = OCCASIONS.previews * sum(roofline.seconds(tape.work, rate) for tape in drawn)
             need = max(need, highest([steps.weights, steps.micro_first, steps.optimizer_first, *drawn]))
         return step * (subject.recipe.steps or 1), drawing, need
 
@@ -94,7 +94,7 @@ class Exhaustive:
                 break
         first, *more, last = counts
         parts = -(-self.subject.recipe.effective_batch // (fit.micro_batch or 1))
-        return timing.RETRY_SECONDS * (first + sum(more) * (parts - 1) + last) * (self.subject.recipe.steps or 1)
+        return roofline.RETRY_SECONDS * (first + sum(more) * (parts - 1) + last) * (self.subject.recipe.steps or 1)
 
     def _free(self, fit: FitConfig) -> int:
         return self.runs(AMPLE).through(self.course(fit), None).reserved

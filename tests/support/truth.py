@@ -12,7 +12,7 @@ from tests.support.meters import Measured, Meter
 from tests.support.real_phases import RealRun
 from tests.support.truth_jobs import TruthJob
 from trainer.memory.allocator.replay import Replayed
-from trainer.memory.device import roofline as timing
+from trainer.memory.device import roofline
 from trainer.memory.device.device_state import Situation
 from trainer.memory.forecast.forecast import Playing
 from trainer.memory.forecast.schedule import Course, Occasions, OtherPhase
@@ -50,7 +50,7 @@ def foresee(job: TruthJob, subject: Subject, situation: Situation, folder: Path,
     course = Course(subject, Traces(TapeStore(folder)), Occasions(), situation.rate)
     playing = play(job, course, situation, None)
     assert playing.failure is None
-    seconds = course.step_seconds(partial(timing.seconds, rate=situation.rate))[subject.buckets[0].size]
+    seconds = course.step_seconds(partial(roofline.seconds, rate=situation.rate))[subject.buckets[0].size]
     phases = {phase: _foreseen(replayed) for phase, replayed in playing.phases.items()}
     return Prediction(phases, seconds, _least_capacity(job, course, situation, playing.reserved) if edge else 0)
 

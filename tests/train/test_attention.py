@@ -15,7 +15,7 @@ from tests.train.test_run import Watcher, run_of
 from trainer.config.load import load_job
 from trainer.errors import JobError
 from trainer.protocol import events
-from trainer.training.device import device as kernels
+from trainer.training.device import device
 from trainer.training.device.device import head_widths, settled
 from trainer.training.run.start import start
 
@@ -69,7 +69,7 @@ def test_auto_passes_over_a_kernel_that_one_width_does_not_suit(monkeypatch: pyt
             raise RuntimeError("No available kernel. Aborting execution.")
         return attend(query, *others)
 
-    monkeypatch.setattr(kernels.F, "scaled_dot_product_attention", refusing)
+    monkeypatch.setattr(device.F, "scaled_dot_product_attention", refusing)
     assert settled("auto", CPU, torch.float32, {8, 256}) == "math"
 
 

@@ -27,7 +27,7 @@ from trainer.config.job import Job
 from trainer.config.load import load_job, parse_job
 from trainer.files.configs import bundled_configs
 from trainer.protocol import events
-from trainer.training.acceleration import attention_autotune as attention_race
+from trainer.training.acceleration import attention_autotune
 from trainer.training.acceleration.attention_autotune import Clock, Shape, attentions, race, race_of
 from trainer.training.device.device import AttentionChoice
 from trainer.training.run.resume import resume
@@ -65,7 +65,7 @@ class Flashes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @pytest.fixture(autouse=True)
 def flash_and_math(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(attention_race.CANDIDATES, "cpu", ("flash", "math"))
+    monkeypatch.setitem(attention_autotune.CANDIDATES, "cpu", ("flash", "math"))
 
 
 def clock_of(seconds: Mapping[str, float], called: list[str]) -> Clock:
@@ -120,7 +120,7 @@ def test_the_quickest_wins_unless_it_may_be_chance(seconds: tuple[float, float],
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_real_clocks_measure_and_leave_chance_as_it_was(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention_race, "SECONDS", 0.002)
+    monkeypatch.setattr(attention_autotune, "SECONDS", 0.002)
     before = torch.get_rng_state()
     found = race("math", SHAPES, CPU, dtype)
     assert found is not None and not found.refused
@@ -131,7 +131,7 @@ def test_real_clocks_measure_and_leave_chance_as_it_was(dtype: torch.dtype, monk
 
 
 def test_a_kernel_that_is_missing_is_told_and_never_wins(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(attention_race.CANDIDATES, "cpu", ("flash", "efficient", "cudnn"))
+    monkeypatch.setitem(attention_autotune.CANDIDATES, "cpu", ("flash", "efficient", "cudnn"))
     found = race("flash", SHAPES, CPU, torch.bfloat16, clock_of({"flash": 9.0}, []))
     assert found is not None and found.chosen == "flash"
     assert found.sentence.endswith("; efficient: not to be had here; cudnn: not to be had here).")
@@ -169,7 +169,7 @@ def test_a_kernel_that_takes_more_memory_than_was_planned_is_refused(
         more = not torch._C._get_flash_sdp_enabled()
         return work(), (1 << 20) + more * kept, (1 << 20) + more * most
 
-    monkeypatch.setattr(attention_race, "held", held)
+    monkeypatch.setattr(attention_autotune, "held", held)
     found = race("flash", SHAPES, CPU, torch.float32, clock_of({"flash": 9.0, "math": 0.1}, []))
     assert found is not None and (found.chosen == "flash") is refused
     assert found.refused == ({"math": "more memory than flash"} if refused else {})
@@ -188,7 +188,7 @@ def test_a_kernel_that_heads_of_a_text_encoder_do_not_suit_is_refused(
         return attend(query, key, value)
 
     monkeypatch.setattr(F, "scaled_dot_product_attention", refusing)
-    monkeypatch.setattr(attention_race, "stopwatch", lambda _: clock_of({"flash": 2.0, "math": 1.0}, []))
+    monkeypatch.setattr(attention_autotune, "stopwatch", lambda _: clock_of({"flash": 2.0, "math": 1.0}, []))
     job = parse_job('name = "one"\nbase.model = "base"\ndataset.folders = [{path = "cats"}]\n', "job.toml", Path())
     text = {"hidden_size": 2 * other, "num_attention_heads": 2}
     planned = job.changed(fit=job.fit.changed(attention="flash"))
@@ -216,7 +216,7 @@ def test_where_timing_fails_what_was_planned_stays(failing: str) -> None:
 
 def test_nothing_races_where_there_is_no_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     assert race("efficient", SHAPES, CPU, torch.float32) is None
-    monkeypatch.delitem(attention_race.CANDIDATES, "cpu")
+    monkeypatch.delitem(attention_autotune.CANDIDATES, "cpu")
     assert race("flash", SHAPES, CPU, torch.float32) is None
 
 
@@ -239,7 +239,7 @@ def job(tmp_path: Path) -> Path:
 def called(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """What was timed, by clocks that say that math is quicker."""
     found: list[str] = []
-    monkeypatch.setattr(attention_race, "stopwatch", lambda _: clock_of({"flash": 2.0, "math": 1.0}, found))
+    monkeypatch.setattr(attention_autotune, "stopwatch", lambda _: clock_of({"flash": 2.0, "math": 1.0}, found))
     yield found
 
 

@@ -28,7 +28,7 @@ from trainer.dataset.sampling import Sample, epoch_batches
 from trainer.errors import DatasetError, ResumableError
 from trainer.memory.forecast.host_memory import PICTURE_BYTES
 from trainer.training.build import Parts, build_parts
-from trainer.training.data import latent_cache as cache
+from trainer.training.data import latent_cache
 from trainer.training.data.latent_cache import Cache
 from trainer.training.device.device import this_machine
 from trainer.training.reporting.control import Interrupted
@@ -108,17 +108,17 @@ def test_texts_at_once_are_those_of_each_by_itself(tmp_path: Path) -> None:
     texts = [f"picture {n}, " + "many words, " * n * 3 for n in range(21)]
     told: list[tuple[int, int]] = []
     encoders = parts.source.load_text_encoders(torch.float32, "cpu")
-    cache = cache_of(job.changed(fit=job.fit.changed(deterministic=False, text_encoder_batch_size=8)), parts)
-    cache.ensure_texts(texts[:2], quiet)
-    cached = cache.ensure_texts(texts, lambda *amount: told.append(amount))
+    latent_cache = cache_of(job.changed(fit=job.fit.changed(deterministic=False, text_encoder_batch_size=8)), parts)
+    latent_cache.ensure_texts(texts[:2], quiet)
+    cached = latent_cache.ensure_texts(texts, lambda *amount: told.append(amount))
     assert cached is not None and cached.count == 19 and cached.encode >= cached.count / cached.seconds
     assert told == [(done, 21) for done in (2, 10, 18, 21)]
     for text in texts:
-        kept, alone = cache.text(text), cache.encode_now(encoders, [text])
+        kept, alone = latent_cache.text(text), latent_cache.encode_now(encoders, [text])
         torch.testing.assert_close(kept.hidden, alone.hidden, rtol=1e-5, atol=1e-5)
         assert kept.pooled is not None and alone.pooled is not None
         torch.testing.assert_close(kept.pooled, alone.pooled, rtol=1e-5, atol=1e-5)
-    assert len({cache.text(text).hidden.numpy().tobytes() for text in texts}) == 21
+    assert len({latent_cache.text(text).hidden.numpy().tobytes() for text in texts}) == 21
     # Nothing of these serves a run that is to repeat bit for bit, nor the other way round.
     exact = parts.cache.ensure_texts(texts, quiet)
     assert exact is not None and exact.count == 21
@@ -165,7 +165,7 @@ def test_the_vae_is_shown_planes_as_the_forecast_traces_it(tmp_path: Path, monke
         shown.append(image)
         return encode_latents(vae, image, tiled=tiled)
 
-    monkeypatch.setattr(cache, "encode_latents", watched)
+    monkeypatch.setattr(latent_cache, "encode_latents", watched)
     parts.cache.ensure_pictures([next(showings(job, pictures, 1))], quiet)
     (image,) = shown
     assert image.is_contiguous() and image.dtype == torch.float32 and image.shape[:2] == (1, 3)
@@ -188,7 +188,7 @@ def test_what_was_encoded_before_an_order_to_end_is_kept(tmp_path: Path) -> None
 
 
 def test_one_photograph_is_decoded_at_a_time_where_the_forecast_counts_on_it() -> None:
-    assert cache.PIXELS_AT_ONCE * 9 == PICTURE_BYTES
+    assert latent_cache.PIXELS_AT_ONCE * 9 == PICTURE_BYTES
 
 
 def test_the_memory_of_large_pictures_is_given_back_before_the_next_is_decoded(
@@ -198,8 +198,8 @@ def test_the_memory_of_large_pictures_is_given_back_before_the_next_is_decoded(
     samples = list(showings(job, pictures, 1))
     sizes = sorted(sample.picture.width * sample.picture.height for sample in samples)
     trimmed: list[int] = []
-    monkeypatch.setattr(cache, "trim", lambda: trimmed.append(1))
-    monkeypatch.setattr(cache, "LARGE_PIXELS", sizes[-1] - 1)
+    monkeypatch.setattr(latent_cache, "trim", lambda: trimmed.append(1))
+    monkeypatch.setattr(latent_cache, "LARGE_PIXELS", sizes[-1] - 1)
     parts.cache.ensure_pictures(samples, quiet)
     assert len(trimmed) == sizes.count(sizes[-1])
 

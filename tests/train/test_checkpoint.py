@@ -17,7 +17,7 @@ import torch
 from tests.support.bad_contents import BAD
 from trainer.errors import ResumableError
 from trainer.protocol.checkpoints import newest_step, steps_on_disk
-from trainer.training import checkpoint as checkpoints
+from trainer.training import checkpoint
 from trainer.training.callbacks.checkpoints import is_restorable
 from trainer.training.checkpoint import Checkpoint, load_latest, prune, save_checkpoint
 
@@ -110,7 +110,7 @@ def test_want_of_memory_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyP
     def exhausted(*_: object) -> bytes:
         raise MemoryError
 
-    monkeypatch.setattr(checkpoints, "read_bytes", exhausted)
+    monkeypatch.setattr(checkpoint, "read_bytes", exhausted)
     with pytest.raises(MemoryError):
         load_latest(tmp_path)
 
@@ -144,7 +144,7 @@ def test_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
 
 
 def test_too_little_room_is_said_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoints, "free_bytes", lambda _: 1000)
+    monkeypatch.setattr(checkpoint, "free_bytes", lambda _: 1000)
     with pytest.raises(ResumableError) as refused:
         save_checkpoint(tmp_path, sample(5))
     assert refused.value.code == "disk.full" and list(tmp_path.iterdir()) == []
@@ -176,12 +176,12 @@ sys.exit(4)
 def test_what_does_not_read_back_the_same_is_no_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A disk that takes bytes and gives back others."""
     save_checkpoint(tmp_path, sample(5))
-    write = checkpoints.atomic.write_bytes
+    write = checkpoint.atomic.write_bytes
 
     def lose_a_bit(path: Path, data: bytes) -> None:
         write(path, data[:-1] + bytes([data[-1] ^ 1]) if path.name == "adapter.safetensors" else data)
 
-    monkeypatch.setattr(checkpoints.atomic, "write_bytes", lose_a_bit)
+    monkeypatch.setattr(checkpoint.atomic, "write_bytes", lose_a_bit)
     with pytest.raises(ResumableError, match="does not read back the same"):
         save_checkpoint(tmp_path, sample(6))
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000005"]
@@ -190,8 +190,8 @@ def test_what_does_not_read_back_the_same_is_no_checkpoint(tmp_path: Path, monke
 def test_room_is_left_for_events_and_logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_checkpoint(tmp_path, sample(5))
     size = sum(path.stat().st_size for path in (tmp_path / "step-00000005").iterdir() if path.name != "manifest.json")
-    monkeypatch.setattr(checkpoints, "free_bytes", lambda _: size + checkpoints.SPARE_BYTES)
+    monkeypatch.setattr(checkpoint, "free_bytes", lambda _: size + checkpoint.SPARE_BYTES)
     save_checkpoint(tmp_path, sample(6))
-    monkeypatch.setattr(checkpoints, "free_bytes", lambda _: size + checkpoints.SPARE_BYTES - 1)
+    monkeypatch.setattr(checkpoint, "free_bytes", lambda _: size + checkpoint.SPARE_BYTES - 1)
     with pytest.raises(ResumableError, match="1 bytes more are needed"):
         save_checkpoint(tmp_path, sample(7))

@@ -9,8 +9,7 @@ from tests.support.exhaustion import Exhaustion, SharedPlace, Trial
 from trainer.config.job import Job
 from trainer.config.load import load_job
 from trainer.protocol import events
-from trainer.training.acceleration import attention_autotune as attention_race
-from trainer.training.acceleration import int8_autotune as int8_race
+from trainer.training.acceleration import attention_autotune, int8_autotune
 from trainer.training.device.device import settled
 from trainer.training.run.start import PlannedFit
 
@@ -40,8 +39,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> SharedPlace:
 @pytest.fixture(autouse=True)
 def races(monkeypatch: pytest.MonkeyPatch) -> None:
     """The CPU's two kernels race as a GPU's would, briefly. The race of layouts, which compiles: test_layout."""
-    monkeypatch.setitem(attention_race.CANDIDATES, "cpu", ("flash", "math"))
-    for race in (attention_race, int8_race):
+    monkeypatch.setitem(attention_autotune.CANDIDATES, "cpu", ("flash", "math"))
+    for race in (attention_autotune, int8_autotune):
         monkeypatch.setattr(race, "SECONDS", 0.002)
 
 

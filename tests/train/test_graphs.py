@@ -22,12 +22,12 @@ from trainer.config.resolve import resolve_job
 from trainer.dataset.listing import read_dataset
 from trainer.protocol import events
 from trainer.training import loop
-from trainer.training.acceleration import cuda_graphs as graphs
+from trainer.training.acceleration import cuda_graphs
 from trainer.training.acceleration.cuda_graphs import Recording, graphs_of
 from trainer.training.build import build_engine, build_parts
 from trainer.training.device.device import this_machine
 from trainer.training.loop import Engine
-from trainer.training.optim import master_weights as scaler
+from trainer.training.optim import master_weights
 from trainer.training.optim.lr_schedule import Segment
 from trainer.training.recovery.engine_manager import Keeper
 from trainer.training.step import MicroBatch, StepModels, training_step
@@ -73,7 +73,7 @@ def replayers(shared_home: None, monkeypatch: pytest.MonkeyPatch) -> list[Replay
         made.append(Replayer(device))
         return made[-1]
 
-    monkeypatch.setitem(graphs.RECORDERS, "cpu", make)
+    monkeypatch.setitem(cuda_graphs.RECORDERS, "cpu", make)
     return made
 
 
@@ -126,7 +126,7 @@ WAYS: dict[str, tuple[str, tuple[str, ...]]] = {
 def test_what_is_learned_is_what_plain_steps_learn(
     place: Place, replayers: list[Replayer], monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
-    monkeypatch.setattr(scaler, "GOOD_STEPS_TO_GROW", 2)
+    monkeypatch.setattr(master_weights, "GOOD_STEPS_TO_GROW", 2)
     family, settings = WAYS[way]
     told: list[str] = []
     graphed, plain = (engine_of(place, family, (*settings, *on), told) for on in ((ON,), ()))
@@ -216,7 +216,7 @@ def test_weights_that_moved_are_not_read_where_they_were(
 def test_no_more_shapes_are_recorded_than_memory_is_counted_for(
     pair: tuple[Engine, Engine, list[str]], replayers: list[Replayer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(graphs, "MOST_GRAPHS", 1)
+    monkeypatch.setattr(cuda_graphs, "MOST_GRAPHS", 1)
     graphed, plain, _ = pair
     assert_same(learned(graphed), learned(plain))
     assert len(replayed(replayers)) == 1
@@ -292,15 +292,15 @@ def test_a_replayed_micro_batch_is_one_order_besides_its_inputs(place: Place, mo
     told: list[str] = []
     graphed = engine_of(place, "sd15", (*BRIEF, *ONE, ON), told)
     learned(graphed, 3)
-    learn, orders, sent = graphs.RecordedSteps.learn, list[Recording](), list[tuple[int, int]]()
+    learn, orders, sent = cuda_graphs.RecordedSteps.learn, list[Recording](), list[tuple[int, int]]()
 
-    def counted(steps: graphs.RecordedSteps, engine: Engine, micro: MicroBatch) -> torch.Tensor:
+    def counted(steps: cuda_graphs.RecordedSteps, engine: Engine, micro: MicroBatch) -> torch.Tensor:
         with StepCounter(torch.device("cpu")) as counter, counter.stage("micro"):
             loss = learn(steps, engine, micro)
         sent.append((counter.total(), len(list(micro.tensors()))))
         return loss
 
-    monkeypatch.setattr(graphs.RecordedSteps, "learn", counted)
+    monkeypatch.setattr(cuda_graphs.RecordedSteps, "learn", counted)
     monkeypatch.setattr(Replay, "replay", lambda replay: orders.append(replay))
     graphed.train_step()
     assert len(orders) == len(sent) > 0 and not told
@@ -323,5 +323,5 @@ def test_where_nothing_can_be_recorded_or_is_asked_for_there_are_none(monkeypatc
     asked, cpu = FitConfig(graphs=True), torch.device("cpu")
     assert graphs_of(asked, cpu, lambda *_: None) is not None
     assert graphs_of(FitConfig(), cpu, lambda *_: None) is None
-    monkeypatch.delitem(graphs.RECORDERS, "cpu")
+    monkeypatch.delitem(cuda_graphs.RECORDERS, "cpu")
     assert graphs_of(asked, cpu, lambda *_: None) is None

@@ -23,7 +23,7 @@ from trainer.config.base import BaseConfig, Family
 from trainer.config.job import Job
 from trainer.config.load import parse_job
 from trainer.config.products import ProductConfig
-from trainer.training.acceleration import int8_autotune as int8_race
+from trainer.training.acceleration import int8_autotune
 from trainer.training.acceleration.attention_autotune import Clock
 from trainer.training.acceleration.int8_autotune import Linear, Timing, linears, products_of, time_all, worthwhile
 
@@ -86,7 +86,7 @@ def test_each_direction_that_can_be_is_timed_and_decided_on_its_own(dtype: torch
 
 
 def test_clocks_are_real_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(int8_race, "SECONDS", 0.003)
+    monkeypatch.setattr(int8_autotune, "SECONDS", 0.003)
     timings = time_all(LAYERS, CPU, torch.float32)
     assert len(timings) == 3
     assert all(0 < seconds < 10 for one in timings for seconds in (one.plain, one.usual, one.int8))

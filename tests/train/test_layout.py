@@ -28,9 +28,8 @@ from trainer.config.base import Family
 from trainer.config.load import load_job
 from trainer.files.configs import bundled_configs
 from trainer.protocol import events
-from trainer.training.acceleration import channels_last as layout
+from trainer.training.acceleration import channels_last, compile
 from trainer.training.acceleration import channels_last as layout_race
-from trainer.training.acceleration import compile as compiled
 from trainer.training.acceleration.attention_autotune import Clock, attentions
 from trainer.training.acceleration.channels_last import (
     Kernels,
@@ -106,7 +105,7 @@ def test_compiled_kernels_do_what_plain_ones_do_also_where_compiling_fails(
             raise RuntimeError("the compiler cannot do this")
         return graph.forward
 
-    monkeypatch.setattr(compiled, "BACKEND", compiler)
+    monkeypatch.setattr(compile, "BACKEND", compiler)
     norm = torch.nn.GroupNorm(4, 8).requires_grad_(requires_grad=False)
     x = torch.randn(2, 8, 3, 5).to(memory_format=torch.channels_last).requires_grad_()
     kernels = Kernels(compiled=True)
@@ -173,7 +172,7 @@ def test_a_run_takes_it_only_where_it_is_quicker_and_says_so(
 
 
 def test_where_timing_fails_maps_lie_as_usual(place: SharedPlace, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layout, "_backward", lambda above, x, *_: above * 2)
+    monkeypatch.setattr(channels_last, "_backward", lambda above, x, *_: above * 2)
     asked = Trial(place.job(), [*BRIEF, *ONE, ON, "recipe.steps=1"], planner=as_on_a_card).start()
     (sentence,) = [event.sentence for event in asked.of(events.Notice) if event.code == "channels_last"]
     assert sentence.startswith("Maps lie as usual: timing them channels-last failed (other gradients, ")
@@ -193,8 +192,8 @@ def test_a_shortage_while_timing_is_tried_again_and_never_decides(
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
         return backward(above, x, *more)
 
-    backward = layout._backward
-    monkeypatch.setattr(layout, "_backward", short)
+    backward = channels_last._backward
+    monkeypatch.setattr(channels_last, "_backward", short)
     monkeypatch.setattr(layout_race.layout_of, "__defaults__", (clock_of(2.0, 1.0, []),))
     trial = Trial(place.job(), [*BRIEF, *ONE, ON, "recipe.steps=1"], planner=as_on_a_card).start()
     assert trial.code == code

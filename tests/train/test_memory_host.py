@@ -18,7 +18,7 @@ from tests.train.test_memory_phases import CPU, played, subject, tiny
 from trainer.adapter.attach import initial_weights
 from trainer.config.fit import FitConfig
 from trainer.memory.forecast.host_memory import CROPS_WAITING, PICTURE_BYTES, host_bytes
-from trainer.memory.trace import other_phases as phases
+from trainer.memory.trace import other_phases
 from trainer.memory.trace.memory_trace import Storage
 from trainer.memory.trace.meta_models import empty_engine
 from trainer.training.checkpoint import Checkpoint, save_checkpoint
@@ -47,13 +47,13 @@ def test_checkpoints_take_what_writing_them_takes(tmp_path: Path, masters: int, 
 def test_loading_holds_one_tensor_twice_or_the_adapters_first_weights() -> None:
     small, large = subject("sd15", 512, FitConfig(dtype="bf16")), tiny("sd15", CPU)
     widest = 2560 * 1280 * 3 * 3  # the first layer of the resnets in the lowest up blocks
-    assert host_bytes("load", small, phases.load(small), ()) == max(6 * widest, first_weights(small))
+    assert host_bytes("load", small, other_phases.load(small), ()) == max(6 * widest, first_weights(small))
     # At a high rank the adapter is larger than any weight of a tiny base.
     large = tiny("sd15", CPU, rank=64)
-    assert host_bytes("load", large, phases.load(large), ()) == first_weights(large)
+    assert host_bytes("load", large, other_phases.load(large), ()) == first_weights(large)
 
 
-def first_weights(wanted: phases.Subject) -> int:
+def first_weights(wanted: other_phases.Subject) -> int:
     adapter = empty_engine(wanted).adapter
     return sum(weight.nbytes for weight in initial_weights(adapter, lambda _: default_rng(0)).values())
 
@@ -61,8 +61,8 @@ def first_weights(wanted: phases.Subject) -> int:
 def test_the_unet_that_waits_lies_in_main_memory() -> None:
     staying, leaving = tiny("sd15"), tiny("sd15", CPU.changed(preview_offload=True))
     unet = sum(weight.nbytes for weight in empty_engine(staying).models.unet.parameters())
-    without = host_bytes("preview", staying, phases.preview(staying), ())
-    assert host_bytes("preview", leaving, phases.preview(leaving), ()) == without + unet
+    without = host_bytes("preview", staying, other_phases.preview(staying), ())
+    assert host_bytes("preview", leaving, other_phases.preview(leaving), ()) == without + unet
 
 
 def test_caching_holds_one_weight_one_picture_and_what_waits_before_and_after_the_model() -> None:
@@ -70,13 +70,13 @@ def test_caching_holds_one_weight_one_picture_and_what_waits_before_and_after_th
     wanted = subject("sdxl", 1024, FitConfig(vae_dtype="fp32", dtype="bf16"))
     waiting = (READERS + 2) * 3 * 4 * 1024 * 1024 + 11 * 2 * 4 * 128 * 128 * 4
     pictures = PICTURE_BYTES + 4 * 512 * 512 * 9 + waiting
-    assert host_bytes("cache_pictures", wanted, phases.cache_pictures(wanted), ()) == pictures
-    masked = host_bytes("cache_pictures", replace(wanted, masks=True), phases.cache_pictures(wanted), ())
+    assert host_bytes("cache_pictures", wanted, other_phases.cache_pictures(wanted), ()) == pictures
+    masked = host_bytes("cache_pictures", replace(wanted, masks=True), other_phases.cache_pictures(wanted), ())
     assert masked == pictures + (READERS + 2) * 4 * 1024 * 1024 + 11 * 128 * 128 * 4
     exact = replace(wanted, fit=wanted.fit.changed(deterministic=True))
     for one, at_once in ((wanted, 8), (exact, 1)):
         texts = 6 * 49408 * 1280 + 11 * at_once * 77 * (768 + 1280) * 4
-        assert host_bytes("cache_texts", one, phases.cache_texts(one), ()) == texts
+        assert host_bytes("cache_texts", one, other_phases.cache_texts(one), ()) == texts
 
 
 def test_as_many_cut_pictures_wait_as_are_counted() -> None:
@@ -111,7 +111,7 @@ class Holder:
 
 
 def test_training_and_saving() -> None:
-    names, _ = played(phases.load(tiny("sd15")))
+    names, _ = played(other_phases.load(tiny("sd15")))
     living = [kept.storage for kept in names.values()]
     masters = sum(kept.storage.bytes for name, kept in names.items() if name.startswith("master."))
     assert host_bytes("train", tiny("sd15"), (), living) == 0

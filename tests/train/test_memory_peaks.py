@@ -9,7 +9,7 @@ from tests.support.traced_steps import trace_steps
 from tests.train.test_memory_phases import subject
 from trainer.config.fit import FitConfig
 from trainer.memory.forecast.peaks import high_points
-from trainer.memory.trace import other_phases as phases
+from trainer.memory.trace import other_phases
 from trainer.memory.trace.memory_trace import sums
 
 
@@ -53,5 +53,5 @@ def test_sdxl_with_checkpointing_has_a_peak_in_every_block_there_and_back() -> N
 
 
 def test_quantising_is_named() -> None:
-    (tape,) = phases.quantise(subject("sd15", 512, FitConfig(quantise="nf4")))
+    (tape,) = other_phases.quantise(subject("sd15", 512, FitConfig(quantise="nf4")))
     assert [point.name for point in high_points(tape)] == ["quantising the last weights"]

@@ -30,8 +30,7 @@ from trainer.config.recipe import RecipeConfig, TextEncoderConfig
 from trainer.config.report import PromptConfig
 from trainer.memory.allocator.allocator import Allocator
 from trainer.memory.allocator.replay import Kept, replay
-from trainer.memory.trace import other_phases as phases
-from trainer.memory.trace import recorder as tracer
+from trainer.memory.trace import other_phases, recorder
 from trainer.memory.trace.memory_trace import Tape, sums
 from trainer.memory.trace.meta_models import bare_unet, empty_engine, micro_batch
 from trainer.memory.trace.workload import BucketUse, Subject, subject_ahead
@@ -76,13 +75,15 @@ def peaks(tapes: tuple[Tape, ...]) -> tuple[float, float]:
 
 @pytest.mark.parametrize(("dtype", "allocated", "reserved"), [("bf16", 1451, 1728), ("fp32", 2893, 3444)])
 def test_encoding_takes_what_is_known_of_it(dtype: Any, allocated: int, reserved: int) -> None:
-    tapes = phases.cache_pictures(subject("sdxl", 1024, FitConfig(vae_dtype=dtype)))
+    tapes = other_phases.cache_pictures(subject("sdxl", 1024, FitConfig(vae_dtype=dtype)))
     assert peaks(tapes) == pytest.approx((allocated, reserved), rel=2e-3)
 
 
 def test_encoding_in_tiles_takes_what_its_largest_tile_does() -> None:
     """A quarter of the pixels, beside the same weights."""
-    tiled = peaks(phases.cache_pictures(subject("sdxl", 1024, FitConfig(vae_dtype="bf16", vae_encode_tiling=True))))
+    tiled = peaks(
+        other_phases.cache_pictures(subject("sdxl", 1024, FitConfig(vae_dtype="bf16", vae_encode_tiling=True)))
+    )
     assert tiled[0] < 0.35 * 1451 and tiled[1] < 0.45 * 1728
 
 
@@ -92,13 +93,13 @@ def test_encoding_in_tiles_takes_what_its_largest_tile_does() -> None:
 )
 def test_decoding_takes_what_is_known_of_it(dtype: Any, tiling: bool, allocated: int, reserved: int) -> None:
     wanted = subject("sdxl", 1024, FitConfig(vae_dtype=dtype, vae_tiling=tiling))
-    _, decoded, _ = phases.preview(replace(wanted, unet_config=tiny_configs("sdxl")["unet"]))
+    _, decoded, _ = other_phases.preview(replace(wanted, unet_config=tiny_configs("sdxl")["unet"]))
     assert peaks((decoded,)) == pytest.approx((allocated, reserved), rel=2e-3)
 
 
 @pytest.mark.parametrize(("dtype", "gibibytes"), [("bf16", 1.525), ("fp32", 3.05)])
 def test_sdxls_text_encoders_take_what_is_known_of_them(dtype: Any, gibibytes: float) -> None:
-    (tape,) = phases.cache_texts(subject("sdxl", 1024, FitConfig(dtype=dtype)))
+    (tape,) = other_phases.cache_texts(subject("sdxl", 1024, FitConfig(dtype=dtype)))
     assert of_kind(tape, "weights") / 2**30 == pytest.approx(gibibytes, rel=3e-3)
 
 
@@ -161,10 +162,10 @@ def stage_peak(tape: Tape, stage: str) -> int:
 @pytest.fixture
 def as_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets a trace compute attention as the CPU does, and leave out what only a card's kernels take inside."""
-    monkeypatch.setattr(phases, "VAE_ATTENTION", "math")
-    monkeypatch.setattr(phases, "attention_kernel", lambda *_: "math")
-    monkeypatch.setattr(tracer, "hidden_bytes", lambda *_: ())
-    monkeypatch.delitem(tracer._INSTEAD, torch.ops.aten._safe_softmax.default)
+    monkeypatch.setattr(other_phases, "VAE_ATTENTION", "math")
+    monkeypatch.setattr(other_phases, "attention_kernel", lambda *_: "math")
+    monkeypatch.setattr(recorder, "hidden_bytes", lambda *_: ())
+    monkeypatch.delitem(recorder._INSTEAD, torch.ops.aten._safe_softmax.default)
 
 
 @cache
@@ -187,7 +188,7 @@ FAMILIES = pytest.mark.parametrize("family", ["sd15", "sdxl"])
 @FAMILIES
 @pytest.mark.usefixtures("as_on_the_cpu")
 def test_encoding_pictures_against_the_cpu(family: Family) -> None:
-    (tape,) = phases.cache_pictures(tiny(family))
+    (tape,) = other_phases.cache_pictures(tiny(family))
     vae = cast(Any, tiny_models(family)["vae"])
     # On a card the pixels are moved; here they are born as a copy, which takes as much and lives as long.
     real = most_alive(lambda: posterior(vae, torch.zeros(1, 3, 64, 64).clone()))
@@ -197,7 +198,7 @@ def test_encoding_pictures_against_the_cpu(family: Family) -> None:
 @pytest.mark.usefixtures("as_on_the_cpu")
 def test_encoding_again_in_fp32_takes_what_an_fp32_vae_does() -> None:
     """The guard against numbers that are not finite, of a 16-bit VAE; the weights, too, are counted."""
-    (tape,) = phases.cache_pictures(tiny("sd15"))
+    (tape,) = other_phases.cache_pictures(tiny("sd15"))
     pixels = torch.full((1, 3, 64, 64), 3e5)  # past fp16's largest number
     source = tiny_models("sd15")["vae"].state_dict()
     with sdpa_kernel([SDPBackend.MATH]), Live() as live:
@@ -219,7 +220,7 @@ def test_decoding_in_tiles_against_the_cpu(family: Family, side: int) -> None:
     """At 640 pixels there are four tiles."""
     prompt = PromptConfig(prompt="a cat", steps=1, width=side, height=side)
     wanted = replace(tiny(family, CPU.changed(vae_tiling=True)), previews=(prompt,))
-    _, tape, _ = phases.preview(wanted)
+    _, tape, _ = other_phases.preview(wanted)
     vae = cast(Any, tiny_models(family)["vae"])
     latents = torch.zeros(1, 4, side // 8, side // 8)
     assert stage_peak(tape, f"decode {side}x{side}") == most_alive(lambda: decode_levels(vae, latents, tiling=True))
@@ -229,7 +230,7 @@ def test_decoding_in_tiles_against_the_cpu(family: Family, side: int) -> None:
 @pytest.mark.parametrize(("deterministic", "texts"), [(True, 1), (False, 8)])
 @pytest.mark.usefixtures("as_on_the_cpu")
 def test_encoding_texts_against_the_cpu(family: Family, deterministic: bool, texts: int) -> None:
-    (tape,) = phases.cache_texts(tiny(family, CPU.changed(deterministic=deterministic)))
+    (tape,) = other_phases.cache_texts(tiny(family, CPU.changed(deterministic=deterministic)))
     encoders = [cast(Any, model) for part, model in tiny_models(family).items() if part.startswith("text")]
     real = most_alive(lambda: encode_words(family, encoders, [""] * texts, 1, torch.device("cpu")))
     ids = texts * 77 * 8  # moved to a card, where they are already on the CPU
@@ -240,8 +241,8 @@ def test_encoding_texts_against_the_cpu(family: Family, deterministic: bool, tex
 @pytest.mark.parametrize("sampler", list(SAMPLERS))
 @pytest.mark.usefixtures("as_on_the_cpu")
 def test_drawing_against_the_cpu(family: Family, sampler: Any) -> None:
-    prompt = PromptConfig(prompt="a cat", steps=phases.STEPS_DRAWN, sampler=sampler, width=64, height=64)
-    tape, _, _ = phases.preview(replace(tiny(family), previews=(prompt,)))
+    prompt = PromptConfig(prompt="a cat", steps=other_phases.STEPS_DRAWN, sampler=sampler, width=64, height=64)
+    tape, _, _ = other_phases.preview(replace(tiny(family), previews=(prompt,)))
     text = text_of(family)
     drawing = Drawing(prompt, 64, 64, text, text)
     made, unet = make_sampler(sampler, "epsilon", zero_terminal_snr=False), with_adapter(family)
@@ -255,7 +256,7 @@ def test_drawing_against_the_cpu(family: Family, sampler: Any) -> None:
 @pytest.mark.usefixtures("as_on_the_cpu")
 def test_validation_against_the_cpu(family: Family) -> None:
     wanted = tiny(family, CPU.changed(micro_batch=2))
-    (tape,) = phases.validate(wanted)
+    (tape,) = other_phases.validate(wanted)
     models = StepModels(family, with_adapter(family), (), None, torch.float32)
     schedule = NoiseSchedule.create("epsilon", False).to("cpu", torch.float32)
 
@@ -292,7 +293,7 @@ def played(*parts: tuple[Tape, ...]) -> tuple[dict[str, Kept], list[int]]:
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_loading_takes_the_weights_and_nothing_else(dtype: Any) -> None:
     wanted = tiny("sdxl", FitConfig(dtype=dtype), text_encoder=TextEncoderConfig(learning_rate=1e-4, rank=16))
-    (tape,) = phases.load(wanted)
+    (tape,) = other_phases.load(wanted)
     size = 4 if dtype == "fp32" else 2
     models = tiny_models("sdxl")
     base = sum(w.numel() for part in ("unet", "text_encoder", "text_encoder_2") for w in models[part].parameters())
@@ -311,8 +312,8 @@ def test_loading_takes_the_weights_and_nothing_else(dtype: Any) -> None:
 def test_quantising_needs_one_weight_in_16_bits_at_a_time(kind: Any, bits: float) -> None:
     """int8 keeps a scale for each row; NF4 a byte for each 64 weights, and a scale for each 256 of those."""
     wanted = subject("sd15", 512, FitConfig(quantise=kind))
-    assert phases.load(wanted) == ()
-    (tape,) = phases.quantise(wanted)
+    assert other_phases.load(wanted) == ()
+    (tape,) = other_phases.quantise(wanted)
     unet, _ = bare_unet(wanted)
     layers = [layer for layer in unet.modules() if type(layer).__name__.startswith("Frozen")]
     numbers = [cast(Any, layer).in_features * cast(Any, layer).out_features for layer in layers]
@@ -326,7 +327,7 @@ def test_quantising_needs_one_weight_in_16_bits_at_a_time(kind: Any, bits: float
 
 
 def test_tracing_leaves_quantising_intact() -> None:
-    phases.quantise(tiny("sdxl", FitConfig(dtype="fp32", quantise="nf4")))
+    other_phases.quantise(tiny("sdxl", FitConfig(dtype="fp32", quantise="nf4")))
     weight = torch.randn(64, 64)
     restored = dequantize_4bit(*quantize_4bit(weight, quant_type="nf4", compress_statistics=True))
     assert (restored - weight).abs().mean() < 0.1
@@ -335,29 +336,29 @@ def test_tracing_leaves_quantising_intact() -> None:
 @FAMILIES
 def test_caching_ends_with_nothing_left_and_no_unet_in_it(family: Family) -> None:
     wanted = tiny(family)
-    tapes = (*phases.cache_pictures(wanted), *phases.cache_texts(wanted))
+    tapes = (*other_phases.cache_pictures(wanted), *other_phases.cache_texts(wanted))
     names, _ = played(tapes)
     assert set(names) <= {"cublas.caller"}
     assert not any(storage.module.startswith("unet") for tape in tapes for storage in tape.storages)
 
 
 def test_texts_are_not_cached_where_encoders_learn() -> None:
-    assert phases.cache_texts(tiny("sd15", text_encoder=TextEncoderConfig(learning_rate=1e-4, rank=4))) == ()
+    assert other_phases.cache_texts(tiny("sd15", text_encoder=TextEncoderConfig(learning_rate=1e-4, rank=4))) == ()
 
 
 def test_every_shape_is_encoded_once_and_the_largest_measured() -> None:
     buckets = (BucketUse(96, 64, 3), BucketUse(64, 64, 2))
     wanted = replace(tiny("sd15"), buckets=buckets, validation_buckets=(BucketUse(128, 128, 1), BucketUse(64, 64, 1)))
-    stages = {storage.stage for storage in phases.cache_pictures(wanted)[0].storages}
+    stages = {storage.stage for storage in other_phases.cache_pictures(wanted)[0].storages}
     assert stages == {"load", "encode 96x64", "encode 64x64", "encode 128x128"}
-    assert {storage.stage for storage in phases.validate(wanted)[0].storages} == {"validate 128x128"}
+    assert {storage.stage for storage in other_phases.validate(wanted)[0].storages} == {"validate 128x128"}
 
 
 def test_the_unet_makes_room_for_decoding_and_returns() -> None:
     staying, leaving = (tiny("sdxl", CPU.changed(preview_offload=offload)) for offload in (False, True))
-    loaded = phases.load(staying)
-    before, plain = played(loaded, phases.preview(staying))
-    after, roomy = played(loaded, phases.preview(leaving))
+    loaded = other_phases.load(staying)
+    before, plain = played(loaded, other_phases.preview(staying))
+    after, roomy = played(loaded, other_phases.preview(leaving))
     unet = sum(weight.nbytes for weight in empty_engine(staying).models.unet.parameters())
     assert plain[2] - roomy[2] == pytest.approx(unet, rel=0.01)  # beside what the allocator rounds
     assert before.keys() == after.keys()
@@ -365,18 +366,18 @@ def test_the_unet_makes_room_for_decoding_and_returns() -> None:
         name: kept.storage.bytes for name, kept in after.items()
     }
     # As often as wished.
-    played(loaded, *[phases.preview(leaving)] * 2)
+    played(loaded, *[other_phases.preview(leaving)] * 2)
 
 
 def test_previews_by_encoders_that_learn_encode_their_texts() -> None:
     wanted = tiny("sd15", text_encoder=TextEncoderConfig(learning_rate=1e-4, rank=4))
-    assert any(storage.stage == "texts" for storage in phases.preview(wanted)[0].storages)
-    assert not any(storage.stage == "texts" for storage in phases.preview(tiny("sd15"))[0].storages)
+    assert any(storage.stage == "texts" for storage in other_phases.preview(wanted)[0].storages)
+    assert not any(storage.stage == "texts" for storage in other_phases.preview(tiny("sd15"))[0].storages)
 
 
 def test_the_work_of_previews_is_that_of_all_prompts_and_steps() -> None:
     def flops(*prompts: PromptConfig) -> tuple[int, int]:
-        tapes = phases.preview(replace(tiny("sd15"), previews=prompts))
+        tapes = other_phases.preview(replace(tiny("sd15"), previews=prompts))
         return tuple(sum(item.flops * item.count for item in tape.work) for tape in tapes[:2])  # type: ignore[return-value]
 
     one = PromptConfig(prompt="a", steps=2, width=64, height=64)
@@ -386,10 +387,10 @@ def test_the_work_of_previews_is_that_of_all_prompts_and_steps() -> None:
 
 
 def test_saving_takes_nothing_but_where_weights_are_averaged() -> None:
-    for tapes in (phases.checkpoint(tiny("sd15")), phases.save(tiny("sd15"))):
+    for tapes in (other_phases.checkpoint(tiny("sd15")), other_phases.save(tiny("sd15"))):
         assert sums(tapes[0]).peak == 0
     averaged = tiny("sd15", optimizer=ScheduleFreeConfig())
-    (tape,) = phases.save(averaged)
+    (tape,) = other_phases.save(averaged)
     masters = 4 * sum(weight.numel() for weight in empty_engine(averaged).adapter.parameters.values())
     assert (sums(tape).net, of_kind(tape, "temporary")) == (0, masters)
-    assert of_kind(phases.validate(averaged)[0], "temporary") > masters
+    assert of_kind(other_phases.validate(averaged)[0], "temporary") > masters

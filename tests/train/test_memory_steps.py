@@ -32,7 +32,7 @@ from trainer.adapter.attach import initial_weights
 from trainer.config.base import Family
 from trainer.config.fit import FitConfig
 from trainer.config.recipe import RecipeConfig
-from trainer.memory.trace import meta_models as models
+from trainer.memory.trace import meta_models
 from trainer.memory.trace import recorder as tracer
 from trainer.memory.trace.derive import joined, scaled
 from trainer.memory.trace.library import Traces
@@ -157,8 +157,8 @@ class _Saved:
 
     @contextmanager
     def watching(self, engine: Engine) -> Iterator[None]:
-        models = (engine.models.unet, *engine.models.text_encoders)
-        weights = {tensor.untyped_storage()._cdata for model in models for _, tensor in lasting_tensors(model)}
+        meta_models = (engine.models.unet, *engine.models.text_encoders)
+        weights = {tensor.untyped_storage()._cdata for model in meta_models for _, tensor in lasting_tensors(model)}
 
         def pack(tensor: Tensor) -> Tensor:
             storage = tensor.untyped_storage()
@@ -402,9 +402,9 @@ def test_models_that_were_traced_before_give_the_same_tapes(quantise: str) -> No
     def unet() -> object:
         return empty_engine(subject).models.unet
 
-    models._latest.clear()
+    meta_models._latest.clear()
     fresh_checkpointed = micro_tapes(checkpointed)
-    models._latest.clear()
+    meta_models._latest.clear()
     fresh, once = micro_tapes(subject), unet()
     for _ in range(2):
         assert_alike(micro_tapes(checkpointed), fresh_checkpointed)

@@ -12,8 +12,8 @@ from trainer.config.presets import shelf
 from trainer.config.presets.preset import Preset
 from trainer.config.presets.writing import dump_preset
 from trainer.errors import ImpastoError
-from trainer.memory.planner import request as questions
-from trainer.memory.trace import workload as subject
+from trainer.memory.planner import request
+from trainer.memory.trace import workload
 
 GIB = 1024**3
 
@@ -21,7 +21,7 @@ GIB = 1024**3
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Let the published architecture be a tiny one, so that tracing it takes no time."""
-    for module in (questions, subject):
+    for module in (request, workload):
         monkeypatch.setattr(module, "bundled_configs", tiny_configs)
     # However busy the machine is, every fit is looked at.
     for name in ("PATIENCE", "PATIENCE_BESIDE"):
@@ -76,7 +76,7 @@ def test_what_a_fit_holds_is_told_and_planned_with(capsys):
     told = capsys.readouterr().out
     assert 'It fits by:\n  fit.dtype = "bf16"\n  fit.micro_batch = 1\n  fit.checkpointing = "full"\n' in told
     assert 'GTX 1080 8GB does not compute in bf16; use "fp16"' in told
-    assert questions.question_ahead("sd15", None, "8GB", fit=made.fit).written == made.fit
+    assert request.question_ahead("sd15", None, "8GB", fit=made.fit).written == made.fit
 
 
 def test_a_card_that_nobody_knows_is_told_and_nothing_is_kept(capsys):

@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from trainer.memory.device.roofline import seconds
 from trainer.memory.trace.memory_trace import Work
-from trainer.training.acceleration import throughput as rate
+from trainer.training.acceleration import throughput
 from trainer.training.acceleration.throughput import Size, cpu_time, examples_of, largest, measure_rate
 
 CPU = torch.device("cpu")
@@ -104,7 +104,7 @@ def test_the_sizes_that_matter_most_are_timed():
     chosen = largest([*small, *large, *moving])
     assert [size.flops for size in chosen if size.kind == "gemm"] == [10**8, 10**7]
     assert sorted(size.bytes for size in chosen if size.kind == "other") == [10**6, 2 * 10**6]
-    assert len(largest(small)) == rate.SIZES_OF_A_KIND
+    assert len(largest(small)) == throughput.SIZES_OF_A_KIND
 
 
 def test_this_cpu_is_measured_in_about_a_second():
@@ -137,7 +137,7 @@ def test_what_is_passed_over_before_each_operation_does_not_count(monkeypatch):
     """By a clock that is looked at by each pass twice."""
     ticks = itertools.count()
     now = partial(next, ticks)
-    monkeypatch.setattr(rate, "cpu_time", lambda: now)
+    monkeypatch.setattr(throughput, "cpu_time", lambda: now)
     one = torch.zeros(1)
 
     def took() -> int:
@@ -146,7 +146,7 @@ def test_what_is_passed_over_before_each_operation_does_not_count(monkeypatch):
             one + one
         return now() - started
 
-    assert rate._passing_between(64, took) == took() + 5 == 6
+    assert throughput._passing_between(64, took) == took() + 5 == 6
 
 
 def test_the_cost_of_an_operation_is_that_of_a_real_step():
@@ -158,4 +158,4 @@ def test_the_cost_of_an_operation_is_that_of_a_real_step():
         started = now()
         one + one
         bare.append(now() - started)
-    assert rate._operation_seconds(CPU) > 2 * min(bare)
+    assert throughput._operation_seconds(CPU) > 2 * min(bare)

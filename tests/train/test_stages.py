@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from trainer.training.data import pipeline as stages
+from trainer.training.data import pipeline
 from trainer.training.data.pipeline import MOST_KEPT, READERS, Pace, Room, Stages
 
 PATIENCE = 60.0
@@ -87,7 +87,7 @@ def test_no_more_are_made_ready_than_there_are_threads() -> None:
 
 def test_no_more_wait_to_be_kept_than_stated(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where none may wait, each is kept before the next is computed."""
-    monkeypatch.setattr(stages, "MOST_KEPT", 0)
+    monkeypatch.setattr(pipeline, "MOST_KEPT", 0)
     kept: list[int] = []
     waiting: list[int] = []
 
@@ -122,8 +122,8 @@ def test_what_fails_is_raised_and_what_was_computed_before_is_kept(stage: str) -
 def test_the_pace_of_a_stage_is_what_it_would_come_to_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     """By a clock that each stage moves, of one thread each."""
     now = [0.0]
-    monkeypatch.setattr(stages, "READERS", 1)
-    monkeypatch.setattr(stages, "_timed", lambda work, *args: (work(*args), 2.0))
+    monkeypatch.setattr(pipeline, "READERS", 1)
+    monkeypatch.setattr(pipeline, "_timed", lambda work, *args: (work(*args), 2.0))
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
 
     def compute(item: int) -> int:

@@ -17,7 +17,7 @@ from tests.support.recordings import (
     start_state,
     write_recording,
 )
-from trainer.memory.allocator import allocator as model
+from trainer.memory.allocator import allocator
 from trainer.memory.allocator.allocator import MIB
 from trainer.memory.allocator.blocks import PoolName
 from trainer.memory.allocator.settings import AllocatorSettings
@@ -58,7 +58,7 @@ def test_the_recordings_show_what_they_are_there_for() -> None:
 
 
 def with_fault(monkeypatch: pytest.MonkeyPatch, constant: str, value: object) -> dict[str, Comparison]:
-    monkeypatch.setattr(model, constant, value)
+    monkeypatch.setattr(allocator, constant, value)
     results = {name: compare(recording) for name, recording in RECORDINGS.items()}
     for name, recording in RECORDINGS.items():
         assert bool(compare_played(recording).wrong) == bool(results[name].wrong)
@@ -79,7 +79,7 @@ def test_a_wrong_segment_size_is_seen(monkeypatch: pytest.MonkeyPatch, constant:
 
 
 def test_never_splitting_large_blocks_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Unsplit(model.Pool):
+    class Unsplit(allocator.Pool):
         def __init__(self, name: PoolName, least_rest: int, page: int) -> None:
             super().__init__(name, least_rest if name == "small" else 2**40, page)
 

@@ -9,7 +9,7 @@ from PIL import Image
 
 from tests.support.presets import JOB, preset, stated
 from trainer import cli
-from trainer.cli import presets as commands
+from trainer.cli import presets
 from trainer.config.load import load_job, parse_job
 from trainer.config.presets import shelf
 from trainer.config.presets.applying import compared
@@ -43,8 +43,8 @@ def answers(monkeypatch: pytest.MonkeyPatch, *given: str) -> list[str]:
         asked.append(question)
         return next(left)
 
-    monkeypatch.setattr(commands.sys.stdin, "isatty", lambda: True, raising=False)
-    monkeypatch.setattr(commands.sys.stdout, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(presets.sys.stdin, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(presets.sys.stdout, "isatty", lambda: True, raising=False)
     monkeypatch.setattr("builtins.input", ask)
     return asked
 

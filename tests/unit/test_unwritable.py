@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from app.core.after import export
-from app.core.jobs import file as job_file
+from app.core.jobs import file
 from app.core.runs import orders
 from tests.support.presets import JOB
 from trainer import cli
@@ -65,7 +65,7 @@ WRITERS = {
     "export": lora_is_exported,
     "queue": queue_is_written,
     "order": lambda error, path, _: orders._unwritten(RunDirectory(path), error),
-    "job": lambda error, path, _: job_file._unwritable(path, error),
+    "job": lambda error, path, _: file._unwritable(path, error),
     "any": lambda error, _, __: places.refusal(error),
 }
 

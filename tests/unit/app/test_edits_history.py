@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from app.core.edits import saver as saver_module
+from app.core.edits import saver
 from app.core.edits.backups import Backups, Written
 from app.core.edits.edit import AT_ONCE, Edit, History
 from app.core.edits.journal import Journal, read
@@ -130,7 +130,7 @@ def test_what_no_thread_has_entered_when_the_disk_hangs_at_the_end_is_there_at_t
         assert over.wait(60.0)
         return write(requests)
 
-    monkeypatch.setattr(saver_module, "_PATIENCE", 0.0)
+    monkeypatch.setattr(saver, "_PATIENCE", 0.0)
     monkeypatch.setattr(live.saver._writer, "write", hang)
     live.history.do(Edit("Set", (Change(live.ids[0], "caption", "red, x", "one"),)))
     assert writing.wait(60.0)

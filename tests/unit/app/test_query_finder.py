@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from app.core.library import Library
 from app.core.pictures import Change, Folder
-from app.core.query import lengths
-from app.core.query import tokens as token_counts
+from app.core.query import lengths, tokens
 from app.core.query.finder import Counting, Finder
 from app.core.query.language import QueryError, parse
 from app.core.query.terms import And, Not, Or, Query, Range, Term
@@ -272,7 +271,7 @@ def test_counting_that_fails_is_given_up_and_told(monkeypatch):
     def fail(texts):
         raise OSError("no vocabulary")
 
-    monkeypatch.setattr(token_counts, "count_tokens", fail)
+    monkeypatch.setattr(tokens, "count_tokens", fail)
     calls = queue.Queue()
     tasks = Tasks(calls.put)
     _, finder = finder_over([(FOLDERS[0], "1.png", {"caption": "never counted before"})], tasks)
@@ -286,7 +285,7 @@ def test_counting_that_fails_is_given_up_and_told(monkeypatch):
 def test_counting_that_failed_once_is_tried_again_and_what_fails_twice_in_a_row_is_not(monkeypatch):
     monkeypatch.setattr(lengths, "_ASKED", 2)
     tried, faults, broken = [], [], {1, 4, 5}
-    count = token_counts.count_tokens
+    count = tokens.count_tokens
 
     def sometimes(texts):
         tried.append(texts)
@@ -294,7 +293,7 @@ def test_counting_that_failed_once_is_tried_again_and_what_fails_twice_in_a_row_
             raise OSError("the disk did not answer")
         return count(texts)
 
-    monkeypatch.setattr(token_counts, "count_tokens", sometimes)
+    monkeypatch.setattr(tokens, "count_tokens", sometimes)
     calls = queue.Queue()
     tasks = Tasks(calls.put)
     captions = [f"a caption of number {number}" for number in range(5)]

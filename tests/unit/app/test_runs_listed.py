@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from app.core import tasks as tasks_module
+from app.core import tasks
 from app.core.runs import run as run_module
 from app.core.runs import runs as runs_module
 from app.core.runs.run import Run
@@ -15,8 +15,7 @@ from app.core.runs.runs import Runs
 from app.core.runs.summary import summarise
 from tests.support.runs import write_run
 from tests.unit.app.test_runs import desk
-from trainer.protocol import locks, places
-from trainer.protocol import rundir as rundir_module
+from trainer.protocol import locks, places, rundir
 from trainer.protocol.rundir import RunDirectory, _enter_in_list, known_runs
 
 __all__ = ["desk"]
@@ -90,7 +89,7 @@ def test_a_list_that_somebody_holds_keeps_nobody_waiting_and_a_run_that_stays_in
     look(runs, desk)
     told = []
     runs.failed.connect(told.append)
-    monkeypatch.setattr(rundir_module, "_LIST_PATIENCE", 0.01)
+    monkeypatch.setattr(rundir, "_LIST_PATIENCE", 0.01)
     with locks.held(places.runs_list().with_suffix(".lock"), 0):
         runs.forget(one.path)
         assert runs.all == []
@@ -151,7 +150,7 @@ def test_five_hundred_finished_runs_are_listed_in_a_second(tmp_path, desk, runs)
 
 
 def test_the_end_waits_for_no_look_at_a_disk_that_is_silent(tmp_path, desk, monkeypatch):
-    monkeypatch.setattr(tasks_module, "_PATIENCE", 0.0)
+    monkeypatch.setattr(tasks, "_PATIENCE", 0.0)
     path = write_run(tmp_path, "run", 10).path
     asked, answer = threading.Semaphore(0), threading.Event()
     monkeypatch.setattr(runs_module, "known_runs", lambda: asked.release() or (answer.wait() and []))
@@ -170,7 +169,7 @@ def test_the_end_waits_for_no_look_at_a_disk_that_is_silent(tmp_path, desk, monk
 
 
 def test_what_is_being_forgotten_does_not_come_back_meanwhile(tmp_path, desk, monkeypatch, runs):
-    monkeypatch.setattr(tasks_module, "_LONG", 0.0)
+    monkeypatch.setattr(tasks, "_LONG", 0.0)
     path, answer = write_run(tmp_path, "run", 10).path, threading.Event()
     _enter_in_list(path)
     look(runs, desk)

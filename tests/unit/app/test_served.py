@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from app.core.engine import served as served_module
+from app.core.engine import served
 from app.core.engine.served import Served
 
 PATIENCE = 120
@@ -27,7 +27,7 @@ for line in sys.stdin:
 def gate(tmp_path, monkeypatch):
     """A child whose `gate` is shut: it reads nothing yet."""
     path = tmp_path / "gate"
-    monkeypatch.setattr(served_module, "command", lambda words: [sys.executable, "-c", CHILD, str(path)])
+    monkeypatch.setattr(served, "command", lambda words: [sys.executable, "-c", CHILD, str(path)])
     return path
 
 

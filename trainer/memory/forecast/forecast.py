@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple, TypeVar
 
 from trainer.memory.allocator.allocator import Allocator
 from trainer.memory.allocator.replay import Failure, Kept, Moment, Played, Replayed, by_kind, by_module, replay
-from trainer.memory.device import roofline as timing
+from trainer.memory.device import roofline
 from trainer.memory.device.device_state import Situation
 from trainer.memory.forecast.host_memory import host_bytes
 from trainer.memory.forecast.peaks import HighPoint, high_points
@@ -305,7 +305,7 @@ def retry_seconds(course: Course, of_tapes: Sequence[int]) -> float:
     """
     times = repeats(course.subject)
     retries = sum(retries * often for retries, often in zip(of_tapes, cycle(times), strict=False))
-    return timing.RETRY_SECONDS * retries * len(times) / max(len(of_tapes), 1)
+    return roofline.RETRY_SECONDS * retries * len(times) / max(len(of_tapes), 1)
 
 
 def forecast(subject: Subject, situation: Situation, traces: Traces, occasions: Occasions | None = None) -> Forecast:
@@ -328,7 +328,7 @@ def forecast_of(
     factor = situation.correction.time_factor
 
     def seconds(work: Iterable[Work]) -> float:
-        return factor * timing.seconds(work, situation.rate)
+        return factor * roofline.seconds(work, situation.rate)
 
     runs = runs or Runs(situation)
     failed_in, retrying = runs.within(course, situation.budget)

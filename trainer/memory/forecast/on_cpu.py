@@ -20,7 +20,7 @@ from trainer.config.presets.reading import load_preset
 from trainer.cores import usable_cores
 from trainer.dataset.cached import texts_at_once
 from trainer.files.assets import preset_path
-from trainer.memory.device import roofline as timing
+from trainer.memory.device import roofline
 from trainer.memory.device.device_state import Situation, situation_on_cpu
 from trainer.memory.forecast.forecast import PROCESS_BYTES, forecast_on_cpu
 from trainer.memory.forecast.schedule import Course, Occasions
@@ -191,7 +191,7 @@ class _Estimate:
         return {
             "cache_pictures": pictures * self._weighed(lambda share: self._time(encoded, share)),
             "cache_texts": -(-told // texts) * self._time(self._stage("cache_texts", "texts")),
-            "load": timing.loading_seconds(self._weights, self.situation.rate),
+            "load": roofline.loading_seconds(self._weights, self.situation.rate),
             "validate": measured * self._weighed(lambda share: self._time(forward, share)),
             "preview": done.previews * self._preview(),
         }
@@ -237,7 +237,7 @@ class _Estimate:
     def _time(self, work: Iterable[Work], share: float = 1.0) -> float:
         """Return the corrected seconds of work in fp32 at this share of the pixels."""
         scaled = [_in_fp32(each, share) for each in work]
-        return self.situation.correction.time_factor * timing.seconds(scaled, self.situation.rate)
+        return self.situation.correction.time_factor * roofline.seconds(scaled, self.situation.rate)
 
     def _host(self) -> dict[ForecastPhase, int]:
         """Return the main memory of each phase beside the process itself: numbers take twice what they do in bf16."""

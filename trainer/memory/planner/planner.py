@@ -9,7 +9,7 @@ from typing import Literal
 
 from trainer.config.fit import FitConfig
 from trainer.config.ladder import RungConfig
-from trainer.memory.device import roofline as timing
+from trainer.memory.device import roofline
 from trainer.memory.device.device_state import Situation
 from trainer.memory.forecast.forecast import Runs, Within, forecast_of
 from trainer.memory.forecast.schedule import Course, Occasions, bounding_buckets
@@ -423,7 +423,7 @@ class _Planning:
         )
 
     def _seconds(self, work: Iterable[Work]) -> float:
-        return timing.seconds(work, self.situation.rate)
+        return roofline.seconds(work, self.situation.rate)
 
     def _course(self, fit: FitConfig) -> Course:
         """The course of a fit, which is about to be played."""

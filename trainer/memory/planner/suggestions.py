@@ -8,7 +8,7 @@ from typing import Any
 
 from trainer.config.fit import FitConfig
 from trainer.config.recipe import RecipeConfig
-from trainer.memory.device import roofline as timing
+from trainer.memory.device import roofline
 from trainer.memory.device.device_state import Situation
 from trainer.memory.forecast.schedule import bounding_buckets, step_seconds, training_sums
 from trainer.memory.trace.library import Traces
@@ -145,7 +145,7 @@ def training_figures(subject: Subject, situation: Situation, traces: Traces) -> 
     """Bytes at the highest moment of training, and seconds a step; traces what is not known."""
 
     def seconds(work: Iterable[Work]) -> float:
-        return timing.seconds(work, situation.rate)
+        return roofline.seconds(work, situation.rate)
 
     steps = traces.step_outlines(subject, bounding_buckets(subject)[0], subject.fit.micro_batch or 1)
     return training_sums(subject, steps).peak, step_seconds(subject, steps, seconds)

@@ -230,13 +230,13 @@ def _is_large(subject: Subject) -> bool:
 
 
 def _traced(wish: Wish) -> tuple[Tape, ...]:
-    from trainer.memory.trace import other_phases as phases
+    from trainer.memory.trace import other_phases
     from trainer.memory.trace.train_step import trace_micro, trace_optimizer
 
     if wish.part == "optimizer":
         return trace_optimizer(wish.subject)
     if wish.part != "micro":
-        return tuple(getattr(phases, wish.part)(wish.subject))
+        return tuple(getattr(other_phases, wish.part)(wish.subject))
     bucket, pictures = wish.more
     traced = trace_micro(wish.subject, [bucket], pictures)
     return traced.weights, traced.first[bucket], traced.more[bucket]

@@ -11,7 +11,7 @@ from trainer.protocol import events
 from trainer.protocol.fields import build
 from trainer.protocol.forecast import ForecastPhase
 from trainer.protocol.rundir import RunDirectory
-from trainer.training import checkpoint as checkpoints
+from trainer.training import checkpoint
 from trainer.training.active_plan import Plan, Taken
 from trainer.training.callbacks.lora_export import due
 from trainer.training.loop import Engine, Progress, StepResult
@@ -44,7 +44,7 @@ class Checkpoints:
         if last_or_best or due(progress.step, self.engine.job.report.saving.checkpoint_every):
             self.save(progress)
 
-    def save(self, progress: Progress, held: checkpoints.Checkpoint | None = None) -> None:
+    def save(self, progress: Progress, held: checkpoint.Checkpoint | None = None) -> None:
         """Writes a checkpoint now, unless this attempt wrote one since anything moved.
 
         ``held`` is what was captured of this very step before, where the engine is not there.
@@ -53,16 +53,16 @@ class Checkpoints:
             return
         self.reporter.phase("save", 0, 1)
         now = held or capture(self.engine, self.plan.state())
-        folder = checkpoints.save_checkpoint(self.run.checkpoints, now)
+        folder = checkpoint.save_checkpoint(self.run.checkpoints, now)
         self._saved, self.rungs = dataclasses.replace(progress), self.plan.taken
         # The one just written too: damaged ones that were passed over still count among the newest.
         protect = {step for step in (progress.step, progress.best_step) if step is not None}
-        checkpoints.prune(self.run.checkpoints, self.engine.job.report.saving.checkpoint_keep, protect)
+        checkpoint.prune(self.run.checkpoints, self.engine.job.report.saving.checkpoint_keep, protect)
         self.reporter.write(events.CheckpointEvent(step=progress.step, folder=f"checkpoints/{folder.name}"))
         self.reporter.phase("save", 1, 1)
 
 
-def capture(engine: Engine, rungs: list[dict[str, object]]) -> checkpoints.Checkpoint:
+def capture(engine: Engine, rungs: list[dict[str, object]]) -> checkpoint.Checkpoint:
     """Everything that moves during training, as it is now, and the plan in force: its fit and ``rungs`` taken."""
     tensors, data = pack_state(engine.optimizer)
     state: dict[str, object] = {
@@ -73,10 +73,10 @@ def capture(engine: Engine, rungs: list[dict[str, object]]) -> checkpoints.Check
         "rungs": rungs,
     }
     masters = {key: master.detach() for key, master in engine.masters.masters.items()}
-    return checkpoints.Checkpoint(engine.progress.step, masters, tensors, state)
+    return checkpoint.Checkpoint(engine.progress.step, masters, tensors, state)
 
 
-def is_restorable(saved: checkpoints.Checkpoint) -> bool:
+def is_restorable(saved: checkpoint.Checkpoint) -> bool:
     """Tell whether a checkpoint holds all that `restore` and the plan take from it, of the right types."""
     try:
         state: Mapping[str, Any] = saved.state
@@ -100,7 +100,7 @@ def _tensor_names(value: Any) -> Iterator[str]:
             yield from _tensor_names(item)
 
 
-def restore(engine: Engine, saved: checkpoints.Checkpoint) -> None:
+def restore(engine: Engine, saved: checkpoint.Checkpoint) -> None:
     """Puts a checkpoint back into a freshly built engine."""
     engine.masters.load(saved.adapter)
     state: Mapping[str, Any] = saved.state

@@ -12,7 +12,7 @@ from torch import nn
 from trainer.config.fit import FitConfig
 from trainer.config.job import Job
 from trainer.errors import ResumableError
-from trainer.training import checkpoint as checkpoints
+from trainer.training import checkpoint
 from trainer.training.acceleration.compile import compiled_of
 from trainer.training.acceleration.cuda_graphs import Tell, graphs_of
 from trainer.training.active_plan import Plan
@@ -62,7 +62,7 @@ class Keeper:
         self.engine: Engine | None = None
         self.torn = False
         """Whether the optimizer may have moved some weights and not others."""
-        self._held: checkpoints.Checkpoint | None = None
+        self._held: checkpoint.Checkpoint | None = None
         self._empty = False
         self._replaying = False
         self._goal = Progress()
@@ -77,7 +77,7 @@ class Keeper:
             f"text_encoder{f'_{number}' if number > 1 else ''}": encoder for number, encoder in enumerate(encoders, 1)
         }
 
-    def load(self, saved: checkpoints.Checkpoint | None) -> Engine:
+    def load(self, saved: checkpoint.Checkpoint | None) -> Engine:
         """Loads the engine for the first time: at its start, or at a checkpoint."""
         self._use(self.plan.at(saved.step if saved else 0))
         engine = self._build(fresh=saved is None)
@@ -103,7 +103,7 @@ class Keeper:
         return result
 
     @property
-    def held(self) -> checkpoints.Checkpoint | None:
+    def held(self) -> checkpoint.Checkpoint | None:
         """What was learned up to now, while it waits in main memory without the models; None while they are there."""
         now = self._require().progress.step
         return self._held if self._empty and self._held and self._held.step == now else None
@@ -227,8 +227,8 @@ class Keeper:
         engine.optimizer.state.clear()
         release(engine.device)
 
-    def _last_checkpoint(self) -> checkpoints.Checkpoint:
-        saved, _ = checkpoints.load_latest(self.folder, is_restorable)
+    def _last_checkpoint(self) -> checkpoint.Checkpoint:
+        saved, _ = checkpoint.load_latest(self.folder, is_restorable)
         if saved is None:
             raise ResumableError(
                 "checkpoint.none",

@@ -17,7 +17,7 @@ from trainer.protocol.checkpoints import newest_step
 from trainer.protocol.forecast import ForecastPhase, read_forecast
 from trainer.protocol.report import write_report
 from trainer.protocol.rundir import RunDirectory, State, Status
-from trainer.training import checkpoint as checkpoints
+from trainer.training import checkpoint
 from trainer.training.active_plan import Plan
 from trainer.training.build import build_parts
 from trainer.training.callbacks.checkpoints import Checkpoints, is_restorable
@@ -115,7 +115,7 @@ class Attempt:
             self.control.begin_ending()
             return self._finish(engine, saving)
 
-    def _load(self, saved: checkpoints.Checkpoint | None) -> Engine:
+    def _load(self, saved: checkpoint.Checkpoint | None) -> Engine:
         def load() -> Engine:
             self.reporter.phase("load", 0, 1)
             return self.keeper.load(saved)
@@ -144,8 +144,8 @@ class Attempt:
         if feed.prepare(min(step, last), texts, samples, on_phase, self.reporter.write):
             tell_trimmed(self.reporter)
 
-    def _find_checkpoint(self) -> checkpoints.Checkpoint | None:
-        saved, damaged = checkpoints.load_latest(self.run.checkpoints, is_restorable)
+    def _find_checkpoint(self) -> checkpoint.Checkpoint | None:
+        saved, damaged = checkpoint.load_latest(self.run.checkpoints, is_restorable)
         for folder in damaged:
             self.reporter.notice("checkpoint.damaged", f"The checkpoint {folder.name} is damaged and was passed over.")
         if saved:
