@@ -348,7 +348,7 @@ def set_old_environment_aside() -> None:
     """Rename `.venv`, so that it can come back; raises SetupError while a run needs it."""
     if not VENV.exists():
         return
-    from trainer.protocol.rundir import RunDirectory, known_runs
+    from trainer.protocol.run_directory import RunDirectory, known_runs
 
     remedy = "Wait for it, or pause it with: run.py pause RUN; then start again"
     alive = [run.name for run in known_runs() if RunDirectory(run).is_alive()]

@@ -10,7 +10,7 @@ from typing import Literal
 from app.core.events import Event
 from app.core.tasks import Tasks, raise_again
 from trainer.config.presets.held import holds_preset
-from trainer.protocol.atomic import long_path
+from trainer.protocol.files import long_path
 
 Kind = Literal["folder", "lora", "preset", "picture", "other"]
 

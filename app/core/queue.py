@@ -14,10 +14,9 @@ from app.core.runs.summary import RunSummary
 from app.core.tasks import Post, Tasks, only
 from app.core.words import in_words
 from trainer.errors import ImpastoError, RunError
-from trainer.protocol.detached import last_words, launch, let_go
 from trainer.protocol.places import write_remedy
-from trainer.protocol.queue import Entry, Queue, Reading, new_entry, new_id
-from trainer.protocol.queue_outcome import outcome
+from trainer.protocol.processes import last_words, launch, let_go
+from trainer.protocol.queue import Entry, Queue, Reading, new_entry, new_id, outcome
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from PySide6.QtCore import QCoreApplication, QDateTime, QLocale
 
-from trainer.protocol.durations import parts
+from trainer.protocol.units import parts
 
 
 def duration(seconds: float) -> str:

@@ -29,7 +29,7 @@ from trainer.memory.planner.suggestions import training_figures
 from trainer.memory.trace.library import Traces
 from trainer.memory.trace.memory_trace import in_a_row
 from trainer.memory.trace.store import TapeStore
-from trainer.protocol import atomic
+from trainer.protocol import files
 from trainer.protocol.forecast import ROUNDING
 
 RECIPE = "character"
@@ -205,7 +205,7 @@ def main() -> int:
     for family in FAMILIES:
         for gigabytes in GIGABYTES:
             path = folder / file_name(family, gigabytes)
-            atomic.write_text(path, preset_text(family, gigabytes, traces))
+            files.write_text(path, preset_text(family, gigabytes, traces))
             sys.stdout.write(f"{path.name}\n")
             sys.stdout.flush()
     return 0

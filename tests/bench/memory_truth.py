@@ -35,8 +35,7 @@ from trainer import gpu
 from trainer.memory.device.device_state import Situation, situation_ahead, situation_here
 from trainer.memory.device.gpu_specs import Overheads, find_card
 from trainer.memory.trace.workload import Subject
-from trainer.protocol.forecast import ForecastPhase
-from trainer.protocol.rate import Rate
+from trainer.protocol.forecast import ForecastPhase, Rate
 from trainer.training.acceleration.throughput import measure_rate
 from trainer.training.device.device import card_of
 

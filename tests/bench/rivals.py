@@ -47,7 +47,7 @@ from tests.support.tiny import models_on_meta, single_file_metadata, single_file
 from trainer.config.base import Family
 from trainer.files.assets import asset_path
 from trainer.files.configs import bundled_configs
-from trainer.protocol import atomic
+from trainer.protocol import files
 
 ROOT = Path(__file__).resolve().parents[2]
 WATCH = Path(__file__).with_name("rivals_watch.py")
@@ -210,7 +210,7 @@ def write_bases(family: Family, single: Path, whole: Path, *, small: bool) -> No
     for name in ("tokenizer", "tokenizer_2") if family == "sdxl" else ("tokenizer",):
         shutil.copytree(asset_path("demo", "base", "tokenizer"), whole / name)
         index[name] = ["transformers", "CLIPTokenizer"]
-    atomic.write_json(whole / "model_index.json", index)
+    files.write_json(whole / "model_index.json", index)
 
 
 def random_weights(configs: Mapping[str, Mapping[str, Any]], dtype: torch.dtype) -> dict[str, dict[str, Tensor]]:
@@ -322,9 +322,9 @@ def _in_order(family: Family, checkouts: Mapping[str, Path], *, graphs: bool) ->
 
 def _write(path: Path, outcomes: Sequence[Outcome], card: str, settings: Settings) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    atomic.write_text(path.with_suffix(".md"), table(outcomes, card, settings))
+    files.write_text(path.with_suffix(".md"), table(outcomes, card, settings))
     told = {"date": str(datetime.now(UTC).date()), "card": card, "torch": torch.__version__, **vars(settings)}
-    atomic.write_json(path.with_suffix(".json"), {**told, "outcomes": [vars(one) for one in outcomes]})
+    files.write_json(path.with_suffix(".json"), {**told, "outcomes": [vars(one) for one in outcomes]})
     sys.stdout.write(f"{vars(outcomes[-1])}\n")
     sys.stdout.flush()
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from trainer.config.base import Family
 from trainer.config.write import toml_value
-from trainer.protocol import atomic
+from trainer.protocol import files
 
 RATE = 1e-4
 TOKENIZERS = ("openai_clip-vit-large-patch14", "laion_CLIP-ViT-bigG-14-laion2B-39B-b160k")
@@ -95,7 +95,7 @@ def ours(layers: Layers, *, graphs: bool = False) -> Rival:
         }
         lines = ["schema = 1", *(f"{key} = {toml_value(value)}" for key, value in values.items())]
         folders = f"[[dataset.folders]]\npath = {toml_value(str(place.pictures))}\n"
-        atomic.write_text(job, "\n".join(lines) + "\n" + folders)
+        files.write_text(job, "\n".join(lines) + "\n" + folders)
         return ["-m", "trainer", "train", str(job)]
 
     return Rival(name, layers, command)
@@ -196,7 +196,7 @@ def _onetrainer(settings: Settings, place: Place, checkout: Path) -> list[str]:
         "vae": {"weight_dtype": "FLOAT_32"},
     }
     path = place.folder / "onetrainer.json"
-    atomic.write_json(path, config)
+    files.write_json(path, config)
     presets = checkout / "training_presets"
     return [str(checkout / "scripts" / "train.py"), f"--preset-path={presets / preset}", f"--config-path={path}"]
 

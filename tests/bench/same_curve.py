@@ -26,7 +26,7 @@ import torch
 from trainer.adapter import lean
 from trainer.config.demo import demo_job
 from trainer.dataset import decoders
-from trainer.protocol import atomic, events
+from trainer.protocol import events, files
 from trainer.training.run.start import start
 
 RESULTS = Path(__file__).parent / "results" / "same_curve.md"
@@ -203,7 +203,7 @@ def main(words: Sequence[str] | None = None) -> int:
     for name in options.only:
         compared[name] = compare(TECHNIQUES[name], options.seeds, options.steps, _say)
         if options.record:
-            atomic.write_text(RESULTS.parent / options.record, table(compared, options.seeds, options.steps, command))
+            files.write_text(RESULTS.parent / options.record, table(compared, options.seeds, options.steps, command))
     _say(table(compared, options.seeds, options.steps, command))
     return 0 if all(one.good for one in compared.values()) else 1
 

@@ -38,7 +38,7 @@ from trainer.memory.trace.library import LARGEST_TRACED, Steps, Traces
 from trainer.memory.trace.memory_trace import Outline, Tape
 from trainer.memory.trace.store import OF_OTHERS, SUFFIX, TapeStore, write_archive
 from trainer.memory.trace.workload import Subject, TracePart, Wish, complete_fit, library_versions
-from trainer.protocol import atomic
+from trainer.protocol import files as atomic
 
 INDEX = "index.json"
 # What an outcome depends on of a card.

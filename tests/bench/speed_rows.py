@@ -15,7 +15,7 @@ from tests.bench.speed_techniques import Technique
 from tests.support.truth_jobs import TruthJob
 from trainer.config.base import Family
 from trainer.memory.trace.workload import Subject
-from trainer.protocol import atomic
+from trainer.protocol import files
 from trainer.training.device.device import AttentionChoice
 
 MIB = 1 << 20
@@ -105,10 +105,10 @@ class Bench:
 
     def write(self) -> None:
         """Table and JSON, as they are now."""
-        atomic.write_text(self.folder / f"{self.name}.md", self.table())
+        files.write_text(self.folder / f"{self.name}.md", self.table())
         facts = {"date": _today(), "card": self.card, "torch": torch.__version__, "small": self.small}
         rows = [asdict(row) | {"flops": self.flops_of(row), "name": self._name(row)} for row in self.rows]
-        atomic.write_json(self.folder / f"{self.name}.json", {**facts, "rows": rows, "remarks": self.remarks})
+        files.write_json(self.folder / f"{self.name}.json", {**facts, "rows": rows, "remarks": self.remarks})
 
     def flops_of(self, row: Row) -> int | None:
         """FLOP of a step, as soon as they are known."""

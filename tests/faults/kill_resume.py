@@ -43,7 +43,7 @@ from tests.support.jobs import photographs, write_job
 from tests.support.tiny import tiny_base
 from trainer.adapter.metadata import TIME_KEYS
 from trainer.cli.libraries import quieten
-from trainer.protocol.checkpoints import steps_on_disk
+from trainer.protocol.run_directory import steps_on_disk
 from trainer.training.optim.master_weights import LossScaler
 
 RESULTS = Path(__file__).resolve().parent / "results" / "kill_resume.md"

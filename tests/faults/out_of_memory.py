@@ -27,7 +27,7 @@ from tests.support.exhaustion import Exhaustion, Killed, Trial, told_in_advance
 from tests.support.jobs import photographs, write_job
 from tests.support.tiny import tiny_base
 from trainer.protocol import events
-from trainer.protocol.rundir import RunDirectory
+from trainer.protocol.run_directory import RunDirectory
 
 OPTIMIZERS = ("adamw", "adamw8bit", "lion", "adafactor", "prodigy", "schedulefree")
 LADDER = (

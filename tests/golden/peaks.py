@@ -26,7 +26,7 @@ from trainer.memory.planner.request import Question
 from trainer.memory.trace.library import Traces
 from trainer.memory.trace.store import TapeStore
 from trainer.memory.trace.workload import complete_fit
-from trainer.protocol import atomic
+from trainer.protocol import files
 
 FILE = Path(__file__).with_suffix(".json")
 MIB = 1 << 20
@@ -104,7 +104,7 @@ def _renewed(traces: Traces) -> Iterator[tuple[str, Mapping[str, Any]]]:
 def main() -> int:
     """Writes the peaks as they are now, one row a line."""
     rows = [f"{json.dumps(name)}: {json.dumps(row)}" for name, row in _renewed(Traces(TapeStore.of_user()))]
-    atomic.write_text(FILE, "{\n" + ",\n".join(rows) + "\n}\n")
+    files.write_text(FILE, "{\n" + ",\n".join(rows) + "\n}\n")
     return 0
 
 

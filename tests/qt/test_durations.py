@@ -3,7 +3,7 @@
 import pytest
 
 from app.qt.durations import duration
-from trainer.protocol.durations import about
+from trainer.protocol.units import about
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from app.qt.actions.commands import Commands
 from app.qt.runs.after_time import AfterTimeDialog
 from app.qt.runs.queue_list import WORDS, QueueList, standing
 from app.qt.runs.queue_panel import QueuePanel
-from trainer.protocol import lanes
+from trainer.protocol import locks
 from trainer.protocol.queue import Entry, Queue, new_entry
 from trainer.queue.devices import machine_lanes
 
@@ -168,7 +168,7 @@ def test_keys_and_dragging_change_the_order_on_disk(panel, queue, qtbot):
 def test_buttons_hold_back_give_up_take_up_and_take_out(panel, queue, qtbot):
     busy = contextlib.ExitStack()  # so that nothing is trained
     for lane in {"cpu", *machine_lanes()}:
-        busy.enter_context(lanes.occupied(lane))
+        busy.enter_context(locks.occupied(lane))
     first, second = add(queue, "paused", "interrupted")
     qtbot.waitUntil(lambda: len(order(panel)) == 2)
 

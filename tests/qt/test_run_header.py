@@ -24,7 +24,7 @@ from tests.support.jobs import photographs, write_job
 from tests.support.tiny import tiny_base
 from tests.support.told_runs import held, new_run
 from trainer.protocol import commands, events
-from trainer.protocol.rundir import RunDirectory
+from trainer.protocol.run_directory import RunDirectory
 
 
 @pytest.fixture

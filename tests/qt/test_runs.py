@@ -29,7 +29,7 @@ from tests.support.artist import shown_page
 from tests.support.jobs import photographs, write_job
 from tests.support.runs import step_event, write_checkpoint, write_events, write_run
 from tests.support.tiny import tiny_base
-from trainer.protocol.rundir import RunDirectory, Status
+from trainer.protocol.run_directory import RunDirectory, Status
 
 SEEN_WITHIN = 2_000
 

@@ -7,7 +7,7 @@ import pytest
 
 from tests.support import tool_homes
 from tests.support.artist import PATIENCE, Sitting, neon, until
-from trainer.protocol.rundir import RunDirectory
+from trainer.protocol.run_directory import RunDirectory
 
 LOADS = """
 import sys

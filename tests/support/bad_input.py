@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from tests.support.jobs import write_job
 from tests.support.raw import write_shapes
 from tests.support.tiny import tiny_base
-from trainer.protocol.rundir import RunDirectory
+from trainer.protocol.run_directory import RunDirectory
 
 UNET = "model.diffusion_model."
 SMALL = ("--width", "64", "--height", "64", "--steps", "1")

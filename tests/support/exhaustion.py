@@ -24,7 +24,7 @@ from trainer.config.load import load_job
 from trainer.config.write import dump_job
 from trainer.errors import ImpastoError
 from trainer.protocol import commands, events
-from trainer.protocol.rundir import RunDirectory
+from trainer.protocol.run_directory import RunDirectory
 from trainer.training.run.resume import resume
 from trainer.training.run.start import Planner, start
 

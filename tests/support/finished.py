@@ -15,7 +15,7 @@ from trainer.dataset.folders import scan_folders
 from trainer.dataset.listing import write_listing
 from trainer.dataset.picture import Picture
 from trainer.protocol import events
-from trainer.protocol.rundir import RunDirectory, Status
+from trainer.protocol.run_directory import RunDirectory, Status
 
 DEMO = Path(__file__).resolve().parents[2] / "assets" / "demo"
 STEPS = {100: 0.1431, 200: 0.0832, 300: 0.0917}

@@ -11,11 +11,10 @@ from pathlib import Path
 
 from trainer.config.load import parse_job
 from trainer.config.write import dump_job
-from trainer.protocol import atomic, events
-from trainer.protocol.checkpoints import MANIFEST, folder_name
+from trainer.protocol import events, files
 from trainer.protocol.events import Event, EventWriter
 from trainer.protocol.forecast import Forecast, PhaseForecast, write_forecast
-from trainer.protocol.rundir import RunDirectory, Status
+from trainer.protocol.run_directory import MANIFEST, RunDirectory, Status, folder_name
 
 GIB = 1024**3
 
@@ -68,10 +67,10 @@ def write_checkpoint(run: RunDirectory, step: int) -> Path:
     """Write a checkpoint that nothing is missing of, without weights, and return its folder."""
     folder = run.checkpoints / folder_name(step)
     folder.mkdir()
-    atomic.write_json(folder / "state.json", {"progress": {"step": step}})
+    files.write_json(folder / "state.json", {"progress": {"step": step}})
     data = (folder / "state.json").read_bytes()
     facts = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-    atomic.write_json(folder / MANIFEST, {"files": {"state.json": facts}})
+    files.write_json(folder / MANIFEST, {"files": {"state.json": facts}})
     return folder
 
 

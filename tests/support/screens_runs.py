@@ -14,7 +14,7 @@ from tests.support.artist import shown_page
 from tests.support.runs import write_checkpoint, write_run
 from tests.support.screens import screen, wait
 from trainer.protocol.places import home
-from trainer.protocol.rundir import RunDirectory, known_runs
+from trainer.protocol.run_directory import RunDirectory, known_runs
 
 
 def made(name: str, **more: object) -> Path:

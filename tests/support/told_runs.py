@@ -10,7 +10,7 @@ from PIL import Image, ImageDraw
 
 from trainer.protocol import events
 from trainer.protocol.events import EventWriter
-from trainer.protocol.rundir import RunDirectory, State, Status
+from trainer.protocol.run_directory import RunDirectory, State, Status
 
 PROMPTS = (
     "sks cat on a wooden table, soft light",

@@ -15,7 +15,7 @@ from tests.support.jobs import photographs, write_job
 from tests.support.tiny import tiny_base
 from trainer import cli
 from trainer.errors import RunError
-from trainer.protocol.rundir import RunDirectory
+from trainer.protocol.run_directory import RunDirectory
 from trainer.training.run.resume import resume
 
 
@@ -126,7 +126,7 @@ def test_what_kohya_knows_and_we_do_not_is_a_note_and_no_error(
 
 def test_a_run_that_is_running_is_not_started_twice(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
     run = place.run()
-    child = "import sys\nfrom pathlib import Path\nfrom trainer.protocol.rundir import RunDirectory\n"
+    child = "import sys\nfrom pathlib import Path\nfrom trainer.protocol.run_directory import RunDirectory\n"
     child += "with RunDirectory(Path(sys.argv[1])).hold():\n    print('held', flush=True)\n    sys.stdin.read()\n"
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen([sys.executable, "-c", child, str(run.path)], text=True, **pipes) as engine:
@@ -162,7 +162,7 @@ def test_words_that_no_command_understands(words: list[str], place: Place) -> No
 # libraries before.
 AS_NOBODY = """
 import os
-from trainer.protocol.rundir import RunDirectory
+from trainer.protocol.run_directory import RunDirectory
 as_root = RunDirectory.create
 def create(parent, name):
     if os.geteuid() == 0:

@@ -16,7 +16,7 @@ import torch
 
 from tests.support.bad_contents import BAD
 from trainer.errors import ResumableError
-from trainer.protocol.checkpoints import newest_step, steps_on_disk
+from trainer.protocol.run_directory import newest_step, steps_on_disk
 from trainer.training import checkpoint
 from trainer.training.callbacks.checkpoints import is_restorable
 from trainer.training.checkpoint import Checkpoint, load_latest, prune, save_checkpoint

@@ -17,7 +17,7 @@ from trainer import cli, gpu
 from trainer.cli import doctor
 from trainer.memory.planner.request import question_of_job
 from trainer.protocol import events, places
-from trainer.protocol.rundir import RunDirectory
+from trainer.protocol.run_directory import RunDirectory
 
 
 @pytest.fixture(scope="module")

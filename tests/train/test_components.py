@@ -18,7 +18,7 @@ from tests.train.test_run import Watcher, metadata, run_of, same_lora, stop_at, 
 from trainer.config.base import BaseConfig
 from trainer.config.report import PromptConfig
 from trainer.protocol import commands, events
-from trainer.protocol.rundir import RunDirectory
+from trainer.protocol.run_directory import RunDirectory
 from trainer.render.renderer import LoraUse, render
 from trainer.training.reporting import control
 from trainer.training.run.resume import Extension, resume

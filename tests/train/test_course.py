@@ -21,7 +21,7 @@ from trainer.memory.trace.library import Traces
 from trainer.memory.trace.memory_trace import Tape, Work
 from trainer.memory.trace.store import TapeStore
 from trainer.memory.trace.workload import BucketUse, Subject
-from trainer.protocol.rate import Rate
+from trainer.protocol.forecast import Rate
 
 SIZES = ((96, 64), (64, 96), (64, 64), (32, 64))
 COUNTS = (5, 2, 1, 1)

@@ -17,7 +17,7 @@ from tests.support.tiny import tiny_base
 from tests.train.test_run import Watcher, run_of, same_lora, train
 from trainer.errors import ResumableError
 from trainer.protocol import events, places
-from trainer.protocol.rundir import RunDirectory
+from trainer.protocol.run_directory import RunDirectory
 from trainer.training.reporting import reporter
 from trainer.training.run.resume import resume
 from trainer.training.run.start import start

@@ -4,9 +4,9 @@ import json
 
 from tests.support.jobs import photographs, write_job
 from tests.support.tiny import tiny_base
+from trainer.host import versions
 from trainer.memory.device.calibration import calibration_file, corrections, learn
 from trainer.protocol import events
-from trainer.protocol.versions import versions
 from trainer.training.run.start import start
 
 SHORT = ("recipe.steps=2", "report.previews.prompts=[]", "report.validation.every=2")

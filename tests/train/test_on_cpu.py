@@ -16,8 +16,7 @@ from trainer.memory.forecast.schedule import Course, Occasions
 from trainer.memory.planner.request import Question, question_ahead, question_of_job
 from trainer.memory.trace.library import Traces
 from trainer.memory.trace.store import TapeStore
-from trainer.protocol.forecast import Forecast
-from trainer.protocol.rate import Rate, Timed
+from trainer.protocol.forecast import Forecast, Rate, Timed
 
 # Round figures for a CPU with a few cores, so that the estimate does not depend on the machine that runs the test.
 COMPUTED = tuple(Timed(kind, "float32", 2e11, 1e10, 1.0) for kind in ("gemm", "conv", "attention"))

@@ -16,7 +16,7 @@ from trainer.config.presets.making import hash_of_base
 from trainer.config.presets.reading import load_preset
 from trainer.config.recipe import TextEncoderConfig
 from trainer.files.hashing import digest_file
-from trainer.protocol.rundir import RunDirectory
+from trainer.protocol.run_directory import RunDirectory
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from tests.train.test_cache import prepared, quiet, showings
 from tests.train.test_run import Watcher, run_of, stop_at, tensors_sha, train
 from trainer.errors import RunError
 from trainer.protocol import events, places
-from trainer.protocol.rundir import RunDirectory, State, Status
+from trainer.protocol.run_directory import RunDirectory, State, Status
 from trainer.training.reporting.reporter import Reporter
 from trainer.training.run.cache_pruning import prune, tell_trimmed, trim
 from trainer.training.run.resume import resume

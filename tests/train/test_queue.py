@@ -13,10 +13,10 @@ from tests.support.jobs import photographs, write_job
 from tests.support.tiny import tiny_base
 from tests.support.waiting import until
 from trainer.config.load import load_job
-from trainer.protocol.detached import command
-from trainer.protocol.lanes import gpu_held
+from trainer.protocol.locks import gpu_held
+from trainer.protocol.processes import command
 from trainer.protocol.queue import Entry, Queue
-from trainer.protocol.rundir import RunDirectory
+from trainer.protocol.run_directory import RunDirectory
 
 KILL = getattr(signal, "SIGKILL", signal.SIGTERM)  # Windows' SIGTERM ends a process as hard
 
@@ -24,7 +24,7 @@ KILL = getattr(signal, "SIGKILL", signal.SIGTERM)  # Windows' SIGTERM ends a pro
 APP = """
 import sys
 from pathlib import Path
-from trainer.protocol.detached import launch, let_go
+from trainer.protocol.processes import launch, let_go
 from trainer.protocol.queue import Queue
 
 queue = Queue()

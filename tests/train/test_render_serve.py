@@ -20,7 +20,7 @@ from trainer.adapter.export import export_lora
 from trainer.config.base import BaseConfig
 from trainer.config.report import PromptConfig
 from trainer.errors import RunError
-from trainer.protocol import lanes
+from trainer.protocol import locks
 from trainer.render.renderer import LoraUse, render
 from trainer.render.serve import RenderService, fault
 
@@ -172,12 +172,12 @@ def test_what_cannot_be_drawn_is_said_in_words_and_the_next_is_drawn(
 
 def test_a_card_with_a_training_on_it_is_left_alone_and_a_held_one_is_given_back() -> None:
     service, card = RenderService(), torch.device("cuda:3")
-    with lanes.occupied("cuda:3"), pytest.raises(RunError, match="training is under way"):
+    with locks.occupied("cuda:3"), pytest.raises(RunError, match="training is under way"):
         service._occupy(card)
     service._occupy(card)
-    assert lanes.gpu_held("cuda:3")
+    assert locks.gpu_held("cuda:3")
     service.free()
-    assert not lanes.gpu_held("cuda:3")
+    assert not locks.gpu_held("cuda:3")
 
 
 def test_requests_are_checked() -> None:

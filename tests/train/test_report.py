@@ -12,10 +12,10 @@ import torch
 from tests.support.exhaustion import Trial
 from tests.support.jobs import photographs, write_job
 from tests.support.tiny import tiny_base
+from trainer.host import private_bytes
 from trainer.protocol import events
 from trainer.protocol.events import MemoryExhausted, PhaseMemory, StepEvent
 from trainer.protocol.forecast import Forecast, PhaseForecast
-from trainer.protocol.memory import private_bytes
 from trainer.protocol.report import CachingReport, Memory, RunReport, read_report
 from trainer.training.reporting.report import in_short, make_report
 
@@ -100,7 +100,7 @@ def test_a_real_run_leaves_its_report(tmp_path: Path) -> None:
 
 
 HOLD = """
-from trainer.protocol.memory import private_bytes
+from trainer.host import private_bytes
 before = private_bytes()
 held = b"1" * (256 << 20)
 after = private_bytes()

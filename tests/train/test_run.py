@@ -18,9 +18,9 @@ from tests.support.tiny import tiny_base
 from trainer.adapter.metadata import TIME_KEYS
 from trainer.config.load import load_job
 from trainer.errors import RunError
-from trainer.protocol import atomic, commands, events
+from trainer.protocol import commands, events, files
 from trainer.protocol.report import RunReport
-from trainer.protocol.rundir import RunDirectory
+from trainer.protocol.run_directory import RunDirectory
 from trainer.training.run.resume import resume
 from trainer.training.run.start import start
 
@@ -259,7 +259,7 @@ def test_what_was_finished_is_kept_beside_a_limit_of_files_and_a_lost_checkpoint
 
 def killed_at_the_job(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
     """Does something that is killed when it is about to write a job.toml."""
-    write = atomic.write_text
+    write = files.write_text
 
     def kill(target: Path, text: str, **how: bool) -> None:
         if target.name == "job.toml":
@@ -267,7 +267,7 @@ def killed_at_the_job(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]
         write(target, text, **how)
 
     with monkeypatch.context() as patch:
-        patch.setattr(atomic, "write_text", kill)
+        patch.setattr(files, "write_text", kill)
         with pytest.raises(Killed):
             act()
 

@@ -18,7 +18,7 @@ from trainer.base.link import fetch_link
 from trainer.config.credentials import safe_link
 from trainer.errors import BaseModelError
 from trainer.protocol import places
-from trainer.protocol.rundir import RunDirectory
+from trainer.protocol.run_directory import RunDirectory
 
 USER, PASSWORD, TOKEN, SIGNATURE, PATH, FRAGMENT = secrets = (
     "anna-q7", "pA55-w0rd-q7", "t0ken-q7", "s1gnature-q7", "aB3dE9kLm2Qx7Rt5Yv8Zq7", "fr4gment-q7"

@@ -17,7 +17,7 @@ from tests.support.tiny import tiny_base
 from tests.train.test_run import Watcher, run_of, same_lora
 from trainer.protocol import commands, events
 from trainer.protocol.commands import CommandName
-from trainer.protocol.rundir import RunDirectory
+from trainer.protocol.run_directory import RunDirectory
 from trainer.training.reporting import control
 from trainer.training.reporting.control import CHECKS_IN_BACKWARD, Control, Interrupted, watch
 from trainer.training.run.resume import resume

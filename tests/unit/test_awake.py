@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.waiting import until
-from trainer import awake
+from trainer import host
 
-# Stands where the system's own would: notes what it was asked, then holds as long as its command runs.
 HOLDER = """#!/bin/sh
 printf '%s\\n' "$@" > "$0.asked"
 for last; do :; done
@@ -19,7 +18,7 @@ for last; do :; done
 echo let go > "$0.ended"
 """
 USER = """
-from trainer.awake import kept_awake
+from trainer.host import kept_awake
 with kept_awake("Training style"):
     print("inside", flush=True)
     input()
@@ -58,23 +57,23 @@ def test_linux_is_kept_awake_until_the_program_ends_however_it_ends(holder, end)
 @pytest.mark.skipif(sys.platform != "linux", reason="systemd is Linux's")
 def test_a_system_that_refuses_or_has_nothing_is_left_in_peace(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
-    with awake.kept_awake("Training"):
-        assert awake._held("Training") == []
+    with host.kept_awake("Training"):
+        assert host._held("Training") == []
     refusing = tmp_path / "systemd-inhibit"
     refusing.write_text("#!/bin/sh\nexit 1\n", encoding="utf-8")
     refusing.chmod(0o755)
     broken = tmp_path / "gnome-session-inhibit"
     broken.write_text("no program at all", encoding="utf-8")
     broken.chmod(0o755)
-    with awake.kept_awake("Training"):
+    with host.kept_awake("Training"):
         pass
 
 
 @pytest.mark.skipif(sys.platform != "win32", reason="Windows' own call")
 def test_windows_keeps_the_state_while_inside():
-    with awake.kept_awake("Training"):
-        assert awake.ask_windows(awake._CONTINUOUS | awake._SYSTEM_REQUIRED) & awake._SYSTEM_REQUIRED
-    assert awake.ask_windows(awake._CONTINUOUS) == awake._CONTINUOUS
+    with host.kept_awake("Training"):
+        assert host.ask_windows(host._CONTINUOUS | host._SYSTEM_REQUIRED) & host._SYSTEM_REQUIRED
+    assert host.ask_windows(host._CONTINUOUS) == host._CONTINUOUS
 
 
 def _children(pid: int) -> list[str]:

@@ -4,7 +4,7 @@ import pytest
 
 from trainer import gpu
 from trainer.cli import checks
-from trainer.protocol.host import MainMemory
+from trainer.host import MainMemory
 
 GIB = 1 << 30
 CARD = gpu.Card(0, "GPU-0", "RTX 3060", 12 * GIB, 11 * GIB, "581.15", (13, 0), (8, 6), (), load=3, temperature=41)

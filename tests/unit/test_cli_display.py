@@ -11,8 +11,8 @@ from trainer.cli import words
 from trainer.cli.display import open_display, picture
 from trainer.protocol import events
 from trainer.protocol.events import PhaseFinished, PhaseProgress, PhaseStarted, StepEvent
-from trainer.protocol.sizes import share
-from trainer.protocol.story import Story
+from trainer.protocol.progress import Story
+from trainer.protocol.units import share
 
 
 def step(number, at, *, loss=0.5, seconds=2.0, pictures=4, skipped=False, memory=None):

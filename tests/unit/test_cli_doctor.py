@@ -5,11 +5,11 @@ from importlib import metadata
 
 import pytest
 
-from trainer import cli, gpu
+from trainer import cli, gpu, host
 from trainer.cli import doctor
 from trainer.errors import ImpastoError
 from trainer.memory.device import calibration
-from trainer.protocol import host, places
+from trainer.protocol import places
 
 GIB = 1 << 30
 

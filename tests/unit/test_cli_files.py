@@ -10,7 +10,7 @@ from tests.support.pictures import photograph
 from trainer import cli, gpu
 from trainer.cli import jobs
 from trainer.config.load import load_job
-from trainer.protocol.naming import safe_name
+from trainer.protocol.files import safe_name
 
 GIB = 1 << 30
 CARD = gpu.Card(0, "GPU-0", "NVIDIA GeForce RTX 4090", 24 * GIB, 23 * GIB, "581.15", (13, 1), (8, 9), ())

@@ -235,7 +235,7 @@ def test_the_version_is_told(capsys):
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a signal that ends a process")
 def test_a_crash_within_a_library_says_where_it_happened():
-    own = "import os, signal, runpy, sys\nimport trainer.protocol.rundir as rundir\n"
+    own = "import os, signal, runpy, sys\nimport trainer.protocol.run_directory as rundir\n"
     own += "rundir.known_runs = lambda: os.kill(os.getpid(), signal.SIGSEGV)\n"
     own += "sys.argv = ['trainer', 'runs']\nrunpy.run_module('trainer', run_name='__main__')"
     done = subprocess.run([sys.executable, "-c", own], capture_output=True, text=True, check=False)

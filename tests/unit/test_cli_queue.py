@@ -13,7 +13,7 @@ from trainer.cli.jobs import handling_sigusr1
 from trainer.cli.queue import moment
 from trainer.protocol import locks
 from trainer.protocol.queue import Queue
-from trainer.protocol.rundir import RunDirectory
+from trainer.protocol.run_directory import RunDirectory
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 
 from trainer.cli.run_log import RunLog
 from trainer.protocol import events
-from trainer.protocol.rundir import RunDirectory
+from trainer.protocol.run_directory import RunDirectory
 
 
 @pytest.fixture

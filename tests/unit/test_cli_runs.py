@@ -9,13 +9,13 @@ import pytest
 
 from trainer import cli
 from trainer.protocol import commands, events
-from trainer.protocol.rundir import RunDirectory, Status
+from trainer.protocol.run_directory import RunDirectory, Status
 
 ENGINE = """
 import sys, time
 from pathlib import Path
 from trainer.protocol import commands, events
-from trainer.protocol.rundir import RunDirectory, Status
+from trainer.protocol.run_directory import RunDirectory, Status
 
 run, answers = RunDirectory.open(Path(sys.argv[1])), sys.argv[2]
 with run.hold(), events.EventWriter(run.events, run.begin_attempt({})) as writer:

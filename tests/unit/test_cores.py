@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from trainer.cores import usable_cores
+from trainer.host import usable_cores
 
 
 def test_cores_that_the_process_may_not_use_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:

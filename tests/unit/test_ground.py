@@ -18,7 +18,7 @@ from trainer.config.load import load_job
 from trainer.errors import RunError
 from trainer.memory.planner.request import lacking_room, question_of_job, require_room
 from trainer.protocol import places
-from trainer.protocol.rundir import RunDirectory, require_place
+from trainer.protocol.run_directory import RunDirectory, require_place
 
 # More LoRA files than any disk holds.
 ENDLESS = ("recipe.rank=512", "recipe.steps=10000000", "report.saving.every_steps=1", "recipe.learning_rate=1e-4")
@@ -71,7 +71,7 @@ def test_a_folder_that_may_not_be_written_is_told_before_anything_is(everybodys_
     words = f"""
 import os
 from pathlib import Path
-from trainer.protocol.rundir import require_place
+from trainer.protocol.run_directory import require_place
 if os.geteuid() == 0:
     os.seteuid(65534)
 require_place(Path({str(closed / "runs")!r}))

@@ -3,7 +3,7 @@ import pytest
 from trainer.memory.device.gpu_specs import find_card, known_cards
 from trainer.memory.device.roofline import loading_seconds, rate_of, seconds
 from trainer.memory.trace.memory_trace import Work
-from trainer.protocol.rate import Rate, Timed
+from trainer.protocol.forecast import Rate, Timed
 
 GIB = 1 << 30
 

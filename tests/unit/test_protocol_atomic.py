@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from trainer.protocol import atomic, commands, detached, locks, places
+from trainer.protocol import commands, files, locks, places, processes
 from trainer.protocol.events import EventWriter, Notice, read_events
 from trainer.protocol.reading import read_text
-from trainer.protocol.rundir import RunDirectory, known_runs
+from trainer.protocol.run_directory import RunDirectory, known_runs
 
 # What a child needs to become somebody whom permissions bind: tests may run as root.
 AS_NOBODY = "import os\nif os.geteuid() == 0: os.seteuid(65534)\n"
@@ -29,10 +29,10 @@ def names(folder: Path) -> list[str]:
 
 def test_a_written_file_holds_the_data_and_leaves_nothing_beside_it(tmp_path):
     target = tmp_path / "Größe 大.json"
-    atomic.write_json(target, {"name": "大", "lines": ["a\nb"], "b": 1, "a": 2})
+    files.write_json(target, {"name": "大", "lines": ["a\nb"], "b": 1, "a": 2})
     assert json.loads(target.read_text(encoding="utf-8")) == {"name": "大", "lines": ["a\nb"], "b": 1, "a": 2}
     assert "大" in target.read_text(encoding="utf-8")
-    atomic.write_text(target, "one\ntwo\n")
+    files.write_text(target, "one\ntwo\n")
     assert target.read_bytes() == b"one\ntwo\n"
     assert read_text(target, "text") == "one\ntwo\n"
     assert names(tmp_path) == [target.name]
@@ -43,18 +43,18 @@ def test_the_data_is_on_the_disk_before_the_name_points_to_it(tmp_path, monkeypa
     real_sync, real_replace = os.fsync, os.replace
     monkeypatch.setattr(os, "fsync", lambda file: (calls.append("sync"), real_sync(file)))
     monkeypatch.setattr(os, "replace", lambda source, target: (calls.append("rename"), real_replace(source, target)))
-    atomic.write_bytes(tmp_path / "a", b"x")
+    files.write_bytes(tmp_path / "a", b"x")
     assert calls == (["sync", "rename"] if sys.platform == "win32" else ["sync", "rename", "sync"])
     calls.clear()
-    atomic.write_bytes(tmp_path / "a", b"y", durable=False)
+    files.write_bytes(tmp_path / "a", b"y", durable=False)
     assert calls == ["rename"]
 
 
 def test_json_refuses_numbers_it_has_no_word_for_and_keeps_the_old_file(tmp_path):
     target = tmp_path / "a.json"
-    atomic.write_json(target, 1)
+    files.write_json(target, 1)
     with pytest.raises(ValueError, match="not JSON compliant"):
-        atomic.write_json(target, float("nan"))
+        files.write_json(target, float("nan"))
     assert read_text(target, "text") == "1\n"
 
 
@@ -63,7 +63,7 @@ def test_a_failing_writer_leaves_the_old_file_and_no_temporary_one(tmp_path):
     target.write_bytes(b"old")
 
     def write_and_fail() -> None:
-        with atomic.staged(target) as temporary:
+        with files.staged(target) as temporary:
             temporary.write_bytes(b"half")
             raise KeyboardInterrupt
 
@@ -83,14 +83,14 @@ def test_a_file_held_open_by_a_scanner_is_waited_for(tmp_path, monkeypatch):
         real(source, target)
 
     monkeypatch.setattr(os, "replace", replace)
-    atomic.write_bytes(tmp_path / "a", b"new")
+    files.write_bytes(tmp_path / "a", b"new")
     assert refusals == []
     assert (tmp_path / "a").read_bytes() == b"new"
 
 
 def test_a_file_held_for_good_is_an_error_after_about_two_seconds(tmp_path, monkeypatch):
     waited: list[float] = []
-    monkeypatch.setattr(atomic.time, "sleep", waited.append)
+    monkeypatch.setattr(files.time, "sleep", waited.append)
 
     def refuse(source, target):
         raise PermissionError(errno.EACCES, "held")
@@ -98,7 +98,7 @@ def test_a_file_held_for_good_is_an_error_after_about_two_seconds(tmp_path, monk
     monkeypatch.setattr(os, "replace", refuse)
     (tmp_path / "a").write_bytes(b"old")
     with pytest.raises(PermissionError):
-        atomic.write_bytes(tmp_path / "a", b"new")
+        files.write_bytes(tmp_path / "a", b"new")
     assert 1.5 < sum(waited) < 2.5
     assert (tmp_path / "a").read_bytes() == b"old"
     assert names(tmp_path) == ["a"]
@@ -154,10 +154,10 @@ def test_a_writer_killed_in_mid_write_leaves_a_stray_that_the_next_start_sweeps(
     (stray,) = names(tmp_path)
     for other in (".impasto-notes.tmp", "a.tmp"):
         (tmp_path / other).write_bytes(b"the user's")
-    atomic.remove_strays(tmp_path)
+    files.remove_strays(tmp_path)
     assert stray not in names(tmp_path)
     assert names(tmp_path) == [".impasto-notes.tmp", "a.tmp"]
-    atomic.remove_strays(tmp_path / "missing")
+    files.remove_strays(tmp_path / "missing")
 
 
 def test_free_space_is_told_for_folders_that_are_not_there_yet(tmp_path):
@@ -176,17 +176,17 @@ def test_free_space_is_told_for_folders_that_are_not_there_yet(tmp_path):
     ],
 )
 def test_long_windows_paths_take_the_form_without_limit(path, expected):
-    assert atomic.extended(path) == expected
+    assert files.extended(path) == expected
 
 
 def test_short_paths_stay_as_they_are(tmp_path):
-    assert atomic.long_path(tmp_path) == tmp_path
+    assert files.long_path(tmp_path) == tmp_path
 
 
 def test_paths_beyond_260_letters_are_written(tmp_path):
     folder = tmp_path.joinpath(*["ü" * 60] * 5)
-    atomic.long_path(folder).mkdir(parents=True)
-    atomic.write_text(folder / "a.txt", "x")
+    files.long_path(folder).mkdir(parents=True)
+    files.write_text(folder / "a.txt", "x")
     assert read_text(folder / "a.txt", "text") == "x"
     with locks.held(folder / "lock", 0):
         assert locks.is_held(folder / "lock")
@@ -206,6 +206,6 @@ def test_a_run_beyond_260_letters_lives_as_any_other(tmp_path):
         commands.finish(waiting, "done")
         assert commands.pending(run) == []
     assert RunDirectory.open(run.path).state() == "interrupted"
-    process = detached.launch(["--version"], run.console)
+    process = processes.launch(["--version"], run.console)
     assert process.wait(60) == 0
-    assert detached.last_words(run.console)
+    assert processes.last_words(run.console)

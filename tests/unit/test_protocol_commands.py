@@ -3,9 +3,10 @@ import time
 
 import pytest
 
-from trainer.protocol import atomic, commands
+from trainer.protocol import commands
+from trainer.protocol import files as atomic
 from trainer.protocol.commands import Answer
-from trainer.protocol.rundir import RunDirectory
+from trainer.protocol.run_directory import RunDirectory
 
 
 @pytest.fixture

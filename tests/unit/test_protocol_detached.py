@@ -6,13 +6,13 @@ import pytest
 
 from tests.support.waiting import until
 from trainer.protocol import locks
-from trainer.protocol.detached import command, last_words, launch, let_go
+from trainer.protocol.processes import command, last_words, launch, let_go
 from trainer.protocol.queue import Queue
 
 PARENT = """
 import sys
 from pathlib import Path
-from trainer.protocol.detached import launch, let_go
+from trainer.protocol.processes import launch, let_go
 
 let_go(launch(["queue"], Path(sys.argv[1])))
 print("started", flush=True)

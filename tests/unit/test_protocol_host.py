@@ -4,7 +4,7 @@ import sys
 import psutil
 import pytest
 
-from trainer.protocol import host
+from trainer import host
 
 KIB = 1024
 MEMINFO = """MemTotal:       32768000 kB

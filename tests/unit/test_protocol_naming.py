@@ -6,7 +6,7 @@ import pytest
 
 from trainer.errors import RunError
 from trainer.protocol import places
-from trainer.protocol.naming import made_up_name, numbered, safe_name
+from trainer.protocol.files import made_up_name, numbered, safe_name
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,8 @@ import pytest
 
 from trainer.errors import JobError, RunError
 from trainer.protocol import locks
-from trainer.protocol.queue import Entry, Queue, new_entry
-from trainer.protocol.queue_outcome import outcome
-from trainer.protocol.rundir import RunDirectory, Status
+from trainer.protocol.queue import Entry, Queue, new_entry, outcome
+from trainer.protocol.run_directory import RunDirectory, Status
 
 WRITER = """
 import sys

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from trainer.errors import RunError
-from trainer.protocol import atomic, commands, events, locks, places
-from trainer.protocol.rundir import RunDirectory, Status, find_run, known_runs
+from trainer.protocol import commands, events, files, locks, places
+from trainer.protocol.run_directory import RunDirectory, Status, find_run, known_runs
 
 HOLDER = (
-    "import sys\nfrom pathlib import Path\nfrom trainer.protocol.rundir import RunDirectory\n"
+    "import sys\nfrom pathlib import Path\nfrom trainer.protocol.run_directory import RunDirectory\n"
     "with RunDirectory.open(Path(sys.argv[1])).hold():\n"
     "    print('held', flush=True)\n"
     "    sys.stdin.read()\n"
@@ -205,7 +205,7 @@ def test_a_damaged_status_is_none(run, text):
 
 def test_a_heartbeat_that_fails_ends_nothing(run, monkeypatch):
     status = Status(state="running", phase=None, step=0, steps=10, attempt=1, heartbeat=0.0)
-    monkeypatch.setattr(atomic, "write_json", lambda *_, **__: (_ for _ in ()).throw(OSError(28, "No space left")))
+    monkeypatch.setattr(files, "write_json", lambda *_, **__: (_ for _ in ()).throw(OSError(28, "No space left")))
     assert not run.write_status(status)
 
 
@@ -288,7 +288,7 @@ def test_who_asks_whether_a_lock_is_held_does_not_take_another_who_asks_for_its_
 
 def test_the_room_stands_on_the_standard_library_alone():
     code = (
-        "import sys, trainer.protocol.rundir, trainer.protocol.commands, trainer.protocol.events\n"
+        "import sys, trainer.protocol.run_directory, trainer.protocol.commands, trainer.protocol.events\n"
         "loaded = {name.partition('.')[0] for name in sys.modules}\n"
         "print(sorted(loaded - set(sys.stdlib_module_names) - {'trainer', '__main__'}))\n"
     )

@@ -9,16 +9,16 @@ import pytest
 
 from trainer.errors import JobError, ResumableError, RunError
 from trainer.protocol import commands
-from trainer.protocol.lanes import gpu_held
+from trainer.protocol.locks import gpu_held
 from trainer.protocol.queue import Queue
-from trainer.protocol.rundir import RunDirectory, Status
+from trainer.protocol.run_directory import RunDirectory, Status
 from trainer.queue.engine import carried_out
 
 # An engine that turns the system's request to end into a pause, as training does.
 PAUSING = """
 import signal, sys, threading
 from pathlib import Path
-from trainer.protocol.rundir import RunDirectory, Status
+from trainer.protocol.run_directory import RunDirectory, Status
 from trainer.queue.engine import carried_out
 
 def work(made):
@@ -42,7 +42,7 @@ sys.exit(carried_out(sys.argv[1], work))
 PRINTING = """
 import os, sys
 from pathlib import Path
-from trainer.protocol.rundir import RunDirectory
+from trainer.protocol.run_directory import RunDirectory
 from trainer.queue.engine import carried_out
 
 def work(made):
@@ -59,7 +59,7 @@ carried_out(sys.argv[1], work)
 LIMITED = """
 import resource, signal, sys
 from pathlib import Path
-from trainer.protocol.detached import speak_into
+from trainer.protocol.processes import speak_into
 
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 print("x" * 5000, end="")

@@ -12,9 +12,10 @@ import pytest
 
 from trainer import cli
 from trainer.errors import RunError
-from trainer.protocol import commands, lanes, locks
+from trainer.protocol import commands, locks
+from trainer.protocol import locks as lanes
 from trainer.protocol.queue import Queue
-from trainer.protocol.rundir import RunDirectory, Status
+from trainer.protocol.run_directory import RunDirectory, Status
 from trainer.queue import devices, worker
 from trainer.queue.devices import lanes_for, machine_lanes, settings_for
 from trainer.queue.worker import Worker
@@ -26,7 +27,7 @@ import dataclasses, os, sys
 from pathlib import Path
 from trainer.protocol import commands
 from trainer.protocol.queue import Queue
-from trainer.protocol.rundir import RunDirectory, Status
+from trainer.protocol.run_directory import RunDirectory, Status
 
 queue, name, where = Queue(), sys.argv[1], sys.argv[2]
 with queue.engine(name):

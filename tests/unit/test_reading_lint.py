@@ -15,8 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 READING = "trainer/protocol/reading.py"
 
 ALLOWED = {
-    "trainer/protocol/host.py: read_text": "the system's own files in /proc, which exist only on Linux",
-    "trainer/protocol/memory.py: read_text": "the system's own files in /proc",
+    "trainer/host.py: read_text": "the system's own files in /proc, which exist only on Linux",
     "app/core/models/ground.py: read_text": "the system's own /proc/mounts",
     "app/qt/theme/icons.py: read_text": "icons that ship with the app",
     "trainer/config/demo.py: read_text": "the template that ships with Impasto",
@@ -24,10 +23,10 @@ ALLOWED = {
     "trainer/files/tokens.py: gzip.open": "the vocabulary that ships with Impasto",
     "trainer/demo/__init__.py: Image.open": "images that ship with Impasto",
     "trainer/protocol/locks.py: open": "a lock that was checked to be a file, and whose bytes are never read",
-    "trainer/protocol/atomic.py: open": "what was just written, opened only to flush it",
-    "trainer/protocol/atomic.py: os.open": "a folder, opened only to flush it",
+    "trainer/protocol/files.py: open": "what was just written, opened only to flush it",
+    "trainer/protocol/files.py: os.open": "a folder, opened only to flush it",
     "trainer/protocol/events.py: open": "our own event file, cut while its lock is held",
-    "trainer/protocol/detached.py: open": "our own console logs, moved while the child starts",
+    "trainer/protocol/processes.py: open": "our own console logs, moved while the child starts",
     "trainer/protocol/row_store.py: sqlite3.connect": "checks that the file is a regular one, and rebuilds it",
     "app/core/edits/backups.py: sqlite3.connect": "our own backups, checked to be a file; a damaged one is set aside",
     "app/core/edits/journal.py: open": "our own journal, whose lock is held",

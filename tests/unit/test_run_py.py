@@ -15,7 +15,7 @@ import pytest
 
 from app import libraries
 from tests.support.bad_contents import BAD, SPECIAL, make_special
-from trainer.protocol.rundir import RunDirectory
+from trainer.protocol.run_directory import RunDirectory
 
 ROOT = Path(__file__).resolve().parents[2]
 TORCH = "torch>=2.10,<2.14"

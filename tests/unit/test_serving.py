@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.errors import ImpastoError
-from trainer.protocol.serving import Answer, Server, Turn
+from trainer.protocol.processes import Answer, Server, Turn
 
 
 class Heard(io.StringIO):

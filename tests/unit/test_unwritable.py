@@ -14,9 +14,9 @@ from app.core.runs import orders
 from tests.support.presets import JOB
 from trainer import cli
 from trainer.errors import ImpastoError
-from trainer.protocol import atomic, places
+from trainer.protocol import files, places
 from trainer.protocol.queue import Queue
-from trainer.protocol.rundir import RunDirectory
+from trainer.protocol.run_directory import RunDirectory
 
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 REASONS = [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ENOENT, errno.ENODEV]
@@ -97,7 +97,7 @@ def test_a_read_only_disk_is_named_before_anything_is_written(tmp_path, monkeypa
 def test_an_error_names_the_file_and_not_the_temporary_one(target, tmp_path):
     (tmp_path / "folder").mkdir()
     with pytest.raises(OSError, match=r"a\.txt|folder") as caught:
-        atomic.write_text(tmp_path / target, "text")
+        files.write_text(tmp_path / target, "text")
     assert caught.value.filename == str(tmp_path / target)
     assert ".impasto-" not in str(caught.value)
 

@@ -17,7 +17,7 @@ from trainer.adapter.names import TEXT_ATTENTION, Slot
 from trainer.errors import LoraFileError
 from trainer.files.header import read_header
 from trainer.files.rewriting import header_bytes, lora_hashes
-from trainer.protocol import atomic
+from trainer.protocol import files
 from trainer.protocol.reading import open_file, parse_json
 
 Naming = Literal["kohya", "diffusers"]
@@ -46,7 +46,7 @@ def export_lora(
     header = header_bytes(entries, {**metadata, **lora_hashes(entries, payload, metadata)})
     whole = hashlib.sha256(header)
     whole.update(payload)
-    with atomic.staged(path) as temporary:
+    with files.staged(path) as temporary:
         with temporary.open("wb") as file:
             file.write(header)
             file.write(payload)

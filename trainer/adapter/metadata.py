@@ -15,7 +15,7 @@ from trainer.config.base import Family, Prediction
 from trainer.config.presets.preset import RECIPE_KEY
 from trainer.config.recipe import RecipeConfig
 from trainer.files.modelspec import ARCHITECTURES, BASE_VERSIONS, SIDE_FILE_VERSIONS
-from trainer.protocol import atomic
+from trainer.protocol import files
 from trainer.protocol.reading import read_bytes
 
 # Two runs of one recipe differ in these keys of their files' metadata and in no other.
@@ -99,7 +99,7 @@ def write_side_files(lora: Path, facts: ExportFacts, preview: Path | None) -> No
 
     A1111, Forge and InvokeAI show both. Raises OSError when the folder cannot be written.
     """
-    atomic.write_json(
+    files.write_json(
         lora.with_suffix(".json"),
         {
             "description": facts.description,
@@ -111,7 +111,7 @@ def write_side_files(lora: Path, facts: ExportFacts, preview: Path | None) -> No
         },
     )
     if preview is not None:
-        atomic.write_bytes(lora.with_suffix(".png"), read_bytes(preview, "image"))
+        files.write_bytes(lora.with_suffix(".png"), read_bytes(preview, "image"))
 
 
 def _network(facts: ExportFacts, adapter: Adapter) -> dict[str, str]:

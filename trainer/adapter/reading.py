@@ -17,7 +17,7 @@ from trainer.config.base import Family
 from trainer.errors import LoraFileError
 from trainer.files.architecture import NAMES
 from trainer.files.header import Header, read_header
-from trainer.protocol.atomic import long_path
+from trainer.protocol.files import long_path
 from trainer.protocol.reading import UnusableFileError, parse_json
 
 # kohya, PEFT, diffusers, and diffusers before 0.21, in this order; `to_q_lora.down` names the layer without a dot.

@@ -20,7 +20,7 @@ from torch import Tensor
 from trainer.base.text import TextConditioning
 from trainer.config.base import Family, Prediction
 from trainer.config.report import PromptConfig
-from trainer.protocol import atomic
+from trainer.protocol import files
 
 SAMPLERS: Mapping[str, tuple[str, dict[str, object]]] = {
     "euler": ("EulerDiscreteScheduler", {}),
@@ -164,7 +164,7 @@ def save_picture(picture: Image.Image, path: Path, settings: Mapping[str, object
     data = BytesIO()
     picture.save(data, format="PNG", pnginfo=info)
     path.parent.mkdir(parents=True, exist_ok=True)
-    atomic.write_bytes(path, data.getvalue())
+    files.write_bytes(path, data.getvalue())
 
 
 def parameters_line(settings: Mapping[str, object]) -> str:

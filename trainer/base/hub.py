@@ -22,7 +22,8 @@ from huggingface_hub.utils.tqdm import tqdm
 
 from trainer.errors import BaseModelError
 from trainer.files.configs import PARTS
-from trainer.protocol import atomic, places
+from trainer.protocol import files as atomic
+from trainer.protocol import places
 from trainer.protocol.events import OnPhase
 from trainer.protocol.reading import UnusableFileError, read_record
 

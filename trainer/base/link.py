@@ -15,9 +15,9 @@ from trainer.config.credentials import SafeLink, address_of, safe_link
 from trainer.errors import BaseModelError
 from trainer.files.hashing import digest_file, remember_sha256
 from trainer.files.header import read_header
-from trainer.protocol import atomic, locks, places
+from trainer.protocol import files, locks, places
 from trainer.protocol.events import OnPhase
-from trainer.protocol.naming import safe_name
+from trainer.protocol.files import safe_name
 from trainer.protocol.reading import UnusableFileError, read_json
 
 _LOOPBACK = {"127.0.0.1", "::1", "localhost"}
@@ -121,7 +121,7 @@ class _Download:
             self.part.unlink()  # there is nothing in it to go on from
             raise
         target = self.folder / name
-        atomic.replace(self.part, target)
+        files.replace(self.part, target)
         self._write_notes({"name": name, "address": self.shown, "size": target.stat().st_size, "sha256": digest})
         remember_sha256(target, digest)
         return target
@@ -185,7 +185,7 @@ class _Download:
         return notes if isinstance(notes, dict) else {}
 
     def _write_notes(self, notes: dict[str, Any]) -> None:
-        atomic.write_json(self.notes, notes)
+        files.write_json(self.notes, notes)
 
 
 def _validator(response: httpx2.Response) -> str | None:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from trainer.errors import BaseModelError
 from trainer.files.header import read_header
-from trainer.protocol.atomic import long_path
+from trainer.protocol.files import long_path
 from trainer.protocol.places import is_disk_full
 
 _DTYPES = {

@@ -10,7 +10,7 @@ from trainer.cli import words
 
 if TYPE_CHECKING:
     from trainer.gpu import Card, Use
-    from trainer.protocol.host import MainMemory
+    from trainer.host import MainMemory
 
 GIB = 1 << 30
 # Main memory that training itself takes at its peak, reading SDXL: two thirds of its weights in 16 bits and PyTorch.

@@ -19,7 +19,7 @@ from trainer.cli import words
 from trainer.cli.output import discard, json_line, write_lines
 from trainer.protocol import events
 from trainer.protocol.printable import printable, printable_lines
-from trainer.protocol.story import Story
+from trainer.protocol.progress import Story
 
 OnEvent = Callable[[events.Event], None]
 

@@ -20,9 +20,9 @@ from trainer.cli.arguments import Commands, add_command
 from trainer.cli.checks import Check
 from trainer.cli.output import echo, echo_json
 from trainer.errors import EXIT_DONE, EXIT_FAULT, ImpastoError
+from trainer.host import LIBRARIES, version_of
 from trainer.protocol import places
 from trainer.protocol.reading import parse_json
-from trainer.protocol.versions import LIBRARIES, version_of
 
 if TYPE_CHECKING:
     from trainer.gpu import Card
@@ -144,9 +144,9 @@ def _find_cards() -> tuple[list[Card], Check]:
 
 def _check_cards(found: list[Card]) -> Iterator[Check]:
     """Judge every card, and what the system has to do with them."""
+    from trainer.host import main_memory
     from trainer.memory.device.calibration import corrections
     from trainer.memory.device.gpu_specs import model_of, overheads_for
-    from trainer.protocol.host import main_memory
 
     system = platform.system()
     for card in found:

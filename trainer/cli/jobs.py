@@ -17,9 +17,9 @@ from trainer.cli.arguments import Commands, add_base, add_command, add_json, add
 from trainer.cli.libraries import engine_imports
 from trainer.cli.output import echo
 from trainer.errors import ImpastoError, JobError
-from trainer.protocol import atomic, events
-from trainer.protocol.naming import made_up_name, safe_name
-from trainer.protocol.rundir import find_run, require_place
+from trainer.protocol import events, files
+from trainer.protocol.files import made_up_name, safe_name
+from trainer.protocol.run_directory import find_run, require_place
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -101,7 +101,7 @@ def run_new(options: argparse.Namespace) -> int:
         expected=_expected_fit(family, machine),
     )
     folder.mkdir(parents=True, exist_ok=True)
-    atomic.write_text(target, text)
+    files.write_text(target, text)
     echo(f"Wrote {target}. Look it over, then start with: python -m trainer train {words.quoted(target)}")
     return 0
 
@@ -160,7 +160,7 @@ def _frozen(options: argparse.Namespace) -> str | None:
         return None
     from trainer.protocol.queue import Queue
 
-    if not atomic.long_path(options.job.absolute().parent).is_dir():
+    if not files.long_path(options.job.absolute().parent).is_dir():
         # The text alone could be trained, but its runs would go into a folder that the user has deleted.
         raise JobError(
             "job.gone",
@@ -326,7 +326,7 @@ def machine_here() -> Machine:
     """Return what a fit is chosen for: the card with the most memory, else the CPU."""
     from trainer import gpu
     from trainer.config.resolve import Machine
-    from trainer.cores import usable_cores
+    from trainer.host import usable_cores
 
     cores = usable_cores()
     card = max(gpu.cards(), key=lambda card: card.total_bytes, default=None)

@@ -11,7 +11,7 @@ from pathlib import Path
 from trainer import __version__
 from trainer.cli.output import discard, note, note_traceback
 from trainer.errors import EXIT_DONE, EXIT_FAULT, EXIT_RESUMABLE, ImpastoError, closed, plain_reason
-from trainer.protocol.atomic import write_text
+from trainer.protocol.files import write_text
 from trainer.protocol.places import home, refusal
 from trainer.protocol.reading import file_being_read, read_text
 

@@ -15,7 +15,7 @@ from trainer.cli import plan_table, plan_words, words
 from trainer.cli.arguments import Commands, add_command
 from trainer.cli.output import echo_json, echo_lines, note
 from trainer.errors import EXIT_BAD_INPUT, EXIT_DONE, JobError, joined
-from trainer.protocol.sizes import share
+from trainer.protocol.units import share
 
 if TYPE_CHECKING:
     from trainer.config.base import Family

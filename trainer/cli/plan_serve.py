@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from trainer.memory.device.device_state import Situation
     from trainer.memory.planner.planner import Planned
     from trainer.memory.planner.request import Question
-    from trainer.protocol.serving import Answer, Turn
+    from trainer.protocol.processes import Answer, Turn
 
 
 # Seconds without a request after which a planner looks ahead: whoever sets up a job has then read the answer.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from trainer.cli import plan_words, words
 from trainer.protocol.forecast import ROUNDING
-from trainer.protocol.sizes import share
+from trainer.protocol.units import share
 
 if TYPE_CHECKING:
     from trainer.memory.planner.planner import Plan, Planned

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from trainer.cli import words
 from trainer.protocol.forecast import SEARCHED
-from trainer.protocol.sizes import share
+from trainer.protocol.units import share
 
 if TYPE_CHECKING:
     from trainer.config.base import Family

@@ -13,7 +13,7 @@ from trainer.cli.arguments import Commands, add_command
 from trainer.cli.jobs import machine_here
 from trainer.cli.output import echo, echo_lines
 from trainer.errors import EXIT_DONE, ImpastoError, JobError
-from trainer.protocol import atomic
+from trainer.protocol import files
 from trainer.protocol.printable import printable
 from trainer.protocol.reading import read_text
 
@@ -156,7 +156,7 @@ def run_share(options: argparse.Namespace) -> int:
     made = preset_of(options.source, options.family, with_fit=options.fit)
     preset = revised(made.preset, _details(options))
     text = dump_preset(preset)
-    atomic.write_text(out, text)
+    files.write_text(out, text)
     echo(f"Wrote {out}, {words.size(len(text.encode('utf-8')))}.")
     echo(_summary(preset))
     _print_listed("Left out:", made.left_out)

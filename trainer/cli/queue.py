@@ -19,7 +19,7 @@ from trainer.cli.output import echo, echo_json, echo_lines, note
 from trainer.errors import EXIT_DONE, EXIT_RESUMABLE, JobError, RunError
 from trainer.protocol.queue import Entry, Queue, Reading
 from trainer.protocol.reading import parse_json
-from trainer.protocol.rundir import find_run
+from trainer.protocol.run_directory import find_run
 
 _HELP = "do one job after the other, on each graphics card one at a time; without a further word: work it off"
 _EDITS: dict[str, tuple[str, Callable[[Queue, str], object]]] = {

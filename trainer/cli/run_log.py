@@ -8,9 +8,9 @@ from typing import TextIO
 
 from trainer.cli.display import PlainDisplay, stamped
 from trainer.protocol import events
-from trainer.protocol.atomic import long_path
-from trainer.protocol.rundir import RunDirectory
-from trainer.protocol.story import Story
+from trainer.protocol.files import long_path
+from trainer.protocol.progress import Story
+from trainer.protocol.run_directory import RunDirectory
 
 _REFUSALS = (OSError, ValueError)  # of a disk, and of a text: no line of a log is worth a run
 

@@ -16,7 +16,7 @@ from trainer.errors import EXIT_DONE, EXIT_FAULT, EXIT_RESUMABLE, RunError
 from trainer.protocol import commands as protocol
 from trainer.protocol import events
 from trainer.protocol.queue import Queue
-from trainer.protocol.rundir import RunDirectory, find_run, known_runs
+from trainer.protocol.run_directory import RunDirectory, find_run, known_runs
 
 _POLL = 0.2  # seconds: a run's folder is all there is to be asked, and its changes wake nobody
 _HELP: dict[protocol.CommandName, str] = {

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from trainer.cli.jobs import family_of
 from trainer.errors import ImpastoError, JobError, RunError
-from trainer.protocol.rundir import RunDirectory, find_run
+from trainer.protocol.run_directory import RunDirectory, find_run
 
 if TYPE_CHECKING:
     from trainer.config.base import Family

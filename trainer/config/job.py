@@ -12,7 +12,7 @@ from trainer.config.model import Section
 from trainer.config.output import OutputConfig
 from trainer.config.recipe import RecipeConfig
 from trainer.config.report import ReportConfig
-from trainer.protocol.naming import LONGEST_NAME
+from trainer.protocol.files import LONGEST_NAME
 
 SCHEMA = 2
 

@@ -18,7 +18,7 @@ from trainer.config.paths import make_absolute
 from trainer.config.problems import faults_sentence, problems
 from trainer.config.toml_file import FileKind, parse_toml, read_text
 from trainer.errors import JobError
-from trainer.protocol import atomic
+from trainer.protocol import files
 
 REMEDY = "Correct what is named and start again; `python -m trainer new` writes a job file with every key explained."
 # A shorter secret may be part of other words in the file's comments.
@@ -67,7 +67,7 @@ def secure_job_file(path: Path) -> str | None:
         sentence = f"Could not remove the password or token from the link in {path}: it is written in an unusual way."
         raise JobError("job.secret", sentence, "Replace it with ${NAME} yourself and set that variable.")
     try:
-        atomic.write_text(path, rewritten)
+        files.write_text(path, rewritten)
     except OSError as error:
         sentence = f"Could not remove the password or token from the link in {path}: {error.strerror or error}."
         remedy = "Allow writing there, or remove it from the link yourself."

@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from pathlib import Path
 
-from trainer.cores import usable_cores
 from trainer.dataset.decoders import Decoders
 from trainer.dataset.inspection import Inspection, file_state
 from trainer.dataset.memory import PictureFacts, PictureMemory, picture_memory
 from trainer.dataset.pixels import check_megapixels
 from trainer.errors import DatasetError
+from trainer.host import usable_cores
 
 Progress = Callable[[int, int], None]
 """Called with the number of files checked and the number of all."""

@@ -19,7 +19,7 @@ from trainer.dataset.picture import Crop, Kind
 from trainer.dataset.pixels import SUFFIXES
 from trainer.dataset.sidecar import FILE_NAME, FolderNotes, Sidecar, read_sidecar
 from trainer.errors import DatasetError
-from trainer.protocol.atomic import long_path
+from trainer.protocol.files import long_path
 
 MASK = "-masklabel"
 """What a mask adds to the stem of its picture's name; a mask is a PNG."""

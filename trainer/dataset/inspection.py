@@ -14,7 +14,7 @@ from trainer.dataset.memory import PictureFacts, State
 from trainer.dataset.pixels import decode, exif_orientation, faults_named, open_picture, upright_size
 from trainer.dataset.png import is_whole
 from trainer.errors import DatasetError
-from trainer.protocol.atomic import long_path
+from trainer.protocol.files import long_path
 from trainer.protocol.reading import open_file
 
 Inspection = PictureFacts | DatasetError

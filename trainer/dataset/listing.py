@@ -20,9 +20,8 @@ from trainer.dataset.health import by_severity, word_marks
 from trainer.dataset.picture import Picture
 from trainer.dataset.split import held_out
 from trainer.errors import DatasetError
-from trainer.protocol.atomic import write_text
-from trainer.protocol.fields import build
-from trainer.protocol.reading import UnusableFileError, decoded, parse_json, read_text, reason_of
+from trainer.protocol.files import write_text
+from trainer.protocol.reading import UnusableFileError, build, decoded, parse_json, read_text, reason_of
 
 
 @dataclass(frozen=True, slots=True)

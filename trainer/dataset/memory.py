@@ -10,9 +10,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-from trainer.protocol.fields import build
 from trainer.protocol.places import cache_folder
-from trainer.protocol.reading import UnusableFileError, decoded, parse_json
+from trainer.protocol.reading import UnusableFileError, build, decoded, parse_json
 from trainer.protocol.row_store import RowStore, key_of
 
 State = tuple[int, int]

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from trainer.errors import DatasetError, plain_reason
-from trainer.protocol.atomic import write_text
+from trainer.protocol.files import write_text
 from trainer.protocol.reading import UnusableFileError, parse_json, read_text, reason_of
 
 FILE_NAME = "impasto.jsonl"

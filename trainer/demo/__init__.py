@@ -17,9 +17,9 @@ from trainer.demo.sheet import Row, draw_sheet
 from trainer.demo.style import style_progress
 from trainer.errors import EXIT_DONE, ResumableError
 from trainer.files.assets import asset_path
-from trainer.protocol import atomic, events
+from trainer.protocol import events, files
 from trainer.protocol.reading import read_toml
-from trainer.protocol.rundir import RunDirectory
+from trainer.protocol.run_directory import RunDirectory
 from trainer.render.renderer import LoraUse, Renderer
 from trainer.training.device.out_of_memory import gpu_guard
 from trainer.training.reporting.reporter import OnEvent
@@ -50,7 +50,7 @@ def run(folder: Path, on_event: OnEvent) -> DemoResult:
     """Trains the demo job in ``folder`` and writes the picture of its effect there. Raises ImpastoError."""
     folder.mkdir(parents=True, exist_ok=True)
     job = folder / "job.toml"
-    atomic.write_text(job, demo_job())
+    files.write_text(job, demo_job())
     former = set((folder / "runs").glob("*"))
     code = start(job, [], on_event)
     (new,) = set((folder / "runs").glob("*")) - former

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from trainer.protocol import atomic, places
+from trainer.protocol import files, places
 from trainer.protocol.reading import UnusableFileError, open_file, read_record
 from trainer.protocol.row_store import checksum
 
@@ -65,13 +65,13 @@ def remember_sha256(path: Path, digest: str) -> None:
     known[str(path)] = [size, changed, digest, checksum(str(path), size, changed, digest)]
     try:
         places.home().mkdir(parents=True, exist_ok=True)
-        atomic.write_json(_memory(), dict(list(known.items())[-_REMEMBERED:]), durable=False)
+        files.write_json(_memory(), dict(list(known.items())[-_REMEMBERED:]), durable=False)
     except OSError:  # a full or read-only disk costs the next start some seconds, no more
         return
 
 
 def _state(path: Path) -> list[int]:
-    facts = atomic.long_path(path).stat()
+    facts = files.long_path(path).stat()
     return [facts.st_size, facts.st_mtime_ns]
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from trainer.errors import LoraFileError
 from trainer.files.header import read_header
 from trainer.files.jpeg import small_jpeg
-from trainer.protocol import atomic
+from trainer.protocol import files
 from trainer.protocol.reading import open_file, parse_json
 
 # ModelSpec recommends 256 pixels; ComfyUI reads headers up to 1 MiB, of which this takes a small part.
@@ -53,7 +53,7 @@ def rewrite_metadata(source: Path, target: Path, changes: Mapping[str, str | Non
     reads back wrong, OSError when it cannot be written; a file that was there before is then left as it was.
     """
     read_header(source, "lora")
-    with atomic.staged(target) as temporary:
+    with files.staged(target) as temporary:
         with (
             open_file(source, "stream") as file,
             mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped,

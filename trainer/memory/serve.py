@@ -1,6 +1,6 @@
 """Answers plans over two streams, for a program that stays: JSON lines in, JSON lines out. Needs no torch itself.
 
-What trainer/protocol/serving.py says of requests holds. One has what is asked:
+What trainer/protocol/processes.py says of requests holds. One has what is asked:
 
     {"id": 1, "job": "path/job.toml", "set": ["recipe.rank=8"], "gpu": "8GB"}
     {"id": 2, "family": "sdxl", "recipe": "style", "gpu": "here"}
@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TextIO
 
-from trainer.protocol.serving import Request, Server, Work
+from trainer.protocol.processes import Request, Server, Work
 
 
 def plan_server(

@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from trainer.protocol import atomic, reading
-from trainer.protocol.fields import moment
+from trainer.protocol import files, reading
+from trainer.protocol.reading import moment
 
 if TYPE_CHECKING:  # rundir imports this module
-    from trainer.protocol.rundir import RunDirectory
+    from trainer.protocol.run_directory import RunDirectory
 
 CommandName = Literal["stop", "pause", "save", "sample"]
 CommandOutcome = Literal["done", "refused", "failed", "void", "withdrawn"]
@@ -66,7 +66,7 @@ def send(run: RunDirectory, name: CommandName, arguments: Mapping[str, object] |
     sent = time.time()
     # The name sorts by time, so that commands are carried out in the order they came; Windows' clock goes in 16 ms.
     path = run.commands / f"{time.time_ns():020d}-{next(_NUMBERS):06d}-{name}-{secrets.token_hex(4)}.json"
-    atomic.write_json(path, {"name": name, "arguments": dict(arguments or {}), "sent": sent})
+    files.write_json(path, {"name": name, "arguments": dict(arguments or {}), "sent": sent})
     return path
 
 
@@ -77,8 +77,8 @@ def pending(run: RunDirectory) -> list[Command]:
     """
     waiting = []
     for path in _files(run.commands):
-        if atomic.long_path(path.parent / "done" / path.name).exists():
-            atomic.long_path(path).unlink(missing_ok=True)  # answered, then killed before it was removed
+        if files.long_path(path.parent / "done" / path.name).exists():
+            files.long_path(path).unlink(missing_ok=True)  # answered, then killed before it was removed
             continue
         command = _read(path)
         if isinstance(command, Command):
@@ -168,7 +168,7 @@ def _accepted(commands: Path) -> Path:
 def _files(folder: Path) -> list[Path]:
     """Return the command files in a folder, the oldest first; none where there is no folder yet."""
     try:
-        with os.scandir(atomic.long_path(folder)) as entries:
+        with os.scandir(files.long_path(folder)) as entries:
             names = [entry.name for entry in entries if entry.name.endswith(".json")]
     except FileNotFoundError:
         return []
@@ -178,8 +178,8 @@ def _files(folder: Path) -> list[Path]:
 def _claim(path: Path) -> None:
     """Move a pending command to the accepted ones; raises FileNotFoundError when it is not pending any more."""
     target = _accepted(path.parent) / path.name
-    atomic.long_path(target.parent).mkdir(exist_ok=True)
-    atomic.replace(path, target)
+    files.long_path(target.parent).mkdir(exist_ok=True)
+    files.replace(path, target)
 
 
 def _read(path: Path) -> Command | dict[str, object] | None:
@@ -210,6 +210,6 @@ def _fields(command: Command) -> dict[str, object]:
 
 def _conclude(path: Path, asked: Mapping[str, object], outcome: CommandOutcome, detail: str) -> None:
     answered = {**asked, "outcome": outcome, "detail": detail, "finished": time.time()}
-    atomic.write_json(path.parent / "done" / path.name, answered)
+    files.write_json(path.parent / "done" / path.name, answered)
     for former in (path, _accepted(path.parent) / path.name):
-        atomic.long_path(former).unlink(missing_ok=True)
+        files.long_path(former).unlink(missing_ok=True)

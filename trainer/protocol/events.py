@@ -17,10 +17,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Literal
 
-from trainer.protocol import atomic
-from trainer.protocol.fields import build
+from trainer.protocol import files
 from trainer.protocol.forecast import ForecastPhase
-from trainer.protocol.reading import open_file, parse_json
+from trainer.protocol.reading import build, open_file, parse_json
 
 Phase = Literal["download", "load", "check", "cache_pictures", "cache_texts", "train", "preview", "validate", "save"]
 Outcome = Literal["done", "paused", "stopped", "failed"]
@@ -335,7 +334,7 @@ class EventWriter:
 
     def __init__(self, path: Path, attempt: int) -> None:
         # Unbuffered: what a full disk refuses must not be tried again behind our back with the next event.
-        self._file = atomic.long_path(path).open("ab", buffering=0)
+        self._file = files.long_path(path).open("ab", buffering=0)
         self._attempt = attempt
 
     def write(self, event: Event) -> Event:
@@ -416,7 +415,7 @@ def read_lines(path: Path, offset: int = 0, limit: int | None = None) -> tuple[l
 def cut_torn_line(path: Path) -> None:
     """Remove what a kill or a power cut left after the last whole line."""
     block = 1 << 16
-    with contextlib.suppress(FileNotFoundError), atomic.long_path(path).open("r+b") as file:
+    with contextlib.suppress(FileNotFoundError), files.long_path(path).open("r+b") as file:
         end = file.seek(0, os.SEEK_END)
         while end:
             start = max(0, end - block)

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
-from trainer.protocol import atomic
-from trainer.protocol.fields import build
-from trainer.protocol.reading import read_record
+from trainer.protocol import files
+from trainer.protocol.reading import build, read_record
 
 SEARCHED = ("quantise", "checkpointing", "micro_batch", "vae_tiling", "preview_offload")
 """The keys of a fit that the planner searches, where the job leaves them open."""
@@ -155,7 +154,7 @@ def blended(forecast: float | None, measured: Sequence[float]) -> float | None:
 
 def write_forecast(path: Path, forecast: Forecast) -> None:
     """Write a forecast as JSON in one step; raises OSError when it cannot be written."""
-    atomic.write_json(path, asdict(forecast))
+    files.write_json(path, asdict(forecast))
 
 
 def read_forecast(path: Path) -> Forecast | None:
@@ -182,3 +181,60 @@ def phase_from(found: Mapping[str, Any]) -> PhaseForecast:
 def _peak(found: Mapping[str, Any]) -> Peak:
     largest = tuple((module, size) for module, size in found["largest"])
     return build(Peak, {**found, "largest": largest})
+
+
+class Operation(Protocol):
+    """Operations of one kind and size, as a trace counts them."""
+
+    @property
+    def kind(self) -> str:
+        """gemm, conv, attention, or other, which is bound by memory."""
+
+    @property
+    def dtype(self) -> str:
+        """The number format it computes in, such as "bfloat16"."""
+
+    @property
+    def stage(self) -> str:
+        """Such as "forward" or "backward"."""
+
+    @property
+    def flops(self) -> int:
+        """Of one operation: a multiply-add counts two."""
+
+    @property
+    def bytes(self) -> int:
+        """That one operation reads and writes."""
+
+    @property
+    def count(self) -> int:
+        """How many operations of this size there are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """What one operation takes, besides what every operation takes."""
+
+    kind: str
+    dtype: str
+    flops: float
+    bytes: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """What a device takes for a trace's operations."""
+
+    device: str
+    """As people know it, such as "RTX 3060 12GB" or "cpu, 8 threads"."""
+    timed: tuple[Timed, ...]
+    """At least one of each kind; others of a kind and format go as fast as the most similar of these."""
+    bandwidth: float
+    """Bytes a second that no operation exceeds."""
+    launch: float
+    """Seconds of the device that each operation takes however small it is."""
+    host: float
+    """Seconds that the CPU takes to hand an operation to the device; 0 where the CPU itself computes."""
+    disk: float = 500e6
+    """Bytes a second when a base is read and placed: a SATA SSD, unless measured."""

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from trainer.protocol.atomic import long_path
+from trainer.protocol import places
+from trainer.protocol.files import long_path, safe_name
 
 ASKED = 1.0
 """Seconds of patience with a lock that nobody should hold: whoever only asks has it for microseconds."""
@@ -108,3 +110,44 @@ def require_file(path: Path) -> None:
     """Raise OSError where something other than a file is in the lock's place: opening a pipe would block."""
     if long_path(path).exists() and not long_path(path).is_file():
         raise OSError(errno.EINVAL, "it is not a file", str(path))
+
+
+def lane_of(device: str | None) -> str:
+    """Return the lane of a job's device: "cuda:0" for "cuda", "cpu" for None."""
+    return {"cuda": "cuda:0", None: "cpu"}.get(device, device or "cpu")
+
+
+def gpu_held(lane: str) -> bool:
+    """Tell whether a program of Impasto works on a lane ("cuda:0", "cpu"), this process included."""
+    try:
+        return is_held(_lock(lane))
+    except OSError:  # a disk that knows no locks: nobody can hold one
+        return False
+
+
+@contextlib.contextmanager
+def occupied(lane: str, patience: float = math.inf) -> Iterator[None]:
+    """Hold a lane for the length of the block, waiting until whoever has it lets go.
+
+    Raises LockBusyError after `patience` seconds, OSError when the lock's file cannot be used.
+    """
+    lock = _lock(lane)
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with held(lock, patience):
+        yield
+
+
+@contextlib.contextmanager
+def marked(lane: str) -> Iterator[bool]:
+    """Hold a lane for the length of the block where it is free, else go on without; gives whether it is held."""
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(occupied(lane, ASKED))
+        except (LockBusyError, OSError):
+            yield False
+            return
+        yield True
+
+
+def _lock(lane: str) -> Path:
+    return places.home() / "lanes" / f"{safe_name(lane_of(lane).replace(':', '-'), 'lane')}.lock"

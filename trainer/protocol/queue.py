@@ -26,8 +26,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer.errors import RunError
-from trainer.protocol import atomic, commands, locks, places
+from trainer.errors import RunError, joined
+from trainer.protocol import commands, files, locks, places
+from trainer.protocol.processes import last_words
 from trainer.protocol.queue_entry import (
     ENDED,
     VERSION,
@@ -43,12 +44,13 @@ from trainer.protocol.queue_entry import (
     versioned,
 )
 from trainer.protocol.reading import UnusableFileError, read_record, reason_of
-from trainer.protocol.rundir import RunDirectory
+from trainer.protocol.run_directory import RunDirectory
 
 __all__ = ["Entry", "Fault", "Queue", "Reading", "State", "Wish", "new_entry", "new_id"]
 
 _NAME = re.compile(r"[0-9a-f]{8}")
 _PATIENCE = 10.0
+_BROKEN_OFF = "Its process was ended from outside, or the computer went down."
 
 
 @dataclass(frozen=True)
@@ -367,7 +369,7 @@ class Queue:
     def _write(self, entry: Entry) -> Entry:
         fields = {key: str(value) if isinstance(value, Path) else value for key, value in vars(entry).items()}
         del fields["id"]
-        atomic.write_json(self._file(entry.id), {"version": VERSION, **fields})
+        files.write_json(self._file(entry.id), {"version": VERSION, **fields})
         return entry
 
     def _read_entry(self, path: Path) -> Entry | Fault | None:
@@ -400,7 +402,7 @@ class Queue:
         if problem and settings.held:
             raise RunError("queue.newer", problem, "Update Impasto.")
         changed = dataclasses.asdict(settings) | changes
-        atomic.write_json(self.settings, {"version": VERSION, **changed})
+        files.write_json(self.settings, {"version": VERSION, **changed})
 
 
 def _settings(found: Any) -> _Settings:
@@ -420,3 +422,30 @@ def _refused(folder: Path, error: OSError) -> RunError:
         f"The queue in {folder} cannot be used: {reason}.",
         f"{places.write_remedy(error)} The environment variable IMPASTO_HOME names it.",
     )
+
+
+def outcome(queue: Queue, entry: Entry, code: int | None = None) -> tuple[State, str]:
+    """Return how an entry ended and why; `code` is its engine's exit code where that is known."""
+    if entry.run is not None:
+        said = _said(RunDirectory(entry.run), entry.attempts)
+        if said is not None:
+            return said
+    if entry.wish is not None and code != 1:  # before there was a run, it was simply ended
+        return ("paused" if entry.wish == "pause" else "stopped"), ""
+    if code is not None and code > 0 and entry.run is None:
+        words = last_words(queue.log(entry.id))
+        return "failed", words or f"It ended with exit code {code} and said nothing."
+    return "interrupted", _BROKEN_OFF
+
+
+def _said(run: RunDirectory, before: int) -> tuple[State, str] | None:
+    """Return what the run itself tells; None where it says nothing of the start that came after `before` others."""
+    try:
+        state, status = run.state(), run.read_status()
+    except RunError as error:
+        return "failed", joined(error.sentence, error.remedy)
+    if state == "running":
+        return "interrupted", "Another process goes on with this run."
+    if status is None or status.attempt <= before or state == "new" or state == "interrupted":
+        return None
+    return state, "" if state != "failed" else "It failed; its log tells why."

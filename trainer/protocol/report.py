@@ -7,9 +7,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trainer.protocol import atomic
-from trainer.protocol.fields import build
-from trainer.protocol.reading import read_record
+from trainer.protocol import files
+from trainer.protocol.reading import build, read_record
 
 
 @dataclass(frozen=True)
@@ -80,7 +79,7 @@ class RunReport:
 
 def write_report(path: Path, report: RunReport) -> None:
     """Write a report as JSON in one step; raises OSError when it cannot be written."""
-    atomic.write_json(path, asdict(report))
+    files.write_json(path, asdict(report))
 
 
 def read_report(path: Path) -> RunReport:

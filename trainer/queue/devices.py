@@ -9,7 +9,7 @@ from trainer import gpu
 from trainer.errors import ImpastoError
 from trainer.protocol.queue import Entry
 from trainer.protocol.reading import parse_toml, read_text
-from trainer.protocol.rundir import RunDirectory
+from trainer.protocol.run_directory import RunDirectory
 
 
 def machine_lanes() -> list[str]:

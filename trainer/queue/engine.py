@@ -10,11 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from trainer.errors import EXIT_DONE, ImpastoError, closed, joined, plain_reason
-from trainer.protocol.atomic import long_path
-from trainer.protocol.detached import speak_into
-from trainer.protocol.lanes import occupied
+from trainer.protocol.files import long_path
+from trainer.protocol.locks import occupied
+from trainer.protocol.processes import speak_into
 from trainer.protocol.queue import Entry, Queue, State
-from trainer.protocol.rundir import RunDirectory
+from trainer.protocol.run_directory import RunDirectory
 
 Made = Callable[[Path], None]
 """Called with the run's folder as soon as there is one and it is this engine's, not that of another one."""

@@ -13,11 +13,10 @@ from pathlib import Path
 
 from trainer.errors import RunError
 from trainer.protocol import commands, locks
-from trainer.protocol.detached import launch, let_go
-from trainer.protocol.lanes import gpu_held
-from trainer.protocol.queue import Entry, Queue, Reading, Wish
-from trainer.protocol.queue_outcome import outcome
-from trainer.protocol.rundir import RunDirectory
+from trainer.protocol.locks import gpu_held
+from trainer.protocol.processes import launch, let_go
+from trainer.protocol.queue import Entry, Queue, Reading, Wish, outcome
+from trainer.protocol.run_directory import RunDirectory
 from trainer.queue.devices import lanes_for, machine_lanes, settings_for
 
 _POLL = 0.5  # seconds: entries are files, whose changes wake nobody

@@ -1,6 +1,6 @@
 """Draws for a program that stays: JSON lines in, JSON lines out, with the base kept in memory from one to the next.
 
-What trainer/protocol/serving.py says of requests holds. One names a base as a job does, and pictures to draw:
+What trainer/protocol/processes.py says of requests holds. One names a base as a job does, and pictures to draw:
 
     {"id": 1, "base": {"model": "base.safetensors"}, "out": "folder", "pictures": [
         {"loras": [{"file": "style.safetensors", "strength": 0.8}], "prompt": {"prompt": "a cat", "seed": 7}}]}
@@ -42,10 +42,11 @@ from trainer.config.problems import problems
 from trainer.config.recipe import RecipeConfig
 from trainer.config.report import PromptConfig
 from trainer.errors import ImpastoError, RunError
-from trainer.protocol import lanes, locks
+from trainer.protocol import locks
+from trainer.protocol import locks as lanes
 from trainer.protocol.events import Phase
 from trainer.protocol.places import write_remedy
-from trainer.protocol.serving import Answer, OvertakenError, Request, Server, Turn
+from trainer.protocol.processes import Answer, OvertakenError, Request, Server, Turn
 from trainer.render.renderer import LoraUse, OnNotice, Renderer, drawing_dtype
 from trainer.training.device.device import this_machine
 from trainer.training.device.out_of_memory import is_out_of_memory, memory_full

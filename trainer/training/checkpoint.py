@@ -16,10 +16,10 @@ import safetensors.torch
 from torch import Tensor
 
 from trainer.errors import ResumableError
-from trainer.protocol import atomic
-from trainer.protocol.checkpoints import MANIFEST, folder_name, read_manifest, sizes_hold, steps_on_disk
+from trainer.protocol import files as atomic
 from trainer.protocol.places import free_bytes, is_disk_full
 from trainer.protocol.reading import parse_json, read_bytes, table
+from trainer.protocol.run_directory import MANIFEST, folder_name, read_manifest, sizes_hold, steps_on_disk
 
 # Room asked for beside the checkpoint itself, so that events and logs can still be written.
 SPARE_BYTES = 64 << 20

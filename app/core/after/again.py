@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from app.core.jobs.jobs import write_new
-from trainer.protocol.rundir import RunDirectory
+from trainer.protocol.run_directory import RunDirectory
 
 
 def new_job(jobs: Path, run: RunDirectory) -> Path:

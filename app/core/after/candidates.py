@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from app.core.runs.series import lowest
 from trainer.protocol import events
-from trainer.protocol.naming import step_ending
+from trainer.protocol.files import step_ending
 
 if TYPE_CHECKING:
     from app.core.runs.run import Run

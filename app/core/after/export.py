@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainer.errors import LoraFileError
-from trainer.protocol import atomic
-from trainer.protocol.naming import safe_name
+from trainer.protocol import files as atomic
+from trainer.protocol.files import safe_name
 from trainer.protocol.places import write_remedy
 from trainer.protocol.reading import open_file
 

@@ -11,7 +11,7 @@ from app.core.disk.listing import file_state
 from trainer.dataset.caption_files import SUFFIXES as CAPTION_SUFFIXES
 from trainer.dataset.folders import MASK, is_picture, picture_files
 from trainer.errors import DatasetError
-from trainer.protocol.atomic import long_path, staged, write_bytes
+from trainer.protocol.files import long_path, staged, write_bytes
 from trainer.protocol.places import is_disk_full
 
 _LONGEST = 255

@@ -17,7 +17,7 @@ from trainer.dataset.caption_files import SUFFIXES as CAPTION_SUFFIXES
 from trainer.dataset.folders import MASK, is_picture_name
 from trainer.dataset.links import Links
 from trainer.dataset.sidecar import FILE_NAME
-from trainer.protocol.atomic import long_name, long_path
+from trainer.protocol.files import long_name, long_path
 
 _UNSETTLED_NS = 3_000_000_000
 """Disks keep times as coarsely as two seconds (FAT): what changed just before a look may change again unseen."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from trainer.errors import DatasetError
-from trainer.protocol.atomic import long_path
+from trainer.protocol.files import long_path
 
 
 def told_apart(root: Path, others: Iterable[Path]) -> str:

@@ -15,8 +15,8 @@ from app.core.events import Event
 from app.core.pictures import Picture
 from app.core.priority import stand_back, step_back
 from app.core.tasks import Post
-from trainer.cores import usable_cores
 from trainer.errors import DatasetError
+from trainer.host import usable_cores
 from trainer.protocol.row_store import RowStore, key_of
 
 if TYPE_CHECKING:  # brings numpy and Pillow, for which the window does not wait

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from app.core.edits.safe_files import STRAY, ChangedMeanwhileError, Seen, remove_file, replace_file
-from trainer.protocol import atomic
-from trainer.protocol.naming import numbered
+from trainer.protocol import files as atomic
+from trainer.protocol.files import numbered
 from trainer.protocol.reading import read_bytes
 
 if TYPE_CHECKING:

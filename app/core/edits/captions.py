@@ -20,7 +20,7 @@ from trainer.dataset.caption_files import (
 )
 from trainer.dataset.links import Links
 from trainer.errors import DatasetError
-from trainer.protocol.atomic import long_name, long_path
+from trainer.protocol.files import long_name, long_path
 
 # A picture's name of 250 letters leaves room for .txt but not for .caption: no file has such a name.
 _IMPOSSIBLE = (errno.EINVAL if sys.platform == "win32" else errno.ENAMETOOLONG,)

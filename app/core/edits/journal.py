@@ -37,8 +37,8 @@ from typing import Any, BinaryIO, NamedTuple, get_args
 from app.core.edits.save_state import Key, SaveRequest
 from app.core.pictures import Field, FolderField
 from trainer.protocol import locks
-from trainer.protocol.atomic import replace as replace_file
-from trainer.protocol.atomic import write_bytes
+from trainer.protocol.files import replace as replace_file
+from trainer.protocol.files import write_bytes
 from trainer.protocol.reading import parse_json, read_bytes
 
 _log = logging.getLogger(__name__)

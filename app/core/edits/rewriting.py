@@ -95,7 +95,7 @@ def _write(backups: Backups, root: Path, files: Sequence[Written]) -> list[Path]
 def _facts(root: Path, pictures: Sequence[Picture]) -> dict[int, dict[str, Any]]:
     """Return what stands beside pictures now, by their ids; what cannot be read waits for the next look at the disk."""
     from app.core.masks import mask_path  # late, as above
-    from trainer.protocol.atomic import long_path
+    from trainer.protocol.files import long_path
 
     around, facts = Neighbours(root), {}
     for picture in pictures:

@@ -14,7 +14,7 @@ from typing import IO, Any
 
 from app.core.events import Event
 from app.core.tasks import Post
-from trainer.protocol.detached import command
+from trainer.protocol.processes import command
 from trainer.protocol.reading import parse_json
 
 _LAST_LINES = 20

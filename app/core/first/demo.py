@@ -7,8 +7,8 @@ from pathlib import Path
 
 from app.core.jobs.jobs import FILE_NAME, write_new
 from trainer.files.assets import asset_path
-from trainer.protocol import atomic, places
-from trainer.protocol.atomic import long_path
+from trainer.protocol import files, places
+from trainer.protocol.files import long_path
 from trainer.protocol.reading import parse_toml, read_toml
 
 
@@ -21,7 +21,7 @@ def demo_pictures() -> Path:
     long_path(folder).mkdir(parents=True, exist_ok=True)
     for source in asset_path("demo", "pictures").iterdir():
         if not long_path(folder / source.name).exists():
-            with atomic.staged(folder / source.name, durable=False) as target:
+            with files.staged(folder / source.name, durable=False) as target:
                 shutil.copyfile(source, target)
     return folder
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from app.core.settings import window_state
 from trainer import __version__
-from trainer.protocol import atomic, places
+from trainer.protocol import files, places
 
 
 def is_first_start() -> bool:
@@ -19,7 +19,7 @@ def remember() -> None:
     """Do not show it by itself again; where the disk refuses, it comes once more."""
     with contextlib.suppress(OSError):
         _mark().parent.mkdir(parents=True, exist_ok=True)
-        atomic.write_json(_mark(), {"version": __version__}, durable=False)
+        files.write_json(_mark(), {"version": __version__}, durable=False)
 
 
 def _mark() -> Path:

@@ -13,9 +13,8 @@ from trainer.config.load import JOB_FILE, read_job_text
 from trainer.config.migrate import migrate
 from trainer.config.toml_file import parse_toml
 from trainer.errors import JobError
-from trainer.protocol import atomic
-from trainer.protocol.atomic import long_path
-from trainer.protocol.naming import numbered
+from trainer.protocol import files
+from trainer.protocol.files import long_path, numbered
 from trainer.protocol.places import is_disk_full, write_remedy
 from trainer.protocol.reading import read_bytes
 
@@ -166,7 +165,7 @@ def _replace(path: Path, text: str, own: str | None) -> Path | None:
     """Write the file in one step; return where the former one was kept, if it was not what we had written."""
     long_path(path.parent).mkdir(parents=True, exist_ok=True)
     kept = _keep(path, own)
-    atomic.write_text(path, text)
+    files.write_text(path, text)
     return kept
 
 
@@ -179,7 +178,7 @@ def _keep(path: Path, own: str | None) -> Path | None:
         return None
     names = (path.with_name(f"{stem}{path.suffix}") for stem in numbered(f"{path.stem}.before"))
     target = next(name for name in names if not long_path(name).exists())
-    atomic.write_bytes(target, there)
+    files.write_bytes(target, there)
     return target
 
 

@@ -17,9 +17,8 @@ from app.core.events import Event
 from app.core.settings.behind import Behind
 from app.core.tasks import Tasks, only, raise_again
 from trainer.errors import ImpastoError, JobError
-from trainer.protocol import atomic, places
-from trainer.protocol.atomic import long_path
-from trainer.protocol.naming import made_up_name, numbered, safe_name
+from trainer.protocol import files, places
+from trainer.protocol.files import long_path, made_up_name, numbered, safe_name
 from trainer.protocol.reading import read_toml, reason_of
 
 if TYPE_CHECKING:  # brings pydantic and the schema, for which the window does not wait
@@ -352,7 +351,7 @@ def write_new(folder: Path, values: Mapping[str, Any]) -> Path:
     for place in (folder.absolute() / each for each in numbered(safe_name(str(values.get("name") or "job"), "job"))):
         try:
             long_path(place).mkdir(parents=True)
-            atomic.write_text(place / FILE_NAME, to_toml(values))
+            files.write_text(place / FILE_NAME, to_toml(values))
         except FileExistsError:
             continue
         except OSError as error:
@@ -400,7 +399,7 @@ def _throw(path: Path) -> Path:
         long_path(trash).mkdir(parents=True, exist_ok=True)
         targets = (trash / f"{stem}.toml" for stem in numbered(path.parent.name))
         target = next(each for each in targets if not long_path(each).exists())
-        atomic.replace(path, target)
+        files.replace(path, target)
     except OSError as error:
         raise _failed(path, "put into the trash", error.strerror or str(error)) from None
     with suppress(OSError):  # runs lie in it, or what the user put there
@@ -415,7 +414,7 @@ def _bring_back(thrown: Thrown) -> None:
         if long_path(thrown.path).exists():
             raise _failed(thrown.path, "brought back", "another job has taken its place")
         long_path(thrown.path.parent).mkdir(parents=True, exist_ok=True)
-        atomic.replace(thrown.lies, thrown.path)
+        files.replace(thrown.lies, thrown.path)
     except OSError as error:
         raise _failed(thrown.path, "brought back", error.strerror or str(error)) from None
 

@@ -14,7 +14,7 @@ from trainer.config.base import Family
 from trainer.config.presets.from_lora import picture_beside
 from trainer.files.header import read_header
 from trainer.files.identify import lora_of_header
-from trainer.protocol.atomic import long_path
+from trainer.protocol.files import long_path
 
 SIDE = 256
 """Pixels of the longest side of a picture as it is shown."""

@@ -16,9 +16,8 @@ from app.core.models.found import Told
 from app.core.models.telling import state_of, tell
 from app.core.models.tools import Installation
 from trainer import __version__
-from trainer.protocol import atomic, places
-from trainer.protocol.fields import build
-from trainer.protocol.reading import UnusableFileError, read_record
+from trainer.protocol import files, places
+from trainer.protocol.reading import UnusableFileError, build, read_record
 from trainer.protocol.row_store import checksum
 
 
@@ -49,7 +48,7 @@ class Known:
         kept["checksum"] = checksum(json.dumps(kept, sort_keys=True))
         with contextlib.suppress(OSError):
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            atomic.write_text(self._path, json.dumps(kept) + "\n", durable=False)
+            files.write_text(self._path, json.dumps(kept) + "\n", durable=False)
 
     def _read(self) -> tuple[dict[str, list[Any]], list[Installation]]:
         try:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from app.core.models.ground import Ground
 from app.core.models.tools import Installation, recognise
-from trainer.protocol import atomic
+from trainer.protocol import files
 
 _DEEPEST = 4
 """Levels below a home folder or drive: D:/AI/Packages/ComfyUI_windows_portable/ComfyUI."""
@@ -66,7 +66,7 @@ def _at(folder: Path) -> Iterator[Installation]:
 
 def _below(folder: Path) -> Iterable[Path]:
     try:
-        with os.scandir(atomic.long_path(folder)) as entries:
+        with os.scandir(files.long_path(folder)) as entries:
             names = [entry.name for entry in entries if _is_worth(entry)]
     except OSError:
         return []

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from app.core.models.found import Told
 from trainer.errors import ImpastoError
-from trainer.protocol import atomic
+from trainer.protocol import files as atomic
 
 _ENDINGS = (".safetensors", ".ckpt")
 _DEEPEST = 4

@@ -15,7 +15,7 @@ from pathlib import Path
 from app.core.models.found import Tool
 from app.core.models.indented import Table, read_table
 from app.core.models.launcher import options_of
-from trainer.protocol import atomic
+from trainer.protocol import files
 from trainer.protocol.reading import open_file, read_json, read_toml
 
 _LARGEST = 1 << 20
@@ -40,7 +40,7 @@ class Installation:
 
 def recognise(folder: Path) -> Installation | None:
     """Tell which tool a folder belongs to; None where it is none of them. Raises OSError when it cannot be listed."""
-    with os.scandir(atomic.long_path(folder)) as entries:
+    with os.scandir(files.long_path(folder)) as entries:
         names = frozenset(entry.name for entry in entries)
     for read in (_stability_matrix, _swarm, _invoke, _comfy, _webui, _one_trainer, _kohya):
         found = read(folder, names)
@@ -173,7 +173,7 @@ def _there(paths: Iterable[Path]) -> tuple[Path, ...]:
 
 def _exists(path: Path) -> bool:
     try:
-        return atomic.long_path(path).exists()
+        return files.long_path(path).exists()
     except (OSError, ValueError):  # no right to look, or a name that no file can have
         return False
 

@@ -155,12 +155,12 @@ class Presets:
         def work() -> Path:
             from trainer.config.presets.carrying import save_in_picture
             from trainer.config.presets.writing import dump_preset
-            from trainer.protocol import atomic
+            from trainer.protocol import files
 
             if target.suffix.lower() == ".png":
                 save_in_picture(preset, target)
             else:
-                atomic.write_text(target, dump_preset(preset))
+                files.write_text(target, dump_preset(preset))
             return target
 
         self._run(work, then)

@@ -11,7 +11,7 @@ from trainer.config.presets.carrying import load_carried, read_pasted
 from trainer.config.presets.preset import Preset
 from trainer.config.presets.shelf import Shelved, free_name, is_built_in, presets_folder, read_shelf, taken_by
 from trainer.config.presets.writing import dump_preset
-from trainer.protocol import atomic
+from trainer.protocol import files
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ def _received(read: Callable[[], Preset]) -> Received:
     preset = read()
     place = presets_folder() / "arriving" / "preset.toml"
     place.parent.mkdir(parents=True, exist_ok=True)
-    atomic.write_text(place, dump_preset(preset.changed(preview=None)), durable=False)
+    files.write_text(place, dump_preset(preset.changed(preview=None)), durable=False)
     former = taken_by(preset)
     return Received(
         preset,

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from trainer.config.credentials import without_secrets_inside
 from trainer.errors import RunError
-from trainer.protocol.atomic import long_path
+from trainer.protocol.files import long_path
 from trainer.protocol.reading import open_file, read_text, reason_of
-from trainer.protocol.rundir import RunDirectory
+from trainer.protocol.run_directory import RunDirectory
 
 ROOM = 128 * 1024
 """Bytes of one piece: some 1,500 lines, which a text field takes in a few milliseconds."""

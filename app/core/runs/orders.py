@@ -12,7 +12,7 @@ from trainer.errors import ImpastoError, RunError
 from trainer.protocol import commands
 from trainer.protocol.commands import Answer, CommandName, EndingName
 from trainer.protocol.places import write_remedy
-from trainer.protocol.rundir import RunDirectory, State
+from trainer.protocol.run_directory import RunDirectory, State
 
 _ENDS: Mapping[CommandName, State] = {"pause": "paused", "stop": "stopped"}
 """How a run stands that did such an order."""

@@ -17,10 +17,10 @@ from app.core.runs.summary import RESUMABLE, RunSummary, summarise
 from app.core.tasks import Single, Tasks
 from trainer.errors import ImpastoError
 from trainer.protocol import events
-from trainer.protocol.atomic import long_path
+from trainer.protocol.files import long_path
 from trainer.protocol.forecast import Forecast, read_forecast
-from trainer.protocol.rundir import RunDirectory
-from trainer.protocol.story import PhaseState, Story
+from trainer.protocol.progress import PhaseState, Story
+from trainer.protocol.run_directory import RunDirectory
 
 if TYPE_CHECKING:
     from trainer.config.job import Job

@@ -12,7 +12,7 @@ from app.core.runs.summary import RunSummary, Summaries
 from app.core.tasks import Post, Single, Tasks, only
 from trainer.errors import ImpastoError, RunError
 from trainer.protocol import places
-from trainer.protocol.rundir import forget_run, forgotten_runs, known_runs
+from trainer.protocol.run_directory import forget_run, forgotten_runs, known_runs
 
 
 class Runs:

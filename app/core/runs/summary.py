@@ -9,11 +9,10 @@ from typing import Any, Literal
 from app.core.words import in_words
 from trainer.errors import RunError
 from trainer.protocol import commands
-from trainer.protocol.atomic import long_path
-from trainer.protocol.checkpoints import newest_step
 from trainer.protocol.commands import Ending
 from trainer.protocol.events import AttemptStarted, Phase, StepEvent, from_line, read_lines
-from trainer.protocol.rundir import RunDirectory
+from trainer.protocol.files import long_path
+from trainer.protocol.run_directory import RunDirectory, newest_step
 
 State = Literal["new", "running", "paused", "stopped", "done", "failed", "interrupted", "unknown"]
 """As `RunDirectory.state` tells; "unknown" where the folder cannot be read."""

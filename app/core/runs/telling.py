@@ -15,8 +15,8 @@ from app.core.runs.unfinished import Memory, Unfinished
 from app.core.tasks import Single, Tasks
 from app.core.words import in_words
 from trainer.protocol import events
-from trainer.protocol.atomic import long_path
-from trainer.protocol.rundir import RunDirectory
+from trainer.protocol.files import long_path
+from trainer.protocol.run_directory import RunDirectory
 
 _TOLD: frozenset[State] = frozenset({"done", "failed", "interrupted"})
 """Ends that nobody asked for: who pauses or stops a run knows that it ends."""

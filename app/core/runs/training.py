@@ -15,7 +15,7 @@ from app.core.runs.summary import RunSummary
 from app.core.runs.telling import Telling
 from trainer.protocol.commands import Ending
 from trainer.protocol.queue import Entry
-from trainer.protocol.rundir import RunDirectory
+from trainer.protocol.run_directory import RunDirectory
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 from app.core.settings.stored import load
 from app.core.tasks import Single, Tasks
-from trainer.protocol import atomic, places
+from trainer.protocol import files, places
 
 _log = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ class Memory:
         kept = {"runs": sorted(map(str, unfinished.runs)), "entries": sorted(unfinished.entries)}
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            atomic.write_json(self._path, kept, durable=False)
+            files.write_json(self._path, kept, durable=False)
         except OSError as error:
             _log.info("what went on was not kept: %s", error)
 

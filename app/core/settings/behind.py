@@ -12,7 +12,7 @@ from app.core.events import Event
 from app.core.settings.stored import Decode, load
 from app.core.tasks import Post
 from trainer.errors import ImpastoError
-from trainer.protocol import atomic
+from trainer.protocol import files
 from trainer.protocol.places import is_disk_full, write_remedy
 
 T = TypeVar("T")
@@ -83,7 +83,7 @@ class Behind:
     def _put(self, text: str) -> OSError | None:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            atomic.write_text(self.path, text, durable=self._durable)
+            files.write_text(self.path, text, durable=self._durable)
         except OSError as fault:
             _log.info("%s not kept: %s", self._what, fault)
             self._unkept = text

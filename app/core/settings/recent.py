@@ -12,7 +12,7 @@ from typing import Any, Literal
 from app.core.events import Event
 from app.core.settings.behind import Behind
 from app.core.tasks import Post, Single, Tasks
-from trainer.protocol import atomic, places
+from trainer.protocol import files, places
 
 Absence = Literal["gone", "file", "refused"]
 """Why a folder cannot be opened: nothing is there, a file is there, or the system does not let us look."""
@@ -134,7 +134,7 @@ def _text(folders: tuple[Path, ...], now_open: tuple[Path, ...]) -> str:
 
 def _absence(folder: Path) -> Absence | None:
     try:
-        with os.scandir(atomic.long_path(folder)):
+        with os.scandir(files.long_path(folder)):
             return None
     except NotADirectoryError:
         return "file"

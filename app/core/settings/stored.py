@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from trainer.protocol import atomic
-from trainer.protocol.naming import numbered
+from trainer.protocol import files
+from trainer.protocol.files import numbered
 from trainer.protocol.reading import UnusableFileError, decoded, read_json, reason_of
 
 T = TypeVar("T")
@@ -43,7 +43,7 @@ def _set_aside(path: Path) -> str:
     names = (path.with_suffix(f"{ending}{path.suffix}") for ending in numbered(".damaged"))
     aside = next(name for name in names if not name.exists())
     try:
-        atomic.replace(path, aside)
+        files.replace(path, aside)
     except OSError as error:
         return f"It could not be set aside: {reason_of(error)}."
     return f"The old file is now {aside}."

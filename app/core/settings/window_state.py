@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from app.core.settings.stored import load
-from trainer.protocol import atomic, places
+from trainer.protocol import files, places
 
 _log = logging.getLogger(__name__)
 
@@ -31,6 +31,6 @@ def write(state: dict[str, str]) -> None:
     """Keep it; a disk that refuses is only noted, since nobody should wait for this when closing."""
     try:
         place().parent.mkdir(parents=True, exist_ok=True)
-        atomic.write_json(place(), state, durable=False)
+        files.write_json(place(), state, durable=False)
     except OSError as error:
         _log.info("the window's place was not kept: %s", error)

@@ -11,7 +11,7 @@ from app.qt.durations import duration
 from app.qt.theme import colours
 from app.qt.words import QT_TRANSLATE_NOOP as _NOOP
 from trainer.protocol.events import Phase
-from trainer.protocol.story import PhaseState
+from trainer.protocol.progress import PhaseState
 
 _NAMES: dict[Phase, str] = {
     "download": _NOOP("Phases", "Download"),

@@ -27,7 +27,7 @@ from trainer.errors import LoraFileError
 from trainer.files.header import read_header
 from trainer.files.rewriting import rewrite_metadata
 from trainer.protocol import events
-from trainer.protocol.rundir import RunDirectory
+from trainer.protocol.run_directory import RunDirectory
 
 METADATA = {
     "ss_output_name": "old",

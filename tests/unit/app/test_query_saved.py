@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from app.core.query.saved import SavedFilter, SavedFilters
-from trainer.protocol import atomic
+from trainer.protocol import files
 
 CATS = Path("data") / "cats é"
 SMALL = SavedFilter("Small", "size:<512")
@@ -82,13 +82,13 @@ def test_what_cannot_be_written_is_there_until_the_app_ends_and_that_is_said(per
 
 
 def test_nobody_waits_for_the_disk(monkeypatch):
-    awake, write = threading.Event(), atomic.write_text
+    awake, write = threading.Event(), files.write_text
 
     def sleepy(path: Path, text: str, *, durable: bool = True) -> None:
         assert awake.wait(60)
         write(path, text, durable=durable)
 
-    monkeypatch.setattr(atomic, "write_text", sleepy)
+    monkeypatch.setattr(files, "write_text", sleepy)
     kept = kept_now()
     kept.save(SMALL)
     assert kept.of() == [SMALL] and not kept.file.path.exists()

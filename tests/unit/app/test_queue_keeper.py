@@ -17,7 +17,7 @@ from app.core.queue import Look, QueueKeeper
 from app.core.runs.summary import RunSummary
 from tests.support.waiting import until
 from trainer.errors import ImpastoError
-from trainer.protocol import lanes
+from trainer.protocol import locks
 from trainer.protocol.queue import Entry, Queue, Reading
 
 KILL = getattr(signal, "SIGKILL", signal.SIGTERM)
@@ -53,7 +53,7 @@ def desk() -> Iterator[Desk]:
     """What is left in the queue at the end is taken out, so that its worker ends."""
     lane = contextlib.ExitStack()
     for one in {"cpu", *_lanes()}:
-        lane.enter_context(lanes.occupied(one))
+        lane.enter_context(locks.occupied(one))
     with lane:
         desk = Desk()
         yield desk

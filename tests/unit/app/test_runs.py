@@ -18,7 +18,7 @@ from trainer.config.load import load_job
 from trainer.gpu import Card, Use
 from trainer.protocol import events
 from trainer.protocol.events import EventWriter, latest_steps, read_events
-from trainer.protocol.rundir import Status
+from trainer.protocol.run_directory import Status
 
 
 class Desk:

@@ -15,8 +15,8 @@ from app.core.runs.runs import Runs
 from app.core.runs.summary import summarise
 from tests.support.runs import write_run
 from tests.unit.app.test_runs import desk
-from trainer.protocol import locks, places, rundir
-from trainer.protocol.rundir import RunDirectory, _enter_in_list, known_runs
+from trainer.protocol import locks, places, run_directory
+from trainer.protocol.run_directory import RunDirectory, _enter_in_list, known_runs
 
 __all__ = ["desk"]
 
@@ -89,7 +89,7 @@ def test_a_list_that_somebody_holds_keeps_nobody_waiting_and_a_run_that_stays_in
     look(runs, desk)
     told = []
     runs.failed.connect(told.append)
-    monkeypatch.setattr(rundir, "_LIST_PATIENCE", 0.01)
+    monkeypatch.setattr(run_directory, "_LIST_PATIENCE", 0.01)
     with locks.held(places.runs_list().with_suffix(".lock"), 0):
         runs.forget(one.path)
         assert runs.all == []

@@ -8,7 +8,7 @@ from app.core.runs.orders import Orders
 from tests.support.desk import Desk, a_desk
 from tests.support.told_runs import held, new_run
 from trainer.protocol import commands
-from trainer.protocol.rundir import RunDirectory
+from trainer.protocol.run_directory import RunDirectory
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from app.core.settings import window_state
 from app.core.settings.behind import Behind
 from app.core.settings.preferences import Appearance, Preferences
 from app.core.settings.store import Settings
-from trainer.protocol import atomic
+from trainer.protocol import files
 
 
 @pytest.fixture
@@ -101,13 +101,13 @@ def test_what_cannot_be_written_holds_for_this_session_and_is_told_and_written_w
 
 
 def test_a_window_does_not_wait_for_a_disk_that_sleeps(path, monkeypatch):
-    awake, real, posted, failed = threading.Event(), atomic.write_text, [], []
+    awake, real, posted, failed = threading.Event(), files.write_text, [], []
 
     def sleepy(path: Path, text: str, *, durable: bool = True) -> None:
         assert durable and awake.wait(60)
         real(path, text, durable=durable)
 
-    monkeypatch.setattr(atomic, "write_text", sleepy)
+    monkeypatch.setattr(files, "write_text", sleepy)
     store, dark = Settings(path), Preferences(appearance=Appearance(look="dark"))
     store.file.post = posted.append
     store.file.failed.connect(failed.append)
@@ -141,14 +141,14 @@ def test_the_windows_place_comes_back_and_nonsense_does_not(per_user_folder):
 
 
 def test_a_small_file_is_written_behind_and_only_the_latest_text_of_those_that_wait(tmp_path, monkeypatch):
-    awake, written, real = threading.Event(), [], atomic.write_text
+    awake, written, real = threading.Event(), [], files.write_text
 
     def sleepy(path: Path, text: str, *, durable: bool = True) -> None:
         assert awake.wait(60)
         written.append(text)
         real(path, text, durable=durable)
 
-    monkeypatch.setattr(atomic, "write_text", sleepy)
+    monkeypatch.setattr(files, "write_text", sleepy)
     file = Behind(tmp_path / "new" / "list.json", "the list was")
     for text in "abcd":
         file.write(text)  # although the disk sleeps

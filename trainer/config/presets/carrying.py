@@ -13,7 +13,7 @@ from trainer.config.presets.preset import Preset
 from trainer.config.presets.reading import PRESET_FILE, REMEDY, load_preset, parse_preset
 from trainer.config.presets.writing import dump_preset
 from trainer.errors import JobError
-from trainer.protocol.atomic import long_path, write_bytes
+from trainer.protocol.files import long_path, write_bytes
 from trainer.protocol.reading import open_file
 
 _LARGEST_PICTURE = 8 << 20  # bytes; ours have 0.5 MB

@@ -18,7 +18,7 @@ from trainer.config.presets.writing import dump_preset
 from trainer.config.problems import faults_sentence, problems
 from trainer.config.recipe import RecipeConfig
 from trainer.errors import JobError
-from trainer.protocol.naming import safe_name
+from trainer.protocol.files import safe_name
 
 Data = dict[str, Any]
 

@@ -20,8 +20,8 @@ from trainer.config.presets.writing import dump_preset
 from trainer.errors import ImpastoError, JobError
 from trainer.files.architecture import NAMES
 from trainer.files.assets import preset_path
-from trainer.protocol import atomic, places
-from trainer.protocol.naming import made_up_name, numbered, safe_name
+from trainer.protocol import files, places
+from trainer.protocol.files import made_up_name, numbered, safe_name
 from trainer.protocol.reading import read_bytes
 
 Origin = Literal["yours", "received", "built-in"]
@@ -155,7 +155,7 @@ def keep_preset(preset: Preset, origin: Origin = "yours") -> tuple[Path, Path | 
 def rewrite_preset(path: Path, preset: Preset) -> Path | None:
     """Write a preset into its file; return the version that keeps what stood there. Raises OSError."""
     version = _back_up(path) if path.exists() else None
-    atomic.write_text(path, dump_preset(preset))
+    files.write_text(path, dump_preset(preset))
     return version
 
 
@@ -190,7 +190,7 @@ def _back_up(path: Path) -> Path:
     stem = f"{path.stem}-{datetime.now().astimezone():{_STAMP}}"
     free = (folder / f"{each}.toml" for each in numbered(stem))
     target = next(path for path in free if not path.exists())
-    atomic.write_bytes(target, read_bytes(path, "text"))
+    files.write_bytes(target, read_bytes(path, "text"))
     return target
 
 

@@ -7,7 +7,7 @@ import unicodedata
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from trainer.protocol.naming import safe_name
+from trainer.protocol.files import safe_name
 from trainer.protocol.printable import printable
 
 _LONGEST = 4000  # characters of any text; shorter limits stand beside their fields

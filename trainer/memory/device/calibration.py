@@ -10,7 +10,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal
 
-from trainer.protocol import atomic, locks, places, reading
+from trainer.protocol import files, locks, places, reading
 from trainer.protocol.report import RunReport, report_from
 
 _MIB = 1 << 20
@@ -153,8 +153,8 @@ def learn(report: RunReport) -> str | None:
         with locks.held(path.with_suffix(".lock"), patience=10.0):
             found, damage = _read(path)
             if damage is not None:
-                atomic.replace(path, path.with_suffix(".damaged.json"))
-            atomic.write_json(path, {"schema": _SCHEMA, "runs": _pruned([*found, asdict(report)])})
+                files.replace(path, path.with_suffix(".damaged.json"))
+            files.write_json(path, {"schema": _SCHEMA, "runs": _pruned([*found, asdict(report)])})
     except locks.LockBusyError:
         return f"What this run taught about forecasts was not kept: {path} is in use by another program."
     except OSError as error:

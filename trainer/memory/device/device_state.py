@@ -8,15 +8,14 @@ from dataclasses import dataclass, field, replace
 
 from trainer import gpu
 from trainer.errors import JobError
+from trainer.host import versions
 from trainer.memory.allocator.settings import AllocatorSettings, settings_here
 from trainer.memory.device.calibration import Correction, Margin, calibration_file, corrections
 from trainer.memory.device.gpu_specs import CardModel, Overheads, model_of, overheads_for
 from trainer.memory.device.roofline import rate_of
 from trainer.memory.trace.memory_trace import Storage
-from trainer.protocol.forecast import CPU
-from trainer.protocol.rate import Rate
-from trainer.protocol.sizes import share, size
-from trainer.protocol.versions import versions
+from trainer.protocol.forecast import CPU, Rate
+from trainer.protocol.units import share, size
 
 UNMEASURED = Rate(CPU, (), 1.0, 0.0, 0.0)
 """The rate of a CPU before it is measured, for which nothing can be timed."""

@@ -10,7 +10,7 @@ from typing import Any
 from trainer.files.assets import asset_path
 from trainer.memory.device.gpu_specs import CardModel
 from trainer.memory.trace.memory_trace import Work
-from trainer.protocol.rate import Rate, Timed
+from trainer.protocol.forecast import Rate, Timed
 from trainer.protocol.reading import read_toml
 
 # What it costs to give the cache back to the driver and take it again: the card's queue runs dry, and each of some tens

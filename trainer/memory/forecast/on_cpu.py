@@ -17,9 +17,9 @@ import numpy as np
 
 from trainer.config.job import Job
 from trainer.config.presets.reading import load_preset
-from trainer.cores import usable_cores
 from trainer.dataset.cached import texts_at_once
 from trainer.files.assets import preset_path
+from trainer.host import usable_cores
 from trainer.memory.device import roofline
 from trainer.memory.device.device_state import Situation, situation_on_cpu
 from trainer.memory.forecast.forecast import PROCESS_BYTES, forecast_on_cpu
@@ -29,8 +29,7 @@ from trainer.memory.planner.request import question_ahead
 from trainer.memory.trace.library import Steps, Traces
 from trainer.memory.trace.memory_trace import Outline, Work, in_a_row
 from trainer.memory.trace.workload import BucketUse, Subject, TracePart, Wish
-from trainer.protocol.forecast import CPU, Forecast, ForecastPhase, PhaseForecast
-from trainer.protocol.rate import Rate, Timed
+from trainer.protocol.forecast import CPU, Forecast, ForecastPhase, PhaseForecast, Rate, Timed
 from trainer.training.device.release_points import PHASES
 
 # How long the rate is measured; each operation is timed three times at least, however long that takes.

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from trainer.memory.trace.store import DAMAGED, TapeStore, make_room, mark_used
-from trainer.protocol import atomic
+from trainer.protocol import files
 from trainer.protocol.forecast import ForecastPhase, PhaseForecast, phase_from
 from trainer.protocol.reading import open_file, parse_json
 
@@ -71,7 +71,7 @@ def write_outcomes(
     """Writes outcomes, and what came of limits, by key as one archive, atomically."""
     entries: dict[str, Sequence[PhaseForecast] | Sequence[Hindered]] = {**outcomes}
     entries |= {f"{key}.{_HINDERED}": found for key, found in (hindered or {}).items()}
-    with atomic.staged(path, durable=False) as temporary, zipfile.ZipFile(temporary, "w") as archive:
+    with files.staged(path, durable=False) as temporary, zipfile.ZipFile(temporary, "w") as archive:
         for name, content in entries.items():
             # A fixed date: equal outcomes give equal files.
             entry = zipfile.ZipInfo(name)

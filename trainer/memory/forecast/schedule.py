@@ -24,8 +24,7 @@ from trainer.memory.forecast.results import OutcomeStore
 from trainer.memory.trace.library import Steps, T, Traces
 from trainer.memory.trace.memory_trace import Outline, Storage, Sums, Tape, Work, in_a_row
 from trainer.memory.trace.workload import SourceFacts, Subject, TracePart, Wish, learns_texts, sizes_of_parts
-from trainer.protocol.forecast import ForecastPhase
-from trainer.protocol.rate import Rate
+from trainer.protocol.forecast import ForecastPhase, Rate
 from trainer.training.device.release_points import AT_START, BETWEEN_STEPS
 
 Size = tuple[int, int]

@@ -16,7 +16,6 @@ from trainer.config.load import load_job
 from trainer.config.recipe import RecipeConfig
 from trainer.config.report import PreviewConfig, PromptConfig, ReportConfig
 from trainer.config.resolve import Machine, resolve_job
-from trainer.cores import usable_cores
 from trainer.dataset.cached import Cached
 from trainer.dataset.facts import Progress
 from trainer.dataset.findings import Finding
@@ -29,13 +28,14 @@ from trainer.files.architecture import NAMES, Config
 from trainer.files.configs import PARTS, bundled_configs
 from trainer.files.identify import BaseIdentity, decide_process, identify_base, identify_vae
 from trainer.files.parts import joint_digest, known_hashes, part_files, vae_files
+from trainer.host import usable_cores
 from trainer.memory.device.device_state import Situation, situation_ahead, situation_here, situation_on_cpu
 from trainer.memory.device.gpu_specs import find_card
 from trainer.memory.forecast.schedule import Occasions, occasions_of
 from trainer.memory.trace.workload import Subject, subject_ahead, subject_of_job
 from trainer.protocol.places import cache_folder, existing, free_bytes
-from trainer.protocol.rundir import require_place
-from trainer.protocol.sizes import size
+from trainer.protocol.run_directory import require_place
+from trainer.protocol.units import size
 
 # Weights of a LoRA of rank 1 on each family's published UNet, by the kind of layer.
 _WEIGHTS = {

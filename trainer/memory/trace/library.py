@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 from trainer.base.imports import quick_imports
-from trainer.cores import usable_cores
+from trainer.host import usable_cores
 from trainer.memory.trace.derive import PICTURES, Rule, rules
 from trainer.memory.trace.memory_trace import Outline, Tape, outline_of
 from trainer.memory.trace.prefetch import TracerAside

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from trainer.files.assets import asset_path
 from trainer.memory.trace.memory_trace import Outline, Storage, StorageKind, Sums, Tape, Work, WorkKind, sums
-from trainer.protocol import atomic, places
+from trainer.protocol import files, places
 from trainer.protocol.reading import open_file, parse_json
 
 T = TypeVar("T")
@@ -125,7 +125,7 @@ class _OnDemand(Mapping[str, NDArray[Any]]):
 
 
 def _write(path: Path, arrays: Arrays, compression: int) -> None:
-    with atomic.staged(path, durable=False) as temporary, zipfile.ZipFile(temporary, "w") as archive:
+    with files.staged(path, durable=False) as temporary, zipfile.ZipFile(temporary, "w") as archive:
         for name, array in arrays.items():
             # A fixed date: equal tapes give equal files.
             entry = zipfile.ZipInfo(f"{name}.npy")
@@ -396,7 +396,7 @@ def _in_any(archives: Sequence[Archive], key: str, look: Callable[[Archive, str]
 def make_room(folder: Path, suffix: str, most_bytes: int) -> None:
     """Removes the files used longest ago until the rest is within the bound, or one is left; and what writers left."""
     with suppress(OSError):  # what resists is tried again the next time
-        atomic.remove_strays(folder, idle=STRAY_SECONDS)
+        files.remove_strays(folder, idle=STRAY_SECONDS)
     stamped = []
     for path in folder.glob(f"*{suffix}"):
         with suppress(OSError):  # another process removed it

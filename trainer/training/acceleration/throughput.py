@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from trainer.adapter.attach import attach
 from trainer.base.text import TextConditioning
 from trainer.config.recipe import RecipeConfig
-from trainer.protocol.rate import Operation, Rate, Timed
+from trainer.protocol.forecast import Operation, Rate, Timed
 from trainer.training.device.device import is_allocation, is_view
 from trainer.training.objective import NoiseSchedule
 from trainer.training.step import MicroBatch, StepModels, training_step
@@ -51,7 +51,7 @@ _MINIATURE: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Operations of one size; `trainer.protocol.rate.Operation` says what the fields mean."""
+    """Operations of one size; `trainer.protocol.forecast.Operation` says what the fields mean."""
 
     kind: str
     dtype: str

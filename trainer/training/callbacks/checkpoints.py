@@ -8,9 +8,9 @@ from typing import Any
 
 from trainer.config.ladder import RungConfig
 from trainer.protocol import events
-from trainer.protocol.fields import build
 from trainer.protocol.forecast import ForecastPhase
-from trainer.protocol.rundir import RunDirectory
+from trainer.protocol.reading import build
+from trainer.protocol.run_directory import RunDirectory
 from trainer.training import checkpoint
 from trainer.training.active_plan import Plan, Taken
 from trainer.training.callbacks.lora_export import due

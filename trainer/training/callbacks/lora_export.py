@@ -18,11 +18,11 @@ from trainer.config.job import Job
 from trainer.dataset.picture import Picture
 from trainer.errors import LoraFileError, RunError
 from trainer.files.header import read_header
-from trainer.protocol import atomic, events
+from trainer.protocol import events, files
+from trainer.protocol.files import safe_name, step_ending
 from trainer.protocol.forecast import ForecastPhase
-from trainer.protocol.naming import safe_name, step_ending
 from trainer.protocol.reading import read_bytes
-from trainer.protocol.rundir import RunDirectory
+from trainer.protocol.run_directory import RunDirectory
 from trainer.training.checkpoint import as_resumable
 from trainer.training.device.device import DTYPES
 from trainer.training.loop import Engine, Progress, StepResult
@@ -84,7 +84,7 @@ class Exporter:
         """Puts a step's picture beside its LoRA, where both exist."""
         lora, picture = self.step_path(step), self._preview(step)
         if picture and lora.exists():
-            atomic.write_bytes(lora.with_suffix(".png"), read_bytes(picture, "image"))
+            files.write_bytes(lora.with_suffix(".png"), read_bytes(picture, "image"))
 
     def finished_step(self) -> int | None:
         """The step of the finished LoRA that lies here, left by a run that is being extended; None if there is none."""

@@ -30,7 +30,7 @@ from trainer.dataset.pixels import crop_pixels
 from trainer.dataset.portions import LATENT_SCALE
 from trainer.dataset.sampling import Sample
 from trainer.errors import DatasetError, ResumableError
-from trainer.protocol import atomic, events
+from trainer.protocol import events, files
 from trainer.protocol.places import is_disk_full
 from trainer.protocol.reading import open_file
 from trainer.training.checkpoint import disk_full
@@ -108,7 +108,7 @@ class EntryStore:
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
             content = safetensors.torch.save(tensors, {"impasto.digest": digest(tensors)})
-            atomic.write_bytes(target, content, durable=False)
+            files.write_bytes(target, content, durable=False)
         except OSError as error:
             if is_disk_full(error):  # often another disk than the run's
                 raise disk_full(self.folder, "the disk filled up while caching") from error

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from threading import Condition
 from typing import Generic, TypeVar
 
-from trainer.cores import usable_cores
+from trainer.host import usable_cores
 
 READERS = min(4, usable_cores())
 """Threads that make ready; more would gain little and take more memory."""

@@ -16,9 +16,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from trainer import gpu
 from trainer.config.job import Job
 from trainer.config.resolve import Machine
-from trainer.cores import usable_cores
 from trainer.errors import ImpastoError, JobError
 from trainer.files.architecture import Config
+from trainer.host import usable_cores
 from trainer.training.device.out_of_memory import is_out_of_memory
 
 # auto takes the first that can do the job. cuDNN's backward was wrong in torch 2.10: it is used where it is asked for,

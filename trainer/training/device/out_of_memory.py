@@ -17,7 +17,7 @@ from torch import nn
 
 from trainer import gpu
 from trainer.errors import ImpastoError
-from trainer.protocol.sizes import size
+from trainer.protocol.units import size
 from trainer.training.device.device import card_of
 from trainer.training.optim.master_weights import MasterWeights, clip, measure
 from trainer.training.reporting.reporter import Reporter

@@ -20,7 +20,7 @@ import torch
 from torch.nn import Parameter
 
 from trainer.protocol import commands, events
-from trainer.protocol.rundir import RunDirectory
+from trainer.protocol.run_directory import RunDirectory
 from trainer.training.reporting.reporter import Reporter
 
 Order = Literal["pause", "stop"]

@@ -11,9 +11,9 @@ import torch
 
 from trainer import gpu
 from trainer.errors import ImpastoError
+from trainer.host import private_bytes
 from trainer.protocol import events
 from trainer.protocol.forecast import ForecastPhase
-from trainer.protocol.memory import private_bytes
 from trainer.training.device.device import card_of
 from trainer.training.reporting.reporter import Reporter
 

@@ -7,12 +7,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 
+from trainer.host import versions
 from trainer.protocol import events
-from trainer.protocol.durations import about
 from trainer.protocol.forecast import Forecast, ForecastPhase, PhaseForecast
 from trainer.protocol.report import CachingReport, Memory, PhaseReport, RunReport
-from trainer.protocol.sizes import size
-from trainer.protocol.versions import versions
+from trainer.protocol.units import about, size
 from trainer.training.device.device import card_of
 
 

@@ -13,7 +13,7 @@ from trainer.config.load import load_job
 from trainer.dataset.listing import read_listing
 from trainer.errors import ImpastoError, RunError
 from trainer.protocol import places
-from trainer.protocol.rundir import RunDirectory, known_runs
+from trainer.protocol.run_directory import RunDirectory, known_runs
 from trainer.training.build import build_parts
 from trainer.training.callbacks.preview import Previewer
 from trainer.training.callbacks.validation import Validator

@@ -16,12 +16,10 @@ from trainer.config.load import load_job
 from trainer.errors import (
     RunError,
 )
-from trainer.protocol import atomic
-from trainer.protocol.checkpoints import newest_step
-from trainer.protocol.fields import build
+from trainer.protocol import files
 from trainer.protocol.places import cache_limit
-from trainer.protocol.reading import read_text
-from trainer.protocol.rundir import RunDirectory, damaged
+from trainer.protocol.reading import build, read_text
+from trainer.protocol.run_directory import RunDirectory, damaged, newest_step
 from trainer.training.data.latent_cache import file_digest
 from trainer.training.device.device import this_machine
 from trainer.training.optim.lr_schedule import Segment
@@ -107,7 +105,7 @@ def _secure_attempts(run: RunDirectory) -> None:
         text = read_text(run.run, "record")
         for link, safe in unsafe.items():
             text = text.replace(json.dumps(link, ensure_ascii=False), json.dumps(safe))
-        atomic.write_text(run.run, text)
+        files.write_text(run.run, text)
 
 
 def as_last_started(job: Job, former: Sequence[Mapping[str, Any]]) -> Job:

@@ -13,10 +13,9 @@ from trainer.config.job import Job
 from trainer.dataset.picture import Picture
 from trainer.errors import ImpastoError
 from trainer.protocol import events, places
-from trainer.protocol.checkpoints import newest_step
 from trainer.protocol.forecast import ForecastPhase, read_forecast
 from trainer.protocol.report import write_report
-from trainer.protocol.rundir import RunDirectory, State, Status
+from trainer.protocol.run_directory import RunDirectory, State, Status, newest_step
 from trainer.training import checkpoint
 from trainer.training.active_plan import Plan
 from trainer.training.build import build_parts

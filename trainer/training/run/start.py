@@ -10,7 +10,6 @@ from typing import Any, Protocol
 
 import torch
 
-from trainer.awake import kept_awake
 from trainer.base.source import BaseSource, open_base
 from trainer.config.doubtful import doubtful
 from trainer.config.effectless import effectless
@@ -32,11 +31,11 @@ from trainer.errors import (
     ImpastoError,
     ResumableError,
 )
-from trainer.protocol import atomic, events, lanes
+from trainer.host import kept_awake, versions
+from trainer.protocol import events, files, locks
 from trainer.protocol.forecast import Forecast, write_forecast
 from trainer.protocol.places import cache_limit, is_disk_full
-from trainer.protocol.rundir import RunDirectory
-from trainer.protocol.versions import versions
+from trainer.protocol.run_directory import RunDirectory
 from trainer.training.acceleration.attention_autotune import race_of
 from trainer.training.acceleration.channels_last import layout_of
 from trainer.training.acceleration.int8_autotune import products_of
@@ -113,7 +112,7 @@ def _start(job: Job, reporter: Reporter, planner: Planner | None, made: Callable
     frozen, told = measured(frozen, job.fit, source, dataset.pictures)
     run = RunDirectory.create(Path(frozen.output.runs), frozen.name)
     made(run.path)
-    atomic.write_text(run.job, dump_job(frozen, comments=False))
+    files.write_text(run.job, dump_job(frozen, comments=False))
     run.write_typed(job.recipe.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude_none=True))
     write_listing(run.listing, dataset.pictures)
     if planned.forecast is not None:
@@ -218,10 +217,10 @@ def attempt(
         "versions": versions(),
     }
     pictures = read_listing(run.listing)
-    with run.hold(), lanes.marked(lanes.lane_of(job.fit.device)), kept_awake(f"Training {run.name}"):
+    with run.hold(), locks.marked(locks.lane_of(job.fit.device)), kept_awake(f"Training {run.name}"):
         held(run.path)
         number = run.begin_attempt(facts)
-        atomic.write_text(run.job, dump_job(job, comments=False))
+        files.write_text(run.job, dump_job(job, comments=False))
         control = Control(run)
         with events.EventWriter(run.events, number) as writer, control.signals(), numerics(job):
             reporter.writer = writer

@@ -12,7 +12,7 @@ from app.core.session import Session
 from app.core.tasks import only
 from app.qt.dialogs.parts import close_row
 from trainer.errors import LoraFileError
-from trainer.protocol import atomic
+from trainer.protocol import files
 from trainer.protocol.places import write_remedy
 
 
@@ -54,7 +54,7 @@ class CardDialog(QDialog):
         """Write it."""
         text = self.text.toPlainText()
         self._session.tasks.run(
-            lambda: atomic.write_text(file, text),
+            lambda: files.write_text(file, text),
             lambda _: self.said.emit(self.tr("Saved {name}.").format(name=file.name)),
             only(OSError, lambda fault: self._tell(file, fault)),
         )

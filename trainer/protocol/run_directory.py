@@ -13,22 +13,32 @@ import time
 import traceback
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, Literal
 
 from trainer.errors import ImpastoError, RunError
-from trainer.protocol import atomic, locks, places
-from trainer.protocol.atomic import long_path
+from trainer.protocol import files as atomic
+from trainer.protocol import locks, places
 from trainer.protocol.commands import unread, void
 from trainer.protocol.events import Phase, cut_torn_line
-from trainer.protocol.fields import build, moment
-from trainer.protocol.naming import numbered, safe_name
-from trainer.protocol.reading import UnusableFileError, parse_json, path_of, read_record, read_text, reason_of, table
+from trainer.protocol.files import long_path, numbered, safe_name
+from trainer.protocol.reading import (
+    UnusableFileError,
+    build,
+    moment,
+    parse_json,
+    path_of,
+    read_record,
+    read_text,
+    reason_of,
+    table,
+)
 
 State = Literal["running", "paused", "stopped", "done", "failed"]
 
 _LIST_PATIENCE = 10.0  # seconds: who writes the list of runs has it for milliseconds
 _FORGOTTEN = "forgotten"
+MANIFEST = "manifest.json"
 
 
 @dataclass(frozen=True)
@@ -356,3 +366,47 @@ def _listed_path(line: str, key: str = "path") -> Path | None:
         return path_of(parse_json(line)[key])
     except (ValueError, LookupError, TypeError):
         return None
+
+
+def folder_name(step: int) -> str:
+    """Return the name of the folder of the checkpoint at `step`: step-00000500."""
+    return f"step-{step:08d}"
+
+
+def steps_on_disk(parent: Path) -> list[int]:
+    """Return the steps that have a checkpoint folder, lowest first; half-made ones are not counted."""
+    names = [path.name.removeprefix("step-") for path in long_path(parent).glob("step-*") if path.is_dir()]
+    return sorted(int(name) for name in names if name.isascii() and name.isdigit())
+
+
+def read_manifest(folder: Path) -> Mapping[str, Mapping[str, object]]:
+    """Return the size and hash of each file of a checkpoint; raises OSError and UnusableFileError."""
+    return read_record(folder / MANIFEST, "record", _manifest)
+
+
+def _manifest(found: Any) -> dict[str, dict[str, object]]:
+    files = {str(name): {"bytes": facts["bytes"], "sha256": facts["sha256"]} for name, facts in found["files"].items()}
+    if not all(PurePath(name).name == name for name in files):
+        raise ValueError("it names a file outside its folder")
+    return files
+
+
+def sizes_hold(folder: Path, manifest: Mapping[str, Mapping[str, object]]) -> bool:
+    """Tell whether every file of the manifest is there with its size; raises OSError."""
+    paths = {long_path(folder / name): facts["bytes"] for name, facts in manifest.items()}
+    return all(path.is_file() and path.stat().st_size == size for path, size in paths.items())
+
+
+def newest_step(parent: Path) -> int | None:
+    """Return the step of the newest checkpoint that nothing is missing of, None where there is none.
+
+    The engine reads and compares every byte of it, which takes too long for this.
+    """
+    return next((step for step in reversed(steps_on_disk(parent)) if _is_whole(parent / folder_name(step))), None)
+
+
+def _is_whole(folder: Path) -> bool:
+    try:
+        return sizes_hold(folder, read_manifest(folder))
+    except (OSError, ValueError):
+        return False

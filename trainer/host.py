@@ -1,0 +1,219 @@
+"""Ask the computer: its cores, its main memory, its library versions; and keep it awake. Standard library only."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+# SetThreadExecutionState of winbase.h: it lasts until it is set anew, or the thread ends.
+_CONTINUOUS = 0x80000000
+_SYSTEM_REQUIRED = 0x00000001
+
+# Each holds its inhibitor while its own command runs: `cat` ends with its input, which ends with us, however we end.
+_HOLDERS = (
+    ("systemd-inhibit", "--what=idle:sleep", "--mode=block", "--who=Impasto", "--why={why}", "cat"),
+    ("gnome-session-inhibit", "--inhibit", "suspend", "--app-id", "Impasto", "--reason", "{why}", "cat"),
+)
+_KIB = 1024
+# Anonymous pages in memory and swapped out: not files that are mapped, such as weights being read.
+_LINUX_FIELDS = ("RssAnon:", "VmSwap:")
+LIBRARIES = (
+    "torch",
+    "diffusers",
+    "transformers",
+    "peft",
+    "bitsandbytes",
+    "accelerate",
+    "safetensors",
+    "numpy",
+    "pillow",
+)
+
+
+@contextlib.contextmanager
+def kept_awake(why: str) -> Iterator[None]:
+    """Let the computer not go to sleep by itself for the length of the block; the screen may go dark.
+
+    Quietly nothing where the system offers no way. On Windows it holds for the calling thread, which must leave the
+    block too.
+    """
+    if sys.platform == "win32":
+        ask_windows(_CONTINUOUS | _SYSTEM_REQUIRED)
+        try:
+            yield
+        finally:
+            ask_windows(_CONTINUOUS)
+        return
+    holders = _held(why) if sys.platform == "linux" else []
+    try:
+        yield
+    finally:
+        for holder in holders:
+            _release(holder)
+
+
+def ask_windows(state: int) -> int:
+    """Set the thread's execution state; returns the one before, 0 where Windows refused."""
+    set_state = ctypes.WinDLL("kernel32").SetThreadExecutionState  # type: ignore[attr-defined,unused-ignore]
+    set_state.argtypes, set_state.restype = [ctypes.c_uint32], ctypes.c_uint32
+    return int(set_state(state))
+
+
+def _held(why: str) -> list[subprocess.Popen[bytes]]:
+    holders = []
+    for name, *words in _HOLDERS:
+        program = shutil.which(name)
+        if program is None:
+            continue
+        with contextlib.suppress(OSError):
+            holders.append(
+                subprocess.Popen(
+                    [program, *(word.format(why=why) for word in words)],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    start_new_session=True,  # Ctrl-C is for the training, which ends this one in its time
+                )
+            )
+    return holders
+
+
+def _release(holder: subprocess.Popen[bytes]) -> None:
+    assert holder.stdin is not None
+    with contextlib.suppress(OSError):
+        holder.stdin.close()
+    try:
+        holder.wait(2.0)
+    except subprocess.TimeoutExpired:
+        holder.kill()
+        holder.wait()
+
+
+def usable_cores() -> int:
+    """Return the number of cores that this process may run on, which `taskset` or a container's set may make fewer.
+
+    A share of their time (`docker run --cpus`) is not looked at.
+    """
+    if hasattr(os, "sched_getaffinity"):  # not on Windows and macOS; Python 3.13 has os.process_cpu_count for all
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+@dataclass(frozen=True, slots=True)
+class MainMemory:
+    """Bytes of this machine's main memory at one moment."""
+
+    total: int
+    available: int
+    """That programs can have without others being swapped out."""
+    commit_limit: int | None = None
+    """What the system promises to all programs at most, main memory and page files; None where it does not count."""
+    commit_free: int | None = None
+    """What it may still promise. Windows counts memory of graphics cards against it too, so it bounds both."""
+
+
+class _MemoryStatus(ctypes.Structure):
+    """MEMORYSTATUSEX of sysinfoapi.h."""
+
+    _fields_ = [
+        ("length", ctypes.c_uint32),
+        ("load", ctypes.c_uint32),
+        ("total_physical", ctypes.c_uint64),
+        ("available_physical", ctypes.c_uint64),
+        ("total_page_file", ctypes.c_uint64),
+        ("available_page_file", ctypes.c_uint64),
+        ("total_virtual", ctypes.c_uint64),
+        ("available_virtual", ctypes.c_uint64),
+        ("available_extended_virtual", ctypes.c_uint64),
+    ]
+
+
+def main_memory() -> MainMemory | None:
+    """Return this machine's main memory as it is now; None on systems other than Windows and Linux."""
+    if sys.platform == "win32":
+        return _on_windows()
+    if sys.platform == "linux":
+        return _from_meminfo(Path("/proc/meminfo").read_text(encoding="utf-8"), _is_strict())
+    return None
+
+
+def _on_windows() -> MainMemory | None:
+    status = _MemoryStatus(length=ctypes.sizeof(_MemoryStatus))
+    kernel = ctypes.WinDLL("kernel32")  # type: ignore[attr-defined,unused-ignore]
+    return from_status(status) if kernel.GlobalMemoryStatusEx(ctypes.byref(status)) else None
+
+
+def from_status(status: _MemoryStatus) -> MainMemory:
+    """Read what Windows filled in; its "page file" means the limit of promises, not the file."""
+    return MainMemory(
+        total=status.total_physical,
+        available=status.available_physical,
+        commit_limit=status.total_page_file,
+        commit_free=status.available_page_file,
+    )
+
+
+def _from_meminfo(text: str, strict: bool) -> MainMemory:
+    """Read what Linux tells in /proc/meminfo; only a ``strict`` one refuses promises past its limit."""
+    known = {name: int(rest.split()[0]) * _KIB for name, _, rest in (line.partition(":") for line in text.splitlines())}
+    limit = known["CommitLimit"] if strict else None
+    free = max(0, limit - known["Committed_AS"]) if limit is not None else None
+    return MainMemory(known["MemTotal"], known["MemAvailable"], limit, free)
+
+
+def _is_strict() -> bool:
+    setting = Path("/proc/sys/vm/overcommit_memory")
+    return setting.exists() and setting.read_text(encoding="utf-8").strip() == "2"
+
+
+class _Counters(ctypes.Structure):
+    """PROCESS_MEMORY_COUNTERS_EX of psapi.h."""
+
+    _fields_ = [
+        ("cb", ctypes.c_uint32),
+        ("page_faults", ctypes.c_uint32),
+        *((f"size_{index}", ctypes.c_size_t) for index in range(8)),
+        ("private_usage", ctypes.c_size_t),
+    ]
+
+
+def private_bytes() -> int | None:
+    """Return the private main memory of this process, what Windows counts against its commit limit; None elsewhere."""
+    if sys.platform == "win32":
+        return _private_on_windows()
+    if sys.platform == "linux":
+        lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+        return sum(int(line.split()[1]) * _KIB for line in lines if line.startswith(_LINUX_FIELDS))
+    return None
+
+
+def _private_on_windows() -> int | None:
+    kernel = ctypes.WinDLL("kernel32")  # type: ignore[attr-defined,unused-ignore]
+    kernel.GetCurrentProcess.restype = ctypes.c_void_p
+    kernel.K32GetProcessMemoryInfo.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint32)
+    counters = _Counters()
+    counters.cb = ctypes.sizeof(counters)
+    told = kernel.K32GetProcessMemoryInfo(kernel.GetCurrentProcess(), ctypes.byref(counters), counters.cb)
+    return int(counters.private_usage) if told else None
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of Python and of each library; "missing" for one that is not installed."""
+    return {"python": platform.python_version(), **{name: version_of(name) or "missing" for name in LIBRARIES}}
+
+
+def version_of(library: str) -> str | None:
+    """Return the installed version, read from its metadata without importing it; None when it is not installed."""
+    try:
+        return metadata.version(library)
+    except metadata.PackageNotFoundError:
+        return None
