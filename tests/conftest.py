@@ -117,7 +117,7 @@ def decoders() -> Iterator[Decoders]:
 @pytest.fixture(autouse=True)
 def shared_decoders(decoders: Decoders, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let all tests share them."""
-    from trainer.dataset import facts
+    from trainer.dataset import decoders as facts
 
     monkeypatch.setattr(facts, "Decoders", lambda _: nullcontext(decoders))
 

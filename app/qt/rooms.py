@@ -21,7 +21,7 @@ BESIDE = (
     "app.core.health.judging",
     "app.core.health.near",
     "app.core.health.fixes",
-    "trainer.dataset.facts",
+    "trainer.dataset.decoders",
     "app.core.jobs.essentials",
     "app.core.planning.preflight",
     "app.core.after.export",

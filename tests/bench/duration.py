@@ -34,7 +34,7 @@ from tests.support.jobs import photographs, write_job
 from tests.support.tiny import tiny_base
 from trainer.cli.planning import plan_run
 from trainer.config.base import Family
-from trainer.config.demo import demo_job
+from trainer.config.write import demo_job
 from trainer.protocol import events
 from trainer.protocol.forecast import Forecast, read_forecast
 from trainer.training.run.start import start

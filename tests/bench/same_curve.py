@@ -24,7 +24,7 @@ from unittest.mock import patch
 import torch
 
 from trainer.adapter import lean
-from trainer.config.demo import demo_job
+from trainer.config.write import demo_job
 from trainer.dataset import decoders
 from trainer.protocol import events, files
 from trainer.training.run.start import start

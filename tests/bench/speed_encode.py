@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tests.bench.speed_rows import MIB, Base
 from tests.support.real_phases import RealRun
-from trainer.base.vae import posterior
+from trainer.base.encoding import posterior
 from trainer.config.base import Family
 from trainer.training.device.device import attention
 from trainer.training.device.offload import release

@@ -45,9 +45,8 @@ from tests.support.counting import StepCounter
 from tests.support.real_phases import RealRun
 from trainer import gpu
 from trainer.adapter import attach, lean
-from trainer.adapter.lean.attention import lean_attention
-from trainer.adapter.lean.blocks import install
-from trainer.base.quantised import choose_products
+from trainer.adapter.lean.transformer import install, lean_attention
+from trainer.base.quantized import choose_products
 from trainer.config.base import Family
 from trainer.memory.trace.library import Traces
 from trainer.memory.trace.meta_models import bare_unet, dtype_of
@@ -164,7 +163,7 @@ def _as_stated(base: Base, device: torch.device) -> Iterator[None]:
 
 
 def _install_attention(unet: nn.Module) -> None:
-    """Of what trainer.adapter.lean.blocks.install does that which makes nothing again in backward."""
+    """Of what trainer.adapter.lean.transformer.install does that which makes nothing again in backward."""
     for module in unet.modules():
         if isinstance(module, Attention):
             lean_attention(module)

@@ -17,7 +17,7 @@ from tests.bench.built_in import FAMILIES, GIGABYTES, RECIPES, SYSTEMS, built_in
 from tests.bench.make_fits import RECIPE, file_name
 from trainer.config.base import Family
 from trainer.config.fit import PLANNED, FitConfig
-from trainer.config.presets.reading import load_preset
+from trainer.config.presets.exchange import load_preset
 from trainer.files.assets import preset_path
 from trainer.memory.forecast.forecast import Playing, run_through
 from trainer.memory.forecast.schedule import Course

@@ -24,7 +24,7 @@ from app.qt.window import Window
 from tests.support.artist import shown_page
 from trainer.config.job import Job
 from trainer.config.load import load_job
-from trainer.dataset.listing import read_dataset
+from trainer.dataset.dataset import read_dataset
 from trainer.dataset.sampling import Sample, epoch_batches
 from trainer.dataset.sidecar import read_sidecar
 from trainer.protocol.queue import Entry

@@ -15,7 +15,7 @@ from tests.support.artist import shown_page
 from tests.support.screens_share import some_lora
 from tests.unit.app.test_loras import HOSTILE
 from tests.unit.test_presets_lora import FOLDER, SD15, lora
-from trainer.config.presets import shelf
+from trainer.config.presets import library
 
 
 def viewer_of(window, qtbot) -> LoraViewer:
@@ -65,7 +65,7 @@ def test_a_recipe_is_made_of_it_and_shown(window, session, qtbot, tmp_path):
     window.show_presets()
     page = shown_page(window, PresetsPage)
     wait(qtbot, lambda: page.chosen is not None and page.chosen.preset.name == "mika_v2")
-    assert shelf.find_preset("mika_v2").preset.recipe.rank == 32
+    assert library.find_preset("mika_v2").preset.recipe.rank == 32
     viewer.recipe.click()
     wait(qtbot, lambda: "“mika_v2 2”" in viewer.state.text())
 

@@ -16,10 +16,9 @@ from tests.qt.test_window import drop
 from tests.support.artist import shown_page
 from tests.unit.test_presets_hostile import FILES, GOOD, TINY
 from trainer import gpu
-from trainer.config.presets import shelf
-from trainer.config.presets.preset import Preset
-from trainer.config.presets.reading import load_preset
-from trainer.config.presets.writing import dump_preset
+from trainer.config.presets import library
+from trainer.config.presets.exchange import load_preset
+from trainer.config.presets.preset import Preset, dump_preset
 from trainer.errors import ImpastoError
 
 DATA = {
@@ -59,7 +58,7 @@ def page(window, qtbot) -> PresetsPage:
 
 def keep(page, qtbot, made: Preset) -> Path:
     """Put a preset on the shelf, and choose it."""
-    path, _ = shelf.keep_preset(made)
+    path, _ = library.keep_preset(made)
     page.session.presets.look()
     page.choose(path)
     wait(qtbot, lambda: page.chosen is not None and page.chosen.path == path)
@@ -198,7 +197,7 @@ def test_what_a_preset_would_change_is_shown_and_agreed_to(window, page, qtbot, 
     wait(qtbot, lambda: ("gouache 2", "received") in names(page))
     dialog = arrived(window, page, qtbot, other)
     qtbot.mouseClick(dialog.keep, Qt.MouseButton.LeftButton)
-    wait(qtbot, lambda: page.arriving is None and len(shelf.versions_of(page.chosen.path)) == 1)
+    wait(qtbot, lambda: page.arriving is None and len(library.versions_of(page.chosen.path)) == 1)
     assert (page.chosen.preset.author, page.chosen.origin) == ("Ana", "yours")
     dialog = arrived(window, page, qtbot, other)
     assert dialog.heading.text() == "You have it already, setting for setting."
@@ -286,7 +285,7 @@ def test_edited_it_keeps_what_it_was_and_goes_back(page, qtbot):
     versions.back.click()
     wait(qtbot, lambda: page.chosen.preset.name == "gouache")
     assert path.read_bytes() == content
-    assert len(shelf.versions_of(path)) == 2
+    assert len(library.versions_of(path)) == 2
 
 
 def test_texts_that_differ_where_they_are_cut_can_be_read_whole(page, qtbot):
@@ -313,7 +312,7 @@ def test_built_in_ones_cannot_be_changed_but_copied(page, qtbot):
     assert not any(page.commands[f"presets.{name}"].isEnabled() for name in ("edit", "versions", "delete"))
     page.commands["presets.duplicate"].trigger()
     wait(qtbot, lambda: names(page) == [("likeness 2", "yours")])
-    assert page.chosen.preset.recipe == shelf.find_preset("likeness", "sdxl").preset.recipe
+    assert page.chosen.preset.recipe == library.find_preset("likeness", "sdxl").preset.recipe
 
 
 def test_a_deleted_one_comes_back(window, page, qtbot, tmp_path, monkeypatch):
@@ -333,7 +332,7 @@ def test_a_deleted_one_comes_back(window, page, qtbot, tmp_path, monkeypatch):
 
 def test_a_broken_file_is_named_and_hides_no_other(window, page, qtbot):
     keep(page, qtbot, preset())
-    (shelf.presets_folder() / "old.sdxl.toml").write_text(GOOD + "rnak = 1\n", encoding="utf-8")
+    (library.presets_folder() / "old.sdxl.toml").write_text(GOOD + "rnak = 1\n", encoding="utf-8")
     page.session.presets.look()
     wait(qtbot, lambda: any("old.sdxl.toml cannot be used" in told for told in window.notices.sentences()))
     assert names(page) == [("gouache", "yours")]
@@ -344,7 +343,7 @@ def test_a_broken_file_is_named_and_hides_no_other(window, page, qtbot):
     page.session.presets.look()
     wait(qtbot, lambda: bool(read))
     assert window.notices.sentences() == []  # it was told
-    (shelf.presets_folder() / "old.sdxl.toml").write_text("?", encoding="utf-8")
+    (library.presets_folder() / "old.sdxl.toml").write_text("?", encoding="utf-8")
     page.session.presets.look()
     wait(qtbot, lambda: len(window.notices.sentences()) == 1)  # and now it is broken in another way
 

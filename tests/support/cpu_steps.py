@@ -14,8 +14,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from tests.support.allocations import Change, changes_of, outside, telling_main_memory
 from tests.support.tiny import tiny_configs
-from trainer.base.placing import Placer, place_weights
-from trainer.base.stored import StoredTensor
+from trainer.base.weights import Placer, StoredTensor, place_weights
 from trainer.config.base import Family
 from trainer.config.fit import FitConfig
 from trainer.config.recipe import RecipeConfig

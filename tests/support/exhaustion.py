@@ -17,10 +17,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.support.jobs import photographs, write_job
 from tests.support.tiny import tiny_base
-from trainer.adapter.metadata import TIME_KEYS
+from trainer.adapter.export import TIME_KEYS
 from trainer.config.base import Family
-from trainer.config.identity import FIT_NUMERICS
 from trainer.config.load import load_job
+from trainer.config.resolve import FIT_NUMERICS
 from trainer.config.write import dump_job
 from trainer.errors import ImpastoError
 from trainer.protocol import commands, events

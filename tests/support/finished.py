@@ -11,8 +11,8 @@ from PIL import Image
 from tests.support.runs import write_events
 from trainer.config.load import parse_job
 from trainer.config.write import dump_job
+from trainer.dataset.dataset import write_listing
 from trainer.dataset.folders import scan_folders
-from trainer.dataset.listing import write_listing
 from trainer.dataset.picture import Picture
 from trainer.protocol import events
 from trainer.protocol.run_directory import RunDirectory, Status

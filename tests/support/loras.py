@@ -17,7 +17,7 @@ from tests.support.tiny import tiny_models
 from trainer.adapter.attach import Adapter, attach
 from trainer.config.base import Family
 from trainer.config.recipe import RecipeConfig
-from trainer.dataset.randomness import generator
+from trainer.dataset.sampling import generator
 
 # Every part with a rank of its own and alpha apart from it, so that a mixed-up scale shows.
 EVERYTHING = RecipeConfig.model_validate(

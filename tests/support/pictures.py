@@ -12,7 +12,7 @@ import numpy.typing as npt
 import skimage
 from PIL import Image
 
-from trainer.config.dataset import DatasetConfig, FolderConfig
+from trainer.config.job import DatasetConfig, FolderConfig
 from trainer.config.recipe import RecipeConfig
 from trainer.dataset.picture import Picture
 

@@ -8,11 +8,9 @@ from typing import Any
 
 from tests.support.tiny import tiny_configs
 from trainer.config.base import BaseConfig, Family
-from trainer.config.dataset import DatasetConfig, FolderConfig
 from trainer.config.fit import FitConfig
-from trainer.config.job import Job
+from trainer.config.job import DatasetConfig, FolderConfig, Job, PromptConfig
 from trainer.config.recipe import RecipeConfig
-from trainer.config.report import PromptConfig
 from trainer.config.resolve import Machine, resolve_job
 from trainer.memory.device.calibration import Correction
 from trainer.memory.device.device_state import Situation, situation_ahead

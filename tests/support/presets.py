@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from trainer.config.identity import flat
 from trainer.config.presets.preset import Preset
+from trainer.config.resolve import flat
 
 JOB = """schema = 2
 name = "mine"

@@ -13,12 +13,10 @@ from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
 from torch import Tensor, nn
 
 from trainer.base.drawing import Drawing, decode_levels, draw_latents, make_sampler
-from trainer.base.family import TextEncoder
-from trainer.base.placing import Placer, place_weights
-from trainer.base.stored import StoredTensor
-from trainer.base.text import TextConditioning, encode_words
-from trainer.base.vae import posterior
-from trainer.dataset.cached import texts_at_once
+from trainer.base.encoding import TextConditioning, encode_words, posterior
+from trainer.base.families import TextEncoder
+from trainer.base.weights import Placer, StoredTensor, place_weights
+from trainer.dataset.cache_keys import texts_at_once
 from trainer.dataset.portions import LATENT_SCALE
 from trainer.memory.trace.meta_models import (
     bare_text_encoders,

@@ -19,10 +19,10 @@ from app.qt.presets.versions import VersionsDialog
 from app.qt.window import Window
 from tests.support.artist import shown_page
 from tests.support.screens import DEMO, screen, wait
-from trainer.config.presets import shelf
+from trainer.config.presets import library
 from trainer.config.presets.making import revised
 from trainer.config.presets.picture import make_picture
-from trainer.config.presets.writing import dump_preset
+from trainer.config.presets.preset import dump_preset
 
 _NOTES = "Soft gouache landscapes. Made with 60 pictures; captions name what is shown and leave the medium out."
 
@@ -39,19 +39,19 @@ def shown_presets(window: Window) -> PresetsPage:
 
 
 def _keep_some() -> None:
-    if any(each.origin == "yours" for each in shelf.read_shelf().presets):
+    if any(each.origin == "yours" for each in library.read_shelf().presets):
         return
     pictures = sorted(path for path in DEMO.rglob("*.png"))
-    built_in = shelf.find_preset("style", "sdxl").preset
+    built_in = library.find_preset("style", "sdxl").preset
     mine = revised(built_in, {"name": "soft gouache", "author": "Zoë", "licence": "CC-BY-4.0", "notes": _NOTES})
     mine = revised(mine, {"preview": {"picture": make_picture(pictures[0])}, "trigger_words": ("gch", "soft light")})
-    path, _ = shelf.keep_preset(mine)
-    shelf.rewrite_preset(path, revised(mine, {"notes": "Soft gouache landscapes."}))
-    shelf.rewrite_preset(path, mine)
+    path, _ = library.keep_preset(mine)
+    library.rewrite_preset(path, revised(mine, {"notes": "Soft gouache landscapes."}))
+    library.rewrite_preset(path, mine)
     theirs = revised(
-        shelf.find_preset("character", "sd15").preset, {"name": "mika", "author": "Ana", "notes": "A face."}
+        library.find_preset("character", "sd15").preset, {"name": "mika", "author": "Ana", "notes": "A face."}
     )
-    shelf.keep_preset(revised(theirs, {"preview": {"picture": make_picture(pictures[1])}}), "received")
+    library.keep_preset(revised(theirs, {"preview": {"picture": make_picture(pictures[1])}}), "received")
 
 
 @screen("presets")
@@ -67,7 +67,7 @@ def presets(window: Window) -> QWidget:
 @screen("presets-arriving")
 def arriving(window: Window) -> QWidget:
     page = shown_presets(window)
-    sent = shelf.find_preset("soft gouache").preset
+    sent = library.find_preset("soft gouache").preset
     changes = {"rank": 16, "alpha": 8.0, "steps": 1200, "pictures_seen": None}
     recipe = sent.recipe.changed(**changes) if sent.recipe else None
     folder = Path(tempfile.mkdtemp())

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tests.support.loras import Models
 from trainer.adapter.attach import Adapter
-from trainer.base.text import TextConditioning
+from trainer.base.encoding import TextConditioning
 from trainer.config.base import Family
 from trainer.training.step import MicroBatch, StepModels
 

@@ -5,9 +5,8 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 from hypothesis import strategies as st
 from pydantic.fields import FieldInfo
 
-from trainer.config.describe import sections_in
-from trainer.config.model import Section
 from trainer.config.recipe import RecipeConfig
+from trainer.config.schema import Section, sections_in
 
 
 def values(annotation: Any, constraints: list[Any]) -> st.SearchStrategy[Any]:

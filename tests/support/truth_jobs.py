@@ -9,8 +9,8 @@ from typing import Any
 from tests.support.tiny import tiny_configs
 from trainer.config.base import Family
 from trainer.config.fit import FitConfig
+from trainer.config.job import PromptConfig
 from trainer.config.recipe import RecipeConfig
-from trainer.config.report import PromptConfig
 from trainer.memory.trace.workload import BucketUse, Subject, subject_ahead
 
 TINY = 8

@@ -17,10 +17,10 @@ from tests.support.ldm import unet_to_ldm
 from tests.support.loras import EVERYTHING, Models, full_size, golden_rows, random_weights
 from trainer.adapter.attach import Adapter, attach, initial_weights
 from trainer.adapter.names import slots
-from trainer.base.quantised import FrozenInt8Linear, FrozenNF4Linear, quantise_linears
+from trainer.base.quantized import FrozenInt8Linear, FrozenNF4Linear, quantise_linears
 from trainer.config.base import Family
 from trainer.config.recipe import RecipeConfig
-from trainer.dataset.randomness import generator
+from trainer.dataset.sampling import generator
 from trainer.errors import JobError, LoraFileError
 from trainer.training.device.gradient_checkpointing import set_checkpointing
 

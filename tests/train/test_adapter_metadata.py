@@ -13,8 +13,7 @@ from safetensors import safe_open
 
 from tests.support.loras import EVERYTHING, Models, random_weights
 from trainer.adapter.attach import Adapter
-from trainer.adapter.export import export_lora
-from trainer.adapter.metadata import TIME_KEYS, ExportFacts, count_tags, lora_metadata, write_side_files
+from trainer.adapter.export import TIME_KEYS, ExportFacts, count_tags, export_lora, lora_metadata, write_side_files
 from trainer.config.base import Family
 from trainer.config.recipe import RecipeConfig
 

@@ -14,15 +14,13 @@ import torch
 from torch import Tensor
 
 from tests.support.loras import EVERYTHING, Models, merge, random_weights
-from trainer.adapter.apply import AppliedLoras
-from trainer.adapter.attach import Adapter, initial_weights
-from trainer.adapter.continuing import continue_from
+from trainer.adapter.attach import Adapter, AppliedLoras, continue_from, initial_weights
 from trainer.adapter.export import export_lora
 from trainer.adapter.names import Slot
 from trainer.adapter.reading import LoraWeights, read_lora
 from trainer.config.base import Family
 from trainer.config.recipe import RecipeConfig
-from trainer.dataset.randomness import generator
+from trainer.dataset.sampling import generator
 from trainer.errors import LoraFileError
 
 FAMILIES: list[Family] = ["sd15", "sdxl"]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tests.support.cpu_steps import tensors_of
 from tests.train.test_cache import SHUFFLED, prepared
-from trainer.dataset.cached import encoding_form
+from trainer.dataset.cache_keys import encoding_form
 from trainer.dataset.sampling import Sample
 from trainer.errors import ResumableError
 from trainer.training.build import Parts

@@ -10,8 +10,8 @@ import pytest
 
 from tests.support.server import Page, Server, json_page, refusing, serving
 from tests.support.tiny import tiny_base
-from trainer.base import hub
-from trainer.base.hub import fetch_from_hub, needed_files
+from trainer.base import fetch
+from trainer.base.fetch import fetch_from_hub, needed_files
 from trainer.errors import BaseModelError
 from trainer.files.identify import identify_base
 from trainer.protocol import places
@@ -166,7 +166,7 @@ def test_the_hub_fails_in_the_middle(server: Server) -> None:
 
 
 def test_too_little_room(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hub.places, "free_bytes", lambda path: 1000)
+    monkeypatch.setattr(fetch.places, "free_bytes", lambda path: 1000)
     with pytest.raises(BaseModelError, match="GB more"):
         fetch_from_hub(MODEL, None, None, server.address)
 

@@ -14,10 +14,9 @@ import pytest
 
 from tests.support.raw import write_shapes
 from tests.support.server import Page, Server, refusing, serving
-from trainer.base.fetch import fetch_base
-from trainer.base.link import fetch_link
+from trainer.base.fetch import fetch_base, fetch_link
 from trainer.errors import BaseModelError
-from trainer.files.hashing import sha256_file
+from trainer.files.weights import sha256_file
 from trainer.protocol import locks, places
 
 

@@ -28,9 +28,8 @@ from tests.support.tiny import (
     tiny_configs,
     tiny_models,
 )
-from trainer.base.families import FAMILIES
-from trainer.base.family import inner_model
-from trainer.base.quantised import FrozenInt8Linear
+from trainer.base.families import FAMILIES, inner_model
+from trainer.base.quantized import FrozenInt8Linear
 from trainer.base.source import BaseSource, open_base
 from trainer.config.base import BaseConfig
 from trainer.errors import BaseModelError

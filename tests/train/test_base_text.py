@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import CLIPTextModel, CLIPTokenizer
 
 from tests.support.tiny import Family, tiny_configs, tiny_models
-from trainer.base.text import encode_text, tokenise
+from trainer.base.encoding import encode_text, tokenise
 from trainer.files.tokens import END, START, vocabulary
 
 PROMPTS = ["a photo of a cat", "", "l'été: 3 émigrés, " * 3, "word " * 200]

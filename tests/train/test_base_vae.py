@@ -15,9 +15,9 @@ from torch import nn
 
 from tests.support.jobs import PHOTOS
 from tests.support.tiny import Family, tiny_configs, tiny_models
-from trainer.base import vae as encoding
+from trainer.base import encoding
+from trainer.base.encoding import encode_latents, scale_latents
 from trainer.base.source import open_base
-from trainer.base.vae import encode_latents, scale_latents
 from trainer.config.base import BaseConfig
 from trainer.errors import BaseModelError
 from trainer.files.assets import asset_path

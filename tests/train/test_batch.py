@@ -11,10 +11,9 @@ from PIL import Image
 
 from tests.support.jobs import photographs
 from tests.train.test_cache import prepared, quiet
-from trainer.base.text import tokenise
+from trainer.base.encoding import tokenise
 from trainer.config.job import Job
-from trainer.dataset.randomness import Purpose, generator
-from trainer.dataset.sampling import Sample, draw_sample, micro_conditioning, plain_sample
+from trainer.dataset.sampling import Purpose, Sample, draw_sample, generator, micro_conditioning, plain_sample
 from trainer.training.build import Parts
 from trainer.training.step import MicroBatch
 

@@ -16,12 +16,12 @@ from PIL import Image, ImageCms, ImageOps
 
 from tests.support.jobs import photographs, write_job
 from tests.support.tiny import tiny_base
+from trainer.base.encoding import encode_latents
 from trainer.base.source import open_base
-from trainer.base.vae import encode_latents
 from trainer.config.job import Job
 from trainer.config.load import load_job
 from trainer.config.resolve import resolve_job
-from trainer.dataset.listing import read_dataset
+from trainer.dataset.dataset import read_dataset
 from trainer.dataset.picture import Picture
 from trainer.dataset.pixels import crop_pixels
 from trainer.dataset.sampling import Sample, epoch_batches

@@ -17,8 +17,8 @@ from app.core.models.known import Known
 from tests.support.pictures import PHOTOS
 from tests.unit.test_outcomes import outcome
 from tests.unit.test_store import same, tape
-from trainer.dataset.facts import inspect_pictures
-from trainer.files import hashing
+from trainer.dataset.decoders import inspect_pictures
+from trainer.files import weights
 from trainer.memory.forecast.results import OutcomeStore
 from trainer.memory.trace.store import TapeStore
 from trainer.protocol.row_store import RowStore, key_of
@@ -66,8 +66,8 @@ def thumbnails(folder: Path, patch: pytest.MonkeyPatch) -> tuple[Path, Ask, Call
 
 def hashes(folder: Path, patch: pytest.MonkeyPatch) -> tuple[Path, Ask, Callable[[object], bool]]:
     path = image(folder)
-    sound = hashing.sha256_file(path)
-    return folder / "hashes.json", lambda: hashing.sha256_file(path), lambda got: got == sound
+    sound = weights.sha256_file(path)
+    return folder / "hashes.json", lambda: weights.sha256_file(path), lambda got: got == sound
 
 
 def bases(folder: Path, patch: pytest.MonkeyPatch) -> tuple[Path, Ask, Callable[[object], bool]]:

@@ -22,7 +22,7 @@ import torch
 from tests.support.exhaustion import Exhaustion, Killed, SharedPlace, Trial, step_begins
 from tests.train.test_graphs import BRIEF, engine_of, learned
 from trainer.adapter import lean
-from trainer.adapter.lean.layers import WholeInt8
+from trainer.adapter.lean.lora import WholeInt8
 from trainer.config.fit import FitConfig
 from trainer.config.load import load_job
 from trainer.protocol import events

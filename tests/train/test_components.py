@@ -16,7 +16,7 @@ from tests.support.jobs import photographs, write_job
 from tests.support.tiny import tiny_base
 from tests.train.test_run import Watcher, metadata, run_of, same_lora, stop_at, tensors_sha
 from trainer.config.base import BaseConfig
-from trainer.config.report import PromptConfig
+from trainer.config.job import PromptConfig
 from trainer.protocol import commands, events
 from trainer.protocol.run_directory import RunDirectory
 from trainer.render.renderer import LoraUse, render

@@ -19,7 +19,7 @@ from trainer.base.source import open_base
 from trainer.config.fit import FitConfig
 from trainer.config.load import load_job
 from trainer.config.resolve import resolve_job
-from trainer.dataset.listing import read_dataset
+from trainer.dataset.dataset import read_dataset
 from trainer.protocol import events
 from trainer.training import loop
 from trainer.training.acceleration import cuda_graphs

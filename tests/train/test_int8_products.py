@@ -10,10 +10,18 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
-from trainer.base import int8
-from trainer.base.int8 import Directions, directions_of, rounded
-from trainer.base.quantised import FrozenInt8Linear, choose_products, input_gradient, product, quantise_linears
-from trainer.config.products import EVERYWHERE, LEAST_ROWS, ProductConfig
+from trainer.base import quantized
+from trainer.base.quantized import (
+    Directions,
+    FrozenInt8Linear,
+    choose_products,
+    directions_of,
+    input_gradient,
+    product,
+    quantise_linears,
+    rounded,
+)
+from trainer.config.fit import EVERYWHERE, LEAST_ROWS, ProductConfig
 
 INPUTS, OUTPUTS, ROWS = 64, 96, 40
 BOTH = Directions(LEAST_ROWS, LEAST_ROWS)
@@ -53,10 +61,14 @@ def test_nothing_is_lost_where_nothing_has_to_be_rounded(bias: bool) -> None:
     added = normal(OUTPUTS, seed=4) if bias else None
     x = whole(ROWS, INPUTS).float()
     expected = x.double() @ values.t() + (0 if added is None else added.double())
-    torch.testing.assert_close(int8.product(x, weight, scales, added).double(), expected, rtol=1e-6, atol=1e-4)
+    torch.testing.assert_close(
+        quantized.int8_product(x, weight, scales, added).double(), expected, rtol=1e-6, atol=1e-4
+    )
     above = whole(ROWS, OUTPUTS).float() / scales  # with the rows' scales in it, it is whole
     expected = above.double() @ values
-    torch.testing.assert_close(int8.input_gradient(above, weight, scales).double(), expected, rtol=1e-5, atol=1e-3)
+    torch.testing.assert_close(
+        quantized.int8_input_gradient(above, weight, scales).double(), expected, rtol=1e-5, atol=1e-3
+    )
 
 
 @pytest.mark.parametrize("kind", ["normal", "outliers"])
@@ -67,7 +79,7 @@ def test_a_product_is_off_by_no_more_than_rounding_can_be(dtype: torch.dtype, ki
     x = inputs(kind, INPUTS, dtype)
     expected = x.double() @ values.t()
     bound = x.double().abs().amax(-1, keepdim=True) / 254 * values.abs().sum(1)
-    found = int8.product(x, weight, scales, None)
+    found = quantized.int8_product(x, weight, scales, None)
     assert found.dtype == dtype and found.shape == expected.shape
     off = (found.double() - expected).abs()
     assert (off <= 1.001 * bound + FORMATS[dtype] * expected.abs()).all()
@@ -84,7 +96,7 @@ def test_a_gradient_is_off_by_no_more_than_rounding_can_be(dtype: torch.dtype, k
     bound = largest / 254 * (weight.double().abs() / 127).sum(0)
     # In 16 bits the gradient is rounded once more, when the scales are multiplied in.
     sums = (above.double().abs() @ values.abs()) * FORMATS[dtype]
-    found = int8.input_gradient(above, weight, scales)
+    found = quantized.int8_input_gradient(above, weight, scales)
     assert found.dtype == dtype and found.shape == expected.shape
     off = (found.double() - expected).abs()
     assert (off <= 1.01 * bound + sums).all()
@@ -97,10 +109,10 @@ def test_scales_that_fp16_cannot_hold_between_are_held() -> None:
     scales = torch.full((OUTPUTS,), 1e-6)
     x = (normal(ROWS, INPUTS) * 6e4).clamp(-6e4, 6e4).half()
     expected = x.double() @ (weight.double() * 1e-6 / 127).t()
-    assert (int8.product(x, weight, scales, None).double() - expected).norm() < 0.02 * expected.norm()
+    assert (quantized.int8_product(x, weight, scales, None).double() - expected).norm() < 0.02 * expected.norm()
     above = (normal(ROWS, OUTPUTS) * 1e3).half()
     expected = above.double() @ (weight.double() * 1e-6 / 127)
-    assert (int8.input_gradient(above, weight, scales).double() - expected).norm() < 0.02 * expected.norm()
+    assert (quantized.int8_input_gradient(above, weight, scales).double() - expected).norm() < 0.02 * expected.norm()
 
 
 def test_rows_are_rounded_half_to_even_by_their_own_largest_number() -> None:
@@ -121,7 +133,10 @@ def test_a_number_that_is_not_finite_spoils_its_row_and_no_other(broken: float) 
     weight, scales, _ = weights()
     x, above = inputs("normal", INPUTS, torch.bfloat16), inputs("normal", OUTPUTS, torch.bfloat16)
     x[1, 2, 3] = above[1, 2, 3] = broken
-    for found in (int8.product(x, weight, scales, None), int8.input_gradient(above, weight, scales)):
+    for found in (
+        quantized.int8_product(x, weight, scales, None),
+        quantized.int8_input_gradient(above, weight, scales),
+    ):
         spoilt = ~found.isfinite()
         assert spoilt[1, 2].all()
         spoilt[1, 2] = False
@@ -146,9 +161,9 @@ def test_the_first_entry_of_a_size_holds_and_sizes_that_cards_refuse_stay() -> N
     assert directions_of(64, 96, products) == Directions(32, None)
     assert directions_of(8, 96, products) == Directions(None, 17)
     assert directions_of(8, 8, products) == BOTH
-    assert directions_of(8, 8, products[:2]) == int8.NEVER
+    assert directions_of(8, 8, products[:2]) == quantized.NEVER
     for size in ((63, 96), (64, 100)):
-        assert directions_of(*size, EVERYWHERE) == int8.NEVER
+        assert directions_of(*size, EVERYWHERE) == quantized.NEVER
 
 
 def frozen(products: tuple[ProductConfig, ...], dtype: torch.dtype, *, bias: bool = True) -> FrozenInt8Linear:
@@ -177,8 +192,8 @@ def test_a_layer_multiplies_so_both_ways_and_keeps_the_weights_of_int8(bias: boo
     plain = usual(x)
     state = layer.state
     assert torch.equal(state.CB, usual.state.CB) and torch.equal(state.SCB, usual.state.SCB)
-    assert torch.equal(out, int8.product(x.detach(), state.CB, state.SCB, layer.bias))
-    assert torch.equal(gradient, int8.input_gradient(above, state.CB, state.SCB))
+    assert torch.equal(out, quantized.int8_product(x.detach(), state.CB, state.SCB, layer.bias))
+    assert torch.equal(gradient, quantized.int8_input_gradient(above, state.CB, state.SCB))
     assert torch.equal(gradient, layer.input_gradient(above))
     assert 0.001 < (out - plain).norm() / plain.norm() < 0.03
     again: Tensor = checkpoint(layer, x, use_reentrant=False)

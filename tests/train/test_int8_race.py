@@ -17,12 +17,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.support.pictures import make_picture
 from tests.support.tiny import tiny_base, tiny_configs, tiny_models
-from trainer.base.quantised import quantisable
+from trainer.base.quantized import quantisable
 from trainer.base.source import BaseSource, empty_diffusers_model, open_base
 from trainer.config.base import BaseConfig, Family
+from trainer.config.fit import ProductConfig
 from trainer.config.job import Job
 from trainer.config.load import parse_job
-from trainer.config.products import ProductConfig
 from trainer.training.acceleration import int8_autotune
 from trainer.training.acceleration.attention_autotune import Clock
 from trainer.training.acceleration.int8_autotune import Linear, Timing, linears, products_of, time_all, worthwhile

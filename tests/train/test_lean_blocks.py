@@ -15,8 +15,6 @@ from torch import Tensor, nn
 from tests.support.counting import StepCounter
 from tests.support.loras import Models
 from tests.train.test_lean_layers import FAMILIES, adapted, normal
-from trainer.adapter.lean.blocks import LeanBlock, install
-from trainer.adapter.lean.feed_forward import LeanFeedForward, gated
 from trainer.adapter.lean.residual import (
     FrozenConv,
     FrozenResidual,
@@ -25,6 +23,7 @@ from trainer.adapter.lean.residual import (
     is_channels_last,
     lean_residuals,
 )
+from trainer.adapter.lean.transformer import LeanBlock, LeanFeedForward, gated, install
 from trainer.config.base import Family
 from trainer.config.recipe import RecipeConfig
 

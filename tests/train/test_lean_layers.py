@@ -21,8 +21,7 @@ from tests.support.loras import EVERYTHING, Models, random_weights
 from tests.support.steps import distance, make_batch, step_models, take_gradient
 from tests.train.test_cache import prepared, quiet, showings
 from trainer.adapter.attach import Adapter, attach
-from trainer.adapter.lean.attention import LeanAttention, projected
-from trainer.adapter.lean.layers import (
+from trainer.adapter.lean.lora import (
     LeanConv2d,
     LeanInt8,
     LeanLinear,
@@ -32,12 +31,12 @@ from trainer.adapter.lean.layers import (
     WholeNF4,
     register,
 )
-from trainer.base.quantised import choose_products, quantise_linears
+from trainer.adapter.lean.transformer import LeanAttention, projected
+from trainer.base.quantized import choose_products, quantise_linears
 from trainer.config.base import Family
 from trainer.config.fit import FitConfig
-from trainer.config.objective import ObjectiveConfig
-from trainer.config.recipe import RecipeConfig
-from trainer.dataset.randomness import generator
+from trainer.config.recipe import ObjectiveConfig, RecipeConfig
+from trainer.dataset.sampling import generator
 from trainer.training.build import build_engine
 from trainer.training.callbacks.checkpoints import capture, restore
 from trainer.training.checkpoint import load_latest, save_checkpoint

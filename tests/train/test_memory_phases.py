@@ -22,12 +22,11 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from tests.support.tiny import Family, tiny_configs, tiny_models
 from trainer.adapter.attach import attach
 from trainer.base.drawing import SAMPLERS, Drawing, decode_levels, draw_latents, make_sampler
-from trainer.base.text import TextConditioning, encode_words
-from trainer.base.vae import encode_latents, posterior
+from trainer.base.encoding import TextConditioning, encode_latents, encode_words, posterior
 from trainer.config.fit import FitConfig
+from trainer.config.job import PromptConfig
 from trainer.config.optimizer import ScheduleFreeConfig
 from trainer.config.recipe import RecipeConfig, TextEncoderConfig
-from trainer.config.report import PromptConfig
 from trainer.memory.allocator.allocator import Allocator
 from trainer.memory.allocator.replay import Kept, replay
 from trainer.memory.trace import other_phases, recorder

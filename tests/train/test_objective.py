@@ -8,7 +8,7 @@ import torch
 from diffusers import DDPMScheduler
 from diffusers.schedulers.scheduling_ddpm import rescale_zero_terminal_snr
 
-from trainer.config.objective import ObjectiveConfig
+from trainer.config.recipe import ObjectiveConfig
 from trainer.training.objective import (
     NoiseSchedule,
     alphas_cumprod,

@@ -14,7 +14,7 @@ from tests.support.loras import Models, random_weights
 from tests.support.steps import distance, make_batch, pictures_of, step_models, take_gradient
 from trainer.adapter.attach import Adapter
 from trainer.config.base import Family, Prediction
-from trainer.config.objective import ObjectiveConfig
+from trainer.config.recipe import ObjectiveConfig
 from trainer.training.device.gradient_checkpointing import set_checkpointing
 from trainer.training.objective import NoiseSchedule
 from trainer.training.optim.master_weights import MasterWeights

@@ -6,8 +6,7 @@ import json
 
 import pytest
 
-from trainer.config.fit import FitConfig
-from trainer.config.ladder import RungConfig
+from trainer.config.fit import FitConfig, RungConfig
 from trainer.training.active_plan import Plan, implied_ladder, lowered
 
 FIT = FitConfig(device="cuda:0", micro_batch=5, checkpointing="none", quantise="none", vae_tiling=True)

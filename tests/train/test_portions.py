@@ -20,9 +20,8 @@ from tests.support.truth_jobs import truth_jobs
 from trainer.base.source import BaseSource, open_base
 from trainer.cli.plan_words import remarks
 from trainer.config.base import BaseConfig
-from trainer.config.dataset import DatasetConfig, FolderConfig
 from trainer.config.fit import FitConfig
-from trainer.config.job import Job
+from trainer.config.job import DatasetConfig, FolderConfig, Job
 from trainer.config.recipe import RecipeConfig
 from trainer.dataset.picture import Picture
 from trainer.dataset.sampling import Sample, measured_samples

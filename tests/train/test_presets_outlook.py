@@ -8,9 +8,8 @@ import pytest
 from tests.support.tiny import tiny_configs
 from trainer import cli, gpu
 from trainer.cli import plan
-from trainer.config.presets import shelf
-from trainer.config.presets.preset import Preset
-from trainer.config.presets.writing import dump_preset
+from trainer.config.presets import library
+from trainer.config.presets.preset import Preset, dump_preset
 from trainer.errors import ImpastoError
 from trainer.memory.planner import request
 from trainer.memory.trace import workload
@@ -65,7 +64,7 @@ def test_what_hinders_a_plan_is_told_and_the_preset_is_sound_all_the_same(capsys
     monkeypatch.setattr(gpu, "cards", broken)
     assert cli.main(["presets", "add", "--yes", write()]) == 0
     assert "fp32 base, both pictures at once, no checkpointing. On the CPU: about " in capsys.readouterr().out
-    assert shelf.find_preset("small").origin == "received"
+    assert library.find_preset("small").origin == "received"
 
 
 def test_what_a_fit_holds_is_told_and_planned_with(capsys):
@@ -82,7 +81,7 @@ def test_what_a_fit_holds_is_told_and_planned_with(capsys):
 def test_a_card_that_nobody_knows_is_told_and_nothing_is_kept(capsys):
     assert cli.main(["presets", "add", write(), "--gpu", "RTX 99"]) == 2
     assert "No card called" in capsys.readouterr().err
-    assert not shelf.presets_folder().exists()
+    assert not library.presets_folder().exists()
 
 
 def test_a_preset_in_a_folder_with_a_long_path_is_planned_under_its_own_name(tmp_path):

@@ -298,7 +298,7 @@ ENCODING = (
 @pytest.fixture
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Images of the tests' size are cut, too."""
-    monkeypatch.setattr("trainer.base.vae.TILE", 64)
+    monkeypatch.setattr("trainer.base.encoding.TILE", 64)
 
 
 @pytest.mark.usefixtures("own_cache", "small_tiles")

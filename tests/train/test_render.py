@@ -19,7 +19,7 @@ from tests.support.jobs import photographs, write_job
 from tests.support.tiny import tiny_base
 from trainer.base.drawing import make_sampler
 from trainer.config.base import BaseConfig
-from trainer.config.report import PromptConfig
+from trainer.config.job import PromptConfig
 from trainer.errors import BaseModelError
 from trainer.files.tokens import vocabulary
 from trainer.render.renderer import LoraUse, Renderer, render

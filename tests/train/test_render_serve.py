@@ -18,7 +18,7 @@ from tests.support.loras import EVERYTHING, Models, random_weights
 from tests.support.tiny import tiny_base
 from trainer.adapter.export import export_lora
 from trainer.config.base import BaseConfig
-from trainer.config.report import PromptConfig
+from trainer.config.job import PromptConfig
 from trainer.errors import RunError
 from trainer.protocol import locks
 from trainer.render.renderer import LoraUse, render

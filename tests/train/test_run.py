@@ -15,7 +15,7 @@ import torch
 
 from tests.support.jobs import overrides, photographs, write_job
 from tests.support.tiny import tiny_base
-from trainer.adapter.metadata import TIME_KEYS
+from trainer.adapter.export import TIME_KEYS
 from trainer.config.load import load_job
 from trainer.errors import RunError
 from trainer.protocol import commands, events, files

@@ -5,7 +5,7 @@ import pytest
 import torch
 from diffusers.optimization import get_polynomial_decay_schedule_with_warmup, get_scheduler
 
-from trainer.config.schedule import ScheduleConfig
+from trainer.config.recipe import ScheduleConfig
 from trainer.training.optim.lr_schedule import multiplier, warmup_steps
 
 STEPS = 200

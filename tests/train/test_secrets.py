@@ -14,7 +14,7 @@ from tests.support.jobs import photographs, write_job
 from tests.support.server import Page, serving
 from tests.support.tiny import tiny_base
 from trainer import cli
-from trainer.base.link import fetch_link
+from trainer.base.fetch import fetch_link
 from trainer.config.credentials import safe_link
 from trainer.errors import BaseModelError
 from trainer.protocol import places

@@ -13,9 +13,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tests.support.loras import Models, random_weights
 from tests.support.steps import make_batch, step_models, take_gradient
 from trainer.adapter.attach import Adapter
-from trainer.base.text import TextConditioning
+from trainer.base.encoding import TextConditioning
 from trainer.config.base import Family
-from trainer.config.objective import ObjectiveConfig
+from trainer.config.recipe import ObjectiveConfig
 from trainer.errors import JobError
 from trainer.training.device.device import KERNELS, attention
 from trainer.training.device.gradient_checkpointing import checkpointing_blocks, set_checkpointing

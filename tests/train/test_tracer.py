@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from tests.support.cpu_steps import tiny_subject
 from tests.support.traced_steps import trace_steps
-from trainer.base.quantised import quantise_linears
+from trainer.base.quantized import quantise_linears
 from trainer.memory.trace.cuda_kernels import AttentionKernel
 from trainer.memory.trace.memory_trace import Storage, Tape
 from trainer.memory.trace.recorder import CUBLAS_WORKSPACE, Tracer, recording

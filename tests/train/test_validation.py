@@ -10,8 +10,7 @@ import torch
 from diffusers import DDPMScheduler, UNet2DConditionModel
 
 from tests.train.test_cache import prepared, quiet
-from trainer.dataset.randomness import generator
-from trainer.dataset.sampling import micro_conditioning
+from trainer.dataset.sampling import generator, micro_conditioning
 from trainer.training.build import build_engine
 from trainer.training.callbacks.validation import Validator
 from trainer.training.optim.lr_schedule import Segment

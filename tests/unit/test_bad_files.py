@@ -24,7 +24,7 @@ from tests.support.presets import preset
 from tests.support.raw import write_shapes
 from tests.support.runs import write_checkpoint, write_run
 from trainer import cli
-from trainer.config.presets.writing import dump_preset
+from trainer.config.presets.preset import dump_preset
 from trainer.errors import EXIT_FAULT
 from trainer.protocol import places
 from trainer.protocol.queue import Queue

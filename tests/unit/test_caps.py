@@ -7,11 +7,10 @@ import pytest
 from tests.support.pictures import photograph
 from trainer import cli
 from trainer.cli import output
-from trainer.config.dataset import DatasetConfig, FolderConfig
+from trainer.config.job import DatasetConfig, FolderConfig
 from trainer.dataset.caption_files import LARGEST, read_metadata
-from trainer.dataset.findings import Finding
+from trainer.dataset.findings import Finding, by_severity
 from trainer.dataset.folders import scan_folders
-from trainer.dataset.health import by_severity
 from trainer.dataset.importers import import_dataset
 from trainer.errors import LONGEST_MESSAGE, DatasetError, ImpastoError, JobError
 from trainer.protocol.printable import LONGEST_LINE, MOST_LINES

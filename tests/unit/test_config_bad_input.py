@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainer.config import toml_file
-from trainer.config.describe import fields
 from trainer.config.job import Job
 from trainer.config.load import load_job, parse_job
+from trainer.config.schema import fields
 from trainer.config.write import toml_value
 from trainer.errors import EXIT_BAD_INPUT, JobError
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from trainer.config.describe import Described, fields
 from trainer.config.job import Job
+from trainer.config.schema import Described, fields
 
 KEYS: dict[str, Described] = {found.key: found for found in fields(Job)}
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer.config.doubtful import doubtful
+from trainer.config.checks import doubtful
 from trainer.config.load import parse_job
 
 MINIMAL = 'name = "x"\n[base]\nmodel = "owner/name"\n[[dataset.folders]]\npath = "pictures"\n'

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from trainer.config.effectless import effectless
+from trainer.config.checks import effectless
 from trainer.config.job import Job
 from trainer.config.load import parse_job
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from trainer.config.describe import choices, fields
 from trainer.config.field_names import FIELD_NAMES, FIELD_VALUES, UNSUPPORTED, keys_called, value_called
 from trainer.config.job import Job
 from trainer.config.load import parse_job
+from trainer.config.schema import choices, fields
 from trainer.errors import JobError
 
 GOOD = 'schema = 1\nname = "a"\n[base]\nmodel = "own/er"\n[[dataset.folders]]\npath = "pictures"\n'

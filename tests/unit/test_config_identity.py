@@ -5,10 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from trainer.config.identity import differences, identity
 from trainer.config.job import Job
 from trainer.config.load import parse_job
-from trainer.config.resolve import Machine, resolve_job
+from trainer.config.resolve import Machine, differences, identity, resolve_job
 
 TEXT = """
 name = "x"

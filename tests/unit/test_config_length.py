@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.config.length import Length, length_of, resolve_length, steps_per_epoch
 from trainer.config.recipe import RecipeConfig
+from trainer.config.resolve import Length, length_of, resolve_length, steps_per_epoch
 
 
 def test_the_three_measures_in_one_sentence() -> None:

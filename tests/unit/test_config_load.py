@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from trainer.config import migrate
-from trainer.config.identity import identity
+from trainer.config import load
 from trainer.config.job import SCHEMA
 from trainer.config.load import load_job, parse_job
 from trainer.config.optimizer import AdamWConfig, ProdigyConfig
 from trainer.config.paths import is_base_path
+from trainer.config.resolve import identity
 from trainer.config.write import dump_job
 from trainer.errors import JobError
 
@@ -162,8 +162,8 @@ def test_older_schemas_are_migrated_step_by_step(tmp_path: Path, monkeypatch: py
         kept = {key: value for key, value in data.items() if key != "rank"}
         return {**kept, "recipe": {**data.get("recipe", {}), "rank": data["rank"]}}
 
-    monkeypatch.setitem(migrate.MIGRATIONS, -1, to_zero)
-    monkeypatch.setitem(migrate.MIGRATIONS, 0, to_one)
+    monkeypatch.setitem(load.MIGRATIONS, -1, to_zero)
+    monkeypatch.setitem(load.MIGRATIONS, 0, to_one)
     older = parse_job(GOOD.replace("schema = 1", "schema = 0\nrank = 5"), "job.toml", tmp_path)
     oldest = parse_job(GOOD.replace("schema = 1", "schema = -1\ndim = 5"), "job.toml", tmp_path)
     assert older == oldest == parse_job(GOOD, "job.toml", tmp_path, ["recipe.rank=5"])
@@ -172,7 +172,7 @@ def test_older_schemas_are_migrated_step_by_step(tmp_path: Path, monkeypatch: py
 
 def test_migration_leaves_the_present_schema_alone() -> None:
     data = {"schema": SCHEMA, "name": "x"}
-    assert migrate.migrate(data) is data
+    assert load.migrate(data) is data
 
 
 @pytest.mark.parametrize("schema", ["", "schema = 1"])
@@ -190,11 +190,11 @@ def test_a_job_of_schema_1_ignores_mask_files_as_it_did_then(tmp_path: Path, sch
 
 def test_a_new_job_uses_mask_files(tmp_path: Path) -> None:
     assert parse_job(GOOD.replace("schema = 1", "schema = 2"), "job.toml", tmp_path).dataset.masks == "auto"
-    assert migrate.migrate({"name": "x"}) == {"name": "x", "schema": SCHEMA}
-    assert migrate.migrate({"dataset": 3}) == {"dataset": 3, "schema": SCHEMA}
+    assert load.migrate({"name": "x"}) == {"name": "x", "schema": SCHEMA}
+    assert load.migrate({"dataset": 3}) == {"dataset": 3, "schema": SCHEMA}
 
 
 def test_a_gap_in_the_chain_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(migrate.MIGRATIONS, -1, lambda data: data)
+    monkeypatch.setitem(load.MIGRATIONS, -1, lambda data: data)
     with pytest.raises(JobError, match="schema 0"):
-        migrate.migrate({"schema": -1})
+        load.migrate({"schema": -1})

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from tests.support.tables import recipes, tables
-from trainer.config.describe import choices, fields
 from trainer.config.fit import FitConfig
 from trainer.config.job import SCHEMA, Job
 from trainer.config.load import parse_job
 from trainer.config.resolve import Machine
+from trainer.config.schema import choices, fields
 from trainer.config.write import dump_job, new_job_text
 
 CPU = Machine("cpu", None, None, True, 4)

@@ -5,8 +5,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from trainer.config.captions import CaptionConfig
-from trainer.dataset.captions import choose_wildcards, compose_caption, holds_trigger, without_chance
+from trainer.config.recipe import CaptionConfig
+from trainer.dataset.sampling import choose_wildcards, compose_caption, holds_trigger, without_chance
 
 
 def compose(

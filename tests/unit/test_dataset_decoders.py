@@ -17,11 +17,10 @@ from PIL import Image
 
 from tests.support.pictures import photograph
 from tests.support.processes import no_process_starts
-from trainer.dataset import decoders, facts
-from trainer.dataset.decoders import Decoders
-from trainer.dataset.facts import inspect_pictures
-from trainer.dataset.inspection import Inspection
-from trainer.dataset.memory import PictureFacts
+from trainer.dataset import decoders
+from trainer.dataset import decoders as facts
+from trainer.dataset.decoders import Decoders, inspect_pictures
+from trainer.dataset.inspection import Inspection, PictureFacts
 from trainer.errors import DatasetError, JobError
 
 needs_signals = pytest.mark.skipif(sys.platform == "win32", reason="Windows cannot stop a process for a while")
@@ -218,7 +217,7 @@ import sys
 from pathlib import Path
 from trainer.cli.outcome import guarded
 from trainer.dataset import decoders
-from trainer.dataset.facts import inspect_pictures
+from trainer.dataset.decoders import inspect_pictures
 signal.signal(signal.SIGINT, signal.default_int_handler)  # programs started in the background have it ignored
 comes_up = decoders._Decoder.comes_up
 def stop(decoder):

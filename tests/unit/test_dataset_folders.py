@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.pictures import folder_of
-from trainer.config.dataset import DatasetConfig, FolderConfig
+from trainer.config.job import DatasetConfig, FolderConfig
 from trainer.dataset.folders import Candidate, Scan, scan_folders
 from trainer.dataset.sidecar import Sidecar, write_sidecar
 from trainer.errors import DatasetError

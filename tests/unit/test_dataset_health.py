@@ -9,12 +9,11 @@ import pytest
 from PIL import Image
 
 from tests.support.pictures import display_p3, folder_of, make_picture, photograph, recipe_of
-from trainer.config.dataset import DatasetConfig, FolderConfig
+from trainer.config.job import DatasetConfig, FolderConfig
 from trainer.config.recipe import RecipeConfig
-from trainer.dataset import health
+from trainer.dataset import findings
+from trainer.dataset.dataset import Dataset, describe, read_dataset
 from trainer.dataset.findings import Finding
-from trainer.dataset.listing import Dataset, read_dataset
-from trainer.dataset.report import describe
 
 
 @cache
@@ -103,11 +102,11 @@ def test_copies_and_near_copies_are_named_together(good: Path) -> None:
 
 def test_many_groups_of_copies_become_one_finding() -> None:
     groups = [[Path(f"{number}.png"), Path(f"{number}.jpg"), Path("x.png")] for number in range(9)]
-    assert len(health.word_copies(groups[:8], exact=False)) == 8
-    (finding,) = health.word_copies(groups, exact=False)
+    assert len(findings.word_copies(groups[:8], exact=False)) == 8
+    (finding,) = findings.word_copies(groups, exact=False)
     assert (finding.code, len(finding.paths)) == ("picture.near", 27)
     assert finding.sentence == "27 pictures in 9 groups that are nearly the same."
-    (finding,) = health.word_copies([[Path(f"{number}.png") for number in range(6)]], exact=True)
+    (finding,) = findings.word_copies([[Path(f"{number}.png") for number in range(6)]], exact=True)
     assert finding.sentence == "0.png, 1.png, 2.png, 3.png and 2 more pictures are exactly the same."
 
 
@@ -218,13 +217,13 @@ def test_all_pictures_bad_is_still_a_report(tmp_path: Path) -> None:
 
 
 def test_every_mark_that_the_code_sets_has_its_words() -> None:
-    source = "".join(path.read_text(encoding="utf-8") for path in Path(health.__file__).parent.glob("*.py"))
+    source = "".join(path.read_text(encoding="utf-8") for path in Path(findings.__file__).parent.glob("*.py"))
     marked = set(re.findall(r'marks\["([a-z0-9_.-]+)"\]', source)) | set(re.findall(r'_mark\("([a-z0-9_.-]+)"', source))
-    assert {"caption.missing", "mask.size", "picture.tiny"} <= marked | set(health.RULES)
-    assert marked <= set(health.RULES)
-    for code in health.RULES:
+    assert {"caption.missing", "mask.size", "picture.tiny"} <= marked | set(findings.RULES)
+    assert marked <= set(findings.RULES)
+    for code in findings.RULES:
         for count in (1, 2):
-            (finding,) = health.word_marks({code: [Path("a")] * count})
+            (finding,) = findings.word_marks({code: [Path("a")] * count})
             assert finding.sentence.startswith(f"{count} ")
             assert "{" not in finding.sentence
 

@@ -10,11 +10,10 @@ import pytest
 from PIL import Image
 
 from tests.support.pictures import PHOTOS, folder_of, photograph, png_chunk, recipe_of, write_png
-from trainer.dataset.facts import inspect_pictures
-from trainer.dataset.listing import read_dataset
-from trainer.dataset.memory import PictureFacts
+from trainer.dataset.dataset import read_dataset
+from trainer.dataset.decoders import inspect_pictures
+from trainer.dataset.inspection import PictureFacts, is_whole
 from trainer.dataset.pixels import load_upright, open_picture
-from trainer.dataset.png import is_whole
 from trainer.errors import DatasetError
 
 

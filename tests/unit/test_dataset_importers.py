@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from tests.support.pictures import photograph, recipe_of
-from trainer.config.dataset import FolderConfig
+from trainer.config.job import FolderConfig
 from trainer.config.recipe import RecipeConfig
+from trainer.dataset.dataset import read_dataset
 from trainer.dataset.importers import ImportedDataset, import_dataset, read_kohya_metadata
-from trainer.dataset.listing import read_dataset
 from trainer.errors import DatasetError
 
 KOHYA = """

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from trainer.config.dataset import DatasetConfig, FolderConfig
+from trainer.config.job import DatasetConfig, FolderConfig
+from trainer.dataset.findings import word_marks
 from trainer.dataset.folders import picture_files, scan_folders
-from trainer.dataset.health import word_marks
 from trainer.dataset.importers import import_dataset
 from trainer.errors import DatasetError
 

@@ -9,9 +9,9 @@ import pytest
 from PIL import Image
 
 from tests.support.pictures import folder_of, make_picture, photograph, recipe_of
-from trainer.config.dataset import DatasetConfig, FolderConfig
+from trainer.config.job import DatasetConfig, FolderConfig
+from trainer.dataset.dataset import read_dataset, read_listing, write_listing
 from trainer.dataset.inspection import sha256_of
-from trainer.dataset.listing import read_dataset, read_listing, write_listing
 from trainer.dataset.picture import Picture
 from trainer.errors import DatasetError
 

@@ -10,11 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.support.pictures import PHOTOS, photograph
-from trainer.dataset import memory
-from trainer.dataset.decoders import Decoders, Inspected
-from trainer.dataset.facts import inspect_pictures
-from trainer.dataset.inspection import sha256_of
-from trainer.dataset.memory import PictureFacts
+from trainer.dataset import inspection
+from trainer.dataset.decoders import Decoders, Inspected, inspect_pictures
+from trainer.dataset.inspection import PictureFacts, sha256_of
 from trainer.errors import DatasetError
 
 PAST = time.time_ns() - 10**12
@@ -71,7 +69,7 @@ def test_a_changed_picture_alone_is_opened_again(tmp_path: Path, opened: list[Pa
 def test_a_picture_changed_just_now_is_not_trusted(
     tmp_path: Path, opened: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory, "_SETTLED_NS", 3600 * 10**9)  # looking at it takes seconds on a busy machine
+    monkeypatch.setattr(inspection, "_SETTLED_NS", 3600 * 10**9)  # looking at it takes seconds on a busy machine
     path = settled(tmp_path / "a.png", when=time.time_ns())
     inspect_pictures([path], 100)
     inspect_pictures([path], 100)
@@ -112,7 +110,7 @@ def test_a_memory_that_fails_while_it_is_used_is_rebuilt(tmp_path: Path, per_use
     facts = inspect_pictures([path], 100)[path]
     assert isinstance(facts, PictureFacts)
     state = (path.stat().st_size, PAST)
-    with memory.picture_memory() as remembered:
+    with inspection.picture_memory() as remembered:
         assert remembered.recall(path, state) == facts
         other = sqlite3.connect(per_user_folder / "cache" / "pictures.sqlite")
         other.execute("DROP TABLE entries")

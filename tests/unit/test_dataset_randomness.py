@@ -5,7 +5,7 @@ import hashlib
 import numpy as np
 import pytest
 
-from trainer.dataset.randomness import generator
+from trainer.dataset.sampling import generator
 
 USUAL = {"seed": 7, "purpose": "noise", "epoch": 1, "sample": "ab", "repeat": 2}
 

@@ -4,7 +4,7 @@ import hashlib
 
 import pytest
 
-from trainer.dataset.split import held_out
+from trainer.dataset.dataset import held_out
 
 
 def ids(count: int, start: int = 0) -> list[str]:

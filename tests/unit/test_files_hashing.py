@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer.files.hashing import remember_sha256, sha256_file
+from trainer.files.weights import remember_sha256, sha256_file
 from trainer.protocol import places
 
 

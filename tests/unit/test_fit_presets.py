@@ -12,7 +12,7 @@ from tests.bench.ship_traces import read_index
 from tests.golden import peaks
 from trainer.config.base import Family
 from trainer.config.fit import FitConfig
-from trainer.config.presets.shelf import fit_for, read_shelf
+from trainer.config.presets.library import fit_for, read_shelf
 from trainer.files.assets import asset_path, preset_path
 from trainer.memory.device.gpu_specs import find_card
 from trainer.memory.forecast.forecast import Playing

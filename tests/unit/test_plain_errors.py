@@ -12,11 +12,11 @@ import pytest
 
 from trainer import cli
 from trainer.config.load import parse_job
-from trainer.config.presets.reading import parse_preset
+from trainer.config.presets.exchange import parse_preset
 from trainer.config.write import toml_value
 from trainer.dataset.caption_files import read_metadata
+from trainer.dataset.dataset import read_listing
 from trainer.dataset.importers import import_dataset
-from trainer.dataset.listing import read_listing
 from trainer.dataset.sidecar import read_sidecar
 from trainer.errors import ImpastoError, JobError, plain_reason
 from trainer.files.header import read_header

@@ -15,15 +15,13 @@ from tests.support.presets import JOB, preset, stated
 from tests.support.tables import recipes
 from trainer import cli
 from trainer.config.base import Family
-from trainer.config.effectless import effectless
+from trainer.config.checks import effectless
 from trainer.config.fit import FitConfig
 from trainer.config.load import parse_job
-from trainer.config.presets import shelf
-from trainer.config.presets.applying import recipe_overrides
-from trainer.config.presets.preset import MACHINE_KEYS, Preset
-from trainer.config.presets.reading import load_preset, parse_preset
-from trainer.config.presets.texts import text_fault
-from trainer.config.presets.writing import dump_preset
+from trainer.config.presets import library
+from trainer.config.presets.exchange import load_preset, parse_preset
+from trainer.config.presets.library import recipe_overrides
+from trainer.config.presets.preset import MACHINE_KEYS, Preset, dump_preset, text_fault
 from trainer.config.recipe import RecipeConfig
 from trainer.config.resolve import Machine, resolve_job
 from trainer.errors import JobError
@@ -97,12 +95,12 @@ def test_every_key_of_a_fit_travels_or_belongs_to_a_machine() -> None:
 
 def test_there_is_a_recipe_for_each_purpose_and_family() -> None:
     assert {path.stem for path in RECIPES} == {f"{family}-{kind}" for family in get_args(Family) for kind in KINDS}
-    found = {(each.preset.base.family, each.preset.name): each for each in shelf.read_shelf().presets}
+    found = {(each.preset.base.family, each.preset.name): each for each in library.read_shelf().presets}
     for family in get_args(Family):
         for kind in KINDS:
             assert found[family, kind].path.name == f"{family}-{kind}.toml"
             assert found[family, kind].origin == "built-in"
-            assert shelf.find_preset(kind.upper(), family) == found[family, kind]
+            assert library.find_preset(kind.upper(), family) == found[family, kind]
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
@@ -157,7 +155,7 @@ def test_the_wheel_holds_the_presets(tmp_path: Path, monkeypatch: pytest.MonkeyP
             wheel.write(path, Path("trainer/_presets") / path.relative_to(preset_path()))
     zipfile.ZipFile(tmp_path / "wheel.zip").extractall(tmp_path)
     monkeypatch.setattr("trainer.files.assets._PACKAGE", tmp_path / "trainer")
-    found = shelf.find_preset("style", "sdxl")
+    found = library.find_preset("style", "sdxl")
     assert found.path == tmp_path / "trainer" / "_presets" / "recipes" / "sdxl-style.toml"
 
 
@@ -166,35 +164,35 @@ def test_the_wheel_holds_the_presets(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_a_name_means_ones_own_first_and_the_family_decides() -> None:
     mine = preset(name="Style")
-    path, backup = shelf.keep_preset(mine)
+    path, backup = library.keep_preset(mine)
     assert (path.name, backup) == ("Style.sdxl.toml", None)
-    assert shelf.find_preset("style", "sdxl").preset.recipe == mine.recipe
-    assert shelf.find_preset("style", "sd15").origin == "built-in"
+    assert library.find_preset("style", "sdxl").preset.recipe == mine.recipe
+    assert library.find_preset("style", "sd15").origin == "built-in"
     with pytest.raises(JobError, match="one for SDXL") as caught:
-        shelf.find_preset("style")
+        library.find_preset("style")
     assert "--family" in caught.value.remedy
 
 
 def test_what_is_not_there_is_told_with_names_that_are_near(tmp_path: Path) -> None:
     with pytest.raises(JobError) as caught:
-        shelf.find_preset("sytle", "sdxl")
+        library.find_preset("sytle", "sdxl")
     assert "Did you mean style?" in caught.value.remedy
-    shelf.keep_preset(preset())
+    library.keep_preset(preset())
     with pytest.raises(JobError, match=r"is for SDXL, but the base is SD 1\.5"):
-        shelf.find_preset("gouache", "sd15")
+        library.find_preset("gouache", "sd15")
     file = tmp_path / "sent.toml"
     file.write_text(dump_preset(preset()), encoding="utf-8")
-    assert shelf.find_preset(str(file), "sdxl").preset == preset()
+    assert library.find_preset(str(file), "sdxl").preset == preset()
     with pytest.raises(JobError, match=r"but the base is SD 1\.5"):
-        shelf.find_preset(str(file), "sd15")
+        library.find_preset(str(file), "sd15")
 
 
 def test_a_broken_preset_of_ones_own_hides_no_other(capsys: pytest.CaptureFixture[str]) -> None:
-    shelf.keep_preset(preset())
-    (shelf.presets_folder() / "old.sdxl.toml").write_text("schema = 1\nname = 7\n", encoding="utf-8")
-    assert shelf.find_preset("gouache").preset == preset()
+    library.keep_preset(preset())
+    (library.presets_folder() / "old.sdxl.toml").write_text("schema = 1\nname = 7\n", encoding="utf-8")
+    assert library.find_preset("gouache").preset == preset()
     with pytest.raises(JobError, match=r"old\.sdxl\.toml cannot be used"):
-        shelf.find_preset("old")
+        library.find_preset("old")
     assert cli.main(["presets", "list"]) == 0
     told = capsys.readouterr().out
     assert "gouache" in told
@@ -202,25 +200,25 @@ def test_a_broken_preset_of_ones_own_hides_no_other(capsys: pytest.CaptureFixtur
 
 
 def test_what_is_replaced_is_kept() -> None:
-    first, _ = shelf.keep_preset(preset())
+    first, _ = library.keep_preset(preset())
     before = first.read_bytes()
-    second, backup = shelf.keep_preset(preset(name="GOUACHE", recipe={"rank": 9}))
-    third, other = shelf.keep_preset(preset(recipe={"rank": 10}))
+    second, backup = library.keep_preset(preset(name="GOUACHE", recipe={"rank": 9}))
+    third, other = library.keep_preset(preset(recipe={"rank": 10}))
     assert first == second == third
     assert backup is not None
     assert other is not None
     assert backup != other
     assert backup.read_bytes() == before
-    assert [each.preset.recipe.rank for each in shelf.read_shelf().presets if each.origin == "yours"] == [10]
+    assert [each.preset.recipe.rank for each in library.read_shelf().presets if each.origin == "yours"] == [10]
 
 
 def test_the_largest_fit_that_a_card_can_hold_is_chosen() -> None:
-    def fit(gigabytes: float) -> shelf.Shelved:
+    def fit(gigabytes: float) -> library.Shelved:
         data = {"name": f"{gigabytes}gb", "recipe": None, "fit": {"dtype": "bf16"}, "card": {"gigabytes": gigabytes}}
-        return shelf.Shelved(preset(**data), Path(), "built-in")
+        return library.Shelved(preset(**data), Path(), "built-in")
 
-    at_hand = shelf.Shelf((fit(8), fit(12), fit(24)), ())
-    chosen = {gib: shelf.fit_for(at_hand, "sdxl", int(gib * 1024**3)) for gib in (6, 7.8, 11.6, 15.7, 23.6)}
+    at_hand = library.Shelf((fit(8), fit(12), fit(24)), ())
+    chosen = {gib: library.fit_for(at_hand, "sdxl", int(gib * 1024**3)) for gib in (6, 7.8, 11.6, 15.7, 23.6)}
     names = [each and each.preset.name for each in chosen.values()]
     assert names == [None, "8gb", "12gb", "12gb", "24gb"]
-    assert shelf.fit_for(at_hand, "sd15", 24 * 1024**3) is None
+    assert library.fit_for(at_hand, "sd15", 24 * 1024**3) is None

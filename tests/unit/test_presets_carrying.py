@@ -11,19 +11,19 @@ from hypothesis import strategies as st
 from PIL import Image, PngImagePlugin
 
 from tests.unit.test_presets_hostile import FILES, GOOD, TINY
-from trainer.config.presets import shelf
-from trainer.config.presets.applying import changed_keys
-from trainer.config.presets.carrying import (
+from trainer.config.presets import library
+from trainer.config.presets.exchange import (
     load_carried,
+    load_preset,
+    parse_preset,
     preset_text,
     read_pasted,
     save_in_picture,
 )
 from trainer.config.presets.held import PICTURE_KEY, holds_preset
+from trainer.config.presets.library import changed_keys
 from trainer.config.presets.making import revised
-from trainer.config.presets.preset import Preset
-from trainer.config.presets.reading import load_preset, parse_preset
-from trainer.config.presets.writing import dump_preset
+from trainer.config.presets.preset import Preset, dump_preset
 from trainer.errors import JobError
 
 NOTES = "Soft light.\nÜ, 日本語, “quotes”."
@@ -67,10 +67,10 @@ def as_chat(made: Preset, folder: Path) -> Preset:
 @pytest.mark.parametrize("way", [as_file, as_picture, as_text, as_chat])
 def test_it_is_the_same_in_another_folder_byte_for_byte(way, tmp_path, monkeypatch):
     """Sent from one configuration directory, received in another: equal files, but for the picture that no text has."""
-    mine, _ = shelf.keep_preset(preset())
+    mine, _ = library.keep_preset(preset())
     arrived = way(load_preset(mine), tmp_path)
     monkeypatch.setenv("IMPASTO_HOME", str(tmp_path / "a friend's"))
-    theirs, version = shelf.keep_preset(arrived, "received")
+    theirs, version = library.keep_preset(arrived, "received")
     assert (theirs.parent, version) == (tmp_path / "a friend's" / "presets" / "received", None)
     sent, received = mine.read_bytes(), theirs.read_bytes()
     if way in (as_text, as_chat):
@@ -141,36 +141,38 @@ def test_any_bytes_of_a_picture_changed_leave_a_preset_or_a_sentence(place, nois
 
 
 def test_each_version_is_kept_and_told_by_its_time():
-    path, _ = shelf.keep_preset(preset())
+    path, _ = library.keep_preset(preset())
     contents = [path.read_bytes()]
     for rank in (9, 10, 11):
-        shelf.rewrite_preset(path, preset(recipe={"rank": rank}))
+        library.rewrite_preset(path, preset(recipe={"rank": rank}))
         contents.append(path.read_bytes())
-    other, _ = shelf.keep_preset(preset(name="gouache-20260101-000000"))
-    shelf.rewrite_preset(other, preset(name="x"))
-    assert [version.path.read_bytes() for version in shelf.versions_of(path)] == contents[2::-1]
-    assert all(version.until.tzinfo is not None for version in shelf.versions_of(path))
+    other, _ = library.keep_preset(preset(name="gouache-20260101-000000"))
+    library.rewrite_preset(other, preset(name="x"))
+    assert [version.path.read_bytes() for version in library.versions_of(path)] == contents[2::-1]
+    assert all(version.until.tzinfo is not None for version in library.versions_of(path))
 
 
 def test_a_renamed_preset_keeps_its_file_and_frees_its_name():
-    path, _ = shelf.keep_preset(preset())
-    shelf.rewrite_preset(path, preset(name="watercolour"))
-    second, version = shelf.keep_preset(preset(recipe={"rank": 9}))
+    path, _ = library.keep_preset(preset())
+    library.rewrite_preset(path, preset(name="watercolour"))
+    second, version = library.keep_preset(preset(recipe={"rank": 9}))
     assert (second.name, version) == ("gouache.sdxl-2.toml", None)
-    kept = {each.preset.name: each.preset.recipe.rank for each in shelf.read_shelf().presets if each.origin == "yours"}
+    kept = {
+        each.preset.name: each.preset.recipe.rank for each in library.read_shelf().presets if each.origin == "yours"
+    }
     assert kept == {"watercolour": 8, "gouache": 9}
 
 
 def test_a_name_is_numbered_until_it_is_free():
-    shelf.keep_preset(preset())
-    shelf.keep_preset(preset(name="Gouache 2"), "received")
-    at_hand = shelf.read_shelf()
-    assert shelf.free_name("gouache", "sdxl", at_hand) == "gouache 3"
-    assert shelf.free_name("gouache", "sd15", at_hand) == "gouache"
-    assert shelf.free_name("style", "sdxl", at_hand) == "style 2"
+    library.keep_preset(preset())
+    library.keep_preset(preset(name="Gouache 2"), "received")
+    at_hand = library.read_shelf()
+    assert library.free_name("gouache", "sdxl", at_hand) == "gouache 3"
+    assert library.free_name("gouache", "sd15", at_hand) == "gouache"
+    assert library.free_name("style", "sdxl", at_hand) == "style 2"
     long = "a" * 80
-    shelf.keep_preset(preset(name=long))
-    numbered = shelf.free_name(long, "sdxl", shelf.read_shelf())
+    library.keep_preset(preset(name=long))
+    numbered = library.free_name(long, "sdxl", library.read_shelf())
     assert revised(preset(), {"name": numbered}).name == "a" * 76 + " 2"
 
 

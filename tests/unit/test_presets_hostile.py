@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from PIL import Image, PngImagePlugin
 
 from trainer import cli
-from trainer.config.presets import picture, reading
+from trainer.config.presets import exchange, picture
 from trainer.errors import JobError
 
 GOOD = 'schema = 1\nname = "gouache"\n[base]\nfamily = "sdxl"\n[recipe]\nrank = 8\n'
@@ -191,8 +191,8 @@ def test_there_are_many():
 
 
 def test_the_good_one_is_good():
-    assert reading.parse_preset(GOOD, "good").recipe.rank == 8
-    assert reading.parse_preset(with_picture(TINY), "good").preview is not None
+    assert exchange.parse_preset(GOOD, "good").recipe.rank == 8
+    assert exchange.parse_preset(with_picture(TINY), "good").preview is not None
 
 
 @pytest.mark.parametrize("kind", FILES)
@@ -254,7 +254,7 @@ def test_a_pipe_that_nobody_writes_to_is_not_waited_for(tmp_path, capsys):
     ],
 )
 def test_what_honest_notes_hold_is_taken(text):
-    assert reading.parse_preset(f'notes = "{text}"\n{GOOD}', "file").notes == text
+    assert exchange.parse_preset(f'notes = "{text}"\n{GOOD}', "file").notes == text
 
 
 def test_everything_wrong_is_named_at_once():
@@ -263,7 +263,7 @@ def test_everything_wrong_is_named_at_once():
         "[recipe]\nrank = 0\nrnak = 1\n[fit]\nthreads = 0\n"
     )
     with pytest.raises(JobError) as caught:
-        reading.parse_preset(text, "file")
+        exchange.parse_preset(text, "file")
     named = [problem.partition(": ")[0] for problem in caught.value.problems]
     keys = ["name", "notes", "preview.picture", "base.family", "recipe.rank", "recipe.rnak", "fit.threads"]
     assert sorted(named) == sorted(keys)
@@ -271,7 +271,7 @@ def test_everything_wrong_is_named_at_once():
 
 def test_many_problems_are_counted_and_not_listed_without_end():
     with pytest.raises(JobError) as caught:
-        reading.parse_preset(GOOD + "".join(f"k{number} = 1\n" for number in range(100)), "file")
+        exchange.parse_preset(GOOD + "".join(f"k{number} = 1\n" for number in range(100)), "file")
     assert len(caught.value.problems) == 30
     assert caught.value.sentence.endswith("and 70 more")
 
@@ -285,7 +285,7 @@ SLOW = ("a." * 200_000 + "a=1", "a=" + "[" * 200_000, '"' + '\\"' * 200_000, "''
 def test_a_full_file_of_anything_is_refused_soon(text):
     begun = time.process_time()
     with pytest.raises(JobError):
-        reading.parse_preset(text, "file")
+        exchange.parse_preset(text, "file")
     assert time.process_time() - begun < 10  # a tenth of a second on an idle core
 
 
@@ -293,7 +293,7 @@ def test_a_full_file_of_anything_is_refused_soon(text):
 @given(st.text(alphabet="abk0.9=[]{}\"\\'#\n\t ,_-é", max_size=60) | st.text(max_size=40))
 def test_any_text_is_a_preset_or_a_sentence(text):
     try:
-        reading.parse_preset(GOOD + text, "file")
+        exchange.parse_preset(GOOD + text, "file")
     except JobError as error:
         assert error.sentence
         assert error.remedy

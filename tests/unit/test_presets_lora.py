@@ -12,11 +12,10 @@ from PIL import Image
 from safetensors.numpy import save_file
 
 from trainer import cli
-from trainer.config.presets.from_lora import preset_of_lora
+from trainer.config.presets.exchange import load_preset
 from trainer.config.presets.kohya import LoraParts, recipe_of_metadata
-from trainer.config.presets.making import Made
+from trainer.config.presets.making import Made, preset_of_lora
 from trainer.config.presets.preset import RECIPE_KEY
-from trainer.config.presets.reading import load_preset
 from trainer.config.recipe import RecipeConfig
 from trainer.errors import ImpastoError
 

@@ -18,7 +18,7 @@ ALLOWED = {
     "trainer/host.py: read_text": "the system's own files in /proc, which exist only on Linux",
     "app/core/models/ground.py: read_text": "the system's own /proc/mounts",
     "app/qt/theme/icons.py: read_text": "icons that ship with the app",
-    "trainer/config/demo.py: read_text": "the template that ships with Impasto",
+    "trainer/config/write.py: read_text": "the template that ships with Impasto",
     "trainer/cli/doctor.py: read_text": "a file of the installed PyTorch",
     "trainer/files/tokens.py: gzip.open": "the vocabulary that ships with Impasto",
     "trainer/demo/__init__.py: Image.open": "images that ship with Impasto",

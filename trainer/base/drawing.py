@@ -17,9 +17,9 @@ from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 from torch import Tensor
 
-from trainer.base.text import TextConditioning
+from trainer.base.encoding import TextConditioning
 from trainer.config.base import Family, Prediction
-from trainer.config.report import PromptConfig
+from trainer.config.job import PromptConfig
 from trainer.protocol import files
 
 SAMPLERS: Mapping[str, tuple[str, dict[str, object]]] = {

@@ -1,12 +1,100 @@
-"""The families by name."""
+"""Everything that differs between SD 1.5 and SDXL where models are loaded and text is encoded."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
-from trainer.base.family import FamilyFacts
-from trainer.base.sd15 import SD15
-from trainer.base.sdxl import SDXL
+import torch
+from torch import Tensor, nn
+from transformers import CLIPTextModel, CLIPTextModelWithProjection
+from transformers.modeling_outputs import BaseModelOutputWithPooling
+
 from trainer.config.base import Family
+from trainer.files.tokens import END
+
+TextEncoder = CLIPTextModel | CLIPTextModelWithProjection
+
+
+@dataclass(frozen=True)
+class EncodedRows:
+    """What one text encoder made of rows of 77 tokens: encoder, ids (rows, 77), its inner model's output."""
+
+    encoder: TextEncoder
+    ids: Tensor
+    output: BaseModelOutputWithPooling
+
+
+@dataclass(frozen=True)
+class TextEncoderFacts:
+    """One text encoder of a family: its subfolder in diffusers' layout, class, padding, and names in a single file."""
+
+    part: str
+    model_class: type[TextEncoder]
+    pad: int
+    prefix: str
+    open_clip: bool = False
+
+
+@dataclass(frozen=True)
+class FamilyFacts:
+    """All that differs between families where models are loaded and text is encoded.
+
+    `condition` takes each encoder's rows and the clip skip, and returns the text's hidden states (rows, 77, width) and,
+    where the family has them, the pooled ones (rows, width).
+    """
+
+    text_encoders: tuple[TextEncoderFacts, ...]
+    condition: Callable[[Sequence[EncodedRows], int | None], tuple[Tensor, Tensor | None]]
+
+
+def inner_model(encoder: TextEncoder) -> nn.Module:
+    """Return the transformer inside a text encoder; transformers 5.6 dropped that level in CLIPTextModel."""
+    return getattr(encoder, "text_model", encoder)
+
+
+def condition_sd15(rows: Sequence[EncodedRows], clip_skip: int | None) -> tuple[Tensor, None]:
+    """Return the hidden states (rows, 77, 768) of the layer that `clip_skip` counts from the end, normed.
+
+    1 (as None) is the last layer, 2 the one before it: kohya's counting; diffusers' clip_skip is one less.
+    """
+    (encoded,) = rows
+    assert encoded.output.hidden_states is not None
+    norm = inner_model(encoded.encoder).get_submodule("final_layer_norm")
+    return norm(encoded.output.hidden_states[-(clip_skip or 1)]), None
+
+
+SD15 = FamilyFacts(
+    text_encoders=(TextEncoderFacts("text_encoder", CLIPTextModel, END, "cond_stage_model.transformer."),),
+    condition=condition_sd15,
+)
+
+
+def condition_sdxl(rows: Sequence[EncodedRows], clip_skip: int | None) -> tuple[Tensor, Tensor]:
+    """Return both encoders' hidden states before the last, joined (rows, 77, 2048), and the pooled text (rows, 1280).
+
+    SDXL is defined on the layer before the last, so `clip_skip` has no effect here, as in sd-scripts.
+    """
+    first, second = rows
+    assert first.output.hidden_states is not None
+    assert second.output.hidden_states is not None
+    assert second.output.last_hidden_state is not None
+    # The first end token by its id: published configs give eos_token_id as 2, as 49407, or wrong.
+    end = (second.ids == END).int().argmax(dim=1)
+    states = second.output.last_hidden_state[torch.arange(len(end), device=end.device), end]
+    pooled = second.encoder.get_submodule("text_projection")(states)
+    return torch.cat([first.output.hidden_states[-2], second.output.hidden_states[-2]], dim=-1), pooled
+
+
+SDXL = FamilyFacts(
+    text_encoders=(
+        TextEncoderFacts("text_encoder", CLIPTextModel, END, "conditioner.embedders.0.transformer."),
+        TextEncoderFacts(
+            "text_encoder_2", CLIPTextModelWithProjection, 0, "conditioner.embedders.1.model.", open_clip=True
+        ),
+    ),
+    condition=condition_sdxl,
+)
+
 
 FAMILIES: Mapping[Family, FamilyFacts] = {"sd15": SD15, "sdxl": SDXL}

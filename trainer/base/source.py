@@ -16,19 +16,31 @@ from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 from transformers import CLIPTextConfig
 
-from trainer.base.families import FAMILIES
-from trainer.base.family import TextEncoder
+from trainer.base.families import FAMILIES, TextEncoder
 from trainer.base.fetch import fetch_base
-from trainer.base.naming import Stored, text_encoder_of_single_file, unet_of_single_file, vae_of_file
-from trainer.base.placing import place_weights, require_fitting
-from trainer.base.quantised import Quantisation, quantise_linears
-from trainer.base.stored import StoredWeights
+from trainer.base.quantized import Quantisation, quantise_linears
+from trainer.base.weights import (
+    Stored,
+    StoredWeights,
+    place_weights,
+    require_fitting,
+    text_encoder_of_single_file,
+    unet_of_single_file,
+    vae_of_file,
+)
 from trainer.config.base import BaseConfig, Family, Prediction
 from trainer.errors import BaseModelError, plain_reason
 from trainer.files.architecture import NAMES, Config
-from trainer.files.hashing import sha256_file
-from trainer.files.identify import BaseIdentity, decide_process, identify_base
-from trainer.files.parts import PartFiles, joint_digest, part_files, vae_files
+from trainer.files.identify import (
+    BaseIdentity,
+    PartFiles,
+    decide_process,
+    identify_base,
+    joint_digest,
+    part_files,
+    vae_files,
+)
+from trainer.files.weights import sha256_file
 from trainer.protocol.events import OnPhase, Phase
 
 _Model = TypeVar("_Model", bound=nn.Module)

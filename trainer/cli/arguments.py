@@ -12,7 +12,7 @@ from trainer.errors import JobError
 from trainer.protocol.printable import printable
 
 if TYPE_CHECKING:
-    from trainer.config.model import Section
+    from trainer.config.schema import Section
 
     _Section = TypeVar("_Section", bound=Section)
 

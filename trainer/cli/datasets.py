@@ -19,7 +19,7 @@ from trainer.protocol.reading import open_file
 
 if TYPE_CHECKING:
     from trainer.config.base import BaseConfig
-    from trainer.config.dataset import DatasetConfig
+    from trainer.config.job import DatasetConfig
     from trainer.config.recipe import RecipeConfig
     from trainer.dataset.findings import Finding
     from trainer.dataset.folders import Imported
@@ -66,8 +66,7 @@ def add_commands(commands: Commands) -> None:
 
 def run_check(options: argparse.Namespace) -> int:
     """Check a dataset; the exit code is 2 when pictures cannot be used."""
-    from trainer.dataset.listing import read_dataset
-    from trainer.dataset.report import describe
+    from trainer.dataset.dataset import describe, read_dataset
 
     dataset, recipe, captions = _what_to_check(options)
     with _progress() as progress:
@@ -82,7 +81,7 @@ def run_check(options: argparse.Namespace) -> int:
 
 def _what_to_check(options: argparse.Namespace) -> tuple[DatasetConfig, RecipeConfig, Imported]:
     """Return dataset and recipe of a job, a folder or another trainer's file, and captions that only this one holds."""
-    from trainer.config.dataset import DatasetConfig, FolderConfig
+    from trainer.config.job import DatasetConfig, FolderConfig
     from trainer.config.load import load_job
     from trainer.config.recipe import RecipeConfig
 

@@ -17,7 +17,7 @@ from trainer.errors import EXIT_DONE, LoraFileError, RunError
 
 if TYPE_CHECKING:
     from trainer.config.base import BaseConfig
-    from trainer.config.report import PromptConfig
+    from trainer.config.job import PromptConfig
 
 
 def add_commands(commands: Commands) -> None:
@@ -97,9 +97,9 @@ def _what_to_draw(options: argparse.Namespace) -> tuple[BaseConfig, list[PromptC
     """Return base and prompts as they would stand in a job; raises JobError naming every value that cannot be."""
     from trainer.config.base import BaseConfig
     from trainer.config.fit import FitConfig
+    from trainer.config.job import PromptConfig
     from trainer.config.paths import absolute, is_base_path
     from trainer.config.recipe import RecipeConfig
-    from trainer.config.report import PromptConfig
 
     here = Path.cwd()
     model = absolute(options.base, here) if is_base_path(options.base, here) else options.base

@@ -253,7 +253,7 @@ def family_of(base: str, stated: Family | None) -> Family | None:
 
 def _expected_fit(family: Family | None, machine: Machine) -> FitConfig | None:
     """Return the built-in fit preset for a machine's card; None without a card or while the family is not known."""
-    from trainer.config.presets.shelf import fit_for, read_shelf
+    from trainer.config.presets.library import fit_for, read_shelf
 
     if family is None or machine.total_bytes is None:
         return None
@@ -270,7 +270,7 @@ def preset_recipe(name: str, family: Family | None) -> RecipeConfig:
 
 def preset_with_recipe(name: str, family: Family | None) -> Preset:
     """Return a preset for bases of `family`, by its name or file; raises JobError when it has no recipe."""
-    from trainer.config.presets.shelf import find_preset
+    from trainer.config.presets.library import find_preset
 
     preset = find_preset(name, family).preset
     if preset.recipe is None:
@@ -284,7 +284,7 @@ def _overrides(options: argparse.Namespace, text: str | None) -> list[str]:
     if not options.recipe:
         return list(options.set)
     from trainer.config.load import load_job
-    from trainer.config.presets.applying import recipe_overrides
+    from trainer.config.presets.library import recipe_overrides
 
     base = load_job(options.job, options.set, text).base
     family = family_of(base.model, None if base.family == "auto" else base.family)
@@ -316,7 +316,7 @@ def _require_sound(job: Path, overrides: Sequence[str], text: str | None) -> Non
 
 def _count_pictures(folder: Path) -> int:
     """Return how many pictures a dataset folder holds; raises DatasetError when there is nothing to train on."""
-    from trainer.config.dataset import DatasetConfig, FolderConfig
+    from trainer.config.job import DatasetConfig, FolderConfig
     from trainer.dataset.folders import scan_folders
 
     return len(scan_folders(DatasetConfig(folders=(FolderConfig(path=str(folder.absolute())),)), {}).candidates)

@@ -31,7 +31,7 @@ def plan_run(
     import torch
 
     from trainer.config.fit import PLANNED
-    from trainer.dataset.cached import Cached
+    from trainer.dataset.cache_keys import Cached
     from trainer.memory.device.device_state import situation_here
     from trainer.memory.forecast.on_cpu import plan_on_cpu
     from trainer.memory.forecast.schedule import occasions_of

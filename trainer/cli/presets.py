@@ -19,8 +19,8 @@ from trainer.protocol.reading import read_text
 
 if TYPE_CHECKING:
     from trainer.config.base import Family
+    from trainer.config.presets.library import Shelved
     from trainer.config.presets.preset import Preset
-    from trainer.config.presets.shelf import Shelved
 
 _MOST_DIFFERENCES = 40
 
@@ -87,7 +87,7 @@ def _add_gpu(parser: argparse.ArgumentParser) -> None:
 
 def run_list(_options: argparse.Namespace) -> int:
     """List the presets; the fits for this machine's card are marked."""
-    from trainer.config.presets.shelf import fit_for, read_shelf
+    from trainer.config.presets.library import fit_for, read_shelf
     from trainer.files.architecture import NAMES
 
     shelf = read_shelf()
@@ -111,7 +111,7 @@ def run_list(_options: argparse.Namespace) -> int:
 
 def run_show(options: argparse.Namespace) -> int:
     """Show a preset as its file says it, the picture's bytes left out."""
-    from trainer.config.presets.shelf import find_preset
+    from trainer.config.presets.library import find_preset
 
     echo_lines(_shown(find_preset(options.name, options.family)).split("\n"))
     return EXIT_DONE
@@ -127,8 +127,8 @@ def run_check(options: argparse.Namespace) -> int:
 
 def _read(name: str, family: Family | None) -> tuple[Preset, Path]:
     """Return the preset of a name or file, and its file; that of a broken one at hand is known by the file's name."""
-    from trainer.config.presets.reading import load_preset
-    from trainer.config.presets.shelf import find_preset, read_shelf, require_family
+    from trainer.config.presets.exchange import load_preset
+    from trainer.config.presets.library import find_preset, read_shelf, require_family
 
     file = Path(name)
     if file.is_file():
@@ -146,7 +146,7 @@ def run_share(options: argparse.Namespace) -> int:
     """Write a preset file, and say what was left out."""
     from trainer.cli.sharing import preset_of
     from trainer.config.presets.making import revised
-    from trainer.config.presets.writing import dump_preset
+    from trainer.config.presets.preset import dump_preset
 
     out: Path = options.out
     if out.suffix.lower() != ".toml":
@@ -166,8 +166,8 @@ def run_share(options: argparse.Namespace) -> int:
 
 def run_add(options: argparse.Namespace) -> int:
     """Keep a preset file among those received, once the user has seen what it changes and agreed."""
-    from trainer.config.presets.reading import load_preset
-    from trainer.config.presets.shelf import keep_preset
+    from trainer.config.presets.exchange import load_preset
+    from trainer.config.presets.library import keep_preset
 
     preset = load_preset(options.file)
     if options.name is not None:
@@ -211,8 +211,7 @@ def _agree(preset: Preset, ask: Callable[[str], str]) -> Preset | None:
 
     Raises JobError for the names of built-in presets.
     """
-    from trainer.config.presets.applying import compared
-    from trainer.config.presets.shelf import is_built_in, taken_by
+    from trainer.config.presets.library import compared, is_built_in, taken_by
 
     if is_built_in(preset):
         sentence = f'"{preset.name}" is the name of a preset that comes with Impasto.'
@@ -256,7 +255,7 @@ def _details(options: argparse.Namespace) -> dict[str, object]:
 def _print_preset(preset: Preset, card: str | None) -> None:
     """Say what a preset is, how it differs from a plain job, and how it will do on a card (None: that of here)."""
     from trainer.cli.outlook import outlook
-    from trainer.config.presets.applying import compared_with_defaults, stated_fit
+    from trainer.config.presets.library import compared_with_defaults, stated_fit
     from trainer.config.recipe import RecipeConfig
 
     echo(_summary(preset))
@@ -291,7 +290,7 @@ def _carries(preset: Preset) -> str:
 
 
 def _shown(shelved: Shelved) -> str:
-    from trainer.config.presets.writing import dump_preset
+    from trainer.config.presets.preset import dump_preset
 
     preset = shelved.preset
     if shelved.origin == "built-in":  # its comments say more than the schema's, and nobody else has written them

@@ -26,7 +26,7 @@ def preset_of(source: str, family: Family | None = None, *, with_fit: bool) -> M
     """
     path = Path(source)
     if path.suffix.lower() == ".safetensors":
-        from trainer.config.presets.from_lora import preset_of_lora
+        from trainer.config.presets.making import preset_of_lora
 
         return preset_of_lora(path)
     if path.suffix.lower() == ".toml":
@@ -46,8 +46,8 @@ def preset_of(source: str, family: Family | None = None, *, with_fit: bool) -> M
 
 def _of_file(path: Path, with_fit: bool) -> Made:
     from trainer.config.load import load_job
+    from trainer.config.presets.exchange import load_preset
     from trainer.config.presets.making import Made, preset_of_job
-    from trainer.config.presets.reading import load_preset
 
     try:
         return Made(load_preset(path))
@@ -63,8 +63,8 @@ def _of_file(path: Path, with_fit: bool) -> Made:
 
 
 def _of_preset(name: str, family: Family | None, *, none_is_fine: bool) -> Made | None:
+    from trainer.config.presets.library import find_preset
     from trainer.config.presets.making import Made
-    from trainer.config.presets.shelf import find_preset
 
     try:
         return Made(find_preset(name, family).preset)
@@ -89,7 +89,7 @@ def _of_run(run: RunDirectory, with_fit: bool) -> Made:
     from trainer.config.load import load_job
     from trainer.config.presets.making import preset_of_job
     from trainer.config.presets.picture import make_picture
-    from trainer.dataset.listing import read_listing
+    from trainer.dataset.dataset import read_listing
 
     job = load_job(run.job)
     if job.base.family == "auto":

@@ -8,13 +8,19 @@ from typing import Literal
 from pydantic import Field
 
 from trainer.config.credentials import base_name, safe_link
-from trainer.config.model import Section
+from trainer.config.schema import Section
 
 Family = Literal["sd15", "sdxl"]
 Prediction = Literal["epsilon", "v"]
 
 NATIVE_RESOLUTION: dict[Family, int] = {"sd15": 512, "sdxl": 1024}
 """The side of the pictures that each was trained on, in pixels."""
+ARCHITECTURES: dict[Family, str] = {"sd15": "stable-diffusion-v1", "sdxl": "stable-diffusion-xl-v1-base"}
+"""`modelspec.architecture`, before "/lora"."""
+BASE_VERSIONS: dict[Family, str] = {"sd15": "sd_v1", "sdxl": "sdxl_base_v1-0"}
+"""kohya's `ss_base_model_version`."""
+SIDE_FILE_VERSIONS: dict[Family, str] = {"sd15": "SD1", "sdxl": "SDXL"}
+"""`sd version` in A1111's side file."""
 
 
 class BaseConfig(Section):

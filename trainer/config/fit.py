@@ -6,20 +6,40 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from trainer.config.model import Section
-from trainer.config.products import EVERYWHERE, ProductConfig
+from trainer.config.schema import Section
 
+LEAST_ROWS = 17
+"""torch._int_mm refuses fewer on CUDA cards."""
 PLANNED = ("dtype", "quantise", "micro_batch", "checkpointing", "vae_tiling", "preview_offload")
 """The keys that a plan decides where a job leaves them open."""
-
 TEXTS_AT_ONCE = 8
 """Most GPUs finish each operation on a single caption before the host asks for the next (docs/decisions/0023)."""
-
 LARGEST_MICRO_BATCH = 64
 """Beyond it no card gets faster."""
-
 MOST_GRAPHS = 8
 """Of how many shapes a run holds graphs: each takes memory. Those seen first are mostly those seen most."""
+
+
+class ProductConfig(Section):
+    """Layers of one size, and from how many rows (pictures times places, or words) on they multiply in int8."""
+
+    inputs: int | None = Field(default=None, ge=1)
+    """How many numbers go into the layer; absent: any."""
+    outputs: int | None = Field(default=None, ge=1)
+    """How many numbers come out of it; absent: any."""
+    forward: int | None = Field(default=None, ge=LEAST_ROWS)
+    """The rows from which on what the layer gives is an int8 product; absent: never."""
+    backward: int | None = Field(default=None, ge=LEAST_ROWS)
+    """The rows from which on the gradient of what goes in is an int8 product; absent: never."""
+
+    def is_of(self, inputs: int, outputs: int) -> bool:
+        """Whether a layer of this size is meant."""
+        return self.inputs in (None, inputs) and self.outputs in (None, outputs)
+
+
+EVERYWHERE = (ProductConfig(forward=LEAST_ROWS, backward=LEAST_ROWS),)
+"""Both products of every layer; also what is forecast before anything was measured."""
+
 
 BlockName = Annotated[
     str,
@@ -80,3 +100,26 @@ class FitConfig(Section):
         if self.quantise != "int8_products":
             return ()
         return EVERYWHERE if self.int8_products is None else self.int8_products
+
+
+class RungConfig(Section):
+    """One step down: the keys of the fit that change from there on; absent keys stay as they are."""
+
+    exact: bool
+    """Whether the result stays the same bit for bit (on the CPU or with deterministic = true)."""
+    checkpointing: Literal["none", "full"] | BlockNames | None = None
+    """As in the fit."""
+    micro_batch: int | None = Field(default=None, ge=1, le=512)
+    """As in the fit."""
+    vae_dtype: Literal["bf16"] | None = None
+    """As in the fit."""
+    vae_encode_tiling: bool | None = None
+    """As in the fit."""
+    text_encoder_batch_size: int | None = Field(default=None, ge=1, le=64)
+    """As in the fit."""
+    vae_tiling: bool | None = None
+    """As in the fit."""
+    preview_offload: bool | None = None
+    """As in the fit."""
+    quantise: Literal["int8", "nf4"] | None = None
+    """As in the fit; only where the job allows it."""

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
 from trainer.config.credentials import protect, safe_link
-from trainer.config.job import Job
-from trainer.config.migrate import migrate
-from trainer.config.overrides import apply_overrides
+from trainer.config.job import SCHEMA, Job
 from trainer.config.paths import make_absolute
 from trainer.config.problems import faults_sentence, problems
+from trainer.config.recipe import LENGTH_KEYS
 from trainer.config.toml_file import FileKind, parse_toml, read_text
 from trainer.errors import JobError
-from trainer.protocol import files
+from trainer.protocol import files, reading
+from trainer.protocol.reading import UnusableFileError
 
+Data = dict[str, Any]
+OLDEST = 1
 REMEDY = "Correct what is named and start again; `python -m trainer new` writes a job file with every key explained."
 # A shorter secret may be part of other words in the file's comments.
 _SHORTEST_SECRET = 6
@@ -31,6 +33,108 @@ JOB_FILE = FileKind(
     wrong_file="Name the job.toml itself, not a model or a picture.",
     missing="Check the path, or write a new job with `python -m trainer new`.",
 )
+
+
+def _state_unused_masks(data: Data) -> Data:
+    """Write out what schema 1 meant by an absent `dataset.masks`: mask files are ignored."""
+    dataset = data.get("dataset")
+    return {**data, "dataset": {"masks": "none", **dataset}} if isinstance(dataset, dict) else data
+
+
+MIGRATIONS: dict[int, Callable[[Data], Data]] = {1: _state_unused_masks}
+"""For each older schema, the function that turns its data into that of the next one; it need not set ``schema``."""
+
+
+def migrate(data: Data) -> Data:
+    """Return ``data`` as the present schema has it; a file that names no schema is taken for the oldest.
+
+    Raises JobError for a schema this version does not know: newer ones, and older ones without a migration.
+    """
+    version = data.get("schema", OLDEST)
+    if not isinstance(version, int) or isinstance(version, bool):
+        return data  # validation names the key and says what it must be
+    if version > SCHEMA:
+        raise JobError(
+            "job.newer",
+            f"The file is written for schema {version}, by a newer Impasto; this one reads schemas up to {SCHEMA}.",
+            "Update Impasto (python run.py update), or let the newer one run this job.",
+        )
+    while version < SCHEMA:
+        step = MIGRATIONS.get(version)
+        if step is None:
+            raise JobError(
+                "job.schema",
+                f"The file names schema {version}, which never was one; the present schema is {SCHEMA}.",
+                f"Write schema = {SCHEMA}.",
+            )
+        data = {**step(data), "schema": version + 1}
+        version += 1
+    return data
+
+
+def apply_overrides(data: Data, overrides: Sequence[str]) -> list[str]:
+    """Set each ``key=value`` in ``data``, in order, and return what could not be set, one sentence each.
+
+    Places in lists are counted from 0 (``dataset.folders.0.repeats=3``). Whether a key exists and suits its value is
+    left to validation, which then names it. A length of the run replaces the length that the file states.
+    """
+    faults = []
+    for text in overrides:
+        key, equals, value = text.partition("=")
+        key = key.strip()
+        if not equals or not all(key.split(".")):
+            faults.append(f"--set {text}: must be written key=value, such as recipe.rank=32")
+        elif reason := _set(data, key.split("."), _value(value.strip())):
+            faults.append(f"{key}: {reason}")
+    return faults
+
+
+def _value(text: str) -> Any:
+    """Read a TOML value; a bare word is text, so that no quotes need to survive the shell."""
+    try:
+        data = reading.parse_toml(f"value = {text}", finite=False)
+    except UnusableFileError:
+        return text
+    return data["value"] if len(data) == 1 else text
+
+
+def _set(data: Data, steps: list[str], value: Any) -> str | None:
+    """Put ``value`` in its place, making the tables on the way; the reason when there is no such place."""
+    place: Any = data
+    for number, step in enumerate(steps[:-1]):
+        if isinstance(place, dict):
+            place = place.setdefault(step, {})
+        elif isinstance(place, list):
+            if not _index(step, place):
+                return _no_item(".".join(steps[:number]), place)
+            place = place[int(step)]
+        else:
+            return f"{'.'.join(steps[:number])} is a single value and has no keys of its own"
+    return _put(place, steps, value)
+
+
+def _put(place: Any, steps: list[str], value: Any) -> str | None:
+    *parents, last = steps
+    if isinstance(place, dict):
+        if parents == ["recipe"] and last in LENGTH_KEYS:
+            for other in LENGTH_KEYS:
+                place.pop(other, None)
+        place[last] = value
+        return None
+    if isinstance(place, list):
+        if not _index(last, place):
+            return _no_item(".".join(parents), place)
+        place[int(last)] = value
+        return None
+    return f"{'.'.join(parents)} is a single value and has no keys of its own"
+
+
+def _index(step: str, items: list[Any]) -> bool:
+    return step.isascii() and step.isdigit() and int(step) < len(items)
+
+
+def _no_item(key: str, items: list[Any]) -> str:
+    return f"there is no such item; {key} has {len(items)}, counted from 0"
 
 
 def load_job(path: Path, overrides: Sequence[str] = (), text: str | None = None) -> Job:

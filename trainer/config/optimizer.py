@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from trainer.config.model import Section
+from trainer.config.schema import Section
 
 Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
 WeightDecay = Annotated[float, Field(ge=0.0, le=10.0)]

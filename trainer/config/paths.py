@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from trainer.config.output import OutputConfig
+from trainer.config.job import OutputConfig
 
 _HUB_ID = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}", re.ASCII)
 _PATH_START = re.compile(r"[./\\~]|[A-Za-z]:[\\/]")

@@ -13,9 +13,8 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from trainer.config.describe import choices, fields, kind_name, sections_in, values_text
 from trainer.config.field_names import keys_called, unsupported, value_called
-from trainer.config.model import BrokenRulesError, Section
+from trainer.config.schema import BrokenRulesError, Section, choices, fields, kind_name, sections_in, values_text
 from trainer.errors import JobError
 from trainer.protocol.printable import printable
 

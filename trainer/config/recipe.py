@@ -7,19 +7,125 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from trainer.config.captions import CaptionConfig
-from trainer.config.model import Section
-from trainer.config.objective import ObjectiveConfig
 from trainer.config.optimizer import AdafactorConfig, AdamWConfig, OptimizerConfig, ProdigyConfig, ScheduleFreeConfig
-from trainer.config.pictures import PictureConfig
-from trainer.config.schedule import ScheduleConfig
+from trainer.config.schema import Section
+
+Share = Annotated[float, Field(ge=0.0, le=1.0)]
+LENGTH_KEYS = ("steps", "epochs", "pictures_seen")
+
+
+class CaptionConfig(Section):
+    """Caption handling, in the order: prefix and suffix, dropout, wildcards, tags kept, shuffled and dropped."""
+
+    prefix: str = ""
+    """Text put before every caption."""
+    suffix: str = ""
+    """Text put after every caption."""
+    separator: str = Field(default=",", min_length=1)
+    """What stands between tags."""
+    shuffle: bool = False
+    """Whether tags change their order each time a picture is shown."""
+    keep_tokens: int = Field(default=0, ge=0, le=100)
+    """How many tags at the front keep their place and are never dropped (the trigger word counts as one)."""
+    keep_separator: str = ""
+    """A mark such as ||| : tags before it (and after a second one) keep their place; empty: none."""
+    dropout: Share = 0.0
+    """Chance that a picture is shown without its caption, which keeps prompts without the trigger free."""
+    tag_dropout: Share = 0.0
+    """Chance that each tag beyond the kept ones is left out."""
+    wildcards: bool = False
+    """Whether {a|b|c} in a caption means one of the three at each showing."""
+
+
+class ObjectiveConfig(Section):
+    """The training objective; formulas and sources stand beside the code in trainer/training/objective.py."""
+
+    loss: Literal["mse", "huber"] = "mse"
+    """How an error counts: squared (mse), or less for large errors (huber), which forgives odd pictures."""
+    huber_c: float = Field(default=0.1, gt=0.0, le=10.0)
+    """Where huber turns from squared to linear; smaller forgives more."""
+    min_snr_gamma: float | None = Field(default=None, gt=0.0, le=100.0)
+    """Levels how much easy and hard noise strengths count (min-SNR); 5 is usual; absent: off."""
+    debiased: bool = False
+    """Weights noise strengths by 1/sqrt(SNR) (debiased estimation); not together with min_snr_gamma."""
+    noise_offset: float = Field(default=0.0, ge=0.0, le=1.0)
+    """Adds a random brightness shift to the noise, for darker darks and brighter brights; 0.05 is usual; 0: off."""
+    multires_discount: float = Field(default=0.0, ge=0.0, lt=1.0)
+    """Mixes in coarser noise, each level weighing this much less (multires noise); 0.3 is usual; 0: off."""
+    multires_levels: int = Field(default=6, ge=1, le=10)
+    """How many coarser levels multires noise has."""
+    input_perturbation: float = Field(default=0.0, ge=0.0, le=1.0)
+    """Extra noise on the input but not in the target, against overfitting; 0.1 is usual; 0: off."""
+    prior_weight: float = Field(default=1.0, ge=0.0, le=100.0)
+    """How much regularisation pictures count against the others."""
+    unmasked_weight: float = Field(default=0.1, ge=0.0, le=1.0)
+    """How much the parts outside a mask still count."""
+    timesteps: Literal["uniform", "logit_normal"] = "uniform"
+    """How noise strengths are drawn: all alike, or mostly the middle ones."""
+    timestep_min: int = Field(default=0, ge=0, le=999)
+    """Smallest noise strength used (0 to 999)."""
+    timestep_max: int = Field(default=999, ge=0, le=999)
+    """Largest noise strength used (0 to 999)."""
+
+    def rules(self) -> Iterator[tuple[str, str]]:
+        """One loss weighting at a time; a range of noise strengths that holds something."""
+        if self.debiased and self.min_snr_gamma is not None:
+            yield (
+                "debiased",
+                "cannot be combined with min_snr_gamma: both weigh the noise strengths; keep one of the two",
+            )
+        if self.timestep_min > self.timestep_max:
+            yield "timestep_min", f"is {self.timestep_min}, which is above timestep_max = {self.timestep_max}"
+
+
+class PictureConfig(Section):
+    """How pictures are cropped, flipped and put into buckets of like shape."""
+
+    buckets: bool = True
+    """Whether pictures keep about their own shape (aspect-ratio buckets); off: all are cropped to a square."""
+    bucket_step: int = Field(default=64, ge=8, le=512, multiple_of=8)
+    """Bucket sides are multiples of this many pixels."""
+    bucket_min: int | None = Field(default=None, ge=8, le=8192, multiple_of=8)
+    """Shortest bucket side in pixels; absent: half the resolution."""
+    bucket_max: int | None = Field(default=None, ge=8, le=8192, multiple_of=8)
+    """Longest bucket side in pixels; absent: twice the resolution."""
+    max_upscale: float = Field(default=1.25, ge=1.0, le=16.0)
+    """Pictures are not enlarged more than this; smaller ones get a smaller bucket."""
+    crop: Literal["center", "random"] = "center"
+    """Which part is kept when a picture is not shaped like its bucket; a crop in impasto.jsonl is cut out first."""
+    flip: bool = False
+    """Whether half of the showings are mirrored; leave off for anything with a left and a right."""
+
+    def rules(self) -> Iterator[tuple[str, str]]:
+        """Bucket limits in their order."""
+        if self.bucket_min is not None and self.bucket_max is not None and self.bucket_min > self.bucket_max:
+            yield "bucket_min", f"is {self.bucket_min}, which is above bucket_max = {self.bucket_max}"
+
+
+class ScheduleConfig(Section):
+    """The learning-rate schedule; formulas stand beside the code in trainer/training/optim/lr_schedule.py."""
+
+    kind: Literal["constant", "linear", "cosine", "restarts", "polynomial", "rex"] = "constant"
+    """The shape: constant, falling in a line, falling in a cosine, a cosine that starts again, polynomial, or REX."""
+    warmup: int | float = Field(default=0, ge=0)
+    """Steps over which the rate rises from zero, or, below 1, the share of the run: 100 or 0.05."""
+    end: float = Field(default=0.0, ge=0.0, le=1.0)
+    """Share of the learning rate that is left at the end (linear, cosine, restarts, polynomial)."""
+    cycles: int = Field(default=1, ge=1, le=100)
+    """How many cosines there are when kind = "restarts"."""
+    power: float = Field(default=1.0, gt=0.0, le=10.0)
+    """The exponent when kind = "polynomial"."""
+
+    def rules(self) -> Iterator[tuple[str, str]]:
+        """A warm-up in steps is a whole number."""
+        if self.warmup >= 1 and isinstance(self.warmup, float):
+            yield "warmup", f"is {self.warmup}: write a whole number of steps, or a share of the run below 1"
+
 
 Rank = Annotated[int, Field(ge=1, le=1024)]
 Alpha = Annotated[float, Field(gt=0.0, le=4096.0)]
 LearningRate = Annotated[float, Field(ge=0.0, le=100.0)]
-Share = Annotated[float, Field(ge=0.0, lt=1.0)]
-
-LENGTH_KEYS = ("steps", "epochs", "pictures_seen")
+ShareBelowOne = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
 class TextEncoderConfig(Section):
@@ -54,11 +160,11 @@ class RecipeConfig(Section):
     """The text encoder (SDXL: the first, CLIP-L)."""
     text_encoder_2: TextEncoderConfig = TextEncoderConfig()
     """SDXL's second text encoder (OpenCLIP bigG)."""
-    dropout: Share = 0.0
+    dropout: ShareBelowOne = 0.0
     """Chance that a value inside the LoRA is left out in a step; a guard against overfitting."""
-    rank_dropout: Share = 0.0
+    rank_dropout: ShareBelowOne = 0.0
     """Chance that a whole rank of a layer's LoRA is left out in a step."""
-    module_dropout: Share = 0.0
+    module_dropout: ShareBelowOne = 0.0
     """Chance that a layer's whole LoRA is left out in a step."""
     optimizer: Annotated[OptimizerConfig, Field(discriminator="name")] = AdamWConfig()
     """The rule by which weights are changed."""

@@ -2,21 +2,85 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from trainer.config.base import NATIVE_RESOLUTION, BaseConfig, Family, Prediction
 from trainer.config.fit import TEXTS_AT_ONCE, FitConfig
-from trainer.config.job import Job
-from trainer.config.length import resolve_length, steps_per_epoch
-from trainer.config.pictures import PictureConfig
-from trainer.config.recipe import RecipeConfig
-from trainer.config.report import ReportConfig, SavingConfig
+from trainer.config.job import Job, ReportConfig, SavingConfig
+from trainer.config.recipe import LENGTH_KEYS, PictureConfig, RecipeConfig
+from trainer.config.write import toml_value
 from trainer.errors import JobError
 from trainer.files.architecture import NAMES
 
+# Without a length: each sample about a hundred times, but no run too short to learn or longer than an evening.
+SHOWINGS = 100
+FEWEST_PICTURES = 1_600
+MOST_PICTURES = 8_000
 CACHE_GIGABYTES = 40.0
 CHECKPOINT_AT_LEAST_EVERY = 500
+# Rounding apart, the rest of a fit changes no result: a run may go on with a smaller micro-batch or more checkpointing.
+FIT_NUMERICS = ("dtype", "quantise", "int8_products", "vae_dtype", "vae_encode_tiling")
+
+
+@dataclass(frozen=True, slots=True)
+class Length:
+    """One length in its three measures; ``epochs`` may end within an epoch."""
+
+    steps: int
+    epochs: float
+    pictures: int
+
+    def __str__(self) -> str:
+        """The three in one sentence: "1,200 steps = 30 epochs = about 4,800 pictures seen"."""
+        epochs = f"{self.epochs:,.0f}" if self.epochs.is_integer() else f"{self.epochs:,.1f}"
+        return (
+            f"{self.steps:,} {_plural('step', self.steps)} = {epochs} {_plural('epoch', self.epochs)}"
+            f" = about {self.pictures:,} {_plural('picture', self.pictures)} seen"
+        )
+
+
+def steps_per_epoch(samples: int, effective_batch: int) -> int:
+    """Optimizer steps in one pass over ``samples`` showings; the last batch of an epoch may be smaller."""
+    return math.ceil(samples / effective_batch)
+
+
+def resolve_length(recipe: RecipeConfig, samples_per_epoch: int) -> Length:
+    """The length that ``recipe`` states, or the default one; an epoch has ``samples_per_epoch`` showings (1 up)."""
+    per_epoch = steps_per_epoch(samples_per_epoch, recipe.effective_batch)
+    steps = recipe.steps or _steps(recipe, samples_per_epoch, per_epoch)
+    return length_of(steps, samples_per_epoch, recipe.effective_batch)
+
+
+def length_of(steps: int, samples_per_epoch: int, effective_batch: int) -> Length:
+    """A number of steps in all three measures."""
+    per_epoch = steps_per_epoch(samples_per_epoch, effective_batch)
+    whole, rest = divmod(steps, per_epoch)
+    return Length(steps, steps / per_epoch, whole * samples_per_epoch + min(rest * effective_batch, samples_per_epoch))
+
+
+def default_pictures(samples: int) -> int:
+    """How many pictures are shown when a job states no length; never less than one epoch of ``samples``."""
+    return max(samples, min(max(samples * SHOWINGS, FEWEST_PICTURES), MOST_PICTURES))
+
+
+def _steps(recipe: RecipeConfig, samples: int, per_epoch: int) -> int:
+    if recipe.epochs is not None:
+        return recipe.epochs * per_epoch
+    if recipe.pictures_seen is not None:
+        return _steps_to_see(recipe.pictures_seen, samples, per_epoch, recipe.effective_batch)
+    return _steps_to_see(default_pictures(samples), samples, per_epoch, recipe.effective_batch)
+
+
+def _steps_to_see(pictures: int, samples: int, per_epoch: int, effective_batch: int) -> int:
+    """The fewest steps that show ``pictures``; the short batch at an epoch's end is counted as it is."""
+    whole, rest = divmod(pictures, samples)
+    return max(1, whole * per_epoch + math.ceil(rest / effective_batch))
+
+
+def _plural(word: str, number: float) -> str:
+    return word if number == 1 else word + "s"
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,3 +269,46 @@ def _resolve_saving(saving: SavingConfig, steps: int, per_epoch: int) -> SavingC
         every = saving.every_epochs * per_epoch
     checkpoint = saving.checkpoint_every or min(every, CHECKPOINT_AT_LEAST_EVERY)
     return saving.changed(every_steps=every, every_epochs=None, checkpoint_every=checkpoint)
+
+
+def identity(job: Job) -> dict[str, object]:
+    """The parts of a resolved job that must not change on resume, as dotted key to JSON value.
+
+    Base, dataset, recipe except its length, and the number formats of the fit.
+    """
+    data = job.model_dump(mode="json", by_alias=True)
+    recipe = {key: value for key, value in data["recipe"].items() if key not in LENGTH_KEYS}
+    fit = {key: data["fit"][key] for key in FIT_NUMERICS}
+    kept = {"base": data["base"], "dataset": data["dataset"], "recipe": recipe, "fit": fit}
+    return dict(flat(kept, ""))
+
+
+def differences(old: Mapping[str, object], new: Mapping[str, object]) -> list[str]:
+    """How identity ``new`` differs from ``old``, one sentence a key: "recipe.rank was 16 and is now 32"."""
+    return [f"{key} was {before} and is now {after}" for key, before, after in changes(old, new)]
+
+
+def changes(old: Mapping[str, object], new: Mapping[str, object]) -> list[tuple[str, str, str]]:
+    """Return each key that differs with its old and its new value, as people read them."""
+    return [
+        (key, _shown(old.get(key)), _shown(new.get(key)))
+        for key in dict.fromkeys((*old, *new))
+        if old.get(key) != new.get(key)
+    ]
+
+
+def flat(value: object, key: str) -> Iterator[tuple[str, object]]:
+    """The single values of nested JSON tables as (dotted key, value); ``key`` is put before each."""
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        value = {str(number): item for number, item in enumerate(value)}
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            yield from flat(inner, f"{key}.{name}" if key else name)
+    else:
+        yield key, value
+
+
+def _shown(value: object) -> str:
+    if value is None or value == "":
+        return "not set"
+    return toml_value(value)

@@ -12,15 +12,14 @@ from typing import Any
 from pydantic.fields import FieldInfo
 
 from trainer.config.base import NATIVE_RESOLUTION, Family
-from trainer.config.describe import choices, fields, sections_in, values_text
 from trainer.config.fit import PLANNED, FitConfig
 from trainer.config.job import SCHEMA, Job
-from trainer.config.length import default_pictures
-from trainer.config.model import Section
 from trainer.config.paths import is_base_path
 from trainer.config.problems import validated
 from trainer.config.recipe import LENGTH_KEYS, RecipeConfig
-from trainer.config.resolve import Machine
+from trainer.config.resolve import Machine, default_pictures
+from trainer.config.schema import Section, choices, fields, sections_in, values_text
+from trainer.files.assets import asset_path
 
 WIDTH = 110
 _PLANNERS = ("ladder.", "fit.int8_products")  # written by the planner and by measurements, never by hand
@@ -239,3 +238,13 @@ def _held(value: Any, key: str) -> Iterator[str]:
             yield from _held(inner, f"{key}.{name}" if key else name)
     else:
         yield key
+
+
+def demo_job(pictures: Path | None = None) -> str:
+    """Return the demo job's text with the bundled base, and with the bundled pictures or a copy of them."""
+    template = asset_path("demo", "job.toml").read_text(encoding="utf-8")
+    base, place = (
+        toml_value(str(asset_path("demo", "base"))),
+        toml_value(str(pictures or asset_path("demo", "pictures"))),
+    )
+    return template.replace("@BASE@", base).replace("@PICTURES@", place)

@@ -7,8 +7,8 @@ import signal
 import sys
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from math import inf
 from multiprocessing import connection, resource_tracker
 from multiprocessing.connection import Connection
@@ -16,9 +16,18 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import TracebackType
 
-from trainer.dataset.inspection import Inspection, inspect
-from trainer.dataset.memory import State
+from trainer.dataset.inspection import (
+    Inspection,
+    PictureFacts,
+    PictureMemory,
+    State,
+    file_state,
+    inspect,
+    picture_memory,
+)
+from trainer.dataset.pixels import check_megapixels
 from trainer.errors import DatasetError
+from trainer.host import usable_cores
 
 # Far beyond what a sound picture takes, from a slow disk too: the largest allowed ones take seconds.
 SECONDS = 60.0
@@ -26,6 +35,9 @@ _HERE = "the process is there"
 _LARGE = "a large picture: may it be decoded now?"
 
 Inspected = tuple[Path, State | None, Inspection]
+_SPAWN = multiprocessing.get_context("spawn")
+AT_ONCE = min(4, usable_cores())
+"""Pictures looked at at once; more would gain little and take more memory."""
 
 
 class Decoders:
@@ -204,9 +216,6 @@ class _Decoder:
         return path
 
 
-_SPAWN = multiprocessing.get_context("spawn")
-
-
 @contextmanager
 def no_interrupts() -> Iterator[None]:
     """Inside, processes are started that never hear of Ctrl-C: it reaches all of a terminal, and is meant for us."""
@@ -256,3 +265,38 @@ def _serve(pipe: Connection) -> None:
             pipe.send(inspect(path, max_megapixels, turn))
     except (EOFError, OSError):
         return
+
+
+Progress = Callable[[int, int], None]
+"""Called with the number of files checked and the number of all."""
+
+
+def inspect_pictures(
+    paths: Iterable[Path], max_megapixels: float, progress: Progress | None = None, decoders: Decoders | None = None
+) -> dict[Path, Inspection]:
+    """Return for each file what it is, or why it cannot be used; every picture is decoded to its end.
+
+    A file whose size and time are those of an earlier check is not opened again. Whoever asks again and again gives
+    the `decoders`, so that their processes need not start each time.
+    """
+    paths = list(dict.fromkeys(paths))
+    with picture_memory() as memory, nullcontext(decoders) if decoders else Decoders(AT_ONCE) as decoders:
+        found = {path: facts for path in paths if (facts := _recall(path, max_megapixels, memory))}
+        unknown = [path for path in paths if path not in found]
+        for path, state, facts in decoders.inspect(unknown, max_megapixels):
+            found[path] = facts
+            if state and isinstance(facts, PictureFacts):
+                memory.keep(path, state, facts)
+            if progress:
+                progress(len(found), len(paths))
+    return found
+
+
+def _recall(path: Path, max_megapixels: float, memory: PictureMemory) -> Inspection | None:
+    try:
+        facts = memory.recall(path, file_state(path))
+        if facts:
+            check_megapixels(path, facts.width, facts.height, max_megapixels)
+    except DatasetError as error:
+        return error
+    return facts

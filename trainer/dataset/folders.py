@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
-from trainer.config.dataset import DatasetConfig, FolderConfig
+from trainer.config.job import DatasetConfig, FolderConfig
 from trainer.dataset import caption_files
 from trainer.dataset.findings import Finding
 from trainer.dataset.links import Links

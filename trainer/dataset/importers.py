@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trainer.config.dataset import DatasetConfig, FolderConfig
 from trainer.config.field_names import keys_called
+from trainer.config.job import DatasetConfig, FolderConfig
 from trainer.config.write import toml_value
 from trainer.dataset.caption_files import (
     SUFFIXES,

@@ -3,26 +3,132 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+import json
+import struct
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import BinaryIO, Literal
 
 from PIL import ImageFile
 
 from trainer.dataset.duplicates import fingerprint
-from trainer.dataset.memory import PictureFacts, State
 from trainer.dataset.pixels import decode, exif_orientation, faults_named, open_picture, upright_size
-from trainer.dataset.png import is_whole
 from trainer.errors import DatasetError
 from trainer.protocol.files import long_path
-from trainer.protocol.reading import open_file
+from trainer.protocol.places import cache_folder
+from trainer.protocol.reading import UnusableFileError, build, decoded, open_file, parse_json
+from trainer.protocol.row_store import RowStore, key_of
 
-Inspection = PictureFacts | DatasetError
-Turn = Callable[[], AbstractContextManager[object]]
+State = tuple[int, int]
+"""Size in bytes and modification time in nanoseconds: a file is taken as unchanged while both are."""
 
+# Raised whenever PictureFacts or what fills it changes: older facts are then not found.
+_VERSION = 1
+_LARGEST = 512_000_000  # bytes: about a million images
+# A file changed this short a time ago may change again within one tick of the file system's clock.
+_SETTLED_NS = 2_000_000_000
+_CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
+# Adam7: the first column and row of each pass, and the steps between its columns and rows (PNG, 3rd edition, 8.1).
+_PASSES = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))
+_BLOCK = 1 << 20
 # Larger pictures are decoded one after the other: four at once could take several gigabytes.
 _LARGE_MEGAPIXELS = 30.0
 _DRAFT = (256, 256)
+
+
+@dataclass(frozen=True, slots=True)
+class PictureFacts:
+    """What does not change while the file does not; sizes are upright pixels, the fingerprint is in hex."""
+
+    id: str
+    width: int
+    height: int
+    format: str
+    animated: bool
+    rotated: bool
+    transparent: bool
+    profile: Literal["none", "good", "broken"]
+    fingerprint: str
+
+
+class PictureMemory:
+    """Facts by path and state, in a store that may fail at any time: then the images are looked at again."""
+
+    def __init__(self, store: RowStore) -> None:
+        self._store = store
+
+    def recall(self, path: Path, state: State) -> PictureFacts | None:
+        """Return what is remembered of a file in this state; None where that is nothing, or damaged."""
+        row = self._store.get(key_of(path, *state, _VERSION))
+        if row is None:
+            return None
+        try:
+            return decoded(parse_json(row), lambda found: build(PictureFacts, found), path)
+        except UnusableFileError:  # another version wrote it
+            return None
+
+    def keep(self, path: Path, state: State, facts: PictureFacts) -> None:
+        """Remember a file, unless it changed so recently that its state says little."""
+        if time.time_ns() - state[1] > _SETTLED_NS:
+            self._store.put(key_of(path, *state, _VERSION), json.dumps(asdict(facts)).encode())
+
+
+@contextmanager
+def picture_memory() -> Iterator[PictureMemory]:
+    """Open the memory in the per-user cache folder."""
+    store = RowStore(cache_folder() / "pictures.sqlite", _LARGEST)
+    try:
+        yield PictureMemory(store)
+    finally:
+        store.close()
+
+
+def is_whole(path: Path) -> bool:
+    """Return whether the compressed data of a PNG unpack to at least the bytes of all its rows.
+
+    Nothing is kept: memory stays at a megabyte, whatever the header says. Raises OSError, zlib.error and struct.error.
+    """
+    with open_file(path, "image") as file:
+        file.seek(16)
+        width, height, depth, colour, _, _, interlaced = struct.unpack(">IIBBBBB", file.read(13))
+        missing = _row_bytes(width, height, depth * _CHANNELS[colour], bool(interlaced))
+        file.seek(8)
+        unpacker = zlib.decompressobj()
+        for packed in _data_chunks(file):
+            while packed and missing > 0:
+                missing -= len(unpacker.decompress(packed, _BLOCK))
+                packed = unpacker.unconsumed_tail
+        return missing <= 0
+
+
+def _row_bytes(width: int, height: int, bits: int, interlaced: bool) -> int:
+    """Return how many bytes the rows have, each with its filter byte in front."""
+    total = 0
+    for left, top, across, down in _PASSES if interlaced else ((0, 0, 1, 1),):
+        columns, rows = -(-(width - left) // across), -(-(height - top) // down)
+        total += rows * (1 + -(-columns * bits // 8)) if columns > 0 and rows > 0 else 0
+    return total
+
+
+def _data_chunks(file: BinaryIO) -> Iterator[bytes]:
+    """Yield the picture's data, skipping the other chunks, up to the end of the file."""
+    while len(head := file.read(8)) == 8:
+        length, kind = struct.unpack(">I4s", head)
+        if kind == b"IDAT":
+            yield file.read(length)
+        elif kind == b"IEND":
+            return
+        else:
+            file.seek(length, 1)
+        file.seek(4, 1)
+
+
+Inspection = PictureFacts | DatasetError
+Turn = Callable[[], AbstractContextManager[object]]
 
 
 def file_state(path: Path) -> State:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # the window imports this module, and does not wait for pydantic
-    from trainer.config.dataset import DatasetConfig
+    from trainer.config.job import DatasetConfig
 
 
 class Links:

@@ -11,8 +11,8 @@ import torch
 from PIL import Image
 
 from trainer.config.base import BaseConfig
-from trainer.config.demo import demo_job
-from trainer.config.report import PromptConfig
+from trainer.config.job import PromptConfig
+from trainer.config.write import demo_job
 from trainer.demo.sheet import Row, draw_sheet
 from trainer.demo.style import style_progress
 from trainer.errors import EXIT_DONE, ResumableError

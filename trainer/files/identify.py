@@ -2,24 +2,86 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import json
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NoReturn
+from typing import Any, Literal, NoReturn
 
-from trainer.config.base import BaseConfig
+from trainer.config.base import BASE_VERSIONS, BaseConfig
 from trainer.errors import BaseModelError, LoraFileError
-from trainer.files.architecture import NAMES, Config, Family
-from trainer.files.configs import EMBEDDED, PARTS, folder_configs, read_json
+from trainer.files.architecture import (
+    CHOOSE_A_BASE,
+    NAMES,
+    Config,
+    Family,
+    refuse_channels,
+    refuse_distilled,
+    refuse_text_width,
+)
+from trainer.files.configs import EMBEDDED, PARTS, bundled_configs, embedded_configs, folder_configs, read_json
 from trainer.files.header import Header, read_header
-from trainer.files.modelspec import BASE_VERSIONS
-from trainer.files.prediction import folder_target, single_file_target
-from trainer.files.single import has_vae, single_file_architecture
-from trainer.files.statements import Prediction
-from trainer.files.weights import weight_files
+from trainer.files.statements import (
+    METADATA,
+    SAMPLING,
+    SCHEDULER,
+    YAML,
+    JobKey,
+    Prediction,
+    Statement,
+    doubts,
+    predicted,
+)
+from trainer.files.weights import remembered_sha256, weight_files
+from trainer.protocol.reading import open_file
 
+_NAMED: Mapping[Prediction, str] = {"epsilon": "the noise (epsilon)", "v": "the velocity (v)"}
+_HINT = re.compile(r"v[-_ ]?pred|v[-_ ]?param|z(?:t|ero)?[-_ ]?(?:terminal[-_ ]?)?snr", re.IGNORECASE)
+_YAML_LINE = re.compile(r"^[ \t]*(?:-[ \t]+)?(\w+)[ \t]*:[ \t]*(\S[^\n]*?)[ \t]*$", re.MULTILINE)
+_YAML_TARGET = re.compile(r"\.(\w*(scaling|discretization|sampling)\w*)$", re.IGNORECASE)
+_YAML_ZERO_SNR = ("zero_terminal_snr", "rescale_betas_zero_snr", "ztsnr", "zsnr")
+_LARGEST_YAML = 1 << 20
+_UNET = "model.diffusion_model."
+_VAE = "first_stage_model."
+_TEXT_ENCODERS: Mapping[Family, tuple[str, ...]] = {
+    "sd15": ("cond_stage_model.transformer.",),
+    "sdxl": ("conditioner.embedders.0.transformer.", "conditioner.embedders.1.model."),
+}
+# Parts of tensor names by which other kinds of file show themselves; the first that is found decides.
+_OTHERS: tuple[tuple[tuple[str, ...], str, str], ...] = (
+    (
+        ("lora_down.", "lora_up.", ".lora_A.", ".lora_B.", ".lora.down.", "lora_linear_layer.", ".hada_w1", ".lokr_w1"),
+        "a LoRA, not a base",
+        "Give the model the LoRA was made for as the base; to train on from a LoRA name it under base.continue_from.",
+    ),
+    (("control_model.", "controlnet_", "input_hint_block."), "a ControlNet", CHOOSE_A_BASE),
+    (("image_proj.", "ip_adapter."), "an IP-Adapter", CHOOSE_A_BASE),
+    (("motion_modules.",), "an AnimateDiff motion module", CHOOSE_A_BASE),
+    (("double_blocks.", "single_transformer_blocks."), "a Flux model", CHOOSE_A_BASE),
+    (("joint_blocks.", "text_encoders.clip_g.transformer."), "an SD 3 model", CHOOSE_A_BASE),
+    (("adaln_single.",), "a PixArt model", CHOOSE_A_BASE),
+    (("cap_embedder.",), "a Lumina or Z-Image model", CHOOSE_A_BASE),
+    (("clip_txt_mapper.", "clf.1."), "a Stable Cascade model", CHOOSE_A_BASE),
+    (("edm_vpred.sigma_max", "edm_mean", "edm_std"), "an EDM model (CosXL, Playground)", CHOOSE_A_BASE),
+    (("cond_stage_model.model.",), "an SD 2 model", CHOOSE_A_BASE),
+)
+# Whole files of one part, by a tensor that only it has.
+_PARTS: tuple[tuple[str, str, str], ...] = (
+    ("emb_params", "a textual-inversion embedding", CHOOSE_A_BASE),
+    ("string_to_param.*", "a textual-inversion embedding", CHOOSE_A_BASE),
+    ("clip_g", "a textual-inversion embedding", CHOOSE_A_BASE),
+    (f"{_VAE}encoder.conv_in.weight", "a VAE alone", "Name it under base.vae, and a whole model under base.model."),
+    ("encoder.conv_in.weight", "a VAE alone", "Name it under base.vae, and a whole model under base.model."),
+    ("input_blocks.0.0.weight", "a UNet alone", "Get the whole model (with text encoders and VAE) as one file."),
+    ("time_embedding.linear_1.weight", "a UNet alone", "Give the diffusers folder that it belongs to."),
+    ("text_model.embeddings.token_embedding.weight", "a text encoder alone", CHOOSE_A_BASE),
+    ("embeddings.token_embedding.weight", "a text encoder alone", CHOOSE_A_BASE),
+    ("token_embedding.weight", "a text encoder alone", CHOOSE_A_BASE),
+)
 _GET_A_VAE = "Give a .safetensors VAE of SD 1.5 or SDXL, or a diffusers folder of one."
 _OLD_SCALING = 0.18215  # diffusers' default, which old VAE folders leave out
 _PICKLES = {".ckpt", ".pt", ".pth", ".bin", ".pkl"}
@@ -34,6 +96,240 @@ _LORA_KINDS = {
     ".lora_mid.": "LoCon with Tucker decomposition",
 }
 _LORA_FAMILIES: Mapping[int, Family] = {768: "sd15", 2048: "sdxl"}
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What a base was trained to predict; None if the user has to decide. `evidence` says how each was found."""
+
+    prediction: Prediction | None
+    zero_terminal_snr: bool | None
+    evidence: tuple[str, ...]
+
+
+def single_file_target(path: Path, header: Header, scheduler: Mapping[str, Any] | None) -> Target:
+    """Decide by marker tensors, then metadata, a .yaml of the same name, and the scheduler config that a file carries.
+
+    Without any of them a base predicts noise, unless its name says otherwise: then nothing is decided. Raises
+    BaseModelError for a process that Impasto does not train, whichever of them states it.
+    """
+    yaml = path.with_suffix(".yaml")
+    beside = tuple(_yaml_statements(yaml))
+    metadata = [Statement("its metadata", key, header.metadata[key]) for key in METADATA if key in header.metadata]
+    unknown = doubts(str(path), metadata, METADATA)
+    unknown |= doubts(str(path), beside, YAML)
+    unknown |= _scheduler_doubts(str(path), scheduler, "the scheduler config in its metadata")
+    target = (
+        _from_markers(header)
+        or _from_metadata(header.metadata)
+        or _from_yaml(yaml.name, beside)
+        or _from_scheduler(scheduler, "the scheduler config in its metadata says so")
+        or _by_custom(path.name)
+    )
+    return _with_doubts(target, unknown)
+
+
+def folder_target(folder: Path, scheduler: Mapping[str, Any] | None, index: Mapping[str, Any]) -> Target:
+    """Decide by a diffusers folder's scheduler config and the scheduler that its model_index.json names.
+
+    Raises BaseModelError for a process that Impasto does not train.
+    """
+    unknown = doubts(str(folder), _named_in_index(index), SCHEDULER)
+    unknown |= _scheduler_doubts(str(folder), scheduler, "scheduler_config.json")
+    target = _from_scheduler(scheduler, "its scheduler config says so") or _by_custom(folder.name)
+    return _with_doubts(target, unknown)
+
+
+def _with_doubts(target: Target, unknown: Mapping[JobKey, str]) -> Target:
+    """Leave to the user what an unknown statement makes uncertain."""
+    if not unknown:
+        return target
+    prediction = None if "prediction" in unknown else target.prediction
+    zero_snr = None if "zero_terminal_snr" in unknown else target.zero_terminal_snr
+    return Target(prediction, zero_snr, (*target.evidence, *(_capitalized(text) for text in unknown.values())))
+
+
+def _capitalized(text: str) -> str:
+    return text[0].upper() + text[1:]
+
+
+def _named_in_index(index: Mapping[str, Any]) -> Iterator[Statement]:
+    """Yield the scheduler class of `"scheduler": [library, class]`; both are null in a folder without a scheduler."""
+    named = index.get("scheduler")
+    if named is not None and named != [None, None]:
+        value = named[1] if isinstance(named, list) and len(named) == 2 else named
+        yield Statement("model_index.json", "_class_name", value)
+
+
+def _scheduler_doubts(base: str, scheduler: Mapping[str, Any] | None, source: str) -> dict[JobKey, str]:
+    stated = (scheduler or {}).items()
+    return doubts(base, [Statement(source, key, value) for key, value in stated if key not in SAMPLING], SCHEDULER)
+
+
+def _from_scheduler(scheduler: Mapping[str, Any] | None, evidence: str) -> Target | None:
+    stated = scheduler or {}
+    prediction = predicted(stated.get("prediction_type"))
+    if prediction is None:
+        return None
+    return _target(prediction, stated.get("rescale_betas_zero_snr", False) is True, evidence)
+
+
+def _from_markers(header: Header) -> Target | None:
+    """Read the zero-size tensors by which NoobAI and others mark a file; ztsnr means nothing without v_pred."""
+    if "v_pred" not in header.tensors:
+        return None
+    zero_snr = "ztsnr" in header.tensors
+    names = '"v_pred" and "ztsnr"' if zero_snr else '"v_pred"'
+    return _target("v", zero_snr, f"the file is marked {names}")
+
+
+def _from_metadata(metadata: Mapping[str, str]) -> Target | None:
+    prediction = predicted(metadata.get("modelspec.prediction_type"))
+    if prediction is None:
+        return None
+    stated = {"true": True, "false": False}.get(metadata.get("ss_zero_terminal_snr", "").lower())
+    return _target(prediction, stated, "modelspec.prediction_type in its metadata says so")
+
+
+def _from_yaml(name: str, statements: Sequence[Statement]) -> Target | None:
+    stated = {statement.key: statement.value for statement in statements}
+    prediction = predicted(stated.get("parameterization")) or predicted(stated.get("scaling"))
+    if prediction is None:
+        return None
+    zero_snr = next((stated[key] for key in _YAML_ZERO_SNR if isinstance(stated.get(key), bool)), None)
+    return _target(prediction, zero_snr, f"{name} beside it says so")
+
+
+def _target(prediction: Prediction, zero_snr: bool | None, evidence: str) -> Target:
+    if prediction == "epsilon" and zero_snr is None:
+        zero_snr = False  # no base learns to predict noise in pure noise
+    ending = " with zero terminal SNR" if zero_snr else ""
+    return Target(prediction, zero_snr, (f"It predicts {_NAMED[prediction]}{ending}: {evidence}.",))
+
+
+def _by_custom(name: str) -> Target:
+    if hint := _HINT.search(name):
+        evidence = f'Its name says "{hint[0]}", but nothing inside or beside it says what it predicts.'
+        return Target(None, None, (evidence,))
+    return Target("epsilon", False, (f"It predicts {_NAMED['epsilon']}: nothing marks it as anything else.",))
+
+
+def _yaml_statements(path: Path) -> Iterator[Statement]:
+    """Read the lines of a .yaml that state the process; most bases have none beside them."""
+    try:
+        with open_file(path, "stream") as file:
+            text = file.read(_LARGEST_YAML).decode("utf-8", errors="replace")
+    except (OSError, ValueError):
+        return
+    for key, value in _YAML_LINE.findall(text):
+        scalar = _yaml_scalar(value)
+        if key == "target" and (found := _YAML_TARGET.search(str(scalar))):
+            yield Statement(path.name, found[2].lower(), found[1])
+        elif key in YAML:
+            yield Statement(path.name, key, scalar)
+
+
+def _yaml_scalar(text: str) -> Any:
+    """Return the value of a plain or quoted YAML scalar."""
+    if quoted := re.match(r"""(["'])(.*?)\1""", text):
+        return quoted[2]
+    text = re.sub(r"\s+#.*", "", text)
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    if text.lower() in ("null", "~"):
+        return None
+    with contextlib.suppress(ValueError):
+        return float(text)
+    return text
+
+
+# The deepest layer of some blocks, which distilled bases lack.
+_DEEPEST: Mapping[Family, tuple[str, ...]] = {
+    "sd15": tuple(
+        f"{_UNET}{block}.1.transformer_blocks.0.attn2.to_k.weight"
+        for block in ("input_blocks.2", "input_blocks.8", "middle_block", "output_blocks.3", "output_blocks.11")
+    ),
+    "sdxl": tuple(
+        f"{_UNET}{block}.1.transformer_blocks.{depth}.attn2.to_k.weight"
+        for block, depth in (("input_blocks.5", 1), ("input_blocks.8", 9), ("middle_block", 9), ("output_blocks.2", 9))
+    ),
+}
+
+
+def single_file_architecture(path: Path, header: Header) -> tuple[Family, Mapping[str, Config], str]:
+    """Return a single file's family and configs, and the sentence that says how they were found.
+
+    Raises BaseModelError that names what the file is when it is no whole SD 1.5 or SDXL base.
+    """
+    _refuse_other_kinds(path, header)
+    _refuse_parts(path, header)
+    family, configs, how = _architecture(path, header)
+    _require_text_encoders(path, header, family)
+    return family, configs, how
+
+
+def has_vae(header: Header) -> bool:
+    """Tell whether a single file holds a VAE."""
+    return f"{_VAE}encoder.conv_in.weight" in header.tensors
+
+
+def _refuse_other_kinds(path: Path, header: Header) -> None:
+    for marks, kind, remedy in _OTHERS:
+        if any(mark in name for name in header.tensors for mark in marks):
+            raise BaseModelError("base.other_model", f'"{path}" is {kind}.', remedy)
+
+
+def _refuse_parts(path: Path, header: Header) -> None:
+    if f"{_UNET}input_blocks.0.0.weight" in header.tensors:
+        return
+    for mark, kind, remedy in _PARTS:
+        if mark in header.tensors:
+            raise BaseModelError("base.part_alone", f'"{path}" is {kind}.', remedy)
+    first = next(iter(header.tensors), "nothing at all")
+    raise BaseModelError(
+        "base.unknown", f'"{path}" holds no model that is known here: it begins with "{first[:80]}".', CHOOSE_A_BASE
+    )
+
+
+def _architecture(path: Path, header: Header) -> tuple[Family, Mapping[str, Config], str]:
+    """Tell the family by the shapes that decide it, or by the configs that a small file carries."""
+    if EMBEDDED in header.metadata:
+        family, configs = embedded_configs(str(path), header.metadata[EMBEDDED])
+        return family, configs, f"It is {NAMES[family]}: the configs in its metadata say so."
+    family = _family_by_shapes(path, header)
+    return family, bundled_configs(family), f"It is {NAMES[family]}: the shapes of its UNet are those of that model."
+
+
+def _family_by_shapes(path: Path, header: Header) -> Family:
+    channels = _inputs(header, f"{_UNET}input_blocks.0.0.weight")
+    if channels != 4:
+        refuse_channels(str(path), channels)
+    width = _inputs(header, next((name for name in header.tensors if name.endswith("attn2.to_k.weight")), ""))
+    if width not in (768, 2048):
+        refuse_text_width(str(path), width)
+    family: Family = "sd15" if width == 768 else "sdxl"
+    if any(name not in header.tensors for name in _DEEPEST[family]):
+        refuse_distilled(str(path), family, "layers are missing")
+    return family
+
+
+def _inputs(header: Header, name: str) -> int:
+    """Return how many inputs a layer takes by its weight's shape; 0 when there is no such weight."""
+    info = header.tensors.get(name)
+    return info.shape[1] if info and len(info.shape) > 1 else 0
+
+
+def _require_text_encoders(path: Path, header: Header, family: Family) -> None:
+    missing = [
+        prefix for prefix in _TEXT_ENCODERS[family] if not any(name.startswith(prefix) for name in header.tensors)
+    ]
+    if missing:
+        sentence = f'"{path}" is an {NAMES[family]} UNet without its text encoders.'
+        raise BaseModelError(
+            "base.part_alone", sentence, "Get the whole model (with text encoders and VAE) as one file or folder."
+        )
+
+
 _FAMILIES: Mapping[str, Family] = {version: family for family, version in BASE_VERSIONS.items()}
 
 
@@ -185,3 +481,42 @@ def _refuse_pickle(path: Path) -> NoReturn:
     sentence = f'"{path}" is a pickle ({path.suffix}): loading one can run any program hidden in it.'
     remedy = "Get the .safetensors form of this model; most sites offer both, and ComfyUI saves a loaded one as such."
     raise BaseModelError("base.pickle", sentence, remedy)
+
+
+@dataclass(frozen=True)
+class PartFiles:
+    """One model's weights and its config."""
+
+    files: tuple[Path, ...]
+    config: Config
+
+    def digest(self, hashes: Mapping[Path, str]) -> str:
+        """Return a hash of the files' content and the config: equal only where the model is."""
+        content = [self.config, sorted(hashes[path] for path in self.files)]
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def part_files(path: Path, identity: BaseIdentity, name: str) -> PartFiles:
+    """Return where a base has one of its models; raises BaseModelError when it has not."""
+    files = weight_files(path, name) if identity.form == "folder" else (path,)
+    return PartFiles(files, identity.configs[name])
+
+
+def vae_files(path: Path, identity: BaseIdentity, other: Path | None) -> PartFiles:
+    """Return where the VAE lies: the base's own, or `other`; raises BaseModelError when there is none."""
+    if other is None:
+        return part_files(path, identity, "vae")
+    files, config = identify_vae(other)
+    return PartFiles(files, config or identity.configs["vae"])
+
+
+def joint_digest(parts: Iterable[PartFiles], hashes: Mapping[Path, str]) -> str:
+    """Return one hash for several models, in their order."""
+    return hashlib.sha256("".join(part.digest(hashes) for part in parts).encode()).hexdigest()
+
+
+def known_hashes(parts: Iterable[PartFiles]) -> dict[Path, str] | None:
+    """Return the SHA-256 of the parts' files as they were computed once; None where one is not known."""
+    known = {path: remembered_sha256(path) for path in {path for part in parts for path in part.files}}
+    told = {path: digest for path, digest in known.items() if digest is not None}
+    return told if len(told) == len(known) else None

@@ -7,20 +7,72 @@ import hashlib
 import json
 import mmap
 import shutil
+import struct
+import warnings
+import zlib
 from collections.abc import Mapping
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+from PIL import Image, ImageOps
+
 from trainer.errors import LoraFileError
 from trainer.files.header import read_header
-from trainer.files.jpeg import small_jpeg
 from trainer.protocol import files
 from trainer.protocol.reading import open_file, parse_json
 
+FORMATS = ("PNG", "JPEG", "WEBP")
+# What Pillow's readers are known to raise on broken and hostile files.
+FAULTS = (
+    OSError, SyntaxError, ValueError, TypeError, AttributeError, LookupError, ArithmeticError, EOFError, RuntimeError,
+    MemoryError, struct.error, zlib.error, Image.DecompressionBombError,
+)  # fmt: skip
+_LARGEST_SOURCE = 64_000_000  # pixels
+_QUALITIES = (88, 75, 60, 40)
 # ModelSpec recommends 256 pixels; ComfyUI reads headers up to 1 MiB, of which this takes a small part.
 _THUMBNAIL_SIDE = 256
 _THUMBNAIL_BYTES = 32 * 1024
 _THUMBNAIL = "data:image/jpeg;base64,"
+
+
+class UnusablePictureError(Exception):
+    """A picture file that none can be made of; its text says why."""
+
+
+def small_jpeg(path: Path, side: int, largest: int) -> bytes:
+    """Return a picture file as a JPEG of at most `side` pixels a side and about `largest` bytes, its metadata gone.
+
+    Raises UnusablePictureError when the file is no picture that can be read, or has too many pixels.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of odd metadata and large sizes; both are left behind
+            with open_file(path, "image") as file, Image.open(file, formats=FORMATS) as image:
+                if image.width * image.height > _LARGEST_SOURCE:
+                    raise UnusablePictureError("it has too many pixels")
+                return _compressed(image, side, largest)
+    except FileNotFoundError:
+        raise UnusablePictureError("there is no such file") from None
+    except Image.DecompressionBombError:
+        raise UnusablePictureError("it has too many pixels") from None
+    except FAULTS:
+        raise UnusablePictureError("it is no picture") from None
+
+
+def _compressed(image: Image.Image, side: int, largest: int) -> bytes:
+    image.draft("RGB", (side * 2, side * 2))
+    small = ImageOps.exif_transpose(image).convert("RGB")
+    small.thumbnail((side, side), Image.Resampling.LANCZOS)
+    small.info.clear()
+    data = b""
+    for quality in _QUALITIES:
+        buffer = BytesIO()
+        small.save(buffer, "JPEG", quality=quality, optimize=True)
+        data = buffer.getvalue()
+        if len(data) <= largest:
+            break
+    return data
 
 
 def header_bytes(entries: Mapping[str, Any], metadata: Mapping[str, str]) -> bytes:

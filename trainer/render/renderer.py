@@ -9,14 +9,14 @@ from pathlib import Path
 import torch
 from PIL import Image
 
-from trainer.adapter.apply import AppliedLoras
+from trainer.adapter.attach import AppliedLoras
 from trainer.adapter.names import slots
 from trainer.adapter.reading import LoraWeights, read_lora
 from trainer.base.drawing import Drawing, OnStep, decode, draw_latents, make_sampler, save_picture
+from trainer.base.encoding import TextConditioning, encode_words
 from trainer.base.source import open_base
-from trainer.base.text import TextConditioning, encode_words
 from trainer.config.base import NATIVE_RESOLUTION, BaseConfig
-from trainer.config.report import PromptConfig
+from trainer.config.job import PromptConfig
 from trainer.config.resolve import Machine
 from trainer.errors import BaseModelError, LoraFileError
 from trainer.protocol.events import OnPhase

@@ -37,10 +37,10 @@ from pydantic import Field, ValidationError
 
 from trainer.config.base import BaseConfig
 from trainer.config.fit import FitConfig
-from trainer.config.model import Section
+from trainer.config.job import PromptConfig
 from trainer.config.problems import problems
 from trainer.config.recipe import RecipeConfig
-from trainer.config.report import PromptConfig
+from trainer.config.schema import Section
 from trainer.errors import ImpastoError, RunError
 from trainer.protocol import locks
 from trainer.protocol import locks as lanes

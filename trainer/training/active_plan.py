@@ -7,11 +7,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from trainer.config.fit import FitConfig
-from trainer.config.identity import FIT_NUMERICS
+from trainer.config.fit import FitConfig, RungConfig
 from trainer.config.job import Job
-from trainer.config.ladder import RungConfig
-from trainer.dataset.cached import texts_at_once
+from trainer.config.resolve import FIT_NUMERICS
+from trainer.dataset.cache_keys import texts_at_once
 from trainer.protocol.forecast import ForecastPhase
 
 QUANTISATION = ("none", "int8_products", "int8", "nf4")

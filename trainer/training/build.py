@@ -10,14 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trainer.adapter.attach import Adapter, attach, initial_weights
-from trainer.adapter.continuing import continue_from
+from trainer.adapter.attach import Adapter, attach, continue_from, initial_weights
 from trainer.adapter.names import slots
-from trainer.base.quantised import choose_products
+from trainer.base.quantized import choose_products
 from trainer.base.source import BaseSource
 from trainer.config.job import Job, learning_rates, live_text
 from trainer.dataset.picture import Picture
-from trainer.dataset.randomness import generator
+from trainer.dataset.sampling import generator
 from trainer.training.acceleration.channels_last import Kernels, lay_out
 from trainer.training.data.batches import Assembler, Feed
 from trainer.training.data.latent_cache import Cache

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from trainer.config.base import Prediction
-from trainer.config.objective import ObjectiveConfig
+from trainer.config.recipe import ObjectiveConfig
 
 # Both families were trained with these betas, "scaled_linear": evenly spaced square roots (their scheduler configs).
 BETA_START = 0.00085

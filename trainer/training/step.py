@@ -9,10 +9,10 @@ import torch
 from diffusers.models.unets.unet_2d_condition import UNet2DConditionModel
 from torch import Tensor
 
-from trainer.base.family import TextEncoder
-from trainer.base.text import TextConditioning, encode_text
+from trainer.base.encoding import TextConditioning, encode_text
+from trainer.base.families import TextEncoder
 from trainer.config.base import Family
-from trainer.config.objective import ObjectiveConfig
+from trainer.config.recipe import ObjectiveConfig
 from trainer.training.objective import NoiseSchedule, picture_losses, timestep_weights
 
 

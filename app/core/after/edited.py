@@ -33,8 +33,8 @@ def edited(run: RunDirectory, job: Job) -> Edited:
 
     A folder that is gone or cannot be read now tells nothing, and neither does a listing that is damaged.
     """
+    from trainer.dataset.dataset import read_listing
     from trainer.dataset.folders import scan_folders
-    from trainer.dataset.listing import read_listing
 
     try:
         frozen = {picture.path: picture.captions for picture in read_listing(run.listing)}

@@ -89,8 +89,7 @@ def export(lora: Path, folder: Path, name: str, told: About, *, replace: bool = 
 def _write(lora: Path, target: Path, name: str, told: About) -> None:
     """Write the small files first: where the LoRA is, the others are."""
     from trainer.files.header import read_header
-    from trainer.files.jpeg import UnusablePictureError
-    from trainer.files.rewriting import rewrite_metadata, thumbnail
+    from trainer.files.rewriting import UnusablePictureError, rewrite_metadata, thumbnail
 
     header = read_header(lora, "lora")
     changes: dict[str, str | None] = {
@@ -115,7 +114,7 @@ def _write(lora: Path, target: Path, name: str, told: About) -> None:
 
 def _words(header: Header, told: About) -> dict[str, object]:
     """Return the contents of NAME.json, as A1111, Forge and InvokeAI read it."""
-    from trainer.files.modelspec import ARCHITECTURES, SIDE_FILE_VERSIONS
+    from trainer.config.base import ARCHITECTURES, SIDE_FILE_VERSIONS
 
     versions = {name: SIDE_FILE_VERSIONS[family] for family, name in ARCHITECTURES.items()}
     architecture = header.metadata.get("modelspec.architecture", "").partition("/")[0]

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from PIL import ImageFile
 
 from app.core.disk.listing import file_state
-from trainer.config.dataset import DatasetConfig
+from trainer.config.job import DatasetConfig
 from trainer.dataset.caption_files import NotACaptionError, read_caption_file, split_caption
 from trainer.dataset.pixels import exif_orientation, open_picture, upright_size
 from trainer.dataset.sidecar import PictureNotes

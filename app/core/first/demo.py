@@ -31,7 +31,7 @@ def demo_job(jobs: Path) -> Path:
 
     Raises JobError.
     """
-    from trainer.config.demo import demo_job as text  # brings the schema
+    from trainer.config.write import demo_job as text  # brings the schema
 
     values = parse_toml(text(places.home() / "demo" / "pictures"))
     earlier = jobs.absolute() / str(values["name"]) / FILE_NAME

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from app.core.edits.edit import Edit
 from app.core.pictures import Change, Crop, Picture
 from trainer.config.recipe import RecipeConfig
-from trainer.dataset.buckets import choose_bucket, enlargement
-from trainer.dataset.picture import region_of
+from trainer.dataset.picture import choose_bucket, enlargement, region_of
 from trainer.dataset.sampling import window_in
 
 LEAST = 64

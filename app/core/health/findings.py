@@ -9,8 +9,7 @@ from typing import Literal
 
 from app.core.edits.edit import Edit
 from app.core.pictures import Picture
-from trainer.dataset.findings import Severity
-from trainer.dataset.health import RULES, Rule, worded
+from trainer.dataset.findings import RULES, Rule, Severity, worded
 from trainer.errors import ImpastoError
 
 Action = Literal["crop", "mask", "convert", "look", "write"]

@@ -123,8 +123,7 @@ class Inspector:
         """Look at some pictures, on the worker; for none of them, let the processes go."""
         from app.core.disk.reading import MOST_MEGAPIXELS
         from app.core.health.near import Near
-        from trainer.dataset.decoders import Decoders
-        from trainer.dataset.facts import AT_ONCE, inspect_pictures
+        from trainer.dataset.decoders import AT_ONCE, Decoders, inspect_pictures
 
         if not asked:
             self._let_go()
@@ -183,7 +182,7 @@ class _Stopped(Exception):
 def _seen(asked: _Asked, found: Inspection) -> Seen | None:
     """Return what came of a picture; None where its file is gone, perhaps with its folder: that is told by others."""
     from app.core.disk.listing import file_state
-    from trainer.dataset.assembly import doubts_of_file
+    from trainer.dataset.dataset import doubts_of_file
 
     number, path, changed_ns, _, mask_changed_ns = asked
     written = _encodings(path)
@@ -200,7 +199,7 @@ def _mask_doubts(asked: _Asked, size: tuple[int, int]) -> tuple[str, ...]:
     """Tell by its header whether a mask has another shape than its upright picture, as the trainer judges it."""
     from app.core.disk.reading import read_size
     from app.core.masks import mask_path
-    from trainer.dataset.buckets import crop_loss
+    from trainer.dataset.picture import crop_loss
 
     if not asked.mask:
         return ()

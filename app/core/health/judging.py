@@ -14,12 +14,11 @@ from app.core.health.groups import Key
 from app.core.pictures import Folder, Picture
 from app.core.tags.splitting import Lines, split_tags
 from trainer.config.recipe import RecipeConfig
-from trainer.dataset.assembly import doubts_of_shape
-from trainer.dataset.buckets import choose_bucket
 from trainer.dataset.caption_files import split_caption
-from trainer.dataset.captions import holds_trigger
+from trainer.dataset.dataset import doubts_of_shape
 from trainer.dataset.folders import chain_of, folder_marks
-from trainer.dataset.picture import region_of
+from trainer.dataset.picture import choose_bucket, region_of
+from trainer.dataset.sampling import holds_trigger
 from trainer.dataset.sidecar import FolderNotes
 
 TOKEN_STEP = 15

@@ -10,8 +10,7 @@ from pydantic import ValidationError
 
 from app.core.jobs.values import Values, drop, value_at
 from trainer.config.base import Family
-from trainer.config.doubtful import doubtful
-from trainer.config.effectless import prodigy_at_a_small_rate, without_effect
+from trainer.config.checks import doubtful, prodigy_at_a_small_rate, without_effect
 from trainer.config.job import SCHEMA, Job
 from trainer.config.paths import base_path_by_form, make_absolute
 from trainer.config.problems import problems

@@ -16,11 +16,11 @@ from app.core.pictures import Folder
 from app.core.words import QT_TRANSLATE_NOOP
 from trainer.config.base import Family
 from trainer.config.job import SCHEMA
-from trainer.config.length import resolve_length
 from trainer.config.paths import absolute
+from trainer.config.presets.library import Shelved, read_shelf, same_name
 from trainer.config.presets.preset import Preset
-from trainer.config.presets.shelf import Shelved, read_shelf, same_name
 from trainer.config.recipe import LENGTH_KEYS
+from trainer.config.resolve import resolve_length
 from trainer.config.write import first_prompts, near_path
 
 FOLDERS = "dataset.folders"

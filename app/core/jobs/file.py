@@ -9,8 +9,7 @@ from pathlib import Path
 from app.core.events import Event
 from app.core.jobs.values import Values, to_toml
 from app.core.tasks import Tasks, only
-from trainer.config.load import JOB_FILE, read_job_text
-from trainer.config.migrate import migrate
+from trainer.config.load import JOB_FILE, migrate, read_job_text
 from trainer.config.toml_file import parse_toml
 from trainer.errors import JobError
 from trainer.protocol import files

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from trainer.config.describe import Described, fields
 from trainer.config.job import Job
+from trainer.config.schema import Described, fields
 
 _WHOLE = re.compile(r"[+-]?\d{1,400}")
 

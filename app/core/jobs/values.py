@@ -10,10 +10,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from trainer.config.describe import fields
-from trainer.config.identity import flat
 from trainer.config.job import Job
 from trainer.config.paths import make_absolute
+from trainer.config.resolve import flat
+from trainer.config.schema import fields
 from trainer.config.write import toml_value
 
 Values = dict[str, Any]

@@ -11,7 +11,7 @@ from app.core.loras.layers import Layer, layers_of
 from app.core.loras.strength import Block, read_blocks
 from app.core.pixels import Pixels, pixels_of
 from trainer.config.base import Family
-from trainer.config.presets.from_lora import picture_beside
+from trainer.config.presets.making import picture_beside
 from trainer.files.header import read_header
 from trainer.files.identify import lora_of_header
 from trainer.protocol.files import long_path

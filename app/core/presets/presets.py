@@ -16,9 +16,9 @@ from trainer.errors import ImpastoError, JobError
 # The rooms of presets bring Pillow, for which the window does not wait: they are loaded by the workers.
 if TYPE_CHECKING:
     from app.core.presets.receiving import Received
+    from trainer.config.presets.library import Origin, Shelf, Shelved, Version
     from trainer.config.presets.making import Made
     from trainer.config.presets.preset import Preset
-    from trainer.config.presets.shelf import Origin, Shelf, Shelved, Version
 
     Past = tuple[Version, list[tuple[str, str, str]]]
     """A version, with the keys that going back to it would change: key, value now, value then."""
@@ -66,8 +66,8 @@ class Presets:
         """Keep a preset under a name, in the place of one that has it; `then` is given where."""
 
         def work() -> Path:
+            from trainer.config.presets.library import is_built_in, keep_preset, require_free
             from trainer.config.presets.making import revised
-            from trainer.config.presets.shelf import is_built_in, keep_preset, require_free
 
             kept = preset if name == preset.name else revised(preset, {"name": name})
             if is_built_in(kept):
@@ -84,7 +84,7 @@ class Presets:
         """Make an own preset of what a LoRA file says of itself."""
 
         def work() -> tuple[Path, Made]:
-            from trainer.config.presets.from_lora import preset_of_lora
+            from trainer.config.presets.making import preset_of_lora
 
             made = preset_of_lora(lora)
             path, preset = _kept_free(made.preset)
@@ -98,9 +98,9 @@ class Presets:
         """Change details of a preset; what it was stays as a version. `picture` is a file to show, or None for none."""
 
         def work() -> Path:
+            from trainer.config.presets.library import require_free, rewrite_preset
             from trainer.config.presets.making import revised
             from trainer.config.presets.picture import make_picture
-            from trainer.config.presets.shelf import require_free, rewrite_preset
 
             changed = dict(details)
             if "picture" in changed:
@@ -117,9 +117,8 @@ class Presets:
         """Tell what a preset was before, the latest first; not what it is now."""
 
         def work() -> list[Past]:
-            from trainer.config.presets.applying import changed_keys
-            from trainer.config.presets.reading import load_preset
-            from trainer.config.presets.shelf import versions_of
+            from trainer.config.presets.exchange import load_preset
+            from trainer.config.presets.library import changed_keys, versions_of
 
             found = []
             for version in versions_of(shelved.path):
@@ -139,8 +138,8 @@ class Presets:
         """Make a preset what it was; what it is now stays as a version."""
 
         def work() -> Path:
-            from trainer.config.presets.reading import load_preset
-            from trainer.config.presets.shelf import require_free, rewrite_preset
+            from trainer.config.presets.exchange import load_preset
+            from trainer.config.presets.library import require_free, rewrite_preset
 
             preset = load_preset(version.path)
             require_free(preset, but=shelved.path)
@@ -153,8 +152,8 @@ class Presets:
         """Write a preset for others: into a picture where the name ends so, else as its file."""
 
         def work() -> Path:
-            from trainer.config.presets.carrying import save_in_picture
-            from trainer.config.presets.writing import dump_preset
+            from trainer.config.presets.exchange import save_in_picture
+            from trainer.config.presets.preset import dump_preset
             from trainer.protocol import files
 
             if target.suffix.lower() == ".png":
@@ -169,7 +168,7 @@ class Presets:
         """Do something to the files, read them all again, and only then go on."""
 
         def both() -> tuple[_Result, int, Shelf]:
-            from trainer.config.presets.shelf import read_shelf
+            from trainer.config.presets.library import read_shelf
 
             return work(), next(self._readings), read_shelf()
 
@@ -198,8 +197,8 @@ def _in_words(fault: BaseException) -> ImpastoError:
 
 def _kept_free(preset: Preset) -> tuple[Path, Preset]:
     """Keep a preset among the own ones, under its name or with a number behind it; return where, and as what."""
+    from trainer.config.presets.library import free_name, keep_preset, read_shelf
     from trainer.config.presets.making import revised
-    from trainer.config.presets.shelf import free_name, keep_preset, read_shelf
 
     name = free_name(preset.name, preset.base.family, read_shelf())
     kept = preset if name == preset.name else revised(preset, {"name": name})

@@ -6,11 +6,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainer.config.presets.applying import changed_keys
-from trainer.config.presets.carrying import load_carried, read_pasted
-from trainer.config.presets.preset import Preset
-from trainer.config.presets.shelf import Shelved, free_name, is_built_in, presets_folder, read_shelf, taken_by
-from trainer.config.presets.writing import dump_preset
+from trainer.config.presets.exchange import load_carried, read_pasted
+from trainer.config.presets.library import (
+    Shelved,
+    changed_keys,
+    free_name,
+    is_built_in,
+    presets_folder,
+    read_shelf,
+    taken_by,
+)
+from trainer.config.presets.preset import Preset, dump_preset
 from trainer.protocol import files
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trainer.config.identity import flat
 from trainer.config.job import Job
+from trainer.config.resolve import flat
 
 _SAME_MEANING = ("name",)
 # What a machine, not an artist, decided; it is told apart because it changes no result beyond rounding.

@@ -1,6 +1,6 @@
 r"""Takes a caption apart into its tags and puts it together again, leaving every untouched character as it was.
 
-A tag is what stands between two commas, as `trainer.dataset.captions` reads it: spaces around it do not belong to it,
+A tag is what stands between two commas, as `trainer.dataset.sampling` reads it: spaces around it do not belong to it,
 an empty part is no tag, and a parenthesis escaped for the prompt, as in ``miku \(vocaloid\)``, stays as it is written.
 """
 

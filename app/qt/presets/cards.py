@@ -24,7 +24,7 @@ from app.core.presets.outlooks import Outlook
 from app.qt.parts import pixmap_of
 from app.qt.presets.words import by, in_short, origin_words
 from app.qt.theme import colours, icon
-from trainer.config.presets.shelf import Shelved
+from trainer.config.presets.library import Shelved
 from trainer.files.architecture import NAMES
 
 _Index = QModelIndex | QPersistentModelIndex

@@ -15,10 +15,9 @@ from app.qt.parts import plain_label, say
 from app.qt.presets.outlook_line import OutlookLine
 from app.qt.presets.words import by, choices_of, doc_of, origin_words
 from app.qt.tables import Row, Table
-from trainer.config.identity import flat
-from trainer.config.presets.applying import changed_keys
+from trainer.config.presets.library import Shelved, changed_keys
 from trainer.config.presets.preset import Preset
-from trainer.config.presets.shelf import Shelved
+from trainer.config.resolve import flat
 from trainer.config.write import toml_value
 from trainer.files.architecture import NAMES
 

@@ -21,7 +21,7 @@ from PySide6.QtWidgets import (
 from app.core.session import Session
 from app.core.words import in_words
 from app.qt.parts import plain_label, say, while_there
-from trainer.config.presets.shelf import Shelved
+from trainer.config.presets.library import Shelved
 from trainer.errors import ImpastoError
 
 

@@ -34,9 +34,9 @@ from app.qt.presets.edit import EditDialog
 from app.qt.presets.receive import ReceiveDialog
 from app.qt.presets.versions import VersionsDialog
 from app.qt.theme import set_icon
-from trainer.config.presets.carrying import preset_text
+from trainer.config.presets.exchange import preset_text
+from trainer.config.presets.library import Shelved, folder_of
 from trainer.config.presets.preset import Preset
-from trainer.config.presets.shelf import Shelved, folder_of
 from trainer.errors import ImpastoError, JobError
 from trainer.files.architecture import NAMES
 

@@ -15,7 +15,7 @@ from app.qt.parts import plain_label, say, while_there
 from app.qt.presets.details import About, rows_of
 from app.qt.presets.outlook_line import OutlookLine
 from app.qt.tables import Table
-from trainer.config.presets.shelf import same_name
+from trainer.config.presets.library import same_name
 from trainer.errors import ImpastoError
 
 _Roles = QDialogButtonBox.ButtonRole

@@ -14,7 +14,7 @@ from app.qt.dialogs.parts import close_row
 from app.qt.parts import plain_label, say, while_there
 from app.qt.presets.details import rows_of
 from app.qt.tables import Table
-from trainer.config.presets.shelf import Shelved
+from trainer.config.presets.library import Shelved
 from trainer.errors import ImpastoError
 
 if TYPE_CHECKING:

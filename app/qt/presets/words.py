@@ -13,9 +13,9 @@ from app.core.planning.forecaster import HERE
 from app.core.presets.outlooks import Outlook
 from app.qt.train.forecast.words import duration, figure, fit, gigabytes, headline
 from app.qt.words import QT_TRANSLATE_NOOP
-from trainer.config.describe import fields
+from trainer.config.presets.library import Origin
 from trainer.config.presets.preset import Preset
-from trainer.config.presets.shelf import Origin
+from trainer.config.schema import fields
 
 ORIGINS: Mapping[Origin, str] = {
     "yours": QT_TRANSLATE_NOOP("Presets", "yours"),

@@ -11,8 +11,8 @@ from PySide6.QtWidgets import QAbstractButton, QSizePolicy, QWidget
 from app.qt.theme import colours, icon
 from app.qt.tips import plain_tip
 from trainer.config.base import Family
+from trainer.config.presets.library import Shelved
 from trainer.config.presets.preset import Preset
-from trainer.config.presets.shelf import Shelved
 from trainer.files.architecture import NAMES
 
 _WIDTH, _HEIGHT, _GAP = 176, 98, 10

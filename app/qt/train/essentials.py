@@ -19,8 +19,8 @@ from app.qt.train.length import LengthRow
 from app.qt.train.line import Line
 from app.qt.train.output import OutputRow
 from app.qt.train.prompts import PromptRows
+from trainer.config.presets.library import Shelved
 from trainer.config.presets.preset import Preset
-from trainer.config.presets.shelf import Shelved
 
 _LABELS = 108
 """Width of the names on the left, in Qt's pixels."""

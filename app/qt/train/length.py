@@ -12,7 +12,7 @@ from app.qt.inputs import ComboBox
 from app.qt.train.form.editors import shown, words
 from app.qt.train.line import Line
 from app.qt.words import QT_TRANSLATE_NOOP
-from trainer.config.length import resolve_length
+from trainer.config.resolve import resolve_length
 
 _MEASURES = {
     "pictures_seen": QT_TRANSLATE_NOOP("Train", "pictures shown"),

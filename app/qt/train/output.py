@@ -10,7 +10,7 @@ from PySide6.QtWidgets import QFileDialog, QGridLayout, QLabel, QPushButton, QWi
 from app.core.jobs.draft import Draft
 from app.core.runs.log import without_home
 from app.qt.train.line import Line
-from trainer.config.output import OutputConfig
+from trainer.config.job import OutputConfig
 from trainer.config.paths import absolute
 
 _KEY = "output.runs"

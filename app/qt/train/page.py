@@ -26,7 +26,7 @@ from app.qt.train.job_list import JobList
 from app.qt.train.sheet import JobSheet
 from app.qt.train.starting import Starting
 from app.qt.train.undoing import DraftUndo
-from trainer.config.presets.shelf import Shelved
+from trainer.config.presets.library import Shelved
 from trainer.errors import ImpastoError
 
 _LOOK_MS = 2000

@@ -26,7 +26,7 @@ from app.qt.theme import set_icon
 from app.qt.train.essentials import Essentials
 from app.qt.train.form.form import SettingsForm
 from app.qt.train.line import Line
-from trainer.config.presets.shelf import Shelved
+from trainer.config.presets.library import Shelved
 
 _WIDEST = 820
 """Of the sheet, in Qt's pixels: longer lines are hard to read."""

@@ -20,8 +20,8 @@ from app.core.after.card import model_card
 from app.core.after.edited import Edited, edited
 from app.core.after.export import About, TakenError, about, export
 from trainer.config.job import Job
+from trainer.dataset.dataset import write_listing
 from trainer.dataset.folders import scan_folders
-from trainer.dataset.listing import write_listing
 from trainer.dataset.picture import Picture
 from trainer.errors import LoraFileError
 from trainer.files.header import read_header

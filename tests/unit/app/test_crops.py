@@ -10,8 +10,8 @@ from PIL import Image
 from app.core.health.aim import Aim
 from app.core.health.crops import LEAST, crop_to, largest, moved, scaled, shown_of
 from app.core.pictures import Folder, Picture
-from trainer.config.dataset import DatasetConfig, FolderConfig
-from trainer.dataset.listing import read_dataset
+from trainer.config.job import DatasetConfig, FolderConfig
+from trainer.dataset.dataset import read_dataset
 from trainer.dataset.sampling import plain_sample
 from trainer.dataset.sidecar import Sidecar, write_sidecar
 

@@ -17,9 +17,9 @@ from app.core.pictures import Change, Folder
 from app.core.tags.index import TagIndex
 from tests.support.desk import a_desk
 from tests.support.pictures import photograph
-from trainer.config.dataset import DatasetConfig, FolderConfig
+from trainer.config.job import DatasetConfig, FolderConfig
 from trainer.config.recipe import RecipeConfig
-from trainer.dataset.listing import read_dataset
+from trainer.dataset.dataset import read_dataset
 
 AIM = Aim(resolution=256)
 

@@ -16,10 +16,10 @@ from app.core.tags.index import TagIndex
 from app.core.tags.splitting import Lines
 from tests.support.desk import Desk, a_desk
 from tests.support.processes import no_process_starts
-from trainer.config.dataset import DatasetConfig, FolderConfig
+from trainer.config.job import DatasetConfig, FolderConfig
 from trainer.config.recipe import RecipeConfig
-from trainer.dataset import facts
-from trainer.dataset.listing import read_dataset
+from trainer.dataset import decoders
+from trainer.dataset.dataset import read_dataset
 from trainer.dataset.sidecar import FolderNotes, Sidecar, write_sidecar
 
 CODES = (
@@ -198,14 +198,14 @@ def test_pictures_that_go_while_they_are_looked_at_are_not_damaged_and_looked_at
 ) -> None:
     save(folder / "new.png", colour="gold")
     here = folder / "new.png" if alone else folder
-    away, real = folder.with_name("away"), facts.inspect_pictures
+    away, real = folder.with_name("away"), decoders.inspect_pictures
 
     def late(*asked: Any) -> Any:
         here.rename(away)
         return real(*asked)
 
     with monkeypatch.context() as going:
-        going.setattr(facts, "inspect_pictures", late)
+        going.setattr(decoders, "inspect_pictures", late)
         watched.look()
     watched.look()
     away.rename(here)
@@ -220,7 +220,7 @@ def test_pictures_that_were_away_between_two_looks_are_looked_at_after_the_next(
 ) -> None:
     """As on a network that does not answer for a second: no look at the disk finds anything changed."""
     here = folder / "0.png" if alone else folder
-    away, look, judge = folder.with_name("away"), facts.inspect_pictures, inspector._seen
+    away, look, judge = folder.with_name("away"), decoders.inspect_pictures, inspector._seen
     judged: list[Any] = []
 
     def inspect(*asked: Any) -> Any:
@@ -238,7 +238,7 @@ def test_pictures_that_were_away_between_two_looks_are_looked_at_after_the_next(
 
     with a_desk() as desk:
         with monkeypatch.context() as going:
-            going.setattr(facts, "inspect_pictures", inspect)
+            going.setattr(decoders, "inspect_pictures", inspect)
             going.setattr(inspector, "_seen", seen)
             watched = Watched(desk, folder)
         assert judged.count(None) == (1 if alone else 5)

@@ -22,7 +22,7 @@ from app.core.pictures import Folder
 from tests.support.desk import Desk
 from tests.support.drafts import BARE, on_disk, opened, refuse_writing, write_bare
 from trainer.config.load import load_job
-from trainer.config.presets.shelf import find_preset
+from trainer.config.presets.library import find_preset
 from trainer.errors import JobError
 
 

@@ -12,9 +12,9 @@ from app.core.edits import safe_files
 from app.core.edits.backups import Backups
 from app.core.masks import Mask, MaskChanged, connected_area, mask_path, read_mask, remove_mask, state_of, write_mask
 from tests.support.pictures import photograph
-from trainer.config.dataset import DatasetConfig, FolderConfig
+from trainer.config.job import DatasetConfig, FolderConfig
 from trainer.config.recipe import RecipeConfig
-from trainer.dataset.listing import read_dataset
+from trainer.dataset.dataset import read_dataset
 from trainer.dataset.pixels import crop_pixels
 from trainer.dataset.sampling import plain_sample
 from trainer.errors import DatasetError

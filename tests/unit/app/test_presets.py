@@ -8,8 +8,8 @@ from app.core.presets.outlooks import Outlooks
 from app.core.presets.presets import Presets
 from tests.support.desk import Desk, a_desk
 from tests.unit.test_presets_hostile import GOOD
-from trainer.config.presets import shelf
-from trainer.config.presets.reading import parse_preset
+from trainer.config.presets import library
+from trainer.config.presets.exchange import parse_preset
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def desk():
 
 def test_a_planner_that_dies_is_told_in_the_place_of_the_answer_and_started_anew(desk: Desk, tmp_path):
     preset = parse_preset(GOOD, "good")
-    path, _ = shelf.keep_preset(preset)
+    path, _ = library.keep_preset(preset)
     outlooks = Outlooks(desk.post)
     outlooks.choose("8GB")
     outlooks.want([(path, preset)])
@@ -41,7 +41,7 @@ def test_a_planner_that_dies_is_told_in_the_place_of_the_answer_and_started_anew
 
 def test_what_was_read_before_a_preset_was_kept_does_not_hide_it_when_it_comes_later(desk: Desk, monkeypatch):
     presets, kept, looked = Presets(desk.tasks), [], []
-    read, goes_on, real = threading.Event(), threading.Event(), shelf.read_shelf
+    read, goes_on, real = threading.Event(), threading.Event(), library.read_shelf
 
     def late():
         if read.is_set():
@@ -51,7 +51,7 @@ def test_what_was_read_before_a_preset_was_kept_does_not_hide_it_when_it_comes_l
         assert goes_on.wait(120)
         return found
 
-    monkeypatch.setattr(shelf, "read_shelf", late)
+    monkeypatch.setattr(library, "read_shelf", late)
     presets._change(lambda: None, looked.append)
     assert read.wait(120)
     presets.keep(parse_preset(GOOD, "good"), "gouache", "yours", kept.append)

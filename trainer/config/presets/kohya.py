@@ -13,10 +13,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trainer.config.base import Family
-from trainer.config.describe import choices
 from trainer.config.field_names import keys_called, value_called
-from trainer.config.recipe import RecipeConfig
-from trainer.config.schedule import ScheduleConfig
+from trainer.config.recipe import RecipeConfig, ScheduleConfig
+from trainer.config.schema import choices
 from trainer.protocol.reading import UnusableFileError, parse_json
 
 _LONGEST = 1 << 20  # characters of a JSON text that is parsed; tags of a large dataset take less

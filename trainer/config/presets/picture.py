@@ -11,7 +11,7 @@ from pathlib import Path
 from PIL import Image
 
 from trainer.errors import JobError
-from trainer.files.jpeg import FAULTS, FORMATS, UnusablePictureError, small_jpeg
+from trainer.files.rewriting import FAULTS, FORMATS, UnusablePictureError, small_jpeg
 
 LARGEST_PICTURE = 256 * 1024
 """Bytes of the picture file."""

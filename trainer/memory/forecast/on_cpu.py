@@ -16,8 +16,8 @@ from functools import cached_property
 import numpy as np
 
 from trainer.config.job import Job
-from trainer.config.presets.reading import load_preset
-from trainer.dataset.cached import texts_at_once
+from trainer.config.presets.exchange import load_preset
+from trainer.dataset.cache_keys import texts_at_once
 from trainer.files.assets import preset_path
 from trainer.host import usable_cores
 from trainer.memory.device import roofline

@@ -15,7 +15,7 @@ import numpy as np
 from trainer.config.fit import MOST_GRAPHS
 from trainer.config.job import Job
 from trainer.config.recipe import RecipeConfig
-from trainer.dataset.cached import Cached, texts_at_once
+from trainer.dataset.cache_keys import Cached, texts_at_once
 from trainer.dataset.picture import Picture
 from trainer.dataset.sampling import dealt_showings, measured_samples, steps_per_epoch
 from trainer.memory.device.roofline import loading_seconds

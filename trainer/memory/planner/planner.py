@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
-from trainer.config.fit import FitConfig
-from trainer.config.ladder import RungConfig
+from trainer.config.fit import FitConfig, RungConfig
 from trainer.memory.device import roofline
 from trainer.memory.device.device_state import Situation
 from trainer.memory.forecast.forecast import Runs, Within, forecast_of

@@ -8,26 +8,32 @@ from pathlib import Path
 
 from trainer import gpu
 from trainer.config.base import BaseConfig, Family, Prediction
-from trainer.config.dataset import DatasetConfig, FolderConfig
-from trainer.config.doubtful import unforeseen
+from trainer.config.checks import unforeseen
 from trainer.config.fit import FitConfig
-from trainer.config.job import Job
+from trainer.config.job import DatasetConfig, FolderConfig, Job, PreviewConfig, PromptConfig, ReportConfig
 from trainer.config.load import load_job
 from trainer.config.recipe import RecipeConfig
-from trainer.config.report import PreviewConfig, PromptConfig, ReportConfig
 from trainer.config.resolve import Machine, resolve_job
-from trainer.dataset.cached import Cached
-from trainer.dataset.facts import Progress
+from trainer.dataset.cache_keys import Cached
+from trainer.dataset.dataset import read_dataset
+from trainer.dataset.decoders import Progress
 from trainer.dataset.findings import Finding
-from trainer.dataset.listing import read_dataset
 from trainer.dataset.picture import Picture
 from trainer.dataset.portions import latent_bytes, text_bytes
 from trainer.dataset.sampling import samples_per_epoch
 from trainer.errors import ImpastoError, JobError, RunError
 from trainer.files.architecture import NAMES, Config
 from trainer.files.configs import PARTS, bundled_configs
-from trainer.files.identify import BaseIdentity, decide_process, identify_base, identify_vae
-from trainer.files.parts import joint_digest, known_hashes, part_files, vae_files
+from trainer.files.identify import (
+    BaseIdentity,
+    decide_process,
+    identify_base,
+    identify_vae,
+    joint_digest,
+    known_hashes,
+    part_files,
+    vae_files,
+)
 from trainer.host import usable_cores
 from trainer.memory.device.device_state import Situation, situation_ahead, situation_here, situation_on_cpu
 from trainer.memory.device.gpu_specs import find_card
@@ -154,7 +160,7 @@ class _Source:
     vae_config: Config
     text_configs: tuple[Config, ...]
     hashes: tuple[str, str] | None = None
-    """Of its VAE's content and its encoders', where its files were read before; see trainer.dataset.cached."""
+    """Of its VAE's content and its encoders', where its files were read before; see trainer.dataset.cache_keys."""
 
 
 def situation_of(card: str | None, fit: FitConfig | None = None) -> Situation:

@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import product
 from typing import Any, Literal
 
-from trainer.config.fit import LARGEST_MICRO_BATCH, FitConfig
-from trainer.config.ladder import RungConfig
+from trainer.config.fit import LARGEST_MICRO_BATCH, FitConfig, RungConfig
 from trainer.memory.trace.memory_trace import Block, _forward_order
 from trainer.protocol.forecast import SEARCHED
 from trainer.training.active_plan import encoding_ladder

@@ -16,18 +16,14 @@ from diffusers.models.unets.unet_2d_condition import UNet2DConditionModel
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from trainer.adapter.attach import Adapter, attach
-from trainer.adapter.layers import models_by_part
-from trainer.base.families import FAMILIES
-from trainer.base.family import TextEncoder
-from trainer.base.placing import Placer, place_weights
-from trainer.base.quantised import choose_products, quantise_linears
+from trainer.adapter.attach import Adapter, attach, models_by_part
+from trainer.base.encoding import TextConditioning
+from trainer.base.families import FAMILIES, TextEncoder
+from trainer.base.quantized import choose_products, quantise_linears
 from trainer.base.source import BaseSource, empty_clip_model, empty_diffusers_model
-from trainer.base.stored import StoredTensor
-from trainer.base.text import TextConditioning
+from trainer.base.weights import Placer, StoredTensor, place_weights
 from trainer.config.base import BaseConfig
-from trainer.config.dataset import DatasetConfig, FolderConfig
-from trainer.config.job import Job
+from trainer.config.job import DatasetConfig, FolderConfig, Job
 from trainer.dataset.portions import LATENT_SCALE
 from trainer.memory.trace.recorder import Tracer
 from trainer.memory.trace.workload import Subject

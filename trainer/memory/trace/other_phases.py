@@ -18,12 +18,11 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from trainer.base.drawing import Drawing, decode_levels, draw_latents, make_sampler
-from trainer.base.family import TextEncoder
-from trainer.base.text import TextConditioning, encode_words
-from trainer.base.vae import posterior
+from trainer.base.encoding import TextConditioning, encode_words, posterior
+from trainer.base.families import TextEncoder
+from trainer.config.job import PromptConfig
 from trainer.config.optimizer import ScheduleFreeConfig
-from trainer.config.report import PromptConfig
-from trainer.dataset.cached import texts_at_once
+from trainer.dataset.cache_keys import texts_at_once
 from trainer.dataset.portions import LATENT_SCALE
 from trainer.memory.trace.cuda_kernels import AttentionKernel, as_on_cuda, attention_kernel
 from trainer.memory.trace.derive import joined

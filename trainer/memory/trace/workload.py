@@ -14,11 +14,10 @@ from typing import Any, Literal, Protocol
 from trainer import __version__
 from trainer.config.base import Family, Prediction
 from trainer.config.fit import FitConfig
-from trainer.config.job import Job
+from trainer.config.job import Job, PromptConfig
 from trainer.config.optimizer import ScheduleFreeConfig
 from trainer.config.recipe import RecipeConfig
-from trainer.config.report import PromptConfig
-from trainer.dataset.cached import texts_at_once
+from trainer.dataset.cache_keys import texts_at_once
 from trainer.dataset.picture import Picture
 from trainer.dataset.sampling import epoch_showings
 from trainer.files.architecture import Config

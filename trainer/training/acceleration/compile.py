@@ -149,7 +149,7 @@ def _compiler_at_work() -> Iterator[None]:
         warnings.simplefilter("ignore", DeprecationWarning)
         # It looks into all that a block uses, also for gradients that nobody asked to be kept.
         warnings.filterwarnings("ignore", r"The \.grad attribute of a Tensor that is not a leaf", UserWarning)
-        # Rows are rounded to int8 by way of fp16 (trainer/base/int8.py), also in a run in bf16.
+        # Rows are rounded to int8 by way of fp16 (trainer/base/quantized.py), also in a run in bf16.
         warnings.filterwarnings("ignore", "bf16 and fp16 are mixed", UserWarning)
         yield
 

@@ -18,11 +18,10 @@ import torch
 from diffusers.models.unets.unet_2d_condition import UNet2DConditionModel
 from torch import Tensor, nn
 
-from trainer.base.int8 import NEVER, Directions, directions_of
-from trainer.base.quantised import input_gradient, product, quantisable
+from trainer.base.quantized import NEVER, Directions, directions_of, input_gradient, product, quantisable
 from trainer.base.source import BaseSource
+from trainer.config.fit import EVERYWHERE, LEAST_ROWS, ProductConfig
 from trainer.config.job import Job, live_text
-from trainer.config.products import EVERYWHERE, LEAST_ROWS, ProductConfig
 from trainer.dataset.picture import Picture
 from trainer.dataset.portions import LATENT_SCALE
 from trainer.dataset.sampling import epoch_showings

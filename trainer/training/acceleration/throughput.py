@@ -18,7 +18,7 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from trainer.adapter.attach import attach
-from trainer.base.text import TextConditioning
+from trainer.base.encoding import TextConditioning
 from trainer.config.recipe import RecipeConfig
 from trainer.protocol.forecast import Operation, Rate, Timed
 from trainer.training.device.device import is_allocation, is_view

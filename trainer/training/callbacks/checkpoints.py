@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from trainer.config.ladder import RungConfig
+from trainer.config.fit import RungConfig
 from trainer.protocol import events
 from trainer.protocol.forecast import ForecastPhase
 from trainer.protocol.reading import build

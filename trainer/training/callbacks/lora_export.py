@@ -11,8 +11,7 @@ from pathlib import Path
 from torch import Tensor
 
 from trainer.adapter.attach import Adapter
-from trainer.adapter.export import export_lora
-from trainer.adapter.metadata import ExportFacts, count_tags, lora_metadata, write_side_files
+from trainer.adapter.export import ExportFacts, count_tags, export_lora, lora_metadata, write_side_files
 from trainer.base.source import BaseSource
 from trainer.config.job import Job
 from trainer.dataset.picture import Picture

@@ -12,12 +12,11 @@ from PIL import Image
 from torch import Tensor
 
 from trainer.base.drawing import Drawing, decode, draw_latents, make_sampler, save_picture
-from trainer.base.family import TextEncoder
+from trainer.base.encoding import TextConditioning
+from trainer.base.families import TextEncoder
 from trainer.base.source import BaseSource
-from trainer.base.text import TextConditioning
-from trainer.config.job import Job
-from trainer.config.model import stated
-from trainer.config.report import PromptConfig
+from trainer.config.job import Job, PromptConfig
+from trainer.config.schema import stated
 from trainer.protocol import events
 from trainer.protocol.forecast import ForecastPhase
 from trainer.training.callbacks.lora_export import Exporter, as_exported, due

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from trainer.config.job import Job
-from trainer.config.model import stated
+from trainer.config.schema import stated
 from trainer.dataset.picture import Picture
 from trainer.dataset.sampling import measured_samples
 from trainer.errors import BaseModelError

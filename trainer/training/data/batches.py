@@ -12,16 +12,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from trainer.base.encoding import TextConditioning, scale_latents, tokenise
 from trainer.base.source import BaseSource
-from trainer.base.text import TextConditioning, tokenise
-from trainer.base.vae import scale_latents
 from trainer.config.job import Job
-from trainer.config.model import stated
-from trainer.dataset.cached import encoding_form
+from trainer.config.schema import stated
+from trainer.dataset.cache_keys import encoding_form
 from trainer.dataset.picture import Picture
 from trainer.dataset.portions import GIGABYTE, MOST_SHOWINGS, latent_bytes, text_bytes
-from trainer.dataset.randomness import Purpose, generator
-from trainer.dataset.sampling import Sample, epoch_batches, micro_batches, micro_conditioning, steps_per_epoch
+from trainer.dataset.sampling import (
+    Purpose,
+    Sample,
+    epoch_batches,
+    generator,
+    micro_batches,
+    micro_conditioning,
+    steps_per_epoch,
+)
 from trainer.protocol.events import Cached, OnPhase
 from trainer.training.data.latent_cache import Cache
 from trainer.training.objective import draw_noise, draw_timestep

@@ -19,12 +19,11 @@ import torch
 from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
 from torch import Tensor
 
-from trainer.base.family import TextEncoder
+from trainer.base.encoding import TextConditioning, encode_latents, encode_words
+from trainer.base.families import TextEncoder
 from trainer.base.source import BaseSource
-from trainer.base.text import TextConditioning, encode_words
-from trainer.base.vae import encode_latents
 from trainer.config.job import Job
-from trainer.dataset.cached import Cached, entry_path, texts_at_once
+from trainer.dataset.cache_keys import Cached, entry_path, texts_at_once
 from trainer.dataset.picture import Picture
 from trainer.dataset.pixels import crop_pixels
 from trainer.dataset.portions import LATENT_SCALE

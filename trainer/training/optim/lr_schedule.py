@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from trainer.config.schedule import ScheduleConfig
+from trainer.config.recipe import ScheduleConfig
 
 Multiplier = Callable[[int], float]
 """From a step, counted from 0, to what every learning rate is multiplied by in it."""

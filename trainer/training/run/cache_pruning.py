@@ -10,7 +10,7 @@ from pathlib import Path
 
 from trainer.base.source import open_base
 from trainer.config.load import load_job
-from trainer.dataset.listing import read_listing
+from trainer.dataset.dataset import read_listing
 from trainer.errors import ImpastoError, RunError
 from trainer.protocol import places
 from trainer.protocol.run_directory import RunDirectory, known_runs

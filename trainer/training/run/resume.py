@@ -10,9 +10,9 @@ from typing import Any, Literal
 
 from trainer.base.source import BaseSource, open_base
 from trainer.config.credentials import without_secrets
-from trainer.config.identity import differences
 from trainer.config.job import Job
 from trainer.config.load import load_job
+from trainer.config.resolve import differences
 from trainer.errors import (
     RunError,
 )

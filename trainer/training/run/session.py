@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from trainer.base.source import BaseSource
-from trainer.config.doubtful import unforeseen
+from trainer.config.checks import unforeseen
 from trainer.config.job import Job
 from trainer.dataset.picture import Picture
 from trainer.errors import ImpastoError

@@ -11,17 +11,13 @@ from typing import Any, Protocol
 import torch
 
 from trainer.base.source import BaseSource, open_base
-from trainer.config.doubtful import doubtful
-from trainer.config.effectless import effectless
-from trainer.config.fit import FitConfig
-from trainer.config.identity import identity
+from trainer.config.checks import doubtful, effectless
+from trainer.config.fit import FitConfig, RungConfig
 from trainer.config.job import Job, live_text
-from trainer.config.ladder import RungConfig
-from trainer.config.length import resolve_length
 from trainer.config.load import load_job
-from trainer.config.resolve import Machine, resolve_job
+from trainer.config.resolve import Machine, identity, resolve_job, resolve_length
 from trainer.config.write import dump_job
-from trainer.dataset.listing import Dataset, read_dataset, read_listing, write_listing
+from trainer.dataset.dataset import Dataset, read_dataset, read_listing, write_listing
 from trainer.dataset.picture import Picture
 from trainer.dataset.sampling import samples_per_epoch
 from trainer.errors import (

@@ -78,7 +78,7 @@ class Ruler(QObject):
 
 
 def _loaded() -> tuple[_Ends, _Holds]:
-    from trainer.dataset.captions import holds_trigger
+    from trainer.dataset.sampling import holds_trigger
     from trainer.files.tokens import ClipTokens
 
     return ClipTokens().ends, holds_trigger

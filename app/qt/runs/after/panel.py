@@ -474,6 +474,6 @@ def _heading(words: str) -> QLabel:
 
 def _trained_on(listing: Path) -> int:
     """How many pictures a run was trained on."""
-    from trainer.dataset.listing import read_listing
+    from trainer.dataset.dataset import read_listing
 
     return sum(picture.kind == "train" for picture in read_listing(listing))

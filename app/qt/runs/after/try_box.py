@@ -123,7 +123,7 @@ class TryBox(QWidget):
 
     def _begin(self, job: Job) -> None:
         """Take over how the job draws its previews; steps, guidance and sampler stay those."""
-        from trainer.config.report import PromptConfig
+        from trainer.config.job import PromptConfig
 
         first = next(iter(job.report.previews.prompts), PromptConfig(prompt=_trigger(job)))
         self._settings = first.model_dump()

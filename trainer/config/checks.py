@@ -7,9 +7,9 @@ from pathlib import Path
 
 from trainer.config.base import Family
 from trainer.config.job import Job
-from trainer.config.model import Section
 from trainer.config.optimizer import AdafactorConfig, ProdigyConfig
 from trainer.config.recipe import RecipeConfig, TextEncoderConfig
+from trainer.config.schema import Section
 
 # Prodigy multiplies the rate that it finds by the stated one, which is therefore about 1.
 SMALL_FOR_PRODIGY = 0.01
@@ -110,3 +110,23 @@ def prodigy_at_a_small_rate(recipe: RecipeConfig) -> Iterator[tuple[str, str]]:
     for key, rate in rates.items():
         if 0 < rate < SMALL_FOR_PRODIGY:
             yield key, f"Prodigy multiplies the rate it finds by it, so {rate:g} learns next to nothing; use 1.0"
+
+
+def unforeseen(job: Job) -> Iterator[tuple[str, str]]:
+    """Experiments that forecasts know nothing of, as (key, what they count instead); runs with them teach nothing."""
+    others = "so memory and time may be others with this experiment"
+    if job.fit.compile:
+        yield "fit.compile", f"forecasts count blocks that are not compiled, {others}"
+    if job.fit.channels_last:
+        yield "fit.channels_last", f"forecasts count maps that lie as usual, {others}"
+
+
+def doubtful(job: Job, *, zero_terminal_snr: bool) -> Iterator[tuple[str, str]]:
+    """Settings to think over, as (key, reason); ``zero_terminal_snr`` is what the base was found or stated to be."""
+    yield from unforeseen(job)
+    if job.recipe.objective.debiased and zero_terminal_snr and job.recipe.objective.timestep_max == 999:
+        yield (
+            "recipe.objective.debiased",
+            "this base is trained down to pure noise (zero terminal SNR), which then counts a thousand times as much "
+            "as the cleanest pictures, though nothing of a picture is left in it; min_snr_gamma gives it no weight",
+        )

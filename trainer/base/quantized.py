@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 import torch
@@ -12,14 +14,99 @@ import torch.nn.functional as F
 from bitsandbytes.functional import create_dynamic_map, dequantize_4bit, name2qmap
 from bitsandbytes.nn.modules import Int8Params, Linear4bit, Linear8bitLt, Params4bit
 from torch import Tensor, nn
+from torch.utils.flop_counter import flop_registry, register_flop_formula
 
-from trainer.base import int8
-from trainer.base.placing import Placer
-from trainer.config.products import ProductConfig
+from trainer.base.weights import Placer
+from trainer.config.fit import ProductConfig
 
-Quantisation = Literal["int8", "int8_products", "nf4"]
+MULTIPLE = 8
+"""torch._int_mm refuses inputs and outputs that are no multiples of it on CUDA cards."""
+_LARGEST = 127
+# From 1024 to 2048 numbers in fp16 are whole: added to this one, a number of at most 127 is rounded, half to even, and
+# its last byte is then what int8 writes for it. That is two passes over memory where round and cast take three.
+_WHOLE = 1536.0
 _BLOCKS = "transformer_blocks"
 _MALLOC_TRIM = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+
+
+@dataclass(frozen=True, slots=True)
+class Directions:
+    """From how many rows on a layer's two products are made in int8; None: never."""
+
+    forward: int | None = None
+    backward: int | None = None
+
+
+NEVER = Directions()
+
+
+def directions_of(inputs: int, outputs: int, products: Sequence[ProductConfig]) -> Directions:
+    """What the first of ``products`` that is of a layer's size says of it; never where int8 cannot be multiplied."""
+    if inputs % MULTIPLE or outputs % MULTIPLE:
+        return NEVER
+    found = next((each for each in products if each.is_of(inputs, outputs)), None)
+    return Directions(found.forward, found.backward) if found else NEVER
+
+
+def enough(x: Tensor, least: int | None) -> bool:
+    """Whether x (..., inputs) has at least so many rows; none are enough for None."""
+    return least is not None and x.numel() >= least * x.shape[-1]
+
+
+def int8_product(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
+    """x (..., inputs) times the transposed weight (outputs, inputs), plus bias: (..., outputs) in the format of x."""
+    rows, worth = rounded(x.reshape(-1, x.shape[-1]))
+    wide = _times(torch._int_mm(rows, weight.t()), worth, x.dtype)
+    result = wide.mul_(scales) if bias is None else torch.addcmul(bias, wide, scales, out=wide)
+    return result.to(x.dtype).view(*x.shape[:-1], len(weight))
+
+
+def int8_input_gradient(gradient: Tensor, weight: Tensor, scales: Tensor) -> Tensor:
+    """Gradient (..., outputs) times the weight (outputs, inputs): (..., inputs) in its format.
+
+    What scales the rows of the weight scales columns here, so it is multiplied in before rows are rounded.
+    """
+    above = gradient.reshape(-1, gradient.shape[-1])
+    rows, worth = rounded(_times(above, scales, gradient.dtype))
+    result = _times(torch._int_mm(rows, _by_columns(weight)), worth, gradient.dtype)
+    return result.to(gradient.dtype).view(*gradient.shape[:-1], weight.shape[1])
+
+
+def rounded(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows (M, N) as int8, the largest of each ±127, and what a unit is worth beside one of weights: fp32 (M, 1).
+
+    A row with a number that is not finite has a worth that is not, so that all that comes of it is not finite either.
+    But numbers are silently 0 where 127 times them is beyond fp32, from about 2.68e36 on.
+    """
+    largest = torch.linalg.vector_norm(rows, math.inf, -1, keepdim=True, dtype=torch.float32)
+    whole = rows.new_empty(rows.shape, dtype=torch.float16)
+    torch.addcdiv(rows.new_full((), _WHOLE), rows, largest, value=_LARGEST, out=whole)
+    return whole.view(torch.int8)[:, ::2].contiguous(), largest.mul_(1 / _LARGEST**2)
+
+
+def _times(numbers: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
+    """Numbers (M, N) scaled, in a format as wide as fp32: ``dtype`` itself, but for fp16."""
+    wide = torch.float32 if dtype == torch.float16 else dtype
+    return torch.mul(numbers, scales, out=numbers.new_empty(numbers.shape, dtype=wide))
+
+
+def _by_columns(weight: Tensor) -> Tensor:
+    """The weight laid out column by column, for a moment, for cuBLAS takes the second matrix of int8 so alone.
+
+    Where both lie row by row newer ones refuse, and some older gave wrong numbers (pytorch#106840, #169961).
+    """
+    return weight.t().contiguous().t()
+
+
+def _flops(left: Sequence[int], right: Sequence[int], *_: Any, **__: Any) -> int:
+    return 2 * left[0] * left[1] * right[1]
+
+
+if torch.ops.aten._int_mm not in flop_registry:  # as of torch 2.13 such products count as no work
+    register_flop_formula(torch.ops.aten._int_mm)(_flops)
+
+
+Quantisation = Literal["int8", "int8_products", "nf4"]
 
 
 class FrozenInt8Linear(Linear8bitLt):
@@ -31,7 +118,7 @@ class FrozenInt8Linear(Linear8bitLt):
     SDXL at 1024.
     """
 
-    directions = int8.NEVER
+    directions = NEVER
     """Where its products are made in int8 (fit.quantise = "int8_products"), which rounds inputs and gradients too."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -53,7 +140,7 @@ class _Int8Product(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None, directions: int8.Directions
+        ctx: Any, x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None, directions: Directions
     ) -> Tensor:
         ctx.save_for_backward(weight, scales)
         ctx.directions = directions
@@ -65,21 +152,17 @@ class _Int8Product(torch.autograd.Function):
         return input_gradient(gradient, weight, scales, ctx.directions), None, None, None, None
 
 
-def product(
-    x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None, directions: int8.Directions = int8.NEVER
-) -> Tensor:
+def product(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None, directions: Directions = NEVER) -> Tensor:
     """x (..., inputs) times frozen int8 weights (outputs, inputs) with a scale a row, plus bias: in the format of x."""
-    if int8.enough(x, directions.forward):
-        return int8.product(x, weight, scales, bias)
+    if enough(x, directions.forward):
+        return int8_product(x, weight, scales, bias)
     return F.linear(x, _restored(weight, scales, x.dtype), bias)
 
 
-def input_gradient(
-    gradient: Tensor, weight: Tensor, scales: Tensor, directions: int8.Directions = int8.NEVER
-) -> Tensor:
+def input_gradient(gradient: Tensor, weight: Tensor, scales: Tensor, directions: Directions = NEVER) -> Tensor:
     """What the gradient (..., outputs) of such a product makes that of its x: (..., inputs)."""
-    if int8.enough(gradient, directions.backward):
-        return int8.input_gradient(gradient, weight, scales)
+    if enough(gradient, directions.backward):
+        return int8_input_gradient(gradient, weight, scales)
     return gradient @ _restored(weight, scales, gradient.dtype)
 
 
@@ -95,8 +178,8 @@ class FrozenNF4Linear(Linear4bit):
         super().__init__(  # type: ignore[no-untyped-call]
             inputs, outputs, bias, compute_dtype=dtype, compress_statistics=True, quant_type="nf4", device=device
         )
-        # On CPUs with AVX512-BF16 a pass without gradient would repack the weights for a product that has none,
-        # and every later training step would lose the gradient to the layers before.
+        # On CPUs with AVX512-BF16 a pass without gradient would repack the weights for a product that has
+        # none, and every later training step would lose the gradient to the layers before.
         self.support_avx512bf16_for_cpu = False
 
     def input_gradient(self, gradient: Tensor) -> Tensor:
@@ -146,7 +229,7 @@ def choose_products(model: nn.Module, products: Sequence[ProductConfig]) -> None
     """Let the layers in 8 bits that ``products`` are of multiply in int8; bits of weights stay as they are."""
     for module in model.modules():
         if isinstance(module, FrozenInt8Linear):
-            module.directions = int8.directions_of(module.in_features, module.out_features, products)
+            module.directions = directions_of(module.in_features, module.out_features, products)
 
 
 def _return_freed_memory() -> None:

@@ -1,0 +1,347 @@
+"""A dataset as a whole: read and checked, and frozen as the listing (dataset.jsonl) that a run trains from."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from trainer.config.job import DatasetConfig
+from trainer.config.recipe import RecipeConfig
+from trainer.dataset.decoders import Progress, inspect_pictures
+from trainer.dataset.duplicates import alike, same
+from trainer.dataset.findings import CROP_LOSS, Finding, by_severity, word_copies, word_marks
+from trainer.dataset.folders import Candidate, Imported, Scan, scan_folders
+from trainer.dataset.inspection import Inspection, PictureFacts
+from trainer.dataset.picture import MaskSource, Picture, choose_bucket, crop_loss, enlargement, region_of
+from trainer.dataset.sampling import (
+    compose_caption,
+    draw_sample,
+    epoch_showings,
+    holds_trigger,
+    plain_sample,
+    samples_per_epoch,
+    steps_per_epoch,
+    without_chance,
+)
+from trainer.errors import DatasetError
+from trainer.files.tokens import ClipTokens
+from trainer.protocol.files import write_text
+from trainer.protocol.reading import UnusableFileError, build, decoded, parse_json, read_text, reason_of
+
+_ENDINGS = {
+    "JPEG": (".jpg", ".jpeg", ".jpe", ".jfif"),
+    "MPO": (".jpg", ".jpeg", ".jpe", ".jfif"),
+    "PNG": (".png", ".apng"),
+    "TIFF": (".tif", ".tiff"),
+    "WEBP": (".webp",),
+    "BMP": (".bmp",),
+    "GIF": (".gif",),
+    "AVIF": (".avif",),
+    "JXL": (".jxl",),
+}
+# Enlarging by two per cent cannot be seen; a bucket under half of the full area gives a visibly coarser picture.
+_ENLARGED = 1.02
+_SMALL_BUCKET = 0.5
+AUTO_SHARE = 0.05
+_AUTO_LEAST = 40
+_KINDS = {"train": "to learn from", "regularisation": "for regularisation", "validation": "held out for validation"}
+
+
+def doubts_of_shape(size: tuple[int, int], bucket: tuple[int, int], recipe: RecipeConfig) -> list[str]:
+    """Return the codes of what is doubtful about the (width, height) of a picture's region in its bucket."""
+    full_area = (recipe.resolution or 0) ** 2
+    coarse = size[0] * size[1] < full_area and bucket[0] * bucket[1] < _SMALL_BUCKET * full_area
+    doubts = {
+        "picture.small": enlargement(*size, bucket) > _ENLARGED or coarse,
+        "picture.cropped": crop_loss(*size, bucket) > CROP_LOSS,
+    }
+    return [code for code, applies in doubts.items() if applies]
+
+
+def doubts_of_file(path: Path, facts: PictureFacts) -> list[str]:
+    """Return the codes of what is doubtful, or worth knowing, about a picture's file."""
+    doubts = {
+        "picture.profile": facts.profile == "broken",
+        "picture.misnamed": path.suffix.lower() not in _ENDINGS.get(facts.format, ()),
+        "picture.rotated": facts.rotated,
+        "picture.animated": facts.animated,
+    }
+    return [code for code, applies in doubts.items() if applies]
+
+
+class Assembler:
+    """Makes pictures of candidates, and notes on the scan what is wrong or doubtful with each."""
+
+    def __init__(
+        self, dataset: DatasetConfig, recipe: RecipeConfig, inspected: Mapping[Path, Inspection], scan: Scan
+    ) -> None:
+        self._dataset = dataset
+        self._recipe = recipe
+        self._inspected = inspected
+        self._scan = scan
+        # Where no image has a mask, "auto" means that masks are not wanted: then none is missing either.
+        wanted = dataset.masks in ("files", "alpha")
+        self._masks_wanted = wanted or any(candidate.mask_path for candidate in scan.candidates)
+
+    def picture(self, candidate: Candidate) -> tuple[Picture, PictureFacts] | None:
+        """Return the record of a candidate and what its file is; None when it has to be left out."""
+        facts = self._sound(candidate.path)
+        if facts is None:
+            return None
+        _, _, width, height = region_of(facts.width, facts.height, candidate.crop)
+        bucket = choose_bucket(width, height, self._recipe)
+        if bucket is None:
+            self._mark("picture.tiny", candidate.path)
+            return None
+        self._judge(candidate.path, facts, (width, height), bucket)
+        source, mask_path, mask_id = self._mask(candidate, facts)
+        folder = candidate.folder
+        picture = Picture(
+            id=facts.id,
+            path=candidate.path,
+            width=facts.width,
+            height=facts.height,
+            kind=folder.kind,
+            repeats=folder.repeats,
+            weight=folder.weight,
+            captions=candidate.captions,
+            trigger=folder.trigger,
+            class_words=folder.class_words,
+            mask=source,
+            mask_path=mask_path,
+            mask_id=mask_id,
+            crop=candidate.crop,
+            bucket=bucket,
+        )
+        return picture, facts
+
+    def _sound(self, path: Path) -> PictureFacts | None:
+        found = self._inspected[path]
+        if isinstance(found, DatasetError):
+            self._scan.findings.append(Finding(found.code, found.sentence, found.remedy, (path,), "error"))
+            return None
+        return found
+
+    def _judge(self, path: Path, facts: PictureFacts, size: tuple[int, int], bucket: tuple[int, int]) -> None:
+        for code in (*doubts_of_shape(size, bucket, self._recipe), *doubts_of_file(path, facts)):
+            self._mark(code, path)
+
+    def _mask(self, candidate: Candidate, facts: PictureFacts) -> tuple[MaskSource, Path | None, str | None]:
+        """Return where the mask is and the hash of its file; one that cannot be read is reported, and none used."""
+        if self._dataset.masks == "alpha" and facts.transparent:
+            return "alpha", None, None
+        if candidate.mask_path and (mask := self._sound(candidate.mask_path)):
+            if crop_loss(mask.width, mask.height, (facts.width, facts.height)) > 0.01:
+                self._mark("mask.size", candidate.mask_path)
+            return "file", candidate.mask_path, mask.id
+        if self._masks_wanted:
+            self._mark("mask.missing", candidate.path)
+        return "none", None, None
+
+    def _mark(self, code: str, path: Path) -> None:
+        self._scan.marks[code].append(path)
+
+
+def mark_pictures(
+    pictures: Sequence[Picture], alike: Iterable[Sequence[int]], recipe: RecipeConfig, scan: Scan
+) -> None:
+    """Note on the scan which pictures are doubtful; `alike` are the groups of places of nearly equal pictures."""
+    _mark_copies(pictures, alike, scan)
+    _mark_captions(pictures, recipe, scan)
+    shown = Counter[tuple[int, int]]()
+    for picture in pictures:
+        if picture.kind == "train":
+            shown[picture.bucket] += picture.repeats
+    lonely = {bucket for bucket, count in shown.items() if count < recipe.effective_batch and len(shown) > 1}
+    scan.marks["bucket.lonely"] += [p.path for p in pictures if p.kind == "train" and p.bucket in lonely]
+
+
+def _mark_copies(pictures: Sequence[Picture], alike: Iterable[Sequence[int]], scan: Scan) -> None:
+    copies = [Counter(pictures[place].path for place in places) for places in same([p.id for p in pictures])]
+    for paths in copies:
+        scan.marks["picture.twice"] += [path for path, count in paths.items() if count > 1]
+    groups = [[pictures[place] for place in places] for places in alike]
+    for group in groups:
+        if {"train", "validation"} <= {picture.kind for picture in group}:
+            scan.marks["picture.held_out_near"] += [p.path for p in group if p.kind == "validation"]
+    near = [[picture.path for picture in group] for group in groups if len({picture.id for picture in group}) > 1]
+    scan.findings += word_copies([list(paths) for paths in copies if len(paths) > 1], exact=True)
+    scan.findings += word_copies(near, exact=False)
+
+
+def _mark_captions(pictures: Iterable[Picture], recipe: RecipeConfig, scan: Scan) -> None:
+    tokens = ClipTokens()
+    for picture in pictures:
+        if any(tokens.count(text) > recipe.token_chunks for text in _texts(picture, recipe)):
+            scan.marks["caption.long"].append(picture.path)
+        if picture.trigger and not all(holds_trigger(text, picture.trigger) for text in picture.captions):
+            scan.marks["trigger.absent"].append(picture.path)
+
+
+def _texts(picture: Picture, recipe: RecipeConfig) -> Iterator[str]:
+    """Yield each of a picture's alternatives as it is read when nothing is dropped, with any part of wildcards."""
+    whole = without_chance(recipe.captions)
+    for caption in picture.captions or ("",):
+        yield compose_caption((caption,), picture.trigger, picture.class_words, whole, np.random.default_rng(0))
+
+
+def held_out(ids: Sequence[str], alike: Iterable[Sequence[int]], share: float | Literal["auto"]) -> set[int]:
+    """Return the places of the pictures to hold out, of training pictures given by content hash.
+
+    "auto" holds out none of fewer than 40 pictures, else 5 %. Pictures that are `alike` (groups of places) stay
+    together, so that no held-out picture was nearly learned. Groups are taken by their smallest hash, as far as
+    they fit into the share: the choice depends on contents only, and a new picture moves few others.
+    """
+    if share == "auto":
+        share = AUTO_SHARE if len(ids) >= _AUTO_LEAST else 0.0
+    wanted = round(share * len(ids))
+    together = {place: tuple(group) for group in alike for place in group}
+    groups = {together.get(place, (place,)) for place in range(len(ids))}
+    chosen: set[int] = set()
+    for group in sorted(groups, key=lambda group: min(ids[place] for place in group)):
+        if len(chosen) + len(group) <= wanted:
+            chosen.update(group)
+    return chosen
+
+
+@dataclass(frozen=True, slots=True)
+class Dataset:
+    """The pictures that can be used, validation ones included, and all that is wrong or doubtful."""
+
+    pictures: tuple[Picture, ...]
+    findings: tuple[Finding, ...]
+
+
+def read_dataset(
+    dataset: DatasetConfig, recipe: RecipeConfig, progress: Progress | None = None, imported: Imported | None = None
+) -> Dataset:
+    """Read and check all of a dataset: every picture is hashed and decoded once, then remembered while unchanged.
+
+    `recipe.resolution` has to be resolved (it decides the buckets). `imported` holds captions by picture that came
+    from another trainer's files. Faulty pictures are left out and reported as findings of severity "error"; only
+    folders that are missing, unreadable or without pictures, and damaged impasto.jsonl files, raise DatasetError.
+    """
+    scan = scan_folders(dataset, imported or {})
+    masks = [candidate.mask_path for candidate in scan.candidates if candidate.mask_path]
+    inspected = inspect_pictures(
+        [*(candidate.path for candidate in scan.candidates), *masks], dataset.max_megapixels, progress
+    )
+    assembler = Assembler(dataset, recipe, inspected, scan)
+    made = [made for candidate in scan.candidates if (made := assembler.picture(candidate))]
+    pictures = [picture for picture, _ in made]
+    groups = alike([bytes.fromhex(facts.fingerprint) for _, facts in made])
+    mark_pictures(pictures, groups, recipe, scan)
+    split = _hold_out(pictures, groups, dataset)
+    return Dataset(tuple(split), by_severity([*scan.findings, *word_marks(scan.marks)]))
+
+
+def _hold_out(pictures: Sequence[Picture], groups: Iterable[Sequence[int]], dataset: DatasetConfig) -> list[Picture]:
+    """Make some training pictures validation ones; a stated validation folder replaces the automatic share."""
+    share = dataset.validation_share
+    if share == "auto" and any(picture.kind == "validation" for picture in pictures):
+        return list(pictures)
+    trained = [place for place, picture in enumerate(pictures) if picture.kind == "train"]
+    within = {place: rank for rank, place in enumerate(trained)}
+    kin = [[within[place] for place in group if place in within] for group in groups]
+    chosen = {trained[rank] for rank in held_out([pictures[place].id for place in trained], kin, share)}
+    return [
+        replace(picture, kind="validation") if place in chosen else picture for place, picture in enumerate(pictures)
+    ]
+
+
+def write_listing(path: Path, pictures: Iterable[Picture]) -> None:
+    """Write the listing in one go: it is there whole or not at all."""
+    write_text(path, "".join(_line(picture) + "\n" for picture in pictures))
+
+
+def read_listing(path: Path) -> tuple[Picture, ...]:
+    """Return the pictures of a listing exactly as they were written.
+
+    Raises DatasetError when the file is missing or damaged.
+    """
+    try:
+        lines = read_text(path, "listing").split("\n")
+        return tuple(decoded(parse_json(line, path), _picture, path) for line in lines if line)
+    except (OSError, UnusableFileError) as fault:
+        raise DatasetError(
+            "listing.damaged",
+            f"Could not read the run's list of images {path}: {reason_of(fault)}.",
+            "Restore the file from a backup, or start the job as a new run.",
+        ) from fault
+
+
+def _line(picture: Picture) -> str:
+    # ASCII only: a file name on Linux need not be valid Unicode, and must survive.
+    return json.dumps(asdict(picture), default=str)
+
+
+def _picture(facts: Mapping[str, Any]) -> Picture:
+    crop, mask_path = facts["crop"], facts["mask_path"]
+    typed = {
+        "path": Path(facts["path"]),
+        "captions": tuple(facts["captions"]),
+        "mask_path": None if mask_path is None else Path(mask_path),
+        "crop": None if crop is None else tuple(crop),
+        "bucket": tuple(facts["bucket"]),
+    }
+    return build(Picture, {**facts, **typed})
+
+
+def describe(dataset: Dataset, recipe: RecipeConfig, *, show_captions: bool = False) -> list[str]:
+    """Return what an epoch will show, line by line; with captions, also each text as the first epoch reads it."""
+    pictures = dataset.pictures
+    side = recipe.resolution
+    training = (
+        [f"Resolution: {side} × {side}, or another shape of that area"] if side and recipe.pictures.buckets else []
+    )
+    lines = [*_counts(pictures), *training, *_buckets(pictures), _epoch(pictures, recipe)]
+    if show_captions:
+        lines += ["", "Captions as the first epoch reads them:", *_captions(pictures, recipe)]
+    return lines
+
+
+def _counts(pictures: Sequence[Picture]) -> Iterator[str]:
+    for kind, purpose in _KINDS.items():
+        repeats = [picture.repeats for picture in pictures if picture.kind == kind]
+        if not repeats:
+            continue
+        shown = f", shown {sum(repeats)} times an epoch" if kind == "train" and sum(repeats) > len(repeats) else ""
+        yield f"{_plural(len(repeats), 'picture')} {purpose}{shown}"
+    if masked := sum(picture.mask != "none" for picture in pictures):
+        yield f"{masked} of {_plural(len(pictures), 'picture')} with a mask"
+
+
+def _buckets(pictures: Sequence[Picture]) -> Iterator[str]:
+    by_bucket: defaultdict[tuple[int, int], list[float]] = defaultdict(list)
+    for picture in pictures:
+        width, height = picture.region()[2:]
+        by_bucket[picture.bucket].append(crop_loss(width, height, picture.bucket))
+    yield "Buckets (width×height: pictures, area cropped away on average and at most):"
+    for bucket, losses in sorted(by_bucket.items(), key=lambda item: (-len(item[1]), item[0])):
+        mean = sum(losses) / len(losses)
+        yield f"  {bucket[0]}×{bucket[1]}: {len(losses)}, {mean:.1%}, {max(losses):.1%}"
+
+
+def _epoch(pictures: Sequence[Picture], recipe: RecipeConfig) -> str:
+    steps = _plural(steps_per_epoch(pictures, recipe), "step")
+    shown = _plural(samples_per_epoch(pictures), "showing")
+    return f"An epoch: {shown} in {steps} of {_plural(recipe.effective_batch, 'picture')}"
+
+
+def _captions(pictures: Sequence[Picture], recipe: RecipeConfig) -> Iterator[str]:
+    shown = [draw_sample(picture, recipe, 0, repeat) for picture, repeat in epoch_showings(pictures, 0)]
+    shown += [plain_sample(picture, recipe) for picture in pictures if picture.kind == "validation"]
+    times = Counter((sample.picture.path, sample.picture.kind, sample.caption) for sample in shown)
+    for (path, kind, caption), count in sorted(times.items()):
+        note = " (held out)" if kind == "validation" else f" (×{count})" if count > 1 else ""
+        yield f"  {path.name}: {caption or '(empty)'}{note}"
+
+
+def _plural(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
