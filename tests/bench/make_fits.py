@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.bench.built_in import FAMILIES, GIGABYTES, built_in
-from trainer.cli import plan_words, words
+from trainer.cli import plan_text, words
 from trainer.config.base import Family
 from trainer.config.fit import PLANNED, FitConfig
 from trainer.config.write import toml_value
@@ -85,7 +85,7 @@ class Reasons:
     @property
     def _micro_batch(self) -> str:
         batch = self.question.subject.recipe.effective_batch
-        told = plan_words.batches(self._fit, batch)
+        told = plan_text.batches(self._fit, batch)
         size = self._fit.micro_batch or 1
         if batch == 1:
             return f"{told.capitalize()}, which is the whole effective batch."
@@ -97,7 +97,7 @@ class Reasons:
     def _checkpointing(self) -> str:
         if self._fit.checkpointing == "none":
             return f"Activations stay until backward. To compute all twice would {self._cost(checkpointing='full')}."
-        told = plan_words.checkpointed(self._fit).capitalize()
+        told = plan_text.checkpointed(self._fit).capitalize()
         return f"{told}: their activations are computed twice. Without, it would {self._cost(checkpointing='none')}."
 
     @property
@@ -181,8 +181,8 @@ def preset_text(family: Family, gigabytes: int, traces: Traces) -> str:
 
 def _heading(question: Question, chosen: Plan) -> str:
     situation, found = question.situation, chosen.forecast
-    taken, peak = plan_words.taken(found), plan_words.decisive(found)
-    name = plan_words.PHASES[peak.phase].lower()
+    taken, peak = plan_text.taken(found), plan_text.decisive(found)
+    name = plan_text.PHASES[peak.phase].lower()
     where = f", {max(peak.peaks, key=lambda one: one.allocated).name}" if peak.peaks else ""
     return (
         f"{NAMES[question.subject.family]} on a card with {situation.card.gigabytes} GB such as the "

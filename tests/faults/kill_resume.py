@@ -42,7 +42,7 @@ import torch
 from tests.support.jobs import photographs, write_job
 from tests.support.tiny import tiny_base
 from trainer.adapter.export import TIME_KEYS
-from trainer.cli.libraries import quieten
+from trainer.cli.common import quieten
 from trainer.protocol.run_directory import steps_on_disk
 from trainer.training.optim.master_weights import LossScaler
 

@@ -15,7 +15,7 @@ from app.qt.runs.queue_list import WORDS, QueueList, standing
 from app.qt.runs.queue_panel import QueuePanel
 from trainer.protocol import locks
 from trainer.protocol.queue import Entry, Queue, new_entry
-from trainer.queue.devices import machine_lanes
+from trainer.queue.worker import machine_lanes
 
 
 @pytest.fixture

@@ -16,8 +16,7 @@ from trainer.base.drawing import Drawing, decode_levels, draw_latents, make_samp
 from trainer.base.encoding import TextConditioning, encode_words, posterior
 from trainer.base.families import TextEncoder
 from trainer.base.weights import Placer, StoredTensor, place_weights
-from trainer.dataset.cache_keys import texts_at_once
-from trainer.dataset.portions import LATENT_SCALE
+from trainer.dataset.cache_keys import LATENT_SCALE, texts_at_once
 from trainer.memory.trace.meta_models import (
     bare_text_encoders,
     bare_unet,

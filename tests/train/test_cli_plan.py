@@ -16,7 +16,7 @@ from tests.support.jobs import photographs, write_job
 from tests.support.tiny import tiny_base
 from trainer import cli
 from trainer.cli import plan as plan_command
-from trainer.cli import plan_serve
+from trainer.cli import planning
 
 ONE_SIZE = ("recipe.pictures.buckets=false", "recipe.layers=attention")
 # So much is trained at once that training decides the peak, not the segments in which the base is loaded.
@@ -119,7 +119,7 @@ def test_a_question_that_cannot_be_answered_is_a_sentence(
 PATIENT = """
 import sys
 from trainer import cli
-from trainer.cli import plan_serve
+from trainer.cli import planning
 from trainer.memory.trace import prefetch as aside
 plan_serve.PATIENCE = plan_serve.PATIENCE_BESIDE = aside.PATIENCE = 600.0
 sys.exit(cli.main(["plan", "--serve"]))
@@ -174,10 +174,10 @@ def test_a_planner_that_nobody_asks_gets_ready_to_trace(monkeypatch: pytest.Monk
         assert ready.wait(60)
         yield from ()
 
-    monkeypatch.setattr(plan_serve, "IDLE", 0.01)
-    monkeypatch.setattr(plan_serve, "prepare", ready.set)
+    monkeypatch.setattr(planning, "IDLE", 0.01)
+    monkeypatch.setattr(planning, "prepare", ready.set)
     monkeypatch.setattr(sys, "stdin", lines())
-    assert plan_serve.serve() == 0
+    assert planning.serve() == 0
 
 
 def test_the_server_answers_each_line_by_its_id_and_keeps_stderr_clean(job: Path) -> None:

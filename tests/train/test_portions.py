@@ -18,7 +18,7 @@ from tests.support.real_phases import RealRun
 from tests.support.tiny import tiny_base, tiny_configs
 from tests.support.truth_jobs import truth_jobs
 from trainer.base.source import BaseSource, open_base
-from trainer.cli.plan_words import remarks
+from trainer.cli.plan_text import remarks
 from trainer.config.base import BaseConfig
 from trainer.config.fit import FitConfig
 from trainer.config.job import DatasetConfig, FolderConfig, Job

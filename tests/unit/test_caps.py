@@ -126,7 +126,7 @@ def test_the_problems_of_an_error_are_listed_in_part(monkeypatch, capsys):
     def fail(_):
         raise error
 
-    monkeypatch.setattr("trainer.cli.storage.run_prune", fail)
+    monkeypatch.setattr("trainer.cli.runs.run_prune", fail)
     assert cli.main(["prune"]) == 2
     assert len(capsys.readouterr().err) < KIB
 
@@ -140,6 +140,6 @@ def test_a_traceback_is_shown_to_its_end(monkeypatch, capsys):
     def deep_twice(number):
         deep(number - 1)
 
-    monkeypatch.setattr("trainer.cli.storage.run_prune", lambda _: deep(60))
+    monkeypatch.setattr("trainer.cli.runs.run_prune", lambda _: deep(60))
     assert cli.main(["--debug", "prune"]) == 1
     assert "the last line" in capsys.readouterr().err.splitlines()[-1]

@@ -3,7 +3,7 @@ import dataclasses
 import pytest
 
 from trainer import gpu
-from trainer.cli import checks
+from trainer.cli import doctor
 from trainer.host import MainMemory
 
 GIB = 1 << 30
@@ -15,38 +15,38 @@ def changed(**facts):
 
 
 def test_a_card_is_told_with_how_it_is():
-    check = checks.check_card(CARD)
+    check = doctor.check_card(CARD)
     assert check.verdict == "ok"
     assert check.sentence.endswith("11.0 GiB of 12.0 GiB free, compute capability 8.6, bf16, Ampere, 41 °C, 3 % busy")
-    silent = checks.check_card(changed(load=None, temperature=None, capability=(7, 5)))
+    silent = doctor.check_card(changed(load=None, temperature=None, capability=(7, 5)))
     assert silent.sentence.endswith("7.5, fp16 only, Turing")
 
 
 def test_a_hot_card_is_doubtful():
-    assert checks.check_card(changed(temperature=84)).verdict == "ok"
-    check = checks.check_card(changed(temperature=85))
+    assert doctor.check_card(changed(temperature=84)).verdict == "ok"
+    check = doctor.check_card(changed(temperature=85))
     assert (check.verdict, "dust" in check.remedy) == ("doubtful", True)
 
 
 def test_a_busy_card_is_doubtful():
-    assert checks.check_uses(changed(load=49)).verdict == "ok"
-    assert "50 % busy" in checks.check_uses(changed(load=50)).remedy
-    assert checks.check_uses(changed(load=None)).verdict == "ok"
+    assert doctor.check_uses(changed(load=49)).verdict == "ok"
+    assert "50 % busy" in doctor.check_uses(changed(load=50)).remedy
+    assert doctor.check_uses(changed(load=None)).verdict == "ok"
 
 
 def test_who_uses_a_card_is_told_the_largest_first_also_without_sizes():
     uses = (gpu.Use(1, "game.exe", 7 * GIB, "graphics"), gpu.Use(2, "dwm.exe", None, "graphics"))
-    check = checks.check_uses(changed(free_bytes=3 * GIB, uses=uses))
+    check = doctor.check_uses(changed(free_bytes=3 * GIB, uses=uses))
     assert (check.verdict, check.sentence) == ("doubtful", "Card 0 is used by: game.exe 7.0 GiB, dwm.exe")
     assert check.remedy == "Close what you do not need on it: game.exe holds 7.0 GiB."
-    windows = checks.check_uses(changed(free_bytes=3 * GIB, uses=uses[1:]))
+    windows = doctor.check_uses(changed(free_bytes=3 * GIB, uses=uses[1:]))
     assert windows.remedy == "Close what you do not need on it."
-    assert checks.check_uses(CARD).sentence == "Card 0 is used by: no program that the driver names"
+    assert doctor.check_uses(CARD).sentence == "Card 0 is used by: no program that the driver names"
 
 
 def test_what_cuda_leaves_is_judged_by_what_is_usual_there():
-    assert checks.check_context(CARD, GIB // 2, GIB).verdict == "ok"
-    check = checks.check_context(changed(free_bytes=5 * GIB), GIB // 2, GIB)
+    assert doctor.check_context(CARD, GIB // 2, GIB).verdict == "ok"
+    check = doctor.check_context(changed(free_bytes=5 * GIB), GIB // 2, GIB)
     assert check.verdict == "doubtful"
     assert "4.5 GiB are left for the model, where 10.5 GiB are usual" in check.sentence
 
@@ -56,14 +56,14 @@ def test_what_cuda_leaves_is_judged_by_what_is_usual_there():
 )
 def test_windows_must_be_able_to_promise_a_full_card_and_what_training_needs(free, verdict, larger):
     """12 GiB of card and 6 of main memory."""
-    check = checks.check_commit(MainMemory(32 * GIB, 16 * GIB, 64 * GIB, free * GIB), [CARD])
+    check = doctor.check_commit(MainMemory(32 * GIB, 16 * GIB, 64 * GIB, free * GIB), [CARD])
     assert check.verdict == verdict
     assert larger in check.remedy
 
 
 def test_without_a_limit_or_a_card_there_is_no_promise_to_judge():
-    assert checks.check_commit(MainMemory(32 * GIB, 16 * GIB), [CARD]) is None
-    assert checks.check_commit(MainMemory(32 * GIB, 16 * GIB, 64 * GIB, GIB), []) is None
+    assert doctor.check_commit(MainMemory(32 * GIB, 16 * GIB), [CARD]) is None
+    assert doctor.check_commit(MainMemory(32 * GIB, 16 * GIB, 64 * GIB, GIB), []) is None
 
 
 @pytest.mark.parametrize(
@@ -77,12 +77,12 @@ def test_without_a_limit_or_a_card_there_is_no_promise_to_judge():
     ],
 )
 def test_what_the_windows_driver_does_with_a_full_card_is_told(driver, sentence, remedy):
-    check = checks.check_spilling(driver, "Windows")
+    check = doctor.check_spilling(driver, "Windows")
     assert check.verdict == "ok"
     assert sentence in check.sentence
     assert remedy in check.remedy
 
 
 def test_elsewhere_no_driver_spills():
-    assert checks.check_spilling("581.15", "Linux") is None
-    assert checks.check_spilling("unknown", "Windows") is None
+    assert doctor.check_spilling("581.15", "Linux") is None
+    assert doctor.check_spilling("unknown", "Windows") is None

@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.pictures import photograph
 from trainer import cli
-from trainer.cli import outcome
+from trainer.cli import common
 from trainer.errors import JobError, ResumableError, TrainingFault
 from trainer.protocol.reading import naming
 
@@ -121,7 +121,7 @@ def test_words_that_make_no_command_end_in_code_2(words, capsys):
 
 def test_a_users_error_is_a_sentence_its_problems_and_the_remedy(capsys):
     error = JobError("job.invalid", "job.toml has 2 problems:\n  a: wrong", "Correct it.", ("a: wrong", "b: missing"))
-    assert outcome.guarded(failing(error), debug=False) == 2
+    assert common.guarded(failing(error), debug=False) == 2
     expected = "Error: job.toml has 2 problems:\n  a: wrong\n  b: missing\nWhat to do: Correct it.\n"
     assert capsys.readouterr() == ("", expected)
 
@@ -131,30 +131,30 @@ def test_a_users_error_is_a_sentence_its_problems_and_the_remedy(capsys):
     [(ResumableError("a", "b", "c"), 75), (TrainingFault("a", "b", "c"), 1), (KeyboardInterrupt(), 75)],
 )
 def test_each_error_has_its_exit_code(error, code, capsys):
-    assert outcome.guarded(failing(error), debug=False) == code
+    assert common.guarded(failing(error), debug=False) == code
     assert "Traceback" not in capsys.readouterr().err
 
 
 def test_what_the_disk_refuses_is_told_with_the_file(tmp_path, capsys):
     missing = tmp_path / "Größe" / "x"
-    assert outcome.guarded(lambda: len(missing.read_bytes()), debug=False) == 2
+    assert common.guarded(lambda: len(missing.read_bytes()), debug=False) == 2
     said = capsys.readouterr().err
     assert str(missing) in said
     assert "What to do:" in said
-    assert outcome.guarded(failing(OSError(28, "No space left on device", "/big")), debug=False) == 2
+    assert common.guarded(failing(OSError(28, "No space left on device", "/big")), debug=False) == 2
     assert "The disk is full: /big." in capsys.readouterr().err
 
 
 def test_a_fault_of_ours_is_one_sentence_and_its_traceback_is_kept(capsys, per_user_folder):
     fault = RuntimeError("the dog ate it")
-    assert outcome.guarded(failing(fault), debug=False) == 1
+    assert common.guarded(failing(fault), debug=False) == 1
     said, kept = capsys.readouterr().err, per_user_folder / "fault.txt"
     assert "went wrong: the dog ate it." in said
     assert f"Its traceback is in {kept}." in said
     assert "Traceback" not in said
     assert "the dog ate it" in kept.read_text(encoding="utf-8").splitlines()[-1]
     for number in range(12):
-        outcome.guarded(failing(RuntimeError(f"fault {number}")), debug=False)
+        common.guarded(failing(RuntimeError(f"fault {number}")), debug=False)
     text = kept.read_text(encoding="utf-8")
     assert [line for line in text.splitlines() if line.startswith("RuntimeError")] == [
         f"RuntimeError: fault {number}" for number in range(2, 12)
@@ -162,12 +162,12 @@ def test_a_fault_of_ours_is_one_sentence_and_its_traceback_is_kept(capsys, per_u
     kept.unlink()
     kept.mkdir()  # nothing can be written there
     capsys.readouterr()
-    assert outcome.guarded(failing(fault), debug=False) == 1
+    assert common.guarded(failing(fault), debug=False) == 1
     assert "--debug" in capsys.readouterr().err
     vars(fault)["traceback_kept"] = "Its traceback is in console.log."
-    assert outcome.guarded(failing(fault), debug=False) == 1
+    assert common.guarded(failing(fault), debug=False) == 1
     assert "Its traceback is in console.log." in capsys.readouterr().err
-    assert outcome.guarded(failing(fault), debug=True) == 1
+    assert common.guarded(failing(fault), debug=True) == 1
     assert "Traceback" in capsys.readouterr().err
 
 
@@ -176,7 +176,7 @@ def test_a_fault_while_a_file_is_read_names_the_file(capsys, tmp_path):
         with naming(tmp_path / "größe.toml"):
             raise RuntimeError("the dog ate it")
 
-    assert outcome.guarded(command, debug=False) == 1
+    assert common.guarded(command, debug=False) == 1
     assert f"went wrong while reading {tmp_path / 'größe.toml'}: the dog" in capsys.readouterr().err
 
 
@@ -196,7 +196,7 @@ def test_output_is_utf_8_whatever_the_console_was_told(tmp_path):
 
 def test_a_reader_that_leaves_ends_us_in_peace():
     with subprocess.Popen(
-        [sys.executable, "-c", "import sys\nfrom trainer.cli.outcome import guarded\n"
+        [sys.executable, "-c", "import sys\nfrom trainer.cli.common import guarded\n"
          "def flood():\n    while True: print('x' * 1000, flush=True)\n"
          "sys.exit(guarded(flood, debug=False))"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,

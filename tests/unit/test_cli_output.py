@@ -19,10 +19,9 @@ from tests.support.runs import write_run
 from tests.unit.test_cli_files import safetensors
 from trainer import cli
 from trainer.cli import doctor, output
-from trainer.cli.checks import Check
-from trainer.cli.display import open_display
-from trainer.cli.libraries import quieten
-from trainer.cli.run_log import RunLog
+from trainer.cli.common import quieten
+from trainer.cli.display import RunLog, open_display
+from trainer.cli.doctor import Check
 from trainer.errors import JobError
 from trainer.protocol import events
 from trainer.protocol.printable import printable, printable_lines
@@ -269,7 +268,7 @@ def test_errors_expected_or_not_are_harmless(debug, monkeypatch, capsys):
         def failing(_, error=error):
             raise error
 
-        monkeypatch.setattr("trainer.cli.storage.run_prune", failing)
+        monkeypatch.setattr("trainer.cli.runs.run_prune", failing)
         assert cli.main([*debug, "prune"]) in (1, 2)
         shown = capsys.readouterr().err
         assert "odd" in shown

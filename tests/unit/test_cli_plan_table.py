@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from trainer import gpu
-from trainer.cli import plan_table, plan_words, words
+from trainer.cli import plan_text, words
 from trainer.config.fit import FitConfig
 from trainer.errors import JobError
 from trainer.memory.device.calibration import Correction, Excess, calibration_file
@@ -45,7 +45,7 @@ def forecast(decisive: str = "train") -> Forecast:
 
 
 def test_the_timeline_is_one_screen_of_phases_and_named_peaks() -> None:
-    lines = list(plan_table.timeline(forecast()))
+    lines = list(plan_text.timeline(forecast()))
     assert len(lines) <= 24 and max(map(len, lines)) <= 80
     assert lines[0].split() == ["PHASE", "IN", "USE", "TAKEN", "TIME"]
     train = next(line for line in lines if line.startswith("Train"))
@@ -60,20 +60,20 @@ def test_the_timeline_is_one_screen_of_phases_and_named_peaks() -> None:
 def test_what_happens_only_if_a_vae_is_damaged_is_told_with_what_it_takes() -> None:
     roomy, tight = (replace(forecast(), budget=budget * GIB) for budget in (8, 2))
     again = phase("cache_pictures", 2.0, 3.0)
-    told = [" ".join(plan_table.encoded_again(again, found)) for found in (roomy, tight)]
+    told = [" ".join(plan_text.encoded_again(again, found)) for found in (roomy, tight)]
     assert told[0].endswith('it encodes again in fp32, and "Encode pictures" takes 3.0 GiB.')
     assert told[1].endswith("takes 3.0 GiB, for which there is no room.")
 
 
 def test_another_phase_that_decides_has_its_highest_peak_told() -> None:
-    lines = list(plan_table.timeline(forecast("preview")))
+    lines = list(plan_text.timeline(forecast("preview")))
     (drawn,) = [line for line in lines if line.startswith("Draw previews")]
     assert drawn.endswith("decides") and "6.6 GiB" in drawn  # within the budget: what is free is given back
     assert lines.count("Peaks of this phase: Draw previews") == 1
     assert [line.strip() for line in lines if line.endswith("preview")] == [
         "3.0 GiB  VAE decode of a 1024x1024 preview"
     ]
-    assert plan_table.peak(forecast("preview")) == "Draw previews, VAE decode of a 1024x1024 preview"
+    assert plan_text.peak(forecast("preview")) == "Draw previews, VAE decode of a 1024x1024 preview"
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_foreseen_times_are_no_finer_than_they_can_be_known(seconds: float, text
     ],
 )
 def test_how_a_batch_is_computed(micro_batch: int, batch: int, text: str) -> None:
-    assert plan_words.batches(FitConfig(micro_batch=micro_batch), batch) == text
+    assert plan_text.batches(FitConfig(micro_batch=micro_batch), batch) == text
 
 
 @pytest.mark.parametrize(
@@ -123,8 +123,8 @@ def test_what_would_make_room(missing: float, uses: tuple[tuple[str, int | None]
     card = replace(find_card("RTX 3070"), total_bytes=8 * GIB)
     held = tuple(gpu.Use(number, name, size and size * GIB) for number, (name, size) in enumerate(uses))
     situation = replace(situation_ahead(card), free_bytes=2 * GIB, uses=held)
-    assert plan_words.room(int(missing * GIB), situation) == way
-    told = plan_words.what_would(None, situation, int(missing * GIB), 4)
+    assert plan_text.room(int(missing * GIB), situation) == way
+    told = plan_text.what_would(None, situation, int(missing * GIB), 4)
     assert told.endswith(advice)
     assert told.count("ake a card with more memory") == 1
 
@@ -141,7 +141,7 @@ def test_what_would_make_room(missing: float, uses: tuple[tuple[str, int | None]
 )
 def test_a_fit_counts_as_stated_only_where_another_might_take_less(written: dict[str, object], how: str) -> None:
     situation = situation_ahead(find_card("RTX 3070"))
-    told = plan_words.nothing_fits(Planned(situation, None, missing=GIB), FitConfig.model_validate(written))
+    told = plan_text.nothing_fits(Planned(situation, None, missing=GIB), FitConfig.model_validate(written))
     assert told.startswith(f"It does not fit on RTX 3070 8GB, {how}: it lacks 1.0 GiB beside the ")
 
 
@@ -174,7 +174,7 @@ RUN = {"worst": Excess(0.1, GIB), "runs": 3}
 def test_the_margin_is_explained(correction: Correction, why: str) -> None:
     ahead = situation_ahead(find_card("RTX 3060"))
     situation = replace(ahead, free_bytes=10 * GIB + ahead.outside, correction=correction)
-    assert why in plan_words.margin(situation)
+    assert why in plan_text.margin(situation)
 
 
 def test_a_full_gpu_is_reported_with_its_programs() -> None:

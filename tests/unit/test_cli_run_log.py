@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer.cli.run_log import RunLog
+from trainer.cli.display import RunLog
 from trainer.protocol import events
 from trainer.protocol.run_directory import RunDirectory
 

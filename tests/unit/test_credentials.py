@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from keyring.backend import KeyringBackend
 
-from trainer.cli.arguments import checked
+from trainer.cli.common import checked
 from trainer.config.base import BaseConfig
 from trainer.config.credentials import address_of, base_name, protect, safe_link, without_secrets
 from trainer.config.load import load_job, parse_job, secure_job_file

@@ -215,7 +215,7 @@ def test_ctrl_c_ends_a_check_at_once_and_quietly(endless: Path) -> None:
 import signal
 import sys
 from pathlib import Path
-from trainer.cli.outcome import guarded
+from trainer.cli.common import guarded
 from trainer.dataset import decoders
 from trainer.dataset.decoders import inspect_pictures
 signal.signal(signal.SIGINT, signal.default_int_handler)  # programs started in the background have it ignored

@@ -205,7 +205,7 @@ def test_json_that_is_broken_is_placed():
 def test_an_unforeseen_error_of_pydantic_is_worded_too(monkeypatch, capsys):
     from trainer.config.recipe import RecipeConfig
 
-    monkeypatch.setattr("trainer.cli.storage.run_prune", lambda _: RecipeConfig(rank="four"))
+    monkeypatch.setattr("trainer.cli.runs.run_prune", lambda _: RecipeConfig(rank="four"))
     assert cli.main(["prune"]) == 1
     assert "went wrong: rank: must be a whole number." in capsys.readouterr().err
     assert isinstance(JobError("a", "b", "c"), ImpastoError)

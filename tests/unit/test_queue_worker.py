@@ -16,9 +16,9 @@ from trainer.protocol import commands, locks
 from trainer.protocol import locks as lanes
 from trainer.protocol.queue import Queue
 from trainer.protocol.run_directory import RunDirectory, Status
-from trainer.queue import devices, worker
-from trainer.queue.devices import lanes_for, machine_lanes, settings_for
-from trainer.queue.worker import Worker
+from trainer.queue import worker
+from trainer.queue import worker as devices
+from trainer.queue.worker import Worker, lanes_for, machine_lanes, settings_for
 
 KILL = getattr(signal, "SIGKILL", signal.SIGTERM)
 

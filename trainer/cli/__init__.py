@@ -11,10 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trainer import __version__
-from trainer.cli import datasets, doctor, drawing, jobs, plan, presets, queue, runs, storage
-from trainer.cli.arguments import Parser, protect_links
-from trainer.cli.libraries import quieten
-from trainer.cli.outcome import guarded
+from trainer.cli import datasets, doctor, drawing, jobs, plan, presets, queue, runs
+from trainer.cli.common import Parser, guarded, protect_links, quieten
 from trainer.cli.output import note
 
 _DESCRIPTION = """\
@@ -74,6 +72,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"Impasto {__version__}")
     parser.add_argument("--debug", action="store_true", help="show where a fault of Impasto itself happened")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for group in (jobs, queue, plan, runs, datasets, drawing, presets, doctor, storage):
+    for group in (jobs, queue, plan, runs, datasets, drawing, presets, doctor):
         group.add_commands(commands)
     return parser

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainer.cli.arguments import Commands, add_command, checked
+from trainer.cli.common import Commands, add_command, checked
 from trainer.cli.output import echo, echo_lines
 from trainer.errors import EXIT_BAD_INPUT, EXIT_DONE, DatasetError, LoraFileError
 from trainer.protocol import events

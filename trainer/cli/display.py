@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TextIO, cast
 
 from rich.console import Console, Group
@@ -18,8 +20,10 @@ from rich.text import Text
 from trainer.cli import words
 from trainer.cli.output import discard, json_line, write_lines
 from trainer.protocol import events
+from trainer.protocol.files import long_path
 from trainer.protocol.printable import printable, printable_lines
 from trainer.protocol.progress import Story
+from trainer.protocol.run_directory import RunDirectory
 
 OnEvent = Callable[[events.Event], None]
 
@@ -28,6 +32,7 @@ _PLAIN_SECONDS = 10.0
 _BAR_WIDTH = 30
 # These come again and again while training; a bar is shown only as long as one is under way.
 _PASSING: tuple[events.Phase, ...] = ("preview", "validate", "save")
+_REFUSALS = (OSError, ValueError)  # of a disk, and of a text: no line of a log is worth a run
 
 
 @contextmanager
@@ -161,3 +166,43 @@ def picture(story: Story, now: float) -> Group:
 def stamped(event: events.Event) -> events.Event:
     """Return the event with a time: those from before there is a run have passed no writer that gives them one."""
     return event if event.time else dataclasses.replace(event, time=time.time())
+
+
+class RunLog:
+    """Takes a run's events from the first on, and writes them once its folder is there, in the words of plain output.
+
+    What engines print that nobody looks at (those of the queue) is led there as it is, and needs none of this. Where
+    the disk refuses, the run goes on without a log.
+    """
+
+    def __init__(self) -> None:
+        self._early: list[events.Event] | None = []
+        self._stream: TextIO | None = None
+        self._display: PlainDisplay | None = None
+
+    def open(self, run: Path) -> None:
+        """Write into this run's log from now on, what was told before first."""
+        with contextlib.suppress(*_REFUSALS):
+            console = long_path(RunDirectory(run).console)
+            # A notice may name a file whose name is no Unicode: it is written as a terminal shows it.
+            self._stream = console.open("a", encoding="utf-8", errors="replace", newline="\n")
+            self._display = PlainDisplay(self._stream, Story())
+        early, self._early = self._early or [], None
+        for event in early:
+            self.show(event)
+
+    def show(self, event: events.Event) -> None:
+        """Take in one event."""
+        if self._early is not None:
+            self._early.append(stamped(event))
+        elif self._display:
+            try:
+                self._display.show(stamped(event))
+            except _REFUSALS:
+                self._display = None  # a full disk: half a line more or less helps nobody
+
+    def close(self) -> None:
+        """Write no more."""
+        if self._stream is not None:
+            with contextlib.suppress(*_REFUSALS):  # what a full disk did not take
+                self._stream.close()

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainer.cli import words
-from trainer.cli.arguments import Commands, add_base, add_command, add_json, add_run, positive
-from trainer.cli.libraries import engine_imports
+from trainer.cli.common import Commands, add_base, add_command, add_json, add_run, engine_imports, positive
 from trainer.cli.output import echo
 from trainer.errors import ImpastoError, JobError
 from trainer.protocol import events, files
@@ -177,7 +176,7 @@ def _carried_out(options: argparse.Namespace, work: Callable[[Made, OnEvent], in
     """
     with handling_sigusr1(signal.default_int_handler):
         if options.queued is None:
-            from trainer.cli.run_log import RunLog
+            from trainer.cli.display import RunLog
 
             with closing(RunLog()) as log:
                 return work(log.open, log.show)

@@ -2,22 +2,43 @@
 
 from __future__ import annotations
 
+import json
+import sys
+import threading
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
 
-from trainer.cli import plan_words, words
-from trainer.cli.plan import PATIENCE
-from trainer.errors import JobError
+from trainer.cli import plan_text, words
+from trainer.cli.output import note
+from trainer.errors import EXIT_DONE, JobError
+from trainer.memory.forecast.forecast import Runs
+from trainer.memory.planner.planner import plan
+from trainer.memory.planner.request import question_of_job
+from trainer.memory.trace.library import Traces, prepare
+from trainer.memory.trace.store import TapeStore
+from trainer.protocol.processes import Request, Server, Work
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from trainer.base.source import BaseSource
     from trainer.config.fit import FitConfig
     from trainer.config.job import Job
     from trainer.config.resolve import Machine
     from trainer.dataset.picture import Picture
+    from trainer.memory.allocator.settings import AllocatorSettings
+    from trainer.memory.device.device_state import Situation
     from trainer.memory.planner.planner import Planned
+    from trainer.memory.planner.request import Question
+    from trainer.protocol.processes import Answer, Turn
     from trainer.training.run.start import PlannedFit
+
+# Seconds without a request after which a planner looks ahead: whoever sets up a job has then read the answer.
+IDLE = 3.0
 
 
 def plan_run(
@@ -35,10 +56,7 @@ def plan_run(
     from trainer.memory.device.device_state import situation_here
     from trainer.memory.forecast.on_cpu import plan_on_cpu
     from trainer.memory.forecast.schedule import occasions_of
-    from trainer.memory.planner.planner import plan
     from trainer.memory.planner.request import require_room
-    from trainer.memory.trace.library import Traces
-    from trainer.memory.trace.store import TapeStore
     from trainer.memory.trace.workload import subject_of_job
     from trainer.protocol.places import cache_folder
     from trainer.training.acceleration.throughput import measure_rate
@@ -53,7 +71,7 @@ def plan_run(
         planned = plan_on_cpu(job, subject, occasions, traces)
         assert planned.pick is not None  # nothing limits main memory in a forecast
         forecast = planned.pick.forecast
-        return PlannedFit(job.fit, forecast=forecast, notices=(plan_words.on_cpu(forecast),))
+        return PlannedFit(job.fit, forecast=forecast, notices=(plan_text.on_cpu(forecast),))
     device = torch.device(machine.device)
     card = card_of(device.index or 0)
     deterministic = bool(job.fit.deterministic)
@@ -79,7 +97,7 @@ def plan_run(
 def _notices(planned: Planned, job: Job) -> Sequence[str]:
     chosen, batch = planned.pick or planned.smaller, job.recipe.effective_batch
     assert chosen is not None
-    notices = [f"Planned for {planned.situation.card.name}: {plan_words.sentence(chosen, batch)}"]
+    notices = [f"Planned for {planned.situation.card.name}: {plan_text.sentence(chosen, batch)}"]
     if planned.pick is None:
         notices.append(
             f"This is {words.size(planned.missing)} more than can be relied on, so it may not fit. It is tried all the "
@@ -94,5 +112,234 @@ def _notices(planned: Planned, job: Job) -> Sequence[str]:
 
 def _too_large(planned: Planned, job: Job, written: FitConfig) -> JobError:
     batch = job.recipe.effective_batch
-    remedy = plan_words.what_would(planned.lighter, planned.situation, planned.missing, batch)
-    return JobError("plan.nothing_fits", f"{job.name}: {plan_words.nothing_fits(planned, written)}", remedy)
+    remedy = plan_text.what_would(planned.lighter, planned.situation, planned.missing, batch)
+    return JobError("plan.nothing_fits", f"{job.name}: {plan_text.nothing_fits(planned, written)}", remedy)
+
+
+def plan_server(
+    work: Work, output: TextIO, *, idle: float | None = None, on_idle: Callable[[], None] = lambda: None
+) -> Server:
+    """Return a server that answers with plans, as ``work`` finds them; for ``on_idle`` see `Server`."""
+    guide = "trainer/cli/planning.py"
+    return Server(work, _fault, output, code="plan.request", guide=guide, idle=idle, on_idle=on_idle)
+
+
+def _fault(request: Request) -> str | None:
+    if ("job" in request) == ("family" in request):
+        return 'it has to have either "job" or "family"'
+    for key in ("job", "family", "recipe", "gpu"):
+        if not isinstance(request.get(key, ""), str):
+            return f'"{key}" is no text'
+    settings = request.get("set", [])
+    if not isinstance(settings, list) or not all(isinstance(text, str) for text in settings):
+        return '"set" is no list of texts'
+    if unknown := sorted(request.keys() - {"id", "job", "family", "recipe", "gpu", "set"}):
+        return f'"{unknown[0]}" is not known'
+    return None
+
+
+def serve() -> int:
+    """Answer requests until the input ends."""
+    planner = _Planner()
+    with planner.traces.helped():
+        plan_server(planner.answer, sys.stdout, idle=IDLE, on_idle=planner.look_ahead).run(sys.stdin)
+    return EXIT_DONE
+
+
+@dataclass
+class _Planner:
+    """Tapes, what was played, and the last plans, kept from request to request."""
+
+    traces: Traces = field(default_factory=lambda: Traces(TapeStore.of_user()))
+    runs: dict[tuple[int, float, AllocatorSettings], Runs] = field(default_factory=dict)
+    """By a card's workspaces and its allocator's settings, all that replays depend on beside tapes and limit."""
+    told: dict[str, Answer] = field(default_factory=dict)
+    """The last whole plan for each job or recipe."""
+    picked: dict[str, FitConfig] = field(default_factory=dict)
+
+    def answer(self, turn: Turn) -> Answer:
+        """The whole plan for a request; its pick is told as soon as it is known."""
+        try:
+            return self._answer(turn)
+        finally:
+            self.traces.relax()
+
+    def look_ahead(self) -> None:
+        """Import in a thread, which nobody waits for, what the first missing tape would wait for."""
+        self.traces.rest()
+        threading.Thread(target=prepare, name="preparing").start()
+
+    def _answer(self, turn: Turn) -> Answer:
+        subject = json.dumps([turn.request.get(key) for key in ("job", "family", "recipe")])
+        self.traces.before_tracing = self._before_tracing(turn, self.told.get(subject))
+        question = _requested(turn)
+
+        def tell(planned: Planned) -> None:
+            self._remember(subject, planned)
+            turn.go_on()
+            turn.tell("pick", plan=as_json(question, planned, whole=False))
+
+        if question.situation.on_cpu:
+            self.told[subject] = told = as_json(question, planned_for(question, self.traces))
+            return {"plan": told}
+        now = time.monotonic()
+        planned = plan(
+            question.subject,
+            question.written,
+            question.situation,
+            self.traces,
+            question.occasions,
+            until=now + PATIENCE,
+            until_beside=now + PATIENCE_BESIDE,
+            runs=self._runs(question.situation, turn),
+            likely=self.picked.get(subject),
+            on_soon=tell,
+            on_pick=tell,
+        )
+        self._remember(subject, planned)
+        self.told[subject] = told = as_json(question, planned)
+        return {"plan": told}
+
+    def _before_tracing(self, turn: Turn, stale: Answer | None) -> Callable[[], None]:
+        tell = once(lambda: turn.tell("tracing", stale=stale))
+
+        def before_tracing() -> None:
+            turn.go_on()
+            tell()
+
+        return before_tracing
+
+    def _remember(self, subject: str, planned: Planned) -> None:
+        if planned.pick is not None:
+            self.picked[subject] = planned.pick.fit
+
+    def _runs(self, situation: Situation, turn: Turn) -> Runs:
+        overheads = situation.overheads
+        key = overheads.cublas_workspace_bytes, overheads.cudnn_workspace_share, situation.allocator
+        runs = self.runs.setdefault(key, Runs(situation))
+        runs.before_playing = turn.go_on
+        return runs
+
+
+def _requested(turn: Turn) -> Question:
+    request = turn.request
+    if "job" in request:
+        tell = once(lambda: turn.tell("reading"))
+
+        def progress(*_: object) -> None:
+            turn.go_on()
+            tell()
+
+        return question_of_job(Path(request["job"]), request.get("set", ()), request.get("gpu"), progress)
+    family = request["family"]
+    if family not in ("sd15", "sdxl"):
+        raise JobError("plan.family", f'There is no family "{family[:40]}".', 'Ask for "sd15" or "sdxl".')
+    return question_ahead_of(family, request.get("recipe"), request.get("gpu"))
+
+
+if TYPE_CHECKING:
+    from trainer.config.base import Family
+    from trainer.memory.device.device_state import Situation
+    from trainer.memory.planner.planner import Plan, Planned
+    from trainer.memory.planner.request import Question
+
+# After so many seconds nothing new is traced for a better pick, whoever asks: nobody waits longer for one.
+PATIENCE = 22.0
+# Nor for what stands beside it, which are hints.
+PATIENCE_BESIDE = 12.0
+
+
+def as_json(question: Question, planned: Planned, *, whole: bool = True) -> dict[str, Any]:
+    """Return a plan as plain data, whole or on its way; bytes and seconds everywhere."""
+    situation = planned.situation
+
+    def told(plan: Plan | None) -> dict[str, Any] | None:
+        if plan is None:
+            return None
+        fit = plan.fit.model_dump(mode="json", exclude_none=True)
+        return {"fit": fit, "quality": plan.quality, "forecast": asdict(plan.forecast)}
+
+    lighter = planned.lighter
+    return {
+        "name": question.name,
+        "card": {
+            "name": situation.card.name,
+            "total": situation.card.total_bytes,
+            "free": situation.free_bytes,
+            "budget": situation.budget,
+            "outside": situation.outside,
+            "margin": {"bytes": situation.margin, "reason": situation.kept_free.reason},
+            "uses": [{"name": use.name, "bytes": use.bytes} for use in situation.uses],
+        },
+        "family": question.subject.family,
+        "effective_batch": question.subject.recipe.effective_batch,
+        "pick": told(planned.pick),
+        "quicker": told(planned.quicker),
+        "missing": planned.missing,
+        "room": plan_text.room(planned.missing, situation) if planned.missing else None,
+        "smaller": told(planned.smaller),
+        "quantised": told(planned.quantised),
+        "lighter": lighter and {"changes": dict(lighter.change.keys), **(told(lighter.plan) or {})},
+        "ladder": [rung.model_dump(mode="json", exclude_none=True) for rung in planned.ladder],
+        "complete": planned.complete,
+        "complete_beside": planned.complete_beside,
+        "remarks": plan_text.remarks(question, planned, whole=whole),
+        "obstacles": [
+            {"code": error.code, "sentence": error.sentence, "remedy": error.remedy} for error in question.obstacles
+        ],
+        "findings": [
+            {"severity": found.severity, "sentence": found.sentence, "remedy": found.remedy}
+            for found in question.findings
+        ],
+    }
+
+
+def question_ahead_of(family: Family, recipe: str | None, gpu: str | None) -> Question:
+    """Return the question for a preset's recipe on a card, or for an open one."""
+    from trainer.cli.jobs import preset_with_recipe
+    from trainer.memory.planner.request import question_ahead
+
+    preset = preset_with_recipe(recipe, family) if recipe else None
+    return question_ahead(family, preset.recipe if preset else None, gpu, preset.name if preset else "")
+
+
+@contextmanager
+def traces_of_user(*, quiet: bool = False) -> Iterator[Traces]:
+    """Return the tapes that are known here; that new ones have to be made is said once, unless `quiet`."""
+
+    traces = Traces(TapeStore.of_user(), once(lambda: _say_tracing(as_json=quiet)))
+    with traces.helped():
+        yield traces
+
+
+def planned_for(question: Question, traces: Traces, on_pick: Callable[[Planned], None] = lambda _: None) -> Planned:
+    """Return the best plan that is found within the time that people wait for one; `on_pick` hears of it first."""
+    from trainer.memory.forecast.on_cpu import plan_on_cpu
+
+    if question.situation.on_cpu:
+        assert question.resolved is not None
+        planned = plan_on_cpu(question.resolved, question.subject, question.occasions, traces)
+        on_pick(planned)
+        return planned
+    now = time.monotonic()
+    return plan(
+        question.subject,
+        question.written,
+        question.situation,
+        traces,
+        question.occasions,
+        until=now + PATIENCE,
+        until_beside=now + PATIENCE_BESIDE,
+        on_pick=on_pick,
+    )
+
+
+def once(action: Callable[[], None]) -> Callable[[], None]:
+    """Return a function that acts the first time only."""
+    waiting = [action]
+    return lambda: waiting.pop()() if waiting else None
+
+
+def _say_tracing(*, as_json: bool) -> None:
+    if not as_json:
+        note("Tracing what is not known yet; this takes seconds, and is remembered.")

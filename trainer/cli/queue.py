@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.cli import words
-from trainer.cli.arguments import Commands, add_command, positive
+from trainer.cli.common import Commands, add_command, positive
 from trainer.cli.jobs import handling_sigusr1
 from trainer.cli.output import echo, echo_json, echo_lines, note
 from trainer.errors import EXIT_DONE, EXIT_RESUMABLE, JobError, RunError

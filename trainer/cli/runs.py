@@ -10,11 +10,11 @@ from datetime import UTC, datetime
 from typing import get_args
 
 from trainer.cli import words
-from trainer.cli.arguments import Commands, add_command, add_json, add_run
+from trainer.cli.common import Commands, add_command, add_json, add_run
 from trainer.cli.output import echo, echo_lines, note
 from trainer.errors import EXIT_DONE, EXIT_FAULT, EXIT_RESUMABLE, RunError
 from trainer.protocol import commands as protocol
-from trainer.protocol import events
+from trainer.protocol import events, places
 from trainer.protocol.queue import Queue
 from trainer.protocol.run_directory import RunDirectory, find_run, known_runs
 
@@ -52,6 +52,12 @@ def add_commands(commands: Commands) -> None:
     add_run(watch)
     add_json(watch)
     add_command(commands, "runs", "list the runs on this machine, the latest first", run_runs)
+    prune = add_command(commands, "prune", "delete cached pictures and captions that no resumable run needs", run_prune)
+    prune.epilog = (
+        "Runs do this by themselves, the entries unused for longest first, while the cache takes more gigabytes than "
+        "the environment variable IMPASTO_CACHE_GB says (absent: 60)."
+    )
+    prune.add_argument("--dry-run", action="store_true", help="only say what would be deleted")
 
 
 def run_command(options: argparse.Namespace) -> int:
@@ -171,3 +177,16 @@ def _row(run: RunDirectory) -> tuple[str, ...]:
     started = attempts[-1].get("started") if attempts else None
     when = f"{datetime.fromtimestamp(started, UTC).astimezone():%Y-%m-%d %H:%M}" if isinstance(started, float) else ""
     return run.name, state, step, when, str(run.path)
+
+
+def run_prune(options: argparse.Namespace) -> int:
+    """Delete what no resumable run needs, and say how much that was."""
+    from trainer.training.run.cache_pruning import prune
+
+    limit = places.cache_limit() / 1e9
+    pruned = prune(dry_run=options.dry_run)
+    verb = "Would delete" if options.dry_run else "Deleted"
+    deleted = f"{words.counted(pruned.deleted, 'entry', 'entries')}, {words.size(pruned.deleted_bytes)}"
+    kept = f"{words.counted(pruned.kept, 'entry', 'entries')}, {words.size(pruned.kept_bytes)}"
+    echo(f"{verb} {deleted}; kept {kept}, of the {limit:g} GB that the cache may take.")
+    return EXIT_DONE

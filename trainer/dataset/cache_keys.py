@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +15,11 @@ from trainer.dataset.sampling import Sample
 
 # Raised when what an entry holds changes, so that entries of older programs are never read.
 FORM = 1
+GIGABYTE = 1e9
+FLOAT_BYTES = 4
+LATENT_SCALE = 8
+# Listing a showing takes about 0.1 ms: a portion that nothing else bounds is listed within some ten seconds.
+MOST_SHOWINGS = 100_000
 
 
 def texts_at_once(fit: FitConfig) -> int:
@@ -100,3 +106,17 @@ class Cached:
     def has_text(self, text: str) -> bool:
         """Whether there is an entry; whether it is sound is seen when it is read."""
         return entry_path(self.texts, self.text_key(text)).is_file()
+
+
+def text_bytes(token_chunks: int, widths: Iterable[int]) -> int:
+    """Bytes that a cached caption takes at most, with encoders of these hidden sizes: fp32."""
+    return (token_chunks + 2) * sum(widths) * FLOAT_BYTES
+
+
+def latent_bytes(bucket: tuple[int, int], *, masked: bool) -> int:
+    """Return the bytes that cached latents of a bucket (width, height) take.
+
+    Mean and deviation have 4 channels each, a mask has one; all in fp32 and at the size of the latents.
+    """
+    width, height = bucket
+    return (2 * 4 + masked) * (width // LATENT_SCALE) * (height // LATENT_SCALE) * FLOAT_BYTES

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, ImageDraw, ImageFont
 
 from trainer.config.base import BaseConfig
 from trainer.config.job import PromptConfig
 from trainer.config.write import demo_job
-from trainer.demo.sheet import Row, draw_sheet
-from trainer.demo.style import style_progress
 from trainer.errors import EXIT_DONE, ResumableError
 from trainer.files.assets import asset_path
 from trainer.protocol import events, files
@@ -25,7 +25,78 @@ from trainer.training.device.out_of_memory import gpu_guard
 from trainer.training.reporting.reporter import OnEvent
 from trainer.training.run.start import start
 
+SCALE = 2
+COLUMNS = 6
+GAP = 12
+LABEL_HEIGHT = 90
+TITLE_WIDTH = 130
+LETTERS_PER_LINE = 30
 SHEET = "before-and-after.png"
+PAPER, INK, FAINT = "#f6f4f0", "#22201d", "#8a857c"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A row of pictures, one a prompt, all of one size."""
+
+    title: str
+    pictures: Sequence[Image.Image]
+
+
+def draw_sheet(rows: Sequence[Row], prompts: Sequence[str], inside: int) -> Image.Image:
+    """The rows with prompts below, wrapped after COLUMNS; the first ``inside`` prompts are marked as trained on."""
+    bands = []
+    for first in range(0, len(prompts), COLUMNS):
+        part = slice(first, first + COLUMNS)
+        cut = [Row(row.title, row.pictures[part]) for row in rows]
+        bands.append(draw_band(cut, prompts[part], inside - first))
+    size = (bands[0].width, sum(band.height for band in bands))
+    sheet = Image.new("RGB", size, PAPER)
+    for number, band in enumerate(bands):
+        sheet.paste(band, (0, number * bands[0].height))
+    return sheet
+
+
+def draw_band(rows: Sequence[Row], prompts: Sequence[str], inside: int) -> Image.Image:
+    """One column a prompt, one row each, prompts below."""
+    side = rows[0].pictures[0].width * SCALE
+    columns = len(prompts)
+    size = (TITLE_WIDTH + columns * (side + GAP) + GAP, GAP + len(rows) * (side + GAP) + LABEL_HEIGHT)
+    sheet = Image.new("RGB", size, PAPER)
+    pen = ImageDraw.Draw(sheet)
+    small, large = ImageFont.load_default(15), ImageFont.load_default(19)
+    for line, row in enumerate(rows):
+        top = GAP + line * (side + GAP)
+        pen.text((GAP, top + side // 2 - 10), row.title, INK, large)
+        for column, picture in enumerate(row.pictures):
+            enlarged = picture.resize((side, side), Image.Resampling.LANCZOS)
+            sheet.paste(enlarged, (TITLE_WIDTH + GAP + column * (side + GAP), top))
+    top = GAP + len(rows) * (side + GAP)
+    for column, prompt in enumerate(prompts):
+        left = TITLE_WIDTH + GAP + column * (side + GAP)
+        pen.text((left, top), "in the dataset" if column < inside else "new", FAINT, small)
+        pen.multiline_text((left, top + 20), "\n".join(textwrap.wrap(prompt, LETTERS_PER_LINE)), INK, small)
+    return sheet
+
+
+def style_statistic(picture: Image.Image) -> float:
+    """Darkness from 0 (white) to 1 (black): 1 - mean luminance (ITU-R 601-2) of an RGB picture."""
+    return 1.0 - float(np.asarray(picture.convert("L"), dtype=np.float64).mean()) / 255.0
+
+
+def mean_statistic(pictures: Sequence[Image.Image]) -> float:
+    """The mean statistic of some pictures."""
+    return float(np.mean([style_statistic(picture) for picture in pictures]))
+
+
+def style_progress(
+    base_pictures: Sequence[Image.Image],
+    lora_pictures: Sequence[Image.Image],
+    dataset_pictures: Sequence[Image.Image],
+) -> float:
+    """How far the LoRA's pictures went from the base's (0) to the dataset's (1): (lora - base) / (dataset - base)."""
+    base, lora, dataset = map(mean_statistic, (base_pictures, lora_pictures, dataset_pictures))
+    return (lora - base) / (dataset - base)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What the planner answered, as the app reads it; see trainer/memory/serve.py for how it comes."""
+"""What the planner answered, as the app reads it; see trainer/cli/planning.py for how it comes."""
 
 from __future__ import annotations
 

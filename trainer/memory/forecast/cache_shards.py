@@ -8,9 +8,8 @@ from typing import Literal, TypeVar
 
 from trainer.config.job import Job
 from trainer.config.recipe import RecipeConfig
-from trainer.dataset.cache_keys import Cached
+from trainer.dataset.cache_keys import GIGABYTE, MOST_SHOWINGS, Cached, latent_bytes, text_bytes
 from trainer.dataset.picture import Picture
-from trainer.dataset.portions import GIGABYTE, MOST_SHOWINGS, latent_bytes, text_bytes
 from trainer.dataset.sampling import Sample, draw_sample, epoch_showings, samples_per_epoch, steps_per_epoch
 from trainer.files.architecture import Config
 

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from trainer.dataset.cache_keys import texts_at_once
-from trainer.dataset.portions import FLOAT_BYTES, latent_bytes, text_bytes
+from trainer.dataset.cache_keys import FLOAT_BYTES, latent_bytes, text_bytes, texts_at_once
 from trainer.memory.trace.memory_trace import Storage, Tape
 from trainer.memory.trace.workload import Subject
 from trainer.protocol.forecast import ForecastPhase

@@ -14,12 +14,11 @@ from trainer.config.job import DatasetConfig, FolderConfig, Job, PreviewConfig, 
 from trainer.config.load import load_job
 from trainer.config.recipe import RecipeConfig
 from trainer.config.resolve import Machine, resolve_job
-from trainer.dataset.cache_keys import Cached
+from trainer.dataset.cache_keys import Cached, latent_bytes, text_bytes
 from trainer.dataset.dataset import read_dataset
 from trainer.dataset.decoders import Progress
 from trainer.dataset.findings import Finding
 from trainer.dataset.picture import Picture
-from trainer.dataset.portions import latent_bytes, text_bytes
 from trainer.dataset.sampling import samples_per_epoch
 from trainer.errors import ImpastoError, JobError, RunError
 from trainer.files.architecture import NAMES, Config

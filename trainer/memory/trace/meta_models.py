@@ -24,7 +24,7 @@ from trainer.base.source import BaseSource, empty_clip_model, empty_diffusers_mo
 from trainer.base.weights import Placer, StoredTensor, place_weights
 from trainer.config.base import BaseConfig
 from trainer.config.job import DatasetConfig, FolderConfig, Job
-from trainer.dataset.portions import LATENT_SCALE
+from trainer.dataset.cache_keys import LATENT_SCALE
 from trainer.memory.trace.recorder import Tracer
 from trainer.memory.trace.workload import Subject
 from trainer.training.build import Parts, put_together

@@ -22,8 +22,7 @@ from trainer.base.encoding import TextConditioning, encode_words, posterior
 from trainer.base.families import TextEncoder
 from trainer.config.job import PromptConfig
 from trainer.config.optimizer import ScheduleFreeConfig
-from trainer.dataset.cache_keys import texts_at_once
-from trainer.dataset.portions import LATENT_SCALE
+from trainer.dataset.cache_keys import LATENT_SCALE, texts_at_once
 from trainer.memory.trace.cuda_kernels import AttentionKernel, as_on_cuda, attention_kernel
 from trainer.memory.trace.derive import joined
 from trainer.memory.trace.memory_trace import Storage, Tape

@@ -22,8 +22,8 @@ from trainer.base.quantized import NEVER, Directions, directions_of, input_gradi
 from trainer.base.source import BaseSource
 from trainer.config.fit import EVERYWHERE, LEAST_ROWS, ProductConfig
 from trainer.config.job import Job, live_text
+from trainer.dataset.cache_keys import LATENT_SCALE
 from trainer.dataset.picture import Picture
-from trainer.dataset.portions import LATENT_SCALE
 from trainer.dataset.sampling import epoch_showings
 from trainer.training.acceleration.attention_autotune import Clock, reason, stopwatch, tried_twice
 from trainer.training.device.device import DTYPES, numerics

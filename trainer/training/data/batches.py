@@ -16,9 +16,8 @@ from trainer.base.encoding import TextConditioning, scale_latents, tokenise
 from trainer.base.source import BaseSource
 from trainer.config.job import Job
 from trainer.config.schema import stated
-from trainer.dataset.cache_keys import encoding_form
+from trainer.dataset.cache_keys import GIGABYTE, MOST_SHOWINGS, encoding_form, latent_bytes, text_bytes
 from trainer.dataset.picture import Picture
-from trainer.dataset.portions import GIGABYTE, MOST_SHOWINGS, latent_bytes, text_bytes
 from trainer.dataset.sampling import (
     Purpose,
     Sample,

@@ -23,10 +23,9 @@ from trainer.base.encoding import TextConditioning, encode_latents, encode_words
 from trainer.base.families import TextEncoder
 from trainer.base.source import BaseSource
 from trainer.config.job import Job
-from trainer.dataset.cache_keys import Cached, entry_path, texts_at_once
+from trainer.dataset.cache_keys import LATENT_SCALE, Cached, entry_path, texts_at_once
 from trainer.dataset.picture import Picture
 from trainer.dataset.pixels import crop_pixels
-from trainer.dataset.portions import LATENT_SCALE
 from trainer.dataset.sampling import Sample
 from trainer.errors import DatasetError, ResumableError
 from trainer.protocol import events, files
