@@ -2,16 +2,150 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+import re
+from bisect import bisect, bisect_left, insort
 from collections.abc import Iterable, Mapping
-from itertools import count
+from dataclasses import dataclass, field
+from itertools import count, islice
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
-from app.core.disk.order import natural_key
 from app.core.events import Event
-from app.core.pictures import Altered, Change, Fact, Field, Folder, FolderChange, Picture
+
+_NUMBER = re.compile("[0-9]+")
+_PORTION = 512
+"""So many names are sorted at once on average, some thousand at most: Python's lock is held for it, 2 ms."""
+
+
+def natural_key(name: str) -> str:
+    """Return a text that sorts as people expect the name to: runs of digits by their value, letters without case.
+
+    Names that differ in leading zeros or capitals alone still have keys of their own.
+    """
+    return f"{_NUMBER.sub(_sortable, name.casefold())}\0{name}"
+
+
+def in_natural_order(names: Iterable[str]) -> list[str]:
+    """Return names in natural order; for workers: `sorted` would hold Python's lock for 40 ms at 100,000 names.
+
+    A few of the names, in order, are the borders between portions that are sorted each on its own.
+    """
+    by_key = {natural_key(name): name for name in names}
+    borders = sorted(islice(by_key, 0, None, _PORTION))
+    portions: list[list[str]] = [[] for _ in range(len(borders) + 1)]
+    for key in by_key:
+        portions[bisect(borders, key)].append(key)
+    return [by_key[key] for portion in portions for key in sorted(portion)]
+
+
+def _sortable(number: re.Match[str]) -> str:
+    """Put the count of digits in front of them, itself as digits, so that numbers keep their place before letters."""
+    digits = number[0].lstrip("0")
+    nines, rest = divmod(len(digits), 9)
+    return "9" * nines + str(rest) + digits
+
+
+Crop = tuple[float, float, float, float]
+"""Left, top, right and bottom as fractions of the upright picture, as impasto.jsonl keeps them."""
+Field = Literal["caption", "rating", "excluded", "crop"]
+"""What the user can change of a picture."""
+Value = str | int | bool | Crop | None
+FolderField = Literal["repeats", "regularisation", "trigger"]
+"""What the user can change of a folder."""
+Fact = Literal["size", "file", "problem", "mask", "inspection", "folder"]
+"""What a look at the disk can show of a picture."""
+
+
+@dataclass(slots=True, eq=False)
+class Folder:
+    """One directory of a dataset: `root` is the folder that the user opened, this one or one above it."""
+
+    path: Path
+    root: Path
+    repeats: int | None = None
+    regularisation: bool = False
+    trigger: str | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Picture:
+    """One picture; only `Library.apply` and `Library.learn` change it, on the thread that owns the library."""
+
+    id: int
+    """Its number in this session, never used again."""
+    folder: Folder
+    name: str
+    bytes: int = 0
+    changed_ns: int = 0
+    """When the file was last written."""
+    width: int | None = None
+    """Upright pixels; None until somebody has looked."""
+    height: int | None = None
+    caption: str | None = None
+    """The caption file's text as it stands, None where there is none."""
+    rating: int | None = None
+    excluded: bool = False
+    crop: Crop | None = None
+    clash: bool = False
+    """Whether it has several captions that differ, of which only the first counts."""
+    mask: bool = False
+    """Whether NAME-masklabel.png lies beside it."""
+    mask_changed_ns: int = 0
+    """When that was last written."""
+    problem: str | None = None
+    """Why it cannot be used: a sentence."""
+    content: str | None = None
+    """SHA-256 of its bytes in hex; None until it was inspected."""
+    fingerprint: str | None = None
+    """Perceptual hash in hex, with the sizes of an inspection."""
+
+    @property
+    def path(self) -> Path:
+        """Where the file lies."""
+        return self.folder.path / self.name
+
+    def value(self, field: Field) -> Value:
+        """Return what the user can change."""
+        value: Value = getattr(self, field)
+        return value
+
+
+class Change(NamedTuple):
+    """One value of one picture before and after."""
+
+    picture: int
+    field: Field
+    before: Value
+    after: Value
+
+    def inverse(self) -> Change:
+        """Return the change that takes this one back."""
+        return Change(self.picture, self.field, self.after, self.before)
+
+
+class FolderChange(NamedTuple):
+    """One fact of one folder before and after."""
+
+    folder: Folder
+    field: FolderField
+    before: str | int | bool | None
+    after: str | int | bool | None
+
+    def inverse(self) -> FolderChange:
+        """Return the change that takes this one back."""
+        return FolderChange(self.folder, self.field, self.after, self.before)
+
+
+@dataclass(frozen=True, slots=True)
+class Altered:
+    """What became different in the library at one moment: ids of pictures, and what of the altered ones."""
+
+    added: frozenset[int] = frozenset()
+    removed: frozenset[int] = frozenset()
+    altered: frozenset[int] = frozenset()
+    what: frozenset[Field | Fact] = field(default_factory=frozenset)
+
 
 _Shelf = list[tuple[str, int]]
 """A folder's pictures in order: each one's natural key and id."""

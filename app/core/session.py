@@ -2,47 +2,104 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import contextlib
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 from app.core.after.drawing import Renderer
-from app.core.disk.opening import Datasets
+from app.core.disk.datasets import Datasets
 from app.core.disk.thumbnails import EDGES, FILE_NAME, Thumbnails
 from app.core.edits.backups import Backups
-from app.core.edits.edit import History
+from app.core.edits.file_actions import Rewriter
+from app.core.edits.history import History
 from app.core.edits.journal import Journal
-from app.core.edits.rewriting import Rewriter
 from app.core.edits.save_state import Notice
 from app.core.edits.saver import Saver
 from app.core.edits.writer import Writer
 from app.core.events import Event
-from app.core.going import Going
 from app.core.health.health import Health
 from app.core.jobs.jobs import Jobs
 from app.core.jobs.target import Target
-from app.core.library import Library
+from app.core.library import Altered, Library
 from app.core.models.models import Models
-from app.core.pictures import Altered
 from app.core.presets.presets import Presets
-from app.core.query.filtering import Filtering
+from app.core.query.filtering import Filtering, SavedFilters
 from app.core.query.finder import Finder
-from app.core.query.saved import SavedFilters
-from app.core.queue import QueueKeeper
-from app.core.runs.orders import Orders
-from app.core.runs.runs import Runs
-from app.core.runs.telling import Telling
+from app.core.runs.queue import QueueKeeper
+from app.core.runs.runs import Orders, Runs
 from app.core.runs.training import NowTraining
+from app.core.runs.watcher import Telling
+from app.core.settings.preferences import Settings
 from app.core.settings.recent import Absence, RecentFolders
-from app.core.settings.store import Settings
-from app.core.tags.completion import Completer
+from app.core.tags.completion import Completer, lists_folder
 from app.core.tags.index import TagIndex
-from app.core.tags.vocabulary import lists_folder
-from app.core.tasks import Post, Tasks
+from app.core.tasks import Post, Tasks, raise_again
+from trainer.config.presets.held import holds_preset
+from trainer.protocol.files import long_path
 from trainer.protocol.places import cache_folder, home
 
+Kind = Literal["folder", "lora", "preset", "picture", "other"]
+
+Sorted = Callable[[list[Path], list[Path], list[Path]], None]
+"""Takes folders, pictures with captions, and other files."""
 _EDITS_PATIENCE = 10.0
 """Seconds without progress after which a job is queued although edits of images are not on disk."""
+
+
+class Going:
+    """Each event names what should be shown."""
+
+    def __init__(self, tasks: Tasks) -> None:
+        self._tasks = tasks
+        self.run: Event[Path] = Event()
+        """A run's folder, on the Runs page."""
+        self.entry: Event[str] = Event()
+        """An entry of the queue that was started just now, on the Runs page."""
+        self.job: Event[Path] = Event()
+        """A job file, on the Train page."""
+        self.recipe: Event[str] = Event()
+        """A preset as "sdxl/style": a new job from it, on the Train page."""
+        self.lora: Event[Path] = Event()
+        """A LoRA file, in the viewer."""
+        self.preset: Event[Path] = Event()
+        """A preset file or picture that was received, on the Presets page."""
+
+    def take(self, paths: Iterable[Path], then: Sorted) -> None:
+        """Let LoRAs and presets go to their places; call `then` with the folders and the files that are left.
+
+        What is not there is among the folders. The disk is looked at by a worker: one that sleeps holds up nobody.
+        """
+        paths = list(paths)
+
+        def go(kinds: list[Kind]) -> None:
+            sorted_ = list(zip(paths, kinds, strict=True))
+            for path, kind in sorted_:
+                if kind == "lora":
+                    self.lora.emit(path)
+                elif kind == "preset":
+                    self.preset.emit(path)
+            then(*([path for path, kind in sorted_ if kind == wanted] for wanted in ("folder", "picture", "other")))
+
+        self._tasks.run(lambda: [*map(_kind, paths)], go, raise_again, kept=False)
+
+
+def _kind(path: Path) -> Kind:
+    from trainer.dataset import caption_files, pixels  # late: they bring Pillow
+
+    ending = path.suffix.lower()
+    with contextlib.suppress(OSError, ValueError):  # a place that must not be looked at, a name that none can have
+        if long_path(path).is_dir():
+            return "folder"
+        if ending == ".safetensors":
+            return "lora"
+        if ending == ".toml" or (ending == ".png" and holds_preset(path)):
+            return "preset"
+        if long_path(path).is_file():
+            captions = ending in caption_files.SUFFIXES or path.name == caption_files.METADATA_NAME
+            return "picture" if captions or ending in pixels.SUFFIXES else "other"
+    return "folder"
 
 
 class View:

@@ -10,9 +10,9 @@ from PySide6.QtGui import QGuiApplication, QIcon
 from PySide6.QtWidgets import QApplication, QMessageBox
 
 from app.core.crashes import CrashNet
-from app.core.priority import share_lock
 from app.core.session import Session
-from app.core.settings.store import Settings
+from app.core.settings.preferences import Settings
+from app.core.tasks import share_lock
 from app.qt.instance import Instance
 from app.qt.language import speak
 from app.qt.pauses import Collector
@@ -90,7 +90,7 @@ def _sit(
 
 def _greet(window: Window) -> None:
     """Welcome who is here for the first time; where there is no screen, nobody is."""
-    from app.core.first.shown import is_first_start, remember
+    from app.core.settings.recent import is_first_start, remember
 
     if is_first_start() and QGuiApplication.platformName() != "offscreen":
         remember()

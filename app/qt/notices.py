@@ -8,7 +8,7 @@ from typing import Literal
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QPushButton, QSizePolicy, QToolButton, QVBoxLayout, QWidget
 
-from app.core.settings.behind import Kept
+from app.core.settings.deferred_writer import Kept
 from app.core.words import in_words
 from app.qt.parts import plain_label, sign
 from app.qt.theme import set_icon

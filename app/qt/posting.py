@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from PySide6.QtCore import QObject, Qt, Signal, Slot
 
-from app.core.priority import window_works
+from app.core.tasks import window_works
 
 _TURN = 0.004
 """Seconds after which what waits lets keys, mouse and painting come first: Qt itself would do all of it at once."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from PySide6.QtCore import QAbstractEventDispatcher, QEvent, QObject, Slot
 from PySide6.QtWidgets import QWidget
 
-from app.core.priority import window_rests, window_works
+from app.core.tasks import window_rests, window_works
 
 
 class Precedence(QObject):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from PySide6.QtCore import QLocale
 from PySide6.QtWidgets import QLabel, QStatusBar, QWidget
 
-from app.core.disk.opening import Progress
+from app.core.disk.datasets import Progress
 from app.core.edits.save_state import SaveState
 from app.core.session import Session
 from app.core.words import in_words

@@ -21,9 +21,9 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.core.disk.opening import Opened
+from app.core.disk.datasets import Opened
 from app.core.session import Session
-from app.core.settings import window_state
+from app.core.settings import recent
 from app.qt import rooms
 from app.qt.actions.commands import Commands
 from app.qt.invitation import Invitation
@@ -63,7 +63,7 @@ class Window(QMainWindow):
         self.session = session
         self._painted = self._closing = self._decided_later = False
         self._notifier: Notifier | None = None
-        self._state, self._state_notice = window_state.read()
+        self._state, self._state_notice = recent.read()
         """How it stood at the end of the last time; pages that are made later, or never, have theirs in it."""
         self.commands = Commands(self, session.settings.preferences.shortcuts)
         self.setWindowTitle("Impasto")
@@ -274,7 +274,7 @@ class Window(QMainWindow):
         state = {splitter.objectName(): _text(splitter.saveState()) for splitter in self._splitters()}
         self._state |= {**state, "geometry": _text(self.saveGeometry())}
         self._say_farewell()
-        window_state.write(self._state)
+        recent.write(self._state)
         super().closeEvent(event)
 
     # --- inside

@@ -20,12 +20,11 @@ from pathlib import Path
 
 from app.core.edits import bulk
 from app.core.edits.backups import Backups
-from app.core.edits.edit import Edit, History
+from app.core.edits.history import Edit, History
 from app.core.edits.journal import Journal
 from app.core.edits.saver import Saver
 from app.core.edits.writer import Writer
-from app.core.library import Library
-from app.core.pictures import Folder
+from app.core.library import Folder, Library
 from app.core.tasks import Tasks
 
 TAGS = "solo, standing, red hat, long hair, outdoors, blue sky, looking at viewer, smile, tree number "

@@ -19,8 +19,7 @@ from statistics import median
 
 from app.core.health import charts
 from app.core.health.health import Health
-from app.core.library import Library
-from app.core.pictures import Change, Folder
+from app.core.library import Change, Folder, Library
 from app.core.tags.index import TagIndex
 from app.core.tasks import Tasks
 from tests.bench.app_results import write_section

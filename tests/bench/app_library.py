@@ -25,7 +25,7 @@ os.environ.setdefault("QT_QPA_PLATFORM", "offscreen")
 
 from PySide6.QtCore import QEventLoop, Qt, QTimer
 
-from app.core.pictures import Picture
+from app.core.library import Picture
 from app.core.query import tokens
 from app.qt.workshop import Place
 from tests.bench.app_results import write_section
@@ -121,7 +121,7 @@ class Bench:
 
     def __init__(self) -> None:
         from app.core.session import Session
-        from app.core.settings.store import Settings
+        from app.core.settings.preferences import Settings
         from app.qt.application import make_application
         from app.qt.posting import Poster
         from app.qt.window import Window
@@ -230,7 +230,7 @@ def many(folder: Path, count: int) -> list[str]:
 
 def _follow(folder: Path, in_sight: Sequence[Picture]) -> str:
     """Measure what a minute of looking for changes costs while there are none."""
-    from app.core.disk.looking import Looker
+    from app.core.disk.scanner import Looker
 
     near: dict[Path, set[str]] = {}
     for picture in in_sight:

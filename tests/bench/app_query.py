@@ -17,12 +17,10 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 
-from app.core.library import Library
-from app.core.pictures import Change, Folder
+from app.core.library import Change, Folder, Library
 from app.core.query.finder import Finder
-from app.core.tags.completion import Completer
+from app.core.tags.completion import Completer, TagList, Vocabulary, Word
 from app.core.tags.index import TagIndex
-from app.core.tags.vocabulary import TagList, Vocabulary, Word
 from app.core.tasks import Tasks
 from tests.bench.app_results import write_section
 

@@ -24,7 +24,7 @@ import numpy as np
 from PySide6.QtCore import QElapsedTimer, QEventLoop, QTimer
 from PySide6.QtWidgets import QApplication, QWidget
 
-from app.core.first.demo import demo_job, demo_pictures
+from app.core.first import demo_job, demo_pictures
 from app.qt.page import Page
 from app.qt.runs.page import RunsPage
 from tests.bench.app_results import write_section
@@ -100,7 +100,7 @@ def frames(move: Callable[[int], None]) -> list[float]:
 def measure(folder: Path) -> list[tuple[str, str]]:
     """Measure everything in one window."""
     from app.core.session import Session
-    from app.core.settings.store import Settings
+    from app.core.settings.preferences import Settings
     from app.qt.application import make_application
     from app.qt.posting import Poster
     from app.qt.window import Window

@@ -24,7 +24,7 @@ from pathlib import Path
 from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from app.core.edits.captions import plain
+from app.core.edits.writer import plain
 from tests.support.app_captions import PICTURES, ROOM, Captions
 from tests.support.app_world import World
 

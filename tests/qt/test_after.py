@@ -11,8 +11,8 @@ from PySide6.QtCore import QLocale, Qt
 from PySide6.QtWidgets import QInputDialog, QScrollArea
 from shiboken6 import delete
 
-from app.core.models.found import Destination
-from app.core.queue import Look
+from app.core.models.verdict import Destination
+from app.core.runs.queue import Look
 from app.qt.actions.commands import Commands
 from app.qt.runs.after.card_dialog import CardDialog
 from app.qt.runs.after.export_dialog import ExportDialog

@@ -5,8 +5,8 @@ from PIL import Image
 from PySide6.QtCore import QPoint, Qt, QTranslator
 from PySide6.QtWidgets import QApplication
 
-from app.core.edits.edit import Edit
-from app.core.pictures import Change
+from app.core.edits.history import Edit
+from app.core.library import Change
 from app.qt.language import FOLDER
 from app.qt.pictures.captions.chip import ChipData
 from app.qt.window import Window

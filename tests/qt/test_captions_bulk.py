@@ -5,7 +5,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtTest import QAbstractItemModelTester
 from PySide6.QtWidgets import QRadioButton
 
-from app.core.pictures import Folder
+from app.core.library import Folder
 from app.qt.pictures.captions.bulk import BulkDialog
 from tests.qt.test_captions import CAPTIONS, CONTROL, KEY, captions, editor, english, folder, on_disk, select, window
 

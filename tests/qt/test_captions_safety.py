@@ -10,10 +10,10 @@ from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QLabel, QMessageBox, QPushButton
 
 from app.core.edits.backups import Version, Written
-from app.core.edits.edit import Edit
+from app.core.edits.history import Edit
 from app.core.edits.journal import Journal
 from app.core.edits.save_state import Key, SaveRequest
-from app.core.pictures import Change
+from app.core.library import Change
 from app.qt.pictures.captions.conflicts import ConflictsDialog
 from app.qt.pictures.captions.recovered import RecoveredDialog
 from app.qt.pictures.captions.restore import RestoreDialog

@@ -7,7 +7,7 @@ from PySide6.QtGui import QColor, QWheelEvent
 from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QApplication
 
-from app.core.runs.cards import CardWatch
+from app.core.runs.run import CardWatch
 from app.core.runs.series import Mark
 from app.qt.runs.charts.axis import number
 from app.qt.runs.charts.board import Board

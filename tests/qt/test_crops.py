@@ -10,8 +10,8 @@ import pytest
 from PySide6.QtCore import QPointF, Qt
 from PySide6.QtWidgets import QApplication
 
-from app.core.culling import rate
-from app.core.health.aim import Aim
+from app.core.edits.bulk import rate
+from app.core.health.groups import Aim
 from app.qt.pictures.health.cropper import Cropper
 from tests.support.pictures import photograph
 from trainer.dataset.sidecar import read_sidecar

@@ -10,8 +10,8 @@ from PySide6.QtGui import QAccessible, QColor
 from PySide6.QtTest import QAbstractItemModelTester
 from PySide6.QtWidgets import QDialog, QInputDialog, QVBoxLayout, QWidget
 
-from app.core.pictures import Folder
-from app.core.query.saved import SavedFilter
+from app.core.library import Folder
+from app.core.query.filtering import SavedFilter
 from app.core.tags.index import TagCount
 from app.qt.actions.commands import Commands
 from app.qt.pictures.finding.dialogs import HelpDialog, SaveDialog

@@ -107,7 +107,7 @@ def test_the_tour_starts_the_demo_once(
 ) -> None:
     launched: list[object] = []
     monkeypatch.setattr(
-        "app.core.queue.launch", lambda *words: launched.append(words)
+        "app.core.runs.queue.launch", lambda *words: launched.append(words)
     )  # no training: the queue is real
     window.show_tour()
     (tour,) = window.findChildren(Tour)

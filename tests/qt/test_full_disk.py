@@ -3,10 +3,9 @@
 import pytest
 from PySide6.QtCore import Qt
 
-from app.core.jobs.file import read_values
-from app.core.query.saved import SavedFilter
-from app.core.settings.preferences import Appearance, Preferences
-from app.core.settings.store import Settings
+from app.core.jobs.job_file import read_values
+from app.core.query.filtering import SavedFilter
+from app.core.settings.preferences import Appearance, Preferences, Settings
 from app.qt.train.page import TrainPage
 from tests.qt.test_train import on_disk, row_of, shown, type_into
 from tests.support.full_disk import needs_limits, no_room
@@ -81,7 +80,7 @@ def test_a_job_that_cannot_be_saved_or_queued_is_not_started_and_can_be_when_the
 ):
     launched = []
     monkeypatch.setattr(
-        "app.core.queue.launch", lambda *words: launched.append(words)
+        "app.core.runs.queue.launch", lambda *words: launched.append(words)
     )  # no training: the queue is real
     session.jobs.agree_to_cpu(page.draft.path)  # it would take days
     assert page.start_button.isEnabled()

@@ -9,7 +9,7 @@ from PySide6.QtCore import QRect
 from PySide6.QtGui import QImage, QPainter
 from PySide6.QtWidgets import QApplication
 
-from app.core.pictures import Folder, Picture
+from app.core.library import Folder, Picture
 from app.qt.pictures.grid.cells import Cells
 from app.qt.pictures.grid.layout import Layout
 

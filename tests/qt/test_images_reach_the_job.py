@@ -13,7 +13,7 @@ from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QDialogButtonBox, QPushButton
 from pytestqt.qtbot import QtBot
 
-from app.core.masks import mask_path
+from app.core.edits.masks import mask_path
 from app.core.session import Session
 from app.qt.pictures.finding.filter_box import FilterBox
 from app.qt.pictures.folder_dialog import FolderDialog

@@ -11,7 +11,7 @@ from PySide6.QtCore import QEvent, QPoint, QPointF, Qt
 from PySide6.QtGui import QPointingDevice, QTabletEvent
 from PySide6.QtWidgets import QApplication, QPushButton
 
-from app.core.masks import mask_path
+from app.core.edits.masks import mask_path
 from app.qt.pictures.masks.painter import MaskPainter
 from tests.support.pictures import photograph
 

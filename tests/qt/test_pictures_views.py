@@ -20,10 +20,10 @@ from PySide6.QtGui import (
 from PySide6.QtWidgets import QApplication, QListWidget, QVBoxLayout, QWidget
 from pytestqt.qtbot import QtBot
 
-from app.core.culling import rate
 from app.core.disk.thumbnails import Thumbnail
-from app.core.edits.edit import Edit
-from app.core.pictures import Change
+from app.core.edits.bulk import rate
+from app.core.edits.history import Edit
+from app.core.library import Change
 from app.core.session import Session
 from app.qt.pictures.folder_dialog import FolderDialog
 from app.qt.pictures.images import scaled

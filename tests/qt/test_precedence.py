@@ -6,7 +6,7 @@ import pytest
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QWidget
 
-from app.core import priority
+from app.core import tasks
 from app.qt.posting import Poster
 from app.qt.precedence import Precedence
 
@@ -23,10 +23,10 @@ class Canvas(QWidget):
 
 class Inner(QWidget):
     def paintEvent(self, event):  # noqa: N802
-        self.parent().painted.append(priority._rests.is_set())
+        self.parent().painted.append(tasks._rests.is_set())
 
     def mousePressEvent(self, event):  # noqa: N802
-        self.parent().pressed.append(priority._rests.is_set())
+        self.parent().pressed.append(tasks._rests.is_set())
 
 
 @pytest.fixture(autouse=True)
@@ -34,7 +34,7 @@ def rests(monkeypatch):
     """Whether the window's thread rests, of this test alone."""
     event = threading.Event()
     event.set()
-    monkeypatch.setattr(priority, "_rests", event)
+    monkeypatch.setattr(tasks, "_rests", event)
     return event
 
 

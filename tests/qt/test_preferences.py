@@ -7,8 +7,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtGui import QKeySequence
 from PySide6.QtWidgets import QCheckBox, QComboBox, QSpinBox, QWidget
 
-from app.core.settings.preferences import Preferences, Section
-from app.core.settings.store import Settings
+from app.core.settings.preferences import Preferences, Section, Settings
 from app.qt.actions.commands import Commands, in_force
 from app.qt.dialogs.preferences import PreferencesDialog
 from app.qt.dialogs.shortcuts import ShortcutEditor, used_by_views

@@ -7,10 +7,10 @@ from PySide6.QtCore import QCoreApplication, QEvent, Qt, QTimer
 from PySide6.QtWidgets import QSplitter, QWidget
 from shiboken6 import isValid
 
-from app.core.edits.edit import Edit
-from app.core.pictures import Change
+from app.core.edits.history import Edit
+from app.core.library import Change
 from app.core.query import tokens
-from app.core.settings import window_state
+from app.core.settings import recent
 from app.qt import rooms
 from app.qt.page import Page
 from app.qt.runs import page as runs_page
@@ -196,7 +196,7 @@ def test_a_window_closed_while_a_page_is_half_made_remembers_how_that_page_stood
     window.show_train()
     shown_page(window, TrainPage).columns.setSizes([210, 640, 330])
     window.close()
-    before = window_state.read()[0]["train.columns"]
+    before = recent.read()[0]["train.columns"]
     again = Window(session)
     qtbot.addWidget(again)
     room, parts = again._workshop._parts, []
@@ -215,7 +215,7 @@ def test_a_window_closed_while_a_page_is_half_made_remembers_how_that_page_stood
     again.show_train()
     qtbot.waitUntil(lambda: isinstance(again.pages.widget(1), Page))
     assert len(parts) == 1
-    assert window_state.read()[0]["train.columns"] == before
+    assert recent.read()[0]["train.columns"] == before
 
 
 def test_parts_of_no_width_that_were_remembered_are_as_wide_as_they_need(window, qtbot):

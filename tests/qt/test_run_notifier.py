@@ -10,7 +10,7 @@ from PySide6.QtWidgets import QApplication, QPushButton
 from pytestqt.qtbot import QtBot
 
 from app.core.runs.summary import RunSummary
-from app.core.runs.telling import Ended
+from app.core.runs.watcher import Ended
 from app.core.settings.preferences import Telling
 from app.qt.runs.notifier import Notifier
 from app.qt.window import Window

@@ -13,7 +13,7 @@ from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
 from app.core.runs.run import Run
-from app.core.runs.samples import Spot
+from app.core.runs.series import Spot
 from app.core.session import Session
 from app.qt.actions.commands import Commands
 from app.qt.runs.samples.matrix import SampleMatrix

@@ -18,7 +18,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QComboBox, QFileDialog, QLabel, QLineEdit, QMessageBox
 from pytestqt.qtbot import QtBot
 
-from app.core.jobs import file
+from app.core.jobs import job_file
 from app.core.session import Session
 from app.qt.durations import duration
 from app.qt.train.form.row import SettingRow
@@ -249,9 +249,9 @@ def test_a_job_that_is_opened_while_another_goes_into_the_trash_is_shown(
         qtbot.waitUntil(lambda: bool(made) and made[-1].parent.name == name)  # noqa: B023 (within this turn)
     session.jobs.look()
     qtbot.waitUntil(lambda: len(session.jobs.all) == 3)
-    thrown, read = threading.Event(), file.read_job_text
+    thrown, read = threading.Event(), job_file.read_job_text
     page.told.connect(lambda *_: thrown.set())
-    monkeypatch.setattr(file, "read_job_text", lambda *words: (thrown.wait(60), read(*words))[1])
+    monkeypatch.setattr(job_file, "read_job_text", lambda *words: (thrown.wait(60), read(*words))[1])
     page.delete()
     page.show_job(made[0])
     qtbot.waitUntil(lambda: page.draft is not None and page.draft.path == made[0])
@@ -390,7 +390,7 @@ def test_a_job_whose_file_cannot_be_written_is_not_started(
     def refuse(*_: object) -> None:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
-    monkeypatch.setattr(file, "_replace", refuse)
+    monkeypatch.setattr(job_file, "_replace", refuse)
     page.sheet.essentials.base.chosen.emit("owner/name")
     page.start()
     qtbot.waitUntil(lambda: any("cannot be written" in told for told in window.notices.sentences()))

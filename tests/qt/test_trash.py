@@ -9,8 +9,8 @@ import pytest
 from PIL import Image
 from pytestqt.qtbot import QtBot
 
-from app.core.edits.edit import Edit
-from app.core.pictures import Change
+from app.core.edits.history import Edit
+from app.core.library import Change
 from app.core.session import Session
 from app.qt.pictures import deletion
 from app.qt.pictures.views import Views

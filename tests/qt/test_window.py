@@ -9,12 +9,12 @@ from PySide6.QtGui import QDragEnterEvent, QDropEvent
 from PySide6.QtWidgets import QApplication, QFileDialog, QPushButton, QWidget
 
 from app.core.crashes import CrashNet
-from app.core.edits.edit import Edit
-from app.core.pictures import Change
+from app.core.edits.history import Edit
+from app.core.library import Change
 from app.core.session import Session
-from app.core.settings import window_state
-from app.core.settings.store import Settings
-from app.core.tags.vocabulary import lists_folder
+from app.core.settings import recent
+from app.core.settings.preferences import Settings
+from app.core.tags.completion import lists_folder
 from app.qt.pictures.finding.dialogs import SaveDialog
 from app.qt.posting import Poster
 from app.qt.window import Window
@@ -253,7 +253,7 @@ def test_it_stands_as_it_stood(window, qtbot, session):
     window.pictures.columns.setSizes([150, 500, 250])
     sizes = window.pictures.columns.sizes()
     window.close()
-    assert "geometry" in window_state.read()[0]
+    assert "geometry" in recent.read()[0]
     again = Window(session)
     qtbot.addWidget(again)
     with qtbot.waitExposed(again):
@@ -284,7 +284,7 @@ def test_it_closes_when_pictures_are_in_the_trash_or_at_once_where_it_is_closed_
     assert session.history.writing is None
     assert not window._closing, "shown again by another start, it would close by itself after the next edit"
     assert sorted(file.name for file in pictures.iterdir()) == ["a.png", "a.txt", "b.png", "b.txt"]
-    assert "geometry" in window_state.read()[0]
+    assert "geometry" in recent.read()[0]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the place of the trash cannot be chosen")
@@ -307,7 +307,7 @@ def test_it_stays_open_where_the_trash_refuses_what_it_waits_for(
 
 
 def test_nonsense_in_the_windows_file_does_not_keep_it_closed(qtbot, session, per_user_folder):
-    window_state.write({"geometry": "not base64 at all", "pictures.columns": "AAAA"})
+    recent.write({"geometry": "not base64 at all", "pictures.columns": "AAAA"})
     window = Window(session)
     qtbot.addWidget(window)
     with qtbot.waitExposed(window):
@@ -316,7 +316,7 @@ def test_nonsense_in_the_windows_file_does_not_keep_it_closed(qtbot, session, pe
 
 
 def test_a_damaged_file_of_the_window_is_named(qtbot, session):
-    window_state.place().write_text("[" * 1000, encoding="utf-8")
+    recent.place().write_text("[" * 1000, encoding="utf-8")
     window = Window(session)
     qtbot.addWidget(window)
     assert "window.damaged.json" in window.notices.sentences()[0]

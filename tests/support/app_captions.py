@@ -14,10 +14,10 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from app.core.edits.captions import plain
-from app.core.edits.edit import Edit
+from app.core.edits.history import Edit
 from app.core.edits.save_state import Key, SaveRequest
-from app.core.pictures import Change, Picture
+from app.core.edits.writer import plain
+from app.core.library import Change, Picture
 from tests.support.app_world import DISK_FULL, FAULTS, FIELDS, READ_ONLY, Disk, Killed, World
 from trainer.dataset.caption_files import decode_caption
 from trainer.dataset.sidecar import FILE_NAME, read_sidecar, write_sidecar

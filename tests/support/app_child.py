@@ -7,10 +7,10 @@ import random
 import sys
 from pathlib import Path
 
-from app.core.edits.edit import Edit, History
+from app.core.edits.history import Edit, History
 from app.core.edits.saver import Saver
 from app.core.edits.writer import Writer
-from app.core.pictures import Change
+from app.core.library import Change
 from tests.support.app_captions import PICTURES, TEXTS
 from tests.support.app_world import World
 

@@ -11,12 +11,11 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from app.core.edits.backups import Backups
-from app.core.edits.edit import Edit, History
+from app.core.edits.history import Edit, History
 from app.core.edits.journal import Journal
 from app.core.edits.saver import Saver
 from app.core.edits.writer import Writer
-from app.core.library import Library
-from app.core.pictures import Change, Field, Folder, Picture, Value
+from app.core.library import Change, Field, Folder, Library, Picture, Value
 from trainer.dataset.caption_files import decode_caption, read_metadata
 from trainer.dataset.sidecar import read_sidecar
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from app.core.jobs.draft import Draft
-from app.core.jobs.file import read_values
+from app.core.jobs.job_file import read_values
 from app.core.tasks import Tasks
 
 BARE = """# an artist's own words

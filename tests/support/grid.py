@@ -11,7 +11,7 @@ from PySide6.QtCore import QPoint, Qt
 from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
-from app.core.pictures import Picture
+from app.core.library import Picture
 from app.core.session import Session
 from app.qt.actions.commands import Commands
 from app.qt.pictures.views import Views

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from PIL import Image
 
-from app.core.disk.opening import Datasets, OnDisk
-from app.core.pictures import Altered, Picture
+from app.core.disk.datasets import Datasets, OnDisk
+from app.core.library import Altered, Picture
 from tests.support.desk import Desk
 from trainer.errors import ImpastoError
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from PySide6.QtWidgets import QApplication, QWidget
 
 from app.core.after.drawing import Drawing, grid
-from app.core.models.found import Destination
+from app.core.models.verdict import Destination
 from app.qt.runs.after.card_dialog import CardDialog
 from app.qt.runs.after.export_dialog import ExportDialog
 from app.qt.runs.after.grid_dialog import GridDialog

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from PySide6.QtWidgets import QApplication, QWidget
 
-from app.core.edits.edit import Edit
+from app.core.edits.history import Edit
 from app.core.edits.save_state import Key, SaveRequest
-from app.core.pictures import Change
+from app.core.library import Change
 from app.core.session import Session
 from app.qt.pictures.captions.conflicts import ConflictsDialog
 from app.qt.pictures.captions.recovered import RecoveredDialog

@@ -7,7 +7,7 @@ from pathlib import Path
 from PIL import Image, ImageFilter
 from PySide6.QtWidgets import QApplication, QWidget
 
-from app.core.runs.samples import Spot
+from app.core.runs.series import Spot
 from app.qt.runs.page import RunsPage
 from app.qt.window import Window
 from tests.support.artist import shown_page

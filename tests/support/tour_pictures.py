@@ -17,7 +17,7 @@ from PIL import Image
 from PySide6.QtWidgets import QApplication
 
 from app.core.planning.forecaster import NAMED
-from app.core.runs.samples import Spot
+from app.core.runs.series import Spot
 from app.qt.language import speak
 from app.qt.loras.viewer import LoraViewer
 from app.qt.presets.page import PresetsPage

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from app.core.models.known import Known
+from app.core.models.search import Known
 from tests.support.pictures import PHOTOS
 from tests.unit.test_outcomes import outcome
 from tests.unit.test_store import same, tape

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from app.core.after import export
-from app.core.jobs import file
-from app.core.runs import orders
+from app.core.jobs import job_file
+from app.core.runs import runs
 from tests.support.presets import JOB
 from trainer import cli
 from trainer.errors import ImpastoError
@@ -64,8 +64,8 @@ WRITERS = {
     "run": run_is_made,
     "export": lora_is_exported,
     "queue": queue_is_written,
-    "order": lambda error, path, _: orders._unwritten(RunDirectory(path), error),
-    "job": lambda error, path, _: file._unwritable(path, error),
+    "order": lambda error, path, _: runs._unwritten(RunDirectory(path), error),
+    "job": lambda error, path, _: job_file._unwritable(path, error),
     "any": lambda error, _, __: places.refusal(error),
 }
 

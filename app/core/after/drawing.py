@@ -9,13 +9,13 @@ from itertools import count, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from app.core.engine.served import Served
+from app.core.engine import Served
 from app.core.events import Event
 from app.core.tasks import Post
 from trainer.errors import ImpastoError, RunError
 
 if TYPE_CHECKING:
-    from app.core.queue import Look
+    from app.core.runs.queue import Look
     from trainer.config.job import Job
 
 _REMEDY = "Try again; if it ends once more, these words belong into a report of the fault."

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from app.core.runs.series import lowest
 from trainer.errors import LoraFileError
+from trainer.protocol import events
 from trainer.protocol import files as atomic
-from trainer.protocol.files import safe_name
+from trainer.protocol.files import safe_name, step_ending
 from trainer.protocol.places import write_remedy
 from trainer.protocol.reading import open_file
 
 if TYPE_CHECKING:
+    from app.core.runs.run import Run
+    from trainer.config.job import Job
     from trainer.files.header import Header
+
+_SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|])")
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,3 +149,116 @@ def _as_png(picture: Path) -> bytes:
     data = BytesIO()
     plain.save(data, "PNG")
     return data.getvalue()
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A saved LoRA."""
+
+    step: int
+    file: Path
+    held_out: float | None = None
+    """The loss on held-out pictures at that step; None where it was not measured."""
+    best: bool = False
+    """Whether no other has a lower one."""
+    last: bool = False
+    """Whether it is the result of the whole run."""
+    pictures: dict[int, Path] = field(default_factory=dict)
+    """The previews of that step, by the number of their prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What the events of a run say of its saved steps; a copy, to be looked at on a worker."""
+
+    folder: Path
+    saved: tuple[events.Saved, ...]
+    validations: tuple[events.Validation, ...]
+    previews: tuple[events.Preview, ...]
+
+    @classmethod
+    def of(cls, run: Run) -> Told:
+        """Copy what is known of a run."""
+        return cls(run.directory.path, tuple(run.saved), tuple(run.validations), tuple(run.previews))
+
+
+def candidates(told: Told) -> list[Candidate]:
+    """Return the saved steps whose files are there, by step; looks at the disk."""
+    files = _files(told)
+    losses = {one.step: one.loss for one in told.validations if one.held_out}
+    measured = {step: loss for step in files if (loss := losses.get(step)) is not None and math.isfinite(loss)}
+    best = lowest(measured)
+    pictures: dict[int, dict[int, Path]] = {}
+    for preview in told.previews:
+        pictures.setdefault(preview.step, {})[preview.index] = told.folder / preview.file
+    return [
+        Candidate(step, file, measured.get(step), step == best, last, dict(sorted(pictures.get(step, {}).items())))
+        for step, (file, last) in sorted(files.items())
+    ]
+
+
+def _files(told: Told) -> dict[int, tuple[Path, bool]]:
+    """The file of each step that is there, and whether it is the run's result, whose name does not end in its step."""
+    files: dict[int, tuple[Path, bool]] = {}
+    for saved in told.saved:
+        path, last = told.folder / saved.file, not Path(saved.file).stem.endswith(step_ending(saved.step))
+        if path.is_file() and (last or saved.step not in files):
+            files[saved.step] = path, last
+    results = [step for step, (_, last) in files.items() if last]
+    for step in results[:-1]:  # a run that went on after its end wrote its result again: the latest holds
+        files[step] = files[step][0], False
+    return files
+
+
+def named(found: Iterable[Candidate], step: int) -> Candidate | None:
+    """Return the candidate of a step."""
+    return next((one for one in found if one.step == step), None)
+
+
+def model_card(job: Job, told: About, candidate: Candidate, name: str, pictures: int) -> str:
+    """Return the card of one saved step of a run of `job`; `pictures` is how many were trained on."""
+    recipe = job.recipe
+    base = _plain(job.base.name)
+    sections = [
+        f"# {_plain(told.title or name)}",
+        _plain(told.description),
+        _use(told, name, base),
+        _table(
+            {
+                "Base": base,
+                "Steps": f"{candidate.step:,}",
+                "Pictures": f"{pictures:,}",
+                "Resolution": f"{recipe.resolution} pixels",
+                "Rank": f"{recipe.rank}, alpha {recipe.alpha:g}",
+                "Optimizer": f"{recipe.optimizer.name}, learning rate {recipe.learning_rate:g}",
+                "Pictures a step": str(recipe.effective_batch),
+                "Seed": str(recipe.seed),
+                **({"Held-out loss": f"{candidate.held_out:.4f}"} if candidate.held_out is not None else {}),
+            }
+        ),
+        _credits(told),
+    ]
+    return "\n\n".join(section for section in sections if section) + "\n"
+
+
+def _use(told: About, name: str, base: str) -> str:
+    lines = ["## How to use it", "", f"Made for {base}. Begin with a strength of 1 and go lower where it is too much."]
+    if told.triggers:
+        lines += ["", f"Trigger words: `{told.triggers.replace('`', '')}`"]
+    lines += ["", f"In A1111 and Forge: `<lora:{name}:1>`. In ComfyUI: a Load LoRA node with `{name}.safetensors`."]
+    return "\n".join(lines)
+
+
+def _table(rows: dict[str, str]) -> str:
+    lines = ["## How it was made", "", "| | |", "|---|---|"]
+    return "\n".join([*lines, *(f"| {key} | {value} |" for key, value in rows.items()), "", "Trained with Impasto."])
+
+
+def _credits(told: About) -> str:
+    lines = [f"{title}: {_plain(text)}" for title, text in (("Author", told.author), ("Licence", told.licence)) if text]
+    return "\n\n".join(lines)
+
+
+def _plain(text: str) -> str:
+    """Text of people as Markdown that shows it as it is."""
+    return _SPECIAL.sub(r"\\\1", " ".join(text.split()))

@@ -12,15 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from app.core.events import Event
-from app.core.pictures import Picture
-from app.core.priority import stand_back, step_back
-from app.core.tasks import Post
+from app.core.library import Picture
+from app.core.tasks import Post, stand_back, step_back
 from trainer.errors import DatasetError
 from trainer.host import usable_cores
 from trainer.protocol.row_store import RowStore, key_of
 
 if TYPE_CHECKING:  # brings numpy and Pillow, for which the window does not wait
-    from app.core.disk.drawing import Pixels
+    from app.core.disk.images import Pixels
 
 Edge = Literal[256, 512]
 """Sides in pixels of the squares that thumbnails are made for."""
@@ -230,7 +229,7 @@ class Thumbnails:
             return None
 
     def _make(self, job: _Job) -> Thumbnail | None:
-        from app.core.disk.drawing import unpack
+        from app.core.disk.images import unpack
 
         data = self._store.get(_key(job))
         pixels = unpack(data) if data else None
@@ -240,7 +239,7 @@ class Thumbnails:
         return Thumbnail(job.wish.picture, job.wish.pixels, pixels.width, pixels.height, pixels.rgb)
 
     def _draw(self, job: _Job) -> Pixels:
-        from app.core.disk.drawing import make_thumbnail
+        from app.core.disk.images import make_thumbnail
 
         pixels, packed = make_thumbnail(job.path, job.wish.pixels)
         stand_back()

@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, get_args
 
 from app.core.edits.save_state import Key, SaveRequest
-from app.core.pictures import Field, FolderField
+from app.core.library import Field, FolderField
 from trainer.protocol import locks
 from trainer.protocol.files import replace as replace_file
 from trainer.protocol.files import write_bytes

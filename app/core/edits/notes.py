@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from app.core.edits.captions import Neighbours
 from app.core.edits.save_state import SaveRequest
-from app.core.pictures import Value
+from app.core.edits.writer import Neighbours
+from app.core.library import Value
 from trainer.dataset.sidecar import FILE_NAME, Sidecar, read_sidecar, sidecar_text
 from trainer.errors import DatasetError, plain_reason
 from trainer.protocol.reading import read_bytes

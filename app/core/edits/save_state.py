@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
-from app.core.pictures import Field, FolderField, Value
+from app.core.library import Field, FolderField, Value
 
 AnyField = Field | FolderField
 _FOLDER_FIELDS = frozenset(get_args(FolderField))

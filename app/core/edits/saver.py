@@ -19,9 +19,8 @@ from app.core.edits.safe_files import refusal
 from app.core.edits.save_state import Conflict, Key, Learned, Notice, SaveProblem, SaveRequest, SaveState
 from app.core.edits.writer import Outcome, Writer
 from app.core.events import Event
-from app.core.pictures import Field, Folder, FolderField, Picture, Value
-from app.core.priority import stand_back, step_back
-from app.core.tasks import Post
+from app.core.library import Field, Folder, FolderField, Picture, Value
+from app.core.tasks import Post, stand_back, step_back
 from trainer.errors import DatasetError
 
 PAUSE = 0.7

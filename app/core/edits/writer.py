@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from app.core.edits import captions
 from app.core.edits.backups import Backups
-from app.core.edits.captions import Caption, Neighbours, plain
 from app.core.edits.safe_files import (
     SYNCS_FILE_SYSTEM,
     ChangedMeanwhileError,
     Seen,
+    look_at,
     refusal,
     remove_file,
     replace_file,
@@ -24,15 +25,170 @@ from app.core.edits.safe_files import (
     sync_file_system,
 )
 from app.core.edits.save_state import SaveRequest
-from app.core.pictures import Value
+from app.core.library import Value
+from trainer.dataset.caption_files import (
+    LARGEST,
+    METADATA_NAME,
+    SUFFIXES,
+    NotACaptionError,
+    decode_caption,
+    read_metadata,
+)
+from trainer.dataset.links import Links
 from trainer.errors import DatasetError
+from trainer.protocol.files import long_name, long_path
 from trainer.protocol.places import write_remedy
 
 if TYPE_CHECKING:
     from app.core.edits.notes import Notes
 
-_Verdict = Literal["there", "write", "theirs", "conflict"]
+
+# A picture's name of 250 letters leaves room for .txt but not for .caption: no file has such a name.
+_IMPOSSIBLE = (errno.EINVAL if sys.platform == "win32" else errno.ENAMETOOLONG,)
 _NO_TEXT = (None, "")
+
+
+@dataclass(frozen=True, slots=True)
+class Caption:
+    """What training reads for a picture, and where it stands."""
+
+    text: str | None
+    """None where there is no caption at all."""
+    file: str
+    """The file that is read; where there is none, or another program's list is, the one to make."""
+    seen: Seen
+    """What it holds."""
+    listed: str | None = None
+    """What metadata.jsonl says, if it was looked at: only where no caption file counts."""
+    encoding: str = "utf-8"
+
+
+@dataclass
+class Neighbours:
+    """What lies in folders beside the pictures, looked up once for a batch."""
+
+    root: Path
+    links: Links = field(init=False)
+    _odd: dict[str, Mapping[str, str]] = field(default_factory=dict)
+    _listed: dict[Path, Mapping[str, str]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.links = Links([self.root])
+
+    def require_inside(self, file: str) -> None:
+        """Raise DatasetError for a link that leads out of the dataset, such as to the user's own files."""
+        if os.path.islink(long_name(file)) and not self.links.allow(Path(file)):  # noqa: PTH114 (five times as fast)
+            raise link_outside(file)
+
+    def spelled(self, file: str) -> str | None:
+        """Return the file whose ending is this one's in capitals, or partly so; for systems that tell them apart."""
+        folder, wanted = os.path.split(file)
+        if folder not in self._odd:
+            # Where the folder itself is gone this raises: a caption in it is not missing, it cannot be known.
+            names = [path.name for path in long_path(Path(folder)).iterdir()]
+            odd = [name for name in names if name.lower().endswith(SUFFIXES) and not name.endswith(SUFFIXES)]
+            self._odd[folder] = {Path(name).stem + Path(name).suffix.lower(): name for name in odd}
+        name = self._odd[folder].get(wanted)
+        return os.path.join(folder, name) if name else None  # noqa: PTH118 (ten times as fast)
+
+    def listed(self, picture: Path) -> str | None:
+        """Return the caption that metadata.jsonl beside the picture, or at the dataset's root, gives it."""
+        own = self._metadata(picture.parent).get(picture.name)
+        if own is not None or picture.parent == self.root:
+            return own
+        return self._metadata(self.root).get(picture.relative_to(self.root).as_posix())
+
+    def _metadata(self, folder: Path) -> Mapping[str, str]:
+        if folder not in self._listed:
+            path = folder / METADATA_NAME
+            self._listed[folder] = read_metadata(path)[0] if self.links.allow_file(path) else {}
+        return self._listed[folder]
+
+
+def link_outside(file: str) -> DatasetError:
+    """Return the refusal to read or write through a link."""
+    return DatasetError(
+        "save.outside",
+        f"{file} is a link that leads out of the dataset, so it is neither read nor written.",
+        "Replace the link with a copy of the file; what you changed is kept until then.",
+    )
+
+
+def plain(text: str | None) -> str | None:
+    r"""Return a caption as it can stand in a file: line ends as "\n", no byte order mark; a blank one is empty."""
+    if text is None:
+        return None
+    text = text.lstrip("\ufeff")
+    if "\r" in text:
+        text = text.replace("\r\n", "\n").replace("\r", "\n")
+    return "" if text.isspace() else text
+
+
+def look(picture: str, around: Neighbours) -> Caption:
+    """Return a picture's caption as training reads it: the first of .txt, .caption and metadata.jsonl not blank.
+
+    Raises OSError, and DatasetError where the file that counts is no text.
+    """
+    first: Caption | None = None
+    stem = os.path.splitext(picture)[0]  # noqa: PTH122 (ten times as fast)
+    for suffix in SUFFIXES:
+        if found := _read(stem + suffix, around):
+            if found.text:
+                return found
+            first = first or found
+    listed = around.listed(Path(picture))
+    if first:
+        return Caption(plain(listed) or "", first.file, first.seen, listed, first.encoding)
+    return Caption(plain(listed), stem + SUFFIXES[0], Seen(None), listed)
+
+
+def _read(file: str, around: Neighbours) -> Caption | None:
+    try:
+        around.require_inside(file)
+        seen = look_at(file, LARGEST + 1)
+    except OSError as fault:
+        if fault.errno in _IMPOSSIBLE:
+            return None
+        if not isinstance(fault, FileNotFoundError):
+            raise
+        spelled = around.spelled(file)
+        if spelled is None:
+            return None
+        around.require_inside(spelled)
+        file, seen = spelled, look_at(spelled, LARGEST + 1)
+    try:
+        decoded = decode_caption(seen.data or b"")
+    except NotACaptionError as fault:
+        raise DatasetError(
+            "caption.unreadable",
+            f"{file} is not used as a caption: {fault}.",
+            "Move that file away if it is not needed; the caption waits here until then.",
+        ) from fault
+    return Caption(plain(decoded.text), file, seen, encoding=decoded.encoding)
+
+
+def encode(text: str) -> bytes:
+    """Return a caption's bytes for its file; raises DatasetError where training could not read them again."""
+    try:
+        data = text.encode("utf-8")
+    except UnicodeEncodeError as fault:
+        raise _unwritable(f"character {fault.start + 1} is half of one and has no form in UTF-8") from fault
+    if len(data) > LARGEST:
+        raise _unwritable(f"it is longer than {LARGEST:,} bytes")
+    if "\0" in text:
+        raise _unwritable(f"character {text.index(chr(0)) + 1} is a zero, which stands in no text")
+    return data
+
+
+def _unwritable(reason: str) -> DatasetError:
+    return DatasetError(
+        "caption.unwritable",
+        f"A caption cannot be written: {reason}.",
+        "Correct the caption; it waits here until then.",
+    )
+
+
+_Verdict = Literal["there", "write", "theirs", "conflict"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +266,7 @@ class Writer:
     def _plan(self, request: SaveRequest, around: Neighbours, closed: dict[str, DatasetError]) -> _Plan | Outcome:
         path = request.key.text
         try:
-            found = captions.look(path, around)
+            found = look(path, around)
             verdict = _judge(plain(_text(request.desired)), [plain(_text(base)) for base in request.bases], found.text)
             if verdict == "write":
                 return _Plan(request, found, self._data(request, found, around))
@@ -131,7 +287,7 @@ class Writer:
             self._made.discard(found.file)  # another program wrote it since
         if found.file in self._made and (text is None or plain(around.listed(request.key.path)) == text):
             return None
-        return captions.encode(text or "")
+        return encode(text or "")
 
     def _unknown(self, root: str, plans: Iterable[_Plan]) -> Iterator[tuple[str, bytes | None]]:
         """Give what is to be overwritten and is not our own writing, or is to be removed."""
@@ -160,7 +316,7 @@ class Writer:
                 if plan.found.seen.data is None:
                     self._made.add(file)
             # Another file, or the list, may count where this one is empty.
-            true = request.desired if plan.data else captions.look(request.key.text, around).text
+            true = request.desired if plan.data else look(request.key.text, around).text
         except ChangedMeanwhileError:
             return self._again(request, around, closed, durable)
         except DatasetError as error:

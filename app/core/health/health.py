@@ -14,21 +14,18 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from app.core.edits.edit import Edit
+from app.core.edits.history import Edit
 from app.core.events import Event
-from app.core.health.aim import Aim
-from app.core.health.groups import Files, Shared
+from app.core.health.groups import Aim, Files, Shared
 from app.core.health.inspector import Inspector, Seen, Slice
-from app.core.library import Library
-from app.core.pictures import Altered, Folder, Picture
-from app.core.priority import in_turns
+from app.core.library import Altered, Folder, Library, Picture
 from app.core.query.tokens import TokenCounts
 from app.core.tags.index import Row, TagIndex
-from app.core.tasks import Post, Tasks, raise_again
+from app.core.tasks import Post, Tasks, in_turns, raise_again
 from trainer.errors import ImpastoError
 
 if TYPE_CHECKING:  # pydantic, numpy: a worker loads them once there are pictures
-    from app.core.disk.news import Notes, Strays
+    from app.core.disk.scanner import Notes, Strays
     from app.core.health.findings import Finding
     from app.core.health.judging import Judge
 
@@ -418,8 +415,8 @@ class Health:
 
     def _fix(self, code: str, ids: Set[int]) -> tuple[str, Callable[[], Edit]] | None:
         """Return a title and what works out the edit; the pictures are those of the moment at which it is asked."""
-        from app.core.culling import exclude
-        from app.core.health import fixes
+        from app.core.edits.bulk import exclude
+        from app.core.health import findings as fixes
 
         def chosen() -> list[Picture]:
             pictures = self._library.pictures
@@ -441,7 +438,7 @@ class Health:
         return None
 
     def _near_groups(self) -> list[list[int]]:
-        from app.core.health.fixes import connected
+        from app.core.health.findings import connected
 
         near = {number: tuple(self._near.get(number, ())) for number in tuple(self._near_marked)}
         return connected({number: list(self._near_to(number, others)) for number, others in near.items()})

@@ -8,16 +8,19 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from app.core.library import Library
-from app.core.pictures import Picture
-from app.core.priority import in_turns
-from app.core.tasks import Post, Tasks
+from app.core.edits.backups import Backups, Written
+from app.core.library import Library, Picture
+from app.core.tasks import Post, Tasks, in_turns
+from trainer.dataset.caption_files import SUFFIXES, NotACaptionError, decode_caption
+from trainer.dataset.links import Links
 from trainer.errors import DatasetError
+from trainer.protocol.reading import read_bytes
 
-if TYPE_CHECKING:  # numpy and Pillow: only the worker needs them
-    from app.core.health.near import Near
+if TYPE_CHECKING:
+    from app.core.health.judging import Near
     from trainer.dataset.decoders import Decoders
     from trainer.dataset.inspection import Inspection
+
 
 # Pictures looked at in one go, a second or two when nothing of them is remembered.
 _SLICE = 24
@@ -122,7 +125,7 @@ class Inspector:
     def _look(self, asked: list[_Asked]) -> Slice | None:
         """Look at some pictures, on the worker; for none of them, let the processes go."""
         from app.core.disk.reading import MOST_MEGAPIXELS
-        from app.core.health.near import Near
+        from app.core.health.judging import Near
         from trainer.dataset.decoders import AT_ONCE, Decoders, inspect_pictures
 
         if not asked:
@@ -181,7 +184,7 @@ class _Stopped(Exception):
 
 def _seen(asked: _Asked, found: Inspection) -> Seen | None:
     """Return what came of a picture; None where its file is gone, perhaps with its folder: that is told by others."""
-    from app.core.disk.listing import file_state
+    from app.core.disk.reading import file_state
     from trainer.dataset.dataset import doubts_of_file
 
     number, path, changed_ns, _, mask_changed_ns = asked
@@ -198,7 +201,7 @@ def _seen(asked: _Asked, found: Inspection) -> Seen | None:
 def _mask_doubts(asked: _Asked, size: tuple[int, int]) -> tuple[str, ...]:
     """Tell by its header whether a mask has another shape than its upright picture, as the trainer judges it."""
     from app.core.disk.reading import read_size
-    from app.core.masks import mask_path
+    from app.core.edits.masks import mask_path
     from trainer.dataset.picture import crop_loss
 
     if not asked.mask:
@@ -222,3 +225,36 @@ def _encodings(path: Path) -> tuple[str, ...]:
         if encoding != "utf-8":
             codes.append(f"caption.{encoding}")
     return tuple(dict.fromkeys(codes))
+
+
+def to_utf8(pictures: Iterable[tuple[Path, Path]], backups: Backups) -> int:
+    """Write the caption files of pictures as UTF-8, by dataset and picture; return how many files changed.
+
+    Each is kept as it was before it is written. Raises DatasetError, naming the file, when the disk refuses; those
+    before it are written, those after it are as they were.
+    """
+    changed = 0
+    for root, picture in pictures:
+        for suffix in SUFFIXES:
+            try:
+                changed += _convert(root, picture.with_suffix(suffix), backups)
+            except (FileNotFoundError, NotACaptionError):
+                continue
+            except OSError as fault:
+                raise DatasetError(
+                    "caption.unconverted",
+                    f"{picture.with_suffix(suffix)} cannot be written as UTF-8 ({fault.strerror or fault}).",
+                    "Make the folder writable and the disk free, then try again; nothing is lost.",
+                ) from fault
+    return changed
+
+
+def _convert(root: Path, file: Path, backups: Backups) -> bool:
+    if not Links([root]).allow_file(file):
+        return False
+    data = read_bytes(file, "text")
+    found = decode_caption(data)
+    if found.encoding == "utf-8":
+        return False
+    backups.keep(str(root), [(file.relative_to(root).as_posix(), data)])
+    return Written(file, data, found.text.encode("utf-8")).write()

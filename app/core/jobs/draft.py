@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from app.core.events import Event
-from app.core.jobs.checking import Base, Verdict, judge
-from app.core.jobs.file import JobFile
-from app.core.jobs.origin import Origin
-from app.core.jobs.settings import arguments
-from app.core.jobs.undo import Step, Undo
-from app.core.jobs.values import Values, changed_keys, drop, put, value_at
+from app.core.jobs.job_file import JobFile, Values, changed_keys, drop, put, value_at
+from app.core.jobs.settings import Base, Verdict, arguments, judge, settings
 from app.core.tasks import Tasks, only, raise_again
 from app.core.words import QT_TRANSLATE_NOOP
 from trainer.config.base import Family
@@ -29,6 +25,102 @@ from trainer.errors import ImpastoError, JobError
 from trainer.files.identify import identify_base
 
 TAKEN_OVER = QT_TRANSLATE_NOOP("Train", "another program's change")
+
+
+class Origin:
+    """A preset's recipe over the defaults."""
+
+    def __init__(self, preset: Preset | None) -> None:
+        self.preset = preset
+        self.values: Values = {}
+        """What the preset states, as it would stand in a job."""
+        if preset is not None and preset.recipe is not None:
+            self.values = {"recipe": stated(preset)}
+
+    def stated(self, key: str) -> Any:
+        """Return what the preset says of a key; None where it says nothing."""
+        return value_at(self.values, key)
+
+    def differences(self, values: Values) -> Mapping[str, Any]:
+        """Return the keys whose value in a job is another, with what it would be (None: absent)."""
+        found: dict[str, Any] = {}
+        kinds = {value_at(place, "recipe.optimizer.name") or "adamw" for place in (values, self.values)}
+        for each in settings():
+            if "*" in each.key or each.key in ("name", "base.model") or (each.kind and {each.kind} != kinds):
+                continue
+            expected = _first(self.stated(each.key), each.default)
+            if _first(value_at(values, each.key), each.default) != expected:
+                found[each.key] = expected
+        return found
+
+
+def stated(preset: Preset) -> Values:
+    """Return what a preset's recipe states, as plain values; raises ValueError for a preset without one."""
+    if preset.recipe is None:
+        raise ValueError(f"{preset.name} holds no recipe")
+    return preset.recipe.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude_none=True)
+
+
+def _first(value: Any, otherwise: Any) -> Any:
+    return otherwise if value is None else value
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The values before and after one change, and what it changed."""
+
+    name: str
+    """A key, or what was done in words."""
+    before: Values
+    after: Values
+
+
+class Undo:
+    """Steps done and taken back; letters typed into one field are one step until `seal`."""
+
+    def __init__(self) -> None:
+        self._done: list[Step] = []
+        self._undone: list[Step] = []
+        self._open = False
+
+    @property
+    def undo_name(self) -> str | None:
+        """What would be taken back."""
+        return self._done[-1].name if self._done else None
+
+    @property
+    def redo_name(self) -> str | None:
+        """What would be made again."""
+        return self._undone[-1].name if self._undone else None
+
+    def add(self, name: str, before: Values, after: Values, *, typing: bool = False) -> None:
+        """Enter a change; `typing` joins it with the one before, if that is of the same name and not sealed."""
+        self._undone.clear()
+        if typing and self._open and self._done and self._done[-1].name == name:
+            before = self._done.pop().before
+        if before != after:
+            self._done.append(Step(name, before, copy.deepcopy(after)))
+        self._open = typing
+
+    def seal(self) -> None:
+        """Let the next change be a step of its own."""
+        self._open = False
+
+    def undo(self) -> Step | None:
+        """Take the last step back; its `before` holds now."""
+        self._open = False
+        if not self._done:
+            return None
+        self._undone.append(self._done.pop())
+        return self._undone[-1]
+
+    def redo(self) -> Step | None:
+        """Make the step that was taken back again; its `after` holds now."""
+        self._open = False
+        if not self._undone:
+            return None
+        self._done.append(self._undone.pop())
+        return self._done[-1]
 
 
 class Draft:

@@ -8,11 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from app.core.jobs.draft import Draft
-from app.core.jobs.origin import stated
-from app.core.jobs.values import Values, drop, put, value_at
-from app.core.library import Library
-from app.core.pictures import Folder
+from app.core.jobs.draft import Draft, stated
+from app.core.jobs.job_file import Values, drop, put, value_at
+from app.core.library import Folder, Library
 from app.core.words import QT_TRANSLATE_NOOP
 from trainer.config.base import Family
 from trainer.config.job import SCHEMA

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from app.core.events import Event
-from app.core.settings.behind import Behind
+from app.core.settings.deferred_writer import Behind
 from app.core.tasks import Tasks, only, raise_again
 from trainer.errors import ImpastoError, JobError
 from trainer.protocol import files, places
@@ -23,7 +23,7 @@ from trainer.protocol.reading import read_toml, reason_of
 
 if TYPE_CHECKING:  # brings pydantic and the schema, for which the window does not wait
     from app.core.jobs.draft import Draft
-    from app.core.jobs.values import Values
+    from app.core.jobs.job_file import Values
 
 _Result = TypeVar("_Result")
 Refused = Callable[[ImpastoError], None]
@@ -251,7 +251,7 @@ class Jobs:
         names = {entry.name for entry in self.all}
 
         def work() -> tuple[Path, Values, str | None]:
-            from app.core.jobs.file import read_values
+            from app.core.jobs.job_file import read_values
             from trainer.config.load import secure_job_file
 
             message = secure_job_file(path)
@@ -346,7 +346,7 @@ def write_new(folder: Path, values: Mapping[str, Any]) -> Path:
 
     Its folder is one that nothing lies in yet, runs of a former job included.
     """
-    from app.core.jobs.values import to_toml
+    from app.core.jobs.job_file import to_toml
 
     for place in (folder.absolute() / each for each in numbered(safe_name(str(values.get("name") or "job"), "job"))):
         try:
@@ -367,8 +367,7 @@ def _free_name(folder: Path, name: str, taken: set[str]) -> str:
 
 def _copied(folder: Path, path: Path, values: Mapping[str, Any] | None, names: set[str]) -> Path:
     """Copy the job that a file holds, or that `values` say, into a new one among ours."""
-    from app.core.jobs.file import read_values
-    from app.core.jobs.values import drop, with_absolute_paths
+    from app.core.jobs.job_file import drop, read_values, with_absolute_paths
 
     copied = with_absolute_paths(read_values(path) if values is None else values, path.parent)
     if _is_frozen(path):
@@ -381,7 +380,7 @@ def _copied(folder: Path, path: Path, values: Mapping[str, Any] | None, names: s
 
 def _rescue(folder: Path, name: str, values: Mapping[str, Any], former: Path, error: JobError) -> Path | None:
     """Write what its own place refused among our jobs; return the file."""
-    from app.core.jobs.values import with_absolute_paths
+    from app.core.jobs.job_file import with_absolute_paths
 
     try:
         rescued = write_new(folder, {**with_absolute_paths(values, former), "name": name})

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from app.core.disk.opening import Datasets
+from app.core.disk.datasets import Datasets
 from app.core.events import Event
-from app.core.health.aim import NATIVE, Aim, aim_of
+from app.core.health.groups import NATIVE, Aim, aim_of
 from app.core.jobs.jobs import JobEntry, Jobs
-from app.core.settings.store import Settings
+from app.core.settings.preferences import Settings
 from app.core.tasks import Tasks, raise_again
 from trainer.errors import ImpastoError
 

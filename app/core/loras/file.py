@@ -2,22 +2,159 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from app.core.loras import told
-from app.core.loras.layers import Layer, layers_of
-from app.core.loras.strength import Block, read_blocks
+from app.core.loras.strength import Block, Layer, layers_of, read_blocks
 from app.core.pixels import Pixels, pixels_of
 from trainer.config.base import Family
 from trainer.config.presets.making import picture_beside
 from trainer.files.header import read_header
 from trainer.files.identify import lora_of_header
 from trainer.protocol.files import long_path
+from trainer.protocol.reading import UnusableFileError, parse_json
 
+LONGEST_TEXT = 2000
+"""Characters of one value that are shown."""
+MOST_ROWS = 1000
+"""Rows of a table that are shown."""
+_LONGEST_JSON = 2 << 20
+_MOST_PICTURES = 4
+_UNSET = ("", "None", "none", "null")
+_REPEATS = re.compile(r"\d+_")
+
+# The settings that people compare, as programs of kohya's kind name them.
+SETTINGS: Mapping[str, str] = {
+    "ss_network_module": "Network",
+    "ss_network_dim": "Rank",
+    "ss_network_alpha": "Alpha",
+    "ss_network_args": "Network arguments",
+    "ss_learning_rate": "Learning rate",
+    "ss_unet_lr": "Learning rate, UNet",
+    "ss_text_encoder_lr": "Learning rate, text encoder",
+    "ss_optimizer": "Optimizer",
+    "ss_lr_scheduler": "Schedule",
+    "ss_lr_warmup_steps": "Warm-up steps",
+    "ss_steps": "Steps",
+    "ss_max_train_steps": "Steps planned",
+    "ss_num_epochs": "Epochs",
+    "ss_total_batch_size": "Batch size",
+    "ss_gradient_accumulation_steps": "Batches gathered",
+    "ss_resolution": "Resolution",
+    "ss_clip_skip": "CLIP skip",
+    "ss_num_train_images": "Pictures, with repeats",
+    "ss_num_reg_images": "Regularisation pictures",
+    "ss_min_snr_gamma": "Min-SNR gamma",
+    "ss_noise_offset": "Noise offset",
+    "ss_mixed_precision": "Precision",
+    "ss_seed": "Seed",
+    "ss_training_comment": "Comment",
+}
 SIDE = 256
 """Pixels of the longest side of a picture as it is shown."""
+
+
+def shown(text: str) -> str:
+    """Return a value as it is shown: on one line, without characters that steer, and not longer than people read."""
+    line = "".join(letter if letter.isprintable() else " " for letter in text[:LONGEST_TEXT])
+    return line + ("…" if len(text) > LONGEST_TEXT else "")
+
+
+def stated(metadata: Mapping[str, str], *keys: str) -> str:
+    """Return the first of these keys that says something, fit to be shown; "" where none does."""
+    values = (metadata.get(key, "").strip() for key in keys)
+    return shown(next((value for value in values if value not in _UNSET), ""))
+
+
+def about(metadata: Mapping[str, str]) -> dict[str, str]:
+    """Return who and what it is, as far as it says so."""
+    keys = {
+        "title": ("modelspec.title", "ss_output_name"),
+        "author": ("modelspec.author",),
+        "licence": ("modelspec.license",),
+        "description": ("modelspec.description",),
+        "base": ("ss_sd_model_name", "ss_base_model_version", "modelspec.architecture"),
+    }
+    return {name: text for name, wanted in keys.items() if (text := stated(metadata, *wanted))}
+
+
+def settings_of(metadata: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Return the training settings that are told, by the names of `SETTINGS`."""
+    return [(name, text) for key, name in SETTINGS.items() if (text := stated(metadata, key)) not in ("", "{}")]
+
+
+def everything(metadata: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Return the metadata as they are, key by key in the order of the alphabet; no more rows than `MOST_ROWS`."""
+    return [(shown(key[:200]), shown(metadata[key])) for key in sorted(metadata)[:MOST_ROWS]]
+
+
+def tags_of(metadata: Mapping[str, str]) -> list[tuple[str, int]]:
+    """Return the tags of the captions with how often each was shown, the most frequent first."""
+    counts: Counter[str] = Counter()
+    for tags in _tables(metadata):
+        for tag, count in tags.items():
+            if isinstance(count, int) and not isinstance(count, bool) and 0 < count < 1 << 53:
+                counts[shown(tag.strip()[:200])] += count
+    return counts.most_common(MOST_ROWS)
+
+
+def triggers_of(metadata: Mapping[str, str]) -> tuple[str, bool]:
+    """Return the words that call the LoRA up, and whether they are stated or only the names of the training folders.
+
+    kohya's programs take a folder's name behind its repeats, "10_mika girl", for the caption of pictures without one.
+    """
+    words = stated(metadata, "modelspec.trigger_phrase")
+    if words:
+        return words, True
+    folders = _json(metadata.get("ss_tag_frequency"))
+    names = [name[:200].partition("_")[2] for name in folders if _REPEATS.match(name)] if folders else []
+    return shown(", ".join(dict.fromkeys(name for name in names[:10] if name))), False
+
+
+def pictures_of(metadata: Mapping[str, str]) -> Iterator[str]:
+    """Yield the pictures in the metadata as base64 that nobody has checked: a thumbnail, or cover images."""
+    thumbnail = metadata.get("modelspec.thumbnail", "")
+    if thumbnail.startswith("data:image/"):
+        yield thumbnail.partition(",")[2]
+    covers = _parsed(metadata.get("ssmd_cover_images"))
+    if isinstance(covers, list):
+        yield from (cover for cover in covers[:_MOST_PICTURES] if isinstance(cover, str))
+
+
+def alphas_of(metadata: Mapping[str, str]) -> dict[str, float]:
+    """Return the alphas that diffusers keeps in the metadata, by the part of the model: "unet", "text_encoder"."""
+    table = _json(metadata.get("lora_adapter_metadata")) or {}
+    stated = ((key.partition(".")[0], value) for key, value in table.items() if key.endswith(".lora_alpha"))
+    return {part: float(value) for part, value in stated if isinstance(value, int | float)}
+
+
+def _tables(metadata: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+    """Yield the tables of tags, folder by folder; trained with a dataset file, they stand with each dataset."""
+    found = [_json(metadata.get("ss_tag_frequency"))]
+    datasets = _parsed(metadata.get("ss_datasets"))
+    if not found[0] and isinstance(datasets, list):
+        found = [each.get("tag_frequency") for each in datasets if isinstance(each, dict)]
+    for folders in found:
+        if isinstance(folders, dict):
+            yield from (tags for tags in folders.values() if isinstance(tags, dict))
+
+
+def _json(text: str | None) -> dict[str, Any] | None:
+    value = _parsed(text)
+    return value if isinstance(value, dict) else None
+
+
+def _parsed(text: str | None) -> Any:
+    if text is None or len(text) > _LONGEST_JSON:
+        return None
+    try:
+        return parse_json(text)
+    except UnusableFileError:
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +194,7 @@ def read_lora(path: Path) -> LoraFile:
     header = read_header(path, "lora")
     identity = lora_of_header(path, header)
     data, layers = header.metadata, layers_of(header)
-    triggers, stated = told.triggers_of(data)
+    triggers, stated = triggers_of(data)
     return LoraFile(
         path=path,
         bytes=long_path(path).stat().st_size,
@@ -65,15 +202,15 @@ def read_lora(path: Path) -> LoraFile:
         family=identity.family,
         ranks=identity.ranks,
         parts=identity.layers,
-        about=told.about(data),
+        about=about(data),
         triggers=triggers,
         triggers_stated=stated,
-        settings=tuple(told.settings_of(data)),
-        tags=tuple(told.tags_of(data)),
-        metadata=tuple(told.everything(data)),
+        settings=tuple(settings_of(data)),
+        tags=tuple(tags_of(data)),
+        metadata=tuple(everything(data)),
         pictures=tuple(_pictures(path, data)),
         layers=layers,
-        alphas=told.alphas_of(data),
+        alphas=alphas_of(data),
     )
 
 
@@ -85,5 +222,5 @@ def _kind(kind: str, layers: Iterable[Layer]) -> str:
 
 def _pictures(path: Path, metadata: Mapping[str, str]) -> Iterator[Pixels]:
     """Yield the pictures in the metadata, else the one beside the file."""
-    sources = list(told.pictures_of(metadata)) or [beside["picture"] for beside in (picture_beside(path),) if beside]
+    sources = list(pictures_of(metadata)) or [beside["picture"] for beside in (picture_beside(path),) if beside]
     yield from (pixels for text in sources if (pixels := pixels_of(text, SIDE)))

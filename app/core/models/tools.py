@@ -8,20 +8,120 @@ Matrix 2, kohya_ss 25 and OneTrainer, as their sources had them in 2026.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
+from typing import Union
 
-from app.core.models.found import Tool
-from app.core.models.indented import Table, read_table
-from app.core.models.launcher import options_of
+from app.core.models.verdict import Tool
 from trainer.protocol import files
 from trainer.protocol.reading import open_file, read_json, read_toml
 
+Table = Mapping[str, Union[str, "Table"]]
+
+_ENTRY = re.compile(r"(?P<key>\"[^\"]*\"|'[^']*'|[^\s#'\"\-][^:]*?)\s*:(?:\s+(?P<value>.*))?")
+_BLOCK = re.compile(r"(?P<style>[|>])[-+0-9]*")
+_COMMENT = re.compile(r"\s+#.*$")
+_DEEPEST = 8
+_ASSIGNMENT = re.compile(r"\s*(?:@?set\s+|export\s+)?\"?(?P<name>[A-Za-z_]\w*)=(?P<value>.*)", re.IGNORECASE)
+_REFERENCE = re.compile(r"%(\w+)%|\$\{(\w+)\}|\$(\w+)")
+_OPTION = re.compile(
+    r"--(?P<name>ckpt-dirs?|lora-dirs?|models-dir|data-dir|forge-ref-a1111-home)(?:\s+|=)"
+    r"(?:\"(?P<double>[^\"]+)\"|'(?P<single>[^']+)'|(?P<bare>[^\s\"']+))"
+)
 _LARGEST = 1 << 20
 _COMFY_YAML = ("extra_model_paths.yaml", "extra_models_config.yaml")
 _LAUNCHERS = ("webui-user.bat", "webui-user.sh")
 _MOST_PRESETS = 200
+_DRIVE_FIXED = 3  # Windows' GetDriveTypeW
+_REMOTE = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "fuse.sshfs", "fuse.rclone", "davfs", "autofs"}
+
+
+def read_table(text: str) -> Table:
+    """Return the outermost table of a text; lines that mean nothing here are passed over."""
+    lines = [line.rstrip().expandtabs(4) for line in text.lstrip("\ufeff").splitlines()]
+    return _table(lines, [0], 0, 0)
+
+
+def _table(lines: list[str], place: list[int], indent: int, depth: int) -> dict[str, str | Table]:
+    """Read the entries that stand at `indent`, from line `place[0]` on, which is moved past them."""
+    found: dict[str, str | Table] = {}
+    while place[0] < len(lines):
+        line = lines[place[0]]
+        here = _indent(line)
+        if _says_nothing(line):
+            place[0] += 1
+            continue
+        if here < indent:
+            break
+        place[0] += 1
+        entry = _ENTRY.fullmatch(line.strip())
+        if here > indent or not entry:
+            continue
+        found[_plain(entry["key"])] = _value(lines, place, entry["value"] or "", here, depth)
+    return found
+
+
+def _value(lines: list[str], place: list[int], written: str, indent: int, depth: int) -> str | Table:
+    """Return what stands behind a colon, or in the deeper lines below it."""
+    if block := _BLOCK.fullmatch(_COMMENT.sub("", written)):
+        return _block(lines, place, indent, folded=block["style"] == ">")
+    if written and not written.startswith("#"):
+        return _plain(written)
+    following = next((line for line in islice(lines, place[0], None) if not _says_nothing(line)), "")
+    if _indent(following) > indent and depth < _DEEPEST:
+        return _table(lines, place, _indent(following), depth + 1)
+    return ""
+
+
+def _block(lines: list[str], place: list[int], indent: int, *, folded: bool) -> str:
+    """Return the deeper lines as one text; folded ones end only where an empty line follows."""
+    taken: list[str] = []
+    while place[0] < len(lines) and (not lines[place[0]] or _indent(lines[place[0]]) > indent):
+        taken.append(lines[place[0]].strip())
+        place[0] += 1
+    if not folded:
+        return "\n".join(taken)
+    paragraphs = "\n".join(taken).split("\n\n")
+    return "\n".join(" ".join(paragraph.split("\n")) for paragraph in paragraphs)
+
+
+def _plain(written: str) -> str:
+    if written[:1] == "'" and (end := written.find("'", 1)) > 0:
+        return written[1:end]
+    if written[:1] == '"' and (end := written.find('"', 1)) > 0:
+        return written[1:end].replace("\\\\", "\\")
+    return _COMMENT.sub("", written).strip()
+
+
+def _indent(line: str) -> int:
+    return len(line) - len(line.lstrip())
+
+
+def _says_nothing(line: str) -> bool:
+    return not line.strip() or line.lstrip().startswith("#")
+
+
+def options_of(script: str) -> Iterator[tuple[str, str]]:
+    """Yield those options that name folders, as (name without dashes, value), with the script's variables put in."""
+    known: dict[str, str] = {}
+    joined = re.sub(r"[ \t]*[\^\\][ \t]*\r?\n", " ", script)  # a line that goes on in the next one
+    for line in joined.splitlines():
+        if assigned := _ASSIGNMENT.fullmatch(line):  # a remark is none
+            known[assigned["name"].upper()] = _REFERENCE.sub(lambda found: _known(known, found), assigned["value"])
+    text = known.get("COMMANDLINE_ARGS", "").strip().replace('\\"', "'")
+    if text[:1] == text[-1:] and text[:1] in ('"', "'"):
+        text = text[1:-1]  # the quotes of the whole assignment
+    for option in _OPTION.finditer(text):
+        yield option["name"], option["double"] or option["single"] or option["bare"]
+
+
+def _known(known: dict[str, str], reference: re.Match[str]) -> str:
+    name = next(group for group in reference.groups() if group)
+    return known.get(name.upper(), reference[0]).strip("\"' ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +170,7 @@ def _stability_matrix(folder: Path, names: frozenset[str]) -> Installation | Non
 def _swarm(folder: Path, names: frozenset[str]) -> Installation | None:
     if "Data" not in names or not (folder / "Data" / "Settings.fds").is_file():
         return None
-    told = _table(read_table(_text(folder / "Data" / "Settings.fds")).get("Paths"))
+    told = _as_table(read_table(_text(folder / "Data" / "Settings.fds")).get("Paths"))
     roots = [_within(folder, root) for root in _list(told, "ModelRoot", "Models")]
     bases = [_within(root, name) for root in roots for name in _list(told, "SDModelFolder", "Stable-Diffusion")]
     loras = [_within(root, name) for root in roots for name in _list(told, "SDLoraFolder", "Lora")]
@@ -82,7 +182,7 @@ def _invoke(folder: Path, names: frozenset[str]) -> Installation | None:
     if "invokeai.yaml" not in names:
         return None
     told = read_table(_text(folder / "invokeai.yaml"))
-    older = _table(_table(told.get("InvokeAI")).get("Paths"))
+    older = _as_table(_as_table(told.get("InvokeAI")).get("Paths"))
     named = told.get("models_dir") or older.get("models_dir")
     models = _within(folder, named if isinstance(named, str) else "models")
     sorted_ones = [path for path in (models / "sd-1" / "main", models / "sdxl" / "main") if path.is_dir()]
@@ -105,7 +205,7 @@ def _comfy(folder: Path, names: frozenset[str]) -> Installation | None:
 def _comfy_paths(config: Path) -> dict[str, list[Path]]:
     """Return the folders that ComfyUI adds by kind; they count from the section's base_path, else from the file."""
     found: dict[str, list[Path]] = {}
-    for section in map(_table, read_table(_text(config)).values()):
+    for section in map(_as_table, read_table(_text(config)).values()):
         base = section.get("base_path")
         root = _within(config.parent, base) if isinstance(base, str) and base else config.parent
         for kind, value in section.items():
@@ -188,7 +288,7 @@ def _list(told: Table, key: str, default: str) -> list[str]:
     return [one for one in (value if isinstance(value, str) and value else default).split(";") if one.strip()]
 
 
-def _table(value: object) -> Table:
+def _as_table(value: object) -> Table:
     return value if isinstance(value, Mapping) else {}
 
 
@@ -199,3 +299,75 @@ def _text(path: Path) -> str:
             return file.read(_LARGEST).decode("utf-8-sig", errors="replace")
     except (OSError, ValueError):
         return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """`searched` are walked some levels deep, `asked` are looked at themselves, `hubs` are caches of the Hub."""
+
+    searched: tuple[Path, ...] = ()
+    asked: tuple[Path, ...] = ()
+    hubs: tuple[Path, ...] = ()
+
+
+def this_pc() -> Ground:
+    """Return what to look at here: the home folder and the drives, and where tools keep their settings.
+
+    $IMPASTO_LOOK_IN names other folders instead, separated as in PATH; empty, it forbids to look anywhere.
+    """
+    chosen = os.environ.get("IMPASTO_LOOK_IN")
+    if chosen is not None:
+        return Ground(searched=tuple(Path(one) for one in chosen.split(os.pathsep) if one))
+    home = Path.home()
+    return ground(home, os.environ, _drives(home))
+
+
+def ground(home: Path, environment: Mapping[str, str], drives: tuple[Path, ...] = ()) -> Ground:
+    """Return what to look at for one home folder, one set of environment variables, and these drives."""
+    settings = _settings_folder(home, environment)
+    library = library_of_stability_matrix(settings / "StabilityMatrix")
+    invoke = environment.get("INVOKEAI_ROOT", "")
+    asked = [settings / "ComfyUI", settings / "StabilityMatrix", home / "Documents" / "ComfyUI"]
+    asked += [path for path in (library, Path(invoke) if invoke else None) if path]
+    return Ground((home, *drives), tuple(asked), tuple(_hubs(home, environment)))
+
+
+def _settings_folder(home: Path, environment: Mapping[str, str]) -> Path:
+    """Where desktop programs keep their settings; Electron and .NET agree on it."""
+    if sys.platform == "darwin":
+        return home / "Library" / "Application Support"
+    named = environment.get("APPDATA") if sys.platform == "win32" else environment.get("XDG_CONFIG_HOME")
+    fallback = home / "AppData" / "Roaming" if sys.platform == "win32" else home / ".config"
+    return Path(named) if named else fallback
+
+
+def _hubs(home: Path, environment: Mapping[str, str]) -> Iterator[Path]:
+    """As huggingface_hub finds its cache, without loading it."""
+    cache = Path(environment.get("XDG_CACHE_HOME") or home / ".cache")
+    root = Path(environment.get("HF_HOME") or cache / "huggingface")
+    yield Path(environment.get("HF_HUB_CACHE") or root / "hub").expanduser()
+
+
+def _drives(home: Path) -> tuple[Path, ...]:
+    """The other disks of this PC; not those of the network, which may hang."""
+    if sys.platform == "win32":
+        import ctypes
+
+        letters = (Path(f"{letter}:\\") for letter in "CDEFGHIJKLMNOPQRSTUVWXYZ")
+        return tuple(one for one in letters if ctypes.windll.kernel32.GetDriveTypeW(str(one)) == _DRIVE_FIXED)
+    if sys.platform == "darwin":
+        return (Path("/Volumes"),)
+    return tuple(mount for mount in _mounts() if mount not in home.parents)
+
+
+def _mounts() -> Iterator[Path]:
+    """Disks that Linux has where people mount theirs."""
+    usual = (Path("/mnt"), Path("/media"), Path("/run/media"), Path("/data"), Path("/opt"))
+    try:
+        lines = Path("/proc/mounts").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return
+    for _, where, kind, *_ in (line.split() for line in lines):
+        place = Path(where.replace("\\040", " "))
+        if kind not in _REMOTE and any(one == place or one in place.parents for one in usual):
+            yield place

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from app.core.engine.served import Served
+from app.core.engine import Served
 from app.core.events import Event
 from app.core.planning.answer import Answer, answer_from
 from app.core.tasks import Post, Single, Tasks, only

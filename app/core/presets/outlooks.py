@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from app.core.engine.served import Served
+from app.core.engine import Served
 from app.core.events import Event
 from app.core.planning.answer import Answer, answer_from
 from app.core.planning.forecaster import HERE

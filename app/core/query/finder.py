@@ -3,29 +3,216 @@
 from __future__ import annotations
 
 import re
+from array import array
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Set
-from math import inf
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+from itertools import islice
+from math import inf, nan
 from typing import NamedTuple
 
 from app.core.events import Event
-from app.core.library import Library
-from app.core.pictures import Altered, Folder, Picture
-from app.core.query.columns import Columns
-from app.core.query.keys import KEYS
-from app.core.query.language import parse
-from app.core.query.lengths import Lengths
+from app.core.library import Altered, Folder, Library, Picture
+from app.core.query.language import KEYS, parse
 from app.core.query.terms import WILD, Node, Not, Or, Query, Range, Term
-from app.core.tags.haystack import even, fold
+from app.core.query.tokens import TokenCounts
 from app.core.tags.index import TagIndex
-from app.core.tags.splitting import SEPARATOR, one_line
+from app.core.tags.splitting import SEPARATOR, even, fold, one_line
 from app.core.tasks import Tasks
+
+# More pictures than these at once would hold up the window: the column is made anew when it is asked for.
+_SLICE = 2000
+_AT_ONCE = 20_000
+"""Pictures looked at in one go, some 10 ms; a query of 100,000 held up the window for 60."""
+_ASKED = 2000
+"""Captions that wait to be counted, at most: what is edited meanwhile is then not counted in vain."""
+_CAPTION = frozenset({"caption", "file"})
+# The answers of these keys are looked up, not searched for: they go first, and the others look only at what is left.
+_LOOKED_UP = frozenset({"tag", "caption", "dup"})
+_CONTENT = frozenset({"inspection", "file"})
+
+
+class Columns:
+    """Numbers by key and id, NaN where there is none; kept up to date with the library, on the thread that owns it."""
+
+    def __init__(self, library: Library) -> None:
+        self._library = library
+        self._columns: dict[str, array[float]] = {}
+        self._having: dict[str, set[int]] = {}
+        library.altered.connect(self._take)
+        if not library.pictures:
+            self._columns = {key: array("d") for key in _VALUES}
+            self._having = {key: set() for key in _FLAGS}
+
+    def between(self, key: str, low: float, high: float, ids: Set[int] | None) -> set[int]:
+        """Return the pictures, of these or of all, whose number lies between both or is one of them."""
+        return between(self._columns.get(key) or self._made(key), low, high, ids)
+
+    def having(self, key: str) -> Set[int]:
+        """Return the pictures that have a caption, a mask or a crop, or are excluded; not to be changed."""
+        if key not in self._having:
+            has = _FLAGS[key]
+            self._having[key] = {number for number, picture in self._library.pictures.items() if has(picture)}
+        return self._having[key]
+
+    def _take(self, altered: Altered) -> None:
+        """Hear of what became different in the library."""
+        ids, moved = altered.added | altered.altered, altered.added or altered.removed
+        for key in [*self._columns, *self._having]:
+            if not moved and KEYS[key].depends.isdisjoint(altered.what):
+                continue
+            if len(ids) > _SLICE:
+                self._columns.pop(key, None)
+                self._having.pop(key, None)
+            elif key in self._having:
+                self._sort(key, ids | altered.removed)
+            else:
+                self._fill(self._columns[key], key, ids)
+                for number in altered.removed:
+                    self._columns[key][number] = nan
+
+    def _sort(self, key: str, ids: Iterable[int]) -> None:
+        pictures, having, has = self._library.pictures, self._having[key], _FLAGS[key]
+        for number in ids:
+            if number in pictures and has(pictures[number]):
+                having.add(number)
+            else:
+                having.discard(number)
+
+    def _made(self, key: str) -> array[float]:
+        column = self._columns[key] = array("d")
+        self._fill(column, key, self._library.pictures)
+        return column
+
+    def _fill(self, column: array[float], key: str, ids: Iterable[int]) -> None:
+        pictures, value_of = self._library.pictures, _VALUES[key]
+        room = max(ids, default=0) + 1 - len(column)
+        if room > 0:
+            column.extend([nan] * room)
+        for number in ids:
+            picture = pictures.get(number)
+            if picture is not None:
+                value = value_of(picture)
+                column[number] = nan if value is None else value
+
+
+def between(column: Sequence[float], low: float, high: float, ids: Set[int] | None) -> set[int]:
+    """Return the pictures, of these or of all, whose number in a column by id lies between both or is one of them."""
+    if ids is None:
+        return {number for number, value in enumerate(column) if low <= value <= high}
+    return {number for number in ids if low <= column[number] <= high}
+
+
+def _short_side(picture: Picture) -> int | None:
+    width, height = picture.width, picture.height
+    return None if width is None or height is None else min(width, height)
+
+
+def _ratio(picture: Picture) -> float | None:
+    return picture.width / picture.height if picture.width and picture.height else None
+
+
+_VALUES: dict[str, Callable[[Picture], float | None]] = {
+    "size": _short_side,
+    "width": lambda picture: picture.width,
+    "height": lambda picture: picture.height,
+    "ratio": _ratio,
+    "chars": lambda picture: len(picture.caption or ""),
+    "rating": lambda picture: picture.rating,
+}
+_FLAGS: dict[str, Callable[[Picture], bool]] = {
+    "caption": lambda picture: bool(picture.caption) and not str(picture.caption).isspace(),
+    "mask": lambda picture: picture.mask,
+    "crop": lambda picture: picture.crop is not None,
+    "excluded": lambda picture: picture.excluded,
+}
+
+
+class Lengths:
+    """Counts by id, NaN while one is not known; kept up to date with the library, on the thread that owns it."""
+
+    def __init__(self, library: Library, tasks: Tasks) -> None:
+        self.more: Event[int] = Event()
+        """More is known; of so many pictures it is still to be found out."""
+        self._library, self._post = library, tasks.post
+        self._counts = TokenCounts(tasks)
+        self._column = array("d")
+        self._unseen: dict[int, None] = {}
+        """Pictures whose captions have not been looked at since they changed."""
+        self._asked: dict[int, None] = {}
+        """Those whose captions are being counted, in the order in which they were asked for."""
+        self._soon = self._failed = False
+        self._counts.counted.connect(lambda left: self._have(left))
+        library.altered.connect(self._take)
+        self._take(Altered(added=frozenset(library.pictures)))
+
+    @property
+    def pending(self) -> int:
+        """Of how many pictures it is being found out; of none while no query asks for it."""
+        return len(self._unseen) + len(self._asked) if self._asked or self._soon else 0
+
+    def between(self, low: float, high: float, ids: Set[int] | None) -> set[int]:
+        """Return the pictures, of these or of all, that are known to have so many; others are looked at behind."""
+        self._look()
+        return between(self._column, low, high, ids)
+
+    def _look(self) -> None:
+        """Take over what is known of some pictures' captions, and have the others counted."""
+        pictures, count = self._library.pictures, self._counts.of
+        while self._asked and (known := count(pictures[first := next(iter(self._asked))].caption)) is not None:
+            self._column[first] = known
+            del self._asked[first]
+        for number in list(islice(self._unseen, _AT_ONCE)):
+            known = count(pictures[number].caption)
+            if known is not None:
+                self._column[number] = known
+            elif len(self._asked) < _ASKED:
+                self._asked[number] = None
+            else:
+                break
+            del self._unseen[number]
+        self._counts.want(pictures[number].caption for number in self._asked)
+        if self._unseen and not self._asked and not self._soon:
+            self._soon = True
+            self._post(self._go_on)
+
+    def _go_on(self) -> None:
+        self._soon = False
+        self._look()
+        self.more.emit(self.pending)
+
+    def _have(self, left: int) -> None:
+        """Hear that some were counted; where the first is still unknown, that failed: once more, then no more."""
+        first = next(iter(self._asked), None)
+        again, self._failed = self._failed, not left and first is not None and self._unknown(first)
+        if not self._failed:
+            self._look()
+        else:
+            self._unseen.update(self._asked)  # behind the others, of which none may be at fault
+            self._asked.clear()
+            if again:
+                self._unseen.clear()
+        self.more.emit(self.pending)
+
+    def _unknown(self, number: int) -> bool:
+        return self._counts.of(self._library.pictures[number].caption) is None
+
+    def _take(self, altered: Altered) -> None:
+        """Hear of what became different in the library."""
+        changed = altered.added if _CAPTION.isdisjoint(altered.what) else altered.added | altered.altered
+        room = max(altered.added, default=0) + 1 - len(self._column)
+        if room > 0:
+            self._column.extend([nan] * room)
+        for number in changed | altered.removed:
+            self._column[number] = nan
+            self._asked.pop(number, None)
+        self._unseen.update(dict.fromkeys(changed))
+        for number in altered.removed:
+            self._unseen.pop(number, None)
+
 
 Findings = Callable[[], Mapping[str, Collection[int]]]
 """The pictures that health's findings name now, by the finding's code."""
 
-# The answers of these keys are looked up, not searched for: they go first, and the others look only at what is left.
-_LOOKED_UP = frozenset({"tag", "caption", "dup"})
 
 Ids = Set[int] | None
 """Pictures among which to search; None: all."""
@@ -266,6 +453,3 @@ def _effort(node: Node) -> int:
     if isinstance(node, Term):
         return 0 if node.key in _LOOKED_UP else 4 if node.key == "tokens" else 2
     return 3
-
-
-_CONTENT = frozenset({"inspection", "file"})

@@ -8,9 +8,8 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from app.core.events import Event
-from app.core.priority import in_turns
 from app.core.tags.splitting import one_line
-from app.core.tasks import Tasks
+from app.core.tasks import Tasks, in_turns
 
 if TYPE_CHECKING:
     from trainer.files.tokens import ClipTokens

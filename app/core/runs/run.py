@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from app.core.events import Event
-from app.core.priority import in_turns
 from app.core.runs.log import read_end
-from app.core.runs.remarks import Remarks
-from app.core.runs.series import Series
+from app.core.runs.series import Series, Track
 from app.core.runs.summary import RESUMABLE, RunSummary, summarise
-from app.core.tasks import Single, Tasks
+from app.core.tasks import Single, Tasks, in_turns
 from trainer.errors import ImpastoError
+from trainer.gpu import Card, cards
 from trainer.protocol import events
 from trainer.protocol.files import long_path
 from trainer.protocol.forecast import Forecast, read_forecast
@@ -25,12 +26,73 @@ from trainer.protocol.run_directory import RunDirectory
 if TYPE_CHECKING:
     from trainer.config.job import Job
 
+
+Kind = Literal["info", "warning", "error"]
+_MOST = 200
+_DOUBTS = ("doubtful", "checkpoint.damaged", "calibration", "cache.untrimmed")
+"""Codes of notices that tell of something amiss."""
 # Bytes of events.jsonl that are taken in at once: some 1,500 events, which hold the window's thread for a few ms.
 _PORTION = 256 * 1024
 _TAIL = 8 * 1024
 _LAST_LINES = 12
 # Phases that come back while training goes on, or after it: their time is to be added to that of the steps.
 _BESIDES = ("validate", "preview", "checkpoint", "save")
+
+
+@dataclass(slots=True)
+class Remark:
+    """One thing, which may have happened several times in a row."""
+
+    event: events.Event
+    """The first of them."""
+    kind: Kind
+    times: int = 1
+    last: events.Event | None = None
+    """The last of them, where there are several."""
+
+
+class Remarks:
+    """The latest remarks of a run, the earliest first."""
+
+    def __init__(self) -> None:
+        self.all: deque[Remark] = deque(maxlen=_MOST)
+
+    def tell(self, event: events.Event) -> None:
+        """Take in the next event."""
+        kind = _kind(event)
+        if kind is None:
+            return
+        former = self._former(event)
+        if former:
+            former.times, former.last = former.times + 1, event
+        else:
+            self.all.append(Remark(event, kind))
+
+    def _former(self, event: events.Event) -> Remark | None:
+        """Return the remark that this one repeats: each attempt says the same of base and settings again."""
+        if isinstance(event, events.Notice):
+            same = (one for one in self.all if isinstance(one.event, events.Notice))
+            return next((one for one in same if one.event.sentence == event.sentence), None)  # type: ignore[attr-defined]
+        latest = self.all[-1] if self.all else None
+        if isinstance(event, events.Skipped) and latest and isinstance(latest.event, events.Skipped):
+            return latest if latest.event.reason == event.reason else None
+        return None
+
+
+def _kind(event: events.Event) -> Kind | None:
+    match event:
+        case events.ErrorEvent():
+            return "error"
+        case events.MemoryExhausted() | events.SteppedDown() | events.Slow() | events.Skipped():
+            return "warning"
+        case events.CommandEvent():
+            return None if event.outcome == "done" else "warning"
+        case events.Notice():
+            return "warning" if event.code in _DOUBTS else "info"
+        case events.Cached():
+            return "info"
+        case _:
+            return None
 
 
 @dataclass(frozen=True)
@@ -270,3 +332,60 @@ def _written(path: Path) -> int:
     with contextlib.suppress(OSError):
         return long_path(path).stat().st_mtime_ns
     return 0
+
+
+class CardWatch:
+    """Load and temperature of one run's card since it is watched, by seconds. Belongs to the thread that made it."""
+
+    def __init__(self, tasks: Tasks) -> None:
+        self.load = Track()
+        """Per cent."""
+        self.temperature = Track()
+        """Degrees Celsius."""
+        self.name = ""
+        """Of the card; nothing until it is known."""
+        self.changed: Event[None] = Event()
+        self._looking = Single(tasks)
+        self._run: Run | None = None
+        self._began = time.monotonic()
+
+    def watch(self, run: Run | None) -> None:
+        """Watch the card of another run, or none."""
+        if run is not self._run:
+            self._run, self._began, self.name = run, time.monotonic(), ""
+            self.load, self.temperature = Track(), Track()
+
+    def look(self) -> None:
+        """Ask the driver, where the run is alive and trains on a card."""
+        run = self._run
+        if run is not None and run.alive and run.story.device.startswith("cuda"):
+            self._looking.run(_cards, lambda found: self._take(run, found))
+
+    def take(self, card: Card) -> None:
+        """Take in how a card is now."""
+        self.name = card.name
+        seconds = time.monotonic() - self._began
+        self.load.add(seconds, card.load)
+        self.temperature.add(seconds, card.temperature)
+        self.changed.emit(None)
+
+    def _take(self, run: Run, found: Sequence[Card]) -> None:
+        card = card_of(run, found)
+        if run is self._run and card is not None:
+            self.take(card)
+
+
+def card_of(run: Run, found: Sequence[Card]) -> Card | None:
+    """Return the card that a run trains on: where its process is seen, else that of its forecast, else the only one."""
+    pid = run.story.pid
+    by_process = (card for card in found if any(use.pid == pid for use in card.uses))
+    by_name = (card for card in found if run.forecast and card.name == run.forecast.card)
+    only = found[0] if len(found) == 1 else None
+    return next(by_process, None) or next(by_name, None) or only
+
+
+def _cards() -> list[Card]:
+    try:
+        return cards()
+    except ImpastoError:
+        return []  # a driver that broke since is told of where a training is set up

@@ -7,12 +7,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from app.core.events import Event
-from app.core.queue import QueueKeeper
-from app.core.runs.orders import Orders
+from app.core.runs.queue import QueueKeeper
 from app.core.runs.run import Run
-from app.core.runs.runs import Runs
+from app.core.runs.runs import Orders, Runs
 from app.core.runs.summary import RunSummary
-from app.core.runs.telling import Telling
+from app.core.runs.watcher import Telling
 from trainer.protocol.commands import Ending
 from trainer.protocol.queue import Entry
 from trainer.protocol.run_directory import RunDirectory

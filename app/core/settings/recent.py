@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
 import os
 from collections.abc import Callable
 from functools import partial
@@ -10,8 +12,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from app.core.events import Event
-from app.core.settings.behind import Behind
+from app.core.settings.deferred_writer import Behind
+from app.core.settings.stored import load
 from app.core.tasks import Post, Single, Tasks
+from trainer import __version__
 from trainer.protocol import files, places
 
 Absence = Literal["gone", "file", "refused"]
@@ -142,3 +146,46 @@ def _absence(folder: Path) -> Absence | None:
         return "gone"
     except OSError:
         return "refused"
+
+
+_log = logging.getLogger(__name__)
+
+
+def place() -> Path:
+    """Return where it is kept."""
+    return places.home() / "window.json"
+
+
+def read() -> tuple[dict[str, str], str]:
+    """Return what was kept, text by name, and a sentence about what was wrong with the file, as `stored.load` does."""
+    nothing: dict[str, str] = {}
+    return load(place(), _texts, nothing, "the window has its default size and layout")
+
+
+def _texts(found: Any, _: list[str]) -> dict[str, str]:
+    return {str(name): text for name, text in found.items() if isinstance(text, str)}
+
+
+def write(state: dict[str, str]) -> None:
+    """Keep it; a disk that refuses is only noted, since nobody should wait for this when closing."""
+    try:
+        place().parent.mkdir(parents=True, exist_ok=True)
+        files.write_json(place(), state, durable=False)
+    except OSError as error:
+        _log.info("the window's place was not kept: %s", error)
+
+
+def is_first_start() -> bool:
+    """Tell whether nobody has used this installation, nor one before it, on this account."""
+    return not _mark().exists() and not place().exists()
+
+
+def remember() -> None:
+    """Do not show it by itself again; where the disk refuses, it comes once more."""
+    with contextlib.suppress(OSError):
+        _mark().parent.mkdir(parents=True, exist_ok=True)
+        files.write_json(_mark(), {"version": __version__}, durable=False)
+
+
+def _mark() -> Path:
+    return places.home() / "welcome.json"

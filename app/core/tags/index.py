@@ -6,17 +6,15 @@ import sys
 from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence, Set
+from dataclasses import dataclass
 from heapq import nsmallest
 from itertools import chain, islice
 from typing import NamedTuple
 
 from app.core.events import Event
-from app.core.library import Library
-from app.core.pictures import Altered
-from app.core.priority import in_turns
-from app.core.tags.haystack import Haystack, fold
-from app.core.tags.splitting import Lines, split_tags
-from app.core.tasks import Single, Tasks
+from app.core.library import Altered, Library
+from app.core.tags.splitting import Haystack, Lines, fold, split_tags
+from app.core.tasks import Single, Tasks, in_turns
 
 Row = tuple[str, ...]
 """The different tags of one picture, in the caption's order."""
@@ -295,3 +293,29 @@ def beside(rows: Iterable[Row], tag: str, top: int) -> list[TagCount]:
     key = fold(tag)
     others = ((other, count) for other, count in counts.items() if fold(other) != key)
     return [TagCount(*pair) for pair in nsmallest(top, others, key=lambda pair: (-pair[1], pair[0]))]
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Of captions; `common` in the order of the first one, `mixed` the most frequent first."""
+
+    captions: int
+    common: tuple[str, ...]
+    mixed: tuple[TagCount, ...]
+    missing: int
+    """Pictures without caption file."""
+    empty: int
+    """Caption files in which nothing stands."""
+
+
+def summarise(captions: Iterable[str | None], lines: Lines = "caption") -> Summary:
+    """Count tags over captions, each once a caption; some 10 us a caption."""
+    counts: Counter[str] = Counter()
+    number = missing = empty = 0
+    for number, caption in enumerate(captions, start=1):  # noqa: B007 - the last one is their count
+        missing += caption is None
+        empty += caption is not None and not caption.strip()
+        counts.update(list(dict.fromkeys(split_tags(caption, lines))))
+    common = tuple(tag for tag, count in counts.items() if count == number)
+    mixed = tuple(TagCount(tag, count) for tag, count in counts.most_common() if count < number)
+    return Summary(number, common, mixed, missing, empty)

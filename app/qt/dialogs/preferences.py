@@ -5,8 +5,7 @@ from __future__ import annotations
 from PySide6.QtCore import QLocale
 from PySide6.QtWidgets import QDialog, QLabel, QTabWidget, QVBoxLayout, QWidget
 
-from app.core.settings.preferences import Preferences, Section
-from app.core.settings.store import Settings
+from app.core.settings.preferences import Preferences, Section, Settings
 from app.core.words import QT_TRANSLATE_NOOP
 from app.qt.actions.commands import Commands
 from app.qt.dialogs.form import SectionForm, words

@@ -5,7 +5,7 @@ from __future__ import annotations
 from PySide6.QtCore import QLocale
 from PySide6.QtWidgets import QVBoxLayout, QWidget
 
-from app.core.first.machine import CheckUp, Machine, this_machine
+from app.core.first import CheckUp, Machine, this_machine
 from app.core.tasks import Tasks, raise_again
 from app.core.words import in_words
 from app.qt.first.line import Line

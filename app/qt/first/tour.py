@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from PySide6.QtCore import QCoreApplication, QObject, Signal
 from PySide6.QtWidgets import QBoxLayout
 
-from app.core.first.demo import demo_job, demo_pictures
+from app.core.first import demo_job, demo_pictures
 from app.core.tasks import only
 from app.qt.first.coach import Coach
 from app.qt.page import Page

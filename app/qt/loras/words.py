@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from PySide6.QtCore import QCoreApplication, QLocale
 
 from app.core.loras.file import LoraFile
-from app.core.loras.layers import OTHER
-from app.core.loras.strength import Block
+from app.core.loras.strength import OTHER, Block
 from app.qt.tables import Row
 from app.qt.words import QT_TRANSLATE_NOOP
 from trainer.files.architecture import NAMES

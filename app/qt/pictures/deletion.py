@@ -8,8 +8,8 @@ from pathlib import Path
 
 from PySide6.QtCore import QObject, Signal
 
-from app.core.edits.edit import Ended
-from app.core.pictures import Picture
+from app.core.edits.history import Ended
+from app.core.library import Picture
 from app.core.session import Session
 from app.core.words import first_names, in_words
 from app.qt.parts import while_there
@@ -49,7 +49,7 @@ class Deletion(QObject):
         chosen = self._chosen()
 
         def work() -> Thrown:
-            from app.core.disk.listing import stem_of  # numpy and Pillow, for which the window does not wait
+            from app.core.disk.reading import stem_of  # numpy and Pillow, for which the window does not wait
 
             if unsaved:
                 saver.flush()

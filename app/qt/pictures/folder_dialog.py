@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from PySide6.QtWidgets import QCheckBox, QDialog, QDialogButtonBox, QFormLayout, QLabel, QLineEdit, QWidget
 
-from app.core.pictures import Folder
+from app.core.library import Folder
 from app.qt.inputs import SpinBox
 
 _MOST = 10_000

@@ -9,7 +9,7 @@ from PySide6.QtCore import QSize, Qt
 from PySide6.QtGui import QImage, QPixmap
 
 from app.core.disk.thumbnails import Thumbnail, Thumbnails
-from app.core.pictures import Picture
+from app.core.library import Picture
 
 _MEMORY = 48 << 20
 _BUDGET = 0.006

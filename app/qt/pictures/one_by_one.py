@@ -8,7 +8,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtGui import QAction, QKeySequence
 from PySide6.QtWidgets import QDialog, QLabel, QToolButton, QWidget
 
-from app.core.pictures import Picture
+from app.core.library import Picture
 from app.core.session import Session
 from app.qt.theme import set_icon
 

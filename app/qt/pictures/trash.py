@@ -8,7 +8,7 @@ from pathlib import Path
 
 from PySide6.QtCore import QFile
 
-from app.core.pictures import Picture
+from app.core.library import Picture
 
 
 @dataclass
@@ -28,7 +28,7 @@ def throw_away(pictures: Iterable[Picture], shared: Callable[[Picture], bool]) -
     The picture goes first: where the trash will not take it, all stays.
     """
     # Brings numpy and Pillow, for which the window does not wait.
-    from app.core.disk.listing import file_state
+    from app.core.disk.reading import file_state
     from trainer.dataset.caption_files import SUFFIXES
     from trainer.dataset.folders import MASK
 
@@ -52,7 +52,7 @@ def throw_away(pictures: Iterable[Picture], shared: Callable[[Picture], bool]) -
 
 def bring_back(thrown: Thrown) -> list[Path]:
     """Move what a deletion took back to where it was; return what could not be, of which nothing is overwritten."""
-    from app.core.disk.listing import file_state
+    from app.core.disk.reading import file_state
 
     left = []
     for was, lies in thrown.moved:

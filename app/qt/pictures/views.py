@@ -17,10 +17,10 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.core.culling import exclude, exclude_others, mark_folder, rate
 from app.core.disk.roots import told_apart
-from app.core.edits.edit import Edit
-from app.core.pictures import Picture
+from app.core.edits.bulk import exclude, exclude_others, mark_folder, rate
+from app.core.edits.history import Edit
+from app.core.library import Picture
 from app.core.session import Session
 from app.qt.actions.commands import Commands
 from app.qt.actions.table import Action

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from PySide6.QtGui import QImage
 
-from app.core.pictures import Picture
+from app.core.library import Picture
 from app.core.tasks import Tasks
 
 # Named where the window's thread loads this: PySide makes an enumeration when it is first used, unfit for two threads.
@@ -56,7 +56,7 @@ class Wholes:
 
 
 def _load(path: Path, longest: int) -> Whole:
-    from app.core.disk.drawing import load_whole  # numpy and Pillow: the window is shown before they are needed
+    from app.core.disk.images import load_whole  # numpy and Pillow: the window is shown before they are needed
 
     pixels, small = load_whole(path, longest)
     return Whole(_image(*pixels), _image(*small))

@@ -20,7 +20,7 @@ from PySide6.QtGui import (
 from PySide6.QtWidgets import QSizePolicy, QWidget
 
 from app.core.disk.thumbnails import EDGES, Thumbnail
-from app.core.pictures import Altered, Picture
+from app.core.library import Altered, Picture
 from app.core.session import Session
 from app.qt.parts import until_destroyed
 from app.qt.pictures.whole import Whole, Wholes

@@ -6,7 +6,7 @@ from PySide6.QtCore import Qt, QTimer
 from PySide6.QtGui import QCloseEvent
 from PySide6.QtWidgets import QFrame, QLabel, QVBoxLayout, QWidget
 
-from app.core.runs.telling import GoesOn
+from app.core.runs.watcher import GoesOn
 
 _SECONDS = 2.5
 

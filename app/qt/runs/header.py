@@ -10,7 +10,7 @@ from PySide6.QtCore import QLocale, Qt, Signal
 from PySide6.QtGui import QHideEvent, QShowEvent
 from PySide6.QtWidgets import QHBoxLayout, QLabel, QToolButton, QVBoxLayout, QWidget
 
-from app.core.runs.orders import Order
+from app.core.runs.runs import Order
 from app.core.session import Session
 from app.qt.actions.commands import Commands
 from app.qt.actions.table import Action

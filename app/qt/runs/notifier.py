@@ -9,7 +9,7 @@ from PySide6.QtCore import QEvent, QLocale, QObject, Qt, QTimer
 from PySide6.QtGui import QGuiApplication
 from PySide6.QtWidgets import QApplication, QSystemTrayIcon, QWidget
 
-from app.core.runs.telling import Ended, GoesOn
+from app.core.runs.watcher import Ended, GoesOn
 from app.core.session import Session
 from app.qt.parts import come_forward, until_destroyed
 from app.qt.runs.farewell import Farewell

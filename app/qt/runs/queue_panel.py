@@ -17,7 +17,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.core.queue import Look
+from app.core.runs.queue import Look
 from app.core.session import Session
 from app.qt.actions.commands import Commands
 from app.qt.actions.table import Action

@@ -9,7 +9,7 @@ from PySide6.QtCore import QSize, Qt
 from PySide6.QtGui import QPainter, QPaintEvent, QResizeEvent
 from PySide6.QtWidgets import QFrame, QGridLayout, QLabel, QScrollArea, QSizePolicy, QWidget
 
-from app.core.runs.remarks import Kind
+from app.core.runs.run import Kind
 from app.qt.theme import icon
 
 _SIGNS: dict[Kind, tuple[str, str]] = {

@@ -6,7 +6,7 @@ import json
 
 from PySide6.QtCore import QCoreApplication, QLocale
 
-from app.core.runs.remarks import Remark
+from app.core.runs.run import Remark
 from app.core.words import in_words
 from app.qt.words import QT_TRANSLATE_NOOP as _NOOP
 from trainer.protocol import events

@@ -7,8 +7,7 @@ from PySide6.QtGui import QHideEvent
 from PySide6.QtWidgets import QHBoxLayout, QLabel, QLineEdit, QPushButton, QVBoxLayout, QWidget
 from shiboken6 import isValid
 
-from app.core.models.found import Told
-from app.core.models.verdict import Verdict, cleaned
+from app.core.models.verdict import Told, Verdict, cleaned
 from app.core.session import Session
 from app.qt.parts import plain_label, say
 from app.qt.train.base_dialog import BaseDialog

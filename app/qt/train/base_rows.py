@@ -11,8 +11,7 @@ from PySide6.QtCore import QAbstractListModel, QModelIndex, QObject, QPersistent
 from PySide6.QtGui import QColor, QFont, QFontMetrics, QPainter
 from PySide6.QtWidgets import QStyle, QStyledItemDelegate, QStyleOptionViewItem
 
-from app.core.models.found import Found
-from app.core.models.verdict import Verdict
+from app.core.models.verdict import Found, Verdict
 from app.qt.theme import colours
 from app.qt.tips import plain_tip
 from app.qt.train.base_words import details, family_of, verdict_words

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from PySide6.QtCore import QCoreApplication, QLocale
 
-from app.core.models.found import Family, Found, Told, Tool
-from app.core.models.verdict import Verdict
+from app.core.models.verdict import Family, Found, Told, Tool, Verdict
 from app.qt.words import QT_TRANSLATE_NOOP
 from trainer.errors import joined
 

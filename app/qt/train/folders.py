@@ -21,7 +21,7 @@ from PySide6.QtWidgets import (
 from app.core.jobs import essentials
 from app.core.jobs.draft import Draft
 from app.core.jobs.essentials import FOLDERS, Pictures
-from app.core.jobs.values import drop
+from app.core.jobs.job_file import drop
 from app.core.session import Session
 from app.qt.elided import Elided
 from app.qt.inputs import ComboBox, SpinBox

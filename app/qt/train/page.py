@@ -10,7 +10,7 @@ from PySide6.QtCore import Qt, QTimer
 from PySide6.QtGui import QHideEvent, QShowEvent
 from PySide6.QtWidgets import QFileDialog, QPushButton, QSplitter, QVBoxLayout, QWidget
 
-from app.core.culling import exclude_others
+from app.core.edits.bulk import exclude_others
 from app.core.jobs import essentials
 from app.core.jobs.draft import Draft
 from app.core.jobs.jobs import Thrown

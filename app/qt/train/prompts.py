@@ -10,8 +10,8 @@ from PySide6.QtWidgets import QHBoxLayout, QPushButton, QToolButton, QVBoxLayout
 from app.core.jobs import essentials
 from app.core.jobs.draft import Draft
 from app.core.jobs.essentials import PROMPTS
+from app.core.jobs.job_file import Values, drop, put, value_at
 from app.core.jobs.settings import settings
-from app.core.jobs.values import Values, drop, put, value_at
 from app.qt.theme import set_icon
 from app.qt.train.form.row import SettingRow
 from app.qt.train.line import Line

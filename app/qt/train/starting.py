@@ -6,7 +6,7 @@ from PySide6.QtCore import QObject, Qt, Signal
 from PySide6.QtWidgets import QMessageBox, QWidget
 
 from app.core.jobs.draft import Draft
-from app.core.jobs.values import to_toml
+from app.core.jobs.job_file import to_toml
 from app.core.session import Session
 from app.qt.durations import duration
 from app.qt.parts import until_destroyed, while_there

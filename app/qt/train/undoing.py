@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from app.core.jobs.draft import Draft
+from app.core.jobs.draft import Draft, Step
 from app.core.jobs.settings import full_title, setting
-from app.core.jobs.undo import Step
 from app.qt.train.form.editors import words
 from app.qt.words import QT_TRANSLATE_NOOP
 

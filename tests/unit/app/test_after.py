@@ -15,10 +15,8 @@ import safetensors.numpy
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
-from app.core.after.candidates import Told, candidates
-from app.core.after.card import model_card
-from app.core.after.edited import Edited, edited
-from app.core.after.export import About, TakenError, about, export
+from app.core.after.export import About, TakenError, Told, about, candidates, export, model_card
+from app.core.after.run_jobs import Edited, edited
 from trainer.config.job import Job
 from trainer.dataset.dataset import write_listing
 from trainer.dataset.folders import scan_folders

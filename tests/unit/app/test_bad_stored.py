@@ -9,7 +9,7 @@ from PIL import Image
 
 from app.core.runs.summary import summarise
 from app.core.session import Session
-from app.core.settings import window_state
+from app.core.settings import recent
 from app.core.settings.preferences import Preferences
 from tests.support.bad_contents import BAD, SPECIAL, make_special
 from tests.support.desk import Desk
@@ -43,7 +43,7 @@ def test_the_app_starts_without_any_of_its_files(what: str, per_user_folder: Pat
             pytest.skip("this system has no such thing")
     session = Session(desk.post)
     try:
-        _, window_notice = window_state.read()
+        _, window_notice = recent.read()
         assert session.settings.preferences == Preferences()
         assert session.filters.of() == [] and session.jobs.all == ()
         assert session.models.recent == (("a\0b",) if what == "nul in a path" else ())

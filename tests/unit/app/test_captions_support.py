@@ -4,11 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.core.edits.differences import differences
-from app.core.edits.snapshots import CalledOffError, Snapshot
-from app.core.pictures import Folder, Picture
+from app.core.edits.bulk import CalledOffError, Snapshot, differences
+from app.core.library import Folder, Picture
+from app.core.tags.index import summarise
 from app.core.tags.splitting import move_piece, pieces, split_tags
-from app.core.tags.summary import summarise
 from trainer.files.tokens import ClipTokens
 
 words = st.lists(st.sampled_from(["cat", "red hat", ",", ", ", "é", "\n", " ", "😀"]), max_size=12).map("".join)

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from app.core.health.aim import Aim
-from app.core.health.crops import LEAST, crop_to, largest, moved, scaled, shown_of
-from app.core.pictures import Folder, Picture
+from app.core.health.groups import Aim
+from app.core.health.judging import LEAST, crop_to, largest, moved, scaled, shown_of
+from app.core.library import Folder, Picture
 from trainer.config.job import DatasetConfig, FolderConfig
 from trainer.dataset.dataset import read_dataset
 from trainer.dataset.sampling import plain_sample

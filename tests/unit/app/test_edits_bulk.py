@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from app.core.edits import bulk
 from app.core.edits.bulk import PatternError
-from app.core.edits.edit import Edit
+from app.core.edits.history import Edit
 from app.core.tags.splitting import split_tags
 
 

@@ -12,14 +12,13 @@ import pytest
 
 from app.core.edits import saver
 from app.core.edits.backups import Backups, Written
-from app.core.edits.edit import AT_ONCE, Edit, History
+from app.core.edits.file_actions import Rewriter, Rewriting
+from app.core.edits.history import AT_ONCE, Edit, History
 from app.core.edits.journal import Journal, read
-from app.core.edits.rewriting import Rewriter, Rewriting
 from app.core.edits.save_state import Key, Learned, SaveRequest
 from app.core.edits.saver import Saver
 from app.core.edits.writer import Outcome, Writer
-from app.core.library import Library
-from app.core.pictures import Change, Folder
+from app.core.library import Change, Folder, Library
 from app.core.tasks import Tasks
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from app.core.edits import writer
-from app.core.edits.edit import Edit
+from app.core.edits.history import Edit
 from app.core.edits.journal import Journal
 from app.core.edits.save_state import Key, Notice, SaveRequest
 from tests.faults.captions import kill

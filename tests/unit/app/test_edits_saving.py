@@ -18,10 +18,10 @@ from app.core.edits import backups as backups_module
 from app.core.edits import safe_files
 from app.core.edits import saver as saver_module
 from app.core.edits.backups import Backups
-from app.core.edits.edit import Edit
+from app.core.edits.history import Edit
 from app.core.edits.save_state import Key, Learned, SaveRequest
 from app.core.edits.saver import Saver
-from app.core.pictures import Change, FolderChange
+from app.core.library import Change, FolderChange
 from tests.support.app_world import DISK_FULL, FAULTS, World, a_world, change, conflicts, set_to
 from trainer.dataset.sidecar import read_sidecar
 
@@ -644,8 +644,8 @@ _ROOMLESS = """
 import resource, sys
 from pathlib import Path
 from tests.support.app_world import World
-from app.core.edits.edit import Edit
-from app.core.pictures import Change
+from app.core.edits.history import Edit
+from app.core.library import Change
 world = World(Path(sys.argv[1]), {"a.jpg": {".txt": b"cat"}})
 resource.setrlimit(resource.RLIMIT_FSIZE, (65536, 65536))
 world.history.do(Edit("Set", (Change(world.ids[0], "caption", "cat", "x" * 90_000),)))

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from app.core.first.demo import demo_job, demo_pictures
-from app.core.first.machine import CheckUp, this_machine
-from app.core.first.shown import is_first_start, remember
-from app.core.settings import window_state
+from app.core.first import CheckUp, demo_job, demo_pictures, this_machine
+from app.core.settings import recent
+from app.core.settings.recent import is_first_start, remember
 from trainer import gpu
 from trainer.config.load import load_job
 from trainer.errors import ImpastoError
@@ -26,7 +25,7 @@ def test_the_welcome_comes_once() -> None:
 
 
 def test_who_had_a_window_before_is_not_new() -> None:
-    window_state.write({"geometry": ""})
+    recent.write({"geometry": ""})
     assert not is_first_start()
 
 

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from app.core.disk import looking, reading
-from app.core.disk.opening import OnDisk
-from app.core.pictures import Change
+from app.core.disk import reading, scanner
+from app.core.disk.datasets import OnDisk
+from app.core.library import Change
 from tests.support.desk import a_desk
 from tests.support.opened import Open, picture, write
 from trainer.errors import ImpastoError
@@ -78,7 +78,7 @@ def test_an_edit_in_place_of_a_picture_in_sight_is_found_without_a_thorough_look
 def test_an_edit_in_place_out_of_sight_is_found_when_its_turn_comes(
     opened: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(looking, "_TURN", 0.0)  # one file at each look
+    monkeypatch.setattr(scanner, "_TURN", 0.0)  # one file at each look
     paths = [picture(tmp_path / f"{n}.png") for n in range(3)] + [write(tmp_path / f"{n}.txt", "one") for n in range(3)]
     for path in (*paths, tmp_path):
         os.utime(path, ns=(10**18, 10**18))
@@ -99,8 +99,8 @@ def test_a_note_reads_no_caption_again(opened: Open, tmp_path: Path, monkeypatch
     write(tmp_path / "impasto.jsonl", '{"file": "0.png", "rating": 4}\n{"file": "1.png", "rating": 2}\n')
     opened.open(tmp_path)
     read = list[object]()
-    read_caption = looking.read_caption
-    monkeypatch.setattr(looking, "read_caption", lambda *words: read.append(words) or read_caption(*words))
+    read_caption = scanner.read_caption
+    monkeypatch.setattr(scanner, "read_caption", lambda *words: read.append(words) or read_caption(*words))
     opened.told.clear()
     write(tmp_path / "impasto.jsonl", '{"file": "1.png", "rating": 2}\n{"file": "2.png", "excluded": true}\n')
     opened.look()
@@ -115,7 +115,7 @@ def test_a_directory_that_takes_long_rests_until_a_thorough_look(
 ) -> None:
     ticks = count()
     monkeypatch.setattr("time.thread_time", lambda: next(ticks))  # every listing takes a second
-    monkeypatch.setattr(looking, "_REST", 1e9)
+    monkeypatch.setattr(scanner, "_REST", 1e9)
     picture(tmp_path / "1.png")
     opened.open(tmp_path)
     seen = []
@@ -229,14 +229,14 @@ def test_captions_that_go_while_they_are_read_are_read_when_they_are_back(
     for path in (text, root):
         os.utime(path, ns=(10**18, 10**18))
     here = root if away else text
-    elsewhere, real = tmp_path / "elsewhere", looking.read_caption
+    elsewhere, real = tmp_path / "elsewhere", scanner.read_caption
 
     def late(*words: Any) -> reading.Words:
         here.rename(elsewhere)
         return real(*words)
 
     with monkeypatch.context() as going:
-        going.setattr(looking, "read_caption", late)
+        going.setattr(scanner, "read_caption", late)
         opened.open(root)
     assert opened.problems == []
     if away:
@@ -252,7 +252,7 @@ def test_captions_that_go_while_they_are_read_are_read_when_they_are_back(
 def test_notes_that_go_with_their_folder_while_they_are_read_are_read_when_it_is_back(
     opened: Open, tmp_path: Path, reader: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    root, away, real = tmp_path / "share", tmp_path / "away", getattr(looking, reader)
+    root, away, real = tmp_path / "share", tmp_path / "away", getattr(scanner, reader)
     picture(root / "1.png")
     write(root / "impasto.jsonl", '{"file": "1.png", "rating": 3}\n')
     write(root / "metadata.jsonl", '{"file_name": "1.png", "text": "told"}\n')
@@ -262,7 +262,7 @@ def test_notes_that_go_with_their_folder_while_they_are_read_are_read_when_it_is
         return real(path)
 
     with monkeypatch.context() as going:
-        going.setattr(looking, reader, late)
+        going.setattr(scanner, reader, late)
         opened.open(root)
     opened.look()
     away.rename(root)

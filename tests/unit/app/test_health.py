@@ -9,11 +9,10 @@ import pytest
 from PIL import Image
 
 from app.core import tasks
-from app.core.edits.edit import Edit
-from app.core.health.aim import Aim
-from app.core.health.groups import Files, Shared
+from app.core.edits.history import Edit
+from app.core.health.groups import Aim, Files, Shared
 from app.core.health.health import Health, count_tags
-from app.core.pictures import Change, Folder
+from app.core.library import Change, Folder
 from app.core.tags.index import TagIndex
 from tests.support.desk import a_desk
 from tests.support.pictures import photograph

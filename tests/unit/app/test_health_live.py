@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from app.core.disk.opening import Datasets
-from app.core.health import fixes, inspector
-from app.core.health.aim import Aim
+from app.core.disk.datasets import Datasets
+from app.core.health import findings, inspector
+from app.core.health.groups import Aim
 from app.core.health.health import Health
-from app.core.pictures import FolderChange
+from app.core.library import FolderChange
 from app.core.tags.index import TagIndex
 from app.core.tags.splitting import Lines
 from tests.support.desk import Desk, a_desk
@@ -129,7 +129,7 @@ def test_each_line_is_judged_where_lines_are_alternatives(watched: Watched, fold
     watched.settle()
     told = {"caption.long": ["2.png"], "trigger.absent": ["0.png", *absent]}
     assert watched.found() == told == watched.of_trainer("variants")
-    edit = fixes.put_trigger_first(list(watched.library.pictures.values()), "variants")
+    edit = findings.put_trigger_first(list(watched.library.pictures.values()), "variants")
     watched.library.apply(edit.changes)
     watched.settle()
     assert watched.found() == {"caption.long": ["2.png"]}

@@ -14,11 +14,10 @@ from hypothesis import strategies as st
 from app.core.jobs import essentials
 from app.core.jobs.draft import Draft
 from app.core.jobs.essentials import Pictures
+from app.core.jobs.job_file import to_toml
 from app.core.jobs.settings import setting
 from app.core.jobs.settings import settings as all_settings
-from app.core.jobs.values import to_toml
-from app.core.library import Library
-from app.core.pictures import Folder
+from app.core.library import Folder, Library
 from tests.support.desk import Desk
 from tests.support.drafts import BARE, on_disk, opened, refuse_writing, write_bare
 from trainer.config.load import load_job
@@ -103,7 +102,7 @@ def test_whatever_is_typed_and_undone_the_file_is_the_draft_and_undo_leads_back(
 def test_what_is_typed_reads_back_from_the_file_as_the_same_value(typed, key):
     value = key.typed(typed)
     values: dict[str, Any] = {}
-    from app.core.jobs.values import put
+    from app.core.jobs.job_file import put
 
     put(values, key.key, value)
     read = tomllib.loads(to_toml(values))

@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 
-from app.core.jobs import essentials
-from app.core.jobs import file as file_module
+from app.core.jobs import essentials, job_file
 from app.core.jobs import jobs as jobs_module
 from app.core.jobs.draft import Draft
+from app.core.jobs.job_file import Values
 from app.core.jobs.jobs import Jobs
-from app.core.jobs.values import Values
 from app.core.tasks import Tasks, raise_again
 from tests.support.desk import Desk
 from tests.support.drafts import BARE, on_disk, refuse_writing, write_bare
@@ -146,9 +145,9 @@ def test_the_last_of_several_that_are_asked_for_is_opened_and_none_is_read_by_th
     other.parent.mkdir()
     other.write_text(BARE.replace("höhle", "other"), encoding="utf-8")
     readers: list[threading.Thread] = []
-    read = file_module.read_job_text
+    read = job_file.read_job_text
     monkeypatch.setattr(
-        file_module, "read_job_text", lambda *words: (readers.append(threading.current_thread()), read(*words))[1]
+        job_file, "read_job_text", lambda *words: (readers.append(threading.current_thread()), read(*words))[1]
     )
     shown: list[Draft] = []
     jobs.open(file, shown.append, shown.append)  # type: ignore[arg-type]

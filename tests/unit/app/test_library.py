@@ -10,10 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.core.disk import order
-from app.core.disk.order import natural_key
-from app.core.library import Library
-from app.core.pictures import Altered, Change, Folder
+from app.core import library as order
+from app.core.library import Altered, Change, Folder, Library, natural_key
 
 ROOT = Path("/data/cats")
 

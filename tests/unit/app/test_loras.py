@@ -14,9 +14,8 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from app.core.loras import strength
-from app.core.loras.file import read_lora
-from app.core.loras.layers import block_of, block_order, layers_of
-from app.core.loras.told import LONGEST_TEXT, MOST_ROWS
+from app.core.loras.file import LONGEST_TEXT, MOST_ROWS, read_lora
+from app.core.loras.strength import block_of, block_order, layers_of
 from tests.support.loras import EVERYTHING, Models, golden_rows, random_weights
 from tests.support.raw import header_of, write_raw, write_shapes
 from tests.unit.test_presets_hostile import TINY, png_of_size

@@ -10,7 +10,16 @@ from skimage.segmentation import flood
 
 from app.core.edits import safe_files
 from app.core.edits.backups import Backups
-from app.core.masks import Mask, MaskChanged, connected_area, mask_path, read_mask, remove_mask, state_of, write_mask
+from app.core.edits.masks import (
+    Mask,
+    MaskChanged,
+    connected_area,
+    mask_path,
+    read_mask,
+    remove_mask,
+    state_of,
+    write_mask,
+)
 from tests.support.pictures import photograph
 from trainer.config.job import DatasetConfig, FolderConfig
 from trainer.config.recipe import RecipeConfig

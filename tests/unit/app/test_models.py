@@ -11,14 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from app.core.models.found import Found
-from app.core.models.ground import Ground, ground
-from app.core.models.known import Known
 from app.core.models.models import Models
-from app.core.models.search import Search
-from app.core.models.searching import _is_worth, installations
-from app.core.models.tools import Installation, recognise
-from app.core.models.verdict import cleaned, judge
+from app.core.models.search import Known, Search, _is_worth, installations
+from app.core.models.tools import Ground, Installation, ground, recognise
+from app.core.models.verdict import Found, cleaned, judge
 from tests.support import tool_homes
 from trainer.files.assets import asset_path
 from trainer.protocol import places

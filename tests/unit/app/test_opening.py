@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from app.core.disk import forgetting, opening, reading
-from app.core.disk.opening import Opened
+from app.core.disk import datasets, reading
+from app.core.disk import roots as forgetting
+from app.core.disk.datasets import Opened
 from app.core.disk.reading import read_size
 from tests.support.opened import Open, picture, write
 from trainer.dataset.pixels import load_upright
@@ -225,7 +226,7 @@ def test_who_reads_headers_ends_where_the_dataset_is_closed(
         picture(tmp_path / f"{number}.png")
     begun, closed = threading.Event(), threading.Event()
     gone_through: list[object] = []
-    in_turns = opening.in_turns
+    in_turns = datasets.in_turns
 
     def noted(work: Iterable[object], alive: Callable[[], None]) -> Iterator[object]:
         for each in in_turns(work, alive):
@@ -237,7 +238,7 @@ def test_who_reads_headers_ends_where_the_dataset_is_closed(
         assert closed.wait(60)
         return read_size(path)
 
-    monkeypatch.setattr(opening, "in_turns", noted)
+    monkeypatch.setattr(datasets, "in_turns", noted)
     monkeypatch.setattr(reading, "read_size", slow)
     opened.datasets.open(tmp_path)
     (dataset,) = opened.datasets._open.values()

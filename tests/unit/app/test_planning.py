@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from app.core.planning.answer import preflight
 from app.core.planning.forecaster import Forecaster, Question
-from app.core.planning.preflight import preflight
 from app.core.tasks import Tasks
 from tests.support.drafts import opened
 from tests.support.forecasts import known_job

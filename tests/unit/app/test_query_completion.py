@@ -4,11 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from app.core.library import Library
-from app.core.pictures import Folder
+from app.core.library import Folder, Library
 from app.core.query.completion import QueryCompleter
-from app.core.query.keys import KEYS
-from app.core.query.language import parse
+from app.core.query.language import KEYS, parse
 from app.core.tags.index import TagIndex
 
 ROOT = Path("Cats")

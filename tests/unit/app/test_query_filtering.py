@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from app.core.library import Library
-from app.core.pictures import Change, Folder
+from app.core.library import Change, Folder, Library
 from app.core.query.filtering import Filtering, narrowed
 from app.core.query.finder import Finder
 from app.core.query.language import QueryError, parse

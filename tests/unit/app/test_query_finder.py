@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.core.library import Library
-from app.core.pictures import Change, Folder
-from app.core.query import lengths, tokens
+from app.core.library import Change, Folder, Library
+from app.core.query import finder as lengths
+from app.core.query import tokens
 from app.core.query.finder import Counting, Finder
 from app.core.query.language import QueryError, parse
 from app.core.query.terms import And, Not, Or, Query, Range, Term

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.core.query.keys import KEYS, MISSING, OPTIONAL
-from app.core.query.language import QueryError, help_text, parse
+from app.core.query.language import KEYS, MISSING, OPTIONAL, QueryError, help_text, parse
 from app.core.query.terms import And, Not, Or, Query, Range, Term, literal
 from trainer.errors import EXIT_BAD_INPUT
 

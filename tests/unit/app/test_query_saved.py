@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from app.core.query.saved import SavedFilter, SavedFilters
+from app.core.query.filtering import SavedFilter, SavedFilters
 from trainer.protocol import files
 
 CATS = Path("data") / "cats é"

@@ -4,10 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from app.core.library import Library
-from app.core.pictures import Folder
+from app.core.library import Folder, Library
+from app.core.query.completion import nearest, unknown_tags
 from app.core.query.language import parse
-from app.core.query.unknown import nearest, unknown_tags
 from app.core.tags.index import TagIndex
 
 

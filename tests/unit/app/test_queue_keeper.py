@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from app.core.queue import Look, QueueKeeper
+from app.core.runs.queue import Look, QueueKeeper
 from app.core.runs.summary import RunSummary
 from tests.support.waiting import until
 from trainer.errors import ImpastoError

@@ -12,9 +12,8 @@ import pytest
 from PIL import Image
 
 from app.core.session import Session
-from app.core.settings.preferences import Preferences, Starting
+from app.core.settings.preferences import Preferences, Settings, Starting
 from app.core.settings.recent import RecentFolders
-from app.core.settings.store import Settings
 from tests.support.desk import Desk, a_desk
 from tests.support.waiting import until
 

@@ -7,10 +7,9 @@ import time
 
 import pytest
 
+from app.core.after.run_jobs import differences
 from app.core.runs import run as run_module
-from app.core.runs.cards import card_of
-from app.core.runs.comparing import differences
-from app.core.runs.run import Run
+from app.core.runs.run import Run, card_of
 from app.core.runs.summary import summarise
 from app.core.tasks import Tasks
 from tests.support.runs import step_event, write_checkpoint, write_events, write_run

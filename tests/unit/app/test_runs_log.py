@@ -9,7 +9,7 @@ import pytest
 
 from app.core.runs import log
 from app.core.runs.log import ROOM, find, lines_of, read_after, read_before, read_end, report_on, without_home
-from app.core.runs.remarks import Remarks
+from app.core.runs.run import Remarks
 from tests.support.told_runs import held, new_run
 from trainer.protocol import events
 

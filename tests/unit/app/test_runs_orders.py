@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from app.core.runs.orders import Orders
+from app.core.runs.runs import Orders
 from tests.support.desk import Desk, a_desk
 from tests.support.told_runs import held, new_run
 from trainer.protocol import commands

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from app.core.runs.samples import Samples, Spot
+from app.core.runs.series import Samples, Spot
 from app.qt.runs.samples.layout import Layout
 from trainer.protocol import events
 

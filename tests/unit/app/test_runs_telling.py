@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from app.core.queue import QueueKeeper
+from app.core.runs.queue import QueueKeeper
 from app.core.runs.runs import Runs
 from app.core.runs.summary import summarise
-from app.core.runs.telling import Ended, Telling
+from app.core.runs.watcher import Ended, Telling
 from tests.support.desk import Desk, a_desk
 from tests.support.told_runs import held, new_run
 from trainer.protocol import events, locks

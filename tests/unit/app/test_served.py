@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from app.core.engine import served
-from app.core.engine.served import Served
+from app.core import engine
+from app.core.engine import Served
 
 PATIENCE = 120
 # Says what it was sent only after somebody tells it to begin by making a file: until then its pipe fills.
@@ -27,7 +27,7 @@ for line in sys.stdin:
 def gate(tmp_path, monkeypatch):
     """A child whose `gate` is shut: it reads nothing yet."""
     path = tmp_path / "gate"
-    monkeypatch.setattr(served, "command", lambda words: [sys.executable, "-c", CHILD, str(path)])
+    monkeypatch.setattr(engine, "command", lambda words: [sys.executable, "-c", CHILD, str(path)])
     return path
 
 

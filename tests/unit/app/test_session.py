@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from app.core.edits.edit import Edit
-from app.core.pictures import Change, Field, FolderChange, Value
+from app.core.edits.history import Edit
+from app.core.library import Change, Field, FolderChange, Value
 from app.core.session import Session
 from tests.support.desk import Desk, a_desk
 from trainer.dataset.sidecar import read_sidecar, write_sidecar

@@ -8,10 +8,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from app.core.settings import window_state
-from app.core.settings.behind import Behind
-from app.core.settings.preferences import Appearance, Preferences
-from app.core.settings.store import Settings
+from app.core.settings import recent
+from app.core.settings.deferred_writer import Behind
+from app.core.settings.preferences import Appearance, Preferences, Settings
 from trainer.protocol import files
 
 
@@ -132,12 +131,12 @@ def test_what_the_schema_does_not_allow_is_refused():
 
 
 def test_the_windows_place_comes_back_and_nonsense_does_not(per_user_folder):
-    assert window_state.read() == ({}, "")
-    window_state.write({"geometry": "AAAA"})
-    assert window_state.read() == ({"geometry": "AAAA"}, "")
+    assert recent.read() == ({}, "")
+    recent.write({"geometry": "AAAA"})
+    assert recent.read() == ({"geometry": "AAAA"}, "")
     for text in ("[1]", "{", '{"geometry": 3}'):
-        window_state.place().write_text(text, encoding="utf-8")
-        assert window_state.read()[0] == {}
+        recent.place().write_text(text, encoding="utf-8")
+        assert recent.read()[0] == {}
 
 
 def test_a_small_file_is_written_behind_and_only_the_latest_text_of_those_that_wait(tmp_path, monkeypatch):

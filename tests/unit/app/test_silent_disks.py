@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from app.core import tasks
-from app.core.disk import drawing, looking, opening, reading, thumbnails
+from app.core.disk import datasets, images, reading, scanner, thumbnails
 from app.core.disk.thumbnails import Thumbnails
 from app.core.edits import saver, writer
-from app.core.edits.edit import Edit
-from app.core.pictures import Change, Folder, Picture
+from app.core.edits.history import Edit
+from app.core.library import Change, Folder, Picture
 from app.core.session import Session
 from tests.support.desk import a_desk
 from tests.support.opened import Open, picture
@@ -47,15 +47,15 @@ class Silent:
 def silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Silent]:
     silent = Silent(tmp_path / "far away")
     for module, name in (
-        (opening, "identity_of"),
-        (looking, "list_directory"),
-        (looking, "look_again"),
+        (datasets, "identity_of"),
+        (scanner, "list_directory"),
+        (scanner, "look_again"),
         (reading, "read_size"),
-        (drawing, "make_thumbnail"),
+        (images, "make_thumbnail"),
         (writer, "replace_file"),
     ):
         monkeypatch.setattr(module, name, silent.reader(getattr(module, name)))
-    for module in (opening, tasks, thumbnails, saver):  # no test waits for seconds
+    for module in (datasets, tasks, thumbnails, saver):  # no test waits for seconds
         for name in ("_SILENT", "_LONG", "_PATIENCE"):
             if hasattr(module, name):
                 monkeypatch.setattr(module, name, 0.0)
@@ -122,7 +122,7 @@ def test_of_a_silent_dataset_that_was_closed_nothing_is_heard_any_more(
     silent.answers.clear()
     while silent.asked.acquire(blocking=False):
         pass
-    monkeypatch.setattr(looking, "look_again", driver)
+    monkeypatch.setattr(scanner, "look_again", driver)
     dataset = opened.datasets._open[silent.place]
     opened.datasets.refresh()
     assert silent.asked.acquire(timeout=60)

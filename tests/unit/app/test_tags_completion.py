@@ -7,11 +7,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.core.library import Library
-from app.core.pictures import Change, Folder
-from app.core.tags.completion import Completer, Completion, Style, style_of
+from app.core.library import Change, Folder, Library
+from app.core.tags.completion import (
+    Completer,
+    Completion,
+    Match,
+    Style,
+    TagList,
+    Vocabulary,
+    Word,
+    lists_folder,
+    read_list,
+    read_lists,
+    style_of,
+)
 from app.core.tags.index import TagIndex
-from app.core.tags.vocabulary import Match, TagList, Vocabulary, Word, lists_folder, read_list, read_lists
 from app.core.tasks import Tasks
 from trainer.errors import ImpastoError
 

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.core.library import Library
-from app.core.pictures import Change, Folder
+from app.core.library import Change, Folder, Library
 from app.core.tags.index import TagIndex
 from app.core.tasks import Tasks
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from app.core.disk.opening import Datasets
-from app.core.health.aim import NATIVE, Aim, aim_of
+from app.core.disk.datasets import Datasets
+from app.core.health.groups import NATIVE, Aim, aim_of
 from app.core.jobs.jobs import Jobs, write_new
 from app.core.jobs.target import Target
-from app.core.settings.store import Settings
+from app.core.settings.preferences import Settings
 from tests.support.desk import Desk, a_desk
 from tests.support.opened import picture
 from trainer.config.base import NATIVE_RESOLUTION

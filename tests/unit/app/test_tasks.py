@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from app.core import priority
+from app.core import tasks as priority
 from app.core import tasks as tasks_module
 from app.core.tasks import Single, Tasks
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from PIL import Image, ImageStat
 
-from app.core.disk import drawing
+from app.core.disk import images
 from app.core.disk.thumbnails import Thumbnail, Thumbnails
-from app.core.pictures import Folder, Picture
+from app.core.library import Folder, Picture
 from tests.support.desk import Desk, a_desk
 from trainer.protocol.row_store import RowStore, key_of
 
@@ -131,8 +131,8 @@ def test_the_disk_keeps_thumbnails_until_the_file_changes(
     first = one(desk, thumbnails, asked)
     thumbnails.close()
     drawn: list[Path] = []
-    draw = drawing.make_thumbnail
-    monkeypatch.setattr(drawing, "make_thumbnail", lambda path, pixels: drawn.append(path) or draw(path, pixels))
+    draw = images.make_thumbnail
+    monkeypatch.setattr(images, "make_thumbnail", lambda path, pixels: drawn.append(path) or draw(path, pixels))
     again = Thumbnails(desk.post, tmp_path / "cache" / "t.sqlite", threads=1)
     kept = one(desk, again, asked)
     assert drawn == [] and (kept.width, kept.height) == (first.width, first.height)
@@ -195,8 +195,8 @@ def test_of_a_lost_folder_what_the_disks_cache_has_is_shown_and_no_file_is_asked
     one(desk, before, kept)
     before.close()
     drawn: list[Path] = []
-    real = drawing.make_thumbnail
-    monkeypatch.setattr(drawing, "make_thumbnail", lambda path, *more: drawn.append(path) or real(path, *more))
+    real = images.make_thumbnail
+    monkeypatch.setattr(images, "make_thumbnail", lambda path, *more: drawn.append(path) or real(path, *more))
     again, lost = Thumbnails(desk.post, tmp_path / "t.sqlite", threads=1), {tmp_path}
     again.reachable = lambda picture: picture.folder.root not in lost
     again.show([never, kept], 256)

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from app.core.library import Library
-from app.core.pictures import Folder
+from app.core.library import Folder, Library
 from app.core.session import View
 
 

@@ -20,9 +20,9 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.core.edits.edit import Edit
-from app.core.edits.snapshots import CalledOffError, Snapshot
-from app.core.pictures import Altered, Change, Picture
+from app.core.edits.bulk import CalledOffError, Snapshot
+from app.core.edits.history import Edit
+from app.core.library import Altered, Change, Picture
 from app.core.session import Session
 from app.core.tags.completion import Completion
 from app.core.tags.splitting import Lines

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from app.core.pictures import Altered, Picture
+from app.core.library import Altered, Picture
 from app.core.session import Session
 
 

@@ -22,11 +22,9 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.core.edits.bulk import add_tags
-from app.core.edits.differences import Span, differences
+from app.core.edits.bulk import Span, Words, add_tags, differences
 from app.core.edits.save_state import Conflict, SaveState
-from app.core.edits.snapshots import Words
-from app.core.pictures import Value
+from app.core.library import Value
 from app.core.session import Session
 from app.core.tags.splitting import split_tags
 from app.qt.pictures.captions.text import qt_place

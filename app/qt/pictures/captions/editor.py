@@ -20,14 +20,13 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.core.edits.bulk import add_tags, remove_tags, rename_tag
-from app.core.edits.edit import Edit
-from app.core.edits.snapshots import CalledOffError, Snapshot, Words
-from app.core.pictures import Altered, Change, Picture
+from app.core.edits.bulk import CalledOffError, Snapshot, Words, add_tags, remove_tags, rename_tag
+from app.core.edits.history import Edit
+from app.core.library import Altered, Change, Picture
 from app.core.session import Session
 from app.core.tags.completion import Completion
+from app.core.tags.index import Summary, summarise
 from app.core.tags.splitting import Lines, Piece, move_piece, pieces, remove_piece, replace_piece, split_tags
-from app.core.tags.summary import Summary, summarise
 from app.core.tasks import only, raise_again
 from app.qt.actions.commands import Commands
 from app.qt.inputs import ComboBox

@@ -9,8 +9,8 @@ from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import QCheckBox, QComboBox, QFormLayout, QLabel, QLineEdit, QSpinBox, QWidget
 
 from app.core.edits import bulk
-from app.core.edits.edit import Edit
-from app.core.edits.snapshots import Words
+from app.core.edits.bulk import Words
+from app.core.edits.history import Edit
 from app.core.tags.splitting import Lines, split_tags
 from app.qt.inputs import ComboBox, SpinBox
 from app.qt.pictures.captions.tag_field import Complete, TagField

@@ -10,7 +10,7 @@ from PySide6.QtCore import QAbstractListModel, QModelIndex, QPersistentModelInde
 from PySide6.QtGui import QColor, QFont, QFontMetrics, QPainter
 from PySide6.QtWidgets import QFrame, QStyle, QStyledItemDelegate, QStyleOptionViewItem, QTreeView, QWidget
 
-from app.core.edits.differences import Span, differences
+from app.core.edits.bulk import Span, differences
 from app.qt.theme import colours
 
 _Index = QModelIndex | QPersistentModelIndex

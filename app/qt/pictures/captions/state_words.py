@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from PySide6.QtCore import QObject
 
-from app.core.pictures import Picture
+from app.core.library import Picture
+from app.core.tags.index import Summary
 from app.core.tags.splitting import Lines
-from app.core.tags.summary import Summary
 from app.qt.pictures.captions.tokens import CHUNK, Measured
 
 Told = tuple[str, str]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from PySide6.QtCore import QCoreApplication
 
 from app.core.edits.save_state import AnyField
-from app.core.pictures import Value
+from app.core.library import Value
 
 
 def value_words(field: AnyField, value: Value) -> str | None:

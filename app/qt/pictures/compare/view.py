@@ -8,7 +8,7 @@ from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QKeyEvent
 from PySide6.QtWidgets import QGridLayout, QLabel, QVBoxLayout, QWidget
 
-from app.core.pictures import Altered
+from app.core.library import Altered
 from app.core.session import Session
 from app.qt.parts import until_destroyed
 from app.qt.pictures.zoom import Zoom, ZoomArea

@@ -11,11 +11,10 @@ from PySide6.QtCore import QEvent, QLocale, QPoint, Qt, QTimer
 from PySide6.QtGui import QHideEvent
 from PySide6.QtWidgets import QHBoxLayout, QLabel, QMenu, QSizePolicy, QToolButton, QVBoxLayout, QWidget
 
-from app.core.query.completion import QueryCompleter
+from app.core.query.completion import QueryCompleter, Unknown, unknown_tags
+from app.core.query.filtering import SavedFilter
 from app.core.query.language import Fault, QueryError, parse
-from app.core.query.saved import SavedFilter
 from app.core.query.terms import Query, Term, literal
-from app.core.query.unknown import Unknown, unknown_tags
 from app.core.session import Session
 from app.core.words import in_words
 from app.qt.actions.commands import Commands

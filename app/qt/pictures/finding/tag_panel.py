@@ -33,8 +33,8 @@ from PySide6.QtWidgets import (
 from shiboken6 import isValid
 
 from app.core.edits.bulk import remove_tags, rename_tag
-from app.core.edits.edit import Edit
-from app.core.pictures import Picture
+from app.core.edits.history import Edit
+from app.core.library import Picture
 from app.core.query.terms import Term, literal
 from app.core.session import Session
 from app.core.tags.index import Row, TagCount, beside

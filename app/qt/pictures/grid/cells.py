@@ -5,7 +5,7 @@ from __future__ import annotations
 from PySide6.QtCore import QCoreApplication, QPointF, QRect, QRectF, Qt
 from PySide6.QtGui import QColor, QFont, QFontMetrics, QPainter, QPalette, QPen, QPixmap
 
-from app.core.pictures import Picture
+from app.core.library import Picture
 from app.core.tags.splitting import one_line
 from app.qt.theme import colours, icon
 

@@ -25,7 +25,7 @@ from PySide6.QtWidgets import QAbstractScrollArea, QApplication, QFrame, QToolTi
 
 from app.core.disk.roots import told_apart
 from app.core.disk.thumbnails import Thumbnail, edge_for
-from app.core.pictures import Altered, Picture
+from app.core.library import Altered, Picture
 from app.core.session import Session
 from app.qt.pictures.grid.cells import Cells, band
 from app.qt.pictures.grid.layout import Layout

@@ -13,8 +13,8 @@ from PySide6.QtCore import QEvent, QLocale, QPointF, QRectF, QSize, Qt, Signal
 from PySide6.QtGui import QColor, QFocusEvent, QHelpEvent, QKeyEvent, QMouseEvent, QPainter, QPaintEvent, QPen
 from PySide6.QtWidgets import QSizePolicy, QToolTip, QWidget
 
-from app.core.health.aim import TOKEN_MARKS
 from app.core.health.charts import Bar, Cell
+from app.core.health.groups import TOKEN_MARKS
 from app.qt.theme import colours
 
 _SIDE = 10

@@ -6,8 +6,8 @@ from PySide6.QtCore import QPointF, QRectF, Qt, Signal
 from PySide6.QtGui import QColor, QKeyEvent, QMouseEvent, QPainter, QPainterPath, QPaintEvent, QPen, QWheelEvent
 from PySide6.QtWidgets import QWidget
 
-from app.core.health.crops import moved, scaled
-from app.core.pictures import Crop
+from app.core.health.judging import moved, scaled
+from app.core.library import Crop
 from app.core.session import Session
 from app.qt.pictures.zoom import Zoom, ZoomArea
 from app.qt.theme import colours

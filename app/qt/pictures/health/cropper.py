@@ -8,9 +8,9 @@ from typing import cast
 from PySide6.QtCore import QLocale
 from PySide6.QtWidgets import QHBoxLayout, QLabel, QPushButton, QVBoxLayout, QWidget
 
-from app.core.edits.stretch import Stretch
-from app.core.health.crops import Shown, crop_to, largest, shown_of
-from app.core.pictures import Altered, Crop
+from app.core.edits.history import Stretch
+from app.core.health.judging import Shown, crop_to, largest, shown_of
+from app.core.library import Altered, Crop
 from app.core.session import Session
 from app.qt.inputs import ComboBox
 from app.qt.pictures.health.crop_canvas import CropCanvas

@@ -22,10 +22,10 @@ from PySide6.QtWidgets import (
 )
 from shiboken6 import isValid
 
-from app.core.health.encodings import to_utf8
 from app.core.health.findings import Action as ByHand
 from app.core.health.findings import Finding
 from app.core.health.health import Progress
+from app.core.health.inspector import to_utf8
 from app.core.session import Session
 from app.core.words import in_words
 from app.qt.actions.commands import Commands
@@ -325,7 +325,7 @@ class HealthPanel(QWidget):
     # Mending
 
     def _mended(self, edit: object) -> None:
-        from app.core.edits.edit import Edit
+        from app.core.edits.history import Edit
 
         assert isinstance(edit, Edit)
         if edit:

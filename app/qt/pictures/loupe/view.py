@@ -6,7 +6,7 @@ from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QKeyEvent, QShowEvent
 from PySide6.QtWidgets import QLabel, QVBoxLayout, QWidget
 
-from app.core.pictures import Altered, Picture
+from app.core.library import Altered, Picture
 from app.core.session import Session
 from app.qt.parts import until_destroyed
 from app.qt.pictures.zoom import Zoom, ZoomArea

@@ -18,7 +18,7 @@ from PySide6.QtGui import (
 )
 from PySide6.QtWidgets import QWidget
 
-from app.core.masks import LEFT_OUT, TRAINED, Mask, shrunk
+from app.core.edits.masks import LEFT_OUT, TRAINED, Mask, shrunk
 from app.core.session import Session
 from app.qt.pictures.zoom import Zoom, ZoomArea
 from app.qt.theme import colours

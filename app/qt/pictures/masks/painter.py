@@ -10,8 +10,18 @@ from PySide6.QtWidgets import QHBoxLayout, QLabel, QPushButton, QSlider, QVBoxLa
 from shiboken6 import isValid
 
 from app.core.edits.backups import Written
-from app.core.masks import LEFT_OUT, TRAINED, Mask, MaskChanged, Opened, read_mask, remove_mask, state_of, write_mask
-from app.core.pictures import Picture
+from app.core.edits.masks import (
+    LEFT_OUT,
+    TRAINED,
+    Mask,
+    MaskChanged,
+    Opened,
+    read_mask,
+    remove_mask,
+    state_of,
+    write_mask,
+)
+from app.core.library import Picture
 from app.core.session import Session
 from app.core.words import in_words
 from app.qt.inputs import Slider

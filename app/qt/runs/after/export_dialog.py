@@ -22,9 +22,8 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.core.after.candidates import Candidate
-from app.core.after.export import About
-from app.core.models.found import Destination
+from app.core.after.export import About, Candidate
+from app.core.models.verdict import Destination
 from app.core.session import Session
 from app.qt.inputs import ComboBox
 from app.qt.runs.after.shown import Shown

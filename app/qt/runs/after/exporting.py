@@ -10,9 +10,8 @@ from pathlib import Path
 from PySide6.QtCore import QObject, Signal
 from PySide6.QtWidgets import QWidget
 
-from app.core.after.candidates import Candidate
-from app.core.after.export import About, Exported, TakenError, about, export
-from app.core.models.found import Destination
+from app.core.after.export import About, Candidate, Exported, TakenError, about, export
+from app.core.models.verdict import Destination
 from app.core.session import Session
 from app.core.tasks import only
 from app.qt.reveal import reveal

@@ -30,8 +30,8 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.core.after.candidates import Candidate
 from app.core.after.drawing import Drawing, grid
+from app.core.after.export import Candidate
 from app.core.session import Session
 from app.qt.pictures.grid.cells import panel, ring
 from app.qt.runs.after.shown import paint_fitting, read_image

@@ -24,12 +24,9 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.core.after.again import new_job
-from app.core.after.candidates import Candidate, Told, candidates
-from app.core.after.card import model_card
-from app.core.after.edited import Edited, edited
-from app.core.after.export import about
-from app.core.models.found import Destination
+from app.core.after.export import Candidate, Told, about, candidates, model_card
+from app.core.after.run_jobs import Edited, edited, new_job
+from app.core.models.verdict import Destination
 from app.core.session import Session
 from app.core.tasks import Single, only, raise_again
 from app.qt.actions.commands import Commands

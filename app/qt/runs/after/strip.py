@@ -22,7 +22,7 @@ from PySide6.QtCore import (
 from PySide6.QtGui import QColor, QFont, QFontMetrics, QImage, QPainter, QResizeEvent
 from PySide6.QtWidgets import QListView, QStyle, QStyledItemDelegate, QStyleOptionViewItem, QWidget
 
-from app.core.after.candidates import Candidate
+from app.core.after.export import Candidate
 from app.core.session import Session
 from app.qt.pictures.grid.cells import panel, ring
 from app.qt.runs.after.shown import paint_fitting, read_image

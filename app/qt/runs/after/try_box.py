@@ -19,8 +19,8 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.core.after.candidates import Candidate
 from app.core.after.drawing import Cell, Drawing
+from app.core.after.export import Candidate
 from app.core.session import Session
 from app.qt.inputs import DoubleSpinBox, Slider, SpinBox
 from app.qt.runs.after.shown import Shown

@@ -9,8 +9,7 @@ from itertools import pairwise
 from PySide6.QtCore import QLocale, QTimer
 from PySide6.QtWidgets import QGridLayout, QWidget
 
-from app.core.runs.cards import CardWatch
-from app.core.runs.run import Run
+from app.core.runs.run import CardWatch, Run
 from app.qt.parts import keep_room
 from app.qt.runs.charts import drawings
 from app.qt.runs.charts.axis import Wording, count, number, rate

@@ -46,8 +46,8 @@ class DifferenceTable(QWidget):
         if len(runs) < 2 or shown == self._shown:
             return
         self._shown = shown
+        from app.core.after.run_jobs import differences
         from app.core.jobs.settings import full_title  # the job's schema, which takes a while to load
-        from app.core.runs.comparing import differences
 
         jobs = [run.job for run in runs if run.job is not None]
         found = differences(jobs) if len(jobs) == len(runs) else []

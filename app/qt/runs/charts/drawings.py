@@ -9,9 +9,8 @@ from functools import partial
 import numpy as np
 from PySide6.QtCore import QCoreApplication
 
-from app.core.runs.cards import CardWatch
 from app.core.runs.curves import arrays, smoothed
-from app.core.runs.run import Run
+from app.core.runs.run import CardWatch, Run
 from app.core.runs.series import Mark, Track
 from app.qt.runs.charts.axis import Wording, count, number, rate
 from app.qt.runs.charts.legend import colour_of

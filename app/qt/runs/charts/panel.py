@@ -20,8 +20,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.core.runs.cards import CardWatch
-from app.core.runs.run import Run
+from app.core.runs.run import CardWatch, Run
 from app.core.session import Session
 from app.core.tasks import Single
 from app.qt.actions.commands import Commands

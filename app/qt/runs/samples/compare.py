@@ -8,7 +8,7 @@ from PySide6.QtCore import QPointF, QRect, QRectF, Qt, Signal
 from PySide6.QtGui import QColor, QKeyEvent, QMouseEvent, QPainter, QPaintEvent, QPen, QRegion, QResizeEvent
 from PySide6.QtWidgets import QHBoxLayout, QLabel, QSizePolicy, QVBoxLayout, QWidget
 
-from app.core.pictures import Picture
+from app.core.library import Picture
 from app.core.session import Session
 from app.qt.inputs import Slider
 from app.qt.pictures.zoom import Zoom, ZoomArea

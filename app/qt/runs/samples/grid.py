@@ -22,8 +22,8 @@ from PySide6.QtGui import (
 from PySide6.QtWidgets import QAbstractScrollArea, QFrame, QToolTip, QWidget
 
 from app.core.disk.thumbnails import Edge, Thumbnail, edge_for
-from app.core.pictures import Picture
-from app.core.runs.samples import Samples, Spot
+from app.core.library import Picture
+from app.core.runs.series import Samples, Spot
 from app.core.session import Session
 from app.qt.parts import until_destroyed
 from app.qt.pictures.grid.cells import Cells, panel, ring

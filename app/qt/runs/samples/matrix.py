@@ -18,8 +18,8 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.core.pictures import Picture
-from app.core.runs.samples import Samples, Spot
+from app.core.library import Picture
+from app.core.runs.series import Samples, Spot
 from app.core.session import Session
 from app.core.tasks import raise_again
 from app.qt.actions.commands import Commands

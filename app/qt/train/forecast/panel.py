@@ -9,10 +9,9 @@ from PySide6.QtCore import Qt, QTimer, Signal
 from PySide6.QtGui import QHideEvent, QShowEvent
 from PySide6.QtWidgets import QFrame, QLabel, QProgressBar, QPushButton, QScrollArea, QVBoxLayout, QWidget
 
-from app.core.jobs.values import drop, put
-from app.core.planning.answer import Answer, Plan
+from app.core.jobs.job_file import drop, put
+from app.core.planning.answer import Answer, Plan, preflight
 from app.core.planning.forecaster import HERE, Forecaster, Question
-from app.core.planning.preflight import preflight
 from app.core.session import Session
 from app.qt.actions.commands import Commands
 from app.qt.actions.table import Action

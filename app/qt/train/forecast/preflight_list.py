@@ -8,7 +8,7 @@ from PySide6.QtCore import QCoreApplication, QSize, Qt, Signal
 from PySide6.QtWidgets import QHBoxLayout, QLabel, QToolButton, QVBoxLayout, QWidget
 
 from app.core.jobs.settings import title_of
-from app.core.planning.preflight import Check
+from app.core.planning.answer import Check
 from app.qt.theme import set_icon
 from app.qt.tips import plain_tip
 from app.qt.train.forecast.clearing import clear

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from PIL import Image, ImageFile
 
 from app.core.disk.reading import MOST_MEGAPIXELS
-from app.core.priority import stand_back
+from app.core.tasks import stand_back
 from trainer.dataset.pixels import decode, open_picture
 
 _QUALITY = 88

@@ -6,19 +6,28 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from app.core.disk.listing import Listing, State, file_state, is_settled, list_directory, look_again, stem_of
-from app.core.disk.news import Facts, Found, Gone, Lost, Marked, News, Notes, Step, Strays, Trouble
-from app.core.disk.reading import noted, read_caption
-from app.core.pictures import Folder
-from app.core.priority import in_turns
+from app.core.disk.reading import (
+    Listing,
+    State,
+    file_state,
+    is_settled,
+    list_directory,
+    look_again,
+    noted,
+    read_caption,
+    stem_of,
+)
+from app.core.library import Folder
+from app.core.tasks import in_turns
 from trainer.dataset.caption_files import METADATA_NAME, read_metadata
-from trainer.dataset.folders import below, chain_of, folder_marks
+from trainer.dataset.folders import FolderMarks, below, chain_of, folder_marks
 from trainer.dataset.links import Links
 from trainer.dataset.sidecar import FILE_NAME, Sidecar, read_sidecar
-from trainer.errors import DatasetError
+from trainer.errors import DatasetError, ImpastoError
 
+Stage = Literal["listing", "captions", "sizes", "done"]
 BATCH = 500
 """Pictures handed over at once: a few milliseconds of work for the thread that takes them."""
 _TURN = 0.005
@@ -28,15 +37,88 @@ _EASY = 0.05
 """Seconds of the processor that listing a directory may take to be done whenever it changes; some 5,000 files."""
 _REST = 10
 """Times as long as it took a larger one is not listed again: the app's own writing changes it with every caption."""
+_GONE = State(-1, -1)
+"""As no file is."""
+# What has to be found out anew about a picture whose file is another now.
+_UNKNOWN = {"width": None, "height": None, "problem": None, "content": None, "fingerprint": None}
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Pictures that were not there before, with what the directory says of each; at most a batch of one folder."""
+
+    folder: Folder
+    pictures: Mapping[str, Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What is known now of pictures of a folder, by name."""
+
+    folder: Folder
+    pictures: Mapping[str, Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """Pictures that two looks in a row did not find."""
+
+    folder: Folder
+    names: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Marked:
+    """What holds for all pictures of a folder."""
+
+    folder: Folder
+    marks: FolderMarks
+
+
+@dataclass(frozen=True, slots=True)
+class Strays:
+    """Names of all files of a folder that were to belong to a picture which is not there, by the code of their kind."""
+
+    folder: Folder
+    names: Mapping[str, tuple[str, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """Something that the user should know of; the rest goes on."""
+
+    error: ImpastoError
+
+
+@dataclass(frozen=True, slots=True)
+class Notes:
+    """Whether the notes of a folder can be read; None: they can, or there are none."""
+
+    folder: Folder
+    error: ImpastoError | None
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """The dataset's folder cannot be reached, or is empty all of a sudden; None: it is there again."""
+
+    error: ImpastoError | None
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """How far a look has come: pictures done, and how many there are as far as is known."""
+
+    stage: Stage
+    done: int
+    total: int
+
+
+News = Found | Facts | Gone | Marked | Strays | Notes | Trouble | Lost | Step
+
 
 Names = Mapping[Path, Collection[str]]
 """Names of files by directory."""
-
-_GONE = State(-1, -1)
-"""As no file is."""
-
-# What has to be found out anew about a picture whose file is another now.
-_UNKNOWN = {"width": None, "height": None, "problem": None, "content": None, "fingerprint": None}
 
 
 @dataclass(slots=True)

@@ -10,8 +10,7 @@ from app.core.edits.journal import Journal
 from app.core.edits.save_state import Conflict, Key, Learned, SaveRequest
 from app.core.edits.saver import Saver
 from app.core.events import Event
-from app.core.library import Library
-from app.core.pictures import Change, Field, Folder, FolderChange, FolderField, Value
+from app.core.library import Change, Field, Folder, FolderChange, FolderField, Library, Value
 from trainer.errors import ImpastoError
 
 AT_ONCE = 500
@@ -371,3 +370,34 @@ def _joined(first: Edit, second: Edit) -> Edit | None:
     if (earlier.picture, earlier.field, earlier.after) != (later.picture, later.field, later.before):
         return None
     return Edit(second.name, (Change(earlier.picture, earlier.field, earlier.before, later.after),))
+
+
+class Stretch:
+    """It begins when it is made; what lies before it in the history is out of reach."""
+
+    def __init__(self, history: History) -> None:
+        self._history = history
+        self._done, self._undone = history.depths
+
+    @property
+    def can_undo(self) -> bool:
+        """Tell whether there is a step of this stretch to take back."""
+        return self._history.depths[0] > self._done
+
+    @property
+    def can_redo(self) -> bool:
+        """Tell whether one was taken back within it."""
+        return self._history.depths[1] > self._undone
+
+    def do(self, edit: Edit) -> None:
+        """Make an edit."""
+        self._history.do(edit)
+        self._undone = min(self._undone, self._history.depths[1])  # it ended what could be done again
+
+    def undo(self) -> None:
+        """Take the last step back, if it is one of this stretch."""
+        self._history.undo(above=self._done)
+
+    def redo(self) -> None:
+        """Make it again."""
+        self._history.redo(above=self._undone)

@@ -7,14 +7,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from app.core.edits import captions
+from app.core.edits import writer
 from app.core.edits.backups import Backups, Written
-from app.core.edits.captions import Neighbours
-from app.core.edits.edit import Ended, History
+from app.core.edits.history import Ended, History
 from app.core.edits.safe_files import SYNCS_FILE_SYSTEM, refusal, sync_file_system
 from app.core.edits.saver import Saver
-from app.core.library import Library
-from app.core.pictures import Picture
+from app.core.edits.writer import Neighbours
+from app.core.library import Library, Picture
 from app.core.tasks import Tasks
 from app.core.words import first_names
 from trainer.errors import DatasetError
@@ -94,14 +93,14 @@ def _write(backups: Backups, root: Path, files: Sequence[Written]) -> list[Path]
 
 def _facts(root: Path, pictures: Sequence[Picture]) -> dict[int, dict[str, Any]]:
     """Return what stands beside pictures now, by their ids; what cannot be read waits for the next look at the disk."""
-    from app.core.masks import mask_path  # late, as above
+    from app.core.edits.masks import mask_path  # late, as above
     from trainer.protocol.files import long_path
 
     around, facts = Neighbours(root), {}
     for picture in pictures:
         try:
             facts[picture.id] = {
-                "caption": captions.look(str(picture.path), around).text,
+                "caption": writer.look(str(picture.path), around).text,
                 "mask": os.path.lexists(long_path(mask_path(picture.path))),
             }
         except (OSError, DatasetError):

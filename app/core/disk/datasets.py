@@ -12,18 +12,14 @@ from itertools import islice, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from app.core.disk.forgetting import Forgetting
-from app.core.disk.roots import identity_of, overlapping, silence
+from app.core.disk.roots import Forgetting, identity_of, overlapping, silence
 from app.core.events import Event
-from app.core.library import Library
-from app.core.pictures import Altered, Fact, Field, Folder, FolderField, Picture, Value
-from app.core.priority import in_turns
-from app.core.tasks import Tasks, raise_again
+from app.core.library import Altered, Fact, Field, Folder, FolderField, Library, Picture, Value
+from app.core.tasks import Tasks, in_turns, raise_again
 from trainer.errors import ImpastoError
 
 if TYPE_CHECKING:  # brings numpy, Pillow and pydantic: a window without a dataset does not wait for them
-    from app.core.disk.looking import Looker
-    from app.core.disk.news import News, Notes, Stage, Strays
+    from app.core.disk.scanner import Looker, News, Notes, Stage, Strays
     from trainer.dataset.folders import FolderMarks
 
 _AHEAD = 2
@@ -264,7 +260,7 @@ class Datasets:
         whole, dataset.whole = dataset.whole, False
 
         def look() -> None:
-            from app.core.disk.looking import Looker
+            from app.core.disk.scanner import Looker
             from trainer.dataset.links import Links
 
             dataset.answer()
@@ -332,27 +328,27 @@ class Datasets:
     # Taking in
 
     def _take(self, dataset: _Dataset, news: News) -> None:
-        from app.core.disk import news as kinds
+        from app.core.disk import scanner
 
         self._hear(dataset)
         match news:
-            case kinds.Found():
+            case scanner.Found():
                 self._enter(dataset, news.folder, news.pictures)
-            case kinds.Facts():
+            case scanner.Facts():
                 self._learn(dataset, news.folder, news.pictures)
-            case kinds.Gone():
+            case scanner.Gone():
                 self._forget(dataset, news.folder, news.names)
-            case kinds.Marked():
+            case scanner.Marked():
                 self._mark(dataset, news.folder, news.marks)
-            case kinds.Strays():
+            case scanner.Strays():
                 self.strays.emit(news)
-            case kinds.Notes():
+            case scanner.Notes():
                 self.notes.emit(news)
-            case kinds.Trouble():
+            case scanner.Trouble():
                 self.problems.emit(news.error)
-            case kinds.Lost():
+            case scanner.Lost():
                 self._lose(dataset, news.error)
-            case kinds.Step():
+            case scanner.Step():
                 self.progress.emit(Progress(dataset.root, news.stage, news.done, news.total))
 
     def _enter(self, dataset: _Dataset, folder: Folder, pictures: Mapping[str, Mapping[str, Any]]) -> None:
@@ -372,7 +368,7 @@ class Datasets:
 
     def _learn(self, dataset: _Dataset, folder: Folder, pictures: Mapping[str, Mapping[str, Any]]) -> None:
         """Take over what differs from the library, but for edits that the disk does not show yet."""
-        ids, learned, kinds, reworded = dataset.ids.get(folder, {}), {}, set[Fact | Field](), list[int]()
+        ids, learned, scanner, reworded = dataset.ids.get(folder, {}), {}, set[Fact | Field](), list[int]()
         for name, facts in pictures.items():
             picture = self._library.pictures.get(ids.get(name, 0))
             if picture is None:
@@ -381,11 +377,11 @@ class Datasets:
             values = self._without_edited(dataset, picture, values)
             if values:
                 learned[picture.id] = values
-                kinds.update(_KINDS[key] for key in values)
+                scanner.update(_KINDS[key] for key in values)
                 reworded += [picture.id] if "caption" in values else []
             if "width" in facts and facts["width"] is None:
                 dataset.unsized[picture.id] = None
-        self._tell(learned, kinds)
+        self._tell(learned, scanner)
         if reworded and dataset.known:
             self.reworded.emit(reworded)
 
@@ -406,10 +402,10 @@ class Datasets:
         kept.update((key, value) for key, value in edits.items() if picture.value(key) != value)
         return kept
 
-    def _tell(self, learned: Mapping[int, Mapping[str, Any]], kinds: Iterable[Fact | Field]) -> None:
+    def _tell(self, learned: Mapping[int, Mapping[str, Any]], scanner: Iterable[Fact | Field]) -> None:
         self._learning = True
         try:
-            self._library.learn(learned, *kinds)
+            self._library.learn(learned, *scanner)
         finally:
             self._learning = False
 

@@ -1,1 +1,0 @@
-"""What a first start shows: this PC, whether training works on it, and the demo."""
