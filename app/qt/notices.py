@@ -5,19 +5,38 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal
 
-from PySide6.QtCore import Qt
-from PySide6.QtWidgets import QFrame, QHBoxLayout, QPushButton, QSizePolicy, QToolButton, QVBoxLayout, QWidget
+from PySide6.QtCore import QLocale, Qt
+from PySide6.QtGui import QFontDatabase, QGuiApplication
+from PySide6.QtWidgets import (
+    QDialog,
+    QDialogButtonBox,
+    QFrame,
+    QHBoxLayout,
+    QLabel,
+    QPlainTextEdit,
+    QPushButton,
+    QSizePolicy,
+    QStatusBar,
+    QToolButton,
+    QVBoxLayout,
+    QWidget,
+)
 
+from app.core.disk.datasets import Progress
+from app.core.edits.save_state import SaveState
+from app.core.session import Session
 from app.core.settings.deferred_writer import Kept
 from app.core.words import in_words
-from app.qt.parts import plain_label, sign
 from app.qt.theme import set_icon
+from app.qt.training import TrainingLine
+from app.qt.widgets import close_row, plain_label, plain_tip, sign
 from trainer.errors import ImpastoError
 
 Kind = Literal["info", "warning", "error"]
 _ROLES: dict[Kind, str] = {"info": "link", "warning": "warning", "error": "bad"}
 _MOST = 3
 """Bars at a time; the oldest goes when another comes."""
+_SHOWN_MS = 6000
 
 
 class Notices(QWidget):
@@ -99,3 +118,86 @@ class _Bar(QFrame):
         self.closing.setAccessibleName(self.tr("Close this notice"))
         set_icon(self.closing, "close")
         row.addWidget(self.closing)
+
+
+class CrashDialog(QDialog):
+    """The text, and a button that copies it."""
+
+    def __init__(self, text: str, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.setWindowTitle(self.tr("What went wrong"))
+        self.resize(720, 460)
+        words = QLabel(self.tr("Captions are safe: every edit was kept as it was made. To report this, copy the text."))
+        words.setWordWrap(True)
+        self.text = QPlainTextEdit(text)
+        self.text.setReadOnly(True)
+        self.text.setFont(QFontDatabase.systemFont(QFontDatabase.SystemFont.FixedFont))
+        self.text.setAccessibleName(self.windowTitle())
+        buttons = close_row(self)
+        self.copy = buttons.addButton(self.tr("Copy"), QDialogButtonBox.ButtonRole.ActionRole)
+        self.copy.setAutoDefault(False)
+        self.copy.clicked.connect(lambda: QGuiApplication.clipboard().setText(text))
+        column = QVBoxLayout(self)
+        for widget in (words, self.text, buttons):
+            column.addWidget(widget)
+
+
+class StatusLine(QStatusBar):
+    """Words each state of the session that matters everywhere."""
+
+    def __init__(self, session: Session, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._session = session
+        self.setSizeGripEnabled(False)
+        self.saving, self.reading, self.counts = QLabel(), QLabel(), QLabel()
+        self.saving.setContentsMargins(10, 0, 10, 0)
+        self.counts.setContentsMargins(10, 0, 10, 0)
+        self.reading.setProperty("role", "muted")
+        self.addWidget(self.reading)
+        self.training = TrainingLine(session.training)
+        self.addPermanentWidget(self.training)
+        self.addPermanentWidget(self.saving)  # what is said for some seconds must not hide whether all is saved
+        self.addPermanentWidget(self.counts)
+        session.saver.state.connect(self._show_saving)
+        session.datasets.progress.connect(self._show_reading)
+        for event in (session.view.shown, session.view.selection):
+            event.connect(lambda _: self._show_counts())
+        self._show_saving(session.saver.now)
+        self._show_counts()
+
+    def say(self, text: str) -> None:
+        """Say something for some seconds."""
+        self.showMessage(text, _SHOWN_MS)
+
+    def _show_saving(self, state: SaveState) -> None:
+        problem = bool(state.problems or state.conflicts)
+        self.saving.setText(self._saving_words(state))
+        problems = map(in_words, state.problems)
+        self.saving.setToolTip(plain_tip("\n".join(problems)))
+        self.saving.setProperty("role", "warning" if problem else "muted")
+        self.saving.style().polish(self.saving)  # a look by property is looked up again only when asked
+
+    def _saving_words(self, state: SaveState) -> str:
+        if state.problems:
+            return self.tr("Kept, but not saved: %n change(s)", "", sum(p.waiting for p in state.problems))
+        if state.conflicts:
+            return self.tr("Waiting for your choice: %n change(s)", "", len(state.conflicts))
+        if state.pending:
+            return self.tr("Saving %n change(s)…", "", state.pending)
+        if not state.saved:
+            return ""
+        saved = self.tr("All changes saved, originals backed up.")
+        return saved if state.backed_up else self.tr("All changes saved.")
+
+    def _show_reading(self, progress: Progress) -> None:
+        done, total = QLocale().toString(progress.done), QLocale().toString(progress.total)
+        words = self.tr("Reading {folder}: {done} of {total}")
+        going_on = progress.done < progress.total
+        self.reading.setText(words.format(folder=progress.folder.name, done=done, total=total) if going_on else "")
+
+    def _show_counts(self) -> None:
+        view = self._session.view
+        words = [self.tr("%n picture(s)", "", len(view.ids))] if view.ids or self._session.library.pictures else []
+        if view.selected:
+            words.append(self.tr("%n selected", "", len(view.selected)))
+        self.counts.setText(", ".join(words))

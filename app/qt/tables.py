@@ -10,7 +10,7 @@ from PySide6.QtGui import QColor, QPainter, QResizeEvent
 from PySide6.QtWidgets import QStyle, QStyledItemDelegate, QStyleOptionViewItem, QTreeView, QWidget
 
 from app.qt.theme import colours
-from app.qt.tips import plain_tip
+from app.qt.widgets import plain_tip
 
 _Index = QModelIndex | QPersistentModelIndex
 _BAR = int(Qt.ItemDataRole.UserRole)

@@ -7,9 +7,9 @@ from PySide6.QtGui import QColor, QPainter, QPaintEvent, QPen
 from PySide6.QtWidgets import QHBoxLayout, QToolButton, QWidget
 
 from app.core.runs.training import NowTraining, Training
-from app.qt.parts import until_destroyed
-from app.qt.runs.state_words import standing
+from app.qt.runs.rows import run_status
 from app.qt.theme import colours, set_icon
+from app.qt.widgets import until_destroyed
 
 _RING = 15
 """Diameter of the ring, in Qt's pixels."""
@@ -19,7 +19,7 @@ _LONGEST_NAME = 40
 
 def training_words(training: Training) -> str:
     """Return name, step and time left in one line."""
-    words = f"{_short(training.summary.name)} · {standing(training.summary, training.left, begins=training.begins)}"
+    words = f"{_short(training.summary.name)} · {run_status(training.summary, training.left, begins=training.begins)}"
     return words + (f" (+{training.others})" if training.others else "")
 
 

@@ -7,10 +7,12 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from PySide6.QtCore import QByteArray, Qt, QTimer, Signal
+from PySide6.QtCore import QByteArray, QSize, Qt, QTimer, Signal
 from PySide6.QtGui import QCloseEvent, QDragEnterEvent, QDropEvent, QPaintEvent
 from PySide6.QtWidgets import (
+    QButtonGroup,
     QFileDialog,
+    QFrame,
     QHBoxLayout,
     QMainWindow,
     QMessageBox,
@@ -24,32 +26,65 @@ from PySide6.QtWidgets import (
 from app.core.disk.datasets import Opened
 from app.core.session import Session
 from app.core.settings import recent
-from app.qt import rooms
-from app.qt.actions.commands import Commands
-from app.qt.invitation import Invitation
-from app.qt.notices import Notices
+from app.qt import page_loader
+from app.qt.actions.commands import Command, Commands
+from app.qt.main_thread import Precedence
+from app.qt.notices import Notices, StatusLine
 from app.qt.page import Page, Undoing
-from app.qt.parts import come_forward, while_there
+from app.qt.page_loader import Place, Use, Workshop
 from app.qt.pictures.arriving import no_use_for
 from app.qt.pictures.page import PicturesPage
-from app.qt.precedence import Precedence
-from app.qt.rail import Rail
-from app.qt.recent import RecentMenu
-from app.qt.status import StatusLine
+from app.qt.recent import Invitation, RecentMenu
+from app.qt.theme import set_icon
 from app.qt.training import TrainingRing, title_of
+from app.qt.widgets import come_forward, while_there
 from app.qt.window_actions import ACTIONS
-from app.qt.workshop import Place, Use, Workshop
 from trainer.errors import ImpastoError
 
 if TYPE_CHECKING:
     from app.qt.runs.notifier import Notifier
 
-_PICTURES, _TRAIN, _RUNS, _PRESETS = range(4)
 _FEW = 500
 """The most unsaved edits that are written before the user is asked about conflicts."""
 _PATIENCE = 2.0
 """Seconds without progress after which the window stops waiting for them."""
-_LATER = {_TRAIN: rooms.TRAIN, _RUNS: rooms.RUNS, _PRESETS: rooms.PRESETS}
+
+
+class Rail(QFrame):
+    """Its buttons do the commands that they are made of; exactly one is on."""
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.setObjectName("rail")
+        self.buttons = QButtonGroup(self)
+        self._column = QVBoxLayout(self)
+        self._column.setContentsMargins(6, 8, 6, 8)
+        self._column.setSpacing(4)
+        self._column.addStretch()
+
+    def add(self, command: Command) -> QToolButton:
+        """Put one more page's button below the others."""
+        button = QToolButton()
+        button.setText(command.text())
+        button.setToolTip(command.toolTip())
+        button.setCheckable(True)
+        button.setToolButtonStyle(Qt.ToolButtonStyle.ToolButtonTextUnderIcon)
+        button.setIconSize(QSize(24, 24))
+        button.setFixedWidth(72)
+        button.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
+        set_icon(button, command.action.icon or "more")
+        button.clicked.connect(lambda: command.trigger())
+        self.buttons.addButton(button, len(self.buttons.buttons()))
+        self._column.insertWidget(self._column.count() - 1, button)
+        return button
+
+    def mark(self, index: int) -> None:
+        """Show which page is open."""
+        self.buttons.button(index).setChecked(True)
+
+
+_PICTURES, _TRAIN, _RUNS, _PRESETS = range(4)
+_LATER = {_TRAIN: page_loader.TRAIN, _RUNS: page_loader.RUNS, _PRESETS: page_loader.PRESETS}
 
 
 class Window(QMainWindow):
@@ -142,7 +177,7 @@ class Window(QMainWindow):
 
     def show_lora(self, path: Path) -> None:
         """Show what is known of a LoRA file."""
-        from app.qt.loras.viewer import LoraViewer  # brings Pillow
+        from app.qt.lora_viewer import LoraViewer  # brings Pillow
 
         LoraViewer(self.session, path, self).show()
 
@@ -197,7 +232,7 @@ class Window(QMainWindow):
 
     def show_preferences(self) -> None:
         """Let the user choose how the app behaves."""
-        from app.qt.dialogs.preferences import PreferencesDialog  # the form's schema is needed only now
+        from app.qt.preferences import PreferencesDialog  # the form's schema is needed only now
 
         PreferencesDialog(self.session.settings, self.commands, self).exec()
 
@@ -209,7 +244,7 @@ class Window(QMainWindow):
 
     def show_keys(self) -> None:
         """Show every shortcut."""
-        from app.qt.actions.sheet import KeySheet
+        from app.qt.actions.palette import KeySheet
 
         KeySheet(self.commands, self).exec()
 
@@ -303,7 +338,7 @@ class Window(QMainWindow):
         box.open()
 
     def _choose_and_close(self) -> None:
-        from app.qt.pictures.captions.conflicts import ConflictsDialog
+        from app.qt.pictures.captions.recovery_dialogs import ConflictsDialog
 
         dialog = ConflictsDialog(self.session, self)
         dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
@@ -452,7 +487,7 @@ class Window(QMainWindow):
         self.show_full_screen(alone)
 
     def _show_crash(self, text: str) -> None:
-        from app.qt.dialogs.crash import CrashDialog
+        from app.qt.notices import CrashDialog
 
         CrashDialog(text, self).exec()
 

@@ -129,7 +129,7 @@ def main() -> None:
     parser.add_argument("--captions", type=int, default=100_000)
     parser.add_argument("--folder", type=Path, help="where to make the files; the system's temporary folder otherwise")
     options = parser.parse_args()
-    gc.set_threshold(2_000, 4, 1 << 30)  # as app.qt.pauses sets it for the window
+    gc.set_threshold(2_000, 4, 1 << 30)  # as app.qt.main_thread sets it for the window
     with tempfile.TemporaryDirectory(dir=options.folder, ignore_cleanup_errors=True) as base:
         bench = Bench(Path(base), options.captions)
         measure(bench)

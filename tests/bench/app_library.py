@@ -27,7 +27,7 @@ from PySide6.QtCore import QEventLoop, Qt, QTimer
 
 from app.core.library import Picture
 from app.core.query import tokens
-from app.qt.workshop import Place
+from app.qt.page_loader import Place
 from tests.bench.app_results import write_section
 
 _TITLES = {"jpegs": "photographs", "many": "very many pictures"}
@@ -123,7 +123,7 @@ class Bench:
         from app.core.session import Session
         from app.core.settings.preferences import Settings
         from app.qt.application import make_application
-        from app.qt.posting import Poster
+        from app.qt.main_thread import Poster
         from app.qt.window import Window
 
         self.application = make_application(Settings())

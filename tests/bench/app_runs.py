@@ -102,7 +102,7 @@ def measure(folder: Path) -> list[tuple[str, str]]:
     from app.core.session import Session
     from app.core.settings.preferences import Settings
     from app.qt.application import make_application
-    from app.qt.posting import Poster
+    from app.qt.main_thread import Poster
     from app.qt.window import Window
 
     _application = make_application(Settings())

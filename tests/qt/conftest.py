@@ -23,7 +23,7 @@ from pytestqt.qtbot import QtBot
 
 from app.core.session import Session
 from app.qt.actions.commands import Command
-from app.qt.posting import Poster
+from app.qt.main_thread import Poster
 from app.qt.window import Window
 
 PATIENCE = 120_000
@@ -103,7 +103,7 @@ def alive(started: list[weakref.ref[QObject]], runs: Callable[[QObject], bool]) 
 
 @pytest.fixture(autouse=True)
 def collected_here() -> Iterator[None]:
-    """Free the widgets of tests on this thread alone, as the app does (app/qt/pauses.py says why)."""
+    """Free the widgets of tests on this thread alone, as the app does (app/qt/main_thread.py says why)."""
     gc.collect(1)  # what the test before left
     gc.disable()
     yield

@@ -14,11 +14,10 @@ from shiboken6 import delete
 from app.core.models.verdict import Destination
 from app.core.runs.queue import Look
 from app.qt.actions.commands import Commands
-from app.qt.runs.after.card_dialog import CardDialog
-from app.qt.runs.after.export_dialog import ExportDialog
+from app.qt.runs.after.export import CardDialog, ExportDialog
 from app.qt.runs.after.grid_dialog import GridDialog
 from app.qt.runs.after.panel import AfterPanel
-from app.qt.runs.after.shown import Shown
+from app.qt.runs.after.strip import Shown
 from tests.support.drafts import opened
 from tests.support.finished import DEMO, PROMPTS, write_finished_run
 from trainer.files.header import read_header

@@ -10,9 +10,7 @@ from PySide6.QtWidgets import QFileDialog
 from pytestqt.qtbot import QtBot
 
 from app.core.session import Session
-from app.qt.train.base_dialog import BaseDialog
-from app.qt.train.base_picker import BasePicker
-from app.qt.train.base_rows import BaseRows
+from app.qt.train.base_picker import BaseDialog, BasePicker, BaseRows
 from tests.support import tool_homes
 
 

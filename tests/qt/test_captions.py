@@ -7,8 +7,8 @@ from PySide6.QtWidgets import QApplication
 
 from app.core.edits.history import Edit
 from app.core.library import Change
-from app.qt.language import FOLDER
-from app.qt.pictures.captions.chip import ChipData
+from app.qt.pictures.captions.chips import ChipData
+from app.qt.widgets import FOLDER
 from app.qt.window import Window
 
 KEY = Qt.Key
@@ -402,7 +402,7 @@ def test_a_caption_of_another_encoding_is_told_in_the_right_number(window, edito
 def test_of_a_caption_of_thousands_of_tags_only_the_first_become_chips(editor, session, qtbot, monkeypatch):
     made = []
     monkeypatch.setattr(
-        "app.qt.pictures.captions.chip.ChipData", lambda tag, **rest: made.append(tag) or ChipData(tag, **rest)
+        "app.qt.pictures.captions.chips.ChipData", lambda tag, **rest: made.append(tag) or ChipData(tag, **rest)
     )
     select(session, "a")
     made.clear()

@@ -6,7 +6,7 @@ from PySide6.QtTest import QAbstractItemModelTester
 from PySide6.QtWidgets import QRadioButton
 
 from app.core.library import Folder
-from app.qt.pictures.captions.bulk import BulkDialog
+from app.qt.pictures.captions.bulk_dialog import BulkDialog
 from tests.qt.test_captions import CAPTIONS, CONTROL, KEY, captions, editor, english, folder, on_disk, select, window
 
 __all__ = ["editor", "english", "folder", "window"]

@@ -14,9 +14,7 @@ from app.core.edits.history import Edit
 from app.core.edits.journal import Journal
 from app.core.edits.save_state import Key, SaveRequest
 from app.core.library import Change
-from app.qt.pictures.captions.conflicts import ConflictsDialog
-from app.qt.pictures.captions.recovered import RecoveredDialog
-from app.qt.pictures.captions.restore import RestoreDialog
+from app.qt.pictures.captions.recovery_dialogs import ConflictsDialog, RecoveredDialog, RestoreDialog
 from app.qt.window import Window
 from tests.qt.test_captions import CAPTIONS, captions, editor, english, folder, on_disk, select, window
 from tests.qt.test_screens import nameless
@@ -177,7 +175,7 @@ def test_a_conflict_left_open_when_quitting_is_shown_as_what_it_is(
 ):
     """It was shown as "No caption file yet", below words of a crash that had not been."""
     from app.core.session import Session
-    from app.qt.posting import Poster
+    from app.qt.main_thread import Poster
 
     clash(session, folder, "a")
     qtbot.waitUntil(editor.safety.isVisible)
@@ -221,7 +219,7 @@ def test_the_dialog_for_conflicts_closes_by_itself_when_there_are_none(window, e
 
 def test_what_a_crash_left_is_saved_at_the_next_start_and_shown(qtbot, qapp, folder, per_user_folder, english):
     from app.core.session import Session
-    from app.qt.posting import Poster
+    from app.qt.main_thread import Poster
 
     journal = Journal(per_user_folder / "captions" / "journal")
     key = Key(str(folder), "a.png", "caption")

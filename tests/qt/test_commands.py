@@ -7,10 +7,8 @@ from PySide6.QtGui import QKeySequence
 from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QLabel, QLineEdit, QMainWindow, QVBoxLayout, QWidget
 
-from app.qt.actions.commands import Commands
-from app.qt.actions.palette import CommandPalette
-from app.qt.actions.sheet import KeySheet
-from app.qt.actions.table import Action
+from app.qt.actions.commands import Action, Commands
+from app.qt.actions.palette import CommandPalette, KeySheet
 
 
 class Owner(QWidget):

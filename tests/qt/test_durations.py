@@ -2,7 +2,7 @@
 
 import pytest
 
-from app.qt.durations import duration
+from app.qt.widgets import duration
 from trainer.protocol.units import about
 
 

@@ -17,8 +17,7 @@ from app.qt.actions.commands import Commands
 from app.qt.pictures.finding.dialogs import HelpDialog, SaveDialog
 from app.qt.pictures.finding.filter_box import FilterBox
 from app.qt.pictures.finding.proposals import ProposalModel
-from app.qt.pictures.finding.tag_model import TagModel, in_order
-from app.qt.pictures.finding.tag_panel import TagPanel
+from app.qt.pictures.finding.tag_panel import TagModel, TagPanel, in_order
 from app.qt.theme import Theme, colours
 
 CAPTIONS = ["cat, red hat", "cat, dog", "dog", None, "cat, a*b"]

@@ -8,8 +8,7 @@ from PIL import Image
 from PySide6.QtCore import QMimeData, QPoint, QPointF, Qt, QUrl
 from PySide6.QtGui import QDragEnterEvent, QDropEvent
 
-from app.qt.pictures.captions.bulk import BulkDialog
-from app.qt.pictures.captions.forms import RenameForm
+from app.qt.pictures.captions.bulk_dialog import BulkDialog, RenameForm
 from app.qt.window import Window
 from tests.qt.test_captions import english
 

@@ -9,9 +9,9 @@ from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QApplication, QLabel
 
 from app.qt.actions.commands import Commands
-from app.qt.train.forecast import words
+from app.qt.train import words
+from app.qt.train.forecast.charts import described
 from app.qt.train.forecast.panel import ForecastPanel
-from app.qt.train.forecast.timeline import described
 from tests.support.drafts import opened
 from tests.support.forecasts import known_job
 

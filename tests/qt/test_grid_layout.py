@@ -10,14 +10,14 @@ from PySide6.QtGui import QImage, QPainter
 from PySide6.QtWidgets import QApplication
 
 from app.core.library import Folder, Picture
-from app.qt.pictures.grid.cells import Cells
-from app.qt.pictures.grid.layout import Layout
+from app.qt.tile_painting import Cells
+from app.qt.tiles import GridLayout
 
 
 @pytest.mark.parametrize("count", [0, 1, 7, 100_000])
 @pytest.mark.parametrize("width", [60, 500, 1913])
 def test_every_cell_is_found_where_it_lies_and_none_beyond(count: int, width: int) -> None:
-    layout = Layout(count, width, 100, 20)
+    layout = GridLayout(count, width, 100, 20)
     for index in {0, 1, count // 2, count - 1} & set(range(count)):
         left, top, across, down = layout.cell(index)
         corners = [(left, top), (left + across - 1, top + down - 1)]
@@ -31,7 +31,7 @@ def test_every_cell_is_found_where_it_lies_and_none_beyond(count: int, width: in
 
 
 def test_a_band_touches_exactly_the_cells_it_overlaps() -> None:
-    layout = Layout(23, 700, 90, 15)
+    layout = GridLayout(23, 700, 90, 15)
     for rectangle in [(0, 0, 699, 2000), (95, 95, 300, 240), (10, 110, 11, 111), (100, 5, 101, 6), (0, 0, 3, 3)]:
         left, top, right, bottom = rectangle
         overlapping = [

@@ -15,8 +15,8 @@ from pytestqt.qtbot import QtBot
 
 from app.core.edits.masks import mask_path
 from app.core.session import Session
+from app.qt.pictures.dialogs import FolderDialog
 from app.qt.pictures.finding.filter_box import FilterBox
-from app.qt.pictures.folder_dialog import FolderDialog
 from app.qt.pictures.health.cropper import Cropper
 from app.qt.pictures.masks.painter import MaskPainter
 from app.qt.train.page import TrainPage

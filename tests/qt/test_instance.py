@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from PySide6.QtNetwork import QLocalServer, QLocalSocket
 
-from app.qt.instance import Instance
+from app.qt.application import Instance
 from trainer.errors import RunError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -88,7 +88,7 @@ def test_a_message_that_means_nothing_is_refused_and_harms_nobody(first, qtbot, 
 
 
 def test_a_first_one_that_does_not_answer_is_told(first, monkeypatch, tmp_path):
-    monkeypatch.setattr("app.qt.instance._PATIENCE_MS", 300)
+    monkeypatch.setattr("app.qt.application._PATIENCE_MS", 300)
     deaf = QLocalServer()
     first.close()
     assert deaf.listen(first.name)

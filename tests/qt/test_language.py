@@ -8,7 +8,7 @@ import pytest
 from PySide6.QtCore import QCoreApplication, QLocale, QTranslator
 
 from app.i18n import __main__
-from app.qt.language import FOLDER, languages, speak
+from app.qt.widgets import FOLDER, languages, speak
 from app.qt.window import Window
 
 PLACEHOLDER = re.compile(r"\{[^{}]*\}|%n|%L?\d+")

@@ -6,8 +6,7 @@ import pytest
 from PySide6.QtCore import Qt
 
 from app.core.loras.strength import Block
-from app.qt.loras.viewer import LoraViewer
-from app.qt.loras.words import rows_of
+from app.qt.lora_viewer import LoraViewer, rows_of
 from app.qt.presets.page import PresetsPage
 from tests.qt.test_presets_page import wait
 from tests.qt.test_window import drop

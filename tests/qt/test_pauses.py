@@ -12,8 +12,8 @@ from PySide6.QtCore import Qt
 from PySide6.QtGui import QGuiApplication
 from pytestqt.qtbot import QtBot
 
-from app.qt import pauses
-from app.qt.pauses import Collector
+from app.qt import main_thread
+from app.qt.main_thread import Collector
 
 
 @pytest.fixture
@@ -53,9 +53,9 @@ def test_a_window_at_rest_wakes_up_less_often(collector: Collector) -> None:
     collector._look()
     kept = [[number] for number in range(1_500)]  # too few to be looked through
     collector._look()
-    assert collector._timer.interval() == pauses._BUSY_MS and len(kept) == 1_500
+    assert collector._timer.interval() == main_thread._BUSY_MS and len(kept) == 1_500
     collector._look()
-    assert collector._timer.interval() == pauses._IDLE_MS
+    assert collector._timer.interval() == main_thread._IDLE_MS
 
 
 def test_many_objects_start_no_full_collection_and_leaving_the_window_does(

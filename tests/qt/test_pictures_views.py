@@ -25,9 +25,9 @@ from app.core.edits.bulk import rate
 from app.core.edits.history import Edit
 from app.core.library import Change
 from app.core.session import Session
-from app.qt.pictures.folder_dialog import FolderDialog
-from app.qt.pictures.images import scaled
+from app.qt.pictures.dialogs import FolderDialog
 from app.qt.pictures.views import Clock, Views
+from app.qt.tiles import scaled
 from tests.support.grid import COUNT, centre, click, current, forty_pictures, named, settle, shown_views
 from trainer.dataset.sidecar import read_sidecar
 

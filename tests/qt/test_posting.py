@@ -8,13 +8,13 @@ import pytest
 from PySide6.QtCore import QEventLoop, QTimer
 from pytestqt.qtbot import QtBot
 
-from app.qt import posting
-from app.qt.posting import Poster
+from app.qt import main_thread
+from app.qt.main_thread import Poster
 
 
 def test_much_at_once_lets_other_things_come_between(qtbot: QtBot, monkeypatch: pytest.MonkeyPatch) -> None:
     poster, order = Poster(), list[str]()
-    monkeypatch.setattr(posting, "_TURN", -1.0)  # each takes longer than a turn
+    monkeypatch.setattr(main_thread, "_TURN", -1.0)  # each takes longer than a turn
     for _ in range(4):
         poster.post(lambda: order.append("work"))
     QTimer.singleShot(0, lambda: order.append("other"))

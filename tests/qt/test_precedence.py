@@ -7,8 +7,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QWidget
 
 from app.core import tasks
-from app.qt.posting import Poster
-from app.qt.precedence import Precedence
+from app.qt.main_thread import Poster, Precedence
 
 
 class Canvas(QWidget):

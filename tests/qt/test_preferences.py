@@ -9,8 +9,7 @@ from PySide6.QtWidgets import QCheckBox, QComboBox, QSpinBox, QWidget
 
 from app.core.settings.preferences import Preferences, Section, Settings
 from app.qt.actions.commands import Commands, in_force
-from app.qt.dialogs.preferences import PreferencesDialog
-from app.qt.dialogs.shortcuts import ShortcutEditor, used_by_views
+from app.qt.preferences import PreferencesDialog, ShortcutEditor, used_by_views
 from app.qt.presets.page import PresetsPage
 from app.qt.train.page import TrainPage
 from tests.support.artist import shown_page

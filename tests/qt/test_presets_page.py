@@ -8,9 +8,8 @@ from PySide6.QtCore import QMimeData, Qt, QUrl
 from PySide6.QtGui import QGuiApplication
 from PySide6.QtWidgets import QFileDialog, QLabel, QLineEdit, QPushButton
 
-from app.qt.presets.edit import EditDialog
+from app.qt.presets.dialogs import EditDialog, VersionsDialog
 from app.qt.presets.page import PresetsPage
-from app.qt.presets.versions import VersionsDialog
 from app.qt.train.page import TrainPage
 from tests.qt.test_window import drop
 from tests.support.artist import shown_page

@@ -5,7 +5,7 @@ import sys
 import shiboken6
 from PySide6.QtCore import QAbstractListModel, QCoreApplication, QModelIndex
 
-from app.qt.posting import Poster
+from app.qt.main_thread import Poster
 
 
 class Nothing(QAbstractListModel):

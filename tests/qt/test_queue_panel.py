@@ -10,9 +10,8 @@ from PySide6.QtCore import QLocale, QMimeData, Qt
 from PySide6.QtWidgets import QLabel
 
 from app.qt.actions.commands import Commands
-from app.qt.runs.after_time import AfterTimeDialog
-from app.qt.runs.queue_list import WORDS, QueueList, standing
-from app.qt.runs.queue_panel import QueuePanel
+from app.qt.runs.lists import ENTRY_WORDS, QueueList, entry_status
+from app.qt.runs.queue_panel import AfterTimeDialog, QueuePanel
 from trainer.protocol import locks
 from trainer.protocol.queue import Entry, Queue, new_entry
 from trainer.queue.worker import machine_lanes
@@ -50,7 +49,7 @@ def add(queue, *states):
 
 def shown(panel):
     model = panel.list.queue
-    return [(model.rows[place].name, model.index(place).data(WORDS)) for place in range(model.rowCount())]
+    return [(model.rows[place].name, model.index(place).data(ENTRY_WORDS)) for place in range(model.rowCount())]
 
 
 def order(panel):
@@ -267,7 +266,7 @@ def test_a_time_is_chosen_shown_and_taken_back(panel, queue, qtbot, monkeypatch)
 def test_a_time_to_come_is_worded_with_its_day(hours, words):
     noon = time.mktime((2026, 11, 22, 12, 0, 0, 0, 0, -1))
     entry = dataclasses.replace(new_entry(None, Path("style"), steps=1500), after=noon + hours * 3600)
-    said = standing(entry, noon)
+    said = entry_status(entry, noon)
     assert said.startswith(f"Waits · {words}" if words else f"Waits · to {QLocale().toString(1500)} steps")
     assert ("tomorrow" in said) == (hours == 24)
 

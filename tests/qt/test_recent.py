@@ -15,7 +15,7 @@ from PySide6.QtGui import QAction
 from PySide6.QtWidgets import QPushButton
 
 from app.core.session import Session
-from app.qt.posting import Poster
+from app.qt.main_thread import Poster
 from app.qt.window import Window
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -11,7 +11,7 @@ from app.core.edits.history import Edit
 from app.core.library import Change
 from app.core.query import tokens
 from app.core.settings import recent
-from app.qt import rooms
+from app.qt import page_loader
 from app.qt.page import Page
 from app.qt.runs import page as runs_page
 from app.qt.runs.page import RunsPage
@@ -51,11 +51,11 @@ def test_pages_are_loaded_part_by_part_and_what_is_none_of_qt_s_by_a_worker(sess
     ours = [
         (name, at) for name, thread, at in loaded if thread is threading.main_thread() and name.startswith("app.qt")
     ]
-    each = [(*room.parts, room.module) for room in (rooms.TRAIN, rooms.RUNS, rooms.PRESETS)]
+    each = [(*room.parts, room.module) for room in (page_loader.TRAIN, page_loader.RUNS, page_loader.PRESETS)]
     assert [name for name, _ in ours] == [name for names in each for name in names]
     assert len({at for _, at in ours}) == len(ours)  # each in a turn of its own
     beside = [name for name, thread, _ in loaded if thread is not threading.main_thread()]
-    assert set(rooms.BESIDE) <= set(beside)
+    assert set(page_loader.BESIDE) <= set(beside)
     assert all(name.startswith(("app.core.", "trainer.")) for name in beside)  # which no import of Qt is allowed in
     assert {thread is threading.main_thread() for thread in readied} == {False}  # at a folder's opening all is there
 
@@ -182,7 +182,7 @@ def test_a_window_that_ends_takes_along_what_is_half_made(session, qtbot):
 
 def test_a_window_that_ends_while_the_pages_are_loaded_leaves_them(session, qtbot, monkeypatch):
     gate = threading.Event()
-    monkeypatch.setattr(rooms, "load_beside", lambda: gate.wait())
+    monkeypatch.setattr(page_loader, "load_beside", lambda: gate.wait())
     window = Window(session)
     window._workshop.make_all()
     window.deleteLater()
@@ -316,7 +316,7 @@ def test_the_vocabulary_holds_up_no_page_that_is_being_made(session, qtbot, monk
     qtbot.addWidget(window)
 
     def watched(work, *more, **kept):
-        if work is rooms.load_vocabulary:
+        if work is page_loader.load_vocabulary:
             made.append([isinstance(window.pages.widget(number), Page) for number in range(1, window.pages.count())])
         return run(work, *more, **kept)
 

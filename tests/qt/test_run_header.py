@@ -19,7 +19,7 @@ from app.core.runs.run import Run
 from app.core.session import Session
 from app.qt.actions.commands import Commands
 from app.qt.runs.header import RunHeader
-from app.qt.runs.trouble import Trouble
+from app.qt.runs.page import Trouble
 from tests.support.jobs import photographs, write_job
 from tests.support.tiny import tiny_base
 from tests.support.told_runs import held, new_run

@@ -14,7 +14,7 @@ from pytestqt.qtbot import QtBot
 from app.core.runs.run import Run
 from app.core.session import Session
 from app.qt.actions.commands import Commands
-from app.qt.runs.log_view import LogView
+from app.qt.runs.log import LogView
 from tests.support.told_runs import Teller, held, new_run
 from trainer.protocol import events
 

@@ -16,14 +16,14 @@ from PySide6.QtCore import QEvent, QItemSelectionModel, QObject, QRect, Qt, QTim
 from pytestqt.qtbot import QtBot
 
 from app.core.runs.summary import RunSummary
-from app.qt.flow_layout import FlowLayout
 from app.qt.presets.page import PresetsPage
-from app.qt.runs import run_list
+from app.qt.runs import lists
 from app.qt.runs.charts.chart import Chart
+from app.qt.runs.lists import COLOUR, RUN_WORDS
 from app.qt.runs.page import RunsPage
-from app.qt.runs.run_list import COLOUR, WORDS
-from app.qt.runs.state_words import state_colour
+from app.qt.runs.rows import state_colour
 from app.qt.train.page import TrainPage
+from app.qt.widgets import FlowLayout
 from app.qt.window import Window
 from tests.support.artist import shown_page
 from tests.support.jobs import photographs, write_job
@@ -74,14 +74,14 @@ def test_a_queue_that_is_held_is_not_said_to_begin_anything(page, session, qtbot
 def test_of_many_runs_only_those_that_go_on_or_changed_are_worded_anew(qapp, monkeypatch):
     worded: list[str] = []
     monkeypatch.setattr(
-        run_list, "standing", lambda run, left, begins: worded.append(run.name) or f"{run.state} {left}{' on' * begins}"
+        lists, "run_status", lambda run, left, begins: worded.append(run.name) or f"{run.state} {left}{' on' * begins}"
     )
     days = [1]
-    monkeypatch.setattr(run_list, "_today", lambda: (2026, days[0]))
+    monkeypatch.setattr(lists, "_today", lambda: (2026, days[0]))
     runs = [RunSummary(Path(f"run {number}"), f"run {number}", "done") for number in range(3)]
     runs.append(RunSummary(Path("live"), "live", "running"))
     beginning: list[str] = []
-    model = run_list.RunModel(lambda path: float(len(worded)), lambda run: run.name in beginning)
+    model = lists.RunModel(lambda path: float(len(worded)), lambda run: run.name in beginning)
     assert model.show(runs) and len(worded) == 4
     worded.clear()
     runs[1] = replace(runs[1], state="paused")
@@ -110,12 +110,12 @@ def test_list_and_header_say_the_same_of_a_run_whose_engine_is_on_its_way(page, 
         session.queue.look()
         qtbot.waitUntil(lambda: page.header.state.text() == "Starting…")
         row = page.list.runs.index(0)
-        assert row.data(WORDS) == "Starting… · 50 of 200"
+        assert row.data(RUN_WORDS) == "Starting… · 50 of 200"
         assert row.data(COLOUR) == state_colour("running")
     queue.remove(entry.id)
     session.queue.look()
     qtbot.waitUntil(lambda: page.header.state.text() == "Paused")
-    assert row.data(WORDS).startswith("Paused · 50 of 200")
+    assert row.data(RUN_WORDS).startswith("Paused · 50 of 200")
     assert row.data(COLOUR) == state_colour("paused")
 
 
@@ -173,7 +173,7 @@ def test_steps_that_come_are_drawn(page, qtbot, tmp_path):
         write_events(directory, [step_event(step, 200) for step in range(51, 61)])
         chart = page.progress.board.loss
         qtbot.waitUntil(lambda: chart.drawing.lines[0].steps[-1] == 60)
-        qtbot.waitUntil(lambda: page.list.runs.index(0).data(WORDS).endswith(" left"))
+        qtbot.waitUntil(lambda: page.list.runs.index(0).data(RUN_WORDS).endswith(" left"))
     qtbot.waitUntil(lambda: listed(page) == [("going on", "interrupted")])
 
 

@@ -10,9 +10,8 @@ from PySide6.QtWidgets import QListWidget, QListWidgetItem, QPushButton, QRadioB
 
 from app.qt.runs.charts.legend import COLOURS, colour_of, pale
 from app.qt.theme import Theme, colours, icon, set_icon
-from app.qt.theme.icons import FOLDER
 from app.qt.theme.palettes import CONTRAST, DARK, LIGHT, SHAPES, TEXTS
-from app.qt.theme.style import sheet
+from app.qt.theme.theme import FOLDER, sheet
 
 ALL = {"light": LIGHT, "dark": DARK, "contrast": CONTRAST}
 

@@ -20,9 +20,9 @@ from pytestqt.qtbot import QtBot
 
 from app.core.jobs import job_file
 from app.core.session import Session
-from app.qt.durations import duration
-from app.qt.train.form.row import SettingRow
+from app.qt.train.form import SettingRow
 from app.qt.train.page import TrainPage
+from app.qt.widgets import duration
 from app.qt.window import Window
 from tests.support.artist import shown_page
 from tests.support.disk_watch import looks_at

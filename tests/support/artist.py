@@ -17,10 +17,10 @@ from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QAbstractButton, QLineEdit, QPushButton, QWidget
 
 from app.core.session import Session
+from app.qt.main_thread import Poster
 from app.qt.page import Page
-from app.qt.posting import Poster
 from app.qt.runs.page import RunsPage
-from app.qt.train.form.editors import LineEditor, TickEditor
+from app.qt.train.form import LineEditor, TickEditor
 from app.qt.train.page import TrainPage
 from app.qt.train.prompts import PromptRow
 from app.qt.window import Window

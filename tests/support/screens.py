@@ -27,18 +27,16 @@ from PySide6.QtCore import QDeadlineTimer, QEvent, QEventLoop, QTimer
 from PySide6.QtWidgets import QApplication, QWidget
 
 from app.core.session import Session
-from app.qt.actions.palette import CommandPalette
-from app.qt.actions.sheet import KeySheet
-from app.qt.dialogs.crash import CrashDialog
-from app.qt.dialogs.preferences import PreferencesDialog
-from app.qt.language import speak
-from app.qt.pictures.captions.bulk import BulkDialog
-from app.qt.pictures.captions.forms import ReplaceForm
-from app.qt.pictures.captions.restore import RestoreDialog
+from app.qt.actions.palette import CommandPalette, KeySheet
+from app.qt.main_thread import Poster
+from app.qt.notices import CrashDialog
+from app.qt.pictures.captions.bulk_dialog import BulkDialog, ReplaceForm
+from app.qt.pictures.captions.recovery_dialogs import RestoreDialog
 from app.qt.pictures.health.cropper import Cropper
 from app.qt.pictures.masks.painter import MaskPainter
-from app.qt.posting import Poster
+from app.qt.preferences import PreferencesDialog
 from app.qt.theme import Theme
+from app.qt.widgets import speak
 from app.qt.window import Window
 
 Screen = Callable[[Window], QWidget]

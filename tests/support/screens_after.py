@@ -12,8 +12,7 @@ from PySide6.QtWidgets import QApplication, QWidget
 
 from app.core.after.drawing import Drawing, grid
 from app.core.models.verdict import Destination
-from app.qt.runs.after.card_dialog import CardDialog
-from app.qt.runs.after.export_dialog import ExportDialog
+from app.qt.runs.after.export import CardDialog, ExportDialog
 from app.qt.runs.after.grid_dialog import GridDialog
 from app.qt.runs.after.panel import AfterPanel
 from app.qt.runs.page import RunsPage

@@ -10,10 +10,9 @@ from app.core.edits.history import Edit
 from app.core.edits.save_state import Key, SaveRequest
 from app.core.library import Change
 from app.core.session import Session
-from app.qt.pictures.captions.conflicts import ConflictsDialog
-from app.qt.pictures.captions.recovered import RecoveredDialog
+from app.qt.pictures.captions.recovery_dialogs import ConflictsDialog, RecoveredDialog
+from app.qt.pictures.dialogs import FolderDialog
 from app.qt.pictures.finding.dialogs import HelpDialog, SaveDialog
-from app.qt.pictures.folder_dialog import FolderDialog
 from app.qt.window import Window
 from tests.support.screens import screen, wait
 

@@ -12,8 +12,7 @@ from PySide6.QtWidgets import QApplication, QVBoxLayout, QWidget
 
 from app.qt.first.tour import Tour
 from app.qt.first.welcome import Welcome
-from app.qt.train.base_dialog import BaseDialog
-from app.qt.train.base_picker import BasePicker
+from app.qt.train.base_picker import BaseDialog, BasePicker
 from app.qt.window import Window
 from tests.support import tool_homes
 from tests.support.screens import screen, wait

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from PySide6.QtWidgets import QApplication, QWidget
 
-from app.qt.runs.after_time import AfterTimeDialog
 from app.qt.runs.page import RunsPage
+from app.qt.runs.queue_panel import AfterTimeDialog
 from app.qt.window import Window
 from tests.support.artist import shown_page
 from tests.support.screens import screen, wait

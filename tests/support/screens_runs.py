@@ -7,7 +7,7 @@ from pathlib import Path
 
 from PySide6.QtWidgets import QApplication, QWidget
 
-from app.qt.runs.farewell import Farewell
+from app.qt.runs.notifier import Farewell
 from app.qt.runs.page import RunsPage
 from app.qt.window import Window
 from tests.support.artist import shown_page

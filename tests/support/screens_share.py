@@ -11,11 +11,9 @@ from PIL import Image
 from PySide6.QtWidgets import QApplication, QWidget
 from safetensors.numpy import save_file
 
-from app.qt.loras.viewer import LoraViewer
-from app.qt.presets.edit import EditDialog
+from app.qt.lora_viewer import LoraViewer
+from app.qt.presets.dialogs import EditDialog, ReceiveDialog, VersionsDialog
 from app.qt.presets.page import PresetsPage
-from app.qt.presets.receive import ReceiveDialog
-from app.qt.presets.versions import VersionsDialog
 from app.qt.window import Window
 from tests.support.artist import shown_page
 from tests.support.screens import DEMO, screen, wait

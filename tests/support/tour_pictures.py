@@ -18,11 +18,11 @@ from PySide6.QtWidgets import QApplication
 
 from app.core.planning.forecaster import NAMED
 from app.core.runs.series import Spot
-from app.qt.language import speak
-from app.qt.loras.viewer import LoraViewer
+from app.qt.lora_viewer import LoraViewer
 from app.qt.presets.page import PresetsPage
 from app.qt.runs.page import RunsPage
 from app.qt.theme import Theme
+from app.qt.widgets import speak
 from tests.support import tool_homes
 from tests.support.artist import Artist, Sitting, Wish, shown_page, until
 from trainer.files.assets import asset_path

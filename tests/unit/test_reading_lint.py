@@ -17,7 +17,7 @@ READING = "trainer/protocol/reading.py"
 ALLOWED = {
     "trainer/host.py: read_text": "the system's own files in /proc, which exist only on Linux",
     "app/core/models/tools.py: read_text": "the system's own /proc/mounts",
-    "app/qt/theme/icons.py: read_text": "icons that ship with the app",
+    "app/qt/theme/theme.py: read_text": "icons that ship with the app",
     "trainer/config/write.py: read_text": "the template that ships with Impasto",
     "trainer/cli/doctor.py: read_text": "a file of the installed PyTorch",
     "trainer/files/tokens.py: gzip.open": "the vocabulary that ships with Impasto",

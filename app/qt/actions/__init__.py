@@ -2,8 +2,8 @@
 
 A room declares what it offers as a tuple, beside the widget that does it, and hands both over once:
 
-    from app.qt.actions.table import Action
-    from app.qt.words import QT_TRANSLATE_NOOP
+    from app.qt.actions.commands import Action
+    from app.qt.widgets import QT_TRANSLATE_NOOP
 
     ACTIONS = (
         Action("pictures.next", QT_TRANSLATE_NOOP("Action", "Next picture"), "pictures", "next", keys=("Right",)),

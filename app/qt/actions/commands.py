@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
+from typing import Literal
 
 from PySide6.QtCore import QCoreApplication, QObject, Qt, Signal, Slot
 from PySide6.QtGui import QAction, QKeySequence
 from PySide6.QtWidgets import QMenu, QMenuBar, QToolButton, QWidget
 
-from app.qt.actions.table import Action, Menu
 from app.qt.theme import set_icon
-from app.qt.words import QT_TRANSLATE_NOOP
+from app.qt.widgets import QT_TRANSLATE_NOOP
 
-Keys = Mapping[str, tuple[str, ...]]
-"""Shortcuts by command, as Qt writes them portably."""
-
+Menu = Literal["file", "edit", "view", "pictures", "captions", "find", "train", "runs", "presets", "help"]
 _PORTABLE = QKeySequence.SequenceFormat.PortableText
-
 MENUS: dict[Menu, str] = {
     "file": QT_TRANSLATE_NOOP("Menu", "&File"),
     "edit": QT_TRANSLATE_NOOP("Menu", "&Edit"),
@@ -30,6 +28,34 @@ MENUS: dict[Menu, str] = {
     "presets": QT_TRANSLATE_NOOP("Menu", "Pre&sets"),
     "help": QT_TRANSLATE_NOOP("Menu", "&Help"),
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """One command, as every place that offers it sees it."""
+
+    id: str
+    """Stable name, `room.verb`."""
+    title: str
+    """What it does, in English and marked with QT_TRANSLATE_NOOP("Action", ...)."""
+    menu: Menu
+    """The menu it stands in, which is its group in palette and sheet too."""
+    run: str
+    """The owner's method that does it; it takes the new state where `checked` is given, else nothing."""
+    keys: tuple[str, ...] = ()
+    """Default shortcuts as Qt writes them portably: "Ctrl+K", "Right". The first one is shown."""
+    enabled: str | None = None
+    """The owner's method or property that tells whether it can be done now; None: always."""
+    checked: str | None = None
+    """The owner's method or property that tells whether it is on; None: it is nothing that can be on."""
+    icon: str | None = None
+    """A name of app/qt/icons."""
+    tip: str = ""
+    """One more sentence, marked like the title, where the title does not say it all."""
+
+
+Keys = Mapping[str, tuple[str, ...]]
+"""Shortcuts by command, as Qt writes them portably."""
 
 
 def in_force(actions: Iterable[Action], own: Keys) -> dict[str, tuple[str, ...]]:

@@ -2,14 +2,62 @@
 
 from __future__ import annotations
 
+from itertools import groupby
+
 from PySide6.QtCore import QEvent, QObject, Qt
 from PySide6.QtGui import QIcon, QKeyEvent, QPixmap
-from PySide6.QtWidgets import QDialog, QHeaderView, QLineEdit, QTreeWidget, QTreeWidgetItem, QVBoxLayout, QWidget
+from PySide6.QtWidgets import (
+    QDialog,
+    QGridLayout,
+    QHBoxLayout,
+    QHeaderView,
+    QLabel,
+    QLineEdit,
+    QScrollArea,
+    QTreeWidget,
+    QTreeWidgetItem,
+    QVBoxLayout,
+    QWidget,
+)
 
-from app.core.fuzzy import score
-from app.qt.actions.commands import Command, Commands
+from app.qt.actions.commands import MENUS, Command, Commands
+from app.qt.widgets import close_row
 
 _MOVES = (Qt.Key.Key_Up, Qt.Key.Key_Down, Qt.Key.Key_PageUp, Qt.Key.Key_PageDown)
+
+
+_WORD, _RUN, _FIRST = 8, 10, 3
+"""What a letter that begins a word, follows the one before, or begins the text adds to its 1."""
+
+
+def score(typed: str, text: str) -> int | None:
+    """Return how well a text answers what was typed: None where its letters are not all in it, in their order.
+
+    The highest score over all ways to find the letters, so that "sf" finds "Save filter" by its words and not by the
+    first f. Spaces in what was typed are passed over. Takes len(typed) * len(text) steps.
+    """
+    letters = [letter for letter in typed.casefold() if not letter.isspace()]
+    folded = text.casefold()
+    # best[i]: the best score with the letters so far, the last of them at place i; None: not possible.
+    best: list[int | None] = [0] * (len(folded) + 1)
+    for number, letter in enumerate(letters):
+        following: list[int | None] = [None] * (len(folded) + 1)
+        reach: int | None = 0 if number == 0 else None  # the best that ends anywhere before the place
+        for place, found in enumerate(folded):
+            before = best[place - 1] if place and number else None
+            if found == letter and (reach is not None or before is not None):
+                chain = -1 if before is None else before + _RUN
+                following[place] = max(chain, -1 if reach is None else reach) + 1 + _bonus(folded, place)
+            if number:
+                reach = max((value for value in (reach, best[place]) if value is not None), default=None)
+        best = following
+    return max((value for value in best if value is not None), default=None) if letters else 0
+
+
+def _bonus(text: str, place: int) -> int:
+    if place == 0:
+        return _WORD + _FIRST
+    return _WORD if not text[place - 1].isalnum() and text[place].isalnum() else 0
 
 
 class CommandPalette(QDialog):
@@ -93,3 +141,46 @@ def _item(command: Command) -> QTreeWidgetItem:
     if not command.isEnabled():
         item.setFlags(item.flags() & ~Qt.ItemFlag.ItemIsEnabled)
     return item
+
+
+class KeySheet(QDialog):
+    """Shows what each key does now."""
+
+    def __init__(self, commands: Commands, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.setWindowTitle(self.tr("Keyboard shortcuts"))
+        self.resize(560, 620)
+        order = list(MENUS)
+        bound = sorted((c for c in commands if c.shortcuts()), key=lambda c: order.index(c.action.menu))
+        page = QWidget()
+        grid = QGridLayout(page)
+        grid.setColumnStretch(1, 1)
+        grid.setHorizontalSpacing(16)
+        for group, members in groupby(bound, key=lambda command: command.group):
+            self._add_group(grid, group, list(members))
+        grid.setRowStretch(grid.rowCount(), 1)
+        area = QScrollArea()
+        area.setWidget(page)
+        area.setWidgetResizable(True)
+        area.setAccessibleName(self.windowTitle())
+        buttons = close_row(self)
+        column = QVBoxLayout(self)
+        column.addWidget(area)
+        column.addWidget(buttons)
+
+    def _add_group(self, grid: QGridLayout, title: str, members: list[Command]) -> None:
+        heading = QLabel(title)
+        heading.setProperty("role", "heading")
+        heading.setContentsMargins(0, 10 if grid.count() else 0, 0, 2)
+        grid.addWidget(heading, grid.rowCount(), 0, 1, 2)
+        for command in members:
+            row, texts = grid.rowCount(), command.keys()
+            keys = QHBoxLayout()
+            keys.setSpacing(5)
+            for key in texts:
+                cap = QLabel(key)
+                cap.setProperty("role", "keys")
+                keys.addWidget(cap)
+            keys.addStretch()
+            grid.addLayout(keys, row, 0)
+            grid.addWidget(QLabel(command.title), row, 1)

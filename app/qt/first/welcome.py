@@ -2,14 +2,215 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import Qt, Signal
-from PySide6.QtGui import QIcon
-from PySide6.QtWidgets import QDialog, QHBoxLayout, QLabel, QPushButton, QVBoxLayout, QWidget
+from pathlib import Path
+from typing import Literal
 
+from PySide6.QtCore import QLocale, Qt, Signal
+from PySide6.QtGui import QIcon
+from PySide6.QtWidgets import (
+    QCheckBox,
+    QDialog,
+    QFileDialog,
+    QFrame,
+    QHBoxLayout,
+    QLabel,
+    QPushButton,
+    QScrollArea,
+    QSizePolicy,
+    QVBoxLayout,
+    QWidget,
+)
+
+from app.core.first import CheckUp, Machine, this_machine
+from app.core.models.models import Models
+from app.core.models.tools import Installation
 from app.core.session import Session
-from app.qt.first.machine import MachinePanel
-from app.qt.first.tools import ToolsPanel
-from app.qt.theme.icons import FOLDER
+from app.core.tasks import Tasks, raise_again
+from app.core.words import in_words
+from app.qt.theme import set_icon
+from app.qt.theme.theme import FOLDER
+from app.qt.train.words import gigabytes, owner_of
+from app.qt.widgets import plain_label, plain_tip, sign, until_destroyed, while_there
+
+Sign = Literal["good", "info", "warning", "bad", "waiting"]
+_ICONS: dict[Sign, tuple[str, str]] = {
+    "good": ("check", "good"),
+    "info": ("info", "link"),
+    "warning": ("warning", "warning"),
+    "bad": ("error", "bad"),
+    "waiting": ("more", "muted"),
+}
+_ENOUGH_BYTES = 20 * 10**9
+"""Room for a base or two, cached pictures and some runs; `doctor` has its own, lower, limit."""
+
+
+class Line(QWidget):
+    """Plain text, as long as it needs to be; the sign is said by the words too."""
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._sign, self.words = sign(16), plain_label()
+        self.words.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.MinimumExpanding)
+        row = QHBoxLayout(self)
+        row.setContentsMargins(0, 0, 0, 0)
+        row.setSpacing(6)
+        row.addWidget(self._sign, 0, Qt.AlignmentFlag.AlignTop)
+        row.addWidget(self.words, 1)
+
+    def say(self, kind: Sign, words: str) -> None:
+        """Show this."""
+        set_icon(self._sign, *_ICONS[kind])
+        self.words.setText(words)
+
+
+class MachinePanel(QWidget):
+    """Asks when it is made; `close_down` ends the asking."""
+
+    def __init__(self, tasks: Tasks, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.card, self.disk, self.check = Line(), Line(), Line()
+        column = QVBoxLayout(self)
+        column.setContentsMargins(0, 0, 0, 0)
+        column.setSpacing(0)
+        for line in (self.card, self.disk, self.check):
+            column.addWidget(line)
+        self.card.say("waiting", self.tr("Looking for graphics cards…"))
+        self.disk.hide()
+        self.check.say("waiting", self.tr("Testing whether training works here. It takes some seconds…"))
+        self._check_up = CheckUp(tasks.post)
+        self._check_up.changed.connect(while_there(self, lambda _: self._tell_check()))
+        tasks.run(this_machine, while_there(self, self._tell), raise_again)
+        self._check_up.start()
+
+    @property
+    def done(self) -> bool:
+        """Whether the test is over."""
+        return self._check_up.done
+
+    def close_down(self) -> None:
+        """End the test: its answer is wanted no more."""
+        self._check_up.close()
+
+    def _tell(self, found: Machine) -> None:
+        self._tell_cards(found)
+        if found.free is not None:
+            words = self.tr("{free} free for models and runs, on the disk of {folder}.")
+            enough = found.free >= _ENOUGH_BYTES
+            more = "" if enough else self.tr(" Bases and checkpoints of SDXL take gigabytes: make room soon.")
+            self.disk.say(
+                "good" if enough else "warning", words.format(free=_size(found.free), folder=found.folder) + more
+            )
+            self.disk.show()
+
+    def _tell_cards(self, found: Machine) -> None:
+        if found.fault:
+            self.card.say("bad", found.fault)
+            return
+        if not found.cards:
+            words = self.tr("No NVIDIA graphics card. Everything works, but real training is very slow without one.")
+            self.card.say("info", words)
+            return
+        words = self.tr("{name}: {free} of {total} free, driver {driver}.")
+        lines = [
+            words.format(
+                name=card.name, free=gigabytes(card.free_bytes), total=gigabytes(card.total_bytes), driver=card.driver
+            )
+            for card in found.cards
+        ]
+        self.card.say("good", "\n".join(lines))
+
+    def _tell_check(self) -> None:
+        check = self._check_up
+        if check.problem:
+            self.check.say("bad", self.tr("The test did not run: {why}").format(why=check.problem))
+        elif check.worst and (check.done or check.worst[0].verdict == "broken"):
+            broken = check.worst[0].verdict == "broken"
+            told = "\n".join(map(in_words, check.worst))
+            self.check.say("bad" if broken else "warning", told)
+        elif check.done:
+            self.check.say("good", self.tr("Training works here."))
+
+
+def _size(size: int) -> str:
+    return QLocale().formattedDataSize(size, 0, QLocale.DataSizeFormat.DataSizeSIFormat)
+
+
+class ToolsPanel(QWidget):
+    """Looks for them when it is made, and shows each as it is found."""
+
+    def __init__(self, models: Models, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._models = models
+        self.boxes: dict[Path, QCheckBox] = {}
+        self.state = QLabel()
+        self.folder = QPushButton(self.tr("Add a folder…"))
+        self._list, self._column = QWidget(), QVBoxLayout()
+        self._build()
+        until_destroyed(self, models.changed.connect(lambda _: self._fill()))
+        self.folder.clicked.connect(lambda: self.add_folder())
+        models.look()
+        self._fill()
+
+    def add_folder(self) -> None:
+        """Ask for a folder of models, or of a tool that was not found."""
+        folder = QFileDialog.getExistingDirectory(self, self.tr("A folder of models, or of a tool that keeps models"))
+        if folder:
+            self._models.add_folder(Path(folder))
+
+    def _build(self) -> None:
+        self.state.setProperty("role", "muted")
+        self.state.setWordWrap(True)
+        self.folder.setAutoDefault(False)
+        self._column.setContentsMargins(0, 0, 0, 0)
+        self._column.setSpacing(2)
+        self._list.setLayout(self._column)
+        self._column.addStretch()
+        area = QScrollArea()
+        area.setWidget(self._list)
+        area.setWidgetResizable(True)
+        area.setFrameShape(QFrame.Shape.NoFrame)
+        area.setFocusPolicy(Qt.FocusPolicy.NoFocus)
+        area.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        row = QHBoxLayout()
+        row.addWidget(self.state, 1)
+        row.addWidget(self.folder)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(0, 0, 0, 0)
+        column.addWidget(area, 1)
+        column.addLayout(row)
+
+    def _fill(self) -> None:
+        tools = {one.folder: one for one in self._models.installations}
+        for folder in [folder for folder in self.boxes if folder not in tools]:
+            self.boxes.pop(folder).deleteLater()
+        for folder, tool in tools.items():
+            if folder not in self.boxes:
+                self._add(tool)
+            self._word(self.boxes[folder], tool)
+        self.state.setText(self._words())
+
+    def _add(self, tool: Installation) -> None:
+        box = QCheckBox()
+        box.setChecked(self._models.wants(tool))
+        box.setToolTip(plain_tip(str(tool.folder)))
+        box.toggled.connect(lambda wanted: self._models.want(tool, wanted))
+        self._column.insertWidget(self._column.count() - 1, box)
+        self.boxes[tool.folder] = box
+
+    def _word(self, box: QCheckBox, tool: Installation) -> None:
+        count = self.tr("%n base(s)", "", self._models.count_of(tool))
+        text = f"{owner_of(tool.tool)} · {count} · {tool.folder}"
+        room = max(self._list.width() - 40, 300)
+        shown = box.fontMetrics().elidedText(text, Qt.TextElideMode.ElideMiddle, room)
+        box.setText(shown.replace("&", "&&"))
+        box.setAccessibleName(text)
+
+    def _words(self) -> str:
+        if self._models.looking:
+            return self.tr("Looking for models of other tools on this PC…")
+        if not self.boxes:
+            return self.tr("No other tool was found. Is there a folder with your models?")
+        return self.tr("Bases are offered from what is ticked.")
 
 
 class Welcome(QDialog):

@@ -12,7 +12,7 @@ from PySide6.QtWidgets import QWidget
 
 from app.core.session import Session
 from app.core.words import first_names
-from app.qt.parts import while_there
+from app.qt.widgets import while_there
 
 if TYPE_CHECKING:  # brings numpy and Pillow
     from app.core.disk.importing import Imported

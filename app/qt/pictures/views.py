@@ -22,14 +22,12 @@ from app.core.edits.bulk import exclude, exclude_others, mark_folder, rate
 from app.core.edits.history import Edit
 from app.core.library import Picture
 from app.core.session import Session
-from app.qt.actions.commands import Commands
-from app.qt.actions.table import Action
+from app.qt.actions.commands import Action, Commands
 from app.qt.pictures.arriving import Arriving
-from app.qt.pictures.compare.view import MOST, Compare
-from app.qt.pictures.grid.view import SIDES, Grid
-from app.qt.pictures.loupe.view import Loupe
-from app.qt.sizing import size_slider
-from app.qt.words import QT_TRANSLATE_NOOP as _NOOP
+from app.qt.pictures.grid import SIDES, Grid
+from app.qt.pictures.loupe import MOST, Compare, Loupe
+from app.qt.widgets import QT_TRANSLATE_NOOP as _NOOP
+from app.qt.widgets import size_slider
 
 if TYPE_CHECKING:  # brings numpy and Pillow: the window is shown before anything is thrown away
     from app.qt.pictures.deletion import Deletion
@@ -349,7 +347,7 @@ class Views(QWidget):
 
     def mark_folder(self) -> None:
         """Ask for what holds for all pictures in the current picture's folder."""
-        from app.qt.pictures.folder_dialog import FolderDialog
+        from app.qt.pictures.dialogs import FolderDialog
 
         picture = self._session.library.pictures[self._session.view.current or 0]
         dialog = FolderDialog(picture.folder, self)

@@ -25,15 +25,13 @@ from app.core.tasks import raise_again
 from app.qt.actions.commands import Commands
 from app.qt.inputs import ComboBox
 from app.qt.page import Page
-from app.qt.parts import pixmap_of, plain_label, until_destroyed, while_there
-from app.qt.pictures.trash import Thrown, bring_back, throw_files
+from app.qt.pictures.deletion import Thrown, bring_back, throw_files
 from app.qt.presets.actions import ACTIONS
 from app.qt.presets.cards import CardView
 from app.qt.presets.details import PICTURE, Details
-from app.qt.presets.edit import EditDialog
-from app.qt.presets.receive import ReceiveDialog
-from app.qt.presets.versions import VersionsDialog
+from app.qt.presets.dialogs import EditDialog, ReceiveDialog, VersionsDialog
 from app.qt.theme import set_icon
+from app.qt.widgets import pixmap_of, plain_label, until_destroyed, while_there
 from trainer.config.presets.exchange import preset_text
 from trainer.config.presets.library import Shelved, folder_of
 from trainer.config.presets.preset import Preset

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from PySide6.QtCore import Qt, QTimer, Signal
+from PySide6.QtCore import QDateTime, QLocale, Qt, QTime, QTimer, Signal
 from PySide6.QtGui import QHideEvent, QShowEvent
 from PySide6.QtWidgets import (
+    QDialog,
+    QDialogButtonBox,
     QFrame,
     QHBoxLayout,
     QLabel,
@@ -19,17 +21,15 @@ from PySide6.QtWidgets import (
 
 from app.core.runs.queue import Look
 from app.core.session import Session
-from app.qt.actions.commands import Commands
-from app.qt.actions.table import Action
-from app.qt.parts import plain_label, say, until_destroyed
-from app.qt.runs.after_time import AfterTimeDialog
-from app.qt.runs.queue_list import QueueList
-from app.qt.words import QT_TRANSLATE_NOOP as _NOOP
+from app.qt.actions.commands import Action, Commands
+from app.qt.inputs import DateTimeEdit
+from app.qt.runs.lists import QueueList
+from app.qt.widgets import QT_TRANSLATE_NOOP as _NOOP
+from app.qt.widgets import plain_label, say, until_destroyed
 from trainer.protocol.queue import Entry, State
 
 _LOOK_EVERY = 1_000
 _ORDERED: tuple[State, ...] = ("waiting", "running", "paused", "interrupted")
-
 ACTIONS = (
     Action(
         "queue.up", _NOOP("Action", "Earlier in the queue"), "runs", "move_up", ("Alt+Up",), "can_move_up", icon="up",
@@ -79,9 +79,52 @@ ACTIONS = (
         checked="is_careful", tip=_NOOP("Action", "Otherwise the next job begins, whatever became of the one before"),
     ),
 )  # fmt: skip
-_BUTTONS = tuple(action.id for action in ACTIONS[:9])
 _LINES = 8
 """Lines of text that the list has room for at least: three entries, with what is between them."""
+
+
+class AfterTimeDialog(QDialog):
+    """A moment from now on; `chosen` is Unix time in seconds once it is accepted, None for at once."""
+
+    def __init__(self, name: str, after: float | None, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.chosen: float | None = None
+        self.setWindowTitle(self.tr("Start after"))
+        words = QLabel(self.tr("When its turn has come, “{name}” begins no earlier than:").format(name=name))
+        words.setTextFormat(Qt.TextFormat.PlainText)
+        words.setWordWrap(True)
+        self.moment = DateTimeEdit()
+        self.moment.setDateTime(_proposed(after))
+        self.moment.setCalendarPopup(True)
+        self.moment.setDisplayFormat(QLocale().dateTimeFormat(QLocale.FormatType.ShortFormat))
+        self.moment.setMinimumDateTime(min(QDateTime.currentDateTime(), self.moment.dateTime()))
+        self.moment.setAccessibleName(self.tr("Start after"))
+        standard = QDialogButtonBox.StandardButton
+        self.buttons = QDialogButtonBox(standard.Ok | standard.Cancel)
+        self.at_once = self.buttons.addButton(self.tr("As soon as it can"), QDialogButtonBox.ButtonRole.ResetRole)
+        self.at_once.clicked.connect(lambda: self._take(None))
+        self.buttons.accepted.connect(lambda: self._take(float(self.moment.dateTime().toSecsSinceEpoch())))
+        self.buttons.rejected.connect(self.reject)
+        column = QVBoxLayout(self)
+        column.addWidget(words)
+        column.addWidget(self.moment)
+        column.addWidget(self.buttons)
+
+    def _take(self, moment: float | None) -> None:
+        self.chosen = moment
+        self.accept()
+
+
+def _proposed(after: float | None) -> QDateTime:
+    """Return what was chosen before, else the next ten in the evening: when nobody needs the card."""
+    if after is not None:
+        return QDateTime.fromSecsSinceEpoch(int(after))
+    now = QDateTime.currentDateTime()
+    evening = QDateTime(now.date(), QTime(22, 0))
+    return evening if evening > now else evening.addDays(1)
+
+
+_BUTTONS = tuple(action.id for action in ACTIONS[:9])
 
 
 class QueuePanel(QWidget):

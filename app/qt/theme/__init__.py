@@ -7,8 +7,7 @@
 Labels take a look by property: label.setProperty("role", "title" | "heading" | "muted" | "good" | "warning" | "bad").
 """
 
-from app.qt.theme.icons import icon, set_icon
 from app.qt.theme.palettes import Colours
-from app.qt.theme.theme import Theme, colours
+from app.qt.theme.theme import Theme, colours, icon, set_icon
 
 __all__ = ["Colours", "Theme", "colours", "icon", "set_icon"]

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+_GROUNDS = ("window", "rail", "base", "raised", "hover", "pressed")
+
 
 @dataclass(frozen=True, slots=True)
 class Colours:
@@ -133,7 +135,6 @@ CONTRAST = Colours(
     series6="#ffffff",
 )
 
-_GROUNDS = ("window", "rail", "base", "raised", "hover", "pressed")
 TEXTS: tuple[tuple[str, str], ...] = (
     *((text, ground) for text in ("text", "muted") for ground in _GROUNDS),
     *((text, ground) for text in ("link", "good", "warning", "bad") for ground in ("window", "base", "raised")),
@@ -146,3 +147,17 @@ SHAPES: tuple[tuple[str, str], ...] = (
     *(("accent", ground) for ground in ("base",)),
     *((f"series{number}", "base") for number in range(1, 7)),
 )
+
+
+_in_force = LIGHT
+
+
+def colours() -> Colours:
+    """Return the colours in force now."""
+    return _in_force
+
+
+def put_in_force(chosen: Colours) -> None:
+    """Remember the colours that `Theme` has given to Qt."""
+    global _in_force
+    _in_force = chosen

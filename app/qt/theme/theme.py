@@ -2,23 +2,277 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+from functools import lru_cache
 from pathlib import Path
+from string import Template
 from typing import Literal
 
-from PySide6.QtCore import QObject, Qt, QTemporaryDir, Signal
-from PySide6.QtGui import QPalette
-from PySide6.QtWidgets import QApplication
+from PySide6.QtCore import QByteArray, QObject, Qt, QTemporaryDir, Signal
+from PySide6.QtGui import QAction, QColor, QGuiApplication, QIcon, QPainter, QPalette, QPixmap
+from PySide6.QtSvg import QSvgRenderer
+from PySide6.QtWidgets import QAbstractButton, QApplication
 
-from app.qt.theme.current import colours, put_in_force
-from app.qt.theme.icons import redraw_icons, save_drawing
-from app.qt.theme.palettes import CONTRAST, DARK, LIGHT, Colours
-from app.qt.theme.style import MARKS, palette, sheet
+from app.qt.theme.palettes import CONTRAST, DARK, LIGHT, Colours, colours, put_in_force
+
+FOLDER = Path(__file__).resolve().parents[1] / "icons"
+SIZES = (16, 20, 24)
+_ROLES = {
+    QPalette.ColorRole.Window: "window",
+    QPalette.ColorRole.WindowText: "text",
+    QPalette.ColorRole.Base: "base",
+    QPalette.ColorRole.AlternateBase: "window",
+    QPalette.ColorRole.Text: "text",
+    QPalette.ColorRole.Button: "raised",
+    QPalette.ColorRole.ButtonText: "text",
+    QPalette.ColorRole.BrightText: "bad",
+    QPalette.ColorRole.ToolTipBase: "raised",
+    QPalette.ColorRole.ToolTipText: "text",
+    QPalette.ColorRole.PlaceholderText: "muted",
+    QPalette.ColorRole.Highlight: "accent",
+    QPalette.ColorRole.HighlightedText: "on_accent",
+    QPalette.ColorRole.Accent: "accent",
+    QPalette.ColorRole.Link: "link",
+    QPalette.ColorRole.LinkVisited: "link",
+    # Fusion shades its bevels and outlines with these.
+    QPalette.ColorRole.Light: "hover",
+    QPalette.ColorRole.Midlight: "raised",
+    QPalette.ColorRole.Mid: "line",
+    QPalette.ColorRole.Dark: "edge",
+    QPalette.ColorRole.Shadow: "line",
+}
+MARKS = (("check", "on_accent"), ("remove", "on_accent"), ("down", "text"), ("up", "text"), ("down", "disabled"))
+"""Icons with their colours that the style sheet names as $marks/ICON-COLOUR.svg."""
+_TEXTS = (QPalette.ColorRole.WindowText, QPalette.ColorRole.Text, QPalette.ColorRole.ButtonText)
+# Sizes are in Qt's pixels, which grow with the scaling. Rings are 2 wide; what has none keeps the room for it.
+_SHEET = Template("""
+QToolTip { color: $text; background: $raised; border: 1px solid $edge; padding: 4px 6px; }
+QMenuBar { background: $rail; border-bottom: 1px solid $line; padding: 1px 4px; }
+QMenuBar::item { padding: 4px 9px; border-radius: 4px; background: transparent; }
+QMenuBar::item:selected { background: $pressed; color: $text; }
+QMenu { background: $raised; border: 1px solid $edge; padding: 4px; }
+QMenu::item { padding: 5px 28px 5px 10px; border-radius: 4px; }
+QMenu::item:selected { background: $accent; color: $on_accent; }
+QMenu::item:disabled { color: $disabled; background: transparent; }
+QMenu::separator { height: 1px; background: $line; margin: 4px 6px; }
+QMenu::icon { padding-left: 6px; }
+QStatusBar { background: $rail; border-top: 1px solid $line; }
+QStatusBar::item { border: none; }
+QSplitter::handle { background: $line; }
+QSplitter::handle:horizontal { width: 1px; }
+QSplitter::handle:vertical { height: 1px; }
+QSplitter::handle:hover { background: $focus; }
+QFrame#rail { background: $rail; border: none; border-right: 1px solid $line; }
+QFrame#rule { background: $line; border: none; }
+QFrame#difference { background: $focus; border: none; border-radius: 1px; }
+QFrame#notice { background: $raised; border: none; border-bottom: 1px solid $line; }
+#farewell { border: 1px solid $edge; }
+QFrame#coach { background: $raised; border: none; border-left: 4px solid $focus; border-bottom: 1px solid $line; }
+QToolButton { background: transparent; border: 2px solid transparent; border-radius: 6px; padding: 3px; color: $text; }
+QToolButton:hover { background: $hover; }
+QToolButton:pressed, QToolButton:checked { background: $pressed; }
+QToolButton:focus { border-color: $focus; }
+QToolButton:disabled { color: $disabled; }
+QToolButton::menu-indicator { image: none; }
+QToolButton[popupMode="1"] { padding-right: 22px; }
+QToolButton::menu-button { border: none; border-radius: 4px; width: 20px; }
+QToolButton::menu-button:hover { background: $pressed; }
+QToolButton::menu-arrow { image: url("$marks/down-text.svg"); width: 12px; height: 12px; }
+QPushButton { background: $raised; border: 1px solid $edge; border-radius: 6px; padding: 6px 15px; color: $text; }
+QPushButton:hover { background: $hover; }
+QPushButton:pressed, QPushButton:checked { background: $pressed; }
+QPushButton:default { background: $accent; border-color: $accent; color: $on_accent; }
+QPushButton:disabled { color: $disabled; background: $window; border-color: $line; }
+QPushButton:focus { border: 2px solid $focus; padding: 5px 14px; }
+QPushButton:default:focus { border-color: $text; }
+QLineEdit, QPlainTextEdit, QTextEdit, QComboBox, QAbstractSpinBox {
+    background: $base; border: 1px solid $edge; border-radius: 6px; padding: 4px 7px; color: $text;
+    selection-background-color: $accent; selection-color: $on_accent; placeholder-text-color: $muted;
+}
+QLineEdit:focus, QPlainTextEdit:focus, QTextEdit:focus, QComboBox:focus, QAbstractSpinBox:focus {
+    border: 2px solid $focus; padding: 3px 6px;
+}
+QLineEdit:disabled, QPlainTextEdit:disabled, QTextEdit:disabled, QComboBox:disabled, QAbstractSpinBox:disabled {
+    color: $disabled; border-color: $line; placeholder-text-color: $disabled;
+}
+QAbstractSpinBox QLineEdit, QComboBox QLineEdit {
+    border: none; border-radius: 0; padding: 0 5px; background: transparent;
+}
+QComboBox { background: $raised; padding-right: 24px; }
+QComboBox:focus { padding-right: 23px; }
+QComboBox:hover { background: $hover; }
+QComboBox::drop-down, QDateTimeEdit::drop-down { border: none; width: 24px; }
+QComboBox::down-arrow, QDateTimeEdit::down-arrow { image: url("$marks/down-text.svg"); width: 12px; height: 12px; }
+QComboBox::down-arrow:disabled { image: url("$marks/down-disabled.svg"); }
+QComboBox QAbstractItemView { background: $raised; border: 1px solid $edge; padding: 3px; outline: none; }
+QAbstractSpinBox { padding: 4px 22px 4px 5px; }
+QAbstractSpinBox:focus { padding: 3px 21px 3px 4px; }
+QAbstractSpinBox::up-button, QAbstractSpinBox::down-button {
+    subcontrol-origin: border; width: 20px; border: none; background: transparent;
+}
+QAbstractSpinBox::up-button { subcontrol-position: top right; }
+QAbstractSpinBox::down-button { subcontrol-position: bottom right; }
+QAbstractSpinBox::up-arrow { image: url("$marks/up-text.svg"); width: 9px; height: 9px; }
+QAbstractSpinBox::down-arrow { image: url("$marks/down-text.svg"); width: 9px; height: 9px; }
+QCheckBox, QRadioButton { spacing: 8px; border: 2px solid transparent; border-radius: 4px; padding: 1px; }
+QCheckBox:focus, QRadioButton:focus { border-color: $focus; }
+QCheckBox:disabled, QRadioButton:disabled { color: $disabled; }
+QCheckBox::indicator, QRadioButton::indicator, QListView::indicator, QTreeView::indicator {
+    width: 16px; height: 16px; background: $base; border: 1px solid $edge; border-radius: 4px;
+}
+QRadioButton::indicator { border-radius: 9px; }
+QCheckBox::indicator:checked, QListView::indicator:checked, QTreeView::indicator:checked {
+    background: $accent; border-color: $accent; image: url("$marks/check-on_accent.svg");
+}
+QCheckBox::indicator:indeterminate {
+    background: $accent; border-color: $accent; image: url("$marks/remove-on_accent.svg");
+}
+QListView::indicator:checked:selected, QTreeView::indicator:checked:selected { border-color: $on_accent; }
+QRadioButton::indicator:checked {
+    background: qradialgradient(cx: 0.5, cy: 0.5, radius: 0.5, fx: 0.5, fy: 0.5, stop: 0.5 $accent, stop: 0.6 $base);
+}
+QSlider:horizontal { min-height: 20px; }
+QSlider::groove:horizontal { height: 4px; background: $edge; border-radius: 2px; }
+QSlider::sub-page:horizontal { background: $focus; border-radius: 2px; }
+QSlider::handle:horizontal {
+    width: 14px; height: 14px; margin: -6px 0; border-radius: 8px; background: $raised; border: 1px solid $text;
+}
+QSlider::handle:horizontal:hover { background: $hover; }
+QSlider::handle:horizontal:focus { border: 2px solid $focus; }
+QProgressBar { background: $base; border: 1px solid $edge; border-radius: 6px; text-align: center; color: $text; }
+QProgressBar::chunk { background: $focus; border-radius: 5px; }
+QTabBar::tab { padding: 6px 12px; border: none; border-bottom: 2px solid transparent; color: $muted; }
+QTabBar::tab:selected { border-bottom-color: $focus; color: $text; }
+QTabBar::tab:hover { background: $hover; }
+QTabBar::tab:focus { color: $focus; }
+QTabBar { qproperty-drawBase: 0; }
+QTabWidget::pane { border: none; border-top: 1px solid $line; }
+QListView, QTreeView, QTableView, QScrollArea { border: 1px solid transparent; }
+QListView:focus, QTreeView:focus, QTableView:focus { border-color: $focus; }
+QListView, QTreeView, QTableView {
+    background: $base; selection-background-color: $accent; selection-color: $on_accent;
+}
+QListView::item, QTreeView::item { padding: 2px 6px; height: 22px; }
+QListView::item:selected, QTreeView::item:selected { background: $accent; color: $on_accent; }
+QHeaderView::section { background: $window; color: $muted; border: none; border-bottom: 1px solid $line; padding: 4px; }
+QTreeView QHeaderView::section { padding-left: 9px; }
+QTableCornerButton::section { background: $window; border: none; border-bottom: 1px solid $line; }
+QGroupBox { border: none; margin-top: 24px; padding-top: 4px; }
+QGroupBox::title { subcontrol-origin: margin; left: 0; color: $text; font-weight: 600; }
+QLabel[role="title"] { font-size: 17pt; font-weight: 600; }
+QLabel[role="heading"] { font-weight: 600; }
+QLabel[role="muted"] { color: $muted; }
+QLabel[role="good"] { color: $good; }
+QLabel[role="warning"] { color: $warning; }
+QLabel[role="bad"] { color: $bad; }
+QLabel[role="keys"] { background: $raised; border: 1px solid $edge; border-radius: 4px; padding: 1px 6px; }
+QLabel[role="badge"] {
+    background: $raised; border: 1px solid $edge; border-radius: 4px; padding: 2px 8px; font-weight: 600;
+}
+QScrollBar:vertical { background: transparent; width: 12px; margin: 0; }
+QScrollBar:horizontal { background: transparent; height: 12px; margin: 0; }
+QScrollBar::handle { background: $edge; border: 3px solid transparent; border-radius: 5px; }
+QScrollBar::handle:vertical { min-height: 32px; margin: 2px 3px; border: none; border-radius: 3px; }
+QScrollBar::handle:horizontal { min-width: 32px; margin: 3px 2px; border: none; border-radius: 3px; }
+QScrollBar::handle:hover { background: $muted; }
+QScrollBar::add-line, QScrollBar::sub-line { width: 0; height: 0; }
+QScrollBar::add-page, QScrollBar::sub-page { background: transparent; }
+""")
+_NAMED: dict[str, Colours] = {"light": LIGHT, "dark": DARK, "contrast": CONTRAST}
+_DARK_BELOW = 128  # lightness of 0..255
+_NAME, _ROLE = "iconName", "iconRole"
+
+
+def icon(name: str, role: str = "text") -> QIcon:
+    """Return the icon app/qt/icons/NAME.svg in the colours of now; raises FileNotFoundError for a name we lack.
+
+    `role` is the colour that it has, one of `Colours`.
+    """
+    ratios = tuple(sorted({screen.devicePixelRatio() for screen in QGuiApplication.screens()}))
+    now = colours()
+    return _made(name, getattr(now, role), now.disabled, now.on_accent, ratios)
+
+
+def set_icon(target: QAbstractButton | QAction, name: str, role: str = "text") -> None:
+    """Give a button or an action an icon that follows the colours."""
+    target.setProperty(_NAME, name)
+    target.setProperty(_ROLE, role)
+    target.setIcon(icon(name, role))
+
+
+def save_drawing(name: str, role: str, target: Path) -> None:
+    """Write an icon in a colour of now as a file, for what only a style sheet can draw."""
+    target.write_text(_drawing(name, getattr(colours(), role)), encoding="utf-8")
+
+
+def redraw_icons() -> None:
+    """Draw every icon that `set_icon` gave again, in the colours of now."""
+    for widget in QApplication.allWidgets():
+        targets: list[QAbstractButton | QAction] = list(widget.actions())
+        if isinstance(widget, QAbstractButton):
+            targets.append(widget)
+        for target in targets:
+            name = target.property(_NAME)
+            if name:
+                target.setIcon(icon(name, target.property(_ROLE)))
+
+
+@lru_cache(maxsize=256)
+def _made(name: str, normal: str, disabled: str, selected: str, ratios: tuple[float, ...]) -> QIcon:
+    made = QIcon()
+    renderer = QSvgRenderer(QByteArray(_drawing(name, normal).encode()))
+    for size in SIZES:
+        for ratio in ratios:
+            drawn = _drawn(renderer, size, ratio)
+            made.addPixmap(drawn, QIcon.Mode.Normal)
+            made.addPixmap(_coloured(drawn, disabled), QIcon.Mode.Disabled)
+            made.addPixmap(_coloured(drawn, selected), QIcon.Mode.Selected)
+    return made
+
+
+def _drawn(renderer: QSvgRenderer, size: int, ratio: float) -> QPixmap:
+    pixmap = QPixmap(round(size * ratio), round(size * ratio))
+    pixmap.fill(Qt.GlobalColor.transparent)
+    painter = QPainter(pixmap)
+    renderer.render(painter)
+    painter.end()
+    pixmap.setDevicePixelRatio(ratio)
+    return pixmap
+
+
+def _coloured(drawn: QPixmap, colour: str) -> QPixmap:
+    """Return a drawing in another colour: ours have but one, and to draw it again would take ten times as long."""
+    pixmap = QPixmap(drawn)
+    painter = QPainter(pixmap)
+    painter.setCompositionMode(QPainter.CompositionMode.CompositionMode_SourceIn)
+    painter.fillRect(pixmap.rect(), QColor(colour))
+    painter.end()
+    return pixmap
+
+
+def _drawing(name: str, colour: str) -> str:
+    return (FOLDER / f"{name}.svg").read_text(encoding="utf-8").replace("currentColor", colour)
+
+
+def palette(colours: Colours) -> QPalette:
+    """Return Qt's palette of these colours; texts of what is disabled are paler."""
+    made = QPalette()
+    for role, name in _ROLES.items():
+        made.setColor(role, QColor(getattr(colours, name)))
+    for role in _TEXTS:
+        made.setColor(QPalette.ColorGroup.Disabled, role, QColor(colours.disabled))
+    made.setColor(QPalette.ColorGroup.Disabled, QPalette.ColorRole.Highlight, QColor(colours.line))
+    return made
+
+
+def sheet(colours: Colours, marks: Path) -> str:
+    """Return the style sheet in these colours; `marks` is the folder that holds the drawings of `MARKS`."""
+    return _SHEET.substitute(asdict(colours), marks=marks.as_posix())
+
 
 __all__ = ["Choice", "Theme", "colours"]
 
 Choice = Literal["system", "light", "dark", "contrast"]
-_NAMED: dict[str, Colours] = {"light": LIGHT, "dark": DARK, "contrast": CONTRAST}
-_DARK_BELOW = 128  # lightness of 0..255
 
 
 class Theme(QObject):

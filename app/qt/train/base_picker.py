@@ -2,19 +2,330 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import QTimer, Signal
-from PySide6.QtGui import QHideEvent
-from PySide6.QtWidgets import QHBoxLayout, QLabel, QLineEdit, QPushButton, QVBoxLayout, QWidget
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from PySide6.QtCore import (
+    QAbstractListModel,
+    QEvent,
+    QModelIndex,
+    QObject,
+    QPersistentModelIndex,
+    QRect,
+    QRectF,
+    QSize,
+    Qt,
+    QTimer,
+    Signal,
+)
+from PySide6.QtGui import QColor, QFont, QFontMetrics, QHideEvent, QKeyEvent, QPainter
+from PySide6.QtWidgets import (
+    QDialog,
+    QFileDialog,
+    QHBoxLayout,
+    QLabel,
+    QLineEdit,
+    QListView,
+    QPushButton,
+    QStyle,
+    QStyledItemDelegate,
+    QStyleOptionViewItem,
+    QVBoxLayout,
+    QWidget,
+)
 from shiboken6 import isValid
 
-from app.core.models.verdict import Told, Verdict, cleaned
+from app.core.models.models import Models
+from app.core.models.verdict import Found, Told, Verdict, cleaned
 from app.core.session import Session
-from app.qt.parts import plain_label, say
-from app.qt.train.base_dialog import BaseDialog
-from app.qt.train.base_words import family_of, verdict_words
+from app.qt.theme import colours
+from app.qt.train.words import details, family_of, verdict_words
+from app.qt.widgets import plain_label, plain_tip, say, until_destroyed
 
+_Index = QModelIndex | QPersistentModelIndex
+_MOVES = (Qt.Key.Key_Up, Qt.Key.Key_Down, Qt.Key.Key_PageUp, Qt.Key.Key_PageDown)
 _PAUSE = 250
 """Milliseconds without a key after which what was typed is looked at."""
+_SIDE, _GAP = 12, 8
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A heading, or a base: `text` is what becomes `base.model`."""
+
+    kind: Literal["heading", "base", "unusable"]
+    name: str
+    text: str = ""
+    detail: str = ""
+    badge: str = ""
+
+
+def rows(
+    found: Iterable[Found], recent: Mapping[str, Verdict | None], typed: str, titles: tuple[str, str, str]
+) -> Iterator[Row]:
+    """Yield what answers the words typed, under `titles`: used last, on this PC, cannot be used.
+
+    Of those in `recent`, used last, it is said what they are as soon as somebody has looked.
+    """
+    words = typed.casefold().split()
+    known = {str(one.path): one for one in found}
+    used = [_row(known[text]) if text in known else _used(text, verdict) for text, verdict in recent.items()]
+    others = [_row(one) for text, one in known.items() if text not in recent]
+    usable = [row for row in others if row.kind == "base"]
+    unusable = [row for row in others if row.kind == "unusable"] if words else []
+    for title, group in zip(titles, (used, usable, unusable), strict=True):
+        answering = [row for row in group if _answers(row, words)]
+        if answering:
+            yield Row("heading", title)
+            yield from answering
+
+
+def _row(found: Found) -> Row:
+    kind: Literal["base", "unusable"] = "unusable" if found.told.problem else "base"
+    return Row(kind, found.name, str(found.path), details(found), family_of(found.told))
+
+
+def _used(text: str, verdict: Verdict | None) -> Row:
+    """One that lies where nobody searches, or is not on this PC."""
+    if verdict is None:
+        return Row("base", text, text)
+    told, path = verdict.told, Path(text)
+    kind: Literal["base", "unusable"] = "unusable" if told.problem else "base"
+    if verdict.place != "here":
+        return Row(kind, text, text, told.problem or verdict_words(verdict), family_of(told))
+    name = path.stem if path.suffix.lower() == ".safetensors" else path.name
+    detail = told.problem or " · ".join(filter(None, (verdict_words(verdict), str(path.parent))))
+    return Row(kind, name, text, detail, family_of(told))
+
+
+def _answers(row: Row, words: list[str]) -> bool:
+    text = f"{row.name}\n{row.text}\n{row.detail}\n{row.badge}".casefold()
+    return all(word in text for word in words)
+
+
+class BaseRows(QAbstractListModel):
+    """Them as Qt wants them; headings and what is unusable cannot be chosen."""
+
+    def __init__(self, parent: QObject | None = None) -> None:
+        super().__init__(parent)
+        self.rows: list[Row] = []
+
+    def show(self, rows: Iterable[Row]) -> None:
+        """Replace them."""
+        self.beginResetModel()
+        self.rows = list(rows)
+        self.endResetModel()
+
+    def rowCount(self, parent: _Index = QModelIndex()) -> int:  # noqa: B008, N802
+        """Return how many there are."""
+        return 0 if parent.isValid() else len(self.rows)
+
+    def flags(self, index: _Index) -> Qt.ItemFlag:
+        """Let only bases be chosen."""
+        usable = index.isValid() and self.rows[index.row()].kind == "base"
+        return (Qt.ItemFlag.ItemIsEnabled | Qt.ItemFlag.ItemIsSelectable) if usable else Qt.ItemFlag.NoItemFlags
+
+    def data(self, index: _Index, role: int = Qt.ItemDataRole.DisplayRole) -> object:
+        """Return a row's name; all of it for a screen reader; its path as the tip."""
+        if not index.isValid():
+            return None
+        row = self.rows[index.row()]
+        if role == Qt.ItemDataRole.DisplayRole:
+            return row.name
+        if role == Qt.ItemDataRole.UserRole:
+            return row.text
+        if role == Qt.ItemDataRole.ToolTipRole:
+            return plain_tip(row.text)
+        if role == Qt.ItemDataRole.AccessibleTextRole:
+            return ", ".join(part for part in (row.name, row.badge, row.detail) if part)
+        return None
+
+    def first(self) -> QModelIndex:
+        """Return the first base, or no place."""
+        return next((self.index(n) for n, row in enumerate(self.rows) if row.kind == "base"), QModelIndex())
+
+
+class BaseDelegate(QStyledItemDelegate):
+    """Paints a base on two lines with its badge at the right."""
+
+    def paint(self, painter: QPainter, option: QStyleOptionViewItem, index: _Index) -> None:
+        """Draw one row."""
+        model = index.model()
+        assert isinstance(model, BaseRows)
+        row, scheme = model.rows[index.row()], colours()
+        painter.save()
+        inside = option.rect.adjusted(_SIDE, 0, -_SIDE, 0)
+        if row.kind == "heading":
+            painter.setFont(option.font)
+            painter.setPen(QColor(scheme.muted))
+            bottom = inside.adjusted(0, 0, 0, -4)
+            painter.drawText(bottom, Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignBottom, row.name)
+        else:
+            chosen = bool(option.state & QStyle.StateFlag.State_Selected)
+            self._ground(painter, option, chosen)
+            self._lines(painter, option, inside, row, chosen)
+        painter.restore()
+
+    def sizeHint(self, option: QStyleOptionViewItem, index: _Index) -> QSize:  # noqa: N802
+        """Return a row's size."""
+        model = index.model()
+        assert isinstance(model, BaseRows)
+        line = option.fontMetrics.height()
+        return QSize(200, line + 16 if model.rows[index.row()].kind == "heading" else 2 * line + 14)
+
+    def _ground(self, painter: QPainter, option: QStyleOptionViewItem, chosen: bool) -> None:
+        scheme = colours()
+        if chosen:
+            painter.fillRect(option.rect, QColor(scheme.accent))
+        elif option.state & QStyle.StateFlag.State_MouseOver and option.state & QStyle.StateFlag.State_Enabled:
+            painter.fillRect(option.rect, QColor(scheme.hover))
+
+    def _lines(self, painter: QPainter, option: QStyleOptionViewItem, inside: QRect, row: Row, chosen: bool) -> None:
+        scheme, metrics = colours(), option.fontMetrics
+        if row.badge:
+            inside.setRight(self._badge(painter, option, inside, row.badge, chosen) - _GAP)
+        usable = row.kind == "base"
+        painter.setFont(option.font)
+        painter.setPen(QColor(scheme.on_accent if chosen else scheme.text if usable else scheme.muted))
+        name = metrics.elidedText(row.name, Qt.TextElideMode.ElideMiddle, inside.width())
+        upper = Qt.AlignmentFlag.AlignTop if row.detail else Qt.AlignmentFlag.AlignVCenter
+        lines = inside.adjusted(0, 6, 0, -6)
+        painter.drawText(lines, Qt.AlignmentFlag.AlignLeft | upper, name)
+        painter.setPen(QColor(scheme.on_accent if chosen else scheme.muted if usable else scheme.warning))
+        mode = Qt.TextElideMode.ElideMiddle if usable else Qt.TextElideMode.ElideRight
+        detail = metrics.elidedText(row.detail, mode, inside.width())
+        painter.drawText(lines, Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignBottom, detail)
+
+    def _badge(self, painter: QPainter, option: QStyleOptionViewItem, inside: QRect, words: str, chosen: bool) -> int:
+        """Draw the badge at the right; return where it begins."""
+        scheme = colours()
+        font = QFont(option.font)
+        font.setWeight(QFont.Weight.DemiBold)
+        metrics = QFontMetrics(font)
+        size = QSize(metrics.horizontalAdvance(words) + 16, metrics.height() + 4)
+        place = QRect(inside.right() - size.width(), inside.center().y() - size.height() // 2, *size.toTuple())
+        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+        painter.setPen(QColor(scheme.on_accent if chosen else scheme.edge))
+        painter.setBrush(Qt.BrushStyle.NoBrush if chosen else QColor(scheme.raised))
+        painter.drawRoundedRect(QRectF(place).adjusted(0.5, 0.5, -0.5, -0.5), 4, 4)
+        painter.setFont(font)
+        painter.setPen(QColor(scheme.on_accent if chosen else scheme.text))
+        painter.drawText(place, Qt.AlignmentFlag.AlignCenter, words)
+        return place.left()
+
+
+class BaseDialog(QDialog):
+    """`text` is what was chosen for `base.model`, once it is accepted."""
+
+    def __init__(self, models: Models, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._models = models
+        self.text = ""
+        self.setWindowTitle(self.tr("Choose a base"))
+        self.resize(680, 540)
+        self.field, self.list, self.rows = QLineEdit(), QListView(), BaseRows(self)
+        self.state, self.use = QLabel(), QPushButton(self.tr("Use this base"))
+        self.file = QPushButton(self.tr("Choose a file…"))
+        self.folder = QPushButton(self.tr("Add a folder…"))
+        self.again = QPushButton(self.tr("Search again"))
+        self._build()
+        self._listen()
+        models.look()
+        models.look_at_recent()
+        self._fill()
+
+    def eventFilter(self, watched: QObject, event: QEvent) -> bool:  # noqa: N802
+        """Let the arrow keys move in the list while the field keeps the focus."""
+        if isinstance(event, QKeyEvent) and event.type() == QEvent.Type.KeyPress and event.key() in _MOVES:
+            self.list.keyPressEvent(event)
+            return True
+        return super().eventFilter(watched, event)
+
+    def choose_file(self) -> None:
+        """Ask for a file."""
+        words = self.tr("Choose a base")
+        path, _ = QFileDialog.getOpenFileName(self, words, "", self.tr("Models (*.safetensors);;All files (*)"))
+        if path:
+            self._take(str(Path(path)))
+
+    def add_folder(self) -> None:
+        """Ask for a folder, and list the models in it from now on."""
+        folder = QFileDialog.getExistingDirectory(self, self.tr("A folder of models, or of a tool that keeps models"))
+        if folder:
+            self._models.add_folder(Path(folder))
+
+    def _build(self) -> None:
+        self.field.setPlaceholderText(self.tr("Search by name, folder, tool or family"))
+        self.field.setAccessibleName(self.tr("Search for a base"))
+        self.field.setClearButtonEnabled(True)
+        self.list.setAccessibleName(self.tr("Bases"))
+        self.list.setModel(self.rows)
+        self.list.setItemDelegate(BaseDelegate(self.list))
+        self.list.setMouseTracking(True)
+        self.list.setVerticalScrollMode(QListView.ScrollMode.ScrollPerPixel)
+        self.list.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        self.state.setProperty("role", "muted")
+        self.state.setWordWrap(True)
+        self.use.setDefault(True)
+        for button in (self.file, self.folder, self.again):
+            button.setAutoDefault(False)
+        self.folder.setToolTip(self.tr("Its models are used where they lie: nothing is copied or moved"))
+        row = QHBoxLayout()
+        for button in (self.file, self.folder, self.again):
+            row.addWidget(button)
+        row.addStretch()
+        row.addWidget(self.use)
+        column = QVBoxLayout(self)
+        for part in (self.field, self.list, self.state):
+            column.addWidget(part)
+        column.addLayout(row)
+
+    def _listen(self) -> None:
+        until_destroyed(self, self._models.changed.connect(lambda _: self._fill()))
+        self.field.textChanged.connect(lambda _: self._fill())
+        self.field.installEventFilter(self)
+        self.list.selectionModel().currentChanged.connect(lambda *_: self._mark())
+        self.list.activated.connect(lambda index: self._choose(index))
+        self.use.clicked.connect(lambda: self._choose(self.list.currentIndex()))
+        self.file.clicked.connect(lambda: self.choose_file())
+        self.folder.clicked.connect(lambda: self.add_folder())
+        self.again.clicked.connect(lambda: self._models.look(again=True))
+
+    def _fill(self) -> None:
+        """Show what answers; what was current stays so where it still answers."""
+        before = self.list.currentIndex().data(Qt.ItemDataRole.UserRole)
+        titles = (self.tr("Used last"), self.tr("On this PC"), self.tr("Cannot be used as a base"))
+        used = {text: self._models.judged.get(text) for text in self._models.recent}
+        self.rows.show(rows(self._models.bases, used, self.field.text(), titles))
+        kept = self.rows.match(self.rows.index(0), Qt.ItemDataRole.UserRole, before, 1, Qt.MatchFlag.MatchExactly)
+        self.list.setCurrentIndex(kept[0] if before and kept else self.rows.first())
+        self._mark()
+
+    def _mark(self) -> None:
+        self.use.setEnabled(self.list.currentIndex().isValid())
+        self.again.setEnabled(not self._models.looking)
+        self.state.setText(self._words())
+
+    def _words(self) -> str:
+        usable = sum(not one.told.problem for one in self._models.bases)
+        others = len(self._models.bases) - usable
+        if self._models.looking:
+            return self.tr("Looking on this PC… %n base(s) so far.", "", usable)
+        words = self.tr("%n base(s) on this PC.", "", usable)
+        if others and not self.field.text():
+            more = self.tr("%n other file(s) cannot be used: search for one to see why.", "", others)
+            return f"{words} {more}"
+        return words
+
+    def _choose(self, index: QModelIndex) -> None:
+        if index.isValid() and index.flags() & Qt.ItemFlag.ItemIsSelectable:
+            self._take(str(index.data(Qt.ItemDataRole.UserRole)))
+
+    def _take(self, text: str) -> None:
+        self.text = text
+        self.accept()
 
 
 class BasePicker(QWidget):

@@ -9,7 +9,7 @@ from PySide6.QtGui import QColor, QEnterEvent, QFont, QPainter, QPaintEvent, QPe
 from PySide6.QtWidgets import QAbstractButton, QSizePolicy, QWidget
 
 from app.qt.theme import colours, icon
-from app.qt.tips import plain_tip
+from app.qt.widgets import plain_tip
 from trainer.config.base import Family
 from trainer.config.presets.library import Shelved
 from trainer.config.presets.preset import Preset

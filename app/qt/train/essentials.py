@@ -3,29 +3,146 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from PySide6.QtCore import Qt, Signal
-from PySide6.QtWidgets import QGridLayout, QLabel, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QFileDialog, QGridLayout, QHBoxLayout, QLabel, QPushButton, QVBoxLayout, QWidget
 
 from app.core.jobs import essentials
 from app.core.jobs.draft import Draft
+from app.core.jobs.settings import setting
+from app.core.runs.log import without_home
 from app.core.session import Session
 from app.core.words import sentence_of
-from app.qt.parts import plain_label, say
+from app.qt.inputs import ComboBox
 from app.qt.train.base_picker import BasePicker
 from app.qt.train.cards import RecipeCards
 from app.qt.train.folders import FolderRows
-from app.qt.train.length import LengthRow
-from app.qt.train.line import Line
-from app.qt.train.output import OutputRow
+from app.qt.train.form import Line, shown, words
 from app.qt.train.prompts import PromptRows
+from app.qt.widgets import QT_TRANSLATE_NOOP, plain_label, say
+from trainer.config.job import OutputConfig
+from trainer.config.paths import absolute
 from trainer.config.presets.library import Shelved
 from trainer.config.presets.preset import Preset
+from trainer.config.resolve import resolve_length
 
+_MEASURES = {
+    "pictures_seen": QT_TRANSLATE_NOOP("Train", "pictures shown"),
+    "epochs": QT_TRANSLATE_NOOP("Train", "epochs"),
+    "steps": QT_TRANSLATE_NOOP("Train", "steps"),
+}
+_KEY = "output.runs"
 _LABELS = 108
 """Width of the names on the left, in Qt's pixels."""
 _MISSING = "is missing"
 """What the check says of a key that is not there yet; the page says so by its empty field."""
+
+
+class LengthRow(QWidget):
+    """One of the three measures, with what it comes to in the others where the pictures are counted."""
+
+    left = Signal()
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._draft: Draft | None = None
+        self._showings: int | None = None
+        self.number, self.measure, self.words = Line(), ComboBox(), QLabel()
+        for key, title in _MEASURES.items():
+            self.measure.addItem(words(title), key)
+        self.number.setAccessibleName(self.tr("Length"))
+        self.number.setPlaceholderText(self.tr("automatic"))
+        self.number.setFixedWidth(110)
+        self.measure.setAccessibleName(self.tr("Measure of the length"))
+        self.words.setProperty("role", "muted")
+        self.words.setWordWrap(True)
+        row = QHBoxLayout(self)
+        row.setContentsMargins(0, 0, 0, 0)
+        row.setSpacing(8)
+        row.addWidget(self.number)
+        row.addWidget(self.measure)
+        row.addWidget(self.words, 1)
+        self.number.textEdited.connect(self._type)
+        self.number.editingFinished.connect(self.left)
+        self.measure.activated.connect(lambda _: self._remeasure())
+
+    def show_draft(self, draft: Draft | None, showings: int | None) -> None:
+        """Show this job's length; `showings` are those of one epoch, None where nobody has counted."""
+        self._draft, self._showings = draft, showings
+        key, value = essentials.measure(draft.values) if draft is not None else ("pictures_seen", None)
+        if value is not None:
+            self.measure.setCurrentIndex(max(0, self.measure.findData(key)))
+        if self._typed(self.number.text()) != value:
+            self.number.show_text(shown(value))
+        self.number.setToolTip(f"recipe.{self.measure.currentData()}")
+        sound = draft.sound if draft is not None else None
+        self.words.setText(str(resolve_length(sound.recipe, showings)) if sound and showings else "")
+
+    def _typed(self, text: str) -> object:
+        return setting(f"recipe.{self.measure.currentData()}").typed(text) if text.strip() else None
+
+    def _type(self, text: str) -> None:
+        if self._draft is not None:
+            self._draft.set(f"recipe.{self.measure.currentData()}", self._typed(text), typing=True)
+
+    def _remeasure(self) -> None:
+        if self._draft is not None:
+            essentials.change_measure(self._draft, self.measure.currentData(), self._showings)
+            self.show_draft(self._draft, self._showings)
+
+
+class OutputRow(QWidget):
+    """The folder as the job has it, and a button that asks for another; an empty field means the one beside the job."""
+
+    left = Signal()
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._draft: Draft | None = None
+        self.field, self.button, self.words = Line(), QPushButton(self.tr("Choose…")), QLabel()
+        self.field.setAccessibleName(self.tr("Output"))
+        self.field.setToolTip(
+            f"{_KEY}\n" + self.tr("The folder for this job's runs: a whole path, or one from the job's folder on.")
+        )
+        self.button.setAutoDefault(False)
+        self.button.setAccessibleName(self.tr("Choose the folder for the runs"))
+        self.words.setProperty("role", "muted")
+        self.words.setWordWrap(True)
+        self.words.setText(self.tr("Each run gets a folder of its own in there, with its LoRA."))
+        grid = QGridLayout(self)
+        grid.setContentsMargins(0, 0, 0, 0)
+        grid.setHorizontalSpacing(8)
+        grid.setVerticalSpacing(4)
+        grid.addWidget(self.field, 0, 0)
+        grid.addWidget(self.button, 0, 1)
+        grid.addWidget(self.words, 1, 0, 1, 2)
+        self.field.textEdited.connect(lambda text: self._put(text.strip(), typing=True))
+        self.field.editingFinished.connect(self.left)
+        self.button.clicked.connect(lambda: self._choose())
+
+    def show_draft(self, draft: Draft) -> None:
+        """Show this job's folder."""
+        self._draft = draft
+        stated = draft.get(_KEY)
+        text = stated if isinstance(stated, str) else ""
+        if self.field.text().strip() != text:
+            self.field.show_text(text)
+        beside = absolute(OutputConfig().runs, draft.path.parent)
+        self.field.setPlaceholderText(without_home(beside, Path.home()))
+
+    def _put(self, text: str, *, typing: bool = False) -> None:
+        if self._draft is not None:
+            self._draft.set(_KEY, text or None, typing=typing)
+
+    def _choose(self) -> None:
+        if self._draft is None:
+            return
+        now = absolute(self.field.text().strip() or OutputConfig().runs, self._draft.path.parent)
+        title = self.tr("The folder for this job's runs")
+        chosen = QFileDialog.getExistingDirectory(self, title, now)
+        if chosen:
+            self._put(str(Path(chosen)))
 
 
 class Essentials(QWidget):

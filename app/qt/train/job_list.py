@@ -19,9 +19,8 @@ from PySide6.QtWidgets import (
 from app.core.jobs.jobs import JobEntry
 from app.core.session import Session
 from app.qt.actions.commands import Commands
-from app.qt.parts import until_destroyed
 from app.qt.theme import set_icon
-from app.qt.tips import plain_tip
+from app.qt.widgets import plain_tip, until_destroyed
 
 _PATH = Qt.ItemDataRole.UserRole
 MENU = ("train.new", "train.open", "train.duplicate", "train.rename", "train.delete")

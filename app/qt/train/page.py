@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -12,25 +13,125 @@ from PySide6.QtWidgets import QFileDialog, QPushButton, QSplitter, QVBoxLayout, 
 
 from app.core.edits.bulk import exclude_others
 from app.core.jobs import essentials
-from app.core.jobs.draft import Draft
+from app.core.jobs.draft import Draft, Step
 from app.core.jobs.jobs import Thrown
+from app.core.jobs.settings import full_title, setting
 from app.core.session import Session
 from app.core.tasks import raise_again
-from app.qt.actions.commands import Commands
+from app.qt.actions.commands import Action, Commands
 from app.qt.page import Page
-from app.qt.parts import until_destroyed, while_there
 from app.qt.theme import set_icon
-from app.qt.train.actions import ACTIONS
 from app.qt.train.forecast.panel import ForecastPanel
+from app.qt.train.form import words
 from app.qt.train.job_list import JobList
 from app.qt.train.sheet import JobSheet
 from app.qt.train.starting import Starting
-from app.qt.train.undoing import DraftUndo
+from app.qt.widgets import QT_TRANSLATE_NOOP, until_destroyed, while_there
 from trainer.config.presets.library import Shelved
 from trainer.errors import ImpastoError
 
+ACTIONS = (
+    Action(
+        "train.new",
+        QT_TRANSLATE_NOOP("Action", "New Job"),
+        "train",
+        "new",
+        keys=("Ctrl+N",),
+        icon="add",
+        tip=QT_TRANSLATE_NOOP("Action", "Set up a training with the pictures that are open"),
+    ),
+    Action("train.open", QT_TRANSLATE_NOOP("Action", "Open Job File…"), "train", "ask_for_file", icon="folder"),
+    Action(
+        "train.duplicate",
+        QT_TRANSLATE_NOOP("Action", "Duplicate Job"),
+        "train",
+        "duplicate",
+        enabled="has_job",
+        icon="copy",
+    ),
+    Action(
+        "train.rename", QT_TRANSLATE_NOOP("Action", "Rename Job"), "train", "rename", keys=("F2",), enabled="has_job"
+    ),
+    Action(
+        "train.delete", QT_TRANSLATE_NOOP("Action", "Delete Job"), "train", "delete", enabled="has_job", icon="trash"
+    ),
+    Action(
+        "train.search",
+        QT_TRANSLATE_NOOP("Action", "Find a Setting"),
+        "train",
+        "find_setting",
+        keys=("Ctrl+F",),
+        enabled="has_job",
+        icon="search",
+    ),
+    Action(
+        "train.start",
+        QT_TRANSLATE_NOOP("Action", "Start Training"),
+        "train",
+        "start",
+        keys=("Ctrl+Return",),
+        enabled="can_start",
+        icon="train",
+    ),
+)
+
+
+_ESSENTIALS = {
+    "base.model": QT_TRANSLATE_NOOP("Train", "Base"),
+    "dataset.folders": QT_TRANSLATE_NOOP("Train", "Pictures"),
+    "output.runs": QT_TRANSLATE_NOOP("Train", "Output"),
+}
 _LOOK_MS = 2000
 """How often the file is looked at for changes of other programs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A step in the user's words."""
+
+    name: str
+
+
+class DraftUndo:
+    """Takes back what was done to the job that is open."""
+
+    def __init__(self) -> None:
+        self.draft: Draft | None = None
+
+    @property
+    def undo_name(self) -> str | None:
+        """What would be taken back."""
+        return _words(self.draft.undo_name) if self.draft else None
+
+    @property
+    def redo_name(self) -> str | None:
+        """What would be done again."""
+        return _words(self.draft.redo_name) if self.draft else None
+
+    def undo(self) -> Named | None:
+        """Take the last change of the job back."""
+        return _named(self.draft.undo() if self.draft else None)
+
+    def redo(self) -> Named | None:
+        """Do it again."""
+        return _named(self.draft.redo() if self.draft else None)
+
+
+def _named(step: Step | None) -> Named | None:
+    return Named(_words(step.name) or "") if step else None
+
+
+def _words(name: str | None) -> str | None:
+    """A key as the page calls it, all else translated."""
+    if name is None:
+        return None
+    if name in _ESSENTIALS:
+        return words(_ESSENTIALS[name])
+    try:
+        title = setting(name).title
+    except KeyError:
+        return words(name)
+    return title if any(part.isdigit() for part in name.split(".")) else full_title(name)
 
 
 class TrainPage(Page):

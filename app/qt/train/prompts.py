@@ -13,8 +13,7 @@ from app.core.jobs.essentials import PROMPTS
 from app.core.jobs.job_file import Values, drop, put, value_at
 from app.core.jobs.settings import settings
 from app.qt.theme import set_icon
-from app.qt.train.form.row import SettingRow
-from app.qt.train.line import Line
+from app.qt.train.form import Line, SettingRow
 
 
 class PromptRows(QWidget):

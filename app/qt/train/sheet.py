@@ -21,11 +21,10 @@ from PySide6.QtWidgets import (
 from app.core.jobs.draft import Draft
 from app.core.session import Session
 from app.core.words import sentence_of
-from app.qt.parts import centre, say
 from app.qt.theme import set_icon
 from app.qt.train.essentials import Essentials
-from app.qt.train.form.form import SettingsForm
-from app.qt.train.line import Line
+from app.qt.train.form import Line, SettingsForm
+from app.qt.widgets import centre, say
 from trainer.config.presets.library import Shelved
 
 _WIDEST = 820

@@ -8,9 +8,8 @@ from PySide6.QtWidgets import QMessageBox, QWidget
 from app.core.jobs.draft import Draft
 from app.core.jobs.job_file import to_toml
 from app.core.session import Session
-from app.qt.durations import duration
-from app.qt.parts import until_destroyed, while_there
 from app.qt.train.forecast.panel import ForecastPanel
+from app.qt.widgets import duration, until_destroyed, while_there
 from trainer.errors import ImpastoError, JobError
 from trainer.protocol.queue import Entry
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.core.fuzzy import _FIRST, _RUN, _WORD, score
+from app.qt.actions.palette import _FIRST, _RUN, _WORD, score
 
 
 def by_trying(typed: str, text: str) -> int | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from app.core.runs.series import Samples, Spot
-from app.qt.runs.samples.layout import Layout
+from app.qt.tiles import SampleLayout
 from trainer.protocol import events
 
 
@@ -72,7 +72,7 @@ def test_prompts_of_a_job_that_is_read_later_name_the_rows():
     assert samples.prompts == ["a cat", "a dog", ""]
 
 
-LAYOUT = Layout(rows=3, columns=20, width=100, height=120, head=24, line=20, gap=8)
+LAYOUT = SampleLayout(rows=3, columns=20, width=100, height=120, head=24, line=20, gap=8)
 
 
 def test_every_cell_is_found_where_it_lies():
@@ -115,9 +115,9 @@ def test_the_ranges_that_are_seen_are_exactly_the_cells_in_sight():
 
 
 def test_a_single_column_and_none_at_all():
-    one = Layout(rows=1, columns=1, width=100, height=100, head=24, line=20)
+    one = SampleLayout(rows=1, columns=1, width=100, height=100, head=24, line=20)
     assert list(one.columns_seen(0, 500)) == []
     assert one.at(50, 60, 0, 0) == (0, 0)
-    none = Layout(rows=0, columns=0, width=100, height=100, head=24, line=20)
+    none = SampleLayout(rows=0, columns=0, width=100, height=100, head=24, line=20)
     assert list(none.columns_seen(0, 500)) == list(none.rows_seen(0, 500)) == []
     assert none.at(50, 60, 0, 0) is None

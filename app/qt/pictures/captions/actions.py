@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from app.qt.actions.table import Action
-from app.qt.words import QT_TRANSLATE_NOOP
+from app.qt.actions.commands import Action
+from app.qt.widgets import QT_TRANSLATE_NOOP
 
 ACTIONS = (
     Action(

@@ -30,16 +30,12 @@ from app.core.tags.splitting import Lines, Piece, move_piece, pieces, remove_pie
 from app.core.tasks import only, raise_again
 from app.qt.actions.commands import Commands
 from app.qt.inputs import ComboBox
-from app.qt.parts import until_destroyed
 from app.qt.pictures.captions.actions import ACTIONS
-from app.qt.pictures.captions.chip import ChipData, chips_of
-from app.qt.pictures.captions.chips import ChipBoard
-from app.qt.pictures.captions.chosen import Chosen
-from app.qt.pictures.captions.safety import Safety
-from app.qt.pictures.captions.state_words import StateWords
+from app.qt.pictures.captions.chips import ChipBoard, ChipData, chips_of
+from app.qt.pictures.captions.status import Chosen, Safety, StateWords
 from app.qt.pictures.captions.tag_line import TagLine
-from app.qt.pictures.captions.text import CaptionText
-from app.qt.pictures.captions.tokens import LIMITS, Ruler
+from app.qt.pictures.captions.text import LIMITS, CaptionText, Ruler
+from app.qt.widgets import until_destroyed
 
 AT_ONCE = 500
 """Captions that are looked at in the window's own thread; more are looked at by a worker."""
@@ -121,7 +117,7 @@ class CaptionEditor(QWidget):
 
     def change_many(self) -> None:
         """Open the dialog that changes many captions."""
-        from app.qt.pictures.captions.bulk import BulkDialog
+        from app.qt.pictures.captions.bulk_dialog import BulkDialog
 
         dialog = BulkDialog(self._session, self._lines, self.window())
         dialog.said.connect(self.said)
@@ -129,7 +125,7 @@ class CaptionEditor(QWidget):
 
     def restore(self) -> None:
         """Open the dialog that brings original captions back."""
-        from app.qt.pictures.captions.restore import RestoreDialog
+        from app.qt.pictures.captions.recovery_dialogs import RestoreDialog
 
         dialog = RestoreDialog(self._session, self.window())
         dialog.said.connect(self.said)
@@ -141,13 +137,13 @@ class CaptionEditor(QWidget):
 
     def choose(self) -> None:
         """Open the dialog for what another program changed too."""
-        from app.qt.pictures.captions.conflicts import ConflictsDialog
+        from app.qt.pictures.captions.recovery_dialogs import ConflictsDialog
 
         self._open(ConflictsDialog(self._session, self.window()))
 
     def show_recovered(self) -> None:
         """Show what a session that crashed had left unsaved."""
-        from app.qt.pictures.captions.recovered import RecoveredDialog
+        from app.qt.pictures.captions.recovery_dialogs import RecoveredDialog
 
         self._open(RecoveredDialog(self._session, self.window()))
 

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
-from typing import TypeVar
+from heapq import merge
+from typing import Literal, TypeVar
 
-from PySide6.QtCore import QItemSelectionModel, QLocale, QModelIndex, QPoint, Qt, QTimer
+from PySide6.QtCore import (
+    QAbstractListModel,
+    QItemSelectionModel,
+    QLocale,
+    QModelIndex,
+    QObject,
+    QPersistentModelIndex,
+    QPoint,
+    QSize,
+    Qt,
+    QTimer,
+)
 from PySide6.QtGui import (
     QColor,
     QGuiApplication,
@@ -26,6 +38,9 @@ from PySide6.QtWidgets import (
     QMenu,
     QSizePolicy,
     QSplitter,
+    QStyle,
+    QStyledItemDelegate,
+    QStyleOptionViewItem,
     QToolButton,
     QVBoxLayout,
     QWidget,
@@ -40,20 +55,21 @@ from app.core.session import Session
 from app.core.tags.index import Row, TagCount, beside
 from app.core.tasks import only, raise_again
 from app.core.words import in_words
-from app.qt.actions.commands import Commands
-from app.qt.actions.table import Action
-from app.qt.parts import until_destroyed
-from app.qt.pictures.finding.tag_delegate import TagDelegate
-from app.qt.pictures.finding.tag_model import Order, TagModel, in_order
+from app.qt.actions.commands import Action, Commands
 from app.qt.theme import colours, set_icon
-from app.qt.words import QT_TRANSLATE_NOOP
+from app.qt.widgets import QT_TRANSLATE_NOOP, until_destroyed
 from trainer.errors import ImpastoError
 
+_Index = QModelIndex | QPersistentModelIndex
+_SIDE = 10
+_GAP = 10
+# Rows that the view is given at once; it asks for more when it is scrolled to the end.
+_PORTION = 1000
+# A sort holds the interpreter; parts of this size take about 5 ms.
+_PART = 5000
 # Counts change with every word typed; the list follows when there is a pause.
 _PAUSE_MS = 150
 _TOGETHER = 30
-_Result = TypeVar("_Result")
-
 ACTIONS = (
     Action(
         "finding.tags",
@@ -78,6 +94,106 @@ ACTIONS = (
         enabled="has_tag",
     ),
 )
+
+
+class TagDelegate(QStyledItemDelegate):
+    """One row; the count in a quieter colour, so that the eye runs along the tags."""
+
+    def paint(self, painter: QPainter, option: QStyleOptionViewItem, index: _Index) -> None:
+        """Draw ground, tag and count."""
+        scheme = colours()
+        chosen = bool(option.state & QStyle.StateFlag.State_Selected)
+        if chosen:
+            painter.fillRect(option.rect, QColor(scheme.accent))
+        elif option.state & QStyle.StateFlag.State_MouseOver:
+            painter.fillRect(option.rect, QColor(scheme.hover))
+        inside = option.rect.adjusted(_SIDE, 0, -_SIDE, 0)
+        count = QLocale().toString(int(index.data(Qt.ItemDataRole.UserRole)))
+        painter.setFont(option.font)
+        painter.setPen(QColor(scheme.on_accent if chosen else scheme.muted))
+        painter.drawText(inside, Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter, count)
+        inside.setRight(inside.right() - option.fontMetrics.horizontalAdvance(count) - _GAP)
+        painter.setPen(QColor(scheme.on_accent if chosen else scheme.text))
+        tag = option.fontMetrics.elidedText(str(index.data()), Qt.TextElideMode.ElideMiddle, inside.width())
+        painter.drawText(inside, Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter, tag)
+
+    def sizeHint(self, option: QStyleOptionViewItem, index: _Index) -> QSize:  # noqa: N802
+        """Return a row's size."""
+        return QSize(80, option.fontMetrics.height() + 8)
+
+
+Order = Literal["count", "name"]
+
+
+class TagModel(QAbstractListModel):
+    """Tags with their counts in the order they are given, handed out in portions."""
+
+    def __init__(self, parent: QObject | None = None) -> None:
+        super().__init__(parent)
+        self.rows: list[TagCount] = []
+        self._given = 0
+
+    def show(self, rows: list[TagCount]) -> None:
+        """Replace them."""
+        self.beginResetModel()
+        self.rows = rows
+        self._given = min(len(rows), max(_PORTION, self._given))
+        self.endResetModel()
+
+    def rowCount(self, parent: _Index = QModelIndex()) -> int:  # noqa: B008, N802
+        """Return how many the view has been given."""
+        return 0 if parent.isValid() else self._given
+
+    def canFetchMore(self, parent: _Index) -> bool:  # noqa: N802
+        """Tell whether there are more."""
+        return not parent.isValid() and self._given < len(self.rows)
+
+    def fetchMore(self, parent: _Index) -> None:  # noqa: N802
+        """Give the next portion."""
+        if self.canFetchMore(parent):
+            more = min(_PORTION, len(self.rows) - self._given)
+            self.beginInsertRows(QModelIndex(), self._given, self._given + more - 1)
+            self._given += more
+            self.endInsertRows()
+
+    def data(self, index: _Index, role: int = Qt.ItemDataRole.DisplayRole) -> object:
+        """Return the tag; with its count as a screen reader says it."""
+        if not index.isValid():
+            return None
+        tag, pictures = self.rows[index.row()]
+        if role in (Qt.ItemDataRole.DisplayRole, Qt.ItemDataRole.ToolTipRole):
+            return tag
+        if role == Qt.ItemDataRole.UserRole:
+            return pictures
+        if role == Qt.ItemDataRole.AccessibleTextRole:
+            return self.tr("%1, %n picture(s)", "", pictures).replace("%1", tag)
+        return None
+
+    def place_of(self, tag: str) -> QModelIndex:
+        """Return where a tag stands among the rows given, or no place."""
+        for row, found in enumerate(self.rows[: self._given]):
+            if found.tag == tag:
+                return self.index(row)
+        return QModelIndex()
+
+
+def in_order(counts: Iterable[tuple[str, int]], order: Order) -> list[TagCount]:
+    """Sort tags, for a worker: in parts, so that the window's thread can go on in between."""
+    rows = [TagCount(*pair) for pair in counts]
+    key = _by_count if order == "count" else _by_name
+    parts = [sorted(rows[start : start + _PART], key=key) for start in range(0, len(rows), _PART)]
+    return list(merge(*parts, key=key))
+
+
+def _by_count(row: TagCount) -> tuple[int, str]:
+    return -row.pictures, row.tag
+
+
+def _by_name(row: TagCount) -> tuple[str, str]:
+    return row.tag.casefold(), row.tag
+
+
+_Result = TypeVar("_Result")
 
 
 class TagView(QListView):

@@ -25,8 +25,8 @@ from app.core.library import Picture
 from app.core.session import Session
 from app.core.words import in_words
 from app.qt.inputs import Slider
+from app.qt.pictures.dialogs import OneByOne
 from app.qt.pictures.masks.canvas import MaskCanvas, Tool
-from app.qt.pictures.one_by_one import OneByOne
 from trainer.errors import ImpastoError
 
 _After = Callable[[], None]

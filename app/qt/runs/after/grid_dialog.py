@@ -33,11 +33,11 @@ from PySide6.QtWidgets import (
 from app.core.after.drawing import Drawing, grid
 from app.core.after.export import Candidate
 from app.core.session import Session
-from app.qt.pictures.grid.cells import panel, ring
-from app.qt.runs.after.shown import paint_fitting, read_image
+from app.qt.runs.after.strip import paint_fitting, read_image
 from app.qt.runs.after.try_box import lay_progress, show_progress
 from app.qt.theme import colours
-from app.qt.tips import plain_tip
+from app.qt.tile_painting import panel, ring
+from app.qt.widgets import plain_tip
 
 if TYPE_CHECKING:
     from trainer.config.job import Job

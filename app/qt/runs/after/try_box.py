@@ -23,7 +23,7 @@ from app.core.after.drawing import Cell, Drawing
 from app.core.after.export import Candidate
 from app.core.session import Session
 from app.qt.inputs import DoubleSpinBox, Slider, SpinBox
-from app.qt.runs.after.shown import Shown
+from app.qt.runs.after.strip import Shown
 
 if TYPE_CHECKING:
     from trainer.config.job import Job

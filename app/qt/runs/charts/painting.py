@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Literal
 
 import numpy as np
 from PySide6.QtCore import QPointF, QRectF, QSize, Qt
 from PySide6.QtGui import QColor, QFont, QFontMetricsF, QPainter, QPen
 
-from app.core.runs.curves import Values, means, peaks
+from app.core.runs.curves import Values, extent, means, peaks, shown
 from app.core.runs.series import Mark
-from app.qt.runs.charts.axis import Wording, even, logarithmic
-from app.qt.runs.charts.legend import DASHES, pale
-from app.qt.runs.charts.lines import Drawing, Level, Line
-from app.qt.runs.charts.scale import Scale
+from app.qt.runs.charts.legend import DASHES, Wording, even, logarithmic, pale
 from app.qt.theme import colours
 
-# Distances of an axis' marks, in heights of its font: words stand beside those of the values, and above those of steps.
-_APART_UP, _APART_ALONG = 2.2, 4.2
-_SIDE, _TOP, _RIGHT, _GAP = 62.0, 4.0, 10.0, 6.0
+Look = Literal["raw", "smooth", "thin", "plain", "dashed", "dotted", "points"]
+"""Raw: each step, pale. Smooth: the line one reads. Thin: each step, where that is what one reads. Plain, dashed,
+dotted: lines without noise. Points: each counts."""
+_ROOM = 0.06
+# Looks with noise, of which an axis need not have room for all.
+_NOISY = ("raw", "smooth")
 _GRID = 48  # of 255: the grid is to be seen through
 # Columns of pixels for each point of a line one reads: more points are not seen, and wide pens are what costs a frame.
 _SMOOTH = 2
@@ -31,7 +33,112 @@ _UPRIGHT = (
     ("out_of_memory", "bad", Qt.PenStyle.SolidLine),
 )
 _TICKS = (("saved", "good", 0.07), ("preview", "muted", 0.035))
-_NOISY, _READ = ("raw", "thin"), ("smooth",)
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line: values (points,) by rising steps (points,)."""
+
+    label: str
+    steps: Values
+    values: Values
+    look: Look
+    colour: str = "series1"
+    """A role of `Colours`."""
+    run: str = ""
+    """The run's name, where several are laid over each other."""
+
+
+@dataclass(frozen=True)
+class Level:
+    """A value that holds for all steps, such as a limit."""
+
+    label: str
+    value: float
+    colour: str = "muted"
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """All of one chart."""
+
+    lines: Sequence[Line] = ()
+    levels: Sequence[Level] = ()
+    marks: Sequence[Mark] = ()
+    best: int | None = None
+    """The step with the lowest held-out loss."""
+    title: str = ""
+    """Instead of the chart's own, where that leaves open what is drawn."""
+    logarithmic: bool = False
+    clip: float = 0.0
+    """Per cent of the raw values at either end that the axis need not have room for."""
+    words: str = ""
+    """What the chart shows, for who does not see it."""
+    extra: tuple[tuple[str, str], ...] = field(default=())
+    """Further entries of the legend: (label, colour)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """A field of a widget, the steps along it, and the values up it: powers of ten where it is logarithmic."""
+
+    field: QRectF
+    steps: tuple[float, float]
+    values: tuple[float, float]
+    logarithmic: bool
+
+    def across(self, step: float) -> float:
+        """Return where a step stands, from the left, in Qt's pixels."""
+        return float(self.all_across(np.array(step)))
+
+    def up(self, value: float) -> float:
+        """Return where a value stands, from the top."""
+        return float(self.all_up(np.array(value)))
+
+    def all_across(self, steps: Values) -> Values:
+        """Return where each of many steps stands."""
+        first, last = self.steps
+        return self.field.left() + (steps - first) * (self.field.width() / (last - first))
+
+    def all_up(self, values: Values) -> Values:
+        """Return where each of many values stands, NaN of those that have no logarithm.
+
+        Those far outside stand a little outside: Qt's painter takes no coordinates of any size.
+        """
+        low, high = self.values
+        if self.logarithmic:
+            values = np.log10(values, out=np.full_like(values, np.nan), where=values > 0.0)
+        share = np.clip((values - low) / (high - low), -1.0, 2.0)
+        return np.asarray(self.field.bottom() - share * self.field.height())
+
+    def step_at(self, across: float) -> float:
+        """Return the step that stands at a place, from the left."""
+        first, last = self.steps
+        return first + (across - self.field.left()) / max(self.field.width(), 1.0) * (last - first)
+
+
+def room_for(drawing: Drawing, first: float, last: float) -> tuple[float, float]:
+    """Return the range of values that shows well what is drawn between two steps; exponents where it is logarithmic."""
+    ranges = [extent(shown(line.steps, line.values, first, last), _clip(drawing, line)) for line in drawing.lines]
+    bounds = [bound for each in ranges if each for bound in each]
+    bounds += [level.value for level in drawing.levels]
+    if drawing.logarithmic:
+        bounds = [float(np.log10(bound)) for bound in bounds if bound > 0]
+    if not bounds:
+        return 0.0, 1.0
+    low, high = min(bounds), max(bounds)
+    room = (high - low) * _ROOM or abs(high) * 0.1 or 1.0
+    return (low - room if drawing.logarithmic or low < 0 else max(0.0, low - room)), high + room
+
+
+def _clip(drawing: Drawing, line: Line) -> float:
+    return drawing.clip if line.look in _NOISY else 0.0
+
+
+# Distances of an axis' marks, in heights of its font: words stand beside those of the values, and above those of steps.
+_APART_UP, _APART_ALONG = 2.2, 4.2
+_SIDE, _TOP, _RIGHT, _GAP = 62.0, 4.0, 10.0, 6.0
+_RAW_OR_THIN, _READ = ("raw", "thin"), ("smooth",)
 
 
 def field_in(size: QSize, font: QFont) -> QRectF:
@@ -102,7 +209,7 @@ def _write(painter: QPainter, box: QRectF, where: Qt.AlignmentFlag, text: str) -
 
 def _paint_line(painter: QPainter, scale: Scale, line: Line) -> None:
     """Paint no more points of a line than are seen: of noise its peaks, else means; those that count each are all."""
-    noisy = line.look in _NOISY
+    noisy = line.look in _RAW_OR_THIN
     columns = int(scale.field.width() * painter.device().devicePixelRatioF()) // (1 if noisy else _SMOOTH)
     thin = peaks if noisy or line.look == "points" else means
     steps, values = thin(line.steps, line.values, *scale.steps, max(1, columns))

@@ -6,15 +6,18 @@ import importlib
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from PySide6.QtCore import Qt, QTimer
+from PySide6.QtCore import QLocale, Qt, QTimer
 from PySide6.QtGui import QHideEvent, QShowEvent
 from PySide6.QtWidgets import (
     QCheckBox,
     QFrame,
     QHBoxLayout,
+    QHeaderView,
     QLabel,
     QLayout,
     QScrollArea,
+    QTableWidget,
+    QTableWidgetItem,
     QToolButton,
     QVBoxLayout,
     QWidget,
@@ -23,24 +26,21 @@ from PySide6.QtWidgets import (
 from app.core.runs.run import CardWatch, Run
 from app.core.session import Session
 from app.core.tasks import Single
-from app.qt.actions.commands import Commands
-from app.qt.actions.table import Action
-from app.qt.flow_layout import FlowLayout
+from app.qt.actions.commands import Action, Commands
 from app.qt.inputs import Slider
-from app.qt.parts import while_there
-from app.qt.runs.charts.difference import DifferenceTable
 from app.qt.runs.charts.legend import Legend, colour_of
-from app.qt.words import QT_TRANSLATE_NOOP
+from app.qt.widgets import QT_TRANSLATE_NOOP, FlowLayout, plain_tip, while_there
 
 if TYPE_CHECKING:
     from app.qt.runs.charts.board import Board
 
+
+_MOST_ROWS = 12
 # A run that goes on is drawn anew at most so often, in milliseconds; one that is read at once, when it is read.
 _REDRAW = 400
 _CARD = 2_000
 # The slider's places: each is the steps that the smooth line averages over.
 SMOOTHING = (1, 2, 3, 5, 7, 10, 15, 20, 30, 50, 70, 100, 150, 200, 300, 500, 700, 1000)
-
 ACTIONS = (
     Action(
         "charts.all", QT_TRANSLATE_NOOP("Action", "Show all steps"), "runs", "show_all", ("Ctrl+0",), enabled="has_runs"
@@ -63,6 +63,77 @@ ACTIONS = (
         tip=QT_TRANSLATE_NOOP("Action", "The axis has no room for the highest and lowest of a hundred values"),
     ),
 )
+
+
+class DifferenceTable(QWidget):
+    """A row for each key that is not the same in all jobs, a column for each run."""
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._shown: tuple[object, ...] = ()
+        self.title = QLabel(self.tr("How their jobs differ"))
+        self.title.setProperty("role", "heading")
+        self.sentence = QLabel()
+        self.sentence.setProperty("role", "muted")
+        self.sentence.setWordWrap(True)
+        self.table = QTableWidget()
+        self.table.setAccessibleName(self.title.text())
+        self.table.setEditTriggers(QTableWidget.EditTrigger.NoEditTriggers)
+        self.table.setSelectionBehavior(QTableWidget.SelectionBehavior.SelectRows)
+        self.table.setTabKeyNavigation(False)
+        self.table.setShowGrid(False)
+        self.table.verticalHeader().hide()
+        self.table.horizontalHeader().setSectionResizeMode(QHeaderView.ResizeMode.Stretch)
+        self.table.horizontalHeader().setDefaultAlignment(Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(16, 0, 16, 16)
+        for part in (self.title, self.sentence, self.table):
+            column.addWidget(part)
+        self.hide()
+
+    def show_runs(self, runs: Sequence[Run]) -> None:
+        """Compare the jobs of these runs; one alone has nothing to be compared with."""
+        self.setVisible(len(runs) > 1)
+        shown = tuple((run.summary.name, run.job) for run in runs)
+        if len(runs) < 2 or shown == self._shown:
+            return
+        self._shown = shown
+        from app.core.after.run_jobs import differences
+        from app.core.jobs.settings import full_title  # the job's schema, which takes a while to load
+
+        jobs = [run.job for run in runs if run.job is not None]
+        found = differences(jobs) if len(jobs) == len(runs) else []
+        self.sentence.setText(self._words(len(jobs) == len(runs), len(found)))
+        self.sentence.setVisible(not found)
+        self.table.setVisible(bool(found))
+        self.table.setColumnCount(1 + len(runs))
+        self.table.setHorizontalHeaderLabels([self.tr("Setting"), *(run.summary.name for run in runs)])
+        self.table.setRowCount(len(found))
+        for row, difference in enumerate(found):
+            for place, text in enumerate((full_title(difference.key), *map(self._value, difference.values))):
+                item = QTableWidgetItem(text)
+                item.setToolTip(plain_tip(text if place else difference.key))
+                self.table.setItem(row, place, item)
+        rows = min(len(found), _MOST_ROWS)
+        self.table.setFixedHeight(
+            self.table.horizontalHeader().sizeHint().height()
+            + rows * self.table.verticalHeader().defaultSectionSize()
+            + 4
+        )
+
+    def _words(self, known: bool, differences: int) -> str:
+        if not known:
+            return self.tr("The job of one of these runs cannot be read.")
+        return "" if differences else self.tr("Their jobs are the same in every setting.")
+
+    def _value(self, value: object) -> str:
+        if value is None:
+            return self.tr("not set")
+        if isinstance(value, bool):
+            return self.tr("yes") if value else self.tr("no")
+        if isinstance(value, int | float):
+            return QLocale().toString(float(value), "g", 8)
+        return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 class ProgressPanel(QWidget):
@@ -115,7 +186,7 @@ class ProgressPanel(QWidget):
         self.difference.show_runs(self.runs)
         if self.board is None:
             return
-        from app.qt.runs.charts.drawings import Wishes  # with the board, that is after numpy
+        from app.qt.runs.charts.board import Wishes  # with the board, that is after numpy
 
         if not started:
             self.board.rest()

@@ -25,12 +25,10 @@ from app.core.disk.thumbnails import Edge, Thumbnail, edge_for
 from app.core.library import Picture
 from app.core.runs.series import Samples, Spot
 from app.core.session import Session
-from app.qt.parts import until_destroyed
-from app.qt.pictures.grid.cells import Cells, panel, ring
-from app.qt.pictures.images import Images
-from app.qt.runs.samples.layout import Layout
 from app.qt.theme import colours, icon
-from app.qt.tips import plain_tip
+from app.qt.tile_painting import Cells, panel, ring
+from app.qt.tiles import Images, SampleLayout
+from app.qt.widgets import plain_tip, until_destroyed
 
 SIDES = (96, 480)
 """Smallest and largest of a cell's longer side."""
@@ -150,12 +148,14 @@ class SampleGrid(QAbstractScrollArea):
     # What is where
 
     @property
-    def layout_now(self) -> Layout:
+    def layout_now(self) -> SampleLayout:
         """Where everything lies."""
         samples, line = self.samples, self._cells.line
         width, height = (round(part * self.side) for part in self._shape)
         steps = samples.steps if samples else ()
-        return Layout(len(samples.prompts) if steps and samples else 0, len(steps), width, height, line + 6, line + 2)
+        return SampleLayout(
+            len(samples.prompts) if steps and samples else 0, len(steps), width, height, line + 6, line + 2
+        )
 
     @property
     def scrolled(self) -> tuple[int, int]:
@@ -292,7 +292,7 @@ class SampleGrid(QAbstractScrollArea):
         panel(painter, place.toRectF(), colours().raised, colours().edge)
         icon("pin").paint(painter, place.adjusted(4, 4, -4, -4))
 
-    def _paint_prompts(self, painter: QPainter, layout: Layout) -> None:
+    def _paint_prompts(self, painter: QPainter, layout: SampleLayout) -> None:
         """Paint each row's words from the left edge on, wherever its cells are scrolled to."""
         width = self.viewport().width() - 2 * layout.gap - 2
         painter.setPen(QColor(colours().text))
@@ -305,7 +305,7 @@ class SampleGrid(QAbstractScrollArea):
                 edge = QRect(layout.kept - layout.gap // 2, room.bottom(), 1, layout.height)
                 painter.fillRect(edge, QColor(colours().edge))
 
-    def _paint_titles(self, painter: QPainter, layout: Layout) -> None:
+    def _paint_titles(self, painter: QPainter, layout: SampleLayout) -> None:
         samples, strip = self.samples, QRect(0, 0, self.viewport().width(), layout.head)
         assert samples is not None
         painter.fillRect(strip, QColor(colours().window))
@@ -316,7 +316,7 @@ class SampleGrid(QAbstractScrollArea):
         painter.setClipping(False)
         self._paint_title(painter, layout, 0)
 
-    def _paint_title(self, painter: QPainter, layout: Layout, column: int) -> None:
+    def _paint_title(self, painter: QPainter, layout: SampleLayout, column: int) -> None:
         assert self.samples is not None
         step = self.samples.steps[column]
         room = QRect(layout.left(column, self.scrolled[0]) + 2, 0, layout.width - 4, layout.head - 1)

@@ -22,13 +22,11 @@ from app.core.library import Picture
 from app.core.runs.series import Samples, Spot
 from app.core.session import Session
 from app.core.tasks import raise_again
-from app.qt.actions.commands import Commands
-from app.qt.actions.table import Action
-from app.qt.reveal import reveal
+from app.qt.actions.commands import Action, Commands
 from app.qt.runs.samples.compare import SampleCompare
 from app.qt.runs.samples.grid import SIDES, SampleGrid
-from app.qt.sizing import size_slider
-from app.qt.words import QT_TRANSLATE_NOOP as _NOOP
+from app.qt.widgets import QT_TRANSLATE_NOOP as _NOOP
+from app.qt.widgets import reveal, size_slider
 from trainer.errors import RunError
 
 if TYPE_CHECKING:

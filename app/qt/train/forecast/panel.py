@@ -7,33 +7,38 @@ from typing import TYPE_CHECKING, Any
 
 from PySide6.QtCore import Qt, QTimer, Signal
 from PySide6.QtGui import QHideEvent, QShowEvent
-from PySide6.QtWidgets import QFrame, QLabel, QProgressBar, QPushButton, QScrollArea, QVBoxLayout, QWidget
+from PySide6.QtWidgets import (
+    QComboBox,
+    QFrame,
+    QHBoxLayout,
+    QLabel,
+    QProgressBar,
+    QPushButton,
+    QScrollArea,
+    QVBoxLayout,
+    QWidget,
+)
 
 from app.core.jobs.job_file import drop, put
 from app.core.planning.answer import Answer, Plan, preflight
-from app.core.planning.forecaster import HERE, Forecaster, Question
+from app.core.planning.forecaster import GIGABYTES, HERE, NAMED, Forecaster, Question
 from app.core.session import Session
-from app.qt.actions.commands import Commands
-from app.qt.actions.table import Action
-from app.qt.train.forecast import words
-from app.qt.train.forecast.chooser import CardChooser
-from app.qt.train.forecast.memory_bar import MemoryBar
-from app.qt.train.forecast.phases import PhaseTable
-from app.qt.train.forecast.plans import PlanTable
-from app.qt.train.forecast.preflight_list import PreflightList
-from app.qt.train.forecast.timeline import Spot, Timeline, described
-from app.qt.words import QT_TRANSLATE_NOOP
+from app.core.words import in_words
+from app.qt.actions.commands import Action, Commands
+from app.qt.inputs import ComboBox
+from app.qt.train import words
+from app.qt.train.forecast.charts import MemoryBar, Spot, Timeline, described
+from app.qt.train.forecast.lists import PhaseTable, PlanTable, PreflightList
+from app.qt.widgets import QT_TRANSLATE_NOOP
 from trainer.protocol.forecast import SEARCHED
 
 if TYPE_CHECKING:
     from app.core.jobs.draft import Draft
 
-# A pause in typing, and how often this PC's card is looked at while the panel is seen.
-_PAUSE_MS, _LOOK_MS = 250, 5000
+
+_NAMES = 4
 # Free memory goes up and down by a little all the time; a forecast asked anew for that would never stand still.
 _WORTH_ASKING = 256 << 20
-
-
 ACTIONS = (
     Action(
         "forecast.refresh",
@@ -53,6 +58,105 @@ ACTIONS = (
         tip=QT_TRANSLATE_NOOP("Action", "Takes what was chosen out of the job, so that the best fit is found anew."),
     ),
 )
+
+
+class CardChooser(QWidget):
+    """`chosen` with `HERE`, or a GPU as the planner takes it: a name or an amount of memory."""
+
+    chosen = Signal(str)
+
+    def __init__(self, forecaster: Forecaster, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._forecaster = forecaster
+        self._on_cpu = False
+        self.box, self.uses = ComboBox(), QLabel()
+        self._build()
+        self._fill()
+        self.box.activated.connect(lambda _: self.chosen.emit(self.card))
+        line = self.box.lineEdit()
+        assert line is not None
+        line.returnPressed.connect(lambda: self.chosen.emit(self.card))
+
+    @property
+    def card(self) -> str:
+        """What is planned for."""
+        text = self.box.currentText().strip()
+        known = self.box.findText(text)
+        return str(self.box.itemData(known)) if known >= 0 else text or HERE
+
+    def renew(self, *, on_cpu: bool) -> None:
+        """Show this PC's GPUs as they are now, or its CPU where training uses that."""
+        self._on_cpu = on_cpu
+        if self.box.itemText(0) != self._here():
+            self._fill()
+        self.uses.setText(self._uses())
+        self.uses.setVisible(bool(self.uses.text()))
+
+    def _build(self) -> None:
+        label = QLabel(self.tr("Details for"))
+        label.setBuddy(self.box)
+        self.box.setEditable(True)
+        self.box.setInsertPolicy(QComboBox.InsertPolicy.NoInsert)
+        self.box.setAccessibleName(self.tr("Device that the details are for"))
+        self.box.setToolTip(
+            self.tr("To compare, choose another GPU or type its name, such as RTX 4070. Training does not use it.")
+        )
+        self.uses.setTextFormat(Qt.TextFormat.PlainText)
+        self.uses.setWordWrap(True)
+        self.uses.setProperty("role", "muted")
+        row, column = QHBoxLayout(), QVBoxLayout(self)
+        row.addWidget(label)
+        row.addWidget(self.box, 1)
+        column.setContentsMargins(0, 0, 0, 0)
+        column.addLayout(row)
+        column.addWidget(self.uses)
+
+    def _fill(self) -> None:
+        """List this PC's device first; what was chosen stays."""
+        former = self.card if self.box.count() else HERE
+        self.box.clear()
+        self.box.addItem(self._here(), HERE)
+        self.box.addItem(NAMED, NAMED)
+        for gigabytes in GIGABYTES:
+            self.box.addItem(self.tr("As if on {size} GB").format(size=gigabytes), f"{gigabytes}GB")
+        self.box.setCurrentIndex(max(self.box.findData(former), 0))
+        if self.box.findData(former) < 0 and former != HERE:
+            self.box.setEditText(former)
+
+    def _here(self) -> str:
+        card = self._forecaster.here
+        if self._on_cpu or card is None:
+            return self.tr("This PC: CPU")
+        return self.tr("This PC: {card}").format(card=_short(card.name))
+
+    def _uses(self) -> str:
+        """Return what is to be said of this PC's GPU."""
+        forecaster = self._forecaster
+        if forecaster.cards is None:
+            return ""
+        if forecaster.card_error is not None:
+            return in_words(forecaster.card_error)
+        card = forecaster.here
+        if card is None:
+            return self.tr("No NVIDIA GPU was found, so training uses the CPU.")
+        if self._on_cpu:
+            return self.tr("The job says to train on the CPU.")
+        if self.card != HERE:
+            return ""
+        free = self.tr("{free} of {total} free.").format(
+            free=words.gigabytes(card.free_bytes), total=words.gigabytes(card.total_bytes)
+        )
+        told = [f"{use.name} {words.gigabytes(use.bytes)}" if use.bytes else use.name for use in card.uses[:_NAMES]]
+        others = self.tr("Also in use by {programs}.").format(programs=", ".join(told)) if told else ""
+        return f"{free} {others}".strip()
+
+
+def _short(name: str) -> str:
+    return name.removeprefix("NVIDIA ").removeprefix("GeForce ")
+
+
+# A pause in typing, and how often this PC's card is looked at while the panel is seen.
+_PAUSE_MS, _LOOK_MS = 250, 5000
 
 
 class ForecastPanel(QWidget):

@@ -1,0 +1,233 @@
+"""The viewer of one LoRA file: what it is, where it acts how strongly, how it was made."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from PySide6.QtCore import QCoreApplication, QLocale, Qt
+from PySide6.QtGui import QCloseEvent
+from PySide6.QtWidgets import QDialog, QDialogButtonBox, QHBoxLayout, QLabel, QTabWidget, QVBoxLayout, QWidget
+from shiboken6 import isValid
+
+from app.core.loras.file import LoraFile, read_lora
+from app.core.loras.strength import OTHER, Block
+from app.core.session import Session
+from app.core.words import in_words
+from app.qt.tables import Row, Table
+from app.qt.widgets import QT_TRANSLATE_NOOP, close_row, pixmap_of, plain_label, say
+from trainer.config.presets.making import Made
+from trainer.errors import ImpastoError, LoraFileError
+from trainer.files.architecture import NAMES
+
+_SIDES = {
+    "TE1": QT_TRANSLATE_NOOP("Lora", "Text encoder 1 (CLIP-L)"),
+    "TE2": QT_TRANSLATE_NOOP("Lora", "Text encoder 2 (CLIP-G)"),
+    "IN": QT_TRANSLATE_NOOP("Lora", "UNet, on the way in"),
+    "MID": QT_TRANSLATE_NOOP("Lora", "UNet, middle"),
+    "OUT": QT_TRANSLATE_NOOP("Lora", "UNet, on the way out"),
+    OTHER: QT_TRANSLATE_NOOP("Lora", "Somewhere else"),
+}
+_PICTURE = 112
+
+
+def facts(found: LoraFile) -> str:
+    """Return what it is on one line: kind, family, rank, size."""
+    family = NAMES[found.family] if found.family else QCoreApplication.translate("Lora", "for an unknown base")
+    size = QLocale().formattedDataSize(found.bytes, 1, QLocale.DataSizeFormat.DataSizeTraditionalFormat)
+    rank = (
+        QCoreApplication.translate("Lora", "rank {rank}").format(rank=span(found.ranks))
+        if found.ranks
+        else QCoreApplication.translate("Lora", "no rank")
+    )
+    return f"{found.kind} · {family} · {rank} · {size}"
+
+
+def rows_of(blocks: Sequence[Block]) -> list[Row]:
+    """Return a line for each block, with its strength as a bar; the strongest has the longest."""
+    known = [block.strength for block in blocks if block.strength is not None and math.isfinite(block.strength)]
+    most = max(known, default=0.0)
+    return [_row(block, most) for block in blocks]
+
+
+def span(numbers: Sequence[float]) -> str:
+    """Return numbers in ascending order as people say them: "16", or "8 to 32"."""
+    ends = [f"{number:g}" for number in (numbers[0], numbers[-1])]
+    return (
+        ends[0]
+        if ends[0] == ends[1]
+        else QCoreApplication.translate("Lora", "{low} to {high}").format(low=ends[0], high=ends[1])
+    )
+
+
+def _row(block: Block, most: float) -> Row:
+    side = next(words for start, words in _SIDES.items() if block.name.startswith(start))
+    texts = (
+        "–" if block.name == OTHER else block.name,
+        QCoreApplication.translate("Lora", side),
+        str(block.layers),
+        span(block.ranks) if block.ranks else "–",
+        span(block.alphas) if block.alphas else QCoreApplication.translate("Lora", "as rank"),
+        _strength(block.strength),
+    )
+    tip = ""
+    if block.unknown:
+        words = QCoreApplication.translate("Lora", "Layers of it that could not be counted in: {count}.")
+        tip = words.format(count=block.unknown)
+    finite = block.strength is not None and math.isfinite(block.strength)
+    return Row(texts, (block.strength or 0.0) / most if finite and most else 0.0 if finite else None, tip)
+
+
+def _strength(strength: float | None) -> str:
+    if strength is None:
+        return QCoreApplication.translate("Lora", "not known")
+    if not math.isfinite(strength):
+        return QCoreApplication.translate("Lora", "broken: holds what is no number")
+    return f"{strength:.3g}"
+
+
+class LoraViewer(QDialog):
+    """A window of its own that stays beside the other; it reads by workers and shows what they find as they find it."""
+
+    def __init__(self, session: Session, path: Path, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._session = session
+        self._wanted = True
+        self.path = path
+        self.found: LoraFile | None = None
+        self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        self.setWindowTitle(path.name)
+        self.setWindowFlag(Qt.WindowType.WindowMaximizeButtonHint)
+        self.setSizeGripEnabled(True)
+        self.resize(820, 620)
+        self.picture, self.title, self.facts = QLabel(), plain_label("title"), plain_label("muted")
+        self.about, self.words, self.state = plain_label(), plain_label(), plain_label()
+        self.tabs = QTabWidget()
+        self._add_tables()
+        buttons = close_row(self)
+        self.recipe = buttons.addButton(self.tr("Make a recipe from this"), QDialogButtonBox.ButtonRole.ActionRole)
+        self.recipe.setAutoDefault(False)
+        self.recipe.setEnabled(False)
+        self.recipe.clicked.connect(self._make_recipe)
+        self._lay_out(buttons)
+        say(self.state, self.tr("Reading…"), "muted")
+        session.tasks.run(lambda: read_lora(path), self._if_here(self._have), self._if_here(self._refuse))
+
+    def closeEvent(self, event: QCloseEvent) -> None:  # noqa: N802
+        """Stop what is still being computed."""
+        self._wanted = False
+        super().closeEvent(event)
+
+    def done(self, result: int) -> None:
+        """Stop what is still being computed: Escape closes a dialog without a close event."""
+        self._wanted = False
+        super().done(result)
+
+    def _add_tables(self) -> None:
+        strength = self.tr("Strength")
+        blocks = (self.tr("Block"), self.tr("Where"), self.tr("Layers"), self.tr("Rank"), self.tr("Alpha"), strength)
+        self.blocks = Table(blocks, self.tr("Blocks and their strength"))
+        self.settings = Table((self.tr("Setting"), self.tr("Value")), self.tr("Training settings"))
+        self.tags = Table((self.tr("Tag"), self.tr("Times shown")), self.tr("Tags of the training captions"))
+        self.metadata = Table((self.tr("Key"), self.tr("Value")), self.tr("All metadata"))
+        self.tabs.setAccessibleName(self.tr("What is known of the LoRA"))
+        self.tabs.setDocumentMode(True)
+        titles = (strength, self.tr("Training"), self.tr("Tags"), self.tr("All it says"))
+        for table, title in zip((self.blocks, self.settings, self.tags, self.metadata), titles, strict=True):
+            self.tabs.addTab(table, title)
+        self.tabs.hide()
+
+    def _lay_out(self, buttons: QDialogButtonBox) -> None:
+        told, head, column = QVBoxLayout(), QHBoxLayout(), QVBoxLayout(self)
+        told.setSpacing(4)
+        for label in (self.title, self.facts, self.about, self.words):
+            told.addWidget(label)
+            label.hide()
+        told.addStretch()
+        self.picture.hide()
+        self.picture.setAccessibleName(self.tr("Picture"))
+        head.setSpacing(16)
+        head.addWidget(self.picture, 0, Qt.AlignmentFlag.AlignTop)
+        head.addLayout(told, 1)
+        column.setContentsMargins(16, 16, 16, 12)
+        column.setSpacing(12)
+        column.addLayout(head)
+        column.addWidget(self.state)
+        column.addWidget(self.tabs, 1)
+        column.addStretch()
+        column.addWidget(buttons)
+
+    def _have(self, found: LoraFile) -> None:
+        self.found = found
+        say(self.title, found.about.get("title") or self.path.stem)
+        say(self.facts, facts(found))
+        say(self.about, self._about(found))
+        say(self.words, self._triggers(found))
+        for pixels in found.pictures[:1]:
+            self.picture.setPixmap(pixmap_of(pixels, _PICTURE, self.devicePixelRatioF()))
+            self.picture.show()
+        self.settings.show_rows([Row(pair) for pair in found.settings])
+        most = max((count for _, count in found.tags), default=1)
+        self.tags.show_rows([Row((tag, f"{count:,}"), count / most) for tag, count in found.tags])
+        self.metadata.show_rows([Row(pair) for pair in found.metadata])
+        for table in (self.settings, self.tags, self.metadata):
+            self.tabs.setTabVisible(self.tabs.indexOf(table), bool(table.lines.rows))
+        self.tabs.show()
+        self.recipe.setEnabled(True)
+        say(self.state, self.tr("Adding up how strongly it acts…"), "muted")
+        work = lambda: found.blocks(lambda: self._wanted)  # noqa: E731
+        self._session.tasks.run(work, self._if_here(self._have_blocks), self._if_here(self._refuse))
+
+    def _have_blocks(self, blocks: Sequence[Block]) -> None:
+        self.blocks.show_rows(rows_of(blocks))
+        silent = self.found is not None and not self.found.metadata
+        say(self.state, self.tr("The file says nothing of how it was made.") if silent else "")
+
+    def _about(self, found: LoraFile) -> str:
+        about = found.about
+        told = (
+            self.tr("Made for {base}").format(base=about["base"]) if "base" in about else "",
+            self.tr("by {author}").format(author=about["author"]) if "author" in about else "",
+            self.tr("licence {licence}").format(licence=about["licence"]) if "licence" in about else "",
+        )
+        return "\n".join(
+            text for text in (" · ".join(part for part in told if part), about.get("description", "")) if text
+        )
+
+    def _triggers(self, found: LoraFile) -> str:
+        if not found.triggers:
+            return ""
+        words = self.tr("Trigger words: {words}") if found.triggers_stated else self.tr("Perhaps called by: {words}")
+        return words.format(words=found.triggers)
+
+    def _make_recipe(self) -> None:
+        self.recipe.setEnabled(False)
+        self._session.presets.make_of_lora(self.path, self._if_here(self._made), self._if_here(self._refuse_recipe))
+
+    def _made(self, made: tuple[Path, Made]) -> None:
+        path, preset = made
+        self.recipe.setEnabled(True)
+        words = [self.tr("Kept among your presets as “{name}”.").format(name=preset.preset.name)]
+        if preset.not_found:
+            words.append(self.tr("It says nothing of %n setting(s), left as in the job.", "", len(preset.not_found)))
+        if preset.left_out:
+            words.append(self.tr("Not taken over: {what}.").format(what="; ".join(preset.left_out)))
+        say(self.state, " ".join(words), "good")
+        self._session.going.preset.emit(path)
+
+    def _refuse_recipe(self, error: ImpastoError) -> None:
+        self.recipe.setEnabled(True)
+        say(self.state, in_words(error), "bad")
+
+    def _refuse(self, fault: BaseException) -> None:
+        if isinstance(fault, OSError):
+            words = self.tr("Its tensors cannot be read: {reason}.").format(reason=fault.strerror or fault)
+            fault = LoraFileError("lora.unreadable", words, self.tr("Check the disk and your rights to the file."))
+        if not isinstance(fault, ImpastoError):
+            raise fault
+        say(self.state, in_words(fault), "bad")
+
+    def _if_here(self, have: Callable[..., None]) -> Callable[..., None]:
+        """Let a worker's answer go when the window has been closed before it came."""
+        return lambda answer: have(answer) if isValid(self) and self._wanted else None

@@ -1,0 +1,465 @@
+"""The dialog that changes many captions: what to do, to which of them, and what that changes, before it is done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal, TypeVar
+
+from PySide6.QtCore import QLocale, QSize, Qt, QTimer, Signal
+from PySide6.QtWidgets import (
+    QButtonGroup,
+    QCheckBox,
+    QComboBox,
+    QDialog,
+    QDialogButtonBox,
+    QFormLayout,
+    QHBoxLayout,
+    QLabel,
+    QLineEdit,
+    QListWidget,
+    QListWidgetItem,
+    QRadioButton,
+    QSpinBox,
+    QStackedWidget,
+    QVBoxLayout,
+    QWidget,
+)
+
+from app.core.edits import bulk
+from app.core.edits.bulk import CalledOffError, Snapshot, Words
+from app.core.edits.history import Edit
+from app.core.library import Altered, Change, Picture
+from app.core.session import Session
+from app.core.tags.completion import Completion
+from app.core.tags.splitting import Lines, split_tags
+from app.core.words import in_words
+from app.qt.inputs import ComboBox, SpinBox
+from app.qt.pictures.captions.preview import Preview, Row
+from app.qt.pictures.captions.tag_line import Complete, TagField
+from trainer.errors import ImpastoError
+
+_Field = TypeVar("_Field", bound=QWidget)
+Make = Callable[[Sequence[Words], Lines], Edit]
+"""Runs on a worker: all that the form asked for is inside already."""
+_SCOPES: tuple[Scope, ...] = ("all", "shown", "selected")
+_PAUSE_MS = 120
+"""A pause of typing after which the preview is made anew."""
+
+
+class Form(QWidget):
+    """One of them; `changed` when the user asks for something else."""
+
+    changed = Signal()
+
+    def __init__(self, complete: Complete) -> None:
+        super().__init__()
+        self._complete = complete
+        self.form = QFormLayout(self)
+        self.form.setContentsMargins(0, 0, 0, 0)
+        self.form.setFieldGrowthPolicy(QFormLayout.FieldGrowthPolicy.AllNonFixedFieldsGrow)
+        self.build()
+
+    def build(self) -> None:
+        """Put the controls into the form."""
+
+    def title(self) -> str:
+        """Return what it does, for the list of them."""
+        raise NotImplementedError
+
+    def make(self) -> Make | None:
+        """Return what makes the edit; None while something is missing."""
+        raise NotImplementedError
+
+    def _tags(self, label: str) -> TagField:
+        field = TagField(self._complete)
+        field.textChanged.connect(lambda _: self.changed.emit())
+        return self._row(label, field)
+
+    def _line(self, label: str) -> QLineEdit:
+        field = QLineEdit()
+        field.textChanged.connect(lambda _: self.changed.emit())
+        return self._row(label, field)
+
+    def _choice(self, label: str, choices: Sequence[str]) -> QComboBox:
+        box = ComboBox()
+        box.addItems(choices)
+        box.currentIndexChanged.connect(lambda _: self.changed.emit())
+        return self._row(label, box)
+
+    def _number(self, label: str, least: int, most: int) -> QSpinBox:
+        box = SpinBox()
+        box.setRange(least, most)
+        box.valueChanged.connect(lambda _: self.changed.emit())
+        return self._row(label, box)
+
+    def _check(self, label: str, on: bool) -> QCheckBox:
+        box = QCheckBox(label)
+        box.setChecked(on)
+        box.toggled.connect(lambda _: self.changed.emit())
+        self.form.addRow("", box)
+        return box
+
+    def _row(self, label: str, field: _Field) -> _Field:
+        field.setAccessibleName(label)
+        self.form.addRow(label, field)
+        return field
+
+    def _explain(self, words: str) -> None:
+        label = QLabel(words)
+        label.setWordWrap(True)
+        label.setAlignment(Qt.AlignmentFlag.AlignTop)
+        self.form.addRow(label)
+
+
+class AddForm(Form):
+    """Tags to the front, the end, or a place between."""
+
+    def build(self) -> None:
+        """See Form."""
+        self.tags = self._tags(self.tr("Tags"))
+        self.where = self._choice(
+            self.tr("Where"), [self.tr("At the end"), self.tr("At the front"), self.tr("At place")]
+        )
+        self.place = self._number(self.tr("Place"), 1, 999)
+        self.where.currentIndexChanged.connect(lambda _: self._ask())
+        self._ask()
+
+    def title(self) -> str:
+        """See Form."""
+        return self.tr("Add tags")
+
+    def make(self) -> Make | None:
+        """See Form."""
+        tags = split_tags(self.tags.text(), "variants")  # as in the editor, a pasted list may have lines
+        at = (None, 0, self.place.value() - 1)[self.where.currentIndex()]
+        return (lambda captions, lines: bulk.add_tags(captions, tags, at, lines)) if tags else None
+
+    def _ask(self) -> None:
+        self.form.setRowVisible(self.place, self.where.currentIndex() == 2)
+
+
+class RemoveForm(Form):
+    """Tags away."""
+
+    def build(self) -> None:
+        """See Form."""
+        self.tags = self._tags(self.tr("Tags"))
+
+    def title(self) -> str:
+        """See Form."""
+        return self.tr("Remove tags")
+
+    def make(self) -> Make | None:
+        """See Form."""
+        tags = split_tags(self.tags.text(), "variants")  # as in the editor, a pasted list may have lines
+        return (lambda captions, lines: bulk.remove_tags(captions, tags, lines)) if tags else None
+
+
+class RenameForm(Form):
+    """One tag written differently, or given up for another."""
+
+    def build(self) -> None:
+        """See Form."""
+        self.old = self._tags(self.tr("Tag"))
+        self.new = self._tags(self.tr("Write instead"))
+
+    def title(self) -> str:
+        """See Form."""
+        return self.tr("Rename a tag")
+
+    def make(self) -> Make | None:
+        """See Form."""
+        old, new = self.old.text().strip(), self.new.text().strip()
+        return (lambda captions, lines: bulk.rename_tag(captions, old, new, lines)) if old and new else None
+
+
+class ReplaceForm(Form):
+    """Text, or what a regular expression finds."""
+
+    def build(self) -> None:
+        """See Form."""
+        self.sought = self._line(self.tr("Find"))
+        self.replacement = self._line(self.tr("Write instead"))
+        self.pattern = self._check(self.tr("Regular expression"), False)
+        self.capitals = self._check(self.tr("Capitals matter"), True)
+
+    def title(self) -> str:
+        """See Form."""
+        return self.tr("Find and replace")
+
+    def make(self) -> Make | None:
+        """See Form."""
+        find, replacement = self.sought.text(), self.replacement.text()
+        pattern, capitals = self.pattern.isChecked(), self.capitals.isChecked()
+        if not find:
+            return None
+        return lambda captions, _: bulk.replace_text(captions, find, replacement, pattern=pattern, capitals=capitals)
+
+
+class SortForm(Form):
+    """Tags in order."""
+
+    def build(self) -> None:
+        """See Form."""
+        self.order = self._choice(self.tr("Order"), [self.tr("By the alphabet"), self.tr("The most frequent first")])
+        self.keep = self._number(self.tr("Leave in front"), 0, 99)
+        self.keep.setToolTip(self.tr("So many first tags of each caption stay where they are, such as a trigger word"))
+
+    def title(self) -> str:
+        """See Form."""
+        return self.tr("Sort tags")
+
+    def make(self) -> Make | None:
+        """See Form."""
+        order: bulk.Order = "frequency" if self.order.currentIndex() else "alphabet"
+        keep = self.keep.value()
+        return lambda captions, lines: bulk.sort_tags(captions, order, keep, lines)
+
+
+class RepeatedForm(Form):
+    """Tags that stand twice."""
+
+    def build(self) -> None:
+        """See Form."""
+        self._explain(self.tr("Of a tag that stands in a caption more than once, the first stays."))
+
+    def title(self) -> str:
+        """See Form."""
+        return self.tr("Remove repeated tags")
+
+    def make(self) -> Make | None:
+        """See Form."""
+        return bulk.remove_repeated
+
+
+class UnderscoresForm(Form):
+    """Underscores and spaces."""
+
+    def build(self) -> None:
+        """See Form."""
+        words = [self.tr("Spaces for underscores"), self.tr("Underscores for spaces")]
+        self.direction = self._choice(self.tr("Write"), words)
+        self._explain(self.tr("Faces such as ^_^ stay as they are."))
+
+    def title(self) -> str:
+        """See Form."""
+        return self.tr("Underscores and spaces")
+
+    def make(self) -> Make | None:
+        """See Form."""
+        return bulk.spaces_to_underscores if self.direction.currentIndex() else bulk.underscores_to_spaces
+
+
+class TidyForm(Form):
+    """Stray commas and spaces."""
+
+    def build(self) -> None:
+        """See Form."""
+        self._explain(self.tr("Tags are parted by one comma and one space; empty ones and needless spaces go."))
+
+    def title(self) -> str:
+        """See Form."""
+        return self.tr("Tidy commas and spaces")
+
+    def make(self) -> Make | None:
+        """See Form."""
+        return bulk.tidy
+
+
+FORMS: tuple[type[Form], ...] = (
+    AddForm,
+    RemoveForm,
+    RenameForm,
+    ReplaceForm,
+    SortForm,
+    RepeatedForm,
+    UnderscoresForm,
+    TidyForm,
+)
+
+
+Scope = Literal["all", "shown", "selected"]
+
+
+class BulkDialog(QDialog):
+    """One edit of many captions; the preview is made by a worker and called off by the next key."""
+
+    said = Signal(str)
+
+    def __init__(self, session: Session, lines: Lines, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._session, self._lines = session, lines
+        self._edit: Edit | None = None
+        self._snapshot: Snapshot | None = None
+        self.operations, self.stack = QListWidget(), QStackedWidget()
+        self.scopes: dict[Scope, QRadioButton] = {}
+        self.count, self.fault = QLabel(), QLabel()
+        self.preview = Preview()
+        self.buttons = QDialogButtonBox(QDialogButtonBox.StandardButton.Cancel)
+        self.apply_button = self.buttons.addButton("", QDialogButtonBox.ButtonRole.AcceptRole)
+        self._pause = QTimer(self)
+        self._pause.setSingleShot(True)
+        self._pause.setInterval(_PAUSE_MS)
+        self.setWindowTitle(self.tr("Change many captions"))
+        self.resize(900, 620)
+        self._build()
+        self._listen()
+        self.operations.setCurrentRow(0)
+        self._look()
+
+    @property
+    def form(self) -> Form:
+        """The form of what is chosen."""
+        form = self.stack.currentWidget()
+        assert isinstance(form, Form)
+        return form
+
+    @property
+    def scope(self) -> Scope:
+        """Which captions are meant."""
+        return next(scope for scope, button in self.scopes.items() if button.isChecked())
+
+    # --- building
+
+    def _build(self) -> None:
+        self.operations.setAccessibleName(self.tr("What to do"))
+        self.operations.setFixedWidth(200)
+        for kind in FORMS:
+            form = kind(self._complete)
+            form.changed.connect(self._start_soon)
+            self.stack.addWidget(form)
+            item = QListWidgetItem(form.title(), self.operations)
+            item.setSizeHint(QSize(0, self.fontMetrics().height() + 14))
+        self.fault.setProperty("role", "bad")
+        self.fault.setWordWrap(True)
+        self.fault.hide()
+        self.count.setProperty("role", "heading")
+        right = QVBoxLayout()
+        right.setSpacing(10)
+        right.addWidget(self.stack)
+        right.addLayout(self._scope_row())
+        for widget in (self.count, self.fault):
+            right.addWidget(widget)
+        right.addWidget(self.preview, 1)
+        row = QHBoxLayout()
+        row.setSpacing(14)
+        row.addWidget(self.operations)
+        row.addLayout(right, 1)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(14, 14, 14, 12)
+        column.setSpacing(12)
+        column.addLayout(row, 1)
+        column.addWidget(self.buttons)
+        self.apply_button.setDefault(True)
+
+    def _scope_row(self) -> QHBoxLayout:
+        row, group = QHBoxLayout(), QButtonGroup(self)
+        row.addWidget(QLabel(self.tr("Of")))
+        for scope in _SCOPES:
+            button = self.scopes[scope] = QRadioButton()
+            group.addButton(button)
+            row.addWidget(button)
+        row.addStretch(1)
+        counts = {scope: len(self._pictures(scope)) for scope in _SCOPES}
+        number = QLocale().toString
+        self.scopes["all"].setText(self.tr("all pictures ({count})").format(count=number(counts["all"])))
+        self.scopes["shown"].setText(self.tr("those shown ({count})").format(count=number(counts["shown"])))
+        self.scopes["selected"].setText(self.tr("those selected ({count})").format(count=number(counts["selected"])))
+        for scope, button in self.scopes.items():
+            button.setEnabled(counts[scope] > 0)
+        chosen: Scope = "selected" if counts["selected"] > 1 else "shown" if counts["shown"] else "all"
+        self.scopes[chosen].setChecked(True)
+        return row
+
+    def _listen(self) -> None:
+        self.operations.currentRowChanged.connect(self._choose)
+        for button in self.scopes.values():
+            button.toggled.connect(lambda on: self._start_soon() if on else None)
+        self._pause.timeout.connect(self._look)
+        self.buttons.accepted.connect(self._apply)
+        self.buttons.rejected.connect(self.reject)
+        end = self._session.library.altered.connect(self._altered)
+        self.finished.connect(lambda _: end())
+        self.finished.connect(lambda _: self._call_off())
+
+    def _complete(self, typed: str) -> Sequence[Completion]:
+        return self._session.completer.complete(typed)
+
+    # --- the preview
+
+    def _choose(self, row: int) -> None:
+        self.stack.setCurrentIndex(row)
+        # The forms differ in height; the preview gets what is left.
+        self.stack.setFixedHeight(self.form.sizeHint().height())
+        self._start_soon()
+
+    def _altered(self, altered: Altered) -> None:
+        if "caption" in altered.what or altered.added or altered.removed:
+            self._start_soon()
+
+    def _pictures(self, scope: Scope) -> list[Picture]:
+        view, library = self._session.view, self._session.library.pictures
+        if scope == "all":
+            return list(library.values())
+        return [library[number] for number in (view.ids if scope == "shown" else view.scope())]
+
+    def _start_soon(self) -> None:
+        """Make the preview anew after a pause; nothing can be applied that is not seen."""
+        self._call_off()
+        self._edit = None
+        self._offer(0)
+        self._pause.start()
+
+    def _look(self) -> None:
+        make, lines = self.form.make(), self._lines
+        self._call_off()
+        self.fault.hide()
+        if make is None:
+            self._show(None, 0)
+            return
+        captions = self._snapshot = Snapshot(self._pictures(self.scope))
+        self.count.setText(self.tr("Looking at %n caption(s)…", "", len(captions)))
+
+        def have(edit: Edit) -> None:
+            if captions is self._snapshot:
+                self._show(edit, len(captions))
+
+        def failed(fault: BaseException) -> None:
+            if captions is self._snapshot and isinstance(fault, ImpastoError):
+                self._show(None, 0)
+                self.fault.setText(in_words(fault))
+                self.fault.show()
+            elif not isinstance(fault, ImpastoError | CalledOffError):
+                raise fault
+
+        self._session.tasks.run(lambda: make(captions, lines), have, failed)
+
+    def _show(self, edit: Edit | None, of: int) -> None:
+        self._edit = edit
+        changes = edit.changes if edit else ()
+        self.preview.list.show(changes, self._row)
+        words = self.tr("Changes {count} of %n caption(s)", "", of).format(count=QLocale().toString(len(changes)))
+        self.count.setText(words if edit is not None else "")
+        self._offer(len(changes))
+
+    def _row(self, change: Change) -> Row:
+        picture = self._session.library.pictures.get(change.picture)
+        before = None if change.before is None else str(change.before)
+        return Row(picture.name if picture else "", before, str(change.after or ""))
+
+    def _offer(self, count: int) -> None:
+        self.apply_button.setText(self.tr("Change %n caption(s)", "", count) if count else self.tr("Change"))
+        self.apply_button.setEnabled(bool(count))
+
+    def _call_off(self) -> None:
+        self._pause.stop()
+        if self._snapshot:
+            self._snapshot.call_off()
+            self._snapshot = None
+
+    def _apply(self) -> None:
+        if self._edit:
+            edit = self._edit
+            self.accept()
+            self._session.history.do(edit)
+            self.said.emit(edit.name)

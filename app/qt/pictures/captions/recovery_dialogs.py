@@ -1,0 +1,409 @@
+"""The dialog that brings captions back to what they were before the app first wrote them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from PySide6.QtCore import QCoreApplication, QItemSelection, QSize, QTimer, Signal
+from PySide6.QtGui import QColor, QTextCharFormat, QTextCursor
+from PySide6.QtWidgets import (
+    QAbstractItemView,
+    QCheckBox,
+    QDialog,
+    QDialogButtonBox,
+    QGridLayout,
+    QHBoxLayout,
+    QLabel,
+    QListWidget,
+    QListWidgetItem,
+    QPlainTextEdit,
+    QPushButton,
+    QTextEdit,
+    QVBoxLayout,
+    QWidget,
+)
+
+from app.core.edits.backups import Backups, Written
+from app.core.edits.bulk import Span, Words, add_tags, differences
+from app.core.edits.safe_files import refusal
+from app.core.edits.save_state import AnyField, Conflict, SaveRequest, SaveState
+from app.core.library import Value
+from app.core.session import Session
+from app.core.tags.splitting import split_tags
+from app.core.tasks import only
+from app.core.words import in_words
+from app.qt.inputs import ComboBox
+from app.qt.pictures.captions.preview import Preview, Row
+from app.qt.pictures.captions.text import qt_place
+from app.qt.theme import colours
+from app.qt.widgets import while_there
+from trainer.dataset.caption_files import SUFFIXES
+from trainer.errors import DatasetError
+from trainer.protocol.reading import read_bytes
+
+
+class RestoreDialog(QDialog):
+    """Lists the caption files of a dataset that are not what they were; restores those chosen, or all."""
+
+    said = Signal(str)
+
+    def __init__(self, session: Session, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._session = session
+        self.setWindowTitle(self.tr("Restore original captions"))
+        self.resize(820, 520)
+        self.datasets, self.told, self.fault = ComboBox(), QLabel(), QLabel()
+        self.preview = Preview()
+        self.buttons = QDialogButtonBox(QDialogButtonBox.StandardButton.Close)
+        role = QDialogButtonBox.ButtonRole.ActionRole
+        self.chosen = self.buttons.addButton("", role)
+        self.all = self.buttons.addButton("", role)
+        self._build()
+        self.datasets.currentIndexChanged.connect(lambda _: self._turn())
+        self.preview.selectionModel().selectionChanged.connect(self._offer)
+        self.chosen.clicked.connect(lambda: self._restore(self._selected()))
+        self.all.clicked.connect(lambda: self._restore(self.preview.list.changes))
+        self.buttons.rejected.connect(self.reject)
+        self._look()
+
+    def _build(self) -> None:
+        for folder in self._session.datasets.folders:
+            self.datasets.addItem(folder.name, str(folder))
+        self.datasets.setAccessibleName(self.tr("Dataset"))
+        self.told.setWordWrap(True)
+        self.fault.setWordWrap(True)
+        self.fault.setProperty("role", "bad")
+        self.fault.hide()
+        self.preview.setAccessibleName(self.tr("Captions that are not what they were"))
+        self.preview.setSelectionMode(QAbstractItemView.SelectionMode.ExtendedSelection)
+        row = QHBoxLayout()
+        row.addWidget(QLabel(self.tr("Captions of")))
+        row.addWidget(self.datasets)
+        row.addStretch(1)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(14, 14, 14, 12)
+        column.setSpacing(12)
+        column.addLayout(row)
+        for widget in (self.told, self.fault):
+            column.addWidget(widget)
+        column.addWidget(self.preview, 1)
+        column.addWidget(self.buttons)
+
+    @property
+    def root(self) -> str:
+        """The dataset's folder."""
+        return str(self.datasets.currentData() or "")
+
+    def _turn(self) -> None:
+        """Begin with another dataset: what hindered the one before is none of its."""
+        self.fault.hide()
+        self._look()
+
+    def _look(self) -> None:
+        """Compare the originals of the dataset with its files, behind; what waits to be written is written first."""
+        self._show([])
+        self.told.setText(self.tr("Comparing…"))
+        if not self.root:
+            self._have([])
+            return
+        saver, backups, root = self._session.saver, self._session.backups, self.root
+
+        def compare() -> list[tuple[str, Row]]:
+            saver.flush()
+            return _changed(backups, root)
+
+        def have(rows: Sequence[tuple[str, Row]]) -> None:
+            if root == self.root:  # else another dataset was chosen meanwhile
+                self._have(rows)
+
+        def failed(fault: OSError) -> None:
+            if root == self.root:
+                self.told.setText("")
+                self._tell(fault, self.tr("Open this window again when that is mended."))
+
+        self._session.tasks.run(compare, while_there(self, have), only(OSError, while_there(self, failed)))
+
+    def _have(self, rows: Sequence[tuple[str, Row]]) -> None:
+        words = self.tr("%n caption file(s) changed since Impasto first wrote there.", "", len(rows))
+        words += " " + self.tr("The upper line is what stands there, the lower one the original.")
+        words += " " + self.tr("What stands there now is kept too.")
+        self.told.setText(words if rows else self.tr("All captions are what they were before Impasto."))
+        self._show(rows)
+
+    def _show(self, rows: Sequence[tuple[str, Row]]) -> None:
+        self.preview.list.show(rows, lambda pair: pair[1])
+        self._offer(QItemSelection(), QItemSelection())
+
+    def _offer(self, _: QItemSelection, __: QItemSelection) -> None:
+        count, chosen = len(self.preview.list.changes), len(self._selected())
+        self.all.setText(self.tr("Restore all %n", "", count) if count else self.tr("Restore all"))
+        self.all.setEnabled(bool(count))
+        self.chosen.setText(self.tr("Restore the %n chosen", "", chosen) if chosen else self.tr("Restore those chosen"))
+        self.chosen.setEnabled(bool(chosen))
+
+    def _selected(self) -> list[tuple[str, Row]]:
+        rows = self.preview.selectionModel().selectedRows()
+        return [self.preview.list.changes[index.row()] for index in rows]
+
+    def _restore(self, rows: Sequence[tuple[str, Row]]) -> None:
+        files = [file for file, _ in rows]
+        self._show([])  # nothing of it is asked for twice
+        self.datasets.setEnabled(False)
+        self.told.setText(self.tr("Restoring…"))
+        saver, backups, root = self._session.saver, self._session.backups, self.root
+
+        def restore() -> Sequence[Written]:
+            saver.flush()
+            return backups.restore(root, files)
+
+        def have(written: Sequence[Written]) -> None:
+            self._session.rewriter.record(_restored_name(len(written)), Path(root), written)
+            self._session.datasets.refresh(whole=True)
+            told(len(written))
+
+        told, failed = while_there(self, self._restored), only(OSError, while_there(self, self._refused))
+        self._session.history.settle(lambda: self._session.tasks.run(restore, have, failed))
+
+    def _restored(self, count: int) -> None:
+        self.datasets.setEnabled(True)
+        self.said.emit(self.tr("%n caption file(s) restored.", "", count))
+        self._turn()
+
+    def _refused(self, fault: OSError) -> None:
+        """Say what hinders it, and show what is left to restore."""
+        self.datasets.setEnabled(True)
+        self._tell(fault, self.tr("These files still need to be restored. Fix the problem, then try again."))
+        self._look()
+
+    def _tell(self, fault: OSError, remedy: str) -> None:
+        """Say what hinders it; nothing of this is tried again by itself, as edits are."""
+        reason = refusal(fault, Path(self.root))
+        self.fault.setText(in_words(DatasetError(reason.code, reason.sentence, remedy)))
+        self.fault.show()
+
+
+def _restored_name(count: int) -> str:
+    return "Restore 1 original caption" if count == 1 else f"Restore {count} original captions"
+
+
+def _changed(backups: Backups, root: str) -> list[tuple[str, Row]]:
+    """Return the caption files of a dataset that are not what they were, each with both; raises OSError."""
+    found = []
+    for version in backups.originals(root):
+        file = Path(root, version.file)
+        if file.suffix.lower() in SUFFIXES and (now := _read(file)) != version.data:
+            found.append((version.file, Row(version.file, _text(now), _text(version.data) or "")))
+    return found
+
+
+def _read(file: Path) -> bytes | None:
+    try:
+        return read_bytes(file, "image")  # masks too
+    except FileNotFoundError:
+        return None
+
+
+def _text(data: bytes | None) -> str | None:
+    from trainer.dataset.caption_files import NotACaptionError, decode_caption
+
+    if data is None:
+        return None
+    try:
+        return decode_caption(data).text
+    except NotACaptionError:
+        return data[:200].decode("utf-8", "replace")
+
+
+def value_words(field: AnyField, value: Value) -> str | None:
+    """Return a value as it is shown; None where there is none."""
+    if value is None or isinstance(value, str):
+        return value
+    if field == "rating":
+        return _tr("rated {value} of 5").format(value=value)
+    if field == "excluded":
+        return _tr("excluded") if value else _tr("included")
+    if isinstance(value, tuple):
+        left, top, right, bottom = (round(100 * edge) for edge in value)
+        return _tr("cropped to {left}-{right} % by {top}-{bottom} %").format(
+            left=left, top=top, right=right, bottom=bottom
+        )
+    if field == "regularisation":
+        return _tr("for regularisation") if value else _tr("for training")
+    return str(value)
+
+
+def _tr(text: str) -> str:
+    return QCoreApplication.translate("ValueWords", text)
+
+
+Keep = Literal["mine", "theirs", "both"]
+
+
+class ConflictsDialog(QDialog):
+    """Shows both versions side by side; closes when nothing is left to choose."""
+
+    def __init__(self, session: Session, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._session = session
+        self._conflicts: tuple[Conflict, ...] = ()
+        self.setWindowTitle(self.tr("Choose between two versions"))
+        self.resize(860, 460)
+        self.list = QListWidget()
+        self.mine, self.theirs = QPlainTextEdit(), QPlainTextEdit()
+        self.keep_mine = QPushButton(self.tr("Keep mine"))
+        self.keep_theirs = QPushButton(self.tr("Keep theirs"))
+        self.keep_both = QPushButton(self.tr("Keep both"))
+        self.all, self.close_button = QCheckBox(), QPushButton(self.tr("Decide later"))
+        self._build()
+        self.list.currentRowChanged.connect(self._look)
+        for button, keep in ((self.keep_mine, "mine"), (self.keep_theirs, "theirs"), (self.keep_both, "both")):
+            button.clicked.connect(lambda _, keep=keep: self._keep(keep))
+        self.close_button.clicked.connect(self.reject)
+        end = session.saver.state.connect(self._show)
+        self.finished.connect(lambda _: end())
+        self._show(session.saver.now)
+        if not self._conflicts:  # the last one ended by itself before this was opened
+            QTimer.singleShot(0, self, self.accept)
+
+    def _build(self) -> None:
+        words = self.tr("Another program changed these while you did. Nothing was overwritten.")
+        told = QLabel(words + " " + self.tr("A copy of what is on disk is kept whatever you choose."))
+        told.setWordWrap(True)
+        self.list.setAccessibleName(self.tr("What was changed twice"))
+        self.list.setFixedWidth(220)
+        grid = QGridLayout()
+        sides = ((self.mine, self.tr("Yours")), (self.theirs, self.tr("On disk, by another program")))
+        for column, (text, title) in enumerate(sides):
+            heading = QLabel(title)
+            heading.setProperty("role", "heading")
+            text.setReadOnly(True)
+            text.setTabChangesFocus(True)
+            text.setAccessibleName(title)
+            grid.addWidget(heading, 0, column)
+            grid.addWidget(text, 1, column)
+        self.keep_both.setToolTip(self.tr("Theirs, plus your missing tags"))
+        row = QHBoxLayout()
+        row.addWidget(self.list)
+        row.addLayout(grid, 1)
+        buttons = QHBoxLayout()
+        buttons.addWidget(self.all)
+        buttons.addStretch(1)
+        for button in (self.keep_mine, self.keep_theirs, self.keep_both, self.close_button):
+            button.setAutoDefault(False)
+            buttons.addWidget(button)
+        column_ = QVBoxLayout(self)
+        column_.setContentsMargins(14, 14, 14, 12)
+        column_.setSpacing(12)
+        column_.addWidget(told)
+        column_.addLayout(row, 1)
+        column_.addLayout(buttons)
+
+    def _show(self, state: SaveState) -> None:
+        if state.conflicts == self._conflicts:
+            return
+        row = max(0, self.list.currentRow())
+        self._conflicts = state.conflicts
+        if not state.conflicts:
+            self.accept()
+            return
+        self.list.clear()
+        for conflict in state.conflicts:
+            item = QListWidgetItem(conflict.path.name, self.list)
+            item.setToolTip(str(conflict.path))
+            item.setSizeHint(QSize(0, self.fontMetrics().height() + 14))
+        self.all.setText(self.tr("For all %n of them", "", len(state.conflicts)))
+        self.all.setVisible(len(state.conflicts) > 1)
+        self.list.setCurrentRow(min(row, len(state.conflicts) - 1))
+
+    def _look(self, row: int) -> None:
+        if not 0 <= row < len(self._conflicts):
+            return
+        conflict = self._conflicts[row]
+        mine, theirs = (value_words(conflict.field, value) for value in (conflict.mine, conflict.theirs))
+        found = differences(mine or "", theirs or "")
+        self._fill(self.mine, mine, found.gone)
+        self._fill(self.theirs, theirs, found.new)
+        self.keep_both.setEnabled(self._can_merge(conflict))
+
+    def _fill(self, field: QPlainTextEdit, text: str | None, marked: Sequence[Span]) -> None:
+        field.setPlainText(text or "")
+        field.setPlaceholderText(self.tr("Nothing is there.") if text is None else self.tr("It is empty."))
+        look = QTextCharFormat()
+        look.setForeground(QColor(colours().good))
+        look.setFontUnderline(True)
+        selections = []
+        for span in marked:
+            selection = QTextEdit.ExtraSelection()
+            cursor = QTextCursor(field.document())
+            cursor.setPosition(qt_place(text or "", span.start))
+            cursor.setPosition(qt_place(text or "", span.end), QTextCursor.MoveMode.KeepAnchor)
+            selection.cursor, selection.format = cursor, look
+            selections.append(selection)
+        field.setExtraSelections(selections)
+
+    def _can_merge(self, conflict: Conflict) -> bool:
+        return conflict.field == "caption" and self._session.library.at(conflict.path) is not None
+
+    def _keep(self, keep: Keep) -> None:
+        row = self.list.currentRow()
+        chosen = self._conflicts if self.all.isChecked() else self._conflicts[row : row + 1]
+        choices = [(one, _value(one, keep)) for one in chosen if keep != "both" or self._can_merge(one)]
+        if choices:
+            self._session.history.resolve(choices, _resolved_name(choices, keep))
+
+
+def _resolved_name(choices: Sequence[tuple[Conflict, Value]], keep: Keep) -> str:
+    kind = "caption" if all(conflict.field == "caption" for conflict, _ in choices) else "value"
+    count = f"{len(choices):,} {kind}" + "s" * (len(choices) != 1)
+    version = {"mine": "my version", "theirs": "the other version", "both": "both versions"}[keep]
+    return f"Keep {version} of {count}"
+
+
+def _value(conflict: Conflict, keep: Keep) -> Value:
+    if keep == "both":
+        return _merged(conflict)
+    return conflict.mine if keep == "mine" else conflict.theirs
+
+
+def _merged(conflict: Conflict) -> str:
+    """Return the other version, plus the user's tags that are missing from it."""
+    theirs = Words(0, str(conflict.theirs or ""))
+    edit = add_tags([theirs], split_tags(str(conflict.mine or "")))
+    return str(edit.changes[0].after) if edit else theirs.caption or ""
+
+
+class RecoveredDialog(QDialog):
+    """Lists each value with what it was and what the user had made of it."""
+
+    def __init__(self, session: Session, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.setWindowTitle(self.tr("Recovered changes"))
+        self.resize(760, 460)
+        requests = session.saver.recovered
+        words = self.tr(
+            "Impasto stopped before it saved %n change(s). Those whose files were still as you saw them are saved now.",
+            "",
+            len(requests),
+        )
+        told = QLabel(
+            words + " " + self.tr("Where another program wrote in the meantime, you choose which version to keep.")
+        )
+        told.setWordWrap(True)
+        self.preview = Preview()
+        self.preview.setAccessibleName(self.tr("Recovered changes"))
+        self.preview.list.show(requests, _row)
+        buttons = QDialogButtonBox(QDialogButtonBox.StandardButton.Close)
+        buttons.rejected.connect(self.reject)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(14, 14, 14, 12)
+        column.setSpacing(12)
+        column.addWidget(told)
+        column.addWidget(self.preview, 1)
+        column.addWidget(buttons)
+
+
+def _row(request: SaveRequest) -> Row:
+    before, after = (value_words(request.key.field, value) for value in (request.bases[0], request.desired))
+    return Row(request.key.path.name, before, after or "")

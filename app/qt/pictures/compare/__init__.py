@@ -1,1 +1,0 @@
-"""Two to four pictures side by side."""

@@ -1,0 +1,218 @@
+"""The loupe: the current picture, fitted or closer, with what is known of it below."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from PySide6.QtCore import Qt, Signal
+from PySide6.QtGui import QKeyEvent, QShowEvent
+from PySide6.QtWidgets import QGridLayout, QLabel, QVBoxLayout, QWidget
+
+from app.core.library import Altered, Picture
+from app.core.session import Session
+from app.qt.pictures.zoom import Zoom, ZoomArea
+from app.qt.widgets import until_destroyed
+
+_PAN = {
+    Qt.Key.Key_Left: (-0.2, 0.0),
+    Qt.Key.Key_Right: (0.2, 0.0),
+    Qt.Key.Key_Up: (0.0, -0.2),
+    Qt.Key.Key_Down: (0.0, 0.2),
+}
+_STEPS = {
+    Qt.Key.Key_Left: -1,
+    Qt.Key.Key_Up: -1,
+    Qt.Key.Key_PageUp: -1,
+    Qt.Key.Key_Right: 1,
+    Qt.Key.Key_Down: 1,
+    Qt.Key.Key_PageDown: 1,
+    Qt.Key.Key_Space: 1,
+}
+MOST = 4
+
+
+class Loupe(QWidget):
+    """Arrow keys go from picture to picture while all of it is seen, with Shift or when closer they move it."""
+
+    stepped = Signal(int)
+    left = Signal()
+
+    def __init__(self, session: Session, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._session = session
+        self.area = ZoomArea(session, Zoom(self))
+        self.facts = QLabel()
+        self.facts.setProperty("role", "muted")
+        self.facts.setAlignment(Qt.AlignmentFlag.AlignCenter)
+        self.facts.setContentsMargins(8, 4, 8, 4)
+        self.facts.setMinimumWidth(1)
+        self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
+        self.setAccessibleName(self.tr("Loupe"))
+        column = QVBoxLayout(self)
+        column.setContentsMargins(0, 0, 0, 0)
+        column.setSpacing(0)
+        column.addWidget(self.area, 1)
+        column.addWidget(self.facts)
+        self.area.zoom.changed.connect(self._describe)
+        self.area.loaded.connect(self._describe)
+        self.area.pressed.connect(self.setFocus)
+        until_destroyed(
+            self,
+            session.view.selection.connect(lambda _: self._follow()),
+            session.library.altered.connect(self._altered),
+        )
+
+    def _follow(self) -> None:
+        if self.isVisible():
+            self.area.show_picture(self._session.view.current)
+            self._describe()
+
+    def _altered(self, altered: Altered) -> None:
+        if self._session.view.current in altered.altered:
+            self._describe()
+
+    def _describe(self) -> None:
+        view = self._session.view
+        picture = self._session.library.pictures.get(view.current or 0)
+        text = self._facts(picture) if picture else ""
+        self.facts.setText(text)
+        self.setAccessibleDescription(text)
+
+    def _facts(self, picture: Picture) -> str:
+        parts = [picture.name]
+        if picture.width and picture.height:
+            parts.append(f"{picture.width} × {picture.height}")
+        parts.append(self.tr("{scale} %").format(scale=round(100 * self.area.scale)))
+        if picture.rating:
+            parts.append("★" * min(5, picture.rating))
+        if picture.excluded:
+            parts.append(self.tr("excluded"))
+        return "   ·   ".join(parts)
+
+    def keyPressEvent(self, event: QKeyEvent) -> None:  # noqa: N802
+        """Step, move, zoom, or leave."""
+        key = Qt.Key(event.key())
+        closer = self.area.zoom.scale is not None
+        if key in _PAN and (closer or event.modifiers() & Qt.KeyboardModifier.ShiftModifier):
+            self.area.move_by(*_PAN[key])
+        elif key in _STEPS:
+            self.stepped.emit(_STEPS[key])
+        elif key in (Qt.Key.Key_Plus, Qt.Key.Key_Equal):
+            self.area.zoom_by(1.25)
+        elif key == Qt.Key.Key_Minus:
+            self.area.zoom_by(1 / 1.25)
+        elif key in (Qt.Key.Key_Escape, Qt.Key.Key_Return, Qt.Key.Key_Enter):
+            self.left.emit()
+        else:
+            super().keyPressEvent(event)
+
+    def showEvent(self, event: QShowEvent) -> None:  # noqa: N802
+        """Show the picture that is current by now."""
+        super().showEvent(event)
+        self._follow()
+
+
+class Compare(QWidget):
+    """Areas that share one `Zoom`; the current picture of the view has the ring."""
+
+    left = Signal()
+
+    def __init__(self, session: Session, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._session = session
+        self.zoom = Zoom(self)
+        self.ids: tuple[int, ...] = ()
+        self.areas = [ZoomArea(session, self.zoom) for _ in range(MOST)]
+        self._labels = [QLabel() for _ in range(MOST)]
+        self._panes = [self._pane(area, label) for area, label in zip(self.areas, self._labels, strict=True)]
+        self._grid = QGridLayout(self)
+        self._grid.setContentsMargins(0, 0, 0, 0)
+        self._grid.setSpacing(4)
+        self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
+        self.setAccessibleName(self.tr("Comparison"))
+        for place, area in enumerate(self.areas):
+            area.pressed.connect(lambda place=place: self._make_current(place))
+        until_destroyed(
+            self,
+            session.view.selection.connect(lambda _: self._mark()),
+            session.library.altered.connect(self._altered),
+        )
+
+    def compare(self, ids: Sequence[int]) -> None:
+        """Show these pictures, four at most."""
+        self.ids = tuple(ids[:MOST])
+        self.zoom.fit()
+        for place, pane in enumerate(self._panes):
+            self._grid.removeWidget(pane)
+            pane.setVisible(place < len(self.ids))
+            if place < len(self.ids):
+                row, column = divmod(place, 2 if len(self.ids) == MOST else MOST)
+                self._grid.addWidget(pane, row, column)
+            self.areas[place].show_picture(self.ids[place] if place < len(self.ids) else None)
+        self._mark()
+
+    def step(self, by: int) -> None:
+        """Give the ring to the next or the previous picture."""
+        if self.ids:
+            current = self._session.view.current
+            here = self.ids.index(current) if current in self.ids else 0
+            self._make_current((here + by) % len(self.ids))
+
+    def toggle_full(self) -> None:
+        """Go to 100 % or back, for all."""
+        self.areas[0].toggle_full()
+
+    def _pane(self, area: ZoomArea, label: QLabel) -> QWidget:
+        pane = QWidget()
+        column = QVBoxLayout(pane)
+        column.setContentsMargins(0, 0, 0, 0)
+        column.setSpacing(0)
+        label.setProperty("role", "muted")
+        label.setAlignment(Qt.AlignmentFlag.AlignCenter)
+        label.setContentsMargins(6, 3, 6, 3)
+        label.setMinimumWidth(1)
+        column.addWidget(area, 1)
+        column.addWidget(label)
+        return pane
+
+    def _make_current(self, place: int) -> None:
+        self.setFocus()
+        view = self._session.view
+        view.select(view.selected, self.ids[place])
+
+    def _mark(self) -> None:
+        for number, area, label in zip(self.ids, self.areas, self._labels, strict=False):
+            area.marked = number == self._session.view.current
+            label.setText(self._facts(number))
+            area.update()
+        self.setAccessibleDescription(self._facts(self._session.view.current or 0))
+
+    def _altered(self, altered: Altered) -> None:
+        if not altered.removed.isdisjoint(self.ids):
+            self.compare([number for number in self.ids if number not in altered.removed])
+            if len(self.ids) < 2 and self.isVisible():
+                self.left.emit()
+        elif not altered.altered.isdisjoint(self.ids):
+            self._mark()
+
+    def _facts(self, number: int) -> str:
+        picture = self._session.library.pictures.get(number)
+        if picture is None:
+            return ""
+        parts = [picture.name, f"{picture.width} × {picture.height}" if picture.width else ""]
+        parts += ["★" * min(5, picture.rating or 0), self.tr("excluded") if picture.excluded else ""]
+        return "   ·   ".join(part for part in parts if part)
+
+    def keyPressEvent(self, event: QKeyEvent) -> None:  # noqa: N802
+        """Give the ring on, zoom all, or leave."""
+        key = event.key()
+        if key in (Qt.Key.Key_Left, Qt.Key.Key_Right):
+            self.step(1 if key == Qt.Key.Key_Right else -1)
+        elif key in (Qt.Key.Key_Plus, Qt.Key.Key_Equal):
+            self.areas[0].zoom_by(1.25)
+        elif key == Qt.Key.Key_Minus:
+            self.areas[0].zoom_by(1 / 1.25)
+        elif key == Qt.Key.Key_Escape:
+            self.left.emit()
+        else:
+            super().keyPressEvent(event)

@@ -1,0 +1,318 @@
+"""The preferences: a page for each section of the schema, and one for the keys. What is changed counts at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from PySide6.QtCore import QCoreApplication, QLocale, QSize, Qt, Signal
+from PySide6.QtGui import QKeySequence
+from PySide6.QtWidgets import (
+    QCheckBox,
+    QDialog,
+    QFormLayout,
+    QHBoxLayout,
+    QHeaderView,
+    QKeySequenceEdit,
+    QLabel,
+    QLineEdit,
+    QPushButton,
+    QTabWidget,
+    QTreeWidget,
+    QTreeWidgetItem,
+    QVBoxLayout,
+    QWidget,
+)
+
+from app.core.settings.preferences import Preferences, Section, Settings
+from app.core.words import QT_TRANSLATE_NOOP
+from app.qt.actions.commands import Command, Commands, in_force, portable
+from app.qt.inputs import ComboBox, SpinBox
+from app.qt.widgets import close_row, languages
+
+_Editor = tuple[QWidget, Callable[[], Any]]
+"""A widget, and the function that reads its value."""
+_PORTABLE = QKeySequence.SequenceFormat.PortableText
+_ROW = 26
+_ID = Qt.ItemDataRole.UserRole
+_STEPS = ("Left", "Right", "Up", "Down", "Home", "End", "PgUp", "PgDown")
+_CHOICES = ("Return", "Enter", "Esc", "Tab", "Backtab", "Space", "+", "-", "=")
+
+
+def words(text: str | None) -> str:
+    """Return a text of the schema in the user's language."""
+    return QCoreApplication.translate("Preferences", text) if text else ""
+
+
+class SectionForm(QWidget):
+    """One row for each preference of a section; `choices` adds values that only the window knows, by name."""
+
+    changed = Signal()
+
+    def __init__(self, section: Section, choices: dict[str, dict[str, str]] | None = None) -> None:
+        super().__init__()
+        self._section = section
+        self._read: dict[str, Callable[[], Any]] = {}
+        layout = QFormLayout(self)
+        layout.setContentsMargins(16, 18, 16, 16)
+        layout.setFieldGrowthPolicy(QFormLayout.FieldGrowthPolicy.FieldsStayAtSizeHint)
+        layout.setHorizontalSpacing(20)
+        layout.setVerticalSpacing(14)
+        for name, schema in type(section).model_json_schema()["properties"].items():
+            self._add_row(layout, name, {**schema, "labels": (choices or {}).get(name) or _labels(schema)})
+
+    def section(self) -> Section:
+        """Return the section as the form says it; raises pydantic's ValidationError where that is not allowed."""
+        return type(self._section)(**{name: read() for name, read in self._read.items()})
+
+    def _add_row(self, layout: QFormLayout, name: str, schema: dict[str, Any]) -> None:
+        editor, self._read[name] = self._editor(getattr(self._section, name), schema)
+        title = QLabel(words(schema["title"]))
+        title.setBuddy(editor)
+        editor.setAccessibleName(title.text())
+        hint = QLabel(words(schema.get("description")))
+        hint.setProperty("role", "muted")
+        editor.setAccessibleDescription(hint.text())
+        cell = QWidget()
+        column = QVBoxLayout(cell)
+        column.setContentsMargins(0, 0, 0, 0)
+        column.setSpacing(3)
+        column.addWidget(editor)
+        column.addWidget(hint)
+        layout.addRow(title, cell)
+
+    def _editor(self, value: Any, schema: dict[str, Any]) -> _Editor:
+        if schema["labels"]:
+            return self._choice(value, schema["labels"])
+        if isinstance(value, bool):
+            tick = QCheckBox()
+            tick.setChecked(value)
+            tick.toggled.connect(self.changed)
+            return tick, tick.isChecked
+        if isinstance(value, int):
+            return self._number(value, schema)
+        line = QLineEdit(str(value))
+        line.setMinimumWidth(260)
+        line.editingFinished.connect(self.changed)
+        return line, line.text
+
+    def _choice(self, value: str, labels: dict[str, str]) -> _Editor:
+        box = ComboBox()
+        for key, label in labels.items():
+            box.addItem(words(label), key)
+        box.setCurrentIndex(max(box.findData(value), 0))
+        box.currentIndexChanged.connect(self.changed)
+        return box, box.currentData
+
+    def _number(self, value: int, schema: dict[str, Any]) -> _Editor:
+        box = SpinBox()
+        box.setRange(schema["minimum"], schema["maximum"])
+        box.setSingleStep(schema.get("multipleOf", 1))
+        box.setSuffix(f" {schema['unit']}" if "unit" in schema else "")
+        box.setValue(value)
+        box.setMaximumWidth(110)
+        box.lineEdit().setTextMargins(5, 0, 0, 0)  # Qt passes over the style sheet's padding here
+        box.editingFinished.connect(self.changed)
+        return box, box.value
+
+
+def _labels(schema: dict[str, Any]) -> dict[str, str]:
+    """The words for each value of a Literal; the values themselves where the schema gives none."""
+    labels: dict[str, str] = schema.get("labels", {})
+    return {value: labels.get(value, value) for value in schema.get("enum", ())}
+
+
+_VIEWS = frozenset(
+    [shift + key for key in (*_STEPS, *_CHOICES) for shift in ("", "Shift+")]
+    + [control + key for key in _STEPS for control in ("Ctrl+", "Ctrl+Shift+")]
+)
+
+
+def used_by_views(keys: QKeySequence) -> bool:
+    """Tell whether pictures, lists and fields use these keys themselves, of which no command knows."""
+    return keys.toString(_PORTABLE) in _VIEWS
+
+
+class ShortcutEditor(QWidget):
+    """A table of commands and their keys; below it the field that listens for other keys."""
+
+    changed = Signal()
+
+    def __init__(self, commands: Commands, own: dict[str, tuple[str, ...]]) -> None:
+        super().__init__()
+        self._commands = commands
+        self.own = dict(own)
+        """What differs from the table, by command."""
+        self._keys: dict[str, tuple[str, ...]] = {}
+        self.search = QLineEdit()
+        self.search.setPlaceholderText(self.tr("Search by name or key"))
+        self.search.setAccessibleName(self.tr("Search for a command"))
+        self.list = QTreeWidget()
+        self.keys = QKeySequenceEdit()
+        self.told = QLabel()
+        self._set = QPushButton(self.tr("Use these keys"))
+        self._clear = QPushButton(self.tr("No keys"))
+        self._default = QPushButton(self.tr("As delivered"))
+        self._build()
+        self._renew()
+        self._fill()
+
+    def keys_of(self, command: Command) -> tuple[str, ...]:
+        """Return the keys that a command will have."""
+        return self._keys.get(command.action.id, command.action.keys)  # of a room that came later, those delivered
+
+    def owners(self, keys: QKeySequence) -> list[Command]:
+        """Return the commands that will have these keys, without the one that is being edited."""
+        wanted, chosen = keys.toString(_PORTABLE), self._chosen()
+        return [one for one in self._commands if one is not chosen and wanted in self.keys_of(one)]
+
+    def _build(self) -> None:
+        self.list.setAccessibleName(self.tr("Commands and their keys"))
+        self.list.setHeaderLabels([self.tr("Command"), self.tr("Menu"), self.tr("Keys")])
+        self.list.setRootIsDecorated(False)
+        self.list.setUniformRowHeights(True)
+        self.list.header().setSectionResizeMode(0, QHeaderView.ResizeMode.Stretch)
+        self.keys.setAccessibleName(self.tr("New keys for the command"))
+        self.keys.setMaximumSequenceLength(1)
+        self.told.setProperty("role", "warning")
+        self.told.setWordWrap(True)
+        row = QHBoxLayout()
+        for widget in (self.keys, self._set, self._clear, self._default):
+            row.addWidget(widget)
+        column = QVBoxLayout(self)
+        column.addWidget(self.search)
+        column.addWidget(self.list, 1)
+        column.addLayout(row)
+        column.addWidget(self.told)
+        self.search.textChanged.connect(self._fill)
+        self.list.currentItemChanged.connect(self._tell)
+        self.keys.keySequenceChanged.connect(self._tell)
+        self._set.clicked.connect(lambda: self._give((self.keys.keySequence().toString(_PORTABLE),)))
+        self._clear.clicked.connect(lambda: self._give(()))
+        self._default.clicked.connect(lambda: self._give(None))
+
+    def _chosen(self) -> Command | None:
+        item = self.list.currentItem()
+        return self._commands[item.data(0, _ID)] if item else None
+
+    def _fill(self) -> None:
+        chosen = self._chosen()
+        wanted = self.search.text().casefold()
+        self.list.clear()
+        for command in self._commands:
+            keys = (QKeySequence(key, _PORTABLE).toString(QKeySequence.SequenceFormat.NativeText)
+                    for key in self.keys_of(command))  # fmt: skip
+            texts = [command.title, command.group, ", ".join(keys)]
+            if wanted in " ".join(texts).casefold():
+                item = QTreeWidgetItem(self.list, texts)
+                item.setData(0, _ID, command.action.id)
+                item.setSizeHint(0, QSize(0, _ROW))
+                if command is chosen:
+                    self.list.setCurrentItem(item)
+        self._tell()
+
+    def _tell(self) -> None:
+        """Say what the keys in the field do now, and which buttons can be used."""
+        chosen, keys = self._chosen(), self.keys.keySequence()
+        others = self.owners(keys) if not keys.isEmpty() else []
+        names, words = ", ".join(command.title for command in others), ""
+        if others:
+            words = self.tr("These keys belong to “{name}” and will be taken from it.").format(name=names)
+        elif used_by_views(keys):
+            words = self.tr(
+                "Pictures and lists need these keys to move and choose; beside this command they may not work."
+            )
+        self.told.setText(words)
+        self.told.setVisible(bool(words))
+        self._set.setEnabled(chosen is not None and not keys.isEmpty())
+        self._clear.setEnabled(chosen is not None and bool(self.keys_of(chosen)))
+        self._default.setEnabled(chosen is not None and chosen.action.id in self.own)
+
+    def _give(self, keys: tuple[str, ...] | None) -> None:
+        """Give the chosen command other keys, or those of the table (None), and take them from whoever has them."""
+        chosen = self._chosen()
+        assert chosen is not None
+        delivered = keys is None
+        given = chosen.action.keys if keys is None else keys
+        losers = [name for key in given for name in self._take(key, only_own=delivered)]
+        self._put(chosen, given)
+        self.keys.clear()
+        self._fill()
+        if losers and delivered:  # of which nothing could be said before
+            self.told.setText(self.tr("Its keys were taken from “{name}”.").format(name=", ".join(losers)))
+            self.told.show()
+        self.changed.emit()
+
+    def _take(self, key: str, *, only_own: bool = False) -> list[str]:
+        """Take a key from whoever has it, or whom the user gave it; return their titles."""
+        losers = self.owners(QKeySequence(key, _PORTABLE))
+        losers = [one for one in losers if not only_own or one.action.id in self.own]
+        for command in losers:
+            self._put(command, tuple(one for one in self.keys_of(command) if one != portable(key)))
+        return [command.title for command in losers]
+
+    def _put(self, command: Command, keys: tuple[str, ...]) -> None:
+        if tuple(map(portable, keys)) == tuple(map(portable, command.action.keys)):
+            self.own.pop(command.action.id, None)
+        else:
+            self.own[command.action.id] = keys
+        self._renew()
+
+    def _renew(self) -> None:
+        self._keys = in_force((command.action for command in self._commands), self.own)
+
+
+class PreferencesDialog(QDialog):
+    """Made from the schema alone; closing it asks nothing, since every change is in force and on disk already.
+
+    Where the disk refuses, the window says so.
+    """
+
+    def __init__(self, settings: Settings, commands: Commands, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._settings = settings
+        self._forms: dict[str, SectionForm] = {}
+        self.setWindowTitle(self.tr("Preferences"))
+        self.resize(640, 520)
+        self.tabs = QTabWidget()
+        self.tabs.setAccessibleName(self.windowTitle())
+        self.tabs.setDocumentMode(True)
+        self.fault = QLabel()
+        self.fault.setProperty("role", "bad")
+        self.fault.setWordWrap(True)
+        self.fault.hide()
+        for name, field in Preferences.model_fields.items():
+            section = getattr(settings.preferences, name)
+            if isinstance(section, Section) and field.title:
+                self._add_section(name, words(field.title), section)
+        self.shortcuts = ShortcutEditor(commands, settings.preferences.shortcuts)
+        self.shortcuts.changed.connect(self._keep)
+        self.tabs.addTab(self.shortcuts, self.tr("Keys"))
+        buttons = close_row(self)
+        column = QVBoxLayout(self)
+        column.addWidget(self.tabs)
+        column.addWidget(self.fault)
+        column.addWidget(buttons)
+
+    def _add_section(self, name: str, title: str, section: Section) -> None:
+        form = self._forms[name] = SectionForm(section, {"language": _language_names()})
+        form.changed.connect(self._keep)
+        self.tabs.addTab(form, title)
+
+    def _keep(self) -> None:
+        try:
+            sections = {name: form.section() for name, form in self._forms.items()}
+            self._settings.change(
+                self._settings.preferences.model_copy(update={**sections, "shortcuts": self.shortcuts.own.copy()})
+            )
+        except ValueError as error:  # as pydantic's errors are
+            self.fault.setText(self.tr("This could not be kept: {error}").format(error=error))
+            self.fault.show()
+        else:
+            self.fault.hide()
+
+
+def _language_names() -> dict[str, str]:
+    """Each language in its own words, so that whoever speaks it finds it."""
+    names = {code: QLocale(code).nativeLanguageName().capitalize() or code for code in languages()}
+    return {"system": QT_TRANSLATE_NOOP("Preferences", "As the system"), **names}

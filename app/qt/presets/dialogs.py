@@ -1,0 +1,304 @@
+"""Changes what a preset says of itself: its name, its maker, its licence, what it is for, its picture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from PySide6.QtCore import QDateTime, QLocale, Signal
+from PySide6.QtGui import QPixmap
+from PySide6.QtWidgets import (
+    QDialog,
+    QDialogButtonBox,
+    QFileDialog,
+    QFormLayout,
+    QHBoxLayout,
+    QLabel,
+    QLineEdit,
+    QListWidget,
+    QPlainTextEdit,
+    QPushButton,
+    QVBoxLayout,
+    QWidget,
+)
+
+from app.core.presets.receiving import Received
+from app.core.session import Session
+from app.core.words import in_words
+from app.qt.presets.details import About, OutlookLine, rows_of
+from app.qt.tables import Table
+from app.qt.widgets import close_row, plain_label, say, while_there
+from trainer.config.presets.library import Shelved, same_name
+from trainer.errors import ImpastoError
+
+if TYPE_CHECKING:
+    from app.core.presets.presets import Past
+
+
+class EditDialog(QDialog):
+    """What it was stays as an earlier version; `changed` tells where it lies."""
+
+    changed = Signal(object)
+
+    def __init__(self, session: Session, shelved: Shelved, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._session, self._shelved = session, shelved
+        self._picture: Path | None = None
+        self._without = False
+        preset = shelved.preset
+        self.setWindowTitle(self.tr("Edit preset"))
+        self.setModal(True)
+        self.resize(560, 420)
+        self.name, self.author, self.licence = (
+            QLineEdit(text) for text in (preset.name, preset.author, preset.licence)
+        )
+        self.words = QLineEdit(", ".join(preset.trigger_words))
+        self.notes = QPlainTextEdit(preset.notes)
+        self.notes.setTabChangesFocus(True)
+        self.pictured, self.fault = plain_label("muted"), plain_label("bad")
+        self.choose = QPushButton(self.tr("Choose a picture…"))
+        self.remove = QPushButton(self.tr("Remove it"))
+        self.buttons = QDialogButtonBox(QDialogButtonBox.StandardButton.Save | QDialogButtonBox.StandardButton.Cancel)
+        self._lay_out()
+        self._tell_picture()
+        say(self.fault, "")
+        self.choose.clicked.connect(self._choose)
+        self.remove.clicked.connect(lambda: self.show_picture(None))
+        self.buttons.accepted.connect(self._save)
+        self.buttons.rejected.connect(self.reject)
+
+    def show_picture(self, path: Path | None) -> None:
+        """Give it another picture, or none."""
+        self._picture, self._without = path, path is None
+        self._tell_picture()
+
+    def _lay_out(self) -> None:
+        form, picture, column = QFormLayout(), QHBoxLayout(), QVBoxLayout(self)
+        rows = (
+            (self.tr("&Name"), self.name),
+            (self.tr("&Author"), self.author),
+            (self.tr("&Licence"), self.licence),
+            (self.tr("&Trigger words"), self.words),
+            (self.tr("What it is &for"), self.notes),
+        )
+        for title, widget in rows:
+            form.addRow(title, widget)
+            widget.setAccessibleName(title.replace("&", ""))
+        self.licence.setPlaceholderText(self.tr("Such as CC0-1.0 or CC-BY-4.0"))
+        self.words.setPlaceholderText(self.tr("Divided by commas"))
+        picture.addWidget(self.pictured, 1)
+        picture.addWidget(self.choose)
+        picture.addWidget(self.remove)
+        form.addRow(self.tr("Picture"), picture)
+        column.setContentsMargins(18, 18, 18, 12)
+        column.setSpacing(12)
+        column.addLayout(form, 1)
+        column.addWidget(self.fault)
+        column.addWidget(self.buttons)
+
+    def _choose(self) -> None:
+        kinds = self.tr("Pictures (*.png *.jpg *.jpeg *.webp)")
+        chosen = QFileDialog.getOpenFileName(self, self.tr("A picture that shows the result"), "", kinds)[0]
+        if chosen:
+            self.show_picture(Path(chosen))
+
+    def _tell_picture(self) -> None:
+        has = self._picture is not None or (self._shelved.preset.preview is not None and not self._without)
+        self.pictured.setText(
+            self._picture.name if self._picture else self.tr("The one it has") if has else self.tr("None")
+        )
+        self.remove.setEnabled(has)
+
+    def _save(self) -> None:
+        words = tuple(word.strip() for word in self.words.text().split(",") if word.strip())
+        details: dict[str, object] = {
+            "name": self.name.text().strip(),
+            "author": self.author.text().strip(),
+            "licence": self.licence.text().strip(),
+            "notes": self.notes.toPlainText().strip(),
+            "trigger_words": words,
+        }
+        if self._picture is not None or self._without:
+            details["picture"] = self._picture
+        preset = self._shelved.preset
+        stated = {key: value for key, value in details.items() if key == "picture" or value != getattr(preset, key)}
+        if not stated:
+            self.accept()
+            return
+        self.buttons.setEnabled(False)
+        self._session.presets.revise(
+            self._shelved, stated, while_there(self, self._done), while_there(self, self._refuse)
+        )
+
+    def _done(self, path: Path) -> None:
+        self.accept()
+        self.changed.emit(path)
+
+    def _refuse(self, error: ImpastoError) -> None:
+        self.buttons.setEnabled(True)
+        say(self.fault, in_words(error))
+
+
+_Roles = QDialogButtonBox.ButtonRole
+
+
+class ReceiveDialog(QDialog):
+    """Nothing is written until the user agrees; `kept` tells where it then lies."""
+
+    kept = Signal(object)
+
+    def __init__(
+        self, session: Session, received: Received, picture: QPixmap | None, parent: QWidget | None = None
+    ) -> None:
+        super().__init__(parent)
+        self._session, self.received = session, received
+        self.setWindowTitle(self.tr("A preset arrived"))
+        self.setModal(True)
+        self.resize(760, 640)
+        self.about, self.outlook = About(), OutlookLine(session.presets.outlooks)
+        self.heading, self.fault = plain_label("heading"), plain_label("bad")
+        here = self.tr("Yours") if received.former else self.tr("As usual")
+        self.table = Table((self.tr("Setting"), here, self.tr("In this preset")), self.tr("What it changes"))
+        self.name = QLineEdit(received.free_name if received.built_in else received.preset.name)
+        self.buttons = QDialogButtonBox(QDialogButtonBox.StandardButton.Cancel)
+        self.keep = self.buttons.addButton("", _Roles.AcceptRole)
+        self.both = self.buttons.addButton(self.tr("Keep both"), _Roles.ActionRole)
+        self._lay_out()
+        self._fill(picture)
+        self.keep.clicked.connect(lambda: self._keep(self.name.text().strip()))
+        self.both.clicked.connect(lambda: self._keep(received.free_name))
+        self.buttons.rejected.connect(self.reject)
+        self.name.textChanged.connect(lambda _: self._offer())
+        self._offer()
+        session.presets.outlooks.want([(received.place, received.preset)])
+
+    def _lay_out(self) -> None:
+        trust = QLabel(self.tr("A preset holds settings and words only: no program, no path, nothing of anybody's PC."))
+        trust.setProperty("role", "muted")
+        trust.setWordWrap(True)
+        title = QLabel(self.tr("&Keep it as"))
+        title.setBuddy(self.name)
+        self.name.setAccessibleName(self.tr("Keep it as"))
+        row = QHBoxLayout()
+        row.addWidget(title)
+        row.addWidget(self.name, 1)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(18, 18, 18, 12)
+        column.setSpacing(12)
+        for widget in (self.about, self.outlook, self.heading):
+            column.addWidget(widget)
+        column.addWidget(self.table, 1)
+        column.addLayout(row)
+        for label in (self.fault, trust):
+            column.addWidget(label)
+        column.addWidget(self.buttons)
+
+    def _fill(self, picture: QPixmap | None) -> None:
+        received = self.received
+        self.about.show_preset(received.preset, "", picture)
+        self.outlook.show_preset(received.place, received.preset)
+        self.table.show_rows(rows_of(received.changes))
+        self.table.setVisible(bool(received.changes))
+        say(self.heading, self._heading())
+        say(self.fault, "")
+
+    def _heading(self) -> str:
+        received = self.received
+        if received.had_already:
+            return self.tr("You have it already, setting for setting.")
+        if received.former is not None:
+            words = self.tr("You have a preset “{name}”. This one is different in:")
+            return words.format(name=received.former.preset.name)
+        if received.built_in:
+            return self.tr("A preset that comes with Impasto has its name, so it needs another. It sets:")
+        return self.tr("What it sets otherwise than a new job")
+
+    def _offer(self) -> None:
+        """Say on the button what keeping it under the name that stands there does."""
+        name, former = self.name.text().strip(), self.received.former
+        replaces = former is not None and same_name(name, former.preset.name)
+        self.keep.setText(self.tr("Replace mine") if replaces else self.tr("Keep it"))
+        self.keep.setEnabled(bool(name) and not (replaces and self.received.had_already))
+        self.keep.setDefault(True)
+        self.keep.setToolTip(self.tr("Yours stays as an earlier version") if replaces else "")
+        self.both.setVisible(replaces and not self.received.had_already)
+
+    def _keep(self, name: str) -> None:
+        self.buttons.setEnabled(False)
+        preset = self.received.preset
+        self._session.presets.keep(
+            preset, name, "received", while_there(self, self._done), while_there(self, self._refuse)
+        )
+
+    def _done(self, path: Path) -> None:
+        self.accept()
+        self.kept.emit(path)
+
+    def _refuse(self, error: ImpastoError) -> None:
+        self.buttons.setEnabled(True)
+        say(self.fault, in_words(error))
+
+
+class VersionsDialog(QDialog):
+    """Lists the versions, the latest first; `changed` tells where the preset lies that went back to one."""
+
+    changed = Signal(object)
+
+    def __init__(self, session: Session, shelved: Shelved, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._session, self._shelved = session, shelved
+        self.past: list[Past] = []
+        self.setWindowTitle(self.tr("Earlier versions of {name}").format(name=shelved.preset.name))
+        self.setModal(True)
+        self.resize(760, 420)
+        self.told, self.fault = plain_label(), plain_label("bad")
+        self.times = QListWidget()
+        self.times.setAccessibleName(self.tr("Versions"))
+        self.times.setMaximumWidth(220)
+        titles = (self.tr("Setting"), self.tr("Now"), self.tr("In that version"))
+        self.table = Table(titles, self.tr("What going back changes"))
+        self.buttons = close_row(self)
+        self.back = self.buttons.addButton(self.tr("Go back to this"), QDialogButtonBox.ButtonRole.ActionRole)
+        self.back.setEnabled(False)
+        row, column = QHBoxLayout(), QVBoxLayout(self)
+        row.addWidget(self.times)
+        row.addWidget(self.table, 1)
+        column.setContentsMargins(18, 18, 18, 12)
+        column.setSpacing(12)
+        column.addWidget(self.told)
+        column.addLayout(row, 1)
+        column.addWidget(self.fault)
+        column.addWidget(self.buttons)
+        say(self.fault, "")
+        say(self.told, self.tr("Looking…"), "muted")
+        self.times.currentRowChanged.connect(self._show)
+        self.back.clicked.connect(self._go_back)
+        session.presets.versions(shelved, while_there(self, self._have))
+
+    def _have(self, past: list[Past]) -> None:
+        self.past = past
+        none = self.tr("It was never changed, so there are none.")
+        say(self.told, self.tr("What it is now stays as a version too.") if past else none, "muted")
+        for version, _ in past:
+            when = QDateTime.fromSecsSinceEpoch(int(version.until.timestamp()))
+            self.times.addItem(QLocale().toString(when, QLocale.FormatType.ShortFormat))
+        self.times.setCurrentRow(0 if past else -1)
+
+    def _show(self, row: int) -> None:
+        self.table.show_rows(rows_of(self.past[row][1]) if row >= 0 else [])
+        self.back.setEnabled(row >= 0)
+
+    def _go_back(self) -> None:
+        self.back.setEnabled(False)
+        version = self.past[self.times.currentRow()][0]
+        self._session.presets.go_back(
+            self._shelved, version, while_there(self, self._done), while_there(self, self._refuse)
+        )
+
+    def _done(self, path: Path) -> None:
+        self.accept()
+        self.changed.emit(path)
+
+    def _refuse(self, error: ImpastoError) -> None:
+        self.back.setEnabled(True)
+        say(self.fault, in_words(error))

@@ -1,0 +1,319 @@
+"""Exports a saved LoRA, and asks before it replaces anything."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from PySide6.QtCore import QObject, Qt, Signal
+from PySide6.QtGui import QGuiApplication
+from PySide6.QtWidgets import (
+    QComboBox,
+    QDialog,
+    QDialogButtonBox,
+    QFileDialog,
+    QFormLayout,
+    QHBoxLayout,
+    QLabel,
+    QLineEdit,
+    QPlainTextEdit,
+    QPushButton,
+    QSizePolicy,
+    QVBoxLayout,
+    QWidget,
+)
+
+from app.core.after.export import About, Candidate, Exported, TakenError, about, export
+from app.core.models.verdict import Destination
+from app.core.session import Session
+from app.core.tasks import only
+from app.qt.inputs import ComboBox
+from app.qt.runs.after.strip import Shown
+from app.qt.widgets import close_row, plain_tip, reveal
+from trainer.errors import ImpastoError, LoraFileError
+from trainer.protocol import files
+from trainer.protocol.places import write_remedy
+
+_COMMON = {"lora", "loras", "models", "autoimport"}  # folders' names that tell nobody which program they belong to
+_LICENCES = ("CC0-1.0", "CC-BY-4.0", "CC-BY-NC-4.0", "CreativeML Open RAIL-M", "OpenRAIL++")
+
+
+def destination_name(destination: Destination) -> str:
+    """Return what people call a place for LoRAs: the program's name, or that of the folder which is no common one."""
+    folder = destination.folder
+    telling = (path.name for path in (folder, *folder.parents) if path.name and path.name.lower() not in _COMMON)
+    return destination.kind or next(telling, str(folder))
+
+
+class ExportDialog(QDialog):
+    """Remembers nothing itself: `told`, `folder` and `name` are what was chosen when it is accepted."""
+
+    folder_chosen = Signal(object)
+    """A folder that was not offered was chosen, to be remembered."""
+
+    def __init__(
+        self,
+        session: Session,
+        candidate: Candidate,
+        told: About,
+        destinations: Sequence[Destination],
+        parent: QWidget | None = None,
+    ) -> None:
+        super().__init__(parent)
+        self.folder_box, self.folder_button = ComboBox(), QPushButton(self.tr("Another folder…"))
+        self.name, self.title, self.author = (
+            QLineEdit(candidate.file.stem),
+            QLineEdit(told.title),
+            QLineEdit(told.author),
+        )
+        self.triggers, self.licence, self.description = QLineEdit(told.triggers), ComboBox(), QPlainTextEdit()
+        self.picture_box, self.picture = ComboBox(), Shown(session, self.tr("No picture"))
+        self.buttons = QDialogButtonBox(QDialogButtonBox.StandardButton.Cancel)
+        self.export_button = self.buttons.addButton(self.tr("Export"), QDialogButtonBox.ButtonRole.AcceptRole)
+        self.path = QLabel()
+        self.setWindowTitle(self.tr("Export step {step}").format(step=candidate.step))
+        self._fill(candidate, told, destinations)
+        self._lay_out()
+        self._listen()
+        self._refresh()
+
+    @property
+    def folder(self) -> Path | None:
+        """Where it goes; None while nothing is chosen."""
+        found = self.folder_box.currentData()
+        return Path(found) if found else None
+
+    @property
+    def told(self) -> About:
+        """What it says of itself."""
+        picture = self.picture_box.currentData()
+        return About(
+            self.title.text().strip(),
+            self.author.text().strip(),
+            self.licence.currentText().strip(),
+            self.description.toPlainText().strip(),
+            self.triggers.text().strip(),
+            Path(picture) if picture else None,
+        )
+
+    def add_folder(self, folder: Path) -> None:
+        """Offer and choose a folder, and have it remembered."""
+        self.folder_box.insertItem(0, f"{folder.name}   {folder}", str(folder))
+        self.folder_box.setCurrentIndex(0)
+        self.folder_chosen.emit(folder)
+
+    # --- inside
+
+    def _fill(self, candidate: Candidate, told: About, destinations: Sequence[Destination]) -> None:
+        for one in destinations:
+            self.folder_box.addItem(f"{destination_name(one)}   {one.folder}", str(one.folder))
+        self.licence.setEditable(True)
+        self.licence.addItems(["", *_LICENCES])
+        self.licence.setCurrentText(told.licence)
+        self.description.setPlainText(told.description)
+        for index, file in candidate.pictures.items():
+            self.picture_box.addItem(self.tr("Preview {number}").format(number=index + 1), str(file))
+        self.picture_box.addItem(self.tr("None"), "")
+        if told.picture:
+            place = self.picture_box.findData(str(told.picture))
+            if place < 0:
+                self.picture_box.insertItem(0, self.tr("As tried out"), str(told.picture))
+            self.picture_box.setCurrentIndex(max(place, 0))
+
+    def _refresh(self) -> None:
+        folder, picture = self.folder, self.picture_box.currentData()
+        ready = bool(folder and self.name.text().strip())
+        self.export_button.setEnabled(ready)
+        self.path.setText(str(folder / f"{self.name.text().strip()}.safetensors") if folder and ready else "")
+        self.path.setToolTip(plain_tip(self.path.text()))
+        if self.picture.file != (Path(picture) if picture else None):
+            self.picture.show_file(Path(picture) if picture else None)
+
+    def _ask_folder(self) -> None:
+        found = QFileDialog.getExistingDirectory(self, self.tr("A folder for LoRAs"))
+        if found:
+            self.add_folder(Path(found))
+
+    def _listen(self) -> None:
+        self.folder_box.currentIndexChanged.connect(lambda _: self._refresh())
+        self.picture_box.currentIndexChanged.connect(lambda _: self._refresh())
+        self.name.textChanged.connect(lambda _: self._refresh())
+        self.folder_button.clicked.connect(self._ask_folder)
+        self.buttons.accepted.connect(self.accept)
+        self.buttons.rejected.connect(self.reject)
+
+    def _lay_out(self) -> None:
+        self.folder_box.setMinimumContentsLength(24)
+        self.folder_box.setSizeAdjustPolicy(QComboBox.SizeAdjustPolicy.AdjustToMinimumContentsLengthWithIcon)
+        self.folder_box.setPlaceholderText(self.tr("choose a folder"))
+        self.folder_button.setAutoDefault(False)
+        self.export_button.setDefault(True)
+        self.description.setTabChangesFocus(True)
+        self.description.setFixedHeight(74)
+        self.triggers.setPlaceholderText(self.tr("with commas between them"))
+        self.author.setPlaceholderText(self.tr("your name, as others should see it"))
+        self.path.setProperty("role", "muted")
+        self.path.setTextFormat(Qt.TextFormat.PlainText)
+        self.path.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred)
+        self.picture.setFixedSize(200, 200)
+        place = QHBoxLayout()
+        place.addWidget(self.folder_box, 1)
+        place.addWidget(self.folder_button)
+        place.setSpacing(10)
+        form = QFormLayout()
+        form.setHorizontalSpacing(14)
+        form.setVerticalSpacing(10)
+        rows: list[tuple[str, QWidget]] = [
+            (self.tr("File name"), self.name),
+            (self.tr("Title"), self.title),
+            (self.tr("Trigger words"), self.triggers),
+            (self.tr("Author"), self.author),
+            (self.tr("Licence"), self.licence),
+            (self.tr("Description"), self.description),
+        ]
+        form.addRow(self.tr("To"), place)
+        self.folder_box.setAccessibleName(self.tr("To"))
+        for words, widget in rows:
+            form.addRow(words, widget)
+            widget.setAccessibleName(words)
+        self.picture_box.setAccessibleName(self.tr("Picture"))
+        right = QVBoxLayout()
+        right.addWidget(QLabel(self.tr("Picture")))
+        right.addWidget(self.picture_box)
+        right.addWidget(self.picture)
+        right.addStretch(1)
+        row = QHBoxLayout()
+        row.setSpacing(18)
+        row.addLayout(form, 1)
+        row.addLayout(right)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(14, 14, 14, 12)
+        column.setSpacing(12)
+        column.addLayout(row)
+        column.addWidget(self.path)
+        column.addWidget(self.buttons)
+        self.resize(800, self.sizeHint().height())
+
+
+class Exporting(QObject):
+    """One for a panel; it remembers which folder was used last."""
+
+    told = Signal(str, str, object)
+    failed = Signal(object)
+    opened = Signal(object)
+    """A dialog is to be opened."""
+    used = Signal()
+    """`destination` is another now."""
+
+    def __init__(self, session: Session, parent: QWidget) -> None:
+        super().__init__(parent)
+        self._session, self._parent = session, parent
+        self._used: Destination | None = None
+
+    def destination(self) -> Destination | None:
+        """Return the folder used last, else the first that is known."""
+        return self._used or next(iter(self._session.models.destinations()), None)
+
+    def ask(self, candidate: Candidate, picture: Path | None) -> None:
+        """Ask where a LoRA goes and what it says of itself, which begins with what it says now."""
+        self._with_about(candidate, picture, lambda told: self._ask(candidate, told))
+
+    def send(self, candidate: Candidate, picture: Path | None, destination: Destination) -> None:
+        """Export a LoRA as it is, with a picture."""
+        self._use(destination)
+        name = candidate.file.stem
+        self._with_about(candidate, picture, lambda told: self._export(candidate, destination.folder, name, told))
+
+    def _with_about(self, candidate: Candidate, picture: Path | None, then: Callable[[About], None]) -> None:
+        self._session.tasks.run(
+            lambda: about(candidate.file),
+            lambda told: then(replace(told, picture=picture)),
+            only(ImpastoError, self.failed.emit),
+        )
+
+    def _ask(self, candidate: Candidate, told: About) -> None:
+        dialog = ExportDialog(self._session, candidate, told, self._session.models.destinations(), self._parent)
+        dialog.folder_chosen.connect(self._session.models.add_destination)
+        dialog.accepted.connect(lambda: self._export_as(candidate, dialog))
+        self.opened.emit(dialog)
+
+    def _export_as(self, candidate: Candidate, dialog: ExportDialog) -> None:
+        folder = dialog.folder
+        if folder:
+            known = self._session.models.destinations()
+            self._use(next((one for one in known if one.folder == folder), Destination("", folder)))
+            self._export(candidate, folder, dialog.name.text().strip(), dialog.told)
+
+    def _export(self, candidate: Candidate, folder: Path, name: str, told: About, *, over: bool = False) -> None:
+        def refused(fault: ImpastoError) -> None:
+            if isinstance(fault, TakenError):
+                again = (self.tr("Replace"), lambda: self._export(candidate, folder, name, told, over=True))
+                self.told.emit(fault.sentence, "warning", again)
+            else:
+                self.failed.emit(fault)
+
+        work = partial(export, candidate.file, folder, name, told, replace=over)
+        self._session.tasks.run(work, self._say, only(ImpastoError, refused))
+
+    def _say(self, made: Exported) -> None:
+        words = self.tr("{name} is in {folder}.").format(name=made.file.name, folder=made.file.parent)
+        self.told.emit(words, "info", (self.tr("Show it"), lambda: reveal(made.file)))
+
+    def _use(self, destination: Destination) -> None:
+        self._used = destination
+        self.used.emit()
+
+
+class CardDialog(QDialog):
+    """Markdown, as Civitai, Hugging Face and GitHub show it."""
+
+    said = Signal(str)
+    failed = Signal(object)
+
+    def __init__(self, session: Session, text: str, name: str, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._session, self._file_name = session, f"{name}.md"
+        self.text = QPlainTextEdit(text)
+        self.setWindowTitle(self.tr("Model card"))
+        self.resize(720, 620)
+        words = QLabel(self.tr("A page that tells others what this is and how to use it. Change it as you like."))
+        words.setProperty("role", "muted")
+        words.setWordWrap(True)
+        self.text.setAccessibleName(self.tr("Model card"))
+        self.text.setTabChangesFocus(True)
+        buttons = close_row(self)
+        self.copy_button = buttons.addButton(self.tr("Copy"), QDialogButtonBox.ButtonRole.ActionRole)
+        self.save_button = buttons.addButton(self.tr("Save…"), QDialogButtonBox.ButtonRole.ActionRole)
+        self.copy_button.clicked.connect(self.copy)
+        self.save_button.clicked.connect(self._ask)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(14, 14, 14, 12)
+        column.setSpacing(12)
+        column.addWidget(words)
+        column.addWidget(self.text, 1)
+        column.addWidget(buttons)
+
+    def copy(self) -> None:
+        """Put it on the clipboard."""
+        QGuiApplication.clipboard().setText(self.text.toPlainText())
+        self.said.emit(self.tr("The model card is on the clipboard."))
+
+    def save(self, file: Path) -> None:
+        """Write it."""
+        text = self.text.toPlainText()
+        self._session.tasks.run(
+            lambda: files.write_text(file, text),
+            lambda _: self.said.emit(self.tr("Saved {name}.").format(name=file.name)),
+            only(OSError, lambda fault: self._tell(file, fault)),
+        )
+
+    def _ask(self) -> None:
+        found, _ = QFileDialog.getSaveFileName(self, self.tr("Save the model card"), self._file_name, "Markdown (*.md)")
+        if found:
+            self.save(Path(found))
+
+    def _tell(self, file: Path, fault: OSError) -> None:
+        sentence = f"{file} cannot be written: {fault.strerror or fault}."
+        self.failed.emit(LoraFileError("card.file", sentence, write_remedy(fault)))

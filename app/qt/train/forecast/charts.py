@@ -1,0 +1,388 @@
+"""A run's memory over its phases, with the named peaks; what lives at one is told when it is pointed at."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from PySide6.QtCore import QCoreApplication, QEvent, QPointF, QRectF, QSize, Qt, Signal
+from PySide6.QtGui import (
+    QBrush,
+    QColor,
+    QFocusEvent,
+    QHelpEvent,
+    QKeyEvent,
+    QMouseEvent,
+    QPainter,
+    QPaintEvent,
+    QPen,
+    QPolygonF,
+)
+from PySide6.QtWidgets import QSizePolicy, QToolTip, QWidget
+
+from app.core.planning.answer import Answer, Plan
+from app.qt.theme import colours
+from app.qt.train import words
+from app.qt.widgets import plain_tip
+from trainer.protocol.forecast import Peak, PhaseForecast
+
+_HEIGHT, _NUMBERS, _MARGIN, _DOT = 132, 18, 4, 3
+# Training is what the run is for; what takes no memory of its own needs no room.
+_WEIGHTS = {"train": 3.0, "first_step": 2.0, "checkpoint": 0.5, "save": 0.5}
+
+# A limit beyond this many times what is needed is left out: it would press a small job's course to the ground.
+_NEAR = 4.0
+_ROOM = 1.15
+# A kind that holds less than this share of a peak is not told.
+_TOO_SMALL = 0.02
+KINDS = {
+    "weights": "series1",
+    "activations": "series2",
+    "adapter": "series3",
+    "optimizer": "series4",
+    "gradients": "series5",
+    "temporary": "series6",
+}
+"""Kinds of storage in the order in which they are stacked, and their colours."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spot:
+    """A named peak, and where it stands in its phase's samples."""
+
+    phase: PhaseForecast
+    peak: Peak
+    sample: int
+
+
+class Timeline(QWidget):
+    """Arrow keys and the pointer go from peak to peak; `pointed` tells which one."""
+
+    pointed = Signal(object)
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.spots: list[Spot] = []
+        self.current: int | None = None
+        self._plan: Plan | None = None
+        self.setMouseTracking(True)
+        self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
+        self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
+        self.setAccessibleName(self.tr("Memory over the run; arrow keys go through the peaks"))
+
+    def show_plan(self, plan: Plan) -> None:
+        """Show a plan's phases; its highest peak is pointed at."""
+        self._plan = plan
+        self.spots = [spot for phase in plan.forecast.phases for spot in _spots(phase)]
+        highest = [i for i, spot in enumerate(self.spots) if spot.phase is plan.decisive]
+        self.point(max(highest, key=lambda i: self.spots[i].peak.allocated) if highest else None)
+        self.update()
+
+    @property
+    def shows_limit(self) -> bool:
+        """Whether the most that may be taken is drawn; much smaller jobs are shown alone."""
+        return self._plan is not None and self._plan.forecast.budget <= _NEAR * self._plan.forecast.reserved
+
+    def point(self, index: int | None) -> None:
+        """Point at a peak, and tell it."""
+        self.current = index
+        spot = None if index is None else self.spots[index]
+        self.setAccessibleDescription(spot.peak.name if spot else "")
+        self.pointed.emit(spot)
+        self.update()
+
+    def sizeHint(self) -> QSize:  # noqa: N802
+        """A strip."""
+        return QSize(320, _HEIGHT)
+
+    def minimumSizeHint(self) -> QSize:  # noqa: N802
+        """Narrower, as high."""
+        return QSize(200, _HEIGHT)
+
+    # --- Qt's events
+
+    def keyPressEvent(self, event: QKeyEvent) -> None:  # noqa: N802
+        """Go to the next peak, or the one before."""
+        move = {Qt.Key.Key_Left: -1, Qt.Key.Key_Right: 1}.get(Qt.Key(event.key()))
+        if move is None or not self.spots:
+            super().keyPressEvent(event)
+            return
+        self.point(max(0, min(len(self.spots) - 1, (self.current or 0) + move)))
+
+    def mouseMoveEvent(self, event: QMouseEvent) -> None:  # noqa: N802
+        """Point at the nearest peak."""
+        self._point_near(event.position())
+
+    def mousePressEvent(self, event: QMouseEvent) -> None:  # noqa: N802
+        """Likewise, where nothing hovers."""
+        self._point_near(event.position())
+
+    def focusInEvent(self, event: QFocusEvent) -> None:  # noqa: N802
+        """Show the ring."""
+        super().focusInEvent(event)
+        self.update()
+
+    def focusOutEvent(self, event: QFocusEvent) -> None:  # noqa: N802
+        """Take the ring away."""
+        super().focusOutEvent(event)
+        self.update()
+
+    def paintEvent(self, event: QPaintEvent) -> None:  # noqa: N802
+        """Paint each phase's columns, the limit, the peaks."""
+        now, painter = colours(), QPainter(self)
+        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+        field = self._field()
+        painter.fillRect(field, QColor(now.base))
+        if self._plan is not None:
+            for number, (phase, left, width) in enumerate(self._columns(), start=1):
+                self._paint_phase(painter, phase, left, width)
+                painter.setPen(QColor(now.muted))
+                place = QRectF(left, field.bottom() + 2, width, _NUMBERS)
+                painter.drawText(place, Qt.AlignmentFlag.AlignCenter, str(number))
+                painter.setPen(QPen(QColor(now.line), 1))
+                painter.drawLine(QPointF(left + width, field.top()), QPointF(left + width, field.bottom()))
+            if self.shows_limit:
+                self._paint_limit(painter, self._plan)
+            self._paint_spots(painter)
+        painter.setBrush(Qt.BrushStyle.NoBrush)
+        ring = QPen(QColor(now.focus), 2) if self.hasFocus() else QPen(QColor(now.edge), 1)
+        painter.setPen(ring)
+        painter.drawRect(field)
+
+    # --- inside
+
+    def _field(self) -> QRectF:
+        return QRectF(1, 1, self.width() - 2, self.height() - _NUMBERS - 4)
+
+    def _top(self) -> int:
+        assert self._plan is not None
+        most = self._plan.forecast.reserved
+        return max(most, self._plan.forecast.budget, 1) if self.shows_limit else round(_ROOM * most)
+
+    def _height_of(self, size: float) -> float:
+        field = self._field()
+        return field.bottom() - size / self._top() * (field.height() - 2 * _MARGIN)
+
+    def _columns(self) -> list[tuple[PhaseForecast, float, float]]:
+        """Each phase with where it begins and how wide it is."""
+        assert self._plan is not None
+        phases, field = self._plan.forecast.phases, self._field()
+        every = sum(_WEIGHTS.get(phase.phase, 1.0) for phase in phases)
+        found, left = [], field.left()
+        for phase in phases:
+            width = field.width() * _WEIGHTS.get(phase.phase, 1.0) / every
+            found.append((phase, left, width))
+            left += width
+        return found
+
+    def _paint_phase(self, painter: QPainter, phase: PhaseForecast, left: float, width: float) -> None:
+        """What is taken behind, what is in use before it."""
+        now = colours()
+        painter.setPen(Qt.PenStyle.NoPen)
+        for column, role in ((1, "pressed"), (0, "series1")):
+            corners = [QPointF(left, self._field().bottom())]
+            for index, sample in enumerate(phase.timeline):
+                start, end = (left + width * place / len(phase.timeline) for place in (index, index + 1))
+                height = self._height_of(min(sample[column], self._top()))
+                corners += [QPointF(start, height), QPointF(end, height)]
+            corners.append(QPointF(left + width, self._field().bottom()))
+            painter.setBrush(QColor(getattr(now, role)))
+            painter.drawPolygon(QPolygonF(corners))
+
+    def _paint_limit(self, painter: QPainter, plan: Plan) -> None:
+        field, height = self._field(), self._height_of(plan.forecast.budget)
+        painter.setPen(QPen(QColor(colours().text), 1.5, Qt.PenStyle.DashLine))
+        painter.drawLine(QPointF(field.left(), height), QPointF(field.right(), height))
+
+    def _paint_spots(self, painter: QPainter) -> None:
+        now = colours()
+        order = sorted(range(len(self.spots)), key=lambda index: index == self.current)
+        for index, spot in ((index, self.spots[index]) for index in order):
+            chosen = index == self.current
+            painter.setPen(QPen(QColor(now.text), 1.5))
+            painter.setBrush(QColor(now.series2 if chosen else now.base))
+            size = _DOT + 3 if chosen else _DOT
+            painter.drawEllipse(self._place(spot), size, size)
+
+    def _place(self, spot: Spot) -> QPointF:
+        left, width = next((left, width) for phase, left, width in self._columns() if phase is spot.phase)
+        across = left + width * (spot.sample + 0.5) / max(len(spot.phase.timeline), 1)
+        return QPointF(across, self._height_of(spot.peak.allocated))
+
+    def _point_near(self, place: QPointF) -> None:
+        if self.spots:
+            nearest = min(range(len(self.spots)), key=lambda i: abs(self._place(self.spots[i]).x() - place.x()))
+            if nearest != self.current:
+                self.point(nearest)
+
+
+def _spots(phase: PhaseForecast) -> list[Spot]:
+    """The peaks, which are in the order of time, each at the sample from the last one on that comes nearest to it."""
+    found, start = [], 0
+    for peak in phase.peaks:
+        rest = range(start, len(phase.timeline))
+        start = min(rest, key=lambda i: abs(phase.timeline[i][0] - peak.allocated), default=start)
+        found.append(Spot(phase, peak, start))
+    return found
+
+
+def described(spot: Spot) -> str:
+    """Return what lives at a peak, the largest first."""
+    kinds = sorted(spot.peak.by_kind.items(), key=lambda item: -item[1])
+    least = _TOO_SMALL * spot.peak.allocated
+    return ", ".join(f"{words.kind_name(kind)} {words.gigabytes(size)}" for kind, size in kinds if size > least)
+
+
+_BAR, _LINE, _SWATCH, _GAP, _MARK = 26, 20, 10, 14, 7
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A stretch of the bar."""
+
+    name: str
+    bytes: int
+    colour: str
+    """A role of the theme's colours."""
+    ours: bool = True
+    """Whether the run takes it; else it is hatched."""
+
+
+def pieces(answer: Answer, plan: Plan) -> list[Piece]:
+    """Return what fills the card at the highest moment of a plan, from the left."""
+    found = [
+        Piece(
+            QCoreApplication.translate("Forecast", "Other programs"),
+            answer.card.total - answer.card.free,
+            "edge",
+            ours=False,
+        ),
+        Piece(QCoreApplication.translate("Forecast", "CUDA"), plan.forecast.outside, "disabled"),
+    ]
+    phase = plan.decisive
+    taken = plan.taken(phase.reserved)
+    if phase.peaks:
+        kinds = max(phase.peaks, key=lambda one: one.allocated).by_kind
+        found += [Piece(words.kind_name(kind), kinds.get(kind, 0), role) for kind, role in KINDS.items()]
+        taken -= sum(kinds.get(kind, 0) for kind in KINDS)
+    found.append(Piece(QCoreApplication.translate("Forecast", "Cache and rounding"), max(taken, 0), "pressed"))
+    return [piece for piece in found if piece.bytes > 0]
+
+
+class MemoryBar(QWidget):
+    """Paints the pieces against the whole card, with a mark at what may be taken; a legend stands below."""
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.pieces: list[Piece] = []
+        self._total = self._limit = 0
+        policy = QSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
+        policy.setHeightForWidth(True)
+        self.setSizePolicy(policy)
+        self.setAccessibleName(self.tr("Memory of the card at the peak"))
+
+    def show_plan(self, answer: Answer, plan: Plan) -> None:
+        """Show what a plan does to the card."""
+        card = answer.card
+        self.pieces = pieces(answer, plan)
+        self._limit = card.total - card.free + plan.forecast.outside + card.budget
+        self._total = max(card.total, sum(piece.bytes for piece in self.pieces))
+        told = [f"{piece.name} {words.gigabytes(piece.bytes)}" for piece in self.pieces]
+        self.setAccessibleDescription(", ".join(told))
+        self.updateGeometry()
+        self.update()
+
+    def sizeHint(self) -> QSize:  # noqa: N802
+        """Leave room for the legend as it breaks in this width."""
+        return QSize(240, self.heightForWidth(self.width()))
+
+    def minimumSizeHint(self) -> QSize:  # noqa: N802
+        """As high as it is wide enough for."""
+        return QSize(160, self.heightForWidth(self.width()))
+
+    def heightForWidth(self, width: int) -> int:  # noqa: N802
+        """Bar, mark and the legend's lines."""
+        return _BAR + 2 * _MARK + (self._legend(width)[-1][1] + _LINE if self.pieces else _LINE)
+
+    def resizeEvent(self, event: object) -> None:  # noqa: N802
+        """Let the legend break anew."""
+        super().resizeEvent(event)  # type: ignore[arg-type]
+        self.updateGeometry()
+
+    def event(self, event: QEvent) -> bool:
+        """Tell the piece under the pointer."""
+        if isinstance(event, QHelpEvent):
+            piece = self._at(event.pos().x())
+            text = f"{piece.name}: {words.gigabytes(piece.bytes)}" if piece else ""
+            QToolTip.showText(event.globalPos(), plain_tip(text), self)
+            return True
+        return super().event(event)
+
+    def paintEvent(self, event: QPaintEvent) -> None:  # noqa: N802
+        """Paint bar, mark and legend."""
+        now, painter = colours(), QPainter(self)
+        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+        bar = QRectF(0.5, _MARK + 0.5, self.width() - 1, _BAR)
+        painter.fillRect(bar, QColor(now.base))
+        left = bar.left()
+        for piece in self.pieces:
+            width = piece.bytes * bar.width() / self._total
+            painter.fillRect(QRectF(left, bar.top(), max(width - 1, 1), bar.height()), _brush(piece))
+            left += width
+        painter.setPen(QPen(QColor(now.edge), 1))
+        painter.drawRect(bar)
+        if self._total:
+            self._paint_limit(painter, bar)
+            self._paint_legend(painter)
+
+    def _paint_limit(self, painter: QPainter, bar: QRectF) -> None:
+        place = bar.left() + self._limit * bar.width() / self._total
+        painter.setPen(QPen(QColor(colours().text), 2))
+        painter.drawLine(QPointF(place, bar.top() - _MARK + 1), QPointF(place, bar.bottom() + _MARK - 1))
+
+    def _paint_legend(self, painter: QPainter) -> None:
+        now, top = colours(), _BAR + 2 * _MARK
+        for piece, (left, line) in zip(self.pieces, self._legend(self.width()), strict=False):
+            swatch = QRectF(left + 0.5, top + line + (_LINE - _SWATCH) / 2, _SWATCH, _SWATCH)
+            painter.setPen(QPen(QColor(now.edge), 1))
+            painter.setBrush(_brush(piece))
+            painter.drawRect(swatch)
+            self._paint_label(painter, left, top + line, self._label(piece))
+        left, line = self._legend(self.width())[-1]
+        painter.setPen(QPen(QColor(now.text), 2))
+        painter.drawLine(left + _SWATCH // 2, top + line + 3, left + _SWATCH // 2, top + line + _LINE - 3)
+        self._paint_label(painter, left, top + line, self._limit_label())
+
+    def _paint_label(self, painter: QPainter, left: int, top: int, label: str) -> None:
+        painter.setPen(QColor(colours().text))
+        text = QRectF(left + _SWATCH + 6, top, self.width(), _LINE)
+        painter.drawText(text, Qt.AlignmentFlag.AlignVCenter, label)
+
+    def _legend(self, width: int) -> list[tuple[int, int]]:
+        """Where the label of each piece begins, and last that of the limit."""
+        places, left, top = [], 0, 0
+        for label in (*map(self._label, self.pieces), self._limit_label()):
+            needed = self.fontMetrics().horizontalAdvance(label) + _SWATCH + 6
+            if left and left + needed > width:
+                left, top = 0, top + _LINE
+            places.append((left, top))
+            left += needed + _GAP
+        return places
+
+    def _label(self, piece: Piece) -> str:
+        return f"{piece.name} {words.gigabytes(piece.bytes)}"
+
+    def _limit_label(self) -> str:
+        return self.tr("Limit {size}").format(size=words.gigabytes(self._limit))
+
+    def _at(self, place: int) -> Piece | None:
+        share = 0.0
+        for piece in self.pieces:
+            share += piece.bytes / self._total
+            if place <= share * self.width():
+                return piece
+        return None
+
+
+def _brush(piece: Piece) -> QBrush:
+    style = Qt.BrushStyle.SolidPattern if piece.ours else Qt.BrushStyle.BDiagPattern
+    return QBrush(QColor(getattr(colours(), piece.colour)), style)

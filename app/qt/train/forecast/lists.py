@@ -1,0 +1,242 @@
+"""The plans beside each other: what each takes, how long it runs, how it is done; a button puts one into the job."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from PySide6.QtCore import QCoreApplication, QRectF, QSize, Qt, Signal
+from PySide6.QtGui import QColor, QPainter, QPaintEvent
+from PySide6.QtWidgets import (
+    QFrame,
+    QGridLayout,
+    QHBoxLayout,
+    QLabel,
+    QLayout,
+    QPushButton,
+    QSizePolicy,
+    QToolButton,
+    QVBoxLayout,
+    QWidget,
+)
+
+from app.core.jobs.settings import title_of
+from app.core.planning.answer import Answer, Check, Plan
+from app.qt.theme import colours, set_icon
+from app.qt.train import words
+from app.qt.train.form import shown
+from app.qt.widgets import plain_tip
+from trainer.errors import joined
+
+_TITLE = 84
+_ICONS = {"error": ("error", "bad"), "warning": ("warning", "warning"), "info": ("info", "muted")}
+_SHOWN = 12
+
+
+def clear(layout: QLayout) -> None:
+    """Remove all widgets of a layout; they go when the event that runs now is over."""
+    while (item := layout.takeAt(0)) is not None:
+        widget = item.widget()
+        if widget is not None:
+            widget.hide()
+            widget.deleteLater()
+
+
+class Row(NamedTuple):
+    """One plan as it is offered."""
+
+    title: str
+    plan: Plan
+    note: str
+    keys: Mapping[str, Any]
+    """What the button puts into the job."""
+
+
+class PlanTable(QWidget):
+    """`taken` with the keys of a plan that the user wants, and with its title."""
+
+    taken = Signal(object, str)
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.buttons: dict[str, QPushButton] = {}
+        self._column = QVBoxLayout(self)
+        self._column.setContentsMargins(0, 0, 0, 0)
+        self._column.setSpacing(8)
+
+    def show_answer(self, answer: Answer) -> None:
+        """Show the plans of an answer."""
+        clear(self._column)
+        self.buttons.clear()
+        for row in self._rows(answer):
+            self._column.addWidget(self._line(row, answer))
+        if answer.best is not None and not answer.whole:
+            waiting = QLabel(self.tr("Its neighbours are being worked out…"))
+            waiting.setProperty("role", "muted")
+            self._column.addWidget(waiting)
+
+    def _rows(self, answer: Answer) -> Iterator[Row]:
+        if answer.pick is not None:
+            found = [
+                (self.tr("Pick"), answer.pick, ""),
+                (self.tr("Quicker"), answer.quicker, words.lacking(answer.missing, answer.card.uses)),
+                (self.tr("Smaller"), answer.smaller, self.tr("leaves room for other programs")),
+                (self.tr("Quantised"), answer.quantised, ""),
+            ]
+            yield from (Row(title, plan, note, plan.keys) for title, plan, note in found if plan is not None)
+            return
+        if answer.lighter is not None:
+            keys = {f"recipe.{key}": value for key, value in answer.changes.items()}
+            changes = ", ".join(f"{title_of(key)} {shown(value)}" for key, value in keys.items())
+            yield Row(self.tr("Would fit"), answer.lighter, self.tr("with {keys}").format(keys=changes), keys)
+        if answer.smaller is not None:
+            yield Row(self.tr("Smallest"), answer.smaller, words.lacking(answer.missing, answer.card.uses), {})
+
+    def _line(self, row: Row, answer: Answer) -> QWidget:
+        line = QFrame()
+        title, figures = QLabel(row.title), QLabel(self._figures(row.plan))
+        title.setProperty("role", "heading")
+        figures.setTextFormat(Qt.TextFormat.PlainText)
+        title.setMinimumWidth(_TITLE)
+        head = QHBoxLayout()
+        head.addWidget(title)
+        head.addWidget(figures, 1)
+        if row.keys:
+            head.addWidget(self._button(row))
+        told = [words.fit(row.plan.fit, answer.effective_batch), words.cost(row.plan), row.note]
+        how = QLabel("; ".join(text for text in told if text))
+        how.setTextFormat(Qt.TextFormat.PlainText)
+        how.setWordWrap(True)
+        how.setProperty("role", "muted")
+        column = QVBoxLayout(line)
+        column.setContentsMargins(0, 0, 0, 0)
+        column.setSpacing(2)
+        column.addLayout(head)
+        column.addWidget(how)
+        return line
+
+    def _figures(self, plan: Plan) -> str:
+        return f"{words.duration(plan.forecast.seconds)} · {words.gigabytes(plan.needed)}"
+
+    def _button(self, row: Row) -> QPushButton:
+        from trainer.config.write import toml_value  # the schema takes a fifth of a second, after the window
+
+        button = self.buttons[row.title] = QPushButton(self.tr("Use"))
+        button.setAccessibleName(self.tr("Use this plan: {plan}").format(plan=row.title))
+        keys = ", ".join(f"{key} = {toml_value(value)}" for key, value in row.keys.items())
+        button.setToolTip(self.tr("Writes into the job: {keys}").format(keys=keys))
+        button.clicked.connect(lambda: self.taken.emit(row.keys, row.title))
+        return button
+
+
+class ShareBar(QWidget):
+    """A thin bar that is filled by a share."""
+
+    def __init__(self, share: float, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._share = share
+        self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
+
+    def sizeHint(self) -> QSize:  # noqa: N802
+        """As high as a small letter."""
+        return QSize(60, 10)
+
+    def paintEvent(self, event: QPaintEvent) -> None:  # noqa: N802
+        """Paint ground and share."""
+        now, painter = colours(), QPainter(self)
+        painter.fillRect(self.rect(), QColor(now.base))
+        painter.fillRect(QRectF(0, 0, max(self.width() * self._share, 2), self.height()), QColor(now.series3))
+
+
+class PhaseTable(QWidget):
+    """A row a phase."""
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._grid = QGridLayout(self)
+        self._grid.setContentsMargins(0, 0, 0, 0)
+        self._grid.setHorizontalSpacing(10)
+        self._grid.setVerticalSpacing(3)
+        self._grid.setColumnStretch(2, 1)
+
+    def show_plan(self, plan: Plan) -> None:
+        """Show a plan's phases."""
+        clear(self._grid)
+        whole, on_cpu = plan.forecast.seconds or 1.0, plan.forecast.on_cpu
+        for row, phase in enumerate(plan.forecast.phases):
+            decides = not on_cpu and phase is plan.decisive
+            number, name = QLabel(str(row + 1)), QLabel(words.phase_name(phase.phase))
+            number.setProperty("role", "muted")
+            name.setProperty("role", "heading" if decides else "")
+            time = QLabel(words.duration(phase.seconds) if phase.seconds >= 0.5 else self.tr("moments"))
+            memory = QLabel(words.gigabytes(phase.host if on_cpu else plan.taken(phase.reserved)))
+            if decides:
+                memory.setProperty("role", "heading")
+                memory.setToolTip(self.tr("This phase decides whether it fits."))
+            for column, part in enumerate((number, name, ShareBar(phase.seconds / whole), time, memory)):
+                side = Qt.AlignmentFlag.AlignRight if column in (0, 3, 4) else Qt.AlignmentFlag(0)
+                self._grid.addWidget(part, row, column, side | Qt.AlignmentFlag.AlignVCenter)
+
+
+class PreflightList(QWidget):
+    """`wanted` with the key of a setting that the user wants to see."""
+
+    wanted = Signal(str)
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.checks: Sequence[Check] = ()
+        self._column = QVBoxLayout(self)
+        self._column.setContentsMargins(0, 0, 0, 0)
+        self._column.setSpacing(6)
+
+    def show_checks(self, checks: Sequence[Check]) -> None:
+        """Show these, the worst first."""
+        if checks == self.checks and self._column.count():
+            return
+        self.checks = checks
+        clear(self._column)
+        if not checks:
+            fine = QLabel(self.tr("Nothing stands in the way."))
+            fine.setProperty("role", "good")
+            self._column.addWidget(fine)
+        for check in checks[:_SHOWN]:
+            self._column.addWidget(self._line(check))
+        if len(checks) > _SHOWN:
+            more = QLabel(self.tr("and %n more", "", len(checks) - _SHOWN))
+            more.setProperty("role", "muted")
+            self._column.addWidget(more)
+
+    def _line(self, check: Check) -> QWidget:
+        line, mark = QWidget(), QToolButton()
+        name, role = _ICONS[check.severity]
+        set_icon(mark, name, role)
+        mark.setIconSize(QSize(18, 18))
+        mark.setAutoRaise(True)
+        mark.setEnabled(True)
+        if check.key:
+            mark.setToolTip(self.tr("Go to {setting}").format(setting=title_of(check.key)))
+            mark.setAccessibleName(mark.toolTip())
+            mark.clicked.connect(lambda: self.wanted.emit(check.key))
+        else:
+            mark.setFocusPolicy(Qt.FocusPolicy.NoFocus)
+            mark.setAttribute(Qt.WidgetAttribute.WA_TransparentForMouseEvents)
+        remedy = QCoreApplication.translate("Preflight", check.remedy) if check.remedy else ""
+        text = QLabel(joined(_told(check), remedy))
+        text.setToolTip(plain_tip(check.key))
+        text.setTextFormat(Qt.TextFormat.PlainText)
+        text.setWordWrap(True)
+        row = QHBoxLayout(line)
+        row.setContentsMargins(0, 0, 0, 0)
+        row.addWidget(mark, 0, Qt.AlignmentFlag.AlignTop)
+        row.addWidget(text, 1)
+        return line
+
+
+def _told(check: Check) -> str:
+    """Return what is to be said: "Rank: must be ...", for a setting stands beside its name elsewhere."""
+    sentence = check.sentence
+    if not check.key or not sentence:
+        return sentence
+    plain = sentence[1:2].islower()  # no name of something, such as SDXL
+    return f"{title_of(check.key)}: {sentence[:1].lower() if plain else sentence[:1]}{sentence[1:]}"

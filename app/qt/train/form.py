@@ -1,0 +1,387 @@
+"""All settings of a job under one search field, made from the schema: a new key in it shows up here by itself."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import Any
+
+from PySide6.QtCore import QCoreApplication, QEvent, QSize, Qt, QTimer, Signal
+from PySide6.QtGui import QKeyEvent, QKeySequence
+from PySide6.QtWidgets import (
+    QCheckBox,
+    QCompleter,
+    QFrame,
+    QGridLayout,
+    QHBoxLayout,
+    QLabel,
+    QLineEdit,
+    QToolButton,
+    QVBoxLayout,
+    QWidget,
+)
+
+from app.core.jobs.draft import Draft
+from app.core.jobs.settings import Setting, settings, tables, title_of
+from app.core.words import sentence_of
+from app.qt.inputs import ComboBox
+from app.qt.theme import set_icon
+from app.qt.widgets import QT_TRANSLATE_NOOP, keep_room, plain_tip, say
+
+_PAGES = (QKeySequence.StandardKey.Undo, QKeySequence.StandardKey.Redo)
+_YES_NO = {True: QT_TRANSLATE_NOOP("Train", "yes"), False: QT_TRANSLATE_NOOP("Train", "no")}
+_AUTOMATIC = QT_TRANSLATE_NOOP("Train", "automatic")
+_NOTHING = QT_TRANSLATE_NOOP("Train", "none")
+WIDTH = 190
+"""Of what is typed into, in Qt's pixels."""
+_ESSENTIAL = ("name", "base.model")
+"""What the page asks for above the form."""
+_AT_ONCE = 8
+"""Rows made in one go, some 15 ms."""
+
+
+class Line(QLineEdit):
+    """Everything else is as in Qt's own."""
+
+    def event(self, event: QEvent) -> bool:
+        """Leave undo and redo to the window's commands."""
+        key = event if isinstance(event, QKeyEvent) and event.type() == QEvent.Type.ShortcutOverride else None
+        if key is not None and any(key.matches(sequence) for sequence in _PAGES):
+            event.ignore()
+            return True
+        return super().event(event)
+
+    def show_text(self, text: str) -> None:
+        """Show another text, from its beginning; the cursor stays where the text is the same."""
+        if text != self.text():
+            self.setText(text)
+            if not self.hasFocus():
+                self.setCursorPosition(0)
+
+
+def words(text: str) -> str:
+    """Return a text of the Train page's tables in the user's language."""
+    return QCoreApplication.translate("Train", text) if text else ""
+
+
+def shown(value: Any) -> str:
+    """Return a value as it is typed into a line."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list):
+        return ", ".join(map(shown, value))
+    return "" if value is None else json.dumps(value, default=str)
+
+
+class TickEditor(QCheckBox):
+    """On or off."""
+
+    edited = Signal(object, bool)
+    """The value, and whether more letters may follow."""
+    left = Signal()
+
+    def __init__(self, setting: Setting) -> None:
+        super().__init__()
+        self._setting = setting
+        self.clicked.connect(lambda on: self.edited.emit(on, False))
+
+    def show_value(self, value: Any) -> None:
+        """Show what the job states; None is the default."""
+        self.setChecked(bool(self._setting.default if value is None else value))
+
+
+class ChoiceEditor(ComboBox):
+    """One of a few values; the first stands for what holds unless one is chosen, where that is none of them."""
+
+    edited = Signal(object, bool)
+    left = Signal()
+
+    def __init__(self, setting: Setting) -> None:
+        super().__init__()
+        self._setting = setting
+        if setting.default is None:
+            self.addItem(words(_AUTOMATIC), None)
+        for choice in setting.choices:
+            self.addItem(words(_YES_NO[choice]) if isinstance(choice, bool) else str(choice), choice)
+        self._known = self.count()
+        self.activated.connect(lambda index: self.edited.emit(self.itemData(index), False))
+
+    def show_value(self, value: Any) -> None:
+        """Show what the job states; a word that is none of the choices is shown as it is."""
+        while self.count() > self._known:
+            self.removeItem(self._known)
+        value = self._setting.default if value is None else value
+        place = next((n for n in range(self.count()) if _same(self.itemData(n), value)), None)
+        if place is None:
+            self.addItem(shown(value), value)
+            place = self.count() - 1
+        self.setCurrentIndex(place)
+
+
+class LineEditor(Line):
+    """A number, a text, or a list with commas; empty means the default, which is shown pale."""
+
+    edited = Signal(object, bool)
+    left = Signal()
+
+    def __init__(self, setting: Setting) -> None:
+        super().__init__()
+        self._setting = setting
+        open_ = words(_NOTHING) if setting.default == "" else setting.otherwise or words(_AUTOMATIC)
+        self.setPlaceholderText(shown(setting.default) or open_)
+        if setting.words:
+            self.setCompleter(QCompleter(list(setting.words), self))
+            self.completer().activated.connect(lambda text: self._tell(text, False))
+        self.textEdited.connect(lambda text: self._tell(text, True))
+        self.editingFinished.connect(self.left)
+
+    def show_value(self, value: Any) -> None:
+        """Show what the job states; what is typed already stays as it is typed."""
+        text = self.text()
+        if (self._setting.typed(text) if text.strip() else None) != value:
+            self.show_text(shown(value))
+
+    def _tell(self, text: str, typing: bool) -> None:
+        self.edited.emit(self._setting.typed(text) if text.strip() else None, typing)
+
+
+Editor = TickEditor | ChoiceEditor | LineEditor
+
+
+def editor_for(setting: Setting) -> Editor:
+    """Return the widget for a setting, without a value yet."""
+    if setting.choices == (True, False) and setting.default is not None:
+        return TickEditor(setting)
+    return ChoiceEditor(setting) if setting.choices else LineEditor(setting)
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two values are one: 1 is not true."""
+    return type(one) is type(other) and bool(one == other)
+
+
+class SettingRow(QWidget):
+    """Title and help on the left, the value on the right; a bar at the edge marks what differs from the preset."""
+
+    edited = Signal(str, object, bool)
+    """Key, value (None: the default) and whether more letters may follow."""
+    left = Signal()
+    reverted = Signal(str)
+
+    def __init__(self, setting: Setting, key: str | None = None) -> None:
+        """`key` is that of one item where the setting belongs to the items of a list."""
+        super().__init__()
+        self.setting = setting
+        self.key = key or setting.key
+        self.editor = editor_for(setting)
+        self.title, self.hint = QLabel(setting.title), QLabel(setting.doc)
+        self.mark, self.back = QFrame(), QToolButton()
+        self._state: object = None
+        self._build()
+        self.editor.edited.connect(lambda value, typing: self.edited.emit(self.key, value, typing))
+        self.editor.left.connect(self.left)
+        self.back.clicked.connect(lambda: self.reverted.emit(self.key))
+
+    def show_draft(self, draft: Draft) -> None:
+        """Show what the draft says of this key."""
+        key, value = self.key, draft.get(self.key)
+        state = (
+            value,
+            next((reason for name, reason in draft.problems if name == key or name.startswith(f"{key}.")), None),
+            draft.effectless.get(key),
+            draft.doubts.get(key),
+            key in draft.differences,
+            draft.differences.get(key),
+            draft.origin.preset is not None and key.startswith("recipe."),
+        )
+        if state != self._state:
+            self._state = state
+            self.editor.show_value(value)
+            self._say(*state[1:4])
+            self._show_difference(*state[4:])
+
+    def matches(self, wanted: list[str]) -> bool:
+        """Tell whether every one of these words, in small letters, is in the name, the key or the help."""
+        text = f"{self.setting.title} {self.key} {self.setting.doc} {self.setting.kind}".lower()
+        return all(word in text for word in wanted)
+
+    def _say(self, problem: str | None, without_effect: str | None, doubt: str | None) -> None:
+        """The worst that is to be said stands where the help stood."""
+        off = bool(without_effect) and not problem
+        text, role = self.setting.doc, "muted"
+        if problem:
+            text, role = sentence_of(problem), "bad"
+        elif without_effect:
+            text = self.tr("Without effect here: {reason}.").format(reason=without_effect)
+        elif doubt:
+            text, role = sentence_of(doubt), "warning"
+        say(self.hint, text, role)
+        self.editor.setAccessibleDescription(text)
+        self.editor.setEnabled(not off)
+        self.title.setEnabled(not off)
+
+    def _show_difference(self, differs: bool, expected: object, of_preset: bool) -> None:
+        self.mark.setVisible(differs)
+        self.back.setVisible(differs)
+        what = shown(expected) or self.setting.otherwise or self.tr("not set")
+        words = self.tr("Back to the preset's value: {value}") if of_preset else self.tr("Back to the default: {value}")
+        self.back.setToolTip(plain_tip(words.format(value=what)))
+        self.back.setAccessibleName(f"{self.title.text()}: {words.format(value=what)}")
+
+    def _build(self) -> None:
+        tip = f"{self.key}\n" + self.tr("May be {values}.").format(values=self.setting.values)
+        for part in (self.title, self.editor, self.hint):
+            part.setToolTip(plain_tip(tip))
+        for label in (self.title, self.hint):
+            label.setTextFormat(Qt.TextFormat.PlainText)
+        self.title.setBuddy(self.editor)
+        self.editor.setAccessibleName(self.setting.title)
+        self.hint.setWordWrap(True)
+        self.hint.setProperty("role", "muted")
+        self.mark.setObjectName("difference")
+        self.mark.setFixedWidth(3)
+        keep_room(self.mark)
+        keep_room(self.back)
+        self.back.setIconSize(QSize(16, 16))
+        set_icon(self.back, "undo", "muted")
+        if not isinstance(self.editor, TickEditor):
+            self.editor.setFixedWidth(WIDTH)
+        value = QHBoxLayout()
+        value.setSpacing(4)
+        value.addStretch()
+        value.addWidget(self.back)
+        value.addWidget(self.editor)
+        grid = QGridLayout(self)
+        grid.setContentsMargins(0, 5, 0, 5)
+        grid.setHorizontalSpacing(10)
+        grid.setVerticalSpacing(1)
+        grid.addWidget(self.mark, 0, 0, 2, 1)
+        grid.addWidget(self.title, 0, 1)
+        grid.addWidget(self.hint, 1, 1)
+        grid.addLayout(value, 0, 2, 2, 1, Qt.AlignmentFlag.AlignTop)
+        grid.setColumnStretch(1, 1)
+
+
+class SettingsForm(QWidget):
+    """A group for each table of the job; rows are made some at a time while the window goes on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: dict[tuple[str, str], SettingRow] = {}
+        """By key and, for arguments of an optimizer, its name."""
+        self.nothing = QLabel()
+        self._groups: list[_Group] = []
+        self._draft: Draft | None = None
+        self._waiting = _portions()
+        self._words: list[str] = []
+        self._column = QVBoxLayout(self)
+        self._column.setContentsMargins(0, 0, 0, 0)
+        self._column.setSpacing(0)
+        self.nothing.setProperty("role", "muted")
+        self.nothing.setWordWrap(True)
+        self.nothing.hide()
+        self._column.addWidget(self.nothing)
+
+    def show_draft(self, draft: Draft | None) -> None:
+        """Show this job's values; what is not made yet shows them when it is."""
+        self._draft = draft
+        for row in self.rows.values():
+            if draft is not None:
+                row.show_draft(draft)
+        self._sift()
+
+    def search(self, text: str) -> None:
+        """Show only settings whose name, key or help holds every word."""
+        self._words = text.lower().split()
+        self.nothing.setText(self.tr("No setting is called or explained like “{text}”.").format(text=text.strip()))
+        self._sift()
+
+    def begin(self) -> None:
+        """Make what is not made yet, some rows at a time."""
+        portion = next(self._waiting, None)
+        if portion is not None:
+            self._add(*portion)
+            QTimer.singleShot(0, self, self.begin)
+
+    def finish(self) -> None:
+        """Make the rest now."""
+        for portion in self._waiting:
+            self._add(*portion)
+
+    def _add(self, table: str, members: Sequence[Setting]) -> None:
+        if not self._groups or self._groups[-1].table != table:
+            self._groups.append(_Group(table))
+            self._column.addWidget(self._groups[-1])
+        for row in self._groups[-1].add(members):
+            self.rows[row.key, row.setting.kind] = row
+            row.edited.connect(self._change)
+            row.left.connect(self._seal)
+            row.reverted.connect(self._revert)
+            if self._draft is not None:
+                row.show_draft(self._draft)
+        self._sift()
+
+    def _change(self, key: str, value: object, typing: bool) -> None:
+        if self._draft is not None:
+            self._draft.set(key, value, typing=typing)
+
+    def _seal(self) -> None:
+        if self._draft is not None:
+            self._draft.seal()
+
+    def _revert(self, key: str) -> None:
+        if self._draft is not None:
+            self._draft.revert(key)
+
+    def _sift(self) -> None:
+        kind = self._draft.get("recipe.optimizer.name") if self._draft else None
+        found = [group.sift(self._words, kind if isinstance(kind, str) else "adamw") for group in self._groups]
+        self.nothing.setVisible(bool(self._groups) and not any(found))
+
+
+class _Group(QWidget):
+    """The settings of one table below its name."""
+
+    def __init__(self, table: str) -> None:
+        super().__init__()
+        self.table = table
+        self.rows: list[SettingRow] = []
+        heading, words = QLabel(title_of(table)), QLabel(tables().get(table, ""))
+        heading.setProperty("role", "heading")
+        words.setProperty("role", "muted")
+        words.setWordWrap(True)
+        self._column = QVBoxLayout(self)
+        self._column.setContentsMargins(0, 18, 0, 0)
+        self._column.setSpacing(0)
+        self._column.addWidget(heading)
+        self._column.addWidget(words)
+        self._column.addSpacing(4)
+
+    def add(self, members: Sequence[Setting]) -> list[SettingRow]:
+        """Put rows for these below the others; return them."""
+        rows = [SettingRow(member) for member in members]
+        for row in rows:
+            row.hide()  # until it is sifted
+            self._column.addWidget(row)
+        self.rows += rows
+        return rows
+
+    def sift(self, wanted: list[str], kind: str) -> bool:
+        """Show the rows that answer; return whether there are any."""
+        fitting = [row.setting.kind in ("", kind) and row.matches(wanted) for row in self.rows]
+        for row, fits in zip(self.rows, fitting, strict=True):
+            row.setVisible(fits)
+        self.setVisible(any(fitting))
+        return any(fitting)
+
+
+def _portions() -> Iterator[tuple[str, list[Setting]]]:
+    """Every table with some of its settings at a time; what is said above the form in most jobs comes last."""
+    shown = [each for each in settings() if each.key not in _ESSENTIAL and "*" not in each.key]
+    last = ("dataset", "base")
+    shown.sort(key=lambda each: (each.table in last, list(tables()).index(each.table)))
+    for table, members in groupby(shown, key=lambda each: each.table):
+        waiting = list(members)
+        for start in range(0, len(waiting), _AT_ONCE):
+            yield table, waiting[start : start + _AT_ONCE]

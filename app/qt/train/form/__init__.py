@@ -1,1 +1,0 @@
-"""The form of all settings, made from the job's schema."""

@@ -1,0 +1,251 @@
+"""The words of a forecast: bytes, times, phases, what a fit does, in a sentence as artists read it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from PySide6.QtCore import QCoreApplication, QLocale, QObject
+
+from app.core.models.verdict import Family, Found, Told, Tool, Verdict
+from app.core.planning.answer import Answer, Plan, Use
+from app.qt.widgets import QT_TRANSLATE_NOOP
+from app.qt.widgets import duration as duration
+from trainer.errors import joined
+from trainer.protocol.forecast import ROUNDING
+
+_GIB = 1 << 30
+_MIB = 1 << 20
+
+PHASES: Mapping[str, str] = {
+    "cache_pictures": QT_TRANSLATE_NOOP("Forecast", "Encode pictures"),
+    "cache_texts": QT_TRANSLATE_NOOP("Forecast", "Encode captions"),
+    "load": QT_TRANSLATE_NOOP("Forecast", "Load the base"),
+    "quantise": QT_TRANSLATE_NOOP("Forecast", "Load and quantise the base"),
+    "first_step": QT_TRANSLATE_NOOP("Forecast", "First step"),
+    "train": QT_TRANSLATE_NOOP("Forecast", "Train"),
+    "validate": QT_TRANSLATE_NOOP("Forecast", "Measure"),
+    "preview": QT_TRANSLATE_NOOP("Forecast", "Draw previews"),
+    "checkpoint": QT_TRANSLATE_NOOP("Forecast", "Write checkpoints"),
+    "save": QT_TRANSLATE_NOOP("Forecast", "Save the LoRA"),
+}
+KINDS: Mapping[str, str] = {
+    "weights": QT_TRANSLATE_NOOP("Forecast", "Base weights"),
+    "activations": QT_TRANSLATE_NOOP("Forecast", "Activations"),
+    "adapter": QT_TRANSLATE_NOOP("Forecast", "LoRA"),
+    "optimizer": QT_TRANSLATE_NOOP("Forecast", "Optimizer"),
+    "gradients": QT_TRANSLATE_NOOP("Forecast", "Gradients"),
+    "temporary": QT_TRANSLATE_NOOP("Forecast", "Passing values"),
+    "workspace": QT_TRANSLATE_NOOP("Forecast", "Workspaces"),
+}
+FAMILIES: dict[Family, str] = {"sd15": "SD 1.5", "sdxl": "SDXL"}
+"""Names, the same in every language."""
+_VELOCITY = QT_TRANSLATE_NOOP("Bases", "predicts velocity (v)")
+_UNDECIDED = QT_TRANSLATE_NOOP("Bases", "nothing tells what it predicts: look it up and set Prediction")
+_OWN_FOLDER = QT_TRANSLATE_NOOP("Bases", "your folder")
+_CHOOSE = QT_TRANSLATE_NOOP("Bases", "The model that the LoRA will change.")
+_LINK = QT_TRANSLATE_NOOP("Bases", "Is downloaded when training starts. What it is shows then.")
+_HUB = QT_TRANSLATE_NOOP("Bases", "From the Hugging Face Hub. Is downloaded when training starts.")
+_HUB_HERE = QT_TRANSLATE_NOOP("Bases", "From the Hugging Face Hub. Is on this PC already.")
+
+
+class Counts(QObject):
+    """The texts whose form depends on a number: lupdate finds these only as an object's own."""
+
+    def at_a_time(self, count: int) -> str:  # noqa: D102
+        return self.tr("Compute %n picture(s) at a time", "", count)
+
+    def at_once(self, count: int) -> str:  # noqa: D102
+        return self.tr("%n picture(s) at once", "", count)
+
+    def one_by_one(self, count: int) -> str:  # noqa: D102
+        return self.tr("%n picture(s) one by one", "", count)
+
+    def twice(self, count: int) -> str:  # noqa: D102
+        return self.tr("%n block(s) computed twice", "", count)
+
+
+def gigabytes(size: float) -> str:
+    """Return bytes as "7.9 GB", counted in 1024s as Windows does, or as megabytes where they are few."""
+    if size < 0.1 * _GIB:
+        return QCoreApplication.translate("Forecast", "{size} MB").format(size=QLocale().toString(round(size / _MIB)))
+    return QCoreApplication.translate("Forecast", "{size} GB").format(size=figure(size))
+
+
+def figure(size: float) -> str:
+    """Return bytes as a bare number of GB."""
+    return QLocale().toString(size / _GIB, "f", 1)
+
+
+def headline(answer: Answer, *, here: bool) -> str:
+    """Return the answer in a sentence: how long, on which device, how much memory it takes, where the peak is."""
+    if answer.on_cpu and answer.pick is not None:
+        words = QCoreApplication.translate("Forecast", "About {time} on this PC's CPU, {needed} of main memory.")
+        return words.format(time=duration(answer.pick.forecast.seconds), needed=gigabytes(answer.pick.needed))
+    own = QCoreApplication.translate("Forecast", "your {card}")
+    card = own.format(card=answer.card.name) if here else answer.card.name
+    plan = answer.pick
+    if plan is None:
+        words = QCoreApplication.translate(
+            "Forecast", "This does not fit on {card}, however it is fitted: {missing} are missing."
+        )
+        return words.format(card=card, missing=gigabytes(answer.missing))
+    words = QCoreApplication.translate("Forecast", "About {time} on {card}, {needed} of {free} GB free; {peak}.")
+    time, needed, free = duration(plan.forecast.seconds), figure(plan.needed), figure(answer.card.free)
+    return words.format(time=time, card=card, needed=needed, free=free, peak=peak(plan))
+
+
+def comparison(answer: Answer) -> str:
+    """Return what another GPU would do, marked as a comparison."""
+    words = QCoreApplication.translate("Forecast", "For comparison only, training does not use it: {sentence}")
+    return words.format(sentence=headline(answer, here=False))
+
+
+def peak(plan: Plan) -> str:
+    """Return where most memory is needed: "peak in the backward of the last up block"."""
+    phase = plan.decisive
+    if not phase.peaks:
+        return QCoreApplication.translate("Forecast", "peak: {phase}").format(phase=phase_name(phase.phase))
+    name = max(phase.peaks, key=lambda one: one.allocated).name.replace(" through ", " of ")
+    if name.startswith(("forward", "backward", "VAE")):
+        return QCoreApplication.translate("Forecast", "peak in the {place}").format(place=name)
+    if name.startswith(("end", "the centre")):
+        return QCoreApplication.translate("Forecast", "peak at {place}").format(place=name)
+    return QCoreApplication.translate("Forecast", "peak while {doing}").format(doing=name)
+
+
+def phase_name(phase: str) -> str:
+    """Return a phase as people call it."""
+    return QCoreApplication.translate("Forecast", PHASES.get(phase, phase))
+
+
+def kind_name(kind: str) -> str:
+    """Return a kind of storage as people call it."""
+    return QCoreApplication.translate("Forecast", KINDS.get(kind, kind))
+
+
+def fit(chosen: Mapping[str, Any], effective_batch: int) -> str:
+    """Return a fit in a phrase: "bf16 base, 4 pictures as 2 × 2, 3 blocks checkpointed"."""
+    told = [_base(chosen), _batches(chosen.get("micro_batch") or 1, effective_batch), _checkpointed(chosen)]
+    if chosen.get("preview_offload"):
+        told.append(QCoreApplication.translate("Forecast", "UNet waits in main memory while previews are decoded"))
+    return ", ".join(told)
+
+
+def cost(plan: Plan) -> str:
+    """Return what a plan costs in fidelity; empty for none."""
+    rounding = ROUNDING.get(plan.quality)
+    return (
+        QCoreApplication.translate("Forecast", "weights rounded by {share} on average").format(share=rounding)
+        if rounding
+        else ""
+    )
+
+
+def rung(changes: Mapping[str, Any]) -> str:
+    """Return what a run changes when memory runs out."""
+    if "vae_tiling" in changes:
+        return QCoreApplication.translate("Forecast", "Decode previews in tiles")
+    if "preview_offload" in changes:
+        return QCoreApplication.translate("Forecast", "Put the UNet aside while previews are decoded")
+    if "vae_dtype" in changes:
+        return QCoreApplication.translate("Forecast", "Encode images in {dtype}").format(dtype=changes["vae_dtype"])
+    if "vae_encode_tiling" in changes:
+        return QCoreApplication.translate("Forecast", "Encode images in tiles")
+    if "text_encoder_batch_size" in changes:
+        return QCoreApplication.translate("Forecast", "Encode captions one at a time")
+    if "micro_batch" in changes:
+        return Counts().at_a_time(changes["micro_batch"])
+    if "quantise" in changes:
+        return QCoreApplication.translate("Forecast", "Round the base to {bits}").format(bits=changes["quantise"])
+    words = _checkpointed(changes)
+    return words[:1].upper() + words[1:]
+
+
+def lacking(missing: int, uses: tuple[Use, ...]) -> str:
+    """Return what is missing, and the smallest program whose end would make room for it."""
+    told = sorted((use for use in uses if use.bytes), key=lambda use: use.bytes or 0)
+    lacks = QCoreApplication.translate("Forecast", "lacks {size}").format(size=gigabytes(missing))
+    alone = next((use for use in told if (use.bytes or 0) >= missing), None)
+    if alone is None:
+        return lacks
+    size = gigabytes(alone.bytes or 0)
+    return QCoreApplication.translate("Forecast", "{lacks}: close {program} ({size})").format(
+        lacks=lacks, program=alone.name, size=size
+    )
+
+
+def _base(chosen: Mapping[str, Any]) -> str:
+    if chosen.get("quantise") in ("int8", "int8_products"):
+        return QCoreApplication.translate("Forecast", "8-bit base")
+    if chosen.get("quantise") == "nf4":
+        return QCoreApplication.translate("Forecast", "4-bit base")
+    return QCoreApplication.translate("Forecast", "{dtype} base").format(dtype=chosen.get("dtype", ""))
+
+
+def _batches(size: int, effective_batch: int) -> str:
+    if size >= effective_batch:
+        return Counts().at_once(effective_batch)
+    if size == 1:
+        return Counts().one_by_one(effective_batch)
+    parts = -(-effective_batch // size)
+    return QCoreApplication.translate("Forecast", "{pictures} pictures in {parts} parts").format(
+        pictures=effective_batch, parts=parts
+    )
+
+
+def _checkpointed(chosen: Mapping[str, Any]) -> str:
+    blocks = chosen.get("checkpointing") or "none"
+    if blocks == "none":
+        return QCoreApplication.translate("Forecast", "nothing computed twice")
+    if blocks == "full":
+        return QCoreApplication.translate("Forecast", "all blocks computed twice")
+    return Counts().twice(len(blocks))
+
+
+def family_of(told: Told) -> str:
+    """Return the badge of a base; empty where nothing is known."""
+    return FAMILIES[told.family] if told.family else ""
+
+
+def owner_of(tool: Tool) -> str:
+    """Return whose folder it is."""
+    return tool or _tr(_OWN_FOLDER)
+
+
+def size_words(size: int) -> str:
+    """Return bytes as people read them, or nothing where they are not known."""
+    return QLocale().formattedDataSize(size, 1, QLocale.DataSizeFormat.DataSizeSIFormat) if size else ""
+
+
+def details(found: Found) -> str:
+    """Return the second line of a base in the list: what is wrong with it, else where it lies."""
+    if found.told.problem:
+        return found.told.problem
+    parts = (owner_of(found.tool), size_words(found.bytes), _prediction(found.told), str(found.path.parent))
+    return " · ".join(part for part in parts if part)
+
+
+def verdict_words(verdict: Verdict) -> str:
+    """Return the line below the field."""
+    told = verdict.told
+    if told.problem:
+        return joined(told.problem, told.remedy)
+    if verdict.place == "link":
+        return _tr(_LINK)
+    if verdict.place == "hub":
+        return _tr(_HUB_HERE if told.family else _HUB)
+    if verdict.place == "nowhere":
+        return _tr(_CHOOSE)
+    return " · ".join(part for part in (size_words(verdict.bytes), _prediction(told)) if part)
+
+
+def _prediction(told: Told) -> str:
+    """Most bases predict noise: only what differs is worth a word."""
+    if told.velocity is None:
+        return _tr(_UNDECIDED)
+    return _tr(_VELOCITY) if told.velocity else ""
+
+
+def _tr(text: str) -> str:
+    return QCoreApplication.translate("Bases", text)
