@@ -1,4 +1,13 @@
-"""The way home from worker threads: calls functions on the window's thread, through Qt's event loop."""
+"""The way home from worker threads: calls functions on the window's thread, through Qt's event loop.
+
+Looks for garbage on the window's thread alone, and never for so long that the window stops.
+
+Python itself would look on whichever thread happens to make an object. Where that is a worker and a QObject lies in a
+cycle, Qt destroys it there and waits for the interpreter within a lock that the window's thread, which has the
+interpreter, may be waiting for: both stand still for ever. And a full collection looks at every object there is: 170 ms
+at 100,000 pictures. What the app drops is freed at once by reference counts; only cycles wait, few of them, and the
+young ones are still found often. The rest is looked through when the user turns to another program.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,10 @@
-"""Makes the pages that are not there when the window opens, a part in each turn of its thread."""
+"""Makes the pages that are not there when the window opens, a part in each turn of its thread.
+
+The pages that are made after the window has opened, and what to load before each, so that no piece of it is long.
+
+Most of their modules are none of Qt's; a worker loads those. The rest makes classes of Qt's: that is for the window's
+thread, a part in each turn. Who goes to a page earlier sees its title at once, and it is made before the others.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,14 @@
-"""Frozen linear layers kept in 4 or 8 bits through bitsandbytes."""
+"""Frozen linear layers kept in 4 or 8 bits through bitsandbytes.
+
+Products of int8 numbers over frozen int8 weights: each row of inputs, or of gradients, is rounded on the way.
+
+A weight is W8 with a scale a row (outputs,): W = diag(scales / 127) W8, as bitsandbytes keeps it. A row of inputs is
+rounded by its own largest number, so that the sums of integers, which are exact, only have to be scaled. As in LLM.int8
+(Dettmers et al. 2022), but without its way round outliers: see docs/decisions/0019.
+
+Eager PyTorch moves 9 bytes a number to round bf16 rows and 10 a result to scale it: the few operations are those that
+move least. Triton could do with 3 and 6.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,22 @@
-"""Plans a run as it starts: what the job leaves open of its fit, for this machine and what is free on it now."""
+"""Plans a run as it starts: what the job leaves open of its fit, for this machine and what is free on it now.
+
+Answers plans over two streams, for a program that stays: JSON lines in, JSON lines out. Needs no torch itself.
+
+What trainer/protocol/processes.py says of requests holds. One has what is asked:
+
+    {"id": 1, "job": "path/job.toml", "set": ["recipe.rank=8"], "gpu": "8GB"}
+    {"id": 2, "family": "sdxl", "recipe": "style", "gpu": "here"}
+
+``set`` and ``gpu`` may be absent. Answers:
+
+    {"id": 1, "state": "reading"}                    pictures are looked at that are not known yet
+    {"id": 1, "state": "tracing", "stale": {...}}    figures are missing and are being made, which takes seconds;
+                                                     "stale" is the last plan for that job or recipe, or null
+    {"id": 1, "state": "pick", "plan": {...}}        the pick, before what stands beside it is known; where figures are
+                                                     missing, first a fit that works, "complete" false: that of the
+                                                     last plan, or one that saves most
+    {"id": 1, "state": "done", "plan": {...}}        the whole plan, as `plan --json` prints it
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,13 @@
-"""Starts engine processes that go on when whoever started them ends."""
+"""Starts engine processes that go on when whoever started them ends.
+
+Answers requests over two streams, JSON lines in, JSON lines out: what every `--serve` has in common.
+
+A request is one line, an object with an ``id`` (a text or number of the asker's). Every answer carries the id of what
+it answers, and a ``state``: "done"; "cancelled", when another request came before it was done, since only the last
+counts; "error" with code, sentence and remedy; or a word of the service's own while it is under way. A line that is no
+request is answered by an error with the id it has, or null. The end of the input ends the process; a request under way
+is finished first.
+"""
 
 from __future__ import annotations
 

@@ -6,6 +6,10 @@ by `parse_json` or `parse_toml`. Whatever is wrong with the content is one error
 ValueError, so callers that try the next file need to catch only OSError and ValueError.
 
 tests/unit/test_reading_lint.py keeps every other way of opening or parsing a file out of the code.
+
+Build dataclasses from parsed JSON, checking each field against its annotation.
+
+A status whose step is a text parses well and breaks whatever shows it much later, so the types are checked on reading.
 """
 
 from __future__ import annotations

@@ -1,6 +1,10 @@
 """Says of one picture what is wrong or doubtful, and which bars of the charts it belongs to. About 20 microseconds.
 
 Imports what the trainer judges by, so a worker loads this module first.
+
+What training shows of a picture, and another part of it that the artist chooses, in the shape of its bucket.
+
+Imports what the trainer computes by, so the app loads it when crops are chosen.
 """
 
 from __future__ import annotations

@@ -1,4 +1,9 @@
-"""All that can be said of a LoRA file by its header. For worker threads."""
+"""All that can be said of a LoRA file by its header. For worker threads.
+
+What a LoRA's metadata tell: base, words that call it, settings, tags, pictures. Every text is a stranger's.
+
+Texts are cut to what people read, tables to what they scroll through; what is no text of its kind is passed over.
+"""
 
 from __future__ import annotations
 

@@ -6,6 +6,11 @@ between them (kernel places k) makes it Σₖ tr(U·Mₖ·D·Mₖᵀ). A Kroneck
 product element by element has to be made whole, with Tucker cores one place of the kernel at a time. LyCORIS keeps the
 outer matrices of its Tucker forms as rank × out. A block's strength is the root of the sum of its layers' squares.
 DoRA's magnitudes mean something only beside the base's weights, and are left out.
+
+Takes the names of a LoRA's tensors apart: which layer each belongs to, and in which block of the model that lies.
+
+Names are those of kohya, of diffusers and PEFT, and of LyCORIS. Blocks are called as artists who weigh them know them:
+IN00 to IN11, MID, OUT00 to OUT11 for the UNet (IN08 and OUT08 the last of SDXL), TE1 and TE2 for the text encoders.
 """
 
 from __future__ import annotations

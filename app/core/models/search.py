@@ -1,4 +1,9 @@
-"""One search for models on this PC, on a worker; what it finds is told piece by piece."""
+"""One search for models on this PC, on a worker; what it finds is told piece by piece.
+
+Keeps what was told of each model and where tools were found, so that the next search asks only what is new.
+
+It is a cache: lost or damaged, everything is looked at again.
+"""
 
 from __future__ import annotations
 

@@ -3,6 +3,11 @@
 A tool's own settings say where it keeps them elsewhere; each is read as a text, never run, and one that cannot be read
 counts as absent. Layouts of ComfyUI 0.3, A1111 1.10, Forge, SD.Next, Fooocus, InvokeAI 3 to 6, SwarmUI, Stability
 Matrix 2, kohya_ss 25 and OneTrainer, as their sources had them in 2026.
+
+Reads what little of YAML other tools write their folders in; SwarmUI's .fds files look the same.
+
+Nested tables of texts, comments, quotes and blocks of lines (| and >) are read; lists, anchors, tags and tables within
+braces are passed over, so nothing in such a file can run or grow. A whole YAML library would be a dependency for this.
 """
 
 from __future__ import annotations

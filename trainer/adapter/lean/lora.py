@@ -1,4 +1,12 @@
-"""PEFT's LoRA layers with our arithmetic in their forward: what PEFT injects, names and saves stays as it is."""
+"""PEFT's LoRA layers with our arithmetic in their forward: what PEFT injects, names and saves stays as it is.
+
+The arithmetic of LoRA as autograd functions: y = base(x) + scale · up · down · x, added up in the base's output.
+
+Rows are pictures times places. Every product is one operation of the library with the scale in it. Nothing is kept but
+the input, the `rank` numbers a row between down and up, and the weights; where it is known what the input was made of,
+that, which is kept anyway. Results and gradients have the input's dtype; each is rounded at most as often as with
+PEFT's layers.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""Tapes, and what runs come to, on disk: what ships with Impasto, and what was made here, the oldest-used removed."""
+"""Tapes, and what runs come to, on disk: what ships with Impasto, and what was made here, the oldest-used removed.
+
+Tapes as plain arrays in one file, small and quick to read: as a whole, or only what they add up to. No torch.
+
+An entry is some tapes under a key. It has a file of its own, or lies in an archive of entries that are alike.
+"""
 
 from __future__ import annotations
 

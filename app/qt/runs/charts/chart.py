@@ -1,4 +1,9 @@
-"""One chart: a title, a legend, and lines by step that can be moved and enlarged along the steps."""
+"""One chart: a title, a legend, and lines by step that can be moved and enlarged along the steps.
+
+The part of a chart with the lines: painted with QPainter, moved and enlarged with the mouse.
+
+The values' axis always fits what is seen, so there is one direction to move in, and a wheel does what one expects.
+"""
 
 from __future__ import annotations
 
