@@ -20,7 +20,7 @@ from tests.bench.built_in import FAMILIES, GIGABYTES, built_in
 from trainer.cli import plan_text, words
 from trainer.config.base import Family
 from trainer.config.fit import PLANNED, FitConfig
-from trainer.config.write import toml_value
+from trainer.config.toml_file import toml_value
 from trainer.files.architecture import NAMES
 from trainer.files.assets import preset_path
 from trainer.memory.planner.planner import Plan, plan

@@ -37,7 +37,7 @@ from trainer.memory.device.gpu_specs import Overheads, find_card
 from trainer.memory.trace.workload import Subject
 from trainer.protocol.forecast import ForecastPhase, Rate
 from trainer.training.acceleration.throughput import measure_rate
-from trainer.training.device.device import card_of
+from trainer.training.device.out_of_memory import card_of
 
 RESULTS = Path(__file__).parent / "results"
 EDGE_JOBS = range(2, 14)  # by their place: they differ most, and train alone

@@ -41,7 +41,7 @@ from trainer.memory.trace.library import Traces
 from trainer.memory.trace.memory_trace import Storage, Tape
 from trainer.memory.trace.store import TapeStore
 from trainer.memory.trace.workload import BucketUse, Subject, TracePart
-from trainer.training.device.device import card_of
+from trainer.training.device.out_of_memory import card_of
 
 ROOT = Path(__file__).resolve().parents[2]
 ENTRIES = 2_000_000

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trainer.config.base import Family
-from trainer.config.write import toml_value
+from trainer.config.toml_file import toml_value
 from trainer.protocol import files
 
 RATE = 1e-4

@@ -176,7 +176,7 @@ def test_an_engine_that_dies_leaves_the_order_undone_and_the_run_to_be_resumed(q
         engine.tell(events.PhaseStarted(phase="train", total=1000))
         look(qtbot, run)
         header.preview_now()
-        qtbot.waitUntil(lambda: bool(commands.pending(cats)))
+        qtbot.waitUntil(lambda: bool(commands.pending(cats.commands)))
         look(qtbot, run)
         assert header.state.text() == "Running · asked, after this step"
     look(qtbot, run)

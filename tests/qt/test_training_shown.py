@@ -54,14 +54,14 @@ def test_a_pause_from_the_status_bar_can_be_taken_back_until_the_run_has_read_it
         seen(watching, qtbot)
         step(watching, qtbot, engine, 10)
         qtbot.mouseClick(line.button, Qt.MouseButton.LeftButton)
-        qtbot.waitUntil(lambda: len(commands.pending(engine.run)) == 1)
+        qtbot.waitUntil(lambda: len(commands.pending(engine.run.commands)) == 1)
         assert "Pausing…" in line.words.text() and line.button.text() == "Keep training"
         qtbot.mouseClick(line.button, Qt.MouseButton.LeftButton)
         qtbot.waitUntil(lambda: watching.session.training.look() or line.button.text() == "Pause")
-        assert commands.pending(engine.run) == [] and "Pausing…" not in line.words.text()
+        assert commands.pending(engine.run.commands) == [] and "Pausing…" not in line.words.text()
         qtbot.mouseClick(line.button, Qt.MouseButton.LeftButton)
-        qtbot.waitUntil(lambda: len(commands.pending(engine.run)) == 1)
-        commands.accept(commands.pending(engine.run)[0])
+        qtbot.waitUntil(lambda: len(commands.pending(engine.run.commands)) == 1)
+        commands.accept(commands.pending(engine.run.commands)[0])
         qtbot.waitUntil(lambda: watching.session.training.look() or not line.button.isEnabled())
         assert "Pausing…" in line.words.text()
         engine.stand("paused", 10)
@@ -72,9 +72,9 @@ def test_a_window_that_is_opened_while_a_run_stops_goes_there_and_says_so(sessio
     """The command was given before: by a window that is closed now, or on the command line."""
     with held(new_run(tmp_path, "cats")) as engine:
         engine.stand("running", 10, "preview")
-        commands.send(engine.run, "stop")
+        commands.send(engine.run.commands, "stop")
         if accepted:
-            commands.accept(commands.pending(engine.run)[0])
+            commands.accept(commands.pending(engine.run.commands)[0])
         window = Window(session)
         qtbot.addWidget(window)
         window.show()
@@ -87,7 +87,7 @@ def test_a_window_that_is_opened_while_a_run_stops_goes_there_and_says_so(sessio
         if not accepted:
             header.buttons["runs.withdraw"].click()
             qtbot.waitUntil(lambda: session.training.look() or page._read() or header.state.text() == "Running")
-            assert commands.pending(engine.run) == [] and header.can_end()
+            assert commands.pending(engine.run.commands) == [] and header.can_end()
         engine.stand("stopped", 10)
         window.close()
 

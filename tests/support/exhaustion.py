@@ -240,7 +240,7 @@ def told_in_advance(job: Path, settings: Sequence[str], changes: Sequence[tuple[
     def pause_before(step: int) -> Callable[[events.Event], None]:
         def act(event: events.Event) -> None:
             if isinstance(event, events.StepEvent) and event.step == step:
-                commands.send(trial.run, "pause")
+                commands.send(trial.run.commands, "pause")
 
         return act
 

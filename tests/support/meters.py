@@ -12,7 +12,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from tests.support.allocations import changes_of, outside, telling_main_memory
-from trainer.training.device.device import card_of
+from trainer.training.device.out_of_memory import card_of
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,7 @@ def test_save_and_sample_are_done_after_the_step_and_the_run_goes_on(shared: Pat
     sent: list[Path] = []
 
     def ask() -> None:
-        sent.extend(commands.send(run_of(job), name) for name in ("save", "sample"))
+        sent.extend(commands.send(run_of(job).commands, name) for name in ("save", "sample"))
 
     watcher = at_step(2, ask)
     prompts = 'report.previews.prompts=[{prompt="a cat", steps=2, width=64, height=64}]'
@@ -82,7 +82,7 @@ def test_a_command_during_the_last_step_pauses_or_finishes_the_run(
 ) -> None:
     monkeypatch.setattr(control, "LOOK_SECONDS", 0.0)  # so that the last validation is interrupted
     job = a_job(shared, tmp_path)
-    watcher = at_step(2, lambda: commands.send(run_of(job), order))
+    watcher = at_step(2, lambda: commands.send(run_of(job).commands, order))
     assert start(job, [*BARE, "recipe.steps=2"], watcher) == code
     assert run_of(job).state() == ("done" if order == "stop" else "paused")
 
@@ -220,7 +220,7 @@ def test_an_interruption_while_caching_pauses_before_anything_is_loaded(shared: 
 
     def watch(event: events.Event) -> None:
         if isinstance(event, events.PhaseStarted) and event.phase == "cache_texts":
-            commands.send(run_of(job), "pause")
+            commands.send(run_of(job).commands, "pause")
 
     assert start(job, [*BARE, "recipe.steps=2"], watch) == 75
     run = run_of(job)

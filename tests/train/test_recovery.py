@@ -428,7 +428,7 @@ def test_a_pause_while_the_models_are_away_loads_them_not_again(place: Place, mo
 
     def act(event: events.Event) -> None:
         if isinstance(event, events.PhaseStarted) and event.phase == "cache_pictures" and trial.of(events.StepEvent):
-            commands.send(trial.run, "pause")
+            commands.send(trial.run.commands, "pause")
 
     trial = Trial(place.job(), settings, act, planner=encoding_alone)
     trial.start()

@@ -80,7 +80,7 @@ def stop_at(step: int, job: Path, name: str = "pause") -> Callable[[events.Event
     def act(event: events.Event) -> None:
         if isinstance(event, events.StepEvent) and event.step == step and event.attempt == 1:
             run = max((job.parent / "runs").iterdir(), key=lambda path: path.stat().st_ctime_ns)
-            commands.send(RunDirectory.open(run), name)  # type: ignore[arg-type]
+            commands.send(RunDirectory.open(run).commands, name)  # type: ignore[arg-type]
 
     return act
 

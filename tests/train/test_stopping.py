@@ -89,7 +89,7 @@ def assert_alike(run: RunDirectory, other: RunDirectory) -> None:
 
 def send_once(job: Path, name: CommandName) -> Act:
     sent: list[Path] = []
-    return lambda: sent or sent.append(commands.send(run_of(job), name))
+    return lambda: sent or sent.append(commands.send(run_of(job).commands, name))
 
 
 def at_phase(phase: events.Phase, steps: int, act: Act) -> Watcher:
@@ -110,7 +110,7 @@ def resumed_like(job: Path, undisturbed: RunDirectory, kept: int, name: str = "p
     run = run_of(job)
     status = run.read_status()
     assert status is not None and (status.state, status.step) == ("paused" if name == "pause" else "stopped", kept)
-    assert not run.is_alive() and commands.ending(run) is None
+    assert not run.is_alive() and commands.ending(run.commands) is None
     assert resume(run, Watcher()) == 0
     if name == "stop":  # the LoRA that a stop exports is one more
         (run.output / f"test-step{kept:06d}.safetensors").unlink(missing_ok=kept not in (2, 4))
@@ -212,8 +212,8 @@ def test_a_withdrawn_command_is_never_carried_out(shared: Path, tmp_path: Path, 
     withdrawn: list[bool] = []
 
     def change_of_mind() -> None:
-        commands.send(run_of(job), "stop")
-        withdrawn.append(commands.withdraw(run_of(job), "stop"))
+        commands.send(run_of(job).commands, "stop")
+        withdrawn.append(commands.withdraw(run_of(job).commands, "stop"))
 
     assert start(job, SETTINGS, at_phase("preview", 2, change_of_mind)) == 0
     assert withdrawn == [True]
@@ -229,7 +229,7 @@ def test_a_command_that_the_engine_accepted_can_no_longer_be_withdrawn(shared: P
         if isinstance(event, events.PhaseStarted) and event.phase == "validate":
             send()
         elif isinstance(event, events.CheckpointEvent):
-            late.extend((commands.ending(run_of(job)), commands.withdraw(run_of(job), "pause")))
+            late.extend((commands.ending(run_of(job).commands), commands.withdraw(run_of(job).commands, "pause")))
 
     assert start(job, SETTINGS, Watcher(watch)) == 75
     assert late == [commands.Ending("pause", accepted=True), False]
@@ -241,9 +241,9 @@ def test_a_request_that_the_end_of_the_run_cuts_short_is_answered(shared: Path, 
 
     def watch(event: events.Event) -> None:
         if isinstance(event, events.StepEvent) and event.step == 1:
-            sent.append(commands.send(run_of(job), "sample"))
+            sent.append(commands.send(run_of(job).commands, "sample"))
         elif isinstance(event, events.PhaseStarted) and event.phase == "preview" and sent:
-            commands.send(run_of(job), "pause")
+            commands.send(run_of(job).commands, "pause")
 
     assert start(job, SETTINGS, Watcher(watch)) == 75
     assert commands.answer(sent[0]) == commands.Answer("void", "The run ended before this was done.")

@@ -28,7 +28,7 @@ with run.hold(), events.EventWriter(run.events, run.begin_attempt({})) as writer
         tell(events.StepEvent(step, 0, 0.5, 1.0, {"unet": 1e-4}, 4, 1.0))
     print("ready", flush=True)
     while answers in ("yes", "slowly") and sys.stdin.readline():  # a line says: look
-        for command in commands.pending(run):
+        for command in commands.pending(run.commands):
             if command.name in ("save", "sample"):
                 commands.finish(command, "done", command.name + "d it") if command.name == "save" else commands.finish(
                     command, "refused", "there are no prompts")
@@ -105,14 +105,14 @@ def test_stop_and_pause_wait_until_the_engine_has_ended(run, engine, capsys, nam
 
 def test_a_pending_stop_can_be_withdrawn_and_an_accepted_one_cannot(run, capsys):
     with run.hold():
-        sent = commands.send(run, "stop")
+        sent = commands.send(run.commands, "stop")
         assert cli.main(["pause", "my-style", "--withdraw"]) == 2
         assert "none is pending" in capsys.readouterr().err
         assert cli.main(["stop", "my-style", "--withdraw"]) == 0
         assert capsys.readouterr().out == 'The run "my-style" continues: stop was withdrawn.\n'
         assert commands.answer(sent).outcome == "withdrawn"
-        commands.send(run, "stop")
-        commands.accept(commands.pending(run)[0])
+        commands.send(run.commands, "stop")
+        commands.accept(commands.pending(run.commands)[0])
         assert cli.main(["stop", "my-style", "--withdraw"]) == 2
 
 
@@ -143,7 +143,7 @@ def test_a_run_that_does_not_answer_is_given_up_in_time(run, engine, capsys):
     engine("never")
     assert cli.main(["pause", "my-style", "--timeout", "0"]) == 1
     assert "no answer within 0 seconds" in capsys.readouterr().out
-    assert len(commands.pending(run)) == 1  # it will still be read
+    assert len(commands.pending(run.commands)) == 1  # it will still be read
 
 
 def test_a_run_that_ends_before_it_reads_is_told_so(run, engine, capsys, monkeypatch):

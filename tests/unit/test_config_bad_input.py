@@ -10,7 +10,7 @@ from trainer.config import toml_file
 from trainer.config.job import Job
 from trainer.config.load import load_job, parse_job
 from trainer.config.schema import fields
-from trainer.config.write import toml_value
+from trainer.config.toml_file import toml_value
 from trainer.errors import EXIT_BAD_INPUT, JobError
 
 GOOD = """

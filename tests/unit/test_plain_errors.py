@@ -13,7 +13,7 @@ import pytest
 from trainer import cli
 from trainer.config.load import parse_job
 from trainer.config.presets.exchange import parse_preset
-from trainer.config.write import toml_value
+from trainer.config.toml_file import toml_value
 from trainer.dataset.caption_files import read_metadata
 from trainer.dataset.dataset import read_listing
 from trainer.dataset.importers import import_dataset

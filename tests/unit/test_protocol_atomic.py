@@ -201,10 +201,10 @@ def test_a_run_beyond_260_letters_lives_as_any_other(tmp_path):
     assert known_runs() == [run.path]
     with run.hold():
         assert run.begin_attempt({}) == 1 and run.is_alive()
-        commands.send(run, "save")
-        (waiting,) = commands.pending(run)
+        commands.send(run.commands, "save")
+        (waiting,) = commands.pending(run.commands)
         commands.finish(waiting, "done")
-        assert commands.pending(run) == []
+        assert commands.pending(run.commands) == []
     assert RunDirectory.open(run.path).state() == "interrupted"
     process = processes.launch(["--version"], run.console)
     assert process.wait(60) == 0

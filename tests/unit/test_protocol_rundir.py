@@ -145,7 +145,7 @@ def test_each_start_is_a_numbered_attempt_and_cleans_up_what_a_kill_left(run):
             event = writer.write(events.Skipped(1, "loss"))
     with run.events.open("ab") as file:
         file.write(b'{"type": "step", "st')
-    left = commands.send(run, "stop")
+    left = commands.send(run.commands, "stop")
     stray = run.output / ".impasto-0123456789abcdef.tmp"
     stray.write_bytes(b"half")
     with run.hold():
@@ -158,7 +158,7 @@ def test_each_start_is_a_numbered_attempt_and_cleans_up_what_a_kill_left(run):
     assert isinstance(first["host"], str)
     assert abs(first["started"] - time.time()) < 60
     assert events.read_events(run.events) == ([event], run.events.stat().st_size)
-    assert commands.pending(run) == []
+    assert commands.pending(run.commands) == []
     assert commands.answer(left).outcome == "void"
     assert not stray.exists()
     assert json.loads(run.run.read_text(encoding="utf-8"))["name"] == run.name

@@ -190,8 +190,8 @@ def test_an_end_that_somebody_asked_for_in_the_run_s_folder(queue, name, tmp_pat
     def work(made):
         made(run.path)
         run.begin_attempt({})
-        commands.send(run, asked)
-        commands.finish(commands.pending(run)[0], "done")
+        commands.send(run.commands, asked)
+        commands.finish(commands.pending(run.commands)[0], "done")
         run.write_status(Status(state, None, 1, 10, 1, 0.0))
         return 75
 

@@ -42,7 +42,7 @@ with queue.engine(name):
         run.write_status(Status("running", "train", 1, 10, 1, 0.0))
         print("ready", flush=True)
         sys.stdin.readline()
-        (command,) = commands.pending(run)
+        (command,) = commands.pending(run.commands)
         commands.finish(command, "done")
         run.write_status(Status("paused" if command.name == "pause" else "stopped", None, 1, 10, 1, 0.0))
 """
@@ -115,7 +115,7 @@ def test_an_engine_that_lives_is_taken_over_and_hears_a_wish_once(queue, engine,
     assert one.look().entries[0].state == "running"
     one.look()
     run = RunDirectory(queue.get(name).run)
-    assert [command.name for command in commands.pending(run)] == ["pause"]
+    assert [command.name for command in commands.pending(run.commands)] == ["pause"]
     child.communicate("look\n")
     assert one.look().entries[0].state == "paused"
     assert said == [f"style ({name}): paused"]
@@ -128,10 +128,10 @@ def test_a_wish_that_a_former_start_of_the_engine_did_not_read_is_sent_again(que
     one = Worker(queue, said.append, ["cpu"])
     one.look()
     run = RunDirectory(queue.get(name).run)
-    (first,) = commands.pending(run)
-    commands.void(run, commands.unread(run))
+    (first,) = commands.pending(run.commands)
+    commands.void(run.commands, commands.unread(run.commands))
     one.look()
-    (second,) = commands.pending(run)
+    (second,) = commands.pending(run.commands)
     assert (second.name, second.path == first.path) == ("stop", False)
 
 
@@ -167,18 +167,18 @@ def test_a_stop_that_is_taken_back_is_withdrawn_from_the_run_and_a_later_one_cou
     one = Worker(queue, said.append, ["cpu"])
     queue.stop(name)
     one.look()
-    (sent,) = commands.pending(run)
+    (sent,) = commands.pending(run.commands)
     assert queue.withdraw(name).wish is None
-    assert commands.pending(run) == [] and commands.answer(sent.path).outcome == "withdrawn"
+    assert commands.pending(run.commands) == [] and commands.answer(sent.path).outcome == "withdrawn"
     queue.stop(name)
     one.look()  # passes the second one on
     queue.change(name, lambda entry: dataclasses.replace(entry, wish=None))  # before this worker has looked again
     one.look()
-    assert commands.pending(run) == [], "what a worker passed on meanwhile is withdrawn too"
+    assert commands.pending(run.commands) == [], "what a worker passed on meanwhile is withdrawn too"
     queue.pause(name)
     one.look()
-    assert [command.name for command in commands.pending(run)] == ["pause"]
-    commands.accept(commands.pending(run)[0])
+    assert [command.name for command in commands.pending(run.commands)] == ["pause"]
+    commands.accept(commands.pending(run.commands)[0])
     with pytest.raises(RunError) as raised:
         queue.withdraw(name)
     assert raised.value.code == "queue.late"
@@ -195,10 +195,10 @@ def test_a_stop_that_is_withdrawn_by_the_runs_name_leaves_its_entry_and_may_be_g
     queue.stop(name)
     one.look()
     assert cli.main(["stop", str(run.path), "--withdraw"]) == 0
-    assert queue.get(name).wish is None and commands.pending(run) == []
+    assert queue.get(name).wish is None and commands.pending(run.commands) == []
     queue.stop(name)  # before the worker looks again
     one.look()
-    assert [command.name for command in commands.pending(run)] == ["stop"]
+    assert [command.name for command in commands.pending(run.commands)] == ["stop"]
     assert "continues" in capsys.readouterr().out
 
 
@@ -215,7 +215,7 @@ def test_a_resumed_run_that_has_not_begun_its_attempt_is_ended_at_once(queue, en
     one.look()
     child.wait()
     one.look()
-    assert states(queue) == ["stopped"] and commands.pending(former) == []
+    assert states(queue) == ["stopped"] and commands.pending(former.commands) == []
 
 
 def test_only_one_worker_works_at_a_time(queue, said):

@@ -111,7 +111,7 @@ def _is_kohya(path: Path) -> bool:
 def _import(path: Path, resolution: int | None) -> tuple[DatasetConfig, RecipeConfig, Imported]:
     """Read another trainer's file, and say what it asks of the recipe and what is not carried over."""
     from trainer.config.recipe import RecipeConfig
-    from trainer.config.write import toml_value
+    from trainer.config.toml_file import toml_value
     from trainer.dataset.importers import import_dataset
 
     imported = import_dataset(path)

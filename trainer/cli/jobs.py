@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from trainer.cli import words
 from trainer.cli.common import Commands, add_base, add_command, add_json, add_run, engine_imports, positive
 from trainer.cli.output import echo
+from trainer.config.presets.library import preset_with_recipe
 from trainer.errors import ImpastoError, JobError
 from trainer.protocol import events, files
 from trainer.protocol.files import made_up_name, safe_name
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
     from trainer.config.base import Family
     from trainer.config.fit import FitConfig
-    from trainer.config.presets.preset import Preset
     from trainer.config.recipe import RecipeConfig
     from trainer.config.resolve import Machine
 
@@ -265,17 +265,6 @@ def preset_recipe(name: str, family: Family | None) -> RecipeConfig:
     recipe = preset_with_recipe(name, family).recipe
     assert recipe is not None
     return recipe
-
-
-def preset_with_recipe(name: str, family: Family | None) -> Preset:
-    """Return a preset for bases of `family`, by its name or file; raises JobError when it has no recipe."""
-    from trainer.config.presets.library import find_preset
-
-    preset = find_preset(name, family).preset
-    if preset.recipe is None:
-        sentence = f'The preset "{preset.name}" holds a fit and no recipe.'
-        raise JobError("preset.no_recipe", sentence, "Choose one with a recipe; `presets list` shows them.")
-    return preset
 
 
 def _overrides(options: argparse.Namespace, text: str | None) -> list[str]:

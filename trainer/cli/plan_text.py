@@ -166,7 +166,7 @@ def margin(situation: Situation) -> str:
 
 def change(changed: Change) -> str:
     """Return a change of a recipe as it is written in a job."""
-    from trainer.config.write import toml_value
+    from trainer.config.toml_file import toml_value
 
     return ", ".join(f"recipe.{key} = {toml_value(value)}" for key, value in changed.keys.items())
 
@@ -372,7 +372,7 @@ def _peak_lines(high: Peak) -> Iterator[str]:
 
 
 def _lever_row(lever: Lever) -> tuple[str, str, str]:
-    from trainer.config.write import toml_value
+    from trainer.config.toml_file import toml_value
 
     value = toml_value(lever.value)
     percent = round(100 * (lever.slower - 1))

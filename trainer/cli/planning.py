@@ -78,7 +78,8 @@ def plan_run(
     from trainer.memory.trace.workload import subject_of_job
     from trainer.protocol.places import cache_folder
     from trainer.training.acceleration.throughput import measure_rate
-    from trainer.training.device.device import card_of, numerics, own_bytes
+    from trainer.training.device.device import numerics, own_bytes
+    from trainer.training.device.out_of_memory import card_of
     from trainer.training.run.start import PlannedFit
 
     traces = Traces(TapeStore.of_user())
@@ -314,7 +315,7 @@ def as_json(question: Question, planned: Planned, *, whole: bool = True) -> dict
 
 def question_ahead_of(family: Family, recipe: str | None, gpu: str | None) -> Question:
     """Return the question for a preset's recipe on a card, or for an open one."""
-    from trainer.cli.jobs import preset_with_recipe
+    from trainer.config.presets.library import preset_with_recipe
     from trainer.memory.planner.request import question_ahead
 
     preset = preset_with_recipe(recipe, family) if recipe else None

@@ -87,7 +87,7 @@ def _withdraw(run: RunDirectory, name: protocol.CommandName) -> int:
     entries = [one.id for one in queue.entries() if one.run == run.path and one.state == "running" and one.wish == name]
     for entry in entries:
         queue.withdraw(entry)
-    if protocol.withdraw(run, name) or entries:
+    if protocol.withdraw(run.commands, name) or entries:
         echo(f'The run "{run.name}" continues: {name} was withdrawn.')
         return EXIT_DONE
     raise RunError(
@@ -99,7 +99,7 @@ def _withdraw(run: RunDirectory, name: protocol.CommandName) -> int:
 
 def _wait_for_answer(run: RunDirectory, name: protocol.CommandName, timeout: float) -> protocol.Answer | None:
     """Send a command and return its answer (to stop and pause: once the engine has ended); None if it ended without."""
-    sent = protocol.send(run, name)
+    sent = protocol.send(run.commands, name)
     deadline = time.monotonic() + timeout
     while True:
         alive = run.is_alive()  # asked first: an engine answers and then ends

@@ -10,7 +10,7 @@ from trainer.config.base import NATIVE_RESOLUTION, BaseConfig, Family, Predictio
 from trainer.config.fit import TEXTS_AT_ONCE, FitConfig
 from trainer.config.job import Job, ReportConfig, SavingConfig
 from trainer.config.recipe import LENGTH_KEYS, PictureConfig, RecipeConfig
-from trainer.config.write import toml_value
+from trainer.config.toml_file import toml_value
 from trainer.errors import JobError
 from trainer.files.architecture import NAMES
 

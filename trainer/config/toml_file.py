@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import re
 from contextlib import suppress
 from dataclasses import dataclass
@@ -144,3 +145,17 @@ def _toml_reason(message: str, text: str) -> tuple[str, str]:
         return f"{plain}, at the end of the file", "the end of the file"
     line = text.split("\n")[int(number[1]) - 1].strip()
     return f"line {number[1]}, {printable(line, 80)}: {plain}", f"line {number[1]}"
+
+
+def toml_value(value: Any) -> str:
+    """A text, number, truth value or list of these as TOML writes it."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        # JSON's escapes are TOML's; only DEL has to be escaped in TOML and stays as it is in JSON.
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(toml_value(item) for item in value) + "]"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{toml_value(key)} = {toml_value(item)}" for key, item in value.items()) + "}"
+    return repr(value)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -19,6 +18,7 @@ from trainer.config.problems import validated
 from trainer.config.recipe import LENGTH_KEYS, RecipeConfig
 from trainer.config.resolve import Machine, default_pictures
 from trainer.config.schema import Section, choices, fields, sections_in, values_text
+from trainer.config.toml_file import toml_value
 from trainer.files.assets import asset_path
 
 WIDTH = 110
@@ -31,20 +31,6 @@ def dump_job(job: Job, *, comments: bool) -> str:
     With ``comments`` each key is explained, and the absent ones stand there as comments.
     """
     return "\n".join(_section_lines(job, "", comments)).strip() + "\n"
-
-
-def toml_value(value: Any) -> str:
-    """A text, number, truth value or list of these as TOML writes it."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, str):
-        # JSON's escapes are TOML's; only DEL has to be escaped in TOML and stays as it is in JSON.
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(toml_value(item) for item in value) + "]"
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{toml_value(key)} = {toml_value(item)}" for key, item in value.items()) + "}"
-    return repr(value)
 
 
 def _section_lines(section: Section, path: str, comments: bool) -> Iterator[str]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from trainer.config.field_names import keys_called
 from trainer.config.job import DatasetConfig, FolderConfig
-from trainer.config.write import toml_value
+from trainer.config.toml_file import toml_value
 from trainer.dataset.caption_files import (
     SUFFIXES,
     NotACaptionError,

@@ -3,7 +3,7 @@
 A command is pending while its file is in `commands/`. The engine claims it by renaming the file into
 `commands/accepted/`, carries it out, and writes the file with the outcome to `commands/done/`. Whoever withdraws a
 pending command claims it in the same way and finishes it with the outcome "withdrawn". A rename succeeds once, so a
-command is either carried out or withdrawn, never both.
+command is either carried out or withdrawn, never both. Functions take that folder, a run's `RunDirectory.commands`.
 """
 
 from __future__ import annotations
@@ -16,13 +16,10 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 from trainer.protocol import files, reading
 from trainer.protocol.reading import moment
-
-if TYPE_CHECKING:  # rundir imports this module
-    from trainer.protocol.run_directory import RunDirectory
 
 CommandName = Literal["stop", "pause", "save", "sample"]
 CommandOutcome = Literal["done", "refused", "failed", "void", "withdrawn"]
@@ -61,22 +58,22 @@ class Answer:
     detail: str
 
 
-def send(run: RunDirectory, name: CommandName, arguments: Mapping[str, object] | None = None) -> Path:
+def send(folder: Path, name: CommandName, arguments: Mapping[str, object] | None = None) -> Path:
     """Ask something of a run's engine; the path returned is what `answer` takes. Raises OSError."""
     sent = time.time()
     # The name sorts by time, so that commands are carried out in the order they came; Windows' clock goes in 16 ms.
-    path = run.commands / f"{time.time_ns():020d}-{next(_NUMBERS):06d}-{name}-{secrets.token_hex(4)}.json"
+    path = folder / f"{time.time_ns():020d}-{next(_NUMBERS):06d}-{name}-{secrets.token_hex(4)}.json"
     files.write_json(path, {"name": name, "arguments": dict(arguments or {}), "sent": sent})
     return path
 
 
-def pending(run: RunDirectory) -> list[Command]:
+def pending(folder: Path) -> list[Command]:
     """Return the pending commands, the oldest first; a file that is not a command is refused.
 
     Engines call this many times a second, so a folder without commands costs one listing.
     """
     waiting = []
-    for path in _files(run.commands):
+    for path in _files(folder):
         if files.long_path(path.parent / "done" / path.name).exists():
             files.long_path(path).unlink(missing_ok=True)  # answered, then killed before it was removed
             continue
@@ -102,10 +99,10 @@ def accept(command: Command) -> bool:
     return True
 
 
-def withdraw(run: RunDirectory, name: CommandName) -> bool:
+def withdraw(folder: Path, name: CommandName) -> bool:
     """Withdraw every pending command of this name; return whether there was one. Raises OSError."""
     withdrawn = False
-    for path in _files(run.commands):
+    for path in _files(folder):
         command = _read(path)
         if isinstance(command, Command) and command.name == name:
             with contextlib.suppress(FileNotFoundError):  # the engine was first
@@ -115,16 +112,16 @@ def withdraw(run: RunDirectory, name: CommandName) -> bool:
     return withdrawn
 
 
-def ending(run: RunDirectory) -> Ending | None:
+def ending(folder: Path) -> Ending | None:
     """Return the command that ends this run now or soon; one that is being carried out comes first.
 
     For watchers: changes no file. A run that is not alive may have left commands that mean nothing any more.
     """
-    for folder in (_accepted(run.commands), run.commands):
-        for path in _files(folder):
+    for place in (_accepted(folder), folder):
+        for path in _files(place):
             command = _read(path)
             if isinstance(command, Command) and command.name in get_args(EndingName):
-                return Ending("stop" if command.name == "stop" else "pause", folder != run.commands)
+                return Ending("stop" if command.name == "stop" else "pause", place != folder)
     return None
 
 
@@ -143,21 +140,21 @@ def answer(sent: Path) -> Answer | None:
         return Answer("failed", f"The answer cannot be read: {reading.reason_of(error)}.")
 
 
-def unread(run: RunDirectory) -> frozenset[str]:
+def unread(folder: Path) -> frozenset[str]:
     """Return the names of the files without an outcome; before a run is held, a former attempt left these."""
-    return frozenset(path.name for folder in (run.commands, _accepted(run.commands)) for path in _files(folder))
+    return frozenset(path.name for place in (folder, _accepted(folder)) for path in _files(place))
 
 
-def void(run: RunDirectory, leftovers: frozenset[str]) -> None:
+def void(folder: Path, leftovers: frozenset[str]) -> None:
     """Answer "void" to the commands in these files that a former attempt left: they were not meant for this one."""
-    for command in pending(run):
+    for command in pending(folder):
         if command.path.name in leftovers:
             finish(command, "void", "The run ended before it read this.")
-    for path in _files(_accepted(run.commands)):
+    for path in _files(_accepted(folder)):
         if path.name in leftovers:
             found = _read(path)
             asked = _fields(found) if isinstance(found, Command) else {"name": path.name}
-            _conclude(run.commands / path.name, asked, "void", "The run ended before this was done.")
+            _conclude(folder / path.name, asked, "void", "The run ended before this was done.")
 
 
 def _accepted(commands: Path) -> Path:

@@ -218,7 +218,7 @@ class Queue:
             return entry
         run = RunDirectory(entry.run)
         try:
-            withdrawn, ending = commands.withdraw(run, wish), commands.ending(run)
+            withdrawn, ending = commands.withdraw(run.commands, wish), commands.ending(run.commands)
         except OSError as error:
             raise _refused(run.commands, error) from error
         if not withdrawn and ending is not None and ending.accepted:

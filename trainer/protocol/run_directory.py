@@ -118,7 +118,7 @@ class RunDirectory:
         """
         with contextlib.ExitStack() as stack:
             try:
-                self._leftovers = unread(self)
+                self._leftovers = unread(self.commands)
                 stack.enter_context(locks.held(self.lock, locks.ASKED))
             except locks.LockBusyError as error:
                 raise RunError(
@@ -157,7 +157,7 @@ class RunDirectory:
         cut_torn_line(self.events)
         for folder in (self.path, self.checkpoints, self.samples, self.output):
             atomic.remove_strays(folder)
-        void(self, self._leftovers)
+        void(self.commands, self._leftovers)
         record = self._record()
         number = len(self.attempts()) + 1
         started = {"number": number, "pid": os.getpid(), "host": socket.gethostname(), "started": time.time()}

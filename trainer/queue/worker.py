@@ -198,7 +198,7 @@ class Worker:
                 self._end_early(entry)  # it hashes the base and the like, and has nothing that could be lost
         elif asked != entry.wish or sent is None or (_is_unread(sent) and self._still_wants(entry)):
             with contextlib.suppress(OSError):
-                self._asked[entry.id] = entry.wish, commands.send(run, entry.wish)
+                self._asked[entry.id] = entry.wish, commands.send(run.commands, entry.wish)
 
     def _still_wants(self, entry: Entry) -> bool:
         """Return whether the pause or stop of an entry was given again, after the first was withdrawn.
@@ -222,7 +222,7 @@ class Worker:
         asked, sent = self._asked.pop(entry.id, (None, None))
         if asked is not None and sent is not None and entry.run is not None:
             with contextlib.suppress(OSError):
-                commands.withdraw(RunDirectory(entry.run), asked)
+                commands.withdraw(RunDirectory(entry.run).commands, asked)
 
     def _tell(self, entry: Entry) -> None:
         self._asked.pop(entry.id, None)

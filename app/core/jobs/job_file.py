@@ -18,8 +18,7 @@ from trainer.config.load import JOB_FILE, migrate, read_job_text
 from trainer.config.paths import make_absolute
 from trainer.config.resolve import flat
 from trainer.config.schema import fields
-from trainer.config.toml_file import parse_toml
-from trainer.config.write import toml_value
+from trainer.config.toml_file import parse_toml, toml_value
 from trainer.errors import JobError
 from trainer.protocol import files
 from trainer.protocol.files import long_path, numbered

@@ -161,7 +161,7 @@ class Orders:
 
         def work() -> None:
             for name in ("stop", "pause"):
-                commands.withdraw(run, name)
+                commands.withdraw(run.commands, name)
 
         self._tasks.run(
             work, lambda _: self.look(), only(OSError, lambda fault: self.failed.emit(_unwritten(run, fault)))
@@ -181,7 +181,7 @@ class Orders:
             self.changed.emit(None)
             self.failed.emit(_unwritten(run, fault))
 
-        self._tasks.run(lambda: commands.send(run, name), sent, only(OSError, failed))
+        self._tasks.run(lambda: commands.send(run.commands, name), sent, only(OSError, failed))
 
     def look(self) -> None:
         """See what was answered; nothing where nothing waits."""

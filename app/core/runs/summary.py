@@ -84,7 +84,7 @@ def _ending(run: RunDirectory, state: State) -> Ending | None:
     if state != "running":
         return None
     try:
-        return commands.ending(run)
+        return commands.ending(run.commands)
     except OSError:
         return None
 

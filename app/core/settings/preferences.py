@@ -146,7 +146,7 @@ class Settings:
 
 def to_toml(preferences: Preferences) -> str:
     """Return the text of preferences.toml: only what differs from the defaults."""
-    from trainer.config.write import toml_value  # the trainer's schema takes a fifth of a second, after the window
+    from trainer.config.toml_file import toml_value  # the trainer's schema takes a fifth of a second, after the window
 
     lines = []
     for section, values in preferences.model_dump(exclude_defaults=True).items():

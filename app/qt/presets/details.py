@@ -19,7 +19,7 @@ from app.qt.widgets import FlowLayout, plain_label, say, until_destroyed
 from trainer.config.presets.library import Shelved, changed_keys
 from trainer.config.presets.preset import Preset
 from trainer.config.resolve import flat
-from trainer.config.write import toml_value
+from trainer.config.toml_file import toml_value
 from trainer.files.architecture import NAMES
 
 PICTURE = 168

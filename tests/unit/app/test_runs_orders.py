@@ -54,8 +54,8 @@ def test_an_order_waits_until_the_engine_has_answered(desk, run):
         asker.orders.give(run, "sample")
         asker.orders.give(run, "save")
         assert asker.orders.waiting(run) == ["sample", "save"]
-        desk.until(lambda: len(commands.pending(run)) == 2)
-        first, second = commands.pending(run)
+        desk.until(lambda: len(commands.pending(run.commands)) == 2)
+        first, second = commands.pending(run.commands)
         assert {first.name, second.name} == {"sample", "save"}
         commands.finish(first, "done", "previews of step 5")
         assert answered(desk, asker, 1) == [(first.name, "done", "previews of step 5")]
@@ -69,12 +69,12 @@ def test_an_engine_that_dies_leaves_orders_void_also_when_it_goes_on_later(desk,
     asker = Asker(desk)
     with held(run):
         asker.orders.give(run, "pause")
-        desk.until(lambda: commands.pending(run))
+        desk.until(lambda: commands.pending(run.commands))
     assert answered(desk, asker, 1) == [("pause", "void", "")]
     with held(run):  # it answers what a former attempt left
         asker.orders.give(run, "save")
-        desk.until(lambda: commands.pending(run))
-        assert [command.name for command in commands.pending(run)] == ["save"]
+        desk.until(lambda: commands.pending(run.commands))
+        assert [command.name for command in commands.pending(run.commands)] == ["save"]
     with held(run):
         assert answered(desk, asker, 2)[1] == ("save", "void", "The run ended before it read this.")
 
@@ -89,7 +89,7 @@ def test_what_another_window_asked_for_as_well_is_done_though_the_engine_read_on
     asker = Asker(desk)
     with held(run) as engine:
         asker.orders.give(run, order)
-        desk.until(lambda: commands.pending(run))
+        desk.until(lambda: commands.pending(run.commands))
         engine.stand(state, 30)
     assert answered(desk, asker, 1) == [(order, outcome, "")]
 
@@ -115,6 +115,6 @@ def test_an_answer_that_is_damaged_is_no_fault_of_ours(desk, run):
     asker = Asker(desk)
     with held(run):
         asker.orders.give(run, "save")
-        desk.until(lambda: commands.pending(run))
-        (run.commands / "done" / commands.pending(run)[0].path.name).write_text("{", encoding="utf-8")
+        desk.until(lambda: commands.pending(run.commands))
+        (run.commands / "done" / commands.pending(run.commands)[0].path.name).write_text("{", encoding="utf-8")
         assert answered(desk, asker, 1)[0][:2] == ("save", "failed")

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from trainer.config.base import Family
 from trainer.config.fit import FitConfig
@@ -20,7 +20,7 @@ from trainer.config.presets.picture import decode_picture
 from trainer.config.presets.preset import LONGEST_NAME, Preset, dump_preset
 from trainer.config.recipe import RecipeConfig
 from trainer.config.resolve import changes, differences, flat
-from trainer.config.write import toml_value
+from trainer.config.toml_file import toml_value
 from trainer.errors import ImpastoError, JobError
 from trainer.files.architecture import NAMES
 from trainer.files.assets import preset_path
@@ -318,3 +318,21 @@ def _flat_preset(preset: Preset) -> Mapping[str, Any]:
     if preset.preview is not None:
         values[_PICTURE] = f"a picture of {len(decode_picture(preset.preview.picture)):,} bytes"
     return values
+
+
+if TYPE_CHECKING:
+    from trainer.config.base import Family
+    from trainer.config.fit import FitConfig
+    from trainer.config.presets.preset import Preset
+    from trainer.config.recipe import RecipeConfig
+
+
+def preset_with_recipe(name: str, family: Family | None) -> Preset:
+    """Return a preset for bases of `family`, by its name or file; raises JobError when it has no recipe."""
+    from trainer.config.presets.library import find_preset
+
+    preset = find_preset(name, family).preset
+    if preset.recipe is None:
+        sentence = f'The preset "{preset.name}" holds a fit and no recipe.'
+        raise JobError("preset.no_recipe", sentence, "Choose one with a recipe; `presets list` shows them.")
+    return preset

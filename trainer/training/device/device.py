@@ -16,10 +16,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from trainer import gpu
 from trainer.config.job import Job
 from trainer.config.resolve import Machine
-from trainer.errors import ImpastoError, JobError
+from trainer.errors import JobError
 from trainer.files.architecture import Config
 from trainer.host import usable_cores
-from trainer.training.device.out_of_memory import is_out_of_memory
+from trainer.training.device.out_of_memory import card_of, is_out_of_memory
 
 # auto takes the first that can do the job. cuDNN's backward was wrong in torch 2.10: it is used where it is asked for,
 # and where a race has compared what it gives (trainer.training.acceleration.attention_autotune).
@@ -69,23 +69,6 @@ def best_card() -> str:
     """The card with the most free memory."""
     free = [card_of(index).free_bytes for index in range(torch.cuda.device_count())]
     return f"cuda:{free.index(max(free))}"
-
-
-def card_of(index: int) -> gpu.Card:
-    """PyTorch's card ``index`` as the driver describes it, or as PyTorch does where the driver lists it not.
-
-    Asking the driver takes no memory; asking PyTorch for what is free makes a CUDA context of hundreds of MiB.
-    """
-    properties = torch.cuda.get_device_properties(index)
-    found: list[gpu.Card] = []
-    with suppress(ImpastoError):  # PyTorch speaks to the card, so training can do without what NVML tells
-        found = gpu.cards()
-    card = gpu.card_with_uuid(str(properties.uuid), found)
-    if card is not None:
-        return card
-    free, total = torch.cuda.mem_get_info(index)
-    capability = (properties.major, properties.minor)
-    return gpu.Card(index, str(properties.uuid), properties.name, total, free, "unknown", (0, 0), capability, uses=())
 
 
 @contextmanager

@@ -18,7 +18,6 @@ from torch import nn
 from trainer import gpu
 from trainer.errors import ImpastoError
 from trainer.protocol.units import size
-from trainer.training.device.device import card_of
 from trainer.training.optim.master_weights import MasterWeights, clip, measure
 from trainer.training.reporting.reporter import Reporter
 from trainer.training.step import training_step
@@ -237,3 +236,20 @@ def warn_of_allocator(device: torch.device, reporter: Reporter) -> None:
             "PYTORCH_CUDA_ALLOC_CONF chooses another allocator than PyTorch's own: forecasts do not hold for it, and "
             "the run cannot be kept from spilling into main memory. Remove backend: from that variable.",
         )
+
+
+def card_of(index: int) -> gpu.Card:
+    """PyTorch's card ``index`` as the driver describes it, or as PyTorch does where the driver lists it not.
+
+    Asking the driver takes no memory; asking PyTorch for what is free makes a CUDA context of hundreds of MiB.
+    """
+    properties = torch.cuda.get_device_properties(index)
+    found: list[gpu.Card] = []
+    with suppress(ImpastoError):  # PyTorch speaks to the card, so training can do without what NVML tells
+        found = gpu.cards()
+    card = gpu.card_with_uuid(str(properties.uuid), found)
+    if card is not None:
+        return card
+    free, total = torch.cuda.mem_get_info(index)
+    capability = (properties.major, properties.minor)
+    return gpu.Card(index, str(properties.uuid), properties.name, total, free, "unknown", (0, 0), capability, uses=())

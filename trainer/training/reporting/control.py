@@ -118,7 +118,7 @@ class Control:
     def _pending(self) -> list[commands.Command]:
         self._looked = time.monotonic()
         try:
-            return commands.pending(self.run)
+            return commands.pending(self.run.commands)
         except OSError:  # a share that is away for a moment ends no run: the next look finds the command
             return []
 

@@ -14,7 +14,7 @@ from trainer.errors import ImpastoError
 from trainer.host import private_bytes
 from trainer.protocol import events
 from trainer.protocol.forecast import ForecastPhase
-from trainer.training.device.device import card_of
+from trainer.training.device.out_of_memory import card_of
 from trainer.training.reporting.reporter import Reporter
 
 

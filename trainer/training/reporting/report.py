@@ -12,7 +12,7 @@ from trainer.protocol import events
 from trainer.protocol.forecast import Forecast, ForecastPhase, PhaseForecast
 from trainer.protocol.report import CachingReport, Memory, PhaseReport, RunReport
 from trainer.protocol.units import about, size
-from trainer.training.device.device import card_of
+from trainer.training.device.out_of_memory import card_of
 
 
 def make_report(

@@ -119,7 +119,7 @@ class PlanTable(QWidget):
         return f"{words.duration(plan.forecast.seconds)} · {words.gigabytes(plan.needed)}"
 
     def _button(self, row: Row) -> QPushButton:
-        from trainer.config.write import toml_value  # the schema takes a fifth of a second, after the window
+        from trainer.config.toml_file import toml_value  # the schema takes a fifth of a second, after the window
 
         button = self.buttons[row.title] = QPushButton(self.tr("Use"))
         button.setAccessibleName(self.tr("Use this plan: {plan}").format(plan=row.title))
