@@ -11,7 +11,7 @@ from typing import Any, Literal
 import pynvml
 
 from trainer.errors import ImpastoError
-from trainer.protocol.units import size
+from trainer.protocol.text import size
 
 _REMEDY = "Restart the computer; if that does not help, install the newest driver from https://www.nvidia.com/drivers."
 _BROKEN = {

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
+from typing import NamedTuple
 
 from trainer.protocol.reading import open_file
 
 
-@dataclass(frozen=True, slots=True)
-class Pixels:
-    """A picture, three bytes a pixel."""
+class Pixels(NamedTuple):
+    """An image: three bytes a pixel, rows without gaps."""
 
     width: int
     height: int

@@ -27,8 +27,7 @@ from PySide6.QtWidgets import (
 from app.core.settings.preferences import Preferences, Section, Settings
 from app.core.words import QT_TRANSLATE_NOOP
 from app.qt.actions.commands import Command, Commands, in_force, portable
-from app.qt.inputs import ComboBox, SpinBox
-from app.qt.widgets import close_row, languages
+from app.qt.widgets import ComboBox, SpinBox, close_row, languages
 
 _Editor = tuple[QWidget, Callable[[], Any]]
 """A widget, and the function that reads its value."""

@@ -21,15 +21,19 @@ from PySide6.QtCore import (
     QTranslator,
     QUrl,
 )
-from PySide6.QtGui import QDesktopServices, QImage, QPainter, QPaintEvent, QPixmap
+from PySide6.QtGui import QDesktopServices, QImage, QPainter, QPaintEvent, QPixmap, QWheelEvent
 from PySide6.QtWidgets import (
+    QComboBox,
+    QDateTimeEdit,
     QDialog,
     QDialogButtonBox,
+    QDoubleSpinBox,
     QLabel,
     QLayout,
     QLayoutItem,
     QSizePolicy,
     QSlider,
+    QSpinBox,
     QStyleOption,
     QToolButton,
     QVBoxLayout,
@@ -39,10 +43,69 @@ from shiboken6 import isValid
 
 from app.core.pixels import Pixels
 from app.core.words import QT_TRANSLATE_NOOP
-from app.qt.inputs import Slider
-from trainer.protocol.units import parts
+from trainer.protocol.text import parts
 
 _OURS = "impasto"
+
+
+class ComboBox(QComboBox):
+    """Choose one of several values."""
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)  # Qt's default takes the focus when the wheel turns
+
+    def wheelEvent(self, event: QWheelEvent) -> None:  # noqa: N802
+        """Choose the next value if focused."""
+        super().wheelEvent(event) if self.hasFocus() else event.ignore()
+
+
+class SpinBox(QSpinBox):
+    """Choose a whole number."""
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
+
+    def wheelEvent(self, event: QWheelEvent) -> None:  # noqa: N802
+        """Step the number if focused."""
+        super().wheelEvent(event) if self.hasFocus() else event.ignore()
+
+
+class DoubleSpinBox(QDoubleSpinBox):
+    """Choose a decimal number."""
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
+
+    def wheelEvent(self, event: QWheelEvent) -> None:  # noqa: N802
+        """Step the number if focused."""
+        super().wheelEvent(event) if self.hasFocus() else event.ignore()
+
+
+class Slider(QSlider):
+    """Choose a number on a scale."""
+
+    def __init__(self, orientation: Qt.Orientation, parent: QWidget | None = None) -> None:
+        super().__init__(orientation, parent)
+        self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
+
+    def wheelEvent(self, event: QWheelEvent) -> None:  # noqa: N802
+        """Move the handle if focused."""
+        super().wheelEvent(event) if self.hasFocus() else event.ignore()
+
+
+class DateTimeEdit(QDateTimeEdit):
+    """Choose a date and a time."""
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
+
+    def wheelEvent(self, event: QWheelEvent) -> None:  # noqa: N802
+        """Step the section under the cursor if focused."""
+        super().wheelEvent(event) if self.hasFocus() else event.ignore()
 
 
 def plain_label(role: str = "") -> QLabel:

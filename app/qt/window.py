@@ -29,14 +29,12 @@ from app.core.settings import recent
 from app.qt import page_loader
 from app.qt.actions.commands import Command, Commands
 from app.qt.main_thread import Precedence
-from app.qt.notices import Notices, StatusLine
-from app.qt.page import Page, Undoing
-from app.qt.page_loader import Place, Use, Workshop
+from app.qt.notices import Notices, StatusLine, TrainingRing, title_of
+from app.qt.page_loader import Page, Place, Undoing, Use, Workshop
 from app.qt.pictures.arriving import no_use_for
 from app.qt.pictures.page import PicturesPage
 from app.qt.recent import Invitation, RecentMenu
 from app.qt.theme import set_icon
-from app.qt.training import TrainingRing, title_of
 from app.qt.widgets import come_forward, while_there
 from app.qt.window_actions import ACTIONS
 from trainer.errors import ImpastoError
@@ -265,7 +263,14 @@ class Window(QMainWindow):
         from app.qt.first.tour import Tour
 
         if self.findChild(Tour) is None:
-            Tour(self, self._above)
+            Tour(
+                self.session,
+                self._above,
+                notices=self.notices,
+                show_pictures=self.show_pictures,
+                show_runs=self.show_runs,
+                parent=self,
+            )
 
     # --- Qt's events
 

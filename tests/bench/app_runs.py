@@ -25,7 +25,7 @@ from PySide6.QtCore import QElapsedTimer, QEventLoop, QTimer
 from PySide6.QtWidgets import QApplication, QWidget
 
 from app.core.first import demo_job, demo_pictures
-from app.qt.page import Page
+from app.qt.page_loader import Page
 from app.qt.runs.page import RunsPage
 from tests.bench.app_results import write_section
 from tests.support.artist import shown_page

@@ -29,7 +29,7 @@ from tests.support.jobs import photographs, write_job
 from tests.support.tiny import models_on_meta, single_file_tensors
 from trainer.base.source import open_base
 from trainer.config.base import BaseConfig
-from trainer.files.configs import bundled_configs
+from trainer.files.assets import bundled_configs
 from trainer.training.run.start import start
 
 _DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}

@@ -45,8 +45,7 @@ from torch import Tensor
 from tests.bench.rivals_told import RATE, RIVALS, TOKENIZERS, Layers, Place, Rival, Settings, ours
 from tests.support.tiny import models_on_meta, single_file_metadata, single_file_tensors, tiny_configs, write_folder
 from trainer.config.base import Family
-from trainer.files.assets import asset_path
-from trainer.files.configs import bundled_configs
+from trainer.files.assets import asset_path, bundled_configs
 from trainer.protocol import files
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from trainer.adapter.attach import attach
 from trainer.config.base import Family
 from trainer.config.recipe import RecipeConfig
-from trainer.files.configs import bundled_configs
+from trainer.files.assets import bundled_configs
 
 WIDTH = 32
 """Of the outermost block."""

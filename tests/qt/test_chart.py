@@ -11,8 +11,7 @@ from app.core.runs.run import CardWatch
 from app.core.runs.series import Mark
 from app.qt.runs.charts.board import Board, Wishes
 from app.qt.runs.charts.chart import Chart
-from app.qt.runs.charts.legend import number
-from app.qt.runs.charts.painting import Drawing, Level, Line
+from app.qt.runs.charts.painting import Drawing, Level, Line, number
 from app.qt.theme import colours
 from tests.support.runs import step_event, write_events, write_run
 from trainer.protocol.events import Validation

@@ -3,7 +3,7 @@
 import pytest
 
 from app.qt.widgets import duration
-from trainer.protocol.units import about
+from trainer.protocol.text import about
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,7 @@ from app.core.library import Folder
 from app.core.query.filtering import SavedFilter
 from app.core.tags.index import TagCount
 from app.qt.actions.commands import Commands
-from app.qt.pictures.finding.dialogs import HelpDialog, SaveDialog
-from app.qt.pictures.finding.filter_box import FilterBox
+from app.qt.pictures.finding.filter_box import FilterBox, HelpDialog, SaveDialog
 from app.qt.pictures.finding.proposals import ProposalModel
 from app.qt.pictures.finding.tag_panel import TagModel, TagPanel, in_order
 from app.qt.theme import Theme, colours

@@ -21,8 +21,8 @@ from PySide6.QtWidgets import (
 from pytestqt.qtbot import QtBot
 
 from app.core.session import Session
-from app.qt.inputs import ComboBox, DateTimeEdit, DoubleSpinBox, Slider, SpinBox
 from app.qt.train.page import TrainPage
+from app.qt.widgets import ComboBox, DateTimeEdit, DoubleSpinBox, Slider, SpinBox
 from app.qt.window import Window
 from tests.support.artist import shown_page
 from tests.support.jobs import photographs
@@ -30,7 +30,7 @@ from tests.support.jobs import photographs
 ROOT = Path(__file__).resolve().parents[2]
 NOTCH = QPoint(0, -120)
 
-# Whoever adds a kind of input that reacts to the wheel gives it a class in app/qt/inputs.py.
+# Whoever adds a kind of input that reacts to the wheel gives it a class in app/qt/widgets.py.
 QTS_OWN = {
     *("QComboBox", "QFontComboBox", "QAbstractSpinBox", "QSpinBox", "QDoubleSpinBox"),
     *("QDateTimeEdit", "QDateEdit", "QTimeEdit", "QAbstractSlider", "QSlider", "QDial"),

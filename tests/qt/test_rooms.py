@@ -12,7 +12,7 @@ from app.core.library import Change
 from app.core.query import tokens
 from app.core.settings import recent
 from app.qt import page_loader
-from app.qt.page import Page
+from app.qt.page_loader import Page
 from app.qt.runs import page as runs_page
 from app.qt.runs.page import RunsPage
 from app.qt.train.page import TrainPage

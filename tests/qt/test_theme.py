@@ -8,7 +8,7 @@ from PySide6.QtCore import QSize, Qt
 from PySide6.QtGui import QColor, QIcon, QPalette
 from PySide6.QtWidgets import QListWidget, QListWidgetItem, QPushButton, QRadioButton, QToolButton
 
-from app.qt.runs.charts.legend import COLOURS, colour_of, pale
+from app.qt.runs.charts.painting import COLOURS, colour_of, pale
 from app.qt.theme import Theme, colours, icon, set_icon
 from app.qt.theme.palettes import CONTRAST, DARK, LIGHT, SHAPES, TEXTS
 from app.qt.theme.theme import FOLDER, sheet

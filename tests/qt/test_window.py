@@ -16,7 +16,7 @@ from app.core.settings import recent
 from app.core.settings.preferences import Settings
 from app.core.tags.completion import lists_folder
 from app.qt.main_thread import Poster
-from app.qt.pictures.finding.dialogs import SaveDialog
+from app.qt.pictures.finding.filter_box import SaveDialog
 from app.qt.window import Window
 
 

@@ -18,7 +18,7 @@ from PySide6.QtWidgets import QAbstractButton, QLineEdit, QPushButton, QWidget
 
 from app.core.session import Session
 from app.qt.main_thread import Poster
-from app.qt.page import Page
+from app.qt.page_loader import Page
 from app.qt.runs.page import RunsPage
 from app.qt.train.form import LineEditor, TickEditor
 from app.qt.train.page import TrainPage

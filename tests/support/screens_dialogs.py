@@ -12,7 +12,7 @@ from app.core.library import Change
 from app.core.session import Session
 from app.qt.pictures.captions.recovery_dialogs import ConflictsDialog, RecoveredDialog
 from app.qt.pictures.dialogs import FolderDialog
-from app.qt.pictures.finding.dialogs import HelpDialog, SaveDialog
+from app.qt.pictures.finding.filter_box import HelpDialog, SaveDialog
 from app.qt.window import Window
 from tests.support.screens import screen, wait
 

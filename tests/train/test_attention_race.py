@@ -25,7 +25,7 @@ from trainer.config.base import Family
 from trainer.config.fit import FitConfig
 from trainer.config.job import Job
 from trainer.config.load import load_job, parse_job
-from trainer.files.configs import bundled_configs
+from trainer.files.assets import bundled_configs
 from trainer.protocol import events
 from trainer.training.acceleration import attention_autotune
 from trainer.training.acceleration.attention_autotune import Clock, Shape, attentions, race, race_of

@@ -31,7 +31,7 @@ from trainer.training.build import Parts, build_parts
 from trainer.training.data import latent_cache
 from trainer.training.data.latent_cache import Cache
 from trainer.training.device.device import this_machine
-from trainer.training.reporting.control import Interrupted
+from trainer.training.reporting.reporter import Interrupted
 
 SHUFFLED = (
     "recipe.captions.shuffle=true",

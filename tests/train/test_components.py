@@ -20,7 +20,7 @@ from trainer.config.job import PromptConfig
 from trainer.protocol import commands, events
 from trainer.protocol.run_directory import RunDirectory
 from trainer.render.renderer import LoraUse, render
-from trainer.training.reporting import control
+from trainer.training.reporting import reporter
 from trainer.training.run.resume import Extension, resume
 from trainer.training.run.start import start
 
@@ -80,7 +80,7 @@ def test_save_and_sample_are_done_after_the_step_and_the_run_goes_on(shared: Pat
 def test_a_command_during_the_last_step_pauses_or_finishes_the_run(
     shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, order: commands.CommandName, code: int
 ) -> None:
-    monkeypatch.setattr(control, "LOOK_SECONDS", 0.0)  # so that the last validation is interrupted
+    monkeypatch.setattr(reporter, "LOOK_SECONDS", 0.0)  # so that the last validation is interrupted
     job = a_job(shared, tmp_path)
     watcher = at_step(2, lambda: commands.send(run_of(job).commands, order))
     assert start(job, [*BARE, "recipe.steps=2"], watcher) == code

@@ -26,7 +26,7 @@ from trainer.adapter import lean
 from trainer.adapter.lean.residual import Normed
 from trainer.config.base import Family
 from trainer.config.load import load_job
-from trainer.files.configs import bundled_configs
+from trainer.files.assets import bundled_configs
 from trainer.protocol import events
 from trainer.training.acceleration import channels_last, compile
 from trainer.training.acceleration import channels_last as layout_race

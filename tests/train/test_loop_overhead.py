@@ -19,7 +19,8 @@ from torch.overrides import TorchFunctionMode
 from tests.bench import speed
 from tests.bench.speed_overhead import Watch
 from trainer.protocol import events
-from trainer.training.reporting import control, reporter
+from trainer.training.reporting import reporter
+from trainer.training.reporting import reporter as control
 
 READS = {"item", "tolist", "numpy", "cpu", "nonzero", "is_nonzero", "equal", "allclose"}
 READS |= {"__bool__", "__float__", "__int__", "__index__", "__contains__"}

@@ -18,8 +18,8 @@ from tests.train.test_run import Watcher, run_of, same_lora
 from trainer.protocol import commands, events
 from trainer.protocol.commands import CommandName
 from trainer.protocol.run_directory import RunDirectory
-from trainer.training.reporting import control
-from trainer.training.reporting.control import CHECKS_IN_BACKWARD, Control, Interrupted, watch
+from trainer.training.reporting import reporter
+from trainer.training.reporting.reporter import CHECKS_IN_BACKWARD, Control, Interrupted, watch
 from trainer.training.run.resume import resume
 from trainer.training.run.start import start
 
@@ -33,7 +33,7 @@ Act = Callable[[], object]
 @pytest.fixture(autouse=True)
 def looks_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiny models compute a whole forward within the time after which a command is looked for again."""
-    monkeypatch.setattr(control, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(reporter, "LOOK_SECONDS", 0.0)
 
 
 class Forwards:
@@ -273,11 +273,11 @@ def test_each_signal_that_asks_a_program_to_end_pauses_the_run(name: str, tmp_pa
     if number is None:
         pytest.skip(f"this system has no {name}")
     former = signal.getsignal(number)
-    control = Control(RunDirectory.create(tmp_path, "run"))
-    with control.signals():
-        control.check()
+    reporter = Control(RunDirectory.create(tmp_path, "run"))
+    with reporter.signals():
+        reporter.check()
         signal.raise_signal(number)
         with pytest.raises(Interrupted) as caught:
-            control.check()
+            reporter.check()
     assert caught.value.order == "pause"
     assert signal.getsignal(number) == former

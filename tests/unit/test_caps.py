@@ -6,14 +6,14 @@ import pytest
 
 from tests.support.pictures import photograph
 from trainer import cli
-from trainer.cli import output
+from trainer.cli import common
 from trainer.config.job import DatasetConfig, FolderConfig
 from trainer.dataset.caption_files import LARGEST, read_metadata
 from trainer.dataset.findings import Finding, by_severity
 from trainer.dataset.folders import scan_folders
 from trainer.dataset.importers import import_dataset
 from trainer.errors import LONGEST_MESSAGE, DatasetError, ImpastoError, JobError
-from trainer.protocol.printable import LONGEST_LINE, MOST_LINES
+from trainer.protocol.text import LONGEST_LINE, MOST_LINES
 
 MANY = 100_000
 KIB = 1024
@@ -111,9 +111,9 @@ def test_messages_have_an_end(capsys):
     error = ImpastoError("a", "x" * 10 * LONGEST_MESSAGE, "y" * 10 * LONGEST_MESSAGE)
     assert len(error.sentence) <= LONGEST_MESSAGE
     assert len(error.remedy) <= LONGEST_MESSAGE
-    output.echo("x" * 10 * LONGEST_LINE)
+    common.echo("x" * 10 * LONGEST_LINE)
     assert len(capsys.readouterr().out) == LONGEST_LINE + 1
-    output.echo("\n".join(["x"] * MANY))
+    common.echo("\n".join(["x"] * MANY))
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == MOST_LINES + 1
     assert lines[-1] == f"  and {MANY - MOST_LINES:,} more lines"

@@ -12,7 +12,7 @@ from trainer.cli.display import open_display, picture
 from trainer.protocol import events
 from trainer.protocol.events import PhaseFinished, PhaseProgress, PhaseStarted, StepEvent
 from trainer.protocol.progress import Story
-from trainer.protocol.units import share
+from trainer.protocol.text import share
 
 
 def step(number, at, *, loss=0.5, seconds=2.0, pictures=4, skipped=False, memory=None):

@@ -18,14 +18,14 @@ from tests.support.pictures import photograph
 from tests.support.runs import write_run
 from tests.unit.test_cli_files import safetensors
 from trainer import cli
-from trainer.cli import doctor, output
+from trainer.cli import common, doctor
 from trainer.cli.common import quieten
 from trainer.cli.display import RunLog, open_display
 from trainer.cli.doctor import Check
 from trainer.errors import JobError
 from trainer.protocol import events
-from trainer.protocol.printable import printable, printable_lines
 from trainer.protocol.queue import Queue
+from trainer.protocol.text import printable, printable_lines
 
 # A color, C1's own CSI, a mark that reverses text, a space of no width, a line break that few programs see.
 STEERING = "\x1b[7;35m\x9b31m\u202e\u200b\u2028\x7f"
@@ -323,11 +323,11 @@ WRITING = {"print", "write", "writelines", "print_exc", "print_exception", "ppri
 
 
 def test_only_the_output_module_prints():
-    """Hold the rule of trainer.cli.output; display.py draws with rich what it has made printable."""
+    """Hold the rule of trainer.cli.common; display.py draws with rich what it has made printable."""
     allowed = {("display.py", "self._console.print"), ("display.py", "self._stream.write")}
     allowed.add(("doctor.py", "file.write"))  # tries whether a folder can be written
     found = set()
-    for path in sorted(Path(output.__file__).parent.rglob("*.py")):
+    for path in sorted(Path(common.__file__).parent.rglob("*.py")):
         if path.name != "output.py":
             tree = ast.parse(path.read_text(encoding="utf-8"))
             calls = [ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)]

@@ -15,7 +15,7 @@ from trainer.config.fit import FitConfig
 from trainer.config.job import Job
 from trainer.config.recipe import RecipeConfig
 from trainer.dataset.picture import Picture
-from trainer.files.configs import bundled_configs
+from trainer.files.assets import bundled_configs
 from trainer.memory.trace.workload import BucketUse, Subject, TracePart, subject_ahead, subject_of_job
 
 

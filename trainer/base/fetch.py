@@ -28,7 +28,7 @@ from huggingface_hub.utils.tqdm import tqdm
 from trainer.config.credentials import SafeLink, address_of, safe_link
 from trainer.config.paths import absolute, is_base_path
 from trainer.errors import BaseModelError
-from trainer.files.configs import PARTS
+from trainer.files.assets import PARTS
 from trainer.files.header import read_header
 from trainer.files.weights import digest_file, remember_sha256
 from trainer.protocol import files, locks, places

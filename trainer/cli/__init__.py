@@ -12,8 +12,7 @@ from pathlib import Path
 
 from trainer import __version__
 from trainer.cli import datasets, doctor, drawing, jobs, plan, presets, queue, runs
-from trainer.cli.common import Parser, guarded, protect_links, quieten
-from trainer.cli.output import note
+from trainer.cli.common import Parser, guarded, note, protect_links, quieten
 
 _DESCRIPTION = """\
 Impasto trains SD 1.5 and SDXL LoRAs: from a folder of pictures to a file that loads everywhere.

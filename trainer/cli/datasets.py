@@ -10,12 +10,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainer.cli.common import Commands, add_command, checked
-from trainer.cli.output import echo, echo_lines
+from trainer.cli.common import Commands, add_command, checked, echo, echo_lines
 from trainer.errors import EXIT_BAD_INPUT, EXIT_DONE, DatasetError, LoraFileError
 from trainer.protocol import events
-from trainer.protocol.printable import printable
 from trainer.protocol.reading import open_file
+from trainer.protocol.text import printable
 
 if TYPE_CHECKING:
     from trainer.config.base import BaseConfig

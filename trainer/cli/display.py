@@ -18,12 +18,12 @@ from rich.table import Table
 from rich.text import Text
 
 from trainer.cli import words
-from trainer.cli.output import discard, json_line, write_lines
+from trainer.cli.common import discard, json_line, write_lines
 from trainer.protocol import events
 from trainer.protocol.files import long_path
-from trainer.protocol.printable import printable, printable_lines
 from trainer.protocol.progress import Story
 from trainer.protocol.run_directory import RunDirectory
+from trainer.protocol.text import printable, printable_lines
 
 OnEvent = Callable[[events.Event], None]
 

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from trainer.cli import words
-from trainer.cli.common import Commands, add_command
-from trainer.cli.output import echo, echo_json
+from trainer.cli.common import Commands, add_command, echo, echo_json
 from trainer.errors import EXIT_DONE, EXIT_FAULT, ImpastoError
 from trainer.host import LIBRARIES, version_of
 from trainer.protocol import places

@@ -9,9 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainer.cli.common import Commands, add_base, add_command, add_json, checked, engine_imports
+from trainer.cli.common import Commands, add_base, add_command, add_json, checked, echo, engine_imports
 from trainer.cli.jobs import shown
-from trainer.cli.output import echo
 from trainer.errors import EXIT_DONE, LoraFileError, RunError
 
 if TYPE_CHECKING:

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainer.cli import words
-from trainer.cli.common import Commands, add_base, add_command, add_json, add_run, engine_imports, positive
-from trainer.cli.output import echo
+from trainer.cli.common import Commands, add_base, add_command, add_json, add_run, echo, engine_imports, positive
 from trainer.config.presets.library import preset_with_recipe
 from trainer.errors import ImpastoError, JobError
 from trainer.protocol import events, files
@@ -180,7 +179,7 @@ def _carried_out(options: argparse.Namespace, work: Callable[[Made, OnEvent], in
 
             with closing(RunLog()) as log:
                 return work(log.open, log.show)
-        from trainer.queue.engine import carried_out
+        from trainer.queue.worker import carried_out
 
         return carried_out(options.queued, lambda made: work(made, lambda _: None))  # what it prints is the run's log
 

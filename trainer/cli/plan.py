@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainer.cli import plan_text, words
-from trainer.cli.common import Commands, add_command
-from trainer.cli.output import echo_json, echo_lines
+from trainer.cli.common import Commands, add_command, echo_json, echo_lines
 from trainer.errors import EXIT_BAD_INPUT, EXIT_DONE, JobError, joined
-from trainer.protocol.units import share
+from trainer.protocol.text import share
 
 if TYPE_CHECKING:
     from trainer.memory.device.device_state import Situation

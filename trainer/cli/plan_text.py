@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from trainer.cli import words
 from trainer.protocol.forecast import ROUNDING, SEARCHED
-from trainer.protocol.units import share
+from trainer.protocol.text import share
 
 if TYPE_CHECKING:
     from trainer.config.base import Family

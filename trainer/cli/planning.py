@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from trainer.cli import plan_text, words
-from trainer.cli.output import note
+from trainer.cli.common import note
 from trainer.errors import EXIT_DONE, JobError
 from trainer.memory.forecast.forecast import Runs
 from trainer.memory.planner.planner import plan

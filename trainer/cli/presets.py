@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainer.cli import plan_text, words
-from trainer.cli.common import Commands, add_command
+from trainer.cli.common import Commands, add_command, echo, echo_lines
 from trainer.cli.jobs import family_of, machine_here
-from trainer.cli.output import echo, echo_lines
 from trainer.errors import EXIT_DONE, ImpastoError, JobError, RunError
 from trainer.protocol import files
-from trainer.protocol.printable import printable
 from trainer.protocol.reading import read_text
 from trainer.protocol.run_directory import RunDirectory, find_run
+from trainer.protocol.text import printable
 
 if TYPE_CHECKING:
     from trainer.config.base import Family

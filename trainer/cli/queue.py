@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from trainer.cli import words
-from trainer.cli.common import Commands, add_command, positive
+from trainer.cli.common import Commands, add_command, echo, echo_json, echo_lines, note, positive
 from trainer.cli.jobs import handling_sigusr1
-from trainer.cli.output import echo, echo_json, echo_lines, note
 from trainer.errors import EXIT_DONE, EXIT_RESUMABLE, JobError, RunError
 from trainer.protocol.queue import Entry, Queue, Reading
 from trainer.protocol.reading import parse_json

@@ -10,8 +10,7 @@ from datetime import UTC, datetime
 from typing import get_args
 
 from trainer.cli import words
-from trainer.cli.common import Commands, add_command, add_json, add_run
-from trainer.cli.output import echo, echo_lines, note
+from trainer.cli.common import Commands, add_command, add_json, add_run, echo, echo_lines, note
 from trainer.errors import EXIT_DONE, EXIT_FAULT, EXIT_RESUMABLE, RunError
 from trainer.protocol import commands as protocol
 from trainer.protocol import events, places

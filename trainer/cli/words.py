@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from trainer.protocol import events
-from trainer.protocol.printable import printable
 from trainer.protocol.progress import Story
-from trainer.protocol.units import about as about  # among the words of the terminal, as the next
-from trainer.protocol.units import size as size
+from trainer.protocol.text import about as about  # among the words of the terminal, as the next
+from trainer.protocol.text import printable
+from trainer.protocol.text import size as size
 
 PHASES: dict[events.Phase, str] = {
     "download": "Download the base",

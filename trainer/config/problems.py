@@ -16,7 +16,7 @@ from pydantic_core import ErrorDetails
 from trainer.config.field_names import keys_called, unsupported, value_called
 from trainer.config.schema import BrokenRulesError, Section, choices, fields, kind_name, sections_in, values_text
 from trainer.errors import JobError
-from trainer.protocol.printable import printable
+from trainer.protocol.text import printable
 
 _MOST_FAULTS = 30
 _LONGEST_FAULT = 1000

@@ -12,8 +12,8 @@ from typing import Any
 
 from trainer.errors import JobError
 from trainer.protocol import reading
-from trainer.protocol.printable import printable
 from trainer.protocol.reading import UnusableFileError, open_file
+from trainer.protocol.text import printable
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,8 +21,8 @@ from trainer.dataset.caption_files import (
 from trainer.dataset.folders import picture_files
 from trainer.dataset.picture import Kind
 from trainer.errors import DatasetError
-from trainer.protocol.printable import printable
 from trainer.protocol.reading import naming, parse_json, read_json, read_text, read_toml, reason_of
+from trainer.protocol.text import printable
 
 Table = Mapping[str, Any]
 

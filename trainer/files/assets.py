@@ -1,8 +1,25 @@
 """Finds the data that ships with Impasto, from a checkout and from an installed wheel alike."""
 
+from __future__ import annotations
+
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
+
+from trainer.errors import BaseModelError
+from trainer.files.architecture import CHOOSE_A_BASE, NAMES, Config, Family, check_configs
+from trainer.protocol import reading
+from trainer.protocol.reading import UnusableFileError, parse_json
 
 _PACKAGE = Path(__file__).resolve().parents[1]
+EMBEDDED = "impasto.configs"
+"""The metadata key under which a single file of unusual size carries its own configs."""
+PARTS: Mapping[Family, tuple[str, ...]] = {
+    "sd15": ("unet", "vae", "text_encoder"),
+    "sdxl": ("unet", "vae", "text_encoder", "text_encoder_2"),
+}
+"""The models of a family, by their subfolder in diffusers' layout."""
+_SCHEDULER = "scheduler/scheduler_config.json"
 
 
 def asset_path(*parts: str) -> Path:
@@ -27,3 +44,75 @@ def _bundled(folder: str, parts: tuple[str, ...]) -> Path:
     if not path.exists():
         raise FileNotFoundError(f"{path} is missing: this installation of Impasto is not complete, install it again")
     return path
+
+
+def bundled_configs(family: Family) -> dict[str, Config]:
+    """Return the published configs of a family by part ("unet", "vae", "text_encoder", ..., "scheduler")."""
+    root = asset_path("models", family)
+    configs = {part: read_json(root / part / "config.json") for part in PARTS[family]}
+    return {**configs, "scheduler": read_json(root / _SCHEDULER)}
+
+
+def folder_configs(folder: Path) -> tuple[Family, dict[str, Config]]:
+    """Return the family and configs of a diffusers folder; raises BaseModelError for anything but SD 1.5 and SDXL.
+
+    A folder may lack its VAE, and its scheduler config: then these are absent.
+    """
+    pipeline = str(_index(folder).get("_class_name", "pipeline"))
+    if not (folder / "unet" / "config.json").is_file():
+        sentence = f'"{folder}" holds a {pipeline[:60]} without a UNet: it is neither SD 1.5 nor SDXL.'
+        raise BaseModelError("base.other_model", sentence, CHOOSE_A_BASE)
+    unet = read_json(folder / "unet" / "config.json")
+    family: Family = "sdxl" if unet.get("addition_embed_type") == "text_time" else "sd15"
+    configs: dict[str, Config] = {
+        part: read_json(folder / part / "config.json")
+        for part in PARTS[family]
+        if (folder / part / "config.json").is_file()
+    }
+    check_configs(str(folder), family, configs, bundled_configs(family)["unet"])
+    if missing := [part for part in PARTS[family] if part not in configs and part != "vae"]:
+        sentence = f'"{folder}" looks like {NAMES[family]} but lacks {", ".join(missing)}/config.json.'
+        raise BaseModelError("base.incomplete", sentence, "Download the whole folder again.")
+    if (folder / _SCHEDULER).is_file():
+        configs["scheduler"] = read_json(folder / _SCHEDULER)
+    return family, configs
+
+
+def embedded_configs(source: str, text: str) -> tuple[Family, dict[str, Config]]:
+    """Return the family and configs that a single file carries in its metadata; raises BaseModelError when unusable."""
+    try:
+        configs = parse_json(text)
+        family: Family = configs.pop("family")
+        if not all(isinstance(configs[part], dict) for part in (*PARTS[family], "scheduler")):
+            raise TypeError("a part is not a table")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        sentence = f'The configs inside "{source}" ({EMBEDDED}) are broken: {error}.'
+        raise BaseModelError("base.broken_config", sentence, "Get the file again or from another source.") from error
+    check_configs(source, family, configs, bundled_configs(family)["unet"])
+    return family, configs
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a small JSON table; raises BaseModelError when it is missing, huge or broken."""
+    again = "Download the whole model folder again."
+    try:
+        value = reading.read_json(path, "config")
+    except OSError as error:
+        raise BaseModelError("base.incomplete", f'"{path}" cannot be read: {error.strerror}.', again) from error
+    except UnusableFileError as error:
+        raise BaseModelError("base.broken_config", f'Could not read "{path}": {error.reason}.', again) from error
+    if not isinstance(value, dict):
+        raise BaseModelError("base.broken_config", f'"{path}" is JSON, but not a table.', again)
+    return value
+
+
+def _index(folder: Path) -> dict[str, Any]:
+    if (folder / "model_index.json").is_file():
+        return read_json(folder / "model_index.json")
+    singles = sorted(path.name for path in folder.glob("*.safetensors"))
+    named = f" It holds {singles[0]}: name that file itself." if singles else ""
+    raise BaseModelError(
+        "base.not_a_folder",
+        f'"{folder}" is not a diffusers model: it has no model_index.json.{named}',
+        "Give the folder that holds model_index.json, or a .safetensors file.",
+    )

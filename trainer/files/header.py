@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 from trainer.errors import BaseModelError, LoraFileError
-from trainer.protocol.printable import printable
 from trainer.protocol.reading import UnusableFileError, naming, open_file, parse_json, reason_of
+from trainer.protocol.text import printable
 
 Kind = Literal["base", "lora"]
 

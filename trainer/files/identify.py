@@ -23,7 +23,7 @@ from trainer.files.architecture import (
     refuse_distilled,
     refuse_text_width,
 )
-from trainer.files.configs import EMBEDDED, PARTS, bundled_configs, embedded_configs, folder_configs, read_json
+from trainer.files.assets import EMBEDDED, PARTS, bundled_configs, embedded_configs, folder_configs, read_json
 from trainer.files.header import Header, read_header
 from trainer.files.statements import (
     METADATA,

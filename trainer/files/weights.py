@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.errors import BaseModelError
-from trainer.files.configs import read_json
+from trainer.files.assets import read_json
 from trainer.protocol import files, places
 from trainer.protocol.reading import UnusableFileError, open_file, read_record
 from trainer.protocol.row_store import checksum

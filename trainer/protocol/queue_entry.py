@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Literal, TypeVar, get_args
 
 from trainer.errors import JobError, RunError
-from trainer.protocol.printable import in_json
 from trainer.protocol.reading import UnusableFileError, moment, parse_toml, path_of, read_text
+from trainer.protocol.text import in_json
 
 State = Literal["waiting", "running", "paused", "interrupted", "done", "stopped", "failed"]
 """A paused or interrupted entry keeps its place; "interrupted" is one whose engine died without a word."""

@@ -32,7 +32,7 @@ from typing import Any, Literal, NoReturn, TypeVar, Union, cast, get_args, get_o
 
 from trainer.errors import ImpastoError, plain_reason
 from trainer.protocol import files
-from trainer.protocol.printable import in_json
+from trainer.protocol.text import in_json
 
 T = TypeVar("T")
 

@@ -4,25 +4,17 @@ from __future__ import annotations
 
 from io import BytesIO
 from pathlib import Path
-from typing import NamedTuple
 
 from PIL import Image, ImageFile
 
 from app.core.disk.reading import MOST_MEGAPIXELS
+from app.core.pixels import Pixels
 from app.core.tasks import stand_back
 from trainer.dataset.pixels import decode, open_picture
 
 _QUALITY = 88
 _SQUARE = 8
 _LIGHT, _DARK = (255, 255, 255), (205, 205, 205)
-
-
-class Pixels(NamedTuple):
-    """Colours of a picture, three bytes a pixel, rows without gaps."""
-
-    width: int
-    height: int
-    rgb: bytes
 
 
 def make_thumbnail(path: Path, pixels: int) -> tuple[Pixels, bytes]:

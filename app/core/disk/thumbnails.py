@@ -19,7 +19,7 @@ from trainer.host import usable_cores
 from trainer.protocol.row_store import RowStore, key_of
 
 if TYPE_CHECKING:  # brings numpy and Pillow, for which the window does not wait
-    from app.core.disk.images import Pixels
+    from app.core.pixels import Pixels
 
 Edge = Literal[256, 512]
 """Sides in pixels of the squares that thumbnails are made for."""

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from app.core.edits.backups import Backups
 from app.core.edits.safe_files import (
@@ -35,13 +35,11 @@ from trainer.dataset.caption_files import (
     read_metadata,
 )
 from trainer.dataset.links import Links
-from trainer.errors import DatasetError
+from trainer.dataset.sidecar import FILE_NAME, Sidecar, read_sidecar, sidecar_text
+from trainer.errors import DatasetError, plain_reason
 from trainer.protocol.files import long_name, long_path
 from trainer.protocol.places import write_remedy
-
-if TYPE_CHECKING:
-    from app.core.edits.notes import Notes
-
+from trainer.protocol.reading import read_bytes
 
 # A picture's name of 250 letters leaves room for .txt but not for .caption: no file has such a name.
 _IMPOSSIBLE = (errno.EINVAL if sys.platform == "win32" else errno.ENAMETOOLONG,)
@@ -345,7 +343,6 @@ class Writer:
         return self._carry_out(judged, around, closed, durable)
 
     def _write_notes(self, root: str, folder: Path, requests: Sequence[SaveRequest]) -> Iterator[Outcome]:
-        from app.core.edits.notes import read_notes  # late: it brings pydantic, which the window does not wait for
 
         outcomes: list[Outcome] = []
         due: list[SaveRequest] = []
@@ -424,3 +421,55 @@ def _no_backup(fault: OSError, root: str) -> DatasetError:
         f"Originals of {root} cannot be backed up ({fault.strerror or fault}); nothing is overwritten without that.",
         f"{write_remedy(fault)} It is Impasto's own folder; what you changed is kept until then.",
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Notes:
+    """The notes of one folder, and the bytes that they were read from."""
+
+    file: Path
+    data: bytes | None
+    """None where there is no file."""
+    sidecar: Sidecar
+
+    def value(self, wish: SaveRequest) -> Value:
+        """Return what stands there for a wish's value."""
+        holder = self.sidecar.folder if wish.key.of_folder else self.sidecar.of(wish.key.path.name)
+        value: Value = getattr(holder, wish.key.field)
+        return value
+
+    def with_values(self, wishes: Sequence[SaveRequest]) -> bytes:
+        """Return the bytes that hold what is wished, all else as it is; raises DatasetError for impossible values."""
+        pictures: dict[str, dict[str, object]] = {}
+        facts: dict[str, object] = {}
+        for wish in wishes:
+            whose = facts if wish.key.of_folder else pictures.setdefault(wish.key.path.name, {})
+            whose[wish.key.field] = wish.desired
+        return sidecar_text(_changed(self.sidecar, facts, pictures)).encode("utf-8")
+
+
+def read_notes(folder: Path, around: Neighbours) -> Notes:
+    """Return a folder's notes; raises DatasetError when they are damaged or lead out of the dataset, and OSError."""
+    file = folder / FILE_NAME
+    around.require_inside(str(file))
+    data = _bytes(file)
+    sidecar = read_sidecar(folder)
+    while (now := _bytes(file)) != data:  # written between the two looks
+        data, sidecar = now, read_sidecar(folder)
+    return Notes(file, data, sidecar)
+
+
+def _bytes(file: Path) -> bytes | None:
+    try:
+        return read_bytes(file, "notes")
+    except FileNotFoundError:
+        return None
+
+
+def _changed(sidecar: Sidecar, facts: Mapping[str, object], pictures: Mapping[str, Mapping[str, object]]) -> Sidecar:
+    try:
+        return (sidecar.with_folder(**facts) if facts else sidecar).with_pictures(pictures)
+    except ValueError as fault:  # pydantic's errors are ValueErrors
+        raise DatasetError(
+            "save.value", f"A note cannot be kept: {plain_reason(fault)}.", "Undo that change, or choose another value."
+        ) from fault

@@ -12,7 +12,7 @@ from app.core.events import Event
 from app.core.runs.queue import QueueKeeper
 from app.core.runs.runs import Runs
 from app.core.runs.summary import LIVE, RunSummary, State, summarise
-from app.core.settings.stored import load
+from app.core.settings.deferred_writer import load
 from app.core.tasks import Single, Tasks
 from app.core.words import in_words
 from trainer.protocol import events, files, places

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from app.core.events import Event
-from app.core.settings.deferred_writer import Behind
-from app.core.settings.stored import load
+from app.core.settings.deferred_writer import Behind, load
 from app.core.tasks import Post, Single, Tasks
 from trainer import __version__
 from trainer.protocol import files, places

@@ -6,21 +6,19 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QCoreApplication, QObject, Qt, Signal
 from PySide6.QtWidgets import QBoxLayout, QFrame, QHBoxLayout, QLabel, QPushButton, QToolButton, QVBoxLayout, QWidget
 
 from app.core.first import demo_job, demo_pictures
+from app.core.session import Session
 from app.core.tasks import only
-from app.qt.page import Page
+from app.qt.notices import Notices
+from app.qt.page_loader import Page, Use
 from app.qt.theme import set_icon
 from app.qt.widgets import QT_TRANSLATE_NOOP, until_destroyed, while_there
 from trainer.errors import ImpastoError
 from trainer.protocol.queue import Entry
-
-if TYPE_CHECKING:
-    from app.qt.window import Window
 
 
 class Coach(QFrame):
@@ -166,9 +164,20 @@ class Tour(QObject):
 
     ended = Signal()
 
-    def __init__(self, window: Window, place: QBoxLayout) -> None:
-        super().__init__(window)
-        self._window, self._session = window, window.session
+    def __init__(
+        self,
+        session: Session,
+        place: QBoxLayout,
+        *,
+        notices: Notices,
+        show_pictures: Callable[[], None],
+        show_runs: Callable[[Use | None], None],
+        parent: QWidget,
+    ) -> None:
+        """`place` is the layout that gets the tour's panel; the two functions go to a page of the window."""
+        super().__init__(parent)
+        self._session, self._notices = session, notices
+        self._show_pictures_page, self._show_runs_page = show_pictures, show_runs
         self._at = 0
         self._pictures: Path | None = None
         self._job: Path | None = None
@@ -198,12 +207,12 @@ class Tour(QObject):
 
     def show_pictures(self) -> None:
         """Open the demo's pictures."""
-        self._window.show_pictures()
+        self._show_pictures_page()
         self._behind(demo_pictures, self._open)
 
     def show_caption(self) -> None:
         """Select the demo's first picture, for its caption to be seen; as soon as it is there, if it is not yet."""
-        self._window.show_pictures()
+        self._show_pictures_page()
         self._choose_first()
 
     def show_job(self) -> None:
@@ -222,7 +231,7 @@ class Tour(QObject):
         elif started := entry.id if entry else self._started:
             self._session.going.entry.emit(started)
         else:
-            self._window.show_runs()
+            self._show_runs_page(None)
 
     def show_after(self) -> None:
         """Show what comes after the run."""
@@ -234,7 +243,7 @@ class Tour(QObject):
             page.show_after()
 
         self.show_run()
-        self._window.show_runs(show)
+        self._show_runs_page(show)
 
     # --- inside
 
@@ -294,10 +303,10 @@ class Tour(QObject):
         def failed(fault: Exception) -> None:
             self._waiting.clear()
             if isinstance(fault, ImpastoError):
-                self._window.notices.tell_error(fault)
+                self._notices.tell_error(fault)
             else:
                 sentence = self.tr("The demo's pictures cannot be put where they belong: {why}.")
-                self._window.notices.tell(sentence.format(why=fault), "error")
+                self._notices.tell(sentence.format(why=fault), "error")
 
         self._session.tasks.run(work, while_there(self, then), only((ImpastoError, OSError), failed))
 

@@ -10,8 +10,8 @@ from PySide6.QtWidgets import QCheckBox, QDialog, QDialogButtonBox, QFormLayout,
 
 from app.core.library import Folder, Picture
 from app.core.session import Session
-from app.qt.inputs import SpinBox
 from app.qt.theme import set_icon
+from app.qt.widgets import SpinBox
 
 _MOST = 10_000
 """As many repeats as impasto.jsonl allows."""

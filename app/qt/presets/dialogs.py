@@ -22,10 +22,10 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.core.presets.receiving import Received
+from app.core.presets.presets import Received
 from app.core.session import Session
 from app.core.words import in_words
-from app.qt.presets.details import About, OutlookLine, rows_of
+from app.qt.presets.cards import About, OutlookLine, rows_of
 from app.qt.tables import Table
 from app.qt.widgets import close_row, plain_label, say, while_there
 from trainer.config.presets.library import Shelved, same_name

@@ -22,16 +22,13 @@ from PySide6.QtWidgets import (
 from app.core.pixels import Pixels, pixels_of
 from app.core.session import Session
 from app.core.tasks import raise_again
-from app.qt.actions.commands import Commands
-from app.qt.inputs import ComboBox
-from app.qt.page import Page
+from app.qt.actions.commands import Action, Commands
+from app.qt.page_loader import Page
 from app.qt.pictures.deletion import Thrown, bring_back, throw_files
-from app.qt.presets.actions import ACTIONS
-from app.qt.presets.cards import CardView
-from app.qt.presets.details import PICTURE, Details
+from app.qt.presets.cards import PICTURE, CardView, Details
 from app.qt.presets.dialogs import EditDialog, ReceiveDialog, VersionsDialog
 from app.qt.theme import set_icon
-from app.qt.widgets import pixmap_of, plain_label, until_destroyed, while_there
+from app.qt.widgets import QT_TRANSLATE_NOOP, ComboBox, pixmap_of, plain_label, until_destroyed, while_there
 from trainer.config.presets.exchange import preset_text
 from trainer.config.presets.library import Shelved, folder_of
 from trainer.config.presets.preset import Preset
@@ -39,7 +36,111 @@ from trainer.errors import ImpastoError, JobError
 from trainer.files.architecture import NAMES
 
 if TYPE_CHECKING:
-    from app.core.presets.receiving import Received
+    from app.core.presets.presets import Received
+
+
+ACTIONS = (
+    Action(
+        "presets.use",
+        QT_TRANSLATE_NOOP("Action", "Use in a new job"),
+        "presets",
+        "use",
+        keys=("Ctrl+Return",),
+        enabled="can_use",
+        icon="train",
+    ),
+    Action(
+        "presets.search",
+        QT_TRANSLATE_NOOP("Action", "Search presets"),
+        "presets",
+        "search",
+        keys=("Ctrl+F",),
+        icon="search",
+    ),
+    Action(
+        "presets.receive",
+        QT_TRANSLATE_NOOP("Action", "Open a preset…"),
+        "presets",
+        "receive",
+        icon="folder-add",
+        tip=QT_TRANSLATE_NOOP("Action", "Show a preset that somebody sent; dropping it does the same"),
+    ),
+    Action(
+        "presets.paste",
+        QT_TRANSLATE_NOOP("Action", "Paste a preset"),
+        "presets",
+        "paste",
+        keys=("Ctrl+V",),
+        icon="add",
+        tip=QT_TRANSLATE_NOOP("Action", "Take a preset from a text or file that was copied"),
+    ),
+    Action(
+        "presets.save_file",
+        QT_TRANSLATE_NOOP("Action", "Save as a file…"),
+        "presets",
+        "save_file",
+        keys=("Ctrl+Shift+S",),
+        enabled="is_chosen",
+        icon="save",
+        tip=QT_TRANSLATE_NOOP("Action", "One file to send, with the picture"),
+    ),
+    Action(
+        "presets.save_picture",
+        QT_TRANSLATE_NOOP("Action", "Save in its picture…"),
+        "presets",
+        "save_picture",
+        enabled="has_picture",
+        icon="pictures",
+        tip=QT_TRANSLATE_NOOP("Action", "A picture that shows the result and holds the preset"),
+    ),
+    Action(
+        "presets.copy",
+        QT_TRANSLATE_NOOP("Action", "Copy as text"),
+        "presets",
+        "copy_text",
+        keys=("Ctrl+Shift+C",),
+        enabled="is_chosen",
+        icon="copy",
+        tip=QT_TRANSLATE_NOOP("Action", "For a chat, without the picture"),
+    ),
+    Action(
+        "presets.edit",
+        QT_TRANSLATE_NOOP("Action", "Edit…"),
+        "presets",
+        "edit",
+        keys=("F2",),
+        enabled="is_mine",
+        icon="tag",
+        tip=QT_TRANSLATE_NOOP("Action", "Change its name, author, licence, notes or picture"),
+    ),
+    Action(
+        "presets.duplicate",
+        QT_TRANSLATE_NOOP("Action", "Make a copy of your own"),
+        "presets",
+        "duplicate",
+        keys=("Ctrl+D",),
+        enabled="is_chosen",
+        icon="add",
+    ),
+    Action(
+        "presets.versions",
+        QT_TRANSLATE_NOOP("Action", "Earlier versions…"),
+        "presets",
+        "versions",
+        enabled="is_mine",
+        icon="undo",
+    ),
+    Action(
+        "presets.delete",
+        QT_TRANSLATE_NOOP("Action", "Move to the trash"),
+        "presets",
+        "delete",
+        keys=("Del",),
+        enabled="is_mine",
+        icon="trash",
+    ),
+)
+
 
 Kind = Literal["recipes", "fits"]
 _LARGEST_PASTE = 1 << 20

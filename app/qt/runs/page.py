@@ -24,9 +24,9 @@ from app.core.runs.run import Run
 from app.core.session import Session
 from app.core.words import in_words
 from app.qt.actions.commands import Action, Commands
-from app.qt.page import Page
+from app.qt.page_loader import Page
 from app.qt.runs.after.panel import AfterPanel
-from app.qt.runs.charts.legend import COLOURS
+from app.qt.runs.charts.painting import COLOURS
 from app.qt.runs.charts.panel import ProgressPanel
 from app.qt.runs.header import RunHeader
 from app.qt.runs.lists import RunList

@@ -22,10 +22,9 @@ from PySide6.QtWidgets import (
 from app.core.runs.queue import Look
 from app.core.session import Session
 from app.qt.actions.commands import Action, Commands
-from app.qt.inputs import DateTimeEdit
 from app.qt.runs.lists import QueueList
 from app.qt.widgets import QT_TRANSLATE_NOOP as _NOOP
-from app.qt.widgets import plain_label, say, until_destroyed
+from app.qt.widgets import DateTimeEdit, plain_label, say, until_destroyed
 from trainer.protocol.queue import Entry, State
 
 _LOOK_EVERY = 1_000

@@ -14,13 +14,12 @@ from app.core.jobs.settings import setting
 from app.core.runs.log import without_home
 from app.core.session import Session
 from app.core.words import sentence_of
-from app.qt.inputs import ComboBox
 from app.qt.train.base_picker import BasePicker
 from app.qt.train.cards import RecipeCards
 from app.qt.train.folders import FolderRows
 from app.qt.train.form import Line, shown, words
 from app.qt.train.prompts import PromptRows
-from app.qt.widgets import QT_TRANSLATE_NOOP, plain_label, say
+from app.qt.widgets import QT_TRANSLATE_NOOP, ComboBox, plain_label, say
 from trainer.config.job import OutputConfig
 from trainer.config.paths import absolute
 from trainer.config.presets.library import Shelved

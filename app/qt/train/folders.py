@@ -23,10 +23,9 @@ from app.core.jobs.draft import Draft
 from app.core.jobs.essentials import FOLDERS, Pictures
 from app.core.jobs.job_file import drop
 from app.core.session import Session
-from app.qt.inputs import ComboBox, SpinBox
 from app.qt.theme import set_icon
 from app.qt.train.form import words
-from app.qt.widgets import QT_TRANSLATE_NOOP, Elided, plain_tip
+from app.qt.widgets import QT_TRANSLATE_NOOP, ComboBox, Elided, SpinBox, plain_tip
 
 _KINDS = {
     "train": QT_TRANSLATE_NOOP("Train", "to learn"),

@@ -25,9 +25,8 @@ from PySide6.QtWidgets import (
 from app.core.jobs.draft import Draft
 from app.core.jobs.settings import Setting, settings, tables, title_of
 from app.core.words import sentence_of
-from app.qt.inputs import ComboBox
 from app.qt.theme import set_icon
-from app.qt.widgets import QT_TRANSLATE_NOOP, keep_room, plain_tip, say
+from app.qt.widgets import QT_TRANSLATE_NOOP, ComboBox, keep_room, plain_tip, say
 
 _PAGES = (QKeySequence.StandardKey.Undo, QKeySequence.StandardKey.Redo)
 _YES_NO = {True: QT_TRANSLATE_NOOP("Train", "yes"), False: QT_TRANSLATE_NOOP("Train", "no")}

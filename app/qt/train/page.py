@@ -19,7 +19,7 @@ from app.core.jobs.settings import full_title, setting
 from app.core.session import Session
 from app.core.tasks import raise_again
 from app.qt.actions.commands import Action, Commands
-from app.qt.page import Page
+from app.qt.page_loader import Page
 from app.qt.theme import set_icon
 from app.qt.train.forecast.panel import ForecastPanel
 from app.qt.train.form import words

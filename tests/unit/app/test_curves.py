@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from app.core.runs.curves import means, peaks
-from app.qt.runs.charts.legend import even, logarithmic
+from app.qt.runs.charts.painting import even, logarithmic
 
 COLUMNS = 50
 

@@ -18,8 +18,8 @@ from trainer.config.problems import faults_sentence, problems
 from trainer.config.toml_file import FileKind, parse_toml, read_text
 from trainer.errors import JobError
 from trainer.protocol.files import long_path, write_bytes
-from trainer.protocol.printable import printable
 from trainer.protocol.reading import naming, open_file
+from trainer.protocol.text import printable
 
 REMEDY = (
     "Ask whoever made it for a good one, or correct what is named; `python -m trainer presets share` writes such files."

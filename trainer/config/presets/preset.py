@@ -16,7 +16,7 @@ from trainer.config.recipe import RecipeConfig
 from trainer.config.schema import Section
 from trainer.config.write import stated_lines
 from trainer.protocol.files import safe_name
-from trainer.protocol.printable import printable
+from trainer.protocol.text import printable
 
 SCHEMA = 1
 LONGEST_NAME = 80

@@ -15,7 +15,7 @@ from trainer.memory.device.gpu_specs import CardModel, Overheads, model_of, over
 from trainer.memory.device.roofline import rate_of
 from trainer.memory.trace.memory_trace import Storage
 from trainer.protocol.forecast import CPU, Rate
-from trainer.protocol.units import share, size
+from trainer.protocol.text import share, size
 
 UNMEASURED = Rate(CPU, (), 1.0, 0.0, 0.0)
 """The rate of a CPU before it is measured, for which nothing can be timed."""

@@ -22,7 +22,7 @@ from trainer.dataset.picture import Picture
 from trainer.dataset.sampling import samples_per_epoch
 from trainer.errors import ImpastoError, JobError, RunError
 from trainer.files.architecture import NAMES, Config
-from trainer.files.configs import PARTS, bundled_configs
+from trainer.files.assets import PARTS, bundled_configs
 from trainer.files.identify import (
     BaseIdentity,
     decide_process,
@@ -40,7 +40,7 @@ from trainer.memory.forecast.schedule import Occasions, occasions_of
 from trainer.memory.trace.workload import Subject, subject_ahead, subject_of_job
 from trainer.protocol.places import cache_folder, existing, free_bytes
 from trainer.protocol.run_directory import require_place
-from trainer.protocol.units import size
+from trainer.protocol.text import size
 
 # Weights of a LoRA of rank 1 on each family's published UNet, by the kind of layer.
 _WEIGHTS = {

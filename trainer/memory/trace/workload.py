@@ -21,7 +21,7 @@ from trainer.dataset.cache_keys import texts_at_once
 from trainer.dataset.picture import Picture
 from trainer.dataset.sampling import epoch_showings
 from trainer.files.architecture import Config
-from trainer.files.configs import PARTS, bundled_configs
+from trainer.files.assets import PARTS, bundled_configs
 
 TracePart = Literal[
     "micro", "optimizer", "load", "quantise", "cache_pictures", "cache_texts", "validate", "preview", "checkpoint",

@@ -16,7 +16,7 @@ from trainer import gpu
 from trainer.errors import JobError
 from trainer.protocol import events
 from trainer.protocol.forecast import ForecastPhase
-from trainer.protocol.units import share
+from trainer.protocol.text import share
 from trainer.training.device.out_of_memory import MIB, card_in_use
 from trainer.training.loop import Engine, Progress, StepResult
 from trainer.training.reporting.memory_use import Meter

@@ -17,7 +17,7 @@ from torch import nn
 
 from trainer import gpu
 from trainer.errors import ImpastoError
-from trainer.protocol.units import size
+from trainer.protocol.text import size
 from trainer.training.optim.master_weights import MasterWeights, clip, measure
 from trainer.training.reporting.reporter import Reporter
 from trainer.training.step import training_step

@@ -26,7 +26,7 @@ from trainer.training.device.offload import discard, is_emptied, release, releas
 from trainer.training.device.release_points import load_phase
 from trainer.training.loop import Engine, Prepare, Progress, StepResult
 from trainer.training.optim.lr_schedule import Segment
-from trainer.training.reporting.control import watch
+from trainer.training.reporting.reporter import watch
 
 
 class Keeper:

@@ -11,7 +11,7 @@ from typing import TypeVar
 from trainer.errors import ResumableError
 from trainer.protocol import events
 from trainer.protocol.forecast import Forecast, ForecastPhase
-from trainer.protocol.units import size
+from trainer.protocol.text import size
 from trainer.training.active_plan import Plan
 from trainer.training.callbacks.checkpoints import Checkpoints
 from trainer.training.device.offload import release

@@ -11,7 +11,7 @@ from trainer.host import versions
 from trainer.protocol import events
 from trainer.protocol.forecast import Forecast, ForecastPhase, PhaseForecast
 from trainer.protocol.report import CachingReport, Memory, PhaseReport, RunReport
-from trainer.protocol.units import about, size
+from trainer.protocol.text import about, size
 from trainer.training.device.out_of_memory import card_of
 
 

@@ -31,10 +31,9 @@ from trainer.training.loop import Component, Engine, Progress, StepResult
 from trainer.training.optim.lr_schedule import Segment
 from trainer.training.recovery.engine_manager import Keeper
 from trainer.training.recovery.recovery import Protected, Recovery
-from trainer.training.reporting.control import Control, Interrupted, Order, answer
 from trainer.training.reporting.memory_use import Meter
 from trainer.training.reporting.report import in_short, make_report
-from trainer.training.reporting.reporter import Reporter
+from trainer.training.reporting.reporter import Control, Interrupted, Order, Reporter, answer
 from trainer.training.run.cache_pruning import tell_trimmed
 
 Ended = tuple[events.Outcome, Path | None]

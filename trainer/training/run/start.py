@@ -42,8 +42,7 @@ from trainer.training.data.latent_cache import file_digest
 from trainer.training.device.device import DTYPES, head_widths, numerics, settled, this_machine
 from trainer.training.device.out_of_memory import cap_memory, gpu_guard, is_out_of_memory, memory_full
 from trainer.training.optim.lr_schedule import Segment
-from trainer.training.reporting.control import Control
-from trainer.training.reporting.reporter import Learn, OnEvent, Reporter, learn_nothing
+from trainer.training.reporting.reporter import Control, Learn, OnEvent, Reporter, learn_nothing
 from trainer.training.run.session import Attempt
 
 

@@ -33,9 +33,9 @@ from app.core.session import Session
 from app.core.tags.completion import Completion
 from app.core.tags.splitting import Lines, split_tags
 from app.core.words import in_words
-from app.qt.inputs import ComboBox, SpinBox
 from app.qt.pictures.captions.preview import Preview, Row
 from app.qt.pictures.captions.tag_line import Complete, TagField
+from app.qt.widgets import ComboBox, SpinBox
 from trainer.errors import ImpastoError
 
 _Field = TypeVar("_Field", bound=QWidget)

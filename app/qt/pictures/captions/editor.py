@@ -29,13 +29,12 @@ from app.core.tags.index import Summary, summarise
 from app.core.tags.splitting import Lines, Piece, move_piece, pieces, remove_piece, replace_piece, split_tags
 from app.core.tasks import only, raise_again
 from app.qt.actions.commands import Commands
-from app.qt.inputs import ComboBox
 from app.qt.pictures.captions.actions import ACTIONS
 from app.qt.pictures.captions.chips import ChipBoard, ChipData, chips_of
 from app.qt.pictures.captions.status import Chosen, Safety, StateWords
 from app.qt.pictures.captions.tag_line import TagLine
 from app.qt.pictures.captions.text import LIMITS, CaptionText, Ruler
-from app.qt.widgets import until_destroyed
+from app.qt.widgets import ComboBox, until_destroyed
 
 AT_ONCE = 500
 """Captions that are looked at in the window's own thread; more are looked at by a worker."""

@@ -34,11 +34,10 @@ from app.core.session import Session
 from app.core.tags.splitting import split_tags
 from app.core.tasks import only
 from app.core.words import in_words
-from app.qt.inputs import ComboBox
 from app.qt.pictures.captions.preview import Preview, Row
 from app.qt.pictures.captions.text import qt_place
 from app.qt.theme import colours
-from app.qt.widgets import while_there
+from app.qt.widgets import ComboBox, while_there
 from trainer.dataset.caption_files import SUFFIXES
 from trainer.errors import DatasetError
 from trainer.protocol.reading import read_bytes

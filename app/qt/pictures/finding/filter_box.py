@@ -8,31 +8,36 @@ from html import escape
 from pathlib import Path
 
 from PySide6.QtCore import QEvent, QLocale, QPoint, Qt, QTimer, Signal
-from PySide6.QtGui import QFocusEvent, QHideEvent, QInputMethodEvent, QKeyEvent, QTextCharFormat
+from PySide6.QtGui import QFocusEvent, QFontDatabase, QHideEvent, QInputMethodEvent, QKeyEvent, QTextCharFormat
 from PySide6.QtWidgets import (
     QApplication,
+    QDialog,
+    QDialogButtonBox,
+    QFormLayout,
     QHBoxLayout,
     QLabel,
     QLineEdit,
     QMenu,
+    QPlainTextEdit,
     QSizePolicy,
     QToolButton,
     QVBoxLayout,
     QWidget,
 )
 
+from app.core.disk.roots import told_apart
 from app.core.query.completion import Proposal, QueryCompleter, Unknown, unknown_tags
 from app.core.query.filtering import SavedFilter
-from app.core.query.language import Fault, QueryError, parse
+from app.core.query.language import Fault, QueryError, help_text, parse
 from app.core.query.terms import Query, Term, literal
 from app.core.session import Session
 from app.core.words import in_words
 from app.qt.actions.commands import Action, Commands
-from app.qt.pictures.finding.dialogs import HelpDialog, SaveDialog
 from app.qt.pictures.finding.proposals import ProposalList
 from app.qt.theme import colours, set_icon
-from app.qt.widgets import QT_TRANSLATE_NOOP, until_destroyed
+from app.qt.widgets import QT_TRANSLATE_NOOP, ComboBox, until_destroyed
 
+_Buttons = QDialogButtonBox.StandardButton
 _ENTER = (Qt.Key.Key_Return, Qt.Key.Key_Enter)
 # How long somebody who types pauses before the filter is asked, and before what he is just typing is found wrong.
 _PAUSE_MS = 180
@@ -73,6 +78,69 @@ ACTIONS = (
         icon="help",
     ),
 )
+
+
+class SaveDialog(QDialog):
+    """Asks for a filter's name, and whether it is for all datasets or for one of those that are open."""
+
+    def __init__(self, query: str, roots: list[Path], parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.setWindowTitle(self.tr("Save filter"))
+        self._name = QLineEdit(query)
+        self._name.selectAll()
+        self._scope = ComboBox()
+        self._scope.addItem(self.tr("All datasets"), None)
+        for root in roots:
+            self._scope.addItem(self.tr("Only %1").replace("%1", told_apart(root, roots)), root)
+        shown = QLabel(query)
+        shown.setWordWrap(True)
+        self._buttons = QDialogButtonBox(_Buttons.Save | _Buttons.Cancel)
+        self._buttons.accepted.connect(self.accept)
+        self._buttons.rejected.connect(self.reject)
+        self._name.textChanged.connect(self._check)
+        form = QFormLayout(self)
+        form.addRow(self.tr("Filter"), shown)
+        form.addRow(self.tr("&Name"), self._name)
+        form.addRow(self.tr("&For"), self._scope)
+        form.addRow(self._buttons)
+        self._scope.setAccessibleName(self.tr("For"))
+        self._check(query)
+        self.setMinimumWidth(400)
+        self.resize(400, form.totalHeightForWidth(400))  # else room for a query that breaks in the narrowest dialog
+
+    @property
+    def name(self) -> str:
+        """The name given."""
+        return self._name.text().strip()
+
+    @property
+    def root(self) -> Path | None:
+        """The dataset that the filter is for, None for all."""
+        root: Path | None = self._scope.currentData()
+        return root
+
+    def _check(self, name: str) -> None:
+        self._buttons.button(_Buttons.Save).setEnabled(bool(name.strip()))
+
+
+class HelpDialog(QDialog):
+    """Shows the description of the language, as the parser keeps it."""
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.setWindowTitle(self.tr("How filters are written"))
+        text = QPlainTextEdit(help_text())
+        text.setReadOnly(True)
+        text.setFont(QFontDatabase.systemFont(QFontDatabase.SystemFont.FixedFont))
+        text.setLineWrapMode(QPlainTextEdit.LineWrapMode.NoWrap)
+        text.setAccessibleName(self.windowTitle())
+        buttons = QDialogButtonBox(_Buttons.Close)
+        buttons.rejected.connect(self.reject)
+        layout = QVBoxLayout(self)
+        layout.addWidget(text)
+        layout.addWidget(buttons)
+        longest = max(text.toPlainText().splitlines(), key=len)
+        self.resize(text.fontMetrics().horizontalAdvance(longest) + 80, 640)
 
 
 class FilterField(QLineEdit):

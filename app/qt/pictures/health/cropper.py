@@ -13,10 +13,10 @@ from app.core.edits.history import Stretch
 from app.core.health.judging import Shown, crop_to, largest, moved, scaled, shown_of
 from app.core.library import Altered, Crop
 from app.core.session import Session
-from app.qt.inputs import ComboBox
 from app.qt.pictures.dialogs import OneByOne
 from app.qt.pictures.zoom import Zoom, ZoomArea
 from app.qt.theme import colours
+from app.qt.widgets import ComboBox
 
 _STEPS = {
     Qt.Key.Key_Left: (-1, 0),

@@ -31,11 +31,10 @@ from app.core.health.inspector import to_utf8
 from app.core.session import Session
 from app.core.words import in_words
 from app.qt.actions.commands import Action, Commands
-from app.qt.inputs import ComboBox
 from app.qt.pictures.health.charts import Chart, Columns, Rows, SizeMap
 from app.qt.pictures.health.finding_list import FindingView
 from app.qt.theme import set_icon
-from app.qt.widgets import QT_TRANSLATE_NOOP, until_destroyed
+from app.qt.widgets import QT_TRANSLATE_NOOP, ComboBox, until_destroyed
 from trainer.errors import ImpastoError
 
 # Rare tags are counted again when nothing has changed for so long.

@@ -24,9 +24,9 @@ from app.core.edits.masks import (
 from app.core.library import Picture
 from app.core.session import Session
 from app.core.words import in_words
-from app.qt.inputs import Slider
 from app.qt.pictures.dialogs import OneByOne
 from app.qt.pictures.masks.canvas import MaskCanvas, Tool
+from app.qt.widgets import Slider
 from trainer.errors import ImpastoError
 
 _After = Callable[[], None]

@@ -29,9 +29,8 @@ from app.core.after.export import About, Candidate, Exported, TakenError, about,
 from app.core.models.verdict import Destination
 from app.core.session import Session
 from app.core.tasks import only
-from app.qt.inputs import ComboBox
 from app.qt.runs.after.strip import Shown
-from app.qt.widgets import close_row, plain_tip, reveal
+from app.qt.widgets import ComboBox, close_row, plain_tip, reveal
 from trainer.errors import ImpastoError, LoraFileError
 from trainer.protocol import files
 from trainer.protocol.places import write_remedy

@@ -30,14 +30,13 @@ from app.core.models.verdict import Destination
 from app.core.session import Session
 from app.core.tasks import Single, only, raise_again
 from app.qt.actions.commands import Action, Commands
-from app.qt.inputs import ComboBox
 from app.qt.runs.after.export import CardDialog, Exporting, destination_name
 from app.qt.runs.after.grid_dialog import GridDialog
 from app.qt.runs.after.strip import CandidateStrip
 from app.qt.runs.after.try_box import TryBox
 from app.qt.theme import set_icon
 from app.qt.widgets import QT_TRANSLATE_NOOP as _NOOP
-from app.qt.widgets import FlowLayout, plain_tip, until_destroyed
+from app.qt.widgets import ComboBox, FlowLayout, plain_tip, until_destroyed
 from trainer.errors import ImpastoError
 from trainer.protocol import events
 

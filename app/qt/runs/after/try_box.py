@@ -22,8 +22,8 @@ from PySide6.QtWidgets import (
 from app.core.after.drawing import Cell, Drawing
 from app.core.after.export import Candidate
 from app.core.session import Session
-from app.qt.inputs import DoubleSpinBox, Slider, SpinBox
 from app.qt.runs.after.strip import Shown
+from app.qt.widgets import DoubleSpinBox, Slider, SpinBox
 
 if TYPE_CHECKING:
     from trainer.config.job import Job

@@ -15,8 +15,7 @@ from app.core.runs.curves import arrays, smoothed
 from app.core.runs.run import CardWatch, Run
 from app.core.runs.series import Mark, Track
 from app.qt.runs.charts.chart import Chart
-from app.qt.runs.charts.legend import Wording, colour_of, count, number, rate
-from app.qt.runs.charts.painting import Drawing, Level, Line, Look
+from app.qt.runs.charts.painting import Drawing, Level, Line, Look, Wording, colour_of, count, number, rate
 from app.qt.widgets import keep_room
 
 # Per cent of the values at either end that an axis need not have room for.

@@ -26,8 +26,19 @@ from PySide6.QtGui import (
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QSizePolicy, QStackedWidget, QVBoxLayout, QWidget
 
 from app.core.runs.curves import at
-from app.qt.runs.charts.legend import Entry, Legend, Wording, count
-from app.qt.runs.charts.painting import Drawing, Scale, field_in, paint_axes, paint_drawing, paint_label, room_for
+from app.qt.runs.charts.painting import (
+    Drawing,
+    Entry,
+    Legend,
+    Scale,
+    Wording,
+    count,
+    field_in,
+    paint_axes,
+    paint_drawing,
+    paint_label,
+    room_for,
+)
 from app.qt.theme import colours
 
 ZOOM = 0.7

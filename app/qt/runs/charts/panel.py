@@ -27,9 +27,8 @@ from app.core.runs.run import CardWatch, Run
 from app.core.session import Session
 from app.core.tasks import Single
 from app.qt.actions.commands import Action, Commands
-from app.qt.inputs import Slider
-from app.qt.runs.charts.legend import Legend, colour_of
-from app.qt.widgets import QT_TRANSLATE_NOOP, FlowLayout, plain_tip, while_there
+from app.qt.runs.charts.painting import Legend, colour_of
+from app.qt.widgets import QT_TRANSLATE_NOOP, FlowLayout, Slider, plain_tip, while_there
 
 if TYPE_CHECKING:
     from app.qt.runs.charts.board import Board

@@ -10,9 +10,9 @@ from PySide6.QtWidgets import QHBoxLayout, QLabel, QSizePolicy, QVBoxLayout, QWi
 
 from app.core.library import Picture
 from app.core.session import Session
-from app.qt.inputs import Slider
 from app.qt.pictures.zoom import Zoom, ZoomArea
 from app.qt.theme import colours
+from app.qt.widgets import Slider
 
 _GRIP = 22
 _GAP = 4

@@ -25,11 +25,10 @@ from app.core.planning.forecaster import GIGABYTES, HERE, NAMED, Forecaster, Que
 from app.core.session import Session
 from app.core.words import in_words
 from app.qt.actions.commands import Action, Commands
-from app.qt.inputs import ComboBox
 from app.qt.train import words
 from app.qt.train.forecast.charts import MemoryBar, Spot, Timeline, described
 from app.qt.train.forecast.lists import PhaseTable, PlanTable, PreflightList
-from app.qt.widgets import QT_TRANSLATE_NOOP
+from app.qt.widgets import QT_TRANSLATE_NOOP, ComboBox
 from trainer.protocol.forecast import SEARCHED
 
 if TYPE_CHECKING:
