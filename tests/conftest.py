@@ -117,9 +117,9 @@ def decoders() -> Iterator[Decoders]:
 @pytest.fixture(autouse=True)
 def shared_decoders(decoders: Decoders, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let all tests share them."""
-    from trainer.dataset import decoders as facts
+    from trainer.dataset import decoders as module
 
-    monkeypatch.setattr(facts, "Decoders", lambda _: nullcontext(decoders))
+    monkeypatch.setattr(module, "_started", lambda: nullcontext(decoders))
 
 
 class Collector(logging.Handler):

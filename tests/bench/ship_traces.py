@@ -29,14 +29,14 @@ from trainer.config.base import Family
 from trainer.config.fit import PLANNED, FitConfig
 from trainer.files.assets import asset_path
 from trainer.memory.forecast.forecast import Runs
-from trainer.memory.forecast.results import SHIPPED_OUTCOMES, OutcomeStore, write_outcomes
+from trainer.memory.forecast.results import OutcomeStore, write_outcomes
 from trainer.memory.forecast.schedule import Course, Occasions
 from trainer.memory.planner.planner import plan
 from trainer.memory.planner.request import Question
 from trainer.memory.trace.derive import NOT_RANKED, PICTURES, RANKS, SHAPES, Size
 from trainer.memory.trace.library import LARGEST_TRACED, Steps, Traces
 from trainer.memory.trace.memory_trace import Outline, Tape
-from trainer.memory.trace.store import OF_OTHERS, SUFFIX, TapeStore, write_archive
+from trainer.memory.trace.store import OF_OTHERS, SHIPPED_OUTCOMES, SUFFIX, TapeStore, write_archive
 from trainer.memory.trace.workload import Subject, TracePart, Wish, complete_fit, library_versions
 from trainer.protocol import files as atomic
 

@@ -98,14 +98,15 @@ def test_nothing_is_timed_without_the_cap(emulated_gpu: EmulatedGpu, tiny_job: C
     source = (
         "import sys, torch\n"
         "from trainer.cli import main\n"
-        "from trainer.training import attention_race, rate\n"
+        "from trainer.training.acceleration import attention_autotune, throughput\n"
         "shares = []\n"
         "def noting(real):\n"
         "    def note(*words, **named):\n"
         "        shares.append(torch.cuda.get_per_process_memory_fraction())\n"
         "        return real(*words, **named)\n"
         "    return note\n"
-        "rate.measure_rate, attention_race.race = noting(rate.measure_rate), noting(attention_race.race)\n"
+        "throughput.measure_rate = noting(throughput.measure_rate)\n"
+        "attention_autotune.race = noting(attention_autotune.race)\n"
         "code = main(['train', sys.argv[1]])\n"
         "assert code == 0 and len(shares) == 2 and all(0 < share < 1 for share in shares), (code, shares)\n"
     )

@@ -41,7 +41,7 @@ class Endless:
     key = ""
     def __reduce__(self):
         return exec, (
-            "import multiprocessing as m; from trainer.memory import aside; aside.PATIENCE = 600.0\\n"
+            "import multiprocessing as m; from trainer.memory.trace import prefetch; prefetch.PATIENCE = 600.0\\n"
             "held = m.get_context('spawn').Lock()\\n"
             "print('begun', flush=True)\\nwhile True: pass",
         )

@@ -81,7 +81,11 @@ def training(found: Forecast) -> float:
 
 def test_the_rate_of_an_estimate_is_that_of_this_cpu_without_torch() -> None:
     """Within a wide factor of PyTorch's own matrix product: other programs may disturb either."""
-    words = [sys.executable, "-c", "import sys; from trainer.memory import on_cpu; r = on_cpu._quick_rate(None); "]
+    words = [
+        sys.executable,
+        "-c",
+        "import sys; from trainer.memory.forecast import on_cpu; r = on_cpu._quick_rate(None); ",
+    ]
     words[-1] += "print(r.timed[0].flops, 'torch' in sys.modules)"
     flops, loaded = subprocess.run(words, capture_output=True, encoding="utf-8", check=True).stdout.split()
     assert loaded == "False"

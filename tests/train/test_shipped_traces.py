@@ -13,11 +13,11 @@ import pytest
 from tests.bench.built_in import built_in
 from tests.bench.ship_traces import INDEX, archive_name, noted_key, noted_run, read_index, wish_of
 from trainer.files.assets import asset_path
-from trainer.memory.forecast.results import SHIPPED_OUTCOMES, Hindered, Outcome, OutcomeStore, at_length, write_outcomes
+from trainer.memory.forecast.results import Hindered, Outcome, OutcomeStore, at_length, write_outcomes
 from trainer.memory.planner.planner import SMALLER, plan
 from trainer.memory.trace.library import Traces
 from trainer.memory.trace.memory_trace import outline_of
-from trainer.memory.trace.store import SUFFIX, Archive, TapeStore
+from trainer.memory.trace.store import SHIPPED_OUTCOMES, SUFFIX, Archive, TapeStore
 from trainer.memory.trace.workload import Wish, library_versions
 from trainer.protocol.forecast import ForecastPhase
 

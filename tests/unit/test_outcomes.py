@@ -139,7 +139,7 @@ def test_the_oldest_used_make_room(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     store = OutcomeStore(tmp_path)
     store.save("a", outcome())
     size = (tmp_path / f"a{OUTCOME_SUFFIX}").stat().st_size
-    monkeypatch.setattr("trainer.memory.trace.store.MOST_OUTCOME_BYTES", 3 * size + size // 2)
+    monkeypatch.setattr("trainer.memory.forecast.results.MOST_OUTCOME_BYTES", 3 * size + size // 2)
     for key in ("b", "c"):
         store.save(key, outcome())
     for age, key in enumerate(("c", "b", "a")):

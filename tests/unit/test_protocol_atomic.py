@@ -109,8 +109,8 @@ def test_a_read_only_folder_keeps_its_file(tmp_path):
     (tmp_path / "a").write_bytes(b"old")
     tmp_path.chmod(0o555)
     code = (
-        "from pathlib import Path\nfrom trainer.protocol import atomic\n" + AS_NOBODY + "try:\n"
-        "    atomic.write_bytes(Path('a'), b'new')\n"
+        "from pathlib import Path\nfrom trainer.protocol import files\n" + AS_NOBODY + "try:\n"
+        "    files.write_bytes(Path('a'), b'new')\n"
         "except PermissionError:\n"
         "    print('refused')\n"
     )
@@ -123,10 +123,10 @@ def test_a_read_only_folder_keeps_its_file(tmp_path):
 def test_a_full_disk_keeps_the_old_file_and_is_known_as_such(tmp_path):
     (tmp_path / "a").write_bytes(b"old")
     code = (
-        "import resource\nfrom pathlib import Path\nfrom trainer.protocol import atomic, places\n"
+        "import resource\nfrom pathlib import Path\nfrom trainer.protocol import files, places\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))\n"
         "try:\n"
-        "    atomic.write_bytes(Path('a'), bytes(100_000))\n"
+        "    files.write_bytes(Path('a'), bytes(100_000))\n"
         "except OSError as error:\n"
         "    print(places.is_disk_full(error))\n"
     )
@@ -145,8 +145,8 @@ def test_which_errors_mean_a_full_disk():
 
 def test_a_writer_killed_in_mid_write_leaves_a_stray_that_the_next_start_sweeps(tmp_path):
     code = (
-        "import os\nfrom pathlib import Path\nfrom trainer.protocol import atomic\n"
-        "with atomic.staged(Path('a')) as temporary:\n"
+        "import os\nfrom pathlib import Path\nfrom trainer.protocol import files\n"
+        "with files.staged(Path('a')) as temporary:\n"
         "    temporary.write_bytes(b'half')\n"
         "    os._exit(0)\n"
     )

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 from trainer.cli import words
 from trainer.cli.common import Commands, add_base, add_command, add_json, add_run, echo, engine_imports, positive
-from trainer.config.presets.library import preset_with_recipe
 from trainer.errors import ImpastoError, JobError
 from trainer.protocol import events, files
 from trainer.protocol.files import made_up_name, safe_name
@@ -261,6 +260,8 @@ def _expected_fit(family: Family | None, machine: Machine) -> FitConfig | None:
 
 def preset_recipe(name: str, family: Family | None) -> RecipeConfig:
     """Return the recipe of a preset for bases of `family`; raises JobError when it has none."""
+    from trainer.config.presets.library import preset_with_recipe
+
     recipe = preset_with_recipe(name, family).recipe
     assert recipe is not None
     return recipe

@@ -8,7 +8,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from math import inf
 from multiprocessing import connection, resource_tracker
 from multiprocessing.connection import Connection
@@ -280,7 +280,7 @@ def inspect_pictures(
     the `decoders`, so that their processes need not start each time.
     """
     paths = list(dict.fromkeys(paths))
-    with picture_memory() as memory, nullcontext(decoders) if decoders else Decoders(AT_ONCE) as decoders:
+    with picture_memory() as memory, nullcontext(decoders) if decoders else _started() as decoders:
         found = {path: facts for path in paths if (facts := _recall(path, max_megapixels, memory))}
         unknown = [path for path in paths if path not in found]
         for path, state, facts in decoders.inspect(unknown, max_megapixels):
@@ -290,6 +290,10 @@ def inspect_pictures(
             if progress:
                 progress(len(found), len(paths))
     return found
+
+
+def _started() -> AbstractContextManager[Decoders]:
+    return Decoders(AT_ONCE)
 
 
 def _recall(path: Path, max_megapixels: float, memory: PictureMemory) -> Inspection | None:
