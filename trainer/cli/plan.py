@@ -7,7 +7,7 @@ import gc
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from trainer.cli import plan_table, plan_words, words
 from trainer.cli.arguments import Commands, add_command
 from trainer.cli.output import echo_json, echo_lines, note
 from trainer.errors import EXIT_BAD_INPUT, EXIT_DONE, JobError, joined
+from trainer.protocol.fields import to_record
 from trainer.protocol.sizes import share
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ def as_json(question: Question, planned: Planned, *, whole: bool = True) -> dict
         if plan is None:
             return None
         fit = plan.fit.model_dump(mode="json", exclude_none=True)
-        return {"fit": fit, "quality": plan.quality, "forecast": asdict(plan.forecast)}
+        return {"fit": fit, "quality": plan.quality, "forecast": to_record(plan.forecast)}
 
     lighter = planned.lighter
     return {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import re
 import time
@@ -17,6 +16,7 @@ from trainer.cli.arguments import Commands, add_command, positive
 from trainer.cli.jobs import handling_sigusr1
 from trainer.cli.output import echo, echo_json, echo_lines, note
 from trainer.errors import EXIT_DONE, EXIT_RESUMABLE, JobError, RunError
+from trainer.protocol.fields import to_record
 from trainer.protocol.queue import Entry, Queue, Reading
 from trainer.protocol.reading import parse_json
 from trainer.protocol.rundir import find_run
@@ -213,7 +213,7 @@ def _row(entry: Entry) -> tuple[str, ...]:
 
 
 def _plain(value: Any) -> Any:
-    return parse_json(json.dumps(dataclasses.asdict(value), default=str))
+    return parse_json(json.dumps(to_record(value), default=str))
 
 
 def _tell_held(reading: Reading) -> None:

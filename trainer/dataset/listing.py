@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from trainer.dataset.picture import Picture
 from trainer.dataset.split import held_out
 from trainer.errors import DatasetError
 from trainer.protocol.atomic import write_text
-from trainer.protocol.fields import build
+from trainer.protocol.fields import build, to_record
 from trainer.protocol.reading import UnusableFileError, decoded, parse_json, read_text, reason_of
 
 
@@ -93,7 +93,7 @@ def read_listing(path: Path) -> tuple[Picture, ...]:
 
 def _line(picture: Picture) -> str:
     # ASCII only: a file name on Linux need not be valid Unicode, and must survive.
-    return json.dumps(asdict(picture), default=str)
+    return json.dumps(to_record(picture), default=str)
 
 
 def _picture(facts: Mapping[str, Any]) -> Picture:

@@ -6,11 +6,11 @@ import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from trainer.protocol.fields import build
+from trainer.protocol.fields import build, json_keys, to_record
 from trainer.protocol.places import cache_folder
 from trainer.protocol.reading import UnusableFileError, decoded, parse_json
 from trainer.protocol.row_store import RowStore, key_of
@@ -25,6 +25,7 @@ _LARGEST = 512_000_000  # bytes: about a million images
 _SETTLED_NS = 2_000_000_000
 
 
+@json_keys("id", "width", "height", "format", "animated", "rotated", "transparent", "profile", "fingerprint")
 @dataclass(frozen=True, slots=True)
 class PictureFacts:
     """What does not change while the file does not; sizes are upright pixels, the fingerprint is in hex."""
@@ -59,7 +60,7 @@ class PictureMemory:
     def keep(self, path: Path, state: State, facts: PictureFacts) -> None:
         """Remember a file, unless it changed so recently that its state says little."""
         if time.time_ns() - state[1] > _SETTLED_NS:
-            self._store.put(key_of(path, *state, _VERSION), json.dumps(asdict(facts)).encode())
+            self._store.put(key_of(path, *state, _VERSION), json.dumps(to_record(facts)).encode())
 
 
 @contextmanager

@@ -10,12 +10,13 @@ from __future__ import annotations
 import json
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from trainer.memory.packing import DAMAGED
 from trainer.protocol import atomic
+from trainer.protocol.fields import build, json_keys, to_record
 from trainer.protocol.forecast import ForecastPhase, PhaseForecast, phase_from
 from trainer.protocol.reading import open_file, parse_json
 
@@ -30,6 +31,7 @@ _HINDERED = "hindered"  # follows a key, for what is kept of limits
 RULES = 3
 
 
+@json_keys("least", "beyond", "failed_in", "retries")
 @dataclass(frozen=True)
 class Hindered:
     """How a run goes within every limit from ``least`` to below ``beyond`` bytes."""
@@ -71,7 +73,7 @@ def write_outcomes(
             # A fixed date: equal outcomes give equal files.
             entry = zipfile.ZipInfo(name)
             entry.compress_type = zipfile.ZIP_DEFLATED
-            archive.writestr(entry, json.dumps(list(map(asdict, content)), separators=(",", ":")))
+            archive.writestr(entry, json.dumps(list(map(to_record, content)), separators=(",", ":")))
 
 
 def read_outcome(path: Path, key: str) -> Outcome | None:
@@ -81,7 +83,9 @@ def read_outcome(path: Path, key: str) -> Outcome | None:
 
 def read_hindered(path: Path, key: str) -> tuple[Hindered, ...]:
     """What came of limits under ``key`` in an archive; nothing where it is damaged."""
-    return _read(path, f"{key}.{_HINDERED}", lambda found: Hindered(**{**found, "retries": tuple(found["retries"])}))
+    return _read(
+        path, f"{key}.{_HINDERED}", lambda found: build(Hindered, {**found, "retries": tuple(found["retries"])})
+    )
 
 
 def _read(path: Path, name: str, parse: Callable[[dict[str, Any]], T]) -> tuple[T, ...]:

@@ -1,4 +1,6 @@
-"""Build dataclasses from parsed JSON, checking each field against its annotation.
+"""Write dataclasses as JSON under keys that are stated, and build them again, checking each field's type.
+
+The keys are literals beside the class (`@json_keys`), so that renaming an attribute leaves files as they are.
 
 A status whose step is a text parses well and breaks whatever shows it much later, so the types are checked on reading.
 """
@@ -15,11 +17,44 @@ from trainer.protocol.printable import in_json
 
 T = TypeVar("T")
 
+_KEYS = "__json_keys__"
 _LAST_MOMENT = 253_370_764_800.0  # the year 9999: later times overflow the calendar of whatever shows them
 
 Check = Callable[[Any], bool]
 
 _NUMBERS: Mapping[Any, tuple[type, ...]] = {float: (int, float), int: (int,)}
+
+
+def json_keys(*keys: str) -> Callable[[type[T]], type[T]]:
+    """Return a class decorator that states the keys of a dataclass in files, in the order of its own fields.
+
+    The keys of a base class that has some come first. Put it above `@dataclass`. A key is never changed without a
+    migration of the files that have it; attributes may be renamed freely.
+    """
+
+    def state(kind: type[T]) -> type[T]:
+        stated = (*getattr(kind, _KEYS, ()), *keys)
+        if len(stated) != len(dataclasses.fields(cast("Any", kind))):
+            raise TypeError(f"{kind.__name__} has another number of fields than of keys")
+        setattr(kind, _KEYS, stated)
+        return kind
+
+    return state
+
+
+def to_record(value: Any) -> Any:
+    """Return plain data for JSON: dataclasses as tables under their stated keys, also inside tables and lists.
+
+    Raises TypeError for a dataclass without `json_keys`.
+    """
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        names = _names(type(value), required=True)
+        return {key: to_record(getattr(value, name)) for key, name in names.items()}
+    if isinstance(value, Mapping):
+        return {key: to_record(item) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        return [to_record(item) for item in value]
+    return value
 
 
 def build(kind: type[T], found: Mapping[str, Any], *, null_floats: bool = False) -> T:
@@ -30,15 +65,14 @@ def build(kind: type[T], found: Mapping[str, Any], *, null_floats: bool = False)
     """
     if not isinstance(found, Mapping):
         raise TypeError("it is not a table of names and values")
-    checks = _checks(cast("Any", kind), null_floats)
-    fields = {name: found[name] for name in checks if name in found}
-    for name, value in fields.items():
-        if not checks[name](value):
-            raise TypeError(f"{name} is {in_json(value)}")
-    needed = (field.name for field in dataclasses.fields(cast("Any", kind)) if _is_needed(field))
-    if absent := [name for name in needed if name not in fields]:
+    checks, names = _checks(cast("Any", kind), null_floats), _names(cast("Any", kind))
+    for key, name in names.items():
+        if key in found and not checks[name](found[key]):
+            raise TypeError(f"{key} is {in_json(found[key])}")
+    needed = {field.name for field in dataclasses.fields(cast("Any", kind)) if _is_needed(field)}
+    if absent := [key for key, name in names.items() if name in needed and key not in found]:
         raise TypeError(f"there is no {absent[0]}")
-    return kind(**fields)
+    return kind(**{name: found[key] for key, name in names.items() if key in found})
 
 
 def moment(value: Any) -> float:
@@ -52,6 +86,16 @@ def moment(value: Any) -> float:
 
 def _is_needed(field: dataclasses.Field[Any]) -> bool:
     return field.init and field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+
+
+@lru_cache(maxsize=256)
+def _names(kind: type, required: bool = False) -> Mapping[str, str]:
+    """Return the attributes of a dataclass by their keys in files; by their own names where it states none."""
+    names = [field.name for field in dataclasses.fields(kind)]
+    keys = getattr(kind, _KEYS, None)
+    if keys is None and required:
+        raise TypeError(f"{kind.__name__} states no keys to be written under")
+    return dict(zip(keys or names, names, strict=True))
 
 
 @lru_cache(maxsize=256)

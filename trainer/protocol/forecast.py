@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from trainer.protocol import atomic
-from trainer.protocol.fields import build
+from trainer.protocol.fields import build, json_keys, to_record
 from trainer.protocol.reading import read_record
 
 SEARCHED = ("quantise", "checkpointing", "micro_batch", "vae_tiling", "preview_offload")
@@ -38,6 +38,7 @@ ForecastPhase = Literal[
 ]
 
 
+@json_keys("name", "module", "stage", "allocated", "by_kind", "largest")
 @dataclass(frozen=True)
 class Peak:
     """A named high point of a phase."""
@@ -54,6 +55,7 @@ class Peak:
     """The modules that hold most of it then, with their bytes, the largest first."""
 
 
+@json_keys("phase", "allocated", "reserved", "host", "seconds", "peaks", "timeline")
 @dataclass(frozen=True)
 class PhaseForecast:
     """What one phase needs."""
@@ -73,6 +75,10 @@ class PhaseForecast:
     """(allocated, reserved) at evenly spaced moments of the phase, for drawing; at most a few hundred."""
 
 
+@json_keys(
+    "card", "phases", "allocated", "reserved", "outside", "margin", "budget", "fits", "seconds", "step_seconds",
+    "exact", "error", "time_factor", "flops", "flops_limit", "encodes_alone",
+)  # fmt: skip
 @dataclass(frozen=True)
 class Forecast:
     """What a job needs on one card, before it starts."""
@@ -155,7 +161,7 @@ def blended(forecast: float | None, measured: Sequence[float]) -> float | None:
 
 def write_forecast(path: Path, forecast: Forecast) -> None:
     """Write a forecast as JSON in one step; raises OSError when it cannot be written."""
-    atomic.write_json(path, asdict(forecast))
+    atomic.write_json(path, to_record(forecast))
 
 
 def read_forecast(path: Path) -> Forecast | None:

@@ -28,6 +28,7 @@ from typing import Any
 
 from trainer.errors import RunError
 from trainer.protocol import atomic, commands, locks, places
+from trainer.protocol.fields import json_keys, to_record
 from trainer.protocol.queue_entry import (
     ENDED,
     VERSION,
@@ -51,6 +52,7 @@ _NAME = re.compile(r"[0-9a-f]{8}")
 _PATIENCE = 10.0
 
 
+@json_keys("id", "sentence")
 @dataclass(frozen=True)
 class Fault:
     """A file of the queue that cannot be used; `id` is the entry's, empty for queue.json."""
@@ -59,6 +61,7 @@ class Fault:
     sentence: str
 
 
+@json_keys("entries", "faults", "held", "reason", "hold_on_failure")
 @dataclass(frozen=True)
 class Reading:
     """The queue at one moment."""
@@ -78,6 +81,7 @@ class Reading:
         return next((entry for entry in self.entries if entry.id == name), None)
 
 
+@json_keys("order", "held", "reason", "hold_on_failure")
 @dataclass(frozen=True)
 class _Settings:
     order: tuple[str, ...] = ()
@@ -365,7 +369,7 @@ class Queue:
         return self._write(dataclasses.replace(entry, added=max(entry.added, math.nextafter(latest, math.inf))))
 
     def _write(self, entry: Entry) -> Entry:
-        fields = {key: str(value) if isinstance(value, Path) else value for key, value in vars(entry).items()}
+        fields = {key: str(value) if isinstance(value, Path) else value for key, value in to_record(entry).items()}
         del fields["id"]
         atomic.write_json(self._file(entry.id), {"version": VERSION, **fields})
         return entry
@@ -399,8 +403,8 @@ class Queue:
         settings, problem = self._read_settings()
         if problem and settings.held:
             raise RunError("queue.newer", problem, "Update Impasto.")
-        changed = dataclasses.asdict(settings) | changes
-        atomic.write_json(self.settings, {"version": VERSION, **changed})
+        changed = dataclasses.replace(settings, **changes)  # type: ignore[arg-type]
+        atomic.write_json(self.settings, {"version": VERSION, **to_record(changed)})
 
 
 def _settings(found: Any) -> _Settings:

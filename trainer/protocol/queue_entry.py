@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal, TypeVar, get_args
 
 from trainer.errors import JobError, RunError
-from trainer.protocol.fields import moment
+from trainer.protocol.fields import json_keys, moment
 from trainer.protocol.printable import in_json
 from trainer.protocol.reading import UnusableFileError, parse_toml, path_of, read_text
 
@@ -29,6 +29,10 @@ _CODES = {"file.size": "large", "file.encoding": "encoding"}
 _Kind = TypeVar("_Kind")
 
 
+@json_keys(
+    "id", "job", "run", "state", "lane", "after", "added", "problem", "steps", "hold", "wish", "pid", "attempts",
+    "text",
+)  # fmt: skip
 @dataclass(frozen=True)
 class Entry:
     """One thing to be done: a job to be trained, or a run to be gone on with."""

@@ -21,7 +21,7 @@ from trainer.protocol import atomic, locks, places
 from trainer.protocol.atomic import long_path
 from trainer.protocol.commands import unread, void
 from trainer.protocol.events import Phase, cut_torn_line
-from trainer.protocol.fields import build, moment
+from trainer.protocol.fields import build, json_keys, moment, to_record
 from trainer.protocol.naming import numbered, safe_name
 from trainer.protocol.reading import UnusableFileError, parse_json, path_of, read_record, read_text, reason_of, table
 
@@ -31,6 +31,7 @@ _LIST_PATIENCE = 10.0  # seconds: who writes the list of runs has it for millise
 _FORGOTTEN = "forgotten"
 
 
+@json_keys("state", "phase", "step", "steps", "attempt", "heartbeat")
 @dataclass(frozen=True)
 class Status:
     """How a run stands, rewritten every few seconds; that it is alive the lock tells, not this."""
@@ -172,7 +173,7 @@ class RunDirectory:
     def write_status(self, status: Status) -> bool:
         """Replace status.json; returns False when that failed, for a heartbeat is no reason to end a run."""
         try:
-            atomic.write_json(self.status, dataclasses.asdict(status), durable=False)
+            atomic.write_json(self.status, to_record(status), durable=False)
         except OSError:
             return False
         return True

@@ -11,7 +11,7 @@ from typing import Any
 from trainer.config.ladder import RungConfig
 from trainer.errors import BaseModelError, ImpastoError
 from trainer.protocol import events
-from trainer.protocol.fields import build
+from trainer.protocol.fields import build, to_record
 from trainer.protocol.forecast import ForecastPhase
 from trainer.protocol.rundir import RunDirectory
 from trainer.training import checkpoint as checkpoints
@@ -176,7 +176,7 @@ def capture(engine: Engine, rungs: list[dict[str, object]]) -> checkpoints.Check
     """Everything that moves during training, as it is now, and the plan in force: its fit and ``rungs`` taken."""
     tensors, data = pack_state(engine.optimizer)
     state: dict[str, object] = {
-        "progress": dataclasses.asdict(engine.progress),
+        "progress": to_record(engine.progress),
         "optimizer": data,
         "scaler": engine.scaler.state() if engine.scaler else None,
         "fit": engine.job.fit.model_dump(mode="json"),
@@ -337,4 +337,4 @@ def restore(engine: Engine, saved: checkpoints.Checkpoint) -> None:
     unpack_state(engine.optimizer, saved.optimizer, state["optimizer"])
     if engine.scaler:
         engine.scaler.load(state["scaler"])
-    engine.progress = Progress(**state["progress"])
+    engine.progress = build(Progress, state["progress"])

@@ -15,6 +15,7 @@ from trainer.adapter.attach import Adapter
 from trainer.config.job import Job
 from trainer.dataset.sampling import Sample
 from trainer.errors import TrainingFault
+from trainer.protocol.fields import json_keys
 from trainer.protocol.forecast import ForecastPhase
 from trainer.training.batch import Assembler
 from trainer.training.feed import Feed
@@ -34,6 +35,7 @@ TakeStep = Callable[[], "StepResult"]
 SkipReason = Literal["loss", "gradient", "scale"]
 
 
+@json_keys("step", "pictures", "skipped", "skipped_in_row", "back_offs", "best_step", "best_loss", "unvalidated")
 @dataclass(slots=True)
 class Progress:
     """The counters of a run; all of them are saved in checkpoints."""

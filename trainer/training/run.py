@@ -37,7 +37,7 @@ from trainer.errors import (
 )
 from trainer.protocol import atomic, events, lanes
 from trainer.protocol.checkpoints import newest_step
-from trainer.protocol.fields import build
+from trainer.protocol.fields import build, json_keys
 from trainer.protocol.forecast import Forecast, write_forecast
 from trainer.protocol.places import cache_limit, is_disk_full
 from trainer.protocol.reading import read_text
@@ -245,6 +245,7 @@ def resume(
     return attempt(run, job, source, reporter, segments, made)
 
 
+@json_keys("started", "job", "base", "listing", "segments")
 @dataclass(frozen=True)
 class _Start:
     """What run.json must state about each start: a resume compares it, and saving needs it hours later."""

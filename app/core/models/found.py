@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from trainer.protocol.fields import json_keys
+
 Family = Literal["sd15", "sdxl"]
 Tool = Literal[
     "ComfyUI",
@@ -23,6 +25,7 @@ Tool = Literal[
 """Whose folder a model lies in; "" for a folder that the user named."""
 
 
+@json_keys("family", "velocity", "problem", "remedy")
 @dataclass(frozen=True, slots=True)
 class Told:
     """What a base's header or configs tell; `problem` says in words why it is none that can be trained on, else ""."""

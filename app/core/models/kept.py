@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from app.core.settings.behind import Behind
 from trainer.protocol import places
+from trainer.protocol.fields import json_keys, to_record
 
 _MOST = 40
 
 
+@json_keys("recent", "folders", "loras", "passed_over")
 @dataclass(frozen=True, slots=True)
 class Choices:
     """What the user chose; texts, newest first."""
@@ -61,11 +63,14 @@ class Kept:
 
 
 def _text(choices: Choices) -> str:
-    return json.dumps(asdict(choices), indent=1) + "\n"  # ASCII, since names on Linux need not be text
+    return json.dumps(to_record(choices), indent=1) + "\n"  # ASCII, since names on Linux need not be text
 
 
 def _choices(kept: Any, left_out: list[str]) -> Choices:
-    return Choices(**{field.name: _texts(kept.get(field.name, []), field.name, left_out) for field in fields(Choices)})
+    recent, folders, loras, passed_over = (
+        _texts(kept.get(key, []), key, left_out) for key in ("recent", "folders", "loras", "passed_over")
+    )
+    return Choices(recent, folders, loras, passed_over)
 
 
 def _texts(value: object, name: str, left_out: list[str]) -> tuple[str, ...]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from app.core.models.telling import state_of, tell
 from app.core.models.tools import Installation
 from trainer import __version__
 from trainer.protocol import atomic, places
-from trainer.protocol.fields import build
+from trainer.protocol.fields import build, to_record
 from trainer.protocol.reading import UnusableFileError, read_record
 from trainer.protocol.row_store import checksum
 
@@ -35,9 +34,9 @@ class Known:
         size, changed = state_of(path)
         entry = self._told.get(str(path))
         if entry is None or entry[:2] != [size, changed]:
-            entry = [size, changed, asdict(tell(path))]
+            entry = [size, changed, to_record(tell(path))]
         self._asked[str(path)] = entry
-        return Told(**entry[2]), size
+        return build(Told, entry[2]), size
 
     def write(self, installations: Iterable[Installation]) -> None:
         """Keep what was asked for since it was made; a disk that refuses costs the next search its head start."""
@@ -63,7 +62,9 @@ def _kept(found: Any) -> tuple[dict[str, list[Any]], list[Installation]]:
         return {}, []
     if found.pop("checksum", "") != checksum(json.dumps(found, sort_keys=True)):
         return {}, []
-    told = {path: [size, changed, asdict(build(Told, said))] for path, (size, changed, said) in found["told"].items()}
+    told = {
+        path: [size, changed, to_record(build(Told, said))] for path, (size, changed, said) in found["told"].items()
+    }
     return told, [_installation(one) for one in found["tools"]]
 
 
