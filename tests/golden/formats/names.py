@@ -25,7 +25,8 @@ def object_names() -> set[str]:
 def _first_arguments(function: str) -> Iterator[str]:
     """Yield the literal texts that are the first argument of calls to a function or method."""
     for path in sorted(APP.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        source = path.read_text(encoding="utf-8")
+        for node in ast.walk(ast.parse(source)) if f"{function}(" in source else ():
             if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] == function and node.args:
                 first = node.args[0]
                 if isinstance(first, ast.Constant) and isinstance(first.value, str):
