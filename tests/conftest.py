@@ -60,8 +60,17 @@ LONGEST = (
 LAST = ("tests/train/test_compiled.py", "tests/train/test_layout.py")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the longest files first; `run.py test` hands them to the cores as they stand here."""
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option that runs the tests marked slow too."""
+    parser.addoption("--all", action="store_true", help="run the tests marked slow too")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselect slow tests unless all were asked for, and put the longest files first, as `run.py test` runs them."""
+    if not config.getoption("all"):
+        slow = [item for item in items if item.get_closest_marker("slow")]
+        config.hook.pytest_deselected(items=slow)
+        items[:] = [item for item in items if not item.get_closest_marker("slow")]
     place = {name: number for number, name in enumerate(LONGEST)} | dict.fromkeys(LAST, len(LONGEST) + 1)
     items.sort(key=lambda item: place.get(item.nodeid.split("::")[0], len(LONGEST)))
 

@@ -26,7 +26,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -39,6 +39,7 @@ from trainer.memory.planner.request import question_of_job
 from trainer.memory.trace.library import Traces, prepare
 from trainer.memory.trace.store import TapeStore
 from trainer.protocol.processes import Request, Server, Work
+from trainer.protocol.records import to_record
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -276,7 +277,7 @@ def as_json(question: Question, planned: Planned, *, whole: bool = True) -> dict
         if plan is None:
             return None
         fit = plan.fit.model_dump(mode="json", exclude_none=True)
-        return {"fit": fit, "quality": plan.quality, "forecast": asdict(plan.forecast)}
+        return {"fit": fit, "quality": plan.quality, "forecast": to_record(plan.forecast)}
 
     lighter = planned.lighter
     return {

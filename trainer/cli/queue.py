@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import re
 import time
@@ -18,6 +17,7 @@ from trainer.cli.jobs import handling_sigusr1
 from trainer.errors import EXIT_DONE, EXIT_RESUMABLE, JobError, RunError
 from trainer.protocol.queue import Entry, Queue, Reading
 from trainer.protocol.reading import parse_json
+from trainer.protocol.records import to_record
 from trainer.protocol.run_directory import find_run
 
 _HELP = "do one job after the other, on each graphics card one at a time; without a further word: work it off"
@@ -212,7 +212,7 @@ def _row(entry: Entry) -> tuple[str, ...]:
 
 
 def _plain(value: Any) -> Any:
-    return parse_json(json.dumps(dataclasses.asdict(value), default=str))
+    return parse_json(json.dumps(to_record(value), default=str))
 
 
 def _tell_held(reading: Reading) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,7 +31,8 @@ from trainer.dataset.sampling import (
 from trainer.errors import DatasetError
 from trainer.files.tokens import ClipTokens
 from trainer.protocol.files import write_text
-from trainer.protocol.reading import UnusableFileError, build, decoded, parse_json, read_text, reason_of
+from trainer.protocol.reading import UnusableFileError, decoded, parse_json, read_text, reason_of
+from trainer.protocol.records import build, to_record
 
 _ENDINGS = {
     "JPEG": (".jpg", ".jpeg", ".jpe", ".jfif"),
@@ -277,7 +278,7 @@ def read_listing(path: Path) -> tuple[Picture, ...]:
 
 def _line(picture: Picture) -> str:
     # ASCII only: a file name on Linux need not be valid Unicode, and must survive.
-    return json.dumps(asdict(picture), default=str)
+    return json.dumps(to_record(picture), default=str)
 
 
 def _picture(facts: Mapping[str, Any]) -> Picture:

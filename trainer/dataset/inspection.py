@@ -9,7 +9,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Literal
 
@@ -20,7 +20,8 @@ from trainer.dataset.pixels import decode, exif_orientation, faults_named, open_
 from trainer.errors import DatasetError
 from trainer.protocol.files import long_path
 from trainer.protocol.places import cache_folder
-from trainer.protocol.reading import UnusableFileError, build, decoded, open_file, parse_json
+from trainer.protocol.reading import UnusableFileError, decoded, open_file, parse_json
+from trainer.protocol.records import build, json_keys, to_record
 from trainer.protocol.row_store import RowStore, key_of
 
 State = tuple[int, int]
@@ -40,6 +41,7 @@ _LARGE_MEGAPIXELS = 30.0
 _DRAFT = (256, 256)
 
 
+@json_keys("id", "width", "height", "format", "animated", "rotated", "transparent", "profile", "fingerprint")
 @dataclass(frozen=True, slots=True)
 class PictureFacts:
     """What does not change while the file does not; sizes are upright pixels, the fingerprint is in hex."""
@@ -74,7 +76,7 @@ class PictureMemory:
     def keep(self, path: Path, state: State, facts: PictureFacts) -> None:
         """Remember a file, unless it changed so recently that its state says little."""
         if time.time_ns() - state[1] > _SETTLED_NS:
-            self._store.put(key_of(path, *state, _VERSION), json.dumps(asdict(facts)).encode())
+            self._store.put(key_of(path, *state, _VERSION), json.dumps(to_record(facts)).encode())
 
 
 @contextmanager

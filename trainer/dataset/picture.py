@@ -9,12 +9,17 @@ from pathlib import Path
 from typing import Literal
 
 from trainer.config.recipe import PictureConfig, RecipeConfig
+from trainer.protocol.records import json_keys
 
 Kind = Literal["train", "regularisation", "validation"]
 Crop = tuple[float, float, float, float]
 MaskSource = Literal["none", "file", "alpha"]
 
 
+@json_keys(
+    "id", "path", "width", "height", "kind", "repeats", "weight", "captions", "trigger", "class_words", "mask",
+    "mask_path", "mask_id", "crop", "bucket",
+)  # fmt: skip
 @dataclass(frozen=True, slots=True)
 class Picture:
     """One picture of the dataset as it is frozen in a run's listing."""

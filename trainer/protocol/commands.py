@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from trainer.protocol import files, reading
-from trainer.protocol.reading import moment
+from trainer.protocol.records import moment
 
 CommandName = Literal["stop", "pause", "save", "sample"]
 CommandOutcome = Literal["done", "refused", "failed", "void", "withdrawn"]

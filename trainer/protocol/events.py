@@ -19,7 +19,8 @@ from typing import Any, ClassVar, Literal
 
 from trainer.protocol import files
 from trainer.protocol.forecast import ForecastPhase
-from trainer.protocol.reading import build, open_file, parse_json
+from trainer.protocol.reading import open_file, parse_json
+from trainer.protocol.records import build, json_keys, to_record
 
 Phase = Literal["download", "load", "check", "cache_pictures", "cache_texts", "train", "preview", "validate", "save"]
 Outcome = Literal["done", "paused", "stopped", "failed"]
@@ -33,6 +34,7 @@ OnPhase = Callable[[Phase, int, int], None]
 """Called with a phase, how much of it is done, and how much there is in all."""
 
 
+@json_keys("time", "attempt")
 @dataclass(frozen=True, kw_only=True)
 class Event:
     """What all events share; the writer fills both fields in."""
@@ -44,6 +46,7 @@ class Event:
     """The number of the start that wrote it, from 1."""
 
 
+@json_keys("pid", "device", "step_seconds")
 @dataclass(frozen=True)
 class AttemptStarted(Event):
     """A start of the engine; `device` as in the job, such as "cpu" or "cuda:0"."""
@@ -55,6 +58,7 @@ class AttemptStarted(Event):
     """What a step was forecast to take; None without a forecast."""
 
 
+@json_keys("phase", "total")
 @dataclass(frozen=True)
 class PhaseStarted(Event):
     """A phase begins; `total` counts its units (bytes, files, pictures, texts, steps), None when unknown."""
@@ -64,6 +68,7 @@ class PhaseStarted(Event):
     total: int | None
 
 
+@json_keys("phase", "done", "total")
 @dataclass(frozen=True)
 class PhaseProgress(Event):
     """How far a phase is, in the units of its total."""
@@ -74,6 +79,7 @@ class PhaseProgress(Event):
     total: int | None
 
 
+@json_keys("phase", "seconds")
 @dataclass(frozen=True)
 class PhaseFinished(Event):
     """A phase has ended after so many seconds."""
@@ -83,6 +89,7 @@ class PhaseFinished(Event):
     seconds: float
 
 
+@json_keys("phase", "count", "seconds", "decode", "encode", "write")
 @dataclass(frozen=True)
 class Cached(Event):
     """Pictures or texts were encoded and written, all stages at once; how fast, and how fast each could have been."""
@@ -110,6 +117,9 @@ class Cached(Event):
         return {name: limit for name, limit in stages.items() if limit and limit < MOST_TIMED}
 
 
+@json_keys(
+    "step", "epoch", "loss", "grad_norm", "learning_rates", "pictures", "seconds", "skipped", "loss_scale", "memory",
+)  # fmt: skip
 @dataclass(frozen=True)
 class StepEvent(Event):
     """One optimizer step. Numbers that are not finite are None, since JSON has no word for them."""
@@ -134,6 +144,7 @@ class StepEvent(Event):
     """Bytes held on the training device, at the peak since the last step; None where that is not known."""
 
 
+@json_keys("step", "loss", "held_out", "per_timestep")
 @dataclass(frozen=True)
 class Validation(Event):
     """Loss at fixed noise; `held_out` tells whether on pictures that are not trained on."""
@@ -146,6 +157,7 @@ class Validation(Event):
     """By timestep, written as text because JSON has only such keys."""
 
 
+@json_keys("step", "index", "file", "seconds")
 @dataclass(frozen=True)
 class Preview(Event):
     """A picture was drawn; `file` is relative to the run directory, `index` the number of its prompt from 0."""
@@ -157,6 +169,7 @@ class Preview(Event):
     seconds: float
 
 
+@json_keys("step", "file", "sha256")
 @dataclass(frozen=True)
 class Saved(Event):
     """A LoRA file was written and checked; `file` is relative to the run directory."""
@@ -167,6 +180,7 @@ class Saved(Event):
     sha256: str
 
 
+@json_keys("step", "folder")
 @dataclass(frozen=True)
 class CheckpointEvent(Event):
     """A resumable checkpoint is complete; `folder` is its name in checkpoints/."""
@@ -176,6 +190,7 @@ class CheckpointEvent(Event):
     folder: str
 
 
+@json_keys("step", "reason")
 @dataclass(frozen=True)
 class Skipped(Event):
     """A step changed nothing; `reason` is a code such as "loss", "gradient" or "scale"."""
@@ -185,6 +200,7 @@ class Skipped(Event):
     reason: str
 
 
+@json_keys("name", "outcome", "detail")
 @dataclass(frozen=True)
 class CommandEvent(Event):
     """A command was carried out or not; `outcome` as in `commands.CommandOutcome`."""
@@ -195,6 +211,7 @@ class CommandEvent(Event):
     detail: str
 
 
+@json_keys("code", "sentence")
 @dataclass(frozen=True)
 class Notice(Event):
     """Something that the user should know and that stops nothing."""
@@ -204,6 +221,7 @@ class Notice(Event):
     sentence: str
 
 
+@json_keys("phase", "step", "requested", "stage", "module", "allocated", "reserved", "forecast")
 @dataclass(frozen=True)
 class MemoryExhausted(Event):
     """Memory ran out; what follows says how the run went on. What is not known is None or empty."""
@@ -226,6 +244,7 @@ class MemoryExhausted(Event):
     """Bytes that this phase was forecast to take from the driver at its peak."""
 
 
+@json_keys("step", "rung", "changes", "exact")
 @dataclass(frozen=True)
 class SteppedDown(Event):
     """The run goes on under a plan that needs less memory, from `step` (steps done) on."""
@@ -240,6 +259,7 @@ class SteppedDown(Event):
     """Whether the result stays the same bit for bit."""
 
 
+@json_keys("step", "seconds", "median", "reason", "detail")
 @dataclass(frozen=True)
 class Slow(Event):
     """Steps have become much slower than they were; said once until they are quick again."""
@@ -255,6 +275,7 @@ class Slow(Event):
     """What the reason rests on, such as "chrome.exe 1.1 GiB" or "91 °C"; may be empty."""
 
 
+@json_keys("phase", "seconds", "allocated", "reserved", "device", "host")
 @dataclass(frozen=True)
 class PhaseMemory(Event):
     """The highest use of memory in a phase so far in this attempt, in bytes; what is not known is None."""
@@ -273,6 +294,7 @@ class PhaseMemory(Event):
     """Private main memory of this process, looked at after every step and at the end of a phase."""
 
 
+@json_keys("code", "sentence", "remedy")
 @dataclass(frozen=True)
 class ErrorEvent(Event):
     """Why the attempt ends: what happened and what to do."""
@@ -283,6 +305,7 @@ class ErrorEvent(Event):
     remedy: str
 
 
+@json_keys("outcome", "step", "file", "run")
 @dataclass(frozen=True)
 class Finished(Event):
     """The last event of an attempt; `file` is the LoRA, relative to the run directory, None when none was written."""
@@ -372,8 +395,7 @@ def to_line(event: Event) -> str:
     """Return an event as one line of JSON without its end; numbers that are not finite become null."""
     if isinstance(event, Unknown):
         return event.line
-    fields = {field.name: getattr(event, field.name) for field in dataclasses.fields(event)}
-    return json.dumps({"type": event.type} | _finite(fields), ensure_ascii=False, allow_nan=False)
+    return json.dumps({"type": event.type} | _finite(to_record(event)), ensure_ascii=False, allow_nan=False)
 
 
 def from_line(line: str) -> Event:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from trainer.protocol import files
-from trainer.protocol.reading import build, read_record
+from trainer.protocol.reading import read_record
+from trainer.protocol.records import build, json_keys, to_record
 
 SEARCHED = ("quantise", "checkpointing", "micro_batch", "vae_tiling", "preview_offload")
 """The keys of a fit that the planner searches, where the job leaves them open."""
@@ -37,6 +38,7 @@ ForecastPhase = Literal[
 ]
 
 
+@json_keys("name", "module", "stage", "allocated", "by_kind", "largest")
 @dataclass(frozen=True)
 class Peak:
     """A named high point of a phase."""
@@ -53,6 +55,7 @@ class Peak:
     """The modules that hold most of it then, with their bytes, the largest first."""
 
 
+@json_keys("phase", "allocated", "reserved", "host", "seconds", "peaks", "timeline")
 @dataclass(frozen=True)
 class PhaseForecast:
     """What one phase needs."""
@@ -72,6 +75,10 @@ class PhaseForecast:
     """(allocated, reserved) at evenly spaced moments of the phase, for drawing; at most a few hundred."""
 
 
+@json_keys(
+    "card", "phases", "allocated", "reserved", "outside", "margin", "budget", "fits", "seconds", "step_seconds",
+    "exact", "error", "time_factor", "flops", "flops_limit", "encodes_alone",
+)  # fmt: skip
 @dataclass(frozen=True)
 class Forecast:
     """What a job needs on one card, before it starts."""
@@ -154,7 +161,7 @@ def blended(forecast: float | None, measured: Sequence[float]) -> float | None:
 
 def write_forecast(path: Path, forecast: Forecast) -> None:
     """Write a forecast as JSON in one step; raises OSError when it cannot be written."""
-    files.write_json(path, asdict(forecast))
+    files.write_json(path, to_record(forecast))
 
 
 def read_forecast(path: Path) -> Forecast | None:

@@ -44,6 +44,7 @@ from trainer.protocol.queue_entry import (
     versioned,
 )
 from trainer.protocol.reading import UnusableFileError, read_record, reason_of
+from trainer.protocol.records import json_keys, to_record
 from trainer.protocol.run_directory import RunDirectory
 
 __all__ = ["Entry", "Fault", "Queue", "Reading", "State", "Wish", "new_entry", "new_id"]
@@ -53,6 +54,7 @@ _PATIENCE = 10.0
 _BROKEN_OFF = "Its process was ended from outside, or the computer went down."
 
 
+@json_keys("id", "sentence")
 @dataclass(frozen=True)
 class Fault:
     """A file of the queue that cannot be used; `id` is the entry's, empty for queue.json."""
@@ -61,6 +63,7 @@ class Fault:
     sentence: str
 
 
+@json_keys("entries", "faults", "held", "reason", "hold_on_failure")
 @dataclass(frozen=True)
 class Reading:
     """The queue at one moment."""
@@ -80,6 +83,7 @@ class Reading:
         return next((entry for entry in self.entries if entry.id == name), None)
 
 
+@json_keys("order", "held", "reason", "hold_on_failure")
 @dataclass(frozen=True)
 class _Settings:
     order: tuple[str, ...] = ()
@@ -367,7 +371,7 @@ class Queue:
         return self._write(dataclasses.replace(entry, added=max(entry.added, math.nextafter(latest, math.inf))))
 
     def _write(self, entry: Entry) -> Entry:
-        fields = {key: str(value) if isinstance(value, Path) else value for key, value in vars(entry).items()}
+        fields = {key: str(value) if isinstance(value, Path) else value for key, value in to_record(entry).items()}
         del fields["id"]
         files.write_json(self._file(entry.id), {"version": VERSION, **fields})
         return entry
@@ -401,8 +405,8 @@ class Queue:
         settings, problem = self._read_settings()
         if problem and settings.held:
             raise RunError("queue.newer", problem, "Update Impasto.")
-        changed = dataclasses.asdict(settings) | changes
-        files.write_json(self.settings, {"version": VERSION, **changed})
+        changed = dataclasses.replace(settings, **changes)  # type: ignore[arg-type]
+        files.write_json(self.settings, {"version": VERSION, **to_record(changed)})
 
 
 def _settings(found: Any) -> _Settings:

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Literal, TypeVar, get_args
 
 from trainer.errors import JobError, RunError
-from trainer.protocol.reading import UnusableFileError, moment, parse_toml, path_of, read_text
+from trainer.protocol.reading import UnusableFileError, parse_toml, path_of, read_text
+from trainer.protocol.records import json_keys, moment
 from trainer.protocol.text import in_json
 
 State = Literal["waiting", "running", "paused", "interrupted", "done", "stopped", "failed"]
@@ -28,6 +29,10 @@ _CODES = {"file.size": "large", "file.encoding": "encoding"}
 _Kind = TypeVar("_Kind")
 
 
+@json_keys(
+    "id", "job", "run", "state", "lane", "after", "added", "problem", "steps", "hold", "wish", "pid", "attempts",
+    "text",
+)  # fmt: skip
 @dataclass(frozen=True)
 class Entry:
     """One thing to be done: a job to be trained, or a run to be gone on with."""

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from trainer.protocol import files
-from trainer.protocol.reading import build, read_record
+from trainer.protocol.reading import read_record
+from trainer.protocol.records import build, json_keys, to_record
 
 
+@json_keys("allocated", "reserved", "device")
 @dataclass(frozen=True)
 class Memory:
     """Peak bytes of one phase on the training device."""
@@ -23,6 +25,7 @@ class Memory:
     """Taken from the driver by this process, CUDA context included; None where the driver does not tell."""
 
 
+@json_keys("seconds", "forecast", "forecast_seconds", "measured", "shortfall")
 @dataclass(frozen=True)
 class PhaseReport:
     """One phase of a run, named as in a forecast: what was foreseen and what came, all its turns together."""
@@ -37,6 +40,7 @@ class PhaseReport:
     """Bytes still asked for when memory ran out in this phase, the largest time; 0 when it never did."""
 
 
+@json_keys("count", "seconds", "decode", "encode", "write")
 @dataclass(frozen=True)
 class CachingReport:
     """How fast pictures or texts were encoded; decoding, encoding and writing went on at once."""
@@ -49,6 +53,10 @@ class CachingReport:
     write: float
 
 
+@json_keys(
+    "card", "system", "versions", "seconds", "forecast_seconds", "pictures_per_second", "flops_per_second",
+    "share_of_limit", "phases", "time_factor", "exhausted", "caching",
+)  # fmt: skip
 @dataclass(frozen=True)
 class RunReport:
     """A finished run: where it ran, and forecast against measured. What is not known is None or absent."""
@@ -79,7 +87,7 @@ class RunReport:
 
 def write_report(path: Path, report: RunReport) -> None:
     """Write a report as JSON in one step; raises OSError when it cannot be written."""
-    files.write_json(path, asdict(report))
+    files.write_json(path, to_record(report))
 
 
 def read_report(path: Path) -> RunReport:

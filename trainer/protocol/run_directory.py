@@ -22,17 +22,8 @@ from trainer.protocol import locks, places
 from trainer.protocol.commands import unread, void
 from trainer.protocol.events import Phase, cut_torn_line
 from trainer.protocol.files import long_path, numbered, safe_name
-from trainer.protocol.reading import (
-    UnusableFileError,
-    build,
-    moment,
-    parse_json,
-    path_of,
-    read_record,
-    read_text,
-    reason_of,
-    table,
-)
+from trainer.protocol.reading import UnusableFileError, parse_json, path_of, read_record, read_text, reason_of, table
+from trainer.protocol.records import build, json_keys, moment, to_record
 
 State = Literal["running", "paused", "stopped", "done", "failed"]
 
@@ -41,6 +32,7 @@ _FORGOTTEN = "forgotten"
 MANIFEST = "manifest.json"
 
 
+@json_keys("state", "phase", "step", "steps", "attempt", "heartbeat")
 @dataclass(frozen=True)
 class Status:
     """How a run stands, rewritten every few seconds; that it is alive the lock tells, not this."""
@@ -182,7 +174,7 @@ class RunDirectory:
     def write_status(self, status: Status) -> bool:
         """Replace status.json; returns False when that failed, for a heartbeat is no reason to end a run."""
         try:
-            atomic.write_json(self.status, dataclasses.asdict(status), durable=False)
+            atomic.write_json(self.status, to_record(status), durable=False)
         except OSError:
             return False
         return True

@@ -16,6 +16,7 @@ from trainer.config.job import Job
 from trainer.dataset.sampling import Sample
 from trainer.errors import TrainingFault
 from trainer.protocol.forecast import ForecastPhase
+from trainer.protocol.records import json_keys
 from trainer.training.data.batches import Assembler, Feed
 from trainer.training.objective import NoiseSchedule
 from trainer.training.optim.lr_schedule import Multiplier
@@ -32,6 +33,7 @@ TakeStep = Callable[[], "StepResult"]
 SkipReason = Literal["loss", "gradient", "scale"]
 
 
+@json_keys("step", "pictures", "skipped", "skipped_in_row", "back_offs", "best_step", "best_loss", "unvalidated")
 @dataclass(slots=True)
 class Progress:
     """The counters of a run; all of them are saved in checkpoints."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,12 @@ from app.core.settings.deferred_writer import Behind
 from app.core.tasks import Post, Tasks, raise_again
 from trainer.config.credentials import without_secrets
 from trainer.protocol import places
+from trainer.protocol.records import json_keys, to_record
 
 _MOST = 40
 
 
+@json_keys("recent", "folders", "loras", "passed_over")
 @dataclass(frozen=True, slots=True)
 class Choices:
     """What the user chose; texts, newest first."""
@@ -69,11 +71,14 @@ class Kept:
 
 
 def _text(choices: Choices) -> str:
-    return json.dumps(asdict(choices), indent=1) + "\n"  # ASCII, since names on Linux need not be text
+    return json.dumps(to_record(choices), indent=1) + "\n"  # ASCII, since names on Linux need not be text
 
 
 def _choices(kept: Any, left_out: list[str]) -> Choices:
-    return Choices(**{field.name: _texts(kept.get(field.name, []), field.name, left_out) for field in fields(Choices)})
+    recent, folders, loras, passed_over = (
+        _texts(kept.get(key, []), key, left_out) for key in ("recent", "folders", "loras", "passed_over")
+    )
+    return Choices(recent, folders, loras, passed_over)
 
 
 def _texts(value: object, name: str, left_out: list[str]) -> tuple[str, ...]:

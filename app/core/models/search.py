@@ -15,7 +15,6 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,8 @@ from app.core.models.verdict import Found, Told, Tool, models_in, state_of, tell
 from trainer import __version__
 from trainer.files.assets import asset_path
 from trainer.protocol import files, places
-from trainer.protocol.reading import UnusableFileError, build, read_record, read_text
+from trainer.protocol.reading import UnusableFileError, read_record, read_text
+from trainer.protocol.records import build, to_record
 from trainer.protocol.row_store import checksum
 
 _DEEPEST = 4
@@ -93,9 +93,9 @@ class Known:
         size, changed = state_of(path)
         entry = self._told.get(str(path))
         if entry is None or entry[:2] != [size, changed]:
-            entry = [size, changed, asdict(tell(path))]
+            entry = [size, changed, to_record(tell(path))]
         self._asked[str(path)] = entry
-        return Told(**entry[2]), size
+        return build(Told, entry[2]), size
 
     def write(self, installations: Iterable[Installation]) -> None:
         """Keep what was asked for since it was made; a disk that refuses costs the next search its head start."""
@@ -121,7 +121,9 @@ def _kept(found: Any) -> tuple[dict[str, list[Any]], list[Installation]]:
         return {}, []
     if found.pop("checksum", "") != checksum(json.dumps(found, sort_keys=True)):
         return {}, []
-    told = {path: [size, changed, asdict(build(Told, said))] for path, (size, changed, said) in found["told"].items()}
+    told = {
+        path: [size, changed, to_record(build(Told, said))] for path, (size, changed, said) in found["told"].items()
+    }
     return told, [_installation(one) for one in found["tools"]]
 
 

@@ -11,6 +11,7 @@ from urllib.parse import unquote, urlsplit
 
 from trainer.errors import ImpastoError
 from trainer.protocol import files as atomic
+from trainer.protocol.records import json_keys
 
 Family = Literal["sd15", "sdxl"]
 Tool = Literal[
@@ -35,6 +36,7 @@ _CIVITAI = ("civitai.com", "www.civitai.com", "civitai.green", "civitai.red")
 """What it offers for download lies at /api/download/."""
 
 
+@json_keys("family", "velocity", "problem", "remedy")
 @dataclass(frozen=True, slots=True)
 class Told:
     """What a base's header or configs tell; `problem` says in words why it is none that can be trained on, else ""."""

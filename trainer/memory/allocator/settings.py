@@ -10,6 +10,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
+from trainer.protocol.records import json_keys
+
 MIB = 2**20
 LARGE_SEGMENT = 20 * MIB
 
@@ -22,6 +24,10 @@ _VARIABLES = (
 )  # the later is the older name, asked where the other is not
 
 
+@json_keys(
+    "capacity", "expandable", "max_split_size", "roundup_power2_divisions", "garbage_collection_threshold",
+    "large_segment_size",
+)  # fmt: skip
 @dataclass(frozen=True, slots=True)
 class AllocatorSettings:
     """What PYTORCH_ALLOC_CONF and torch.cuda.set_per_process_memory_fraction can say; the defaults are PyTorch's."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal
 
 from trainer.protocol import files, locks, places, reading
+from trainer.protocol.records import to_record
 from trainer.protocol.report import RunReport, report_from
 
 _MIB = 1 << 20
@@ -154,7 +155,7 @@ def learn(report: RunReport) -> str | None:
             found, damage = _read(path)
             if damage is not None:
                 files.replace(path, path.with_suffix(".damaged.json"))
-            files.write_json(path, {"schema": _SCHEMA, "runs": _pruned([*found, asdict(report)])})
+            files.write_json(path, {"schema": _SCHEMA, "runs": _pruned([*found, to_record(report)])})
     except locks.LockBusyError:
         return f"What this run taught about forecasts was not kept: {path} is in use by another program."
     except OSError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import cycle, islice
 from typing import Literal, NamedTuple, TypeVar
@@ -31,6 +31,7 @@ from trainer.memory.trace.library import Traces
 from trainer.memory.trace.memory_trace import Tape, Work, unet_block
 from trainer.memory.trace.workload import Subject
 from trainer.protocol.forecast import Forecast, ForecastPhase, Peak, PhaseForecast
+from trainer.protocol.records import to_record
 from trainer.training.device.release_points import PHASES, RELEASE_POINTS
 
 K = TypeVar("K")
@@ -183,7 +184,7 @@ class Runs:
         """Under which the outcome of a run on these cards is kept."""
         overheads = self.situation.overheads
         workspaces = overheads.cublas_workspace_bytes, overheads.cudnn_workspace_share
-        return course.key(RULES, asdict(self.situation.allocator), workspaces)
+        return course.key(RULES, to_record(self.situation.allocator), workspaces)
 
     def _known_outcome(self, key: str, course: Course, *, brief: bool) -> Outcome | None:
         known = self._outcomes.get(key)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,6 +18,7 @@ from trainer.memory.trace.store import DAMAGED, TapeStore, make_room, mark_used
 from trainer.protocol import files
 from trainer.protocol.forecast import ForecastPhase, PhaseForecast, phase_from
 from trainer.protocol.reading import open_file, parse_json
+from trainer.protocol.records import build, json_keys, to_record
 
 T = TypeVar("T")
 
@@ -35,6 +36,7 @@ HINDERED_SUFFIX = f".hindered{OUTCOME_SUFFIX}"
 MOST_HINDERED = 16
 
 
+@json_keys("least", "beyond", "failed_in", "retries")
 @dataclass(frozen=True)
 class Hindered:
     """How a run goes within every limit from ``least`` to below ``beyond`` bytes."""
@@ -76,7 +78,7 @@ def write_outcomes(
             # A fixed date: equal outcomes give equal files.
             entry = zipfile.ZipInfo(name)
             entry.compress_type = zipfile.ZIP_DEFLATED
-            archive.writestr(entry, json.dumps(list(map(asdict, content)), separators=(",", ":")))
+            archive.writestr(entry, json.dumps(list(map(to_record, content)), separators=(",", ":")))
 
 
 def read_outcome(path: Path, key: str) -> Outcome | None:
@@ -86,7 +88,9 @@ def read_outcome(path: Path, key: str) -> Outcome | None:
 
 def read_hindered(path: Path, key: str) -> tuple[Hindered, ...]:
     """What came of limits under ``key`` in an archive; nothing where it is damaged."""
-    return _read(path, f"{key}.{_HINDERED}", lambda found: Hindered(**{**found, "retries": tuple(found["retries"])}))
+    return _read(
+        path, f"{key}.{_HINDERED}", lambda found: build(Hindered, {**found, "retries": tuple(found["retries"])})
+    )
 
 
 def _read(path: Path, name: str, parse: Callable[[dict[str, Any]], T]) -> tuple[T, ...]:

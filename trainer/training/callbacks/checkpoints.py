@@ -9,7 +9,7 @@ from typing import Any
 from trainer.config.fit import RungConfig
 from trainer.protocol import events
 from trainer.protocol.forecast import ForecastPhase
-from trainer.protocol.reading import build
+from trainer.protocol.records import build, to_record
 from trainer.protocol.run_directory import RunDirectory
 from trainer.training import checkpoint
 from trainer.training.active_plan import Plan, Taken
@@ -66,7 +66,7 @@ def capture(engine: Engine, rungs: list[dict[str, object]]) -> checkpoint.Checkp
     """Everything that moves during training, as it is now, and the plan in force: its fit and ``rungs`` taken."""
     tensors, data = pack_state(engine.optimizer)
     state: dict[str, object] = {
-        "progress": dataclasses.asdict(engine.progress),
+        "progress": to_record(engine.progress),
         "optimizer": data,
         "scaler": engine.scaler.state() if engine.scaler else None,
         "fit": engine.job.fit.model_dump(mode="json"),
@@ -107,4 +107,4 @@ def restore(engine: Engine, saved: checkpoint.Checkpoint) -> None:
     unpack_state(engine.optimizer, saved.optimizer, state["optimizer"])
     if engine.scaler:
         engine.scaler.load(state["scaler"])
-    engine.progress = Progress(**state["progress"])
+    engine.progress = build(Progress, state["progress"])

@@ -316,7 +316,9 @@ def _groups(keys: Sequence[str], size: int) -> list[Sequence[str]]:
 
 def _each_text(encoded: TextConditioning) -> list[dict[str, Tensor]]:
     """Text by text what is kept of it, on the CPU; a card is waited for once for all."""
-    parts = {"hidden": encoded.hidden} if encoded.pooled is None else vars(encoded)
+    parts = {"hidden": encoded.hidden}
+    if encoded.pooled is not None:
+        parts["pooled"] = encoded.pooled
     moved = {name: tensor.cpu() for name, tensor in parts.items()}
     return [{name: tensor[row] for name, tensor in moved.items()} for row in range(len(encoded.hidden))]
 

@@ -18,7 +18,8 @@ from trainer.errors import (
 )
 from trainer.protocol import files
 from trainer.protocol.places import cache_limit
-from trainer.protocol.reading import build, read_text
+from trainer.protocol.reading import read_text
+from trainer.protocol.records import build
 from trainer.protocol.run_directory import RunDirectory, damaged, newest_step
 from trainer.training.data.latent_cache import file_digest
 from trainer.training.device.device import this_machine

@@ -1,0 +1,137 @@
+"""Write dataclasses as JSON under keys that are stated, and build them again, checking each field's type.
+
+The keys are literals beside the class (`@json_keys`), so that renaming an attribute leaves files as they are.
+
+A status whose step is a text parses well and breaks whatever shows it much later, so the types are checked on reading.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+
+from trainer.protocol.text import in_json
+
+T = TypeVar("T")
+
+_KEYS = "__json_keys__"
+_LAST_MOMENT = 253_370_764_800.0  # the year 9999: later times overflow the calendar of whatever shows them
+
+Check = Callable[[Any], bool]
+
+_NUMBERS: Mapping[Any, tuple[type, ...]] = {float: (int, float), int: (int,)}
+
+
+def json_keys(*keys: str) -> Callable[[type[T]], type[T]]:
+    """Return a class decorator that states the keys of a dataclass in files, in the order of its own fields.
+
+    The keys of a base class that has some come first. Put it above `@dataclass`. A key is never changed without a
+    migration of the files that have it; attributes may be renamed freely.
+    """
+
+    def state(kind: type[T]) -> type[T]:
+        stated = (*getattr(kind, _KEYS, ()), *keys)
+        if len(stated) != len(dataclasses.fields(cast("Any", kind))):
+            raise TypeError(f"{kind.__name__} has another number of fields than of keys")
+        setattr(kind, _KEYS, stated)
+        return kind
+
+    return state
+
+
+def to_record(value: Any) -> Any:
+    """Return plain data for JSON: dataclasses as tables under their stated keys, also inside tables and lists.
+
+    Raises TypeError for a dataclass without `json_keys`.
+    """
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        names = _names(type(value), required=True)
+        return {key: to_record(getattr(value, name)) for key, name in names.items()}
+    if isinstance(value, Mapping):
+        return {key: to_record(item) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        return [to_record(item) for item in value]
+    return value
+
+
+def build(kind: type[T], found: Mapping[str, Any], *, null_floats: bool = False) -> T:
+    """Return a `kind` made of the keys in `found` that it has; keys of newer versions are skipped.
+
+    Lists are accepted for tuples and, with `null_floats`, null for numbers that were not finite. Raises TypeError for
+    a missing field, a value of another type, and a `found` that is not a mapping.
+    """
+    if not isinstance(found, Mapping):
+        raise TypeError("it is not a table of names and values")
+    checks, names = _checks(cast("Any", kind), null_floats), _names(cast("Any", kind))
+    for key, name in names.items():
+        if key in found and not checks[name](found[key]):
+            raise TypeError(f"{key} is {in_json(found[key])}")
+    needed = {field.name for field in dataclasses.fields(cast("Any", kind)) if _is_needed(field)}
+    if absent := [key for key, name in names.items() if name in needed and key not in found]:
+        raise TypeError(f"there is no {absent[0]}")
+    return kind(**{name: found[key] for key, name in names.items() if key in found})
+
+
+def moment(value: Any) -> float:
+    """Return a Unix time in seconds that a calendar can show; raises ValueError and TypeError for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError("a time is not a number")
+    if not 0 <= value < _LAST_MOMENT:
+        raise ValueError(f"{value:g} is not a time")
+    return float(value)
+
+
+def _is_needed(field: dataclasses.Field[Any]) -> bool:
+    return field.init and field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+
+
+@lru_cache(maxsize=256)
+def _names(kind: type, required: bool = False) -> Mapping[str, str]:
+    """Return the attributes of a dataclass by their keys in files; by their own names where it states none."""
+    names = [field.name for field in dataclasses.fields(kind)]
+    keys = getattr(kind, _KEYS, None)
+    if keys is None and required:
+        raise TypeError(f"{kind.__name__} states no keys to be written under")
+    return dict(zip(keys or names, names, strict=True))
+
+
+@lru_cache(maxsize=256)
+def _checks(kind: type, null_floats: bool) -> Mapping[str, Check]:
+    hints = get_type_hints(kind)
+    names = [field.name for field in dataclasses.fields(kind)]
+    return {name: _check(float | None if null_floats and hints[name] is float else hints[name]) for name in names}
+
+
+def _check(hint: Any) -> Check:
+    origin, inner = get_origin(hint), get_args(hint)
+    if hint is Any or hint is object:
+        return lambda value: True
+    if origin is Literal:
+        return lambda value: isinstance(value, str | int | None) and value in inner
+    if origin in (Union, types.UnionType):
+        parts = [_check(part) for part in inner]
+        return lambda value: any(part(value) for part in parts)
+    if origin is not None and issubclass(origin, Mapping):
+        values = _check(inner[1])
+        return lambda value: isinstance(value, Mapping) and all(map(values, value.values()))
+    if origin is not None and issubclass(origin, tuple | list):
+        return _check_items(inner)
+    kinds = _NUMBERS.get(hint, (origin or hint,))
+    if bool in kinds:
+        return lambda value: isinstance(value, kinds)
+    return lambda value: isinstance(value, kinds) and not isinstance(value, bool)
+
+
+def _check_items(inner: tuple[Any, ...]) -> Check:
+    if len(inner) == 1 or inner[1:] == (...,):
+        each = _check(inner[0])
+        return lambda value: isinstance(value, tuple | list) and all(map(each, value))
+    checks = [_check(part) for part in inner]
+    return lambda value: (
+        isinstance(value, tuple | list)
+        and len(value) == len(checks)
+        and all(check(item) for check, item in zip(checks, value, strict=True))
+    )
