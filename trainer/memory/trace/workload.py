@@ -16,6 +16,7 @@ from trainer.config.base import Family, Prediction
 from trainer.config.fit import FitConfig
 from trainer.config.job import Job, PromptConfig
 from trainer.config.optimizer import ScheduleFreeConfig
+from trainer.config.products import ProductConfig
 from trainer.config.recipe import RecipeConfig
 from trainer.dataset.cache_keys import texts_at_once
 from trainer.dataset.picture import Picture
@@ -157,12 +158,18 @@ class Subject:
             # Flash is what "auto" takes; see trainer.memory.trace.cuda_kernels.attention_kernel.
             "precision": (
                 *(fit.dtype, fit.quantise, "auto" if fit.attention == "flash" else fit.attention),
-                *(product.model_dump() for product in fit.products),
+                *map(_product_facts, fit.products),
             ),
             "checkpointing": fit.checkpointing,
             "masks": self.masks,
             "objective": (
-                _present(objective.model_dump(mode="json", include={"loss", "min_snr_gamma", "debiased"})),
+                _present(
+                    {
+                        "loss": objective.loss,
+                        "min_snr_gamma": objective.min_snr_gamma,
+                        "debiased": objective.debiased,
+                    }
+                ),
                 objective.input_perturbation > 0,
                 self.prediction,
             ),
@@ -268,6 +275,16 @@ def _uses(shown: Counter[tuple[int, int]]) -> tuple[BucketUse, ...]:
 def _plain(config: Config) -> dict[str, object]:
     """Without what names the file and the version that wrote it."""
     return {name: value for name, value in config.items() if not name.startswith("_")}
+
+
+def _product_facts(product: ProductConfig) -> dict[str, int | None]:
+    """Return the sizes of int8 products under literal keys: a renamed attribute must not change a hash."""
+    return {
+        "inputs": product.inputs,
+        "outputs": product.outputs,
+        "forward": product.forward,
+        "backward": product.backward,
+    }
 
 
 def _present(settings: Mapping[str, object]) -> dict[str, object]:
