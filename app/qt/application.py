@@ -198,10 +198,10 @@ def _sit(
 
 def _greet(window: Window) -> None:
     """Welcome who is here for the first time; where there is no screen, nobody is."""
-    from app.core.settings.recent import is_first_start, remember
+    from app.core.settings.recent import is_first_start, remember_welcome
 
     if is_first_start() and QGuiApplication.platformName() != "offscreen":
-        remember()
+        remember_welcome()
         window.show_welcome()
 
 

@@ -1,4 +1,4 @@
-"""Makes the pages that are not there when the window opens, a part in each turn of its thread.
+"""What a page is, and how pages are made after the window has opened, a part in each turn of its thread.
 
 The pages that are made after the window has opened, and what to load before each, so that no piece of it is long.
 
@@ -30,19 +30,15 @@ BESIDE = (
     "app.core.disk.images",
     "app.core.disk.reading",
     "app.core.health.judging",
-    "app.core.health.judging",
     "app.core.health.findings",
     "trainer.dataset.decoders",
     "app.core.jobs.essentials",
     "app.core.planning.answer",
     "app.core.after.export",
-    "app.core.after.export",
     "app.core.runs.run",
     "app.core.runs.series",
     "app.core.after.run_jobs",
     "app.core.runs.runs",
-    "app.core.after.run_jobs",
-    "app.core.after.export",
     "app.core.presets.presets",
 )
 """What is none of Qt's: numpy and Pillow, for which the first thumbnails would wait half a second, what judges
@@ -144,20 +140,16 @@ RUNS = Room(
     "RunsPage",
     (
         "app.qt.runs.after.export",
-        "app.qt.runs.after.export",
         "app.qt.runs.after.grid_dialog",
         "app.qt.runs.after.panel",
         "app.qt.runs.queue_panel",
         "app.qt.runs.log",
         "app.qt.runs.samples.matrix",
         "app.qt.runs.charts.board",
-        "app.qt.runs.charts.board",
         "app.qt.runs.header",
     ),
 )
-PRESETS = Room(
-    "app.qt.presets.page", "PresetsPage", ("app.qt.presets.cards", "app.qt.presets.cards", "app.qt.presets.dialogs")
-)
+PRESETS = Room("app.qt.presets.page", "PresetsPage", ("app.qt.presets.cards", "app.qt.presets.dialogs"))
 
 
 def load_beside() -> None:

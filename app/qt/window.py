@@ -96,7 +96,7 @@ class Window(QMainWindow):
         self.session = session
         self._painted = self._closing = self._decided_later = False
         self._notifier: Notifier | None = None
-        self._state, self._state_notice = recent.read()
+        self._state, self._state_notice = recent.read_window_state()
         """How it stood at the end of the last time; pages that are made later, or never, have theirs in it."""
         self.commands = Commands(self, session.settings.preferences.shortcuts)
         self.setWindowTitle("Impasto")
@@ -314,7 +314,7 @@ class Window(QMainWindow):
         state = {splitter.objectName(): _text(splitter.saveState()) for splitter in self._splitters()}
         self._state |= {**state, "geometry": _text(self.saveGeometry())}
         self._say_farewell()
-        recent.write(self._state)
+        recent.write_window_state(self._state)
         super().closeEvent(event)
 
     # --- inside

@@ -378,10 +378,10 @@ def test_a_run_is_read(run: RunDirectory) -> None:
 
 
 def test_the_commands_of_a_run(run: RunDirectory) -> None:
-    (waiting,) = commands.pending(run)
+    (waiting,) = commands.pending(run.commands)
     assert (waiting.name, waiting.arguments) == ("stop", {"why": "late"})
     assert waiting.sent == json.loads(waiting.path.read_text(encoding="utf-8"))["sent"]
-    ending = commands.ending(run)
+    ending = commands.ending(run.commands)
     assert ending is not None and (ending.name, ending.accepted) == ("stop", False)
     done = sorted((run.commands / "done").iterdir())
     answers = [commands.answer(run.commands / path.name) for path in done]

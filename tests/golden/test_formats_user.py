@@ -17,7 +17,6 @@ from app.core.disk.thumbnails import FILE_NAME, Thumbnail, Thumbnails
 from app.core.edits.backups import Backups
 from app.core.edits.journal import Journal
 from app.core.edits.save_state import Key
-from app.core.first import shown
 from app.core.jobs.jobs import Jobs
 from app.core.library import Folder, Picture
 from app.core.models.models import Choices, Kept
@@ -28,7 +27,7 @@ from app.core.query.filtering import SavedFilter, SavedFilters
 from app.core.query.language import parse
 from app.core.query.terms import And, Not, Range, Term
 from app.core.runs.watcher import Memory, Unfinished
-from app.core.settings import recent as window_state
+from app.core.settings import recent
 from app.core.settings.preferences import Appearance, Judging, Preferences, Settings, Starting, Telling
 from app.core.settings.recent import RecentFolders
 from app.core.tasks import Tasks
@@ -216,18 +215,18 @@ def test_models_and_folders_that_were_chosen() -> None:
 
 
 def test_the_window() -> None:
-    found, notice = window_state.read()
+    found, notice = recent.read_window_state()
     assert (found, notice) == (raw("window.json"), "")
     splitters = {name for name in found if name not in ("geometry", "said.queue")}
     assert {RENAMED_SPLITTERS.get(name, name) for name in splitters} <= object_names()
 
 
 def test_the_welcome_was_shown(home: Path) -> None:
-    assert not shown.is_first_start()
+    assert not recent.is_first_start()
     (home / "window.json").unlink()
-    assert not shown.is_first_start()
+    assert not recent.is_first_start()
     (home / "welcome.json").unlink()
-    assert shown.is_first_start()
+    assert recent.is_first_start()
 
 
 def test_what_was_going_on_and_which_jobs_are_known() -> None:

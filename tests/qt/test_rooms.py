@@ -196,7 +196,7 @@ def test_a_window_closed_while_a_page_is_half_made_remembers_how_that_page_stood
     window.show_train()
     shown_page(window, TrainPage).columns.setSizes([210, 640, 330])
     window.close()
-    before = recent.read()[0]["train.columns"]
+    before = recent.read_window_state()[0]["train.columns"]
     again = Window(session)
     qtbot.addWidget(again)
     room, parts = again._workshop._parts, []
@@ -215,7 +215,7 @@ def test_a_window_closed_while_a_page_is_half_made_remembers_how_that_page_stood
     again.show_train()
     qtbot.waitUntil(lambda: isinstance(again.pages.widget(1), Page))
     assert len(parts) == 1
-    assert recent.read()[0]["train.columns"] == before
+    assert recent.read_window_state()[0]["train.columns"] == before
 
 
 def test_parts_of_no_width_that_were_remembered_are_as_wide_as_they_need(window, qtbot):

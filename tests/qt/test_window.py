@@ -253,7 +253,7 @@ def test_it_stands_as_it_stood(window, qtbot, session):
     window.pictures.columns.setSizes([150, 500, 250])
     sizes = window.pictures.columns.sizes()
     window.close()
-    assert "geometry" in recent.read()[0]
+    assert "geometry" in recent.read_window_state()[0]
     again = Window(session)
     qtbot.addWidget(again)
     with qtbot.waitExposed(again):
@@ -284,7 +284,7 @@ def test_it_closes_when_pictures_are_in_the_trash_or_at_once_where_it_is_closed_
     assert session.history.writing is None
     assert not window._closing, "shown again by another start, it would close by itself after the next edit"
     assert sorted(file.name for file in pictures.iterdir()) == ["a.png", "a.txt", "b.png", "b.txt"]
-    assert "geometry" in recent.read()[0]
+    assert "geometry" in recent.read_window_state()[0]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the place of the trash cannot be chosen")
@@ -307,7 +307,7 @@ def test_it_stays_open_where_the_trash_refuses_what_it_waits_for(
 
 
 def test_nonsense_in_the_windows_file_does_not_keep_it_closed(qtbot, session, per_user_folder):
-    recent.write({"geometry": "not base64 at all", "pictures.columns": "AAAA"})
+    recent.write_window_state({"geometry": "not base64 at all", "pictures.columns": "AAAA"})
     window = Window(session)
     qtbot.addWidget(window)
     with qtbot.waitExposed(window):
@@ -316,7 +316,7 @@ def test_nonsense_in_the_windows_file_does_not_keep_it_closed(qtbot, session, pe
 
 
 def test_a_damaged_file_of_the_window_is_named(qtbot, session):
-    recent.place().write_text("[" * 1000, encoding="utf-8")
+    recent.window_state_file().write_text("[" * 1000, encoding="utf-8")
     window = Window(session)
     qtbot.addWidget(window)
     assert "window.damaged.json" in window.notices.sentences()[0]

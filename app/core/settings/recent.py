@@ -150,41 +150,41 @@ def _absence(folder: Path) -> Absence | None:
 _log = logging.getLogger(__name__)
 
 
-def place() -> Path:
+def window_state_file() -> Path:
     """Return where it is kept."""
     return places.home() / "window.json"
 
 
-def read() -> tuple[dict[str, str], str]:
+def read_window_state() -> tuple[dict[str, str], str]:
     """Return what was kept, text by name, and a sentence about what was wrong with the file, as `stored.load` does."""
     nothing: dict[str, str] = {}
-    return load(place(), _texts, nothing, "the window has its default size and layout")
+    return load(window_state_file(), _texts, nothing, "the window has its default size and layout")
 
 
 def _texts(found: Any, _: list[str]) -> dict[str, str]:
     return {str(name): text for name, text in found.items() if isinstance(text, str)}
 
 
-def write(state: dict[str, str]) -> None:
+def write_window_state(state: dict[str, str]) -> None:
     """Keep it; a disk that refuses is only noted, since nobody should wait for this when closing."""
     try:
-        place().parent.mkdir(parents=True, exist_ok=True)
-        files.write_json(place(), state, durable=False)
+        window_state_file().parent.mkdir(parents=True, exist_ok=True)
+        files.write_json(window_state_file(), state, durable=False)
     except OSError as error:
         _log.info("the window's place was not kept: %s", error)
 
 
 def is_first_start() -> bool:
     """Tell whether nobody has used this installation, nor one before it, on this account."""
-    return not _mark().exists() and not place().exists()
+    return not _welcome_file().exists() and not window_state_file().exists()
 
 
-def remember() -> None:
+def remember_welcome() -> None:
     """Do not show it by itself again; where the disk refuses, it comes once more."""
     with contextlib.suppress(OSError):
-        _mark().parent.mkdir(parents=True, exist_ok=True)
-        files.write_json(_mark(), {"version": __version__}, durable=False)
+        _welcome_file().parent.mkdir(parents=True, exist_ok=True)
+        files.write_json(_welcome_file(), {"version": __version__}, durable=False)
 
 
-def _mark() -> Path:
+def _welcome_file() -> Path:
     return places.home() / "welcome.json"

@@ -509,7 +509,7 @@ def write_run(samples: Path) -> None:
     def act(event: events.Event) -> None:
         exhaustion.tell(event)
         if isinstance(event, events.Saved):
-            commands.send(trial.run, "pause")
+            commands.send(trial.run.commands, "pause")
 
     trial = Trial(job, act=act)
     trial.start()
@@ -527,11 +527,11 @@ def _leave_commands(run: RunDirectory) -> None:
     """Leave a command pending, one accepted, and one with each outcome."""
     outcomes: Iterable[commands.CommandOutcome] = ("done", "refused", "failed", "void", "withdrawn")
     for outcome in outcomes:
-        commands.send(run, "sample", {"reason": outcome})
-        commands.finish(commands.pending(run)[-1], outcome, f"It is {outcome}.")
-    commands.send(run, "save")
-    assert commands.accept(commands.pending(run)[-1])
-    commands.send(run, "stop", {"why": "late"})
+        commands.send(run.commands, "sample", {"reason": outcome})
+        commands.finish(commands.pending(run.commands)[-1], outcome, f"It is {outcome}.")
+    commands.send(run.commands, "save")
+    assert commands.accept(commands.pending(run.commands)[-1])
+    commands.send(run.commands, "stop", {"why": "late"})
 
 
 def _keep_first(cache: Path, target: Path) -> None:

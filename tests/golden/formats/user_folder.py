@@ -16,7 +16,6 @@ from app.core.disk.thumbnails import FILE_NAME, Thumbnails
 from app.core.edits.backups import Backups
 from app.core.edits.journal import Journal
 from app.core.edits.save_state import Key, SaveRequest
-from app.core.first import shown
 from app.core.jobs.jobs import Jobs
 from app.core.library import Folder, Picture
 from app.core.models.models import Kept
@@ -24,7 +23,6 @@ from app.core.models.search import Known
 from app.core.models.tools import Installation
 from app.core.query.filtering import SavedFilter, SavedFilters
 from app.core.runs.watcher import Memory, Unfinished
-from app.core.settings import recent as window_state
 from app.core.settings.preferences import Appearance, Judging, Preferences, Settings, Starting, Telling
 from app.core.settings.recent import RecentFolders
 from app.core.tasks import Tasks
@@ -126,8 +124,8 @@ def _write_settings(root: Path) -> None:
         for number in (2, 1):
             kept.put_first(what, f"{root}/{what}/{number}")
     kept.settle()
-    window_state.write({"geometry": "AdnQ", "said.queue": "yes"} | dict.fromkeys(SPLITTERS, "AAAA"))
-    shown.remember()
+    recent.write_window_state({"geometry": "AdnQ", "said.queue": "yes"} | dict.fromkeys(SPLITTERS, "AAAA"))
+    recent.remember_welcome()
     tasks = Tasks(_post)
     memory = Memory(tasks)
     memory.keep(Unfinished(frozenset({root / "runs" / "sample"}), frozenset({"0123abcd"})))

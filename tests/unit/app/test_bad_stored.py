@@ -43,7 +43,7 @@ def test_the_app_starts_without_any_of_its_files(what: str, per_user_folder: Pat
             pytest.skip("this system has no such thing")
     session = Session(desk.post)
     try:
-        _, window_notice = recent.read()
+        _, window_notice = recent.read_window_state()
         assert session.settings.preferences == Preferences()
         assert session.filters.of() == [] and session.jobs.all == ()
         assert session.models.recent == (("a\0b",) if what == "nul in a path" else ())

@@ -10,7 +10,7 @@ import pytest
 
 from app.core.first import CheckUp, demo_job, demo_pictures, this_machine
 from app.core.settings import recent
-from app.core.settings.recent import is_first_start, remember
+from app.core.settings.recent import is_first_start, remember_welcome
 from trainer import gpu
 from trainer.config.load import load_job
 from trainer.errors import ImpastoError
@@ -20,12 +20,12 @@ from trainer.protocol import places
 
 def test_the_welcome_comes_once() -> None:
     assert is_first_start()
-    remember()
+    remember_welcome()
     assert not is_first_start()
 
 
 def test_who_had_a_window_before_is_not_new() -> None:
-    recent.write({"geometry": ""})
+    recent.write_window_state({"geometry": ""})
     assert not is_first_start()
 
 

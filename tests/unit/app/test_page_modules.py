@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
-TABLE = ROOT / "app" / "qt" / "rooms.py"
+TABLE = ROOT / "app" / "qt" / "page_loader.py"
 
 
 def calls(function: str) -> list[ast.Call]:

@@ -131,12 +131,12 @@ def test_what_the_schema_does_not_allow_is_refused():
 
 
 def test_the_windows_place_comes_back_and_nonsense_does_not(per_user_folder):
-    assert recent.read() == ({}, "")
-    recent.write({"geometry": "AAAA"})
-    assert recent.read() == ({"geometry": "AAAA"}, "")
+    assert recent.read_window_state() == ({}, "")
+    recent.write_window_state({"geometry": "AAAA"})
+    assert recent.read_window_state() == ({"geometry": "AAAA"}, "")
     for text in ("[1]", "{", '{"geometry": 3}'):
-        recent.place().write_text(text, encoding="utf-8")
-        assert recent.read()[0] == {}
+        recent.window_state_file().write_text(text, encoding="utf-8")
+        assert recent.read_window_state()[0] == {}
 
 
 def test_a_small_file_is_written_behind_and_only_the_latest_text_of_those_that_wait(tmp_path, monkeypatch):

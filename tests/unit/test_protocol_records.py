@@ -16,9 +16,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 # What reads all attributes of an object by their names: {function: files that may, since nothing of it is kept}.
 MAY_NAME_ATTRIBUTES = {
-    "asdict": {"app/qt/theme/style.py", "trainer/cli/doctor.py"},
+    "asdict": {"app/qt/theme/theme.py", "trainer/cli/doctor.py"},
     "_asdict": set[str](),
-    "vars": {"trainer/protocol/rundir.py"},
+    "vars": {"trainer/protocol/run_directory.py"},
 }
 
 
