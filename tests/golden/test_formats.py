@@ -43,7 +43,7 @@ from trainer.training.callbacks.checkpoints import is_restorable
 from trainer.training.checkpoint import load_checkpoint
 from trainer.training.data.latent_cache import EntryStore
 from trainer.training.loop import Progress
-from trainer.training.run import resume
+from trainer.training.run.resume import resume
 
 SAMPLES = Path(__file__).parent / "formats" / "v0.1.0"
 RECORDS = SAMPLES / "records"

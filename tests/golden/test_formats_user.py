@@ -38,7 +38,7 @@ from trainer.base.fetch import fetch_from_hub, fetch_link
 from trainer.dataset.inspection import PictureFacts, PictureMemory
 from trainer.files import weights
 from trainer.memory.device.calibration import Excess, corrections
-from trainer.memory.forecast.results import Hindered
+from trainer.memory.forecast.results import Hindered, OutcomeStore
 from trainer.memory.trace.memory_trace import Storage, Work
 from trainer.memory.trace.store import TapeStore
 from trainer.protocol import places
@@ -332,7 +332,7 @@ def test_memory_traces() -> None:
 
 
 def test_forecast_results() -> None:
-    results = TapeStore(places.cache_folder() / "traces").outcomes
+    results = OutcomeStore.beside(TapeStore(places.cache_folder() / "traces"))
     peak = Peak(
         name="decoding",
         module="vae.decoder",

@@ -42,7 +42,7 @@ from trainer.protocol.forecast import Forecast, Peak, PhaseForecast, write_forec
 from trainer.protocol.report import CachingReport, Memory, PhaseReport, RunReport, write_report
 from trainer.protocol.run_directory import RunDirectory, Status
 from trainer.training.loop import Progress
-from trainer.training.run import resume
+from trainer.training.run.resume import resume
 
 HERE = Path(__file__).parent
 ROOT = Path("/data/impasto")

@@ -13,10 +13,9 @@ from typing import Any, Literal, Protocol
 
 from trainer import __version__
 from trainer.config.base import Family, Prediction
-from trainer.config.fit import FitConfig
+from trainer.config.fit import FitConfig, ProductConfig
 from trainer.config.job import Job, PromptConfig
 from trainer.config.optimizer import ScheduleFreeConfig
-from trainer.config.products import ProductConfig
 from trainer.config.recipe import RecipeConfig
 from trainer.dataset.cache_keys import texts_at_once
 from trainer.dataset.picture import Picture
