@@ -29,11 +29,12 @@ from app.core.settings import recent
 from app.qt import page_loader
 from app.qt.actions.commands import Command, Commands
 from app.qt.main_thread import Precedence
-from app.qt.notices import Notices, StatusLine, TrainingRing, title_of
+from app.qt.notices import Notices
 from app.qt.page_loader import Page, Place, Undoing, Use, Workshop
 from app.qt.pictures.arriving import no_use_for
 from app.qt.pictures.page import PicturesPage
 from app.qt.recent import Invitation, RecentMenu
+from app.qt.status import StatusLine, TrainingRing, title_of
 from app.qt.theme import set_icon
 from app.qt.widgets import come_forward, while_there
 from app.qt.window_actions import ACTIONS

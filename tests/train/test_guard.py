@@ -13,8 +13,9 @@ from trainer import gpu
 from trainer.errors import ImpastoError
 from trainer.protocol import events
 from trainer.training.callbacks.step_events import SlowSteps, why_slow
-from trainer.training.device.out_of_memory import SPARE_BYTES, cap_memory, gpu_guard, memory_full, warn_of_allocator
+from trainer.training.device.out_of_memory import SPARE_BYTES, cap_memory, gpu_guard, memory_full
 from trainer.training.loop import Progress, StepResult
+from trainer.training.reporting.memory_use import warn_of_allocator
 from trainer.training.reporting.reporter import Reporter
 
 GIB = 1 << 30

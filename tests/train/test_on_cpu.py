@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from tests.support.forecasts import known_job
-from trainer.memory.forecast import on_cpu
 from trainer.memory.forecast.schedule import Course, Occasions
+from trainer.memory.planner import on_cpu
 from trainer.memory.planner.request import Question, question_ahead, question_of_job
 from trainer.memory.trace.library import Traces
 from trainer.memory.trace.store import TapeStore
@@ -84,7 +84,7 @@ def test_the_rate_of_an_estimate_is_that_of_this_cpu_without_torch() -> None:
     words = [
         sys.executable,
         "-c",
-        "import sys; from trainer.memory.forecast import on_cpu; r = on_cpu._quick_rate(None); ",
+        "import sys; from trainer.memory.planner import on_cpu; r = on_cpu._quick_rate(None); ",
     ]
     words[-1] += "print(r.timed[0].flops, 'torch' in sys.modules)"
     flops, loaded = subprocess.run(words, capture_output=True, encoding="utf-8", check=True).stdout.split()

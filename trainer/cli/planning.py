@@ -73,8 +73,8 @@ def plan_run(
     from trainer.config.fit import PLANNED
     from trainer.dataset.cache_keys import Cached
     from trainer.memory.device.device_state import situation_here
-    from trainer.memory.forecast.on_cpu import plan_on_cpu
     from trainer.memory.forecast.schedule import occasions_of
+    from trainer.memory.planner.on_cpu import plan_on_cpu
     from trainer.memory.planner.request import require_room
     from trainer.memory.trace.workload import subject_of_job
     from trainer.protocol.places import cache_folder
@@ -334,7 +334,7 @@ def traces_of_user(*, quiet: bool = False) -> Iterator[Traces]:
 
 def planned_for(question: Question, traces: Traces, on_pick: Callable[[Planned], None] = lambda _: None) -> Planned:
     """Return the best plan that is found within the time that people wait for one; `on_pick` hears of it first."""
-    from trainer.memory.forecast.on_cpu import plan_on_cpu
+    from trainer.memory.planner.on_cpu import plan_on_cpu
 
     if question.situation.on_cpu:
         assert question.resolved is not None

@@ -11,7 +11,7 @@ from PySide6.QtWidgets import QApplication, QFrame, QLabel, QSystemTrayIcon, QVB
 
 from app.core.runs.watcher import Ended, GoesOn
 from app.core.session import Session
-from app.qt.notices import training_words
+from app.qt.runs.rows import training_words
 from app.qt.widgets import come_forward, until_destroyed
 
 if TYPE_CHECKING:

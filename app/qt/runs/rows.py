@@ -18,9 +18,13 @@ from PySide6.QtCore import (
     Qt,
 )
 from PySide6.QtGui import QColor, QFont, QPainter
-from PySide6.QtWidgets import QStyle, QStyleOptionViewItem
+from PySide6.QtWidgets import (
+    QStyle,
+    QStyleOptionViewItem,
+)
 
 from app.core.runs.summary import Missing, RunSummary, State
+from app.core.runs.training import Training
 from app.qt.theme import colours
 from app.qt.widgets import QT_TRANSLATE_NOOP, duration, moment
 from trainer.protocol.commands import EndingName
@@ -179,3 +183,17 @@ def run_status(run: RunSummary, left: float | None, *, begins: bool = False) -> 
 
 def _tr(text: str) -> str:
     return QCoreApplication.translate("RunState", text)
+
+
+_LONGEST_NAME = 40
+
+
+def training_words(training: Training) -> str:
+    """Return name, step and time left in one line."""
+    words = f"{short_name(training.summary.name)} · {run_status(training.summary, training.left, begins=training.begins)}"
+    return words + (f" (+{training.others})" if training.others else "")
+
+
+def short_name(name: str) -> str:
+    """Return a name that fits a line, its end cut with dots."""
+    return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…"

@@ -19,7 +19,6 @@ from trainer import gpu
 from trainer.errors import ImpastoError
 from trainer.protocol.text import size
 from trainer.training.optim.master_weights import MasterWeights, clip, measure
-from trainer.training.reporting.reporter import Reporter
 from trainer.training.step import training_step
 
 # What PyTorch, cuBLAS, cuDNN and the CUDA runtime say where they raise no OutOfMemoryError; lower case.
@@ -226,16 +225,6 @@ def cap_memory(device: torch.device) -> int | None:
     cap = max(0, torch.cuda.memory_reserved(device) + free - SPARE_BYTES)
     torch.cuda.set_per_process_memory_fraction(cap / total, device)
     return cap
-
-
-def warn_of_allocator(device: torch.device, reporter: Reporter) -> None:
-    """Report an allocator that has no cap and that no forecast describes."""
-    if device.type == "cuda" and torch.cuda.get_allocator_backend() != "native":
-        reporter.notice(
-            "memory.allocator",
-            "PYTORCH_CUDA_ALLOC_CONF chooses another allocator than PyTorch's own: forecasts do not hold for it, and "
-            "the run cannot be kept from spilling into main memory. Remove backend: from that variable.",
-        )
 
 
 def card_of(index: int) -> gpu.Card:

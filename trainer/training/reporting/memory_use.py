@@ -128,3 +128,13 @@ def outside_bytes(device: torch.device) -> int | None:
 def _higher(first: int | None, second: int | None) -> int | None:
     known = [number for number in (first, second) if number is not None]
     return max(known, default=None)
+
+
+def warn_of_allocator(device: torch.device, reporter: Reporter) -> None:
+    """Report an allocator that has no cap and that no forecast describes."""
+    if device.type == "cuda" and torch.cuda.get_allocator_backend() != "native":
+        reporter.notice(
+            "memory.allocator",
+            "PYTORCH_CUDA_ALLOC_CONF chooses another allocator than PyTorch's own: forecasts do not hold for it, and "
+            "the run cannot be kept from spilling into main memory. Remove backend: from that variable.",
+        )

@@ -25,13 +25,13 @@ from trainer.training.callbacks.preview import Previewer, Previews
 from trainer.training.callbacks.step_events import Curves, SlowSteps, StepEvents
 from trainer.training.callbacks.validation import Validation, Validator
 from trainer.training.device.device import attention
-from trainer.training.device.out_of_memory import cap_memory, warn_of_allocator
+from trainer.training.device.out_of_memory import cap_memory
 from trainer.training.device.release_points import load_phase
 from trainer.training.loop import Component, Engine, Progress, StepResult
 from trainer.training.optim.lr_schedule import Segment
 from trainer.training.recovery.engine_manager import Keeper
 from trainer.training.recovery.recovery import Protected, Recovery
-from trainer.training.reporting.memory_use import Meter
+from trainer.training.reporting.memory_use import Meter, warn_of_allocator
 from trainer.training.reporting.report import in_short, make_report
 from trainer.training.reporting.reporter import Control, Interrupted, Order, Reporter, answer
 from trainer.training.run.cache_pruning import tell_trimmed
