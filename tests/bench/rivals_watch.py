@@ -26,7 +26,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 ROOT = Path(__file__).resolve().parents[2]
-DISPATCHED, COUNTING = "trainer.training.device.device", "tests.support.counting"
+DISPATCHED, COUNTING = "trainer.training.device.dispatched", "tests.support.counting"
 """What counts, after what it imports; both need PyTorch alone."""
 
 

@@ -15,7 +15,6 @@ import pytest
 from tests.support.jobs import photographs, write_job
 from tests.support.tiny import tiny_base
 from trainer import cli
-from trainer.cli import plan as plan_command
 from trainer.cli import planning
 
 ONE_SIZE = ("recipe.pictures.buckets=false", "recipe.layers=attention")
@@ -44,7 +43,7 @@ def shared_home(folder: Path, per_user_folder: Path, monkeypatch: pytest.MonkeyP
     """What one test has traced the others know. However busy the machine is, every fit is looked at."""
     monkeypatch.setenv("IMPASTO_HOME", str(folder / "home"))
     for name in ("PATIENCE", "PATIENCE_BESIDE"):
-        monkeypatch.setattr(plan_command, name, 600.0)
+        monkeypatch.setattr(planning, name, 600.0)
 
 
 def words_of(job: Path, *more: str) -> list[str]:
@@ -89,7 +88,7 @@ def test_what_time_was_too_short_for_is_said(
     job: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in ("PATIENCE", "PATIENCE_BESIDE"):
-        monkeypatch.setattr(plan_command, name, -1.0)
+        monkeypatch.setattr(planning, name, -1.0)
     assert cli.main(words_of(job, "--json", "--set", "recipe.rank=3")) == 0
     found = json.loads(capsys.readouterr().out)
     assert not found["complete"]
@@ -121,7 +120,7 @@ import sys
 from trainer import cli
 from trainer.cli import planning
 from trainer.memory.trace import prefetch as aside
-plan_serve.PATIENCE = plan_serve.PATIENCE_BESIDE = aside.PATIENCE = 600.0
+planning.PATIENCE = planning.PATIENCE_BESIDE = aside.PATIENCE = 600.0
 sys.exit(cli.main(["plan", "--serve"]))
 """
 

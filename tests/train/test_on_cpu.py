@@ -70,7 +70,7 @@ def test_an_estimate_agrees_with_the_exact_forecast_where_that_is_traced() -> No
     subject = replace(question.subject, fit=fit, recipe=question.subject.recipe.changed(rank=8, conv_rank=8))
     assert question.resolved is not None
     course = Course(subject, Traces(TapeStore.of_user()), Occasions(previews=0, validations=0), RATE)
-    exact = course.step_seconds(lambda work: on_cpu.timing.seconds(work, RATE))[512, 512]
+    exact = course.step_seconds(lambda work: on_cpu.roofline.seconds(work, RATE))[512, 512]
     found = estimate(replace(question, subject=subject)).step_seconds["512x512"]
     assert exact / 1.25 < found < 1.25 * exact
 

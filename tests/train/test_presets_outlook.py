@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.tiny import tiny_configs
 from trainer import cli, gpu
-from trainer.cli import plan
+from trainer.cli import planning
 from trainer.config.presets import library
 from trainer.config.presets.preset import Preset, dump_preset
 from trainer.errors import ImpastoError
@@ -24,7 +24,7 @@ def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.setattr(module, "bundled_configs", tiny_configs)
     # However busy the machine is, every fit is looked at.
     for name in ("PATIENCE", "PATIENCE_BESIDE"):
-        monkeypatch.setattr(plan, name, 600.0)
+        monkeypatch.setattr(planning, name, 600.0)
     monkeypatch.chdir(tmp_path)
 
 
@@ -88,6 +88,6 @@ def test_a_preset_in_a_folder_with_a_long_path_is_planned_under_its_own_name(tmp
     folder = tmp_path / ("long" * 20) / ("path" * 20)
     folder.mkdir(parents=True)
     (folder / "small.toml").write_text(Path(write()).read_text(encoding="utf-8"), encoding="utf-8")
-    question = plan.question_ahead_of("sd15", str(folder / "small.toml"), "8GB")
+    question = planning.question_ahead_of("sd15", str(folder / "small.toml"), "8GB")
     assert question.name == "small"
     assert question.subject.recipe.rank == 4

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image, ImageDraw
 
 from tests.support.pictures import photograph
-from trainer.dataset.findings import Fingerprints, alike, fingerprint, same
+from trainer.dataset.duplicates import Fingerprints, alike, fingerprint, same
 
 # fmt: off
 PHOTOS = [

@@ -14,7 +14,8 @@ import numpy as np
 from trainer.config.job import DatasetConfig
 from trainer.config.recipe import RecipeConfig
 from trainer.dataset.decoders import Progress, inspect_pictures
-from trainer.dataset.findings import CROP_LOSS, Finding, alike, by_severity, same, word_copies, word_marks
+from trainer.dataset.duplicates import alike, same
+from trainer.dataset.findings import CROP_LOSS, Finding, by_severity, word_copies, word_marks
 from trainer.dataset.folders import Candidate, Imported, Scan, scan_folders
 from trainer.dataset.inspection import Inspection, PictureFacts
 from trainer.dataset.picture import MaskSource, Picture, choose_bucket, crop_loss, enlargement, region_of

@@ -15,7 +15,7 @@ from typing import BinaryIO, Literal
 
 from PIL import ImageFile
 
-from trainer.dataset.findings import fingerprint
+from trainer.dataset.duplicates import fingerprint
 from trainer.dataset.pixels import decode, exif_orientation, faults_named, open_picture, upright_size
 from trainer.errors import DatasetError
 from trainer.protocol.files import long_path

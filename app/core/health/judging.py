@@ -21,7 +21,7 @@ from app.core.tags.splitting import Lines, split_tags
 from trainer.config.recipe import RecipeConfig
 from trainer.dataset.caption_files import split_caption
 from trainer.dataset.dataset import doubts_of_shape
-from trainer.dataset.findings import Fingerprints
+from trainer.dataset.duplicates import Fingerprints
 from trainer.dataset.folders import chain_of, folder_marks
 from trainer.dataset.picture import choose_bucket, enlargement, region_of
 from trainer.dataset.sampling import holds_trigger, window_in

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -11,30 +11,17 @@ from typing import TYPE_CHECKING, TypeVar
 from app.core.events import Event
 from app.core.presets.outlooks import Outlooks
 from app.core.tasks import Tasks
-from trainer.config.presets.exchange import load_carried, read_pasted
-from trainer.config.presets.library import (
-    Shelved,
-    changed_keys,
-    free_name,
-    is_built_in,
-    presets_folder,
-    read_shelf,
-    taken_by,
-)
-from trainer.config.presets.preset import Preset, dump_preset
 from trainer.errors import ImpastoError, JobError
-from trainer.protocol import files
 
+# The rooms of presets bring Pillow, for which the window does not wait: they are loaded by the workers.
 if TYPE_CHECKING:
+    from app.core.presets.receiving import Received
     from trainer.config.presets.library import Origin, Shelf, Shelved, Version
     from trainer.config.presets.making import Made
     from trainer.config.presets.preset import Preset
 
     Past = tuple[Version, list[tuple[str, str, str]]]
     """A version, with the keys that going back to it would change: key, value now, value then."""
-
-
-# The rooms of presets bring Pillow, for which the window does not wait: they are loaded by the workers.
 
 _Result = TypeVar("_Result")
 Refused = Callable[[ImpastoError], None] | None
@@ -67,6 +54,7 @@ class Presets:
         """Read what somebody sent: a file, a picture that holds a preset, or text. Nothing is kept yet."""
 
         def work() -> Received:
+            from app.core.presets.receiving import receive_file, receive_text
 
             return receive_file(source) if isinstance(source, Path) else receive_text(source, "The text")
 
@@ -215,51 +203,3 @@ def _kept_free(preset: Preset) -> tuple[Path, Preset]:
     name = free_name(preset.name, preset.base.family, read_shelf())
     kept = preset if name == preset.name else revised(preset, {"name": name})
     return keep_preset(kept)[0], kept
-
-
-@dataclass(frozen=True, slots=True)
-class Received:
-    """What came, and what it would change."""
-
-    preset: Preset
-    place: Path
-    """A file that holds it for as long as it is looked at, for the planner to read."""
-    former: Shelved | None
-    """The one that has its name and family here."""
-    built_in: bool
-    """Its name is that of a preset that comes with Impasto, so that it needs another."""
-    free_name: str
-    """Its name, or with a number behind it where that is taken."""
-    changes: tuple[tuple[str, str, str], ...]
-    """Key, value here, value there; against `former`, else against a job that states nothing."""
-
-    @property
-    def had_already(self) -> bool:
-        """The one here is the same, key for key."""
-        return self.former is not None and not self.changes
-
-
-def receive_file(path: Path) -> Received:
-    """Read a preset's file, or a picture that holds one; raises JobError in words for anything else."""
-    return _received(lambda: load_carried(path))
-
-
-def receive_text(text: str, source: str) -> Received:
-    """Read a preset that was pasted; raises JobError in words for anything else."""
-    return _received(lambda: read_pasted(text, source))
-
-
-def _received(read: Callable[[], Preset]) -> Received:
-    preset = read()
-    place = presets_folder() / "arriving" / "preset.toml"
-    place.parent.mkdir(parents=True, exist_ok=True)
-    files.write_text(place, dump_preset(preset.changed(preview=None)), durable=False)
-    former = taken_by(preset)
-    return Received(
-        preset,
-        place,
-        former,
-        is_built_in(preset),
-        free_name(preset.name, preset.base.family, read_shelf()),
-        tuple(changed_keys(former.preset if former else None, preset)),
-    )

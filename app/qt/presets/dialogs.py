@@ -22,7 +22,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.core.presets.presets import Received
+from app.core.presets.receiving import Received
 from app.core.session import Session
 from app.core.words import in_words
 from app.qt.presets.cards import About, OutlookLine, rows_of

@@ -36,7 +36,7 @@ from trainer.errors import ImpastoError, JobError
 from trainer.files.architecture import NAMES
 
 if TYPE_CHECKING:
-    from app.core.presets.presets import Received
+    from app.core.presets.receiving import Received
 
 
 ACTIONS = (

@@ -190,7 +190,9 @@ _LONGEST_NAME = 40
 
 def training_words(training: Training) -> str:
     """Return name, step and time left in one line."""
-    words = f"{short_name(training.summary.name)} · {run_status(training.summary, training.left, begins=training.begins)}"
+    words = (
+        f"{short_name(training.summary.name)} · {run_status(training.summary, training.left, begins=training.begins)}"
+    )
     return words + (f" (+{training.others})" if training.others else "")
 
 

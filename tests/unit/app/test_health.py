@@ -290,7 +290,7 @@ def test_what_is_only_good_to_know_is_no_answer_to_a_bare_problem(checked):
 
 
 def test_closing_ends_a_look_in_the_middle(desk, tmp_path, monkeypatch):
-    monkeypatch.setattr(tasks, "_PATIENCE", 120.0)  # where the machine is busy, even what ends takes its time
+    monkeypatch.setattr(tasks, "_CLOSE_SECONDS", 120.0)  # where the machine is busy, even what ends takes its time
     for number in range(6):
         save(tmp_path, f"{number}.png", size=(900, 900))
     before = threading.active_count()

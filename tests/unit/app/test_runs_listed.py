@@ -150,7 +150,7 @@ def test_five_hundred_finished_runs_are_listed_in_a_second(tmp_path, desk, runs)
 
 
 def test_the_end_waits_for_no_look_at_a_disk_that_is_silent(tmp_path, desk, monkeypatch):
-    monkeypatch.setattr(tasks, "_PATIENCE", 0.0)
+    monkeypatch.setattr(tasks, "_CLOSE_SECONDS", 0.0)
     path = write_run(tmp_path, "run", 10).path
     asked, answer = threading.Semaphore(0), threading.Event()
     monkeypatch.setattr(runs_module, "known_runs", lambda: asked.release() or (answer.wait() and []))

@@ -156,7 +156,7 @@ def test_what_is_to_be_done_in_order_waits_for_what_is_before_it(monkeypatch):
 
 
 def test_the_end_waits_for_what_is_kept_and_not_for_a_disk(stuck, monkeypatch):
-    monkeypatch.setattr(tasks_module, "_PATIENCE", 0.0)
+    monkeypatch.setattr(tasks_module, "_CLOSE_SECONDS", 0.0)
     tasks, *_ = stuck
     begun, done = threading.Event(), []
 

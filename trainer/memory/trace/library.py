@@ -222,7 +222,7 @@ def tracer(store: TapeStore) -> Callable[[Wish], None]:
 def prepare() -> None:
     """Import what traces, which takes seconds the first time; other threads that ask for it wait."""
     with _PREPARING, quick_imports():
-        pass
+        from trainer.memory.trace import other_phases, train_step  # noqa: F401
 
 
 def _is_large(subject: Subject) -> bool:

@@ -26,7 +26,7 @@ from trainer.memory.trace.cuda_kernels import (
     safe_softmax,
 )
 from trainer.memory.trace.memory_trace import Storage, StorageKind, Tape, Work, WorkKind
-from trainer.training.device.device import is_allocation, is_view
+from trainer.training.device.dispatched import is_allocation, is_view
 
 aten = torch.ops.aten
 

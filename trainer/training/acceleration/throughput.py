@@ -21,7 +21,7 @@ from trainer.adapter.attach import attach
 from trainer.base.encoding import TextConditioning
 from trainer.config.recipe import RecipeConfig
 from trainer.protocol.forecast import Operation, Rate, Timed
-from trainer.training.device.device import is_allocation, is_view
+from trainer.training.device.dispatched import is_allocation, is_view
 from trainer.training.objective import NoiseSchedule
 from trainer.training.step import MicroBatch, StepModels, training_step
 

@@ -10,7 +10,6 @@ from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
-from torch._ops import OpOverload
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from trainer import gpu
@@ -164,20 +163,3 @@ def _try_kernel(choice: AttentionChoice, device: torch.device, dtype: torch.dtyp
                 f'fit.attention = "{choice}" has no kernel on {device} for {str(dtype).removeprefix("torch.")}.',
                 "Remove fit.attention, so that one is chosen which works here.",
             ) from error
-
-
-aten = torch.ops.aten
-
-_ALLOCATIONS = {aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.new_empty_strided}
-# These return the memory they were given without saying so.
-_UNDECLARED_VIEWS = {aten._unsafe_view, aten._reshape_alias}
-
-
-def is_view(func: OpOverload) -> bool:
-    """Whether it only looks at memory in another way."""
-    return func.is_view or func.overloadpacket in _UNDECLARED_VIEWS
-
-
-def is_allocation(func: OpOverload) -> bool:
-    """Whether it only takes memory, which starts nothing on a card."""
-    return func.overloadpacket in _ALLOCATIONS
