@@ -315,12 +315,13 @@ def add_extras(extras: Sequence[str]) -> None:
 
 def requirements(extras: Iterable[str]) -> List[str]:
     """Return the requirements of Impasto and of some extras, as pyproject.toml names them."""
-    import tomllib  # since 3.11, which is sure only here
+    # tomllib alone takes seconds and gigabytes for some damaged files, which `read_toml` refuses at once.
+    from trainer.protocol.reading import read_toml
 
     try:
-        project = tomllib.loads(read_small(ROOT / "pyproject.toml"))["project"]
+        project = read_toml(ROOT / "pyproject.toml", "config")["project"]
         groups = [project["dependencies"], *(project["optional-dependencies"][extra] for extra in extras)]
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError):
         raise SetupError("pyproject.toml in this folder cannot be read", "Unpack Impasto again over it") from None
     return [line for group in groups for line in group]
 

@@ -6,8 +6,9 @@ import gc
 import logging
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,8 @@ import hypothesis
 import pytest
 
 if TYPE_CHECKING:
+    from argparse import ArgumentParser
+
     from trainer.dataset.decoders import Decoders
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -129,6 +132,24 @@ def shared_decoders(decoders: Decoders, monkeypatch: pytest.MonkeyPatch) -> None
     from trainer.dataset import decoders as module
 
     monkeypatch.setattr(module, "_started", lambda: nullcontext(decoders))
+
+
+@pytest.fixture(scope="session")
+def command_line() -> Callable[[], ArgumentParser]:
+    """Build the parser of the command line once: a new one for each command takes longer than most commands."""
+    from trainer import cli
+
+    return cache(cli._parser)
+
+
+@pytest.fixture
+def quick_commands(command_line: Callable[[], ArgumentParser], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Share the parser and time this CPU only briefly, in tests that start many commands in their own process."""
+    from trainer import cli
+    from trainer.memory import on_cpu
+
+    monkeypatch.setattr(cli, "_parser", command_line)
+    monkeypatch.setattr(on_cpu, "QUICK_SECONDS", 0.01)
 
 
 class Collector(logging.Handler):

@@ -29,6 +29,8 @@ from trainer.errors import EXIT_FAULT
 from trainer.protocol import places
 from trainer.protocol.queue import Queue
 
+pytestmark = pytest.mark.usefixtures("quick_commands")
+
 SECONDS = 30
 
 

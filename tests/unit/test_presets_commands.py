@@ -19,6 +19,8 @@ from trainer.config.presets.preset import Preset, dump_preset
 from trainer.config.recipe import RecipeConfig
 from trainer.files.assets import preset_path
 
+pytestmark = pytest.mark.usefixtures("quick_commands")
+
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

@@ -17,6 +17,8 @@ from trainer import cli
 from trainer.config.presets import exchange, picture
 from trainer.errors import JobError
 
+pytestmark = pytest.mark.usefixtures("quick_commands")
+
 GOOD = 'schema = 1\nname = "gouache"\n[base]\nfamily = "sdxl"\n[recipe]\nrank = 8\n'
 DIGITS = "ab" * 32
 FLAG = "\U0001f3f4\U000e0067\U000e0062\U000e0065\U000e006e\U000e0067\U000e007f"  # of England

@@ -356,8 +356,13 @@ def test_update_fetches_with_git_and_keeps_what_is_the_users(set_up, tmp_path):
     (clone.root / "trainer" / "__main__.py").write_text("print('edited')", encoding="utf-8")
     checkout.require("torch", "nowhere-to-be-found")
     subprocess.run([*git, str(checkout.root), "commit", "-q", "-a", "-m", "third"], check=True)
+    project = clone.root / "pyproject.toml"
+    sound = project.read_bytes()
+    project.write_text("[project", encoding="utf-8")  # ends the second rebuild, which takes seconds, at its start
     refused = clone.start("--cpu", "update")
     assert "Files of Impasto were edited here, so git fetches nothing." in refused.stdout
+    assert "pyproject.toml in this folder cannot be read" in refused.stdout
+    project.write_bytes(sound)
     assert clone.start("doctor").stdout == "edited\n"
 
 

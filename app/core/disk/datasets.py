@@ -300,6 +300,8 @@ class Datasets:
             self.opened.emit(Opened(dataset.root, sum(map(len, dataset.ids.values()))))
         self._size_more(dataset)
         self.looked.emit(dataset.root)
+        if dataset.whole:  # asked for while this look ran, which may have passed what has changed since
+            self._look(dataset, {})
 
     def _failed(self, dataset: _Dataset, fault: BaseException) -> None:
         dataset.looking = False

@@ -40,6 +40,24 @@ def test_a_picture_that_is_being_moved_away_is_not_found_again_before_that_is_ov
     assert opened.names() == ["1.png", "2.png"] and opened["1.png"].id == going.id
 
 
+def test_a_thorough_look_requested_during_another_runs_after_it(
+    opened: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    picture(tmp_path / "1.png")
+    opened.open(tmp_path)
+    look = looking.Looker.look
+
+    def look_and_be_asked(*arguments: Any) -> None:
+        look(*arguments)
+        monkeypatch.undo()
+        picture(tmp_path / "2.png")  # as by a copy that ends when the running look has passed the folder
+        opened.desk.post(lambda: opened.datasets.refresh(whole=True))
+
+    monkeypatch.setattr(looking.Looker, "look", look_and_be_asked)
+    opened.look()
+    assert opened.names() == ["1.png", "2.png"]
+
+
 def test_what_other_programs_do_appears_by_itself(opened: Open, tmp_path: Path) -> None:
     for name in ("1.png", "2.png", "3.png"):
         picture(tmp_path / name)
