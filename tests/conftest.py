@@ -146,7 +146,7 @@ def command_line() -> Callable[[], ArgumentParser]:
 def quick_commands(command_line: Callable[[], ArgumentParser], monkeypatch: pytest.MonkeyPatch) -> None:
     """Share the parser and time this CPU only briefly, in tests that start many commands in their own process."""
     from trainer import cli
-    from trainer.memory import on_cpu
+    from trainer.memory.planner import on_cpu
 
     monkeypatch.setattr(cli, "_parser", command_line)
     monkeypatch.setattr(on_cpu, "QUICK_SECONDS", 0.01)

@@ -45,7 +45,7 @@ def test_a_thorough_look_requested_during_another_runs_after_it(
 ) -> None:
     picture(tmp_path / "1.png")
     opened.open(tmp_path)
-    look = looking.Looker.look
+    look = scanner.Looker.look
 
     def look_and_be_asked(*arguments: Any) -> None:
         look(*arguments)
@@ -53,7 +53,7 @@ def test_a_thorough_look_requested_during_another_runs_after_it(
         picture(tmp_path / "2.png")  # as by a copy that ends when the running look has passed the folder
         opened.desk.post(lambda: opened.datasets.refresh(whole=True))
 
-    monkeypatch.setattr(looking.Looker, "look", look_and_be_asked)
+    monkeypatch.setattr(scanner.Looker, "look", look_and_be_asked)
     opened.look()
     assert opened.names() == ["1.png", "2.png"]
 
