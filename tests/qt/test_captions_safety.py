@@ -19,8 +19,8 @@ from app.qt.pictures.captions.recovered import RecoveredDialog
 from app.qt.pictures.captions.restore import RestoreDialog
 from app.qt.window import Window
 from tests.qt.test_captions import CAPTIONS, captions, editor, english, folder, on_disk, select, window
-from tests.qt.test_screens import nameless
 from tests.support.app_world import DISK_FULL, FAULTS, READ_ONLY
+from tests.support.screens import nameless
 
 __all__ = ["editor", "english", "folder", "window"]
 
