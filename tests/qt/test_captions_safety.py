@@ -17,8 +17,8 @@ from app.core.library import Change
 from app.qt.pictures.captions.recovery_dialogs import ConflictsDialog, RecoveredDialog, RestoreDialog
 from app.qt.window import Window
 from tests.qt.test_captions import CAPTIONS, captions, editor, english, folder, on_disk, select, window
-from tests.qt.test_screens import nameless
 from tests.support.app_world import DISK_FULL, FAULTS, READ_ONLY
+from tests.support.screens import nameless
 
 __all__ = ["editor", "english", "folder", "window"]
 

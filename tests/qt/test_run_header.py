@@ -72,18 +72,26 @@ def engine(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
         engine.kill()
 
 
-def test_a_real_engine_is_asked_for_previews_saving_and_a_pause_and_goes_on(qtbot, session, header, engine, tmp_path):
+def test_a_real_engine_is_asked_for_previews_saving_and_by_two_windows_for_a_pause(
+    qtbot, session, another_session, header, engine, tmp_path
+):
     folder = tmp_path / "job ü" / "runs" / "asked"
     qtbot.waitUntil(lambda: (folder / "run.json").is_file() or engine.poll() is not None)
     assert engine.poll() is None, engine.stderr.read()
-    run = session.runs.open(folder)
-    header.show_run(run)
-    said: list[str] = []
-    header.said.connect(said.append)
+    beside = RunHeader(another_session, Commands())
+    qtbot.addWidget(beside)
+    beside.show()
+    run, same_run = session.runs.open(folder), another_session.runs.open(folder)
+    said, said_beside = list[str](), list[str]()
+    for one, its_run, heard in ((header, run, said), (beside, same_run, said_beside)):
+        one.show_run(its_run)
+        one.said.connect(heard.append)
+        one.told.connect(lambda words, *_, heard=heard: heard.append(words))
 
     def until(reached: Callable[[], object]) -> None:
         def looked() -> bool:
             run.read()
+            same_run.read()
             return bool(reached())
 
         qtbot.waitUntil(looked)
@@ -103,49 +111,19 @@ def test_a_real_engine_is_asked_for_previews_saving_and_a_pause_and_goes_on(qtbo
     assert "pictures/s" in header.facts.text()
     assert "on the processor" in header.facts.text()
 
+    until(lambda: all("pause" in usable(one) for one in (header, beside)))
+    said.clear()
+    said_beside.clear()
     qtbot.mouseClick(header.buttons["runs.pause"], Qt.MouseButton.LeftButton)
     assert usable(header) <= {"withdraw"}, "it may be withdrawn until the engine has read it"
-    until(lambda: run.summary.state == "paused" and len(said) == 3)
-    assert said[2] == "asked is paused, and the memory that it used is free."
-    qtbot.waitUntil(lambda: engine.poll() is not None)
-    assert engine.returncode == 75
-    look(qtbot, run)
-    assert header.state.text() == "Paused"
-    assert usable(header) == {"resume"}
-    assert not header.phases.bars["train"].current
-
-
-def test_two_windows_on_one_run_show_the_same_and_may_both_ask_for_a_pause(
-    qtbot, session, another_session, header, engine, tmp_path
-):
-    folder = tmp_path / "job ü" / "runs" / "asked"
-    qtbot.waitUntil(lambda: (folder / "run.json").is_file() or engine.poll() is not None)
-    beside = RunHeader(another_session, Commands())
-    qtbot.addWidget(beside)
-    beside.show()
-    windows = [(header, session.runs.open(folder)), (beside, another_session.runs.open(folder))]
-    said: list[str] = []
-    for one, run in windows:
-        one.show_run(run)
-        one.said.connect(said.append)
-        one.told.connect(lambda words, *_: said.append(words))
-
-    def until(reached: Callable[[RunHeader], object]) -> None:
-        def looked() -> bool:
-            for _, run in windows:
-                run.read()
-            return all(reached(one) for one, _ in windows)
-
-        qtbot.waitUntil(looked)
-
-    until(lambda one: "pause" in usable(one))
-    for one, _ in windows:
-        qtbot.mouseClick(one.buttons["runs.pause"], Qt.MouseButton.LeftButton)
+    qtbot.mouseClick(beside.buttons["runs.pause"], Qt.MouseButton.LeftButton)
     qtbot.waitUntil(lambda: engine.poll() is not None)
     assert engine.returncode == 75, engine.stderr.read()
-    until(lambda one: one.state.text() == "Paused" and usable(one) == {"resume"})
+    until(lambda: all(one.state.text() == "Paused" and usable(one) == {"resume"} for one in (header, beside)))
+    until(lambda: said and said_beside)
+    assert said == said_beside == ["asked is paused, and the memory that it used is free."]
     assert header.facts.text() == beside.facts.text()
-    assert said == ["asked is paused, and the memory that it used is free."] * 2
+    assert not header.phases.bars["train"].current
 
 
 def test_what_can_be_asked_follows_how_the_run_stands(qtbot, session, header, tmp_path):

@@ -1,58 +1,94 @@
-"""Every page and dialog in every look and size, as pictures for people to look at; and a walk over all that takes keys.
+"""Every page and dialog as images for people to look at, and the names of all widgets that take the keyboard.
 
-IMPASTO_SCREENS=FOLDER keeps the pictures; else they lie in pytest's temporary folder. tests/support/screens.py says how
-a room adds its screens.
+IMPASTO_SCREENS=FOLDER keeps the images, in every look and size; else they are in pytest's temporary folder.
+tests/support/screens.py says how a page adds its screens.
 """
 
 import importlib
+import json
 import os
 import pkgutil
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 from PIL import Image
-from PySide6.QtCore import Qt
-from PySide6.QtGui import QAccessible, QAccessibleInterface
-from PySide6.QtWidgets import QAbstractSpinBox, QApplication, QComboBox, QDialog, QLabel, QWidget
+from PySide6.QtWidgets import QComboBox, QDialog, QWidget
 
 import app.qt
-from app.qt.window import Window
-from tests.support.screens import LOOKS, SCREENS, SIZE, open_demo, showing
+from tests.support.screens import LOOKS, SCREENS, SIZE, nameless
 
 ROOT = Path(__file__).resolve().parents[2]
 
+# Where people want to look at the images: then all are made, in every look and size, as with --all.
+KEPT = os.environ.get("IMPASTO_SCREENS")
+OTHER_SIZES = [pytest.param(percent, marks=() if KEPT else pytest.mark.slow) for percent in (150, 200)]
+# Screens with the most text and the most widgets, where a larger size changes most.
+DENSE = ("pictures", "health", "preferences", "runs-charts", "train-settings", "presets-edit")
+# What Qt says of a window without a screen.
+OFFSCREEN = "This plugin does not support"
 
-# Every look at one size and every size in one look; all of both where pictures are made for people to look at.
-ALL = "IMPASTO_SCREENS" in os.environ
 
-
-@pytest.mark.parametrize(
-    ("percent", "looks"), [(100, LOOKS), (150, LOOKS if ALL else ("dark",)), (200, LOOKS if ALL else ("contrast",))]
-)
-def test_every_screen_in_every_look_and_size(percent, looks, tmp_path):
-    folder = Path(os.environ.get("IMPASTO_SCREENS") or tmp_path / "screens")
+def draw(folder: Path, percent: int, *words: str) -> None:
+    """Save screens as images, in a process of its own; fail on anything that Qt, a slot or a log reports there."""
     environment = {**os.environ, "QT_SCALE_FACTOR": str(percent / 100)}
-    command = [sys.executable, "-m", "tests.support.screens", str(folder), *looks]
+    for name in ("IMPASTO_HOME", "IMPASTO_CACHE"):
+        environment.pop(name, None)  # it has folders of its own
+    command = [sys.executable, "-m", "tests.support.screens", str(folder), *words]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, encoding="utf-8", check=False)
     assert done.returncode == 0, done.stderr
-    for name in SCREENS:
-        pictures = [Image.open(folder / f"{name}-{look}-{percent}.png") for look in looks]
-        counts = [colours(picture) for picture in pictures]
+    assert [line for line in done.stderr.splitlines() if not line.startswith(OFFSCREEN)] == []
+
+
+def check(folder: Path, percent: int, looks: Sequence[str], names: Iterable[str]) -> None:
+    """Check that each screen shows something, and something else in each look."""
+    for name in names:
+        images = [Image.open(folder / f"{name}-{look}-{percent}.png") for look in looks]
+        counts = [colors(image) for image in images]
         assert all(len(count) > 8 for count in counts), f"{name} shows next to nothing"
-        grounds = {max(count)[1] for count in counts}
-        assert len(grounds) == len(looks), f"{name} looks the same in other colours"
+        backgrounds = {max(count)[1] for count in counts}
+        assert len(backgrounds) == len(looks), f"{name} looks the same in other colors"
         if name == "pictures":
-            assert pictures[0].size == tuple(side * percent // 100 for side in SIZE)
+            assert images[0].size == tuple(side * percent // 100 for side in SIZE)
 
 
-def colours(look):
-    """How often each colour is among every fourth pixel of every fourth line: all of them would take minutes."""
-    width, height = look.size
-    few = look.convert("RGB").resize((width // 4, height // 4), Image.Resampling.NEAREST)
+@pytest.fixture(scope="module")
+def looks(request: pytest.FixtureRequest) -> Sequence[str]:
+    """Light and dark, and high contrast where every image is made."""
+    return LOOKS if KEPT or request.config.getoption("all") else LOOKS[:2]
+
+
+@pytest.fixture(scope="module")
+def drawn(looks: Sequence[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Draw every screen at its usual size, once for all tests of this file."""
+    folder = Path(KEPT or tmp_path_factory.mktemp("screens"))
+    draw(folder, 100, *looks)
+    return folder
+
+
+def test_every_screen_in_light_and_dark(drawn, looks):
+    check(drawn, 100, looks, SCREENS)
+
+
+def test_dense_screens_in_high_contrast_at_twice_the_size(tmp_path):
+    draw(tmp_path, 200, "contrast", *DENSE)
+    check(tmp_path, 200, ["contrast"], DENSE)
+
+
+@pytest.mark.parametrize("percent", OTHER_SIZES)
+def test_every_screen_in_every_look_and_larger(percent, tmp_path):
+    folder = Path(KEPT or tmp_path)
+    draw(folder, percent)
+    check(folder, percent, LOOKS, SCREENS)
+
+
+def colors(image):
+    """Count the colors of every fourth pixel of every fourth line: all of them would take minutes."""
+    width, height = image.size
+    few = image.convert("RGB").resize((width // 4, height // 4), Image.Resampling.NEAREST)
     return few.getcolors(few.width * few.height)
 
 
@@ -74,39 +110,9 @@ def test_every_dialog_has_its_screen():
     assert missing == []
 
 
-def name_of(widget: QWidget) -> str:
-    """What a screen reader calls a widget."""
-    interface: QAccessibleInterface = QAccessible.queryAccessibleInterface(widget)
-    return interface.text(QAccessible.Text.Name) if interface else ""
-
-
-def nameless(top: QWidget) -> list[str]:
-    """The widgets that take the keyboard and have no name; a box's current value is no name of it."""
-    buddies = {label.buddy() for label in top.findChildren(QLabel) if label.buddy()}
-    found = []
-    for widget in (top, *top.findChildren(QWidget)):
-        inner = isinstance(widget.parent(), QAbstractSpinBox | QComboBox) or widget.focusProxy() is not None
-        if not widget.isVisibleTo(top) or inner or not widget.focusPolicy() & Qt.FocusPolicy.TabFocus:
-            continue
-        valued = isinstance(widget, QComboBox | QAbstractSpinBox)
-        named = bool(widget.accessibleName()) or widget in buddies if valued else bool(name_of(widget).strip())
-        if not named:
-            found.append(f"{type(widget).__name__} {widget.objectName()!r} in {type(widget.parent()).__name__}")
-    return found
-
-
-def test_whatever_takes_the_keyboard_has_a_name(session, qtbot, tmp_path):
-    window = Window(session)
-    qtbot.addWidget(window)
-    window.resize(*SIZE)
-    window.show()
-    application = QApplication.instance()
-    open_demo(application, window, tmp_path / "demo")
-    found = {}
-    for name, show in SCREENS.items():
-        session.view.select(session.view.ids[:1], session.view.ids[0])
-        with showing(application, show, window) as shown:
-            found[name] = nameless(shown)
+def test_whatever_takes_the_keyboard_has_a_name(drawn):
+    found = json.loads((drawn / "nameless.json").read_text(encoding="utf-8"))
+    assert found.keys() == SCREENS.keys()
     assert {name: widgets for name, widgets in found.items() if widgets} == {}
 
 

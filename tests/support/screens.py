@@ -10,11 +10,13 @@ returns the widget to photograph. A room adds its own:
 
 A room's own module beside this one, `screens_ROOM.py`, is found by its name. One process has one size of everything
 (QT_SCALE_FACTOR); it saves NAME-LOOK-PERCENT.png for each look. Words after FOLDER choose only those looks and screens.
+nameless.json lists the widgets of each screen that take the keyboard and have no name for screen readers.
 """
 
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import shutil
 import sys
@@ -23,8 +25,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from PySide6.QtCore import QDeadlineTimer, QEvent, QEventLoop, QTimer
-from PySide6.QtWidgets import QApplication, QWidget
+from PySide6.QtCore import QDeadlineTimer, QEvent, QEventLoop, Qt, QTimer
+from PySide6.QtGui import QAccessible, QAccessibleInterface
+from PySide6.QtWidgets import QAbstractSpinBox, QApplication, QComboBox, QLabel, QWidget
 
 from app.core.session import Session
 from app.qt.actions.palette import CommandPalette, KeySheet
@@ -235,16 +238,42 @@ def main(folder: Path, chosen: Sequence[str] = ()) -> None:
     application = QApplication([])
     speak(application, "en")
     theme = Theme(application)
+    found: dict[str, list[str]] = {}
     with tempfile.TemporaryDirectory() as place, a_window(Path(place)) as window:
         open_demo(application, window, Path(place) / "demo")
+        view = window.session.view
         for look in looks:
             theme.choose(look)
             for name, show in SCREENS.items():
                 if names and not name.startswith(names):
                     continue
+                view.select(view.ids[:1], view.ids[0])
                 with showing(application, show, window) as shown:
+                    found[name] = nameless(shown)
                     # Packed as quickly as PNG can be: packing well takes longer than drawing.
                     shown.grab().save(str(folder / f"{name}-{look}-{percent}.png"), quality=90)
+    (folder / "nameless.json").write_text(json.dumps(found), encoding="utf-8")
+
+
+def name_of(widget: QWidget) -> str:
+    """Return the name of a widget for screen readers."""
+    interface: QAccessibleInterface = QAccessible.queryAccessibleInterface(widget)
+    return interface.text(QAccessible.Text.Name) if interface else ""
+
+
+def nameless(top: QWidget) -> list[str]:
+    """Return the widgets that take the keyboard and have no name; the current value of a box is no name of it."""
+    buddies = {label.buddy() for label in top.findChildren(QLabel) if label.buddy()}
+    found = []
+    for widget in (top, *top.findChildren(QWidget)):
+        inner = isinstance(widget.parent(), QAbstractSpinBox | QComboBox) or widget.focusProxy() is not None
+        if not widget.isVisibleTo(top) or inner or not widget.focusPolicy() & Qt.FocusPolicy.TabFocus:
+            continue
+        valued = isinstance(widget, QComboBox | QAbstractSpinBox)
+        named = bool(widget.accessibleName()) or widget in buddies if valued else bool(name_of(widget).strip())
+        if not named:
+            found.append(f"{type(widget).__name__} {widget.objectName()!r} in {type(widget.parent()).__name__}")
+    return found
 
 
 @contextmanager

@@ -22,6 +22,13 @@ from trainer.memory.trace.workload import library_versions
 
 GOLDEN = json.loads(peaks.FILE.read_text(encoding="utf-8"))
 EVERY = [(family, gigabytes) for family in FAMILIES for gigabytes in GIGABYTES]
+# Systems differ in the GPU memory that is free and in the allocator's settings: one GPU of each family shows that.
+ROWS = [
+    pytest.param(
+        row, id=row.name, marks=pytest.mark.slow if row.system == "Linux" and row.gigabytes > GIGABYTES[0] else ()
+    )
+    for row in peaks.preset_rows()
+]
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +57,7 @@ def test_a_preset_is_what_the_planner_finds(family: Family, gigabytes: int, trac
     )
 
 
-@pytest.mark.parametrize("row", peaks.preset_rows(), ids=lambda row: row.name)
+@pytest.mark.parametrize("row", ROWS)
 def test_a_preset_fits_its_card_with_margin_and_takes_what_it_took(row: peaks.Golden, traces: Traces) -> None:
     situation = row.question.situation
     assert situation.margin > 0
