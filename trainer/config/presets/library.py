@@ -329,8 +329,6 @@ if TYPE_CHECKING:
 
 def preset_with_recipe(name: str, family: Family | None) -> Preset:
     """Return a preset for bases of `family`, by its name or file; raises JobError when it has no recipe."""
-    from trainer.config.presets.library import find_preset
-
     preset = find_preset(name, family).preset
     if preset.recipe is None:
         sentence = f'The preset "{preset.name}" holds a fit and no recipe.'
